@@ -1,0 +1,216 @@
+"""`Cluster`, `Device`, `Link`: what was measured, or declared by a person; the file `hepti-cluster/1`.
+
+Inside, units are bytes, seconds and FLOP; the file has the units that people use (GiB, Mbps, µs, GFLOP/s).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from solver.errors import HeptiError
+
+FORMAT = "hepti-cluster/1"
+GIB = 2**30
+# Beyond these a number is a slip of the pen (a wrong unit, a lost digit), not a board or a network.
+LIMITS = {
+    "gflops": (1e-3, 1e6),
+    "memory_gib": (1e-3, 1e5),
+    "bandwidth_mbps": (1e-3, 1e7),
+    "latency_us": (0.0, 1e8),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One board: its sustained float32 speed and the memory free for weights and activations."""
+
+    name: str
+    compute_flop_per_s: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What one device can send to another, each way."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Devices in rank order, the network that joins them, and the pairs that differ from it."""
+
+    devices: tuple[Device, ...]
+    network: Link
+    links: Mapping[frozenset[str], Link] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Device names in rank order."""
+        return tuple(device.name for device in self.devices)
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hex digits of everything a plan depends on."""
+        return hashlib.sha256(json.dumps(_to_toml(self), sort_keys=True).encode()).hexdigest()[:12]
+
+    def link(self, one: int, other: int) -> Link:
+        """Return the link between two ranks."""
+        pair = frozenset((self.devices[one].name, self.devices[other].name))
+        return self.links.get(pair, self.network)
+
+    def first(self, ranks: int, source: str) -> Cluster:
+        """Return the cluster of the first `ranks` devices; `source` names the file in the error."""
+        if ranks > len(self.devices):
+            raise HeptiError(
+                f"{source} has {len(self.devices)} devices, the job has {ranks} ranks: "
+                f"start {len(self.devices)} ranks or add devices"
+            )
+        return Cluster(self.devices[:ranks], self.network, self.links)
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read a cluster file, short or long form.
+
+    Raises
+    ------
+    HeptiError
+        If the file is missing, is not TOML, or a value in it is missing, unknown or absurd.
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise HeptiError(f"cannot read cluster file {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise HeptiError(f"{path} is not TOML: {error}") from error
+    try:
+        return _from_toml(table)
+    except HeptiError as error:
+        raise HeptiError(f"{path}: {error}") from error
+
+
+def write_cluster(cluster: Cluster, path: Path) -> None:
+    """Write a cluster file that `read_cluster` reads back to the same cluster."""
+    path.write_text(tomli_w.dumps(_to_toml(cluster)))
+
+
+def _from_toml(table: dict[str, Any]) -> Cluster:
+    _check_keys(table, "the file", required=("format", "device", "network"), optional=("link",))
+    if table["format"] != FORMAT:
+        raise HeptiError(f"format is {table['format']!r}, this version reads {FORMAT!r}")
+    devices = tuple(_device(entry, number) for number, entry in enumerate(_tables(table, "device"), start=1))
+    if not devices:
+        raise HeptiError("there is no [[device]]")
+    twice = [name for name, count in Counter(device.name for device in devices).items() if count > 1]
+    if twice:
+        raise HeptiError(f"two devices are called {twice[0]}: give each its own name")
+    network = table["network"]
+    if not isinstance(network, dict):
+        raise HeptiError("[network] must be a table with bandwidth_mbps and latency_us")
+    _check_keys(network, "[network]", required=("bandwidth_mbps",), optional=("latency_us",))
+    default = _link(network, "[network]", default_latency_us=200.0)
+    names = {device.name for device in devices}
+    links = {}
+    for entry in _tables(table, "link"):
+        _check_keys(entry, "[[link]]", required=("between",), optional=("bandwidth_mbps", "latency_us"))
+        pair = entry["between"]
+        where = f"[[link]] between {pair}"
+        if not isinstance(pair, list) or len(pair) != 2 or pair[0] == pair[1]:
+            raise HeptiError(f"{where}: name two different devices")
+        for name in pair:
+            if name not in names:
+                raise HeptiError(f"{where}: there is no device {name!r}{_did_you_mean(str(name), names)}")
+        if frozenset(pair) in links:
+            raise HeptiError(f"{where} is given twice")
+        merged = {"bandwidth_mbps": network["bandwidth_mbps"], **entry}
+        links[frozenset(pair)] = _link(merged, where, default_latency_us=default.latency_s * 1e6)
+    return Cluster(devices, default, links)
+
+
+def _device(entry: dict[str, Any], number: int) -> Device:
+    name = entry.get("name")
+    where = f"device {name}" if isinstance(name, str) else f"device number {number}"
+    _check_keys(entry, where, required=("name", "gflops", "memory_gib"), optional=())
+    if not isinstance(name, str) or not name or any(letter.isspace() for letter in name):
+        raise HeptiError(f"{where}: name must be one word")
+    return Device(
+        name=name,
+        compute_flop_per_s=_number(entry, "gflops", where) * 1e9,
+        memory_bytes=round(_number(entry, "memory_gib", where) * GIB),
+    )
+
+
+def _link(entry: dict[str, Any], where: str, default_latency_us: float) -> Link:
+    latency_us = _number({"latency_us": default_latency_us, **entry}, "latency_us", where)
+    return Link(_number(entry, "bandwidth_mbps", where) * 1e6 / 8, latency_us / 1e6)
+
+
+def _number(entry: dict[str, Any], key: str, where: str) -> float:
+    value, (low, high) = entry[key], LIMITS[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise HeptiError(f"{where}: {key} is {value!r}, must be a number")
+    if not low <= value <= high:
+        raise HeptiError(f"{where}: {key} is {value:g}, must be between {low:g} and {high:g}")
+    return float(value)
+
+
+def _tables(table: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    entries = table.get(key, [])
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise HeptiError(f"write each {key} as a table of its own: [[{key}]]")
+    return entries
+
+
+def _check_keys(entry: Mapping[str, Any], where: str, required: tuple[str, ...], optional: tuple[str, ...]) -> None:
+    for key in required:
+        if key not in entry:
+            raise HeptiError(f"{where} has no {key}")
+    known = required + optional
+    for key in entry:
+        if key not in known:
+            raise HeptiError(f"{where}: unknown key {key!r}{_did_you_mean(key, known)}")
+
+
+def _did_you_mean(word: str, known: Any) -> str:
+    near = get_close_matches(word, sorted(known), n=1)
+    return f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(sorted(known))})"
+
+
+def _to_toml(cluster: Cluster) -> dict[str, Any]:
+    table: dict[str, Any] = {
+        "format": FORMAT,
+        "device": [
+            {
+                "name": device.name,
+                "gflops": device.compute_flop_per_s / 1e9,
+                "memory_gib": device.memory_bytes / GIB,
+            }
+            for device in cluster.devices
+        ],
+        "network": _link_to_toml(cluster.network),
+    }
+    if cluster.links:
+        table["link"] = [
+            {"between": sorted(pair), **_link_to_toml(link)}
+            for pair, link in sorted(cluster.links.items(), key=lambda item: sorted(item[0]))
+        ]
+    return table
+
+
+def _link_to_toml(link: Link) -> dict[str, float]:
+    return {
+        "bandwidth_mbps": link.bandwidth_bytes_per_s * 8 / 1e6,
+        "latency_us": link.latency_s * 1e6,
+    }

@@ -1,0 +1,237 @@
+"""`ModelSpec`: everything about a model but its numbers, and the tensors that follow from it.
+
+Letters as in `hepti_mpi`: S rows, H hidden, F feed-forward width, A heads, d head width, L layers, p ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+from solver.errors import HeptiError
+
+ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
+POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "lasttoken")
+RESAMPLINGS = ("bilinear", "bicubic", "lanczos", "nearest")
+
+
+@dataclass(frozen=True, slots=True)
+class TextInput:
+    """How token ids become rows: word + position (+ token type 0), then a norm."""
+
+    vocab: int
+    positions: int  # the longest input, in rows
+    max_rows: int  # texts are cut to this many rows; at most `positions`
+    token_types: int = 0  # 0: the model has no token-type embedding
+    bos_rows: int = 1  # special tokens in front of a text, [CLS]
+    eos_rows: int = 1  # and behind it, [SEP]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageInput:
+    """How an image becomes rows: class tokens, then one row a patch, plus positions."""
+
+    height: int  # pixels after resizing and cropping
+    width: int
+    patch: int
+    channels: int = 3
+    prefix: int = 1  # learned rows in front: [CLS], and DeiT's distillation token
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    rescale: float = 1 / 255
+    resize: tuple[int, int] | None = None  # pixels before the crop; None: straight to height × width
+    resample: str = "bilinear"
+
+    @property
+    def rows(self) -> int:
+        """Rows of one image."""
+        return self.prefix + (self.height // self.patch) * (self.width // self.patch)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """Everything about a model but its numbers; all families are rows of this table."""
+
+    name: str
+    hidden: int  # H
+    ffn: int  # F
+    heads: int  # A
+    layers: int  # L
+    input: TextInput | ImageInput
+    norm: str = "post"  # post: BERT, RoBERTa, DistilBERT; pre: ViT, DeiT
+    norm_eps: float = 1e-12
+    activation: str = "gelu"
+    embedding_norm: bool = True  # after the embeddings
+    final_norm: bool = False  # after the last layer
+    pooling: str = "cls"  # which vector of a request the head reads
+    dense: str = ""  # activation of the dense layer behind the pooling; "": there is none
+    dense_width: int = 0  # its outputs, where there is one
+    normalize: bool = False  # embeddings of length one
+    labels: tuple[str, ...] = ()  # classifier outputs; (): no classifier
+    classifier_rows: int = 1  # rows that the classifier reads, side by side (DeiT with teacher: 2)
+
+    def __post_init__(self) -> None:
+        for field in ("hidden", "ffn", "heads", "layers"):
+            if getattr(self, field) < 1:
+                raise HeptiError(f"model {self.name}: {field} is {getattr(self, field)}, must be at least 1")
+        if self.hidden % self.heads:
+            raise HeptiError(f"model {self.name}: hidden {self.hidden} is not a multiple of heads {self.heads}")
+        choices = (
+            ("norm", self.norm, ("post", "pre")),
+            ("activation", self.activation, ACTIVATIONS),
+            ("pooling", self.pooling, POOLINGS),
+            ("dense", self.dense, ("", "identity", *ACTIVATIONS)),
+        )
+        for field, value, allowed in choices:
+            if value not in allowed:
+                raise HeptiError(f"model {self.name}: {field} {value!r} is not one of {', '.join(allowed)}")
+
+    @property
+    def head_dim(self) -> int:
+        """Head width d."""
+        return self.hidden // self.heads
+
+    @property
+    def max_positions(self) -> int:
+        """The longest input, in rows."""
+        return self.input.positions if isinstance(self.input, TextInput) else self.input.rows
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hex digits of what a plan depends on: the shape of the layers."""
+        shape = (self.hidden, self.ffn, self.heads, self.layers)
+        return hashlib.sha256(repr(shape).encode()).hexdigest()[:12]
+
+    def to_json(self) -> str:
+        """Write as JSON."""
+        kind = "text" if isinstance(self.input, TextInput) else "image"
+        return json.dumps({**dataclasses.asdict(self), "input": {"kind": kind, **dataclasses.asdict(self.input)}})
+
+    @classmethod
+    def from_json(cls, text: str) -> ModelSpec:
+        """Read what `to_json` wrote."""
+        try:
+            fields = _tuples(json.loads(text))
+            source = fields.pop("input")
+            kind: type[TextInput | ImageInput] = {"text": TextInput, "image": ImageInput}[source.pop("kind")]
+            return cls(input=kind(**source), **fields)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise HeptiError(f"model description is damaged or of a newer version: {error}") from error
+
+
+def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return every tensor of a model, in file order, with its shape.
+
+    Matrices lie so that the axis that ranks share out is the first: query, key, value and up as [out, in]
+    (y = x Wᵀ), the attention output and down as [in, out] (y = x W).
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    source, H, F = spec.input, spec.hidden, spec.ffn
+    if isinstance(source, TextInput):
+        shapes["embeddings/word"] = (source.vocab, H)
+        shapes["embeddings/position"] = (source.positions, H)
+        if source.token_types:
+            shapes["embeddings/type"] = (source.token_types, H)
+    else:
+        shapes["embeddings/patch/weight"] = (H, source.channels * source.patch**2)
+        shapes["embeddings/patch/bias"] = (H,)
+        shapes["embeddings/prefix"] = (source.prefix, H)
+        shapes["embeddings/position"] = (source.rows, H)
+    if spec.embedding_norm:
+        shapes |= _norm("embeddings/norm", H)
+    for layer in range(spec.layers):
+        shapes |= {f"layers/{layer}/{name}": shape for name, shape in layer_tensor_shapes(H, F).items()}
+    if spec.final_norm:
+        shapes |= _norm("final_norm", H)
+    if spec.dense:
+        shapes |= {"dense/weight": (spec.dense_width, H), "dense/bias": (spec.dense_width,)}
+    if spec.labels:
+        width = (spec.dense_width if spec.dense else H) * spec.classifier_rows
+        shapes |= {"classifier/weight": (len(spec.labels), width), "classifier/bias": (len(spec.labels),)}
+    return shapes
+
+
+def layer_tensor_shapes(H: int, F: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of one layer with their shapes."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in ("query", "key", "value"):
+        shapes |= {f"attention/{name}/weight": (H, H), f"attention/{name}/bias": (H,)}
+    shapes |= {"attention/output/weight": (H, H), "attention/output/bias": (H,)}
+    shapes |= _norm("attention/norm", H)
+    shapes |= {"mlp/up/weight": (F, H), "mlp/up/bias": (F,)}
+    shapes |= {"mlp/down/weight": (F, H), "mlp/down/bias": (H,)}
+    shapes |= _norm("mlp/norm", H)
+    return shapes
+
+
+def named_model(name: str, layers: int | None = None) -> ModelSpec:
+    """Return the spec of a well-known architecture, with another layer count if asked.
+
+    Raises
+    ------
+    HeptiError
+        If the name is unknown.
+    """
+    if name not in NAMED_MODELS:
+        near = get_close_matches(name, NAMED_MODELS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(NAMED_MODELS))}"
+        raise HeptiError(f"unknown model {name}: {hint}")
+    spec = NAMED_MODELS[name]
+    return replace(spec, layers=layers) if layers is not None else spec
+
+
+def _norm(prefix: str, width: int) -> dict[str, tuple[int, ...]]:
+    return {f"{prefix}/weight": (width,), f"{prefix}/bias": (width,)}
+
+
+def _tuples(value: Any) -> Any:
+    """Turn JSON's lists back into tuples."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(value) if isinstance(value, list) else value
+
+
+_BERT_TEXT = TextInput(vocab=30522, positions=512, max_rows=512, token_types=2)
+_VIT_IMAGE = ImageInput(height=224, width=224, patch=16)
+
+
+def _bert(name: str, hidden: int, layers: int) -> ModelSpec:
+    return ModelSpec(
+        name, hidden, 4 * hidden, hidden // 64, layers, input=_BERT_TEXT, dense="tanh", dense_width=hidden
+    )
+
+
+def _roberta(name: str, hidden: int, layers: int) -> ModelSpec:
+    source = TextInput(vocab=50265, positions=512, max_rows=512, token_types=1)
+    return ModelSpec(
+        name, hidden, 4 * hidden, hidden // 64, layers, input=source, norm_eps=1e-5, dense="tanh", dense_width=hidden
+    )
+
+
+def _vit(name: str, hidden: int, layers: int) -> ModelSpec:
+    return ModelSpec(
+        name, hidden, 4 * hidden, hidden // 64, layers, input=_VIT_IMAGE, norm="pre", norm_eps=1e-12,
+        embedding_norm=False, final_norm=True, dense="tanh", dense_width=hidden,
+    )  # fmt: skip
+
+
+# Published architectures at their real sizes.
+NAMED_MODELS = {
+    spec.name: spec
+    for spec in (
+        _bert("bert-base", 768, 12),
+        _bert("bert-large", 1024, 24),
+        _roberta("roberta-base", 768, 12),
+        _roberta("roberta-large", 1024, 24),
+        ModelSpec("distilbert", 768, 3072, 12, 6, input=replace(_BERT_TEXT, token_types=0)),
+        ModelSpec(
+            "minilm-l6", 384, 1536, 12, 6, input=replace(_BERT_TEXT, max_rows=256), pooling="mean", normalize=True
+        ),
+        _vit("vit-base", 768, 12),
+        _vit("vit-large", 1024, 24),
+    )
+}
