@@ -200,9 +200,7 @@ _VIT_IMAGE = ImageInput(height=224, width=224, patch=16)
 
 
 def _bert(name: str, hidden: int, layers: int) -> ModelSpec:
-    return ModelSpec(
-        name, hidden, 4 * hidden, hidden // 64, layers, input=_BERT_TEXT, dense="tanh", dense_width=hidden
-    )
+    return ModelSpec(name, hidden, 4 * hidden, hidden // 64, layers, input=_BERT_TEXT, dense="tanh", dense_width=hidden)
 
 
 def _roberta(name: str, hidden: int, layers: int) -> ModelSpec:

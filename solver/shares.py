@@ -1,0 +1,75 @@
+"""Which part of which tensor a rank holds under a plan: what is loaded, what is paid for in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from solver.model import ModelSpec, layer_tensor_shapes, tensor_shapes
+from solver.plan import BlockPlan, Cut, Plan
+from solver.spans import Span
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSlice:
+    """A span along one axis of a tensor; axis 0 is one contiguous read."""
+
+    name: str
+    span: Span
+    shape: tuple[int, ...]  # of the slice
+    axis: int = 0
+
+
+def rank_slices(spec: ModelSpec, plan: Plan, rank: int) -> list[TensorSlice]:
+    """Return everything that `rank` holds, in file order; embeddings and heads are rank 0's."""
+    slices = []
+    if rank == 0:
+        slices += [_whole(name, shape) for name, shape in tensor_shapes(spec).items() if not name.startswith("layers/")]
+    for layer in range(spec.layers):
+        slices += layer_slices(spec, plan, layer, rank)
+    return slices
+
+
+def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[TensorSlice]:
+    """Return what `rank` holds of one layer."""
+    cuts = plan.layer(layer)
+    shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
+    blocks = (("attention", cuts.attention, spec.head_dim), ("mlp", cuts.mlp, 1))
+    return [
+        piece
+        for prefix, block, width in blocks
+        for name, shape in shapes.items()
+        if name.startswith(prefix)
+        for piece in _block_slices(f"layers/{layer}/{name}", shape, block, rank, width)
+    ]
+
+
+def weights_bytes(spec: ModelSpec, plan: Plan, rank: int) -> int:
+    """Return the float32 bytes of everything that `rank` holds."""
+    return sum(4 * math.prod(piece.shape) for piece in rank_slices(spec, plan, rank))
+
+
+def _block_slices(name: str, shape: tuple[int, ...], block: BlockPlan, rank: int, width: int) -> Iterator[TensorSlice]:
+    """Yield the slice of one tensor; nothing where the rank's share is empty."""
+    tensor = name.split("/", 2)[2]
+    if tensor.endswith(("norm/weight", "norm/bias", "output/bias", "down/bias")):
+        yield _whole(name, shape)  # [H] vectors: every rank that adds the residual needs them
+    elif block.cut is Cut.ROWS:
+        assert block.rows is not None
+        if block.rows[rank] > 0:
+            yield _whole(name, shape)
+    elif block.cut is Cut.COLUMNS and tensor.endswith(("output/weight", "down/weight")):
+        assert block.columns is not None
+        span = block.columns[rank]
+        if span.size:
+            yield TensorSlice(name, span, (shape[0], span.size), axis=1)
+    else:
+        assert block.inner is not None
+        span = block.inner[rank].scaled(width)
+        if span.size:
+            yield TensorSlice(name, span, (span.size, *shape[1:]))
+
+
+def _whole(name: str, shape: tuple[int, ...]) -> TensorSlice:
+    return TensorSlice(name, Span(0, shape[0]), shape)

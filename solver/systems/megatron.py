@@ -1,0 +1,32 @@
+"""Megatron-LM: Shoeybi et al., "Training Multi-Billion Parameter Language Models Using Model Parallelism".
+
+arXiv 1909.08053, section 3: query, key, value and the first MLP weight by columns (whole heads), the output projection
+and the second MLP weight by rows; one all-reduce after attention and one after the MLP, norms repeated on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from solver.cluster import Cluster
+from solver.model import ModelSpec
+from solver.plan import BlockPlan, Cut, LayerPlan, Plan, uniform_plan
+from solver.spans import Partition
+
+
+def plan_megatron(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
+    """Share heads and F columns equally, as published."""
+    return _plan("megatron", spec, cluster, rows, [1.0] * len(cluster.devices))
+
+
+def plan_megatron_weighted(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
+    """Share heads and F columns in proportion to speed, rounded by the largest remainder."""
+    return _plan("megatron-weighted", spec, cluster, rows, [device.compute_flop_per_s for device in cluster.devices])
+
+
+def _plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int, weights: Sequence[float]) -> Plan:
+    layer = LayerPlan(
+        attention=BlockPlan(Cut.BLOCK, inner=Partition.of_shares(weights, spec.heads)),
+        mlp=BlockPlan(Cut.BLOCK, inner=Partition.of_shares(weights, spec.ffn)),
+    )
+    return uniform_plan(spec, cluster.names, layer, system=system, rows=rows, cluster_fingerprint=cluster.fingerprint)
