@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,20 @@ class BlockPlan:
         if self.rows is not None:
             _check_shares(self.rows)
 
+    def only(self, ranks: Sequence[int]) -> BlockPlan:
+        """Return the plan as seen by a group of these ranks; the others must hold nothing."""
+
+        def narrow(partition: Partition | None) -> Partition | None:
+            return partition and Partition(tuple(partition[rank] for rank in ranks))
+
+        rows = self.rows and tuple(self.rows[rank] for rank in ranks)
+        return replace(self, inner=narrow(self.inner), columns=narrow(self.columns), rows=rows)
+
+    def has_share(self, rank: int) -> bool:
+        """Return whether a rank has anything to do in this block."""
+        spans = [partition[rank] for partition in (self.inner, self.columns) if partition is not None]
+        return any(span.size for span in spans) or (self.rows is not None and self.rows[rank] > 0)
+
     def row_partition(self, rows: int) -> Partition | None:
         """Return who has which of `rows` rows after the block; None where all have all."""
         return None if self.rows is None else Partition.of_shares(self.rows, rows)
@@ -101,6 +115,12 @@ class Stage:
 
     devices: tuple[str, ...]
     layers: tuple[tuple[Span, LayerPlan], ...]  # runs of equal layers
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """Ranks that have a share; the others take no part in any exchange."""
+        blocks = [block for _, layer in self.layers for block in (layer.attention, layer.mlp)]
+        return tuple(rank for rank in range(len(self.devices)) if any(block.has_share(rank) for block in blocks))
 
 
 @dataclass(frozen=True, slots=True)
