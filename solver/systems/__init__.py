@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 
 from solver.cluster import Cluster
+from solver.cost import predict
 from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.plan import Plan
@@ -21,15 +23,16 @@ PLANNERS: Mapping[str, Planner] = {
     "megatron-weighted": plan_megatron_weighted,
     "rows": plan_rows,
 }
+DEFAULT = "rows"
 
 
 def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
-    """Plan requests of `rows` rows by the named system.
+    """Plan requests of `rows` rows by the named system, and predict what they cost.
 
     Raises
     ------
     HeptiError
-        If there is no such system, or the model has fewer positions than `rows`.
+        If there is no such system, or it finds no plan.
     """
     if system not in PLANNERS:
         near = get_close_matches(system, PLANNERS, n=1)
@@ -38,4 +41,5 @@ def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int) -> Plan
         )
     if not rows >= 1:
         raise HeptiError(f"--rows is {rows}, must be at least 1")
-    return PLANNERS[system](spec, cluster, rows)
+    plan = PLANNERS[system](spec, cluster, rows)
+    return replace(plan, predicted=predict(spec, cluster, plan, rows))

@@ -1,0 +1,100 @@
+"""`python -m solver`: plan for a cluster that need not be there, and show who gets what."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from solver.cluster import read_cluster
+from solver.errors import HeptiError
+from solver.model import ImageInput, ModelSpec, named_model
+from solver.plan import plan_to_json
+from solver.report import print_plan
+from solver.systems import DEFAULT, PLANNERS, make_plan
+
+EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4.toml --rows 256 --out plan.json"
+DEFAULT_ROWS = 256
+
+
+class Parser(argparse.ArgumentParser):
+    """Argparse with errors of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage first."""
+        raise HeptiError(f"{message} (see python -m solver --help)")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        _run(_parser().parse_args(arguments))
+    except HeptiError as error:
+        if "--debug" in arguments:
+            raise
+        print(f"python -m solver: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m solver", description=__doc__, epilog=EXAMPLE)
+    parser.add_argument("--model", required=True, metavar="MODEL.h5|NAME", help="a weights file, or an architecture")
+    parser.add_argument("--layers", type=int, metavar="N", help="another layer count, for a named architecture")
+    parser.add_argument("--cluster", required=True, type=Path, metavar="CLUSTER.toml")
+    parser.add_argument("--rows", type=int, metavar="S", help=f"length of a request (default: {DEFAULT_ROWS})")
+    parser.add_argument("--system", default=DEFAULT, help=f"{', '.join(PLANNERS)} (default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of a table")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    spec = _model(options.model, options.layers)
+    cluster = read_cluster(options.cluster)
+    plan = make_plan(options.system, spec, cluster, _rows(options.rows, spec))
+    if options.out:
+        try:
+            options.out.write_text(plan_to_json(plan))
+        except OSError as error:
+            raise HeptiError(f"cannot write plan {options.out}: {error.strerror}") from error
+    if options.json:
+        print(plan_to_json(plan), end="")
+    else:
+        print_plan(spec, cluster, plan)
+
+
+def _model(argument: str, layers: int | None) -> ModelSpec:
+    """Return a named architecture, or what a weights file says of itself."""
+    if not (Path(argument).suffix or Path(argument).exists()):
+        if layers is not None and layers < 1:
+            raise HeptiError(f"--layers is {layers}, must be at least 1")
+        return named_model(argument, layers)
+    if layers is not None:
+        raise HeptiError(f"--layers is for named architectures: {argument} has the layers that it has")
+    # The library `solver` knows nothing of weights files. Its command line may meet the room that does, and only when
+    # it is given a file, so that planning for a named model needs no h5py.
+    weights = importlib.import_module("weights.store").WeightsFile(Path(argument))
+    with weights:
+        spec: ModelSpec = weights.spec
+    return spec
+
+
+def _rows(asked: int | None, spec: ModelSpec) -> int:
+    if isinstance(spec.input, ImageInput):
+        if asked not in (None, spec.input.rows):
+            raise HeptiError(f"--rows is {asked}, an image is {spec.input.rows} rows to {spec.name}")
+        return spec.input.rows
+    if asked is None:
+        return min(DEFAULT_ROWS, spec.input.max_rows)
+    if asked > spec.max_positions:
+        raise HeptiError(f"--rows is {asked}, {spec.name} has {spec.max_positions} positions")
+    return asked
+
+
+if __name__ == "__main__":
+    sys.exit(main())
