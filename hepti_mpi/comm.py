@@ -51,6 +51,10 @@ class Traffic:
     sent_bytes: int = 0
     received_bytes: int = 0
 
+    def reset(self) -> None:
+        """Count from zero."""
+        self.wait_s, self.sent_bytes, self.received_bytes = 0.0, 0, 0
+
 
 class Incoming:
     """Rows on their way: `array` [rows, width] fills as blocks arrive.
@@ -80,12 +84,13 @@ class Incoming:
 class Group:
     """The ranks that run together: the verbs of the layer loop, and what they cost."""
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Comm, parent: Group | None = None) -> None:
         self._comm = comm
         self.rank = comm.rank
         self.size = comm.size
-        self.traffic = Traffic()
-        self._sending: list[tuple[MPI.Request, Array]] = []
+        # A subgroup's traffic is its parent's too.
+        self.traffic: Traffic = parent.traffic if parent else Traffic()
+        self._sending: list[tuple[MPI.Request, Array]] = parent._sending if parent else []
 
     # Verbs of the layer loop: buffers only.
 
@@ -224,7 +229,7 @@ class Group:
         return ((self.rank + step) % self.size for step in range(1, self.size))
 
     def _send(self, array: Array, peer: int) -> None:
-        self._sending = [entry for entry in self._sending if not entry[0].Test()]
+        self._sending[:] = [entry for entry in self._sending if not entry[0].Test()]
         if array.size:
             self._sending.append((self._comm.Isend(array, peer, DATA), array))
             self.traffic.sent_bytes += array.nbytes
@@ -248,10 +253,9 @@ class Group:
             pause = min(pause * 1.2, IDLE_PAUSE_S)
         return self._comm.recv(source=0, tag=CONTROL)
 
-    def from_root(self, step: Callable[[], Value]) -> Value:
-        """Run a step on rank 0 and give its result, or its complaint, to all."""
-        outcome = _attempt(step) if self.rank == 0 else None
-        result, complaint = self._comm.bcast(outcome)
+    def from_root(self, step: Callable[[], Value] | None) -> Value:
+        """Run rank 0's step and give its result to all, or raise its complaint on all."""
+        result, complaint = self._comm.bcast(_attempt(step) if step else None)
         if complaint is not None:
             raise HeptiError(complaint)
         return cast(Value, result)
@@ -276,13 +280,13 @@ class Group:
             return self
         color = 0 if self.rank in ranks else MPI.UNDEFINED
         comm = self._comm.Split(color, self.rank)
-        return None if comm == MPI.COMM_NULL else Group(comm)
+        return None if comm == MPI.COMM_NULL else Group(comm, parent=self)
 
-    def abort(self, message: str) -> NoReturn:
-        """End the job on all ranks, naming this one."""
+    def abort(self, message: str, code: int) -> NoReturn:
+        """End the job on all ranks at once, naming this one."""
         print(f"rank {self.rank} on {host_name()}: {message}", file=sys.stderr, flush=True)
-        self._comm.Abort(1)
-        raise SystemExit(1)
+        self._comm.Abort(code)
+        raise SystemExit(code)
 
 
 def world() -> Group:

@@ -109,7 +109,8 @@ def attend(q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], 
         # One head at a time: its scores [rows, keys] stay in cache through product, softmax and product.
         for start in range(0, q.shape[1], head_dim):
             head = slice(start, start + head_dim)
-            scores: Array = (q[rows, head] * scale) @ k[keys, head].T
+            scores = q[rows, head] @ k[keys, head].T
+            scores *= scale
             np.matmul(softmax(scores), v[keys, head], out=context[rows, head])
     return context
 

@@ -215,5 +215,6 @@ def _output_columns(
     assert plan.columns is not None
     group = run.group
     h_full = group.gather_columns(h_cols, have, [span.size > 0 for span in plan.columns])
-    y_full = group.gather_columns(h_full @ w.out, plan.columns, [True] * group.size)
+    y_cols = h_full @ w.out if plan.columns[group.rank].size else h_full
+    y_full = group.gather_columns(y_cols, plan.columns, [True] * group.size)
     return y_full if rows is None else y_full[rows[group.rank].slice]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -10,27 +11,116 @@ import numpy as np
 from hepti_mpi.arrays import Array
 from hepti_mpi.comm import Group
 from hepti_mpi.layers import BlockWeights, LayerWeights
+from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.plan import Plan
 from solver.shares import TensorSlice, layer_slices, rank_slices
 from weights.store import WeightsFile
 
-# What rank 0 holds at a time of a share that it streams to a rank without the file.
+# What rank 0 holds at a time of a share that it sends to a rank without the file.
 STREAM_BYTES = 4 << 20
 
 Read = Callable[[TensorSlice, Array], object]
 
 
-def open_weights(path: Path, fingerprint: str, group: Group) -> WeightsFile | None:
-    """Open this rank's own weights file; None where it has none, and rank 0 must send it its share.
+@dataclass(frozen=True, slots=True, eq=False)
+class RankWeights:
+    """Everything a rank holds; `ends` are rank 0's embeddings and heads, by name."""
+
+    ends: Mapping[str, Array]
+    layers: tuple[LayerWeights, ...]
+
+
+def open_weights(path: Path, fingerprint: str) -> WeightsFile | None:
+    """Open this rank's own copy of rank 0's weights file; None where it has none and rank 0 must send its share.
 
     Raises
     ------
     HeptiError
         If the file is damaged, or is another than rank 0's.
     """
+    if not path.is_file():
+        return None
+    file = WeightsFile(path)
+    if file.fingerprint != fingerprint:
+        raise HeptiError(
+            f"{path} differs from rank 0's: fingerprint {file.fingerprint[:12]} against {fingerprint[:12]}; "
+            f"copy rank 0's file, or remove this one and rank 0 will send the share"
+        )
+    return file
+
+
+def serve_weights(file: WeightsFile, spec: ModelSpec, plan: Plan, peer: int, group: Group) -> None:
+    """Send a rank without the file its share, in bounded pieces; `load` with no file is the other end."""
+    for piece in rank_slices(spec, plan, peer):
+        for block in file.read_pieces(piece, STREAM_BYTES):
+            group.send(block, peer)
 
 
 def load(
-    spec: ModelSpec, plan: Plan, source: WeightsFile | None, fileless: Sequence[int], group: Group, done: Callable[[int], object]
-) -> tuple[dict[str, Array], list[LayerWeights]]: ...
+    file: WeightsFile | None, spec: ModelSpec, plan: Plan, group: Group, done: Callable[[int], object]
+) -> RankWeights:
+    """Read this rank's share into the arrays that the layer loop uses.
+
+    Parameters
+    ----------
+    file
+        The rank's weights file; None: rank 0 sends what would have been read, in the same order.
+    done
+        Called with the bytes of every tensor that has been read.
+    """
+
+    def read(piece: TensorSlice, out: Array) -> None:
+        if file is None:
+            group.receive(out, 0)
+        else:
+            file.read(piece, out)
+        done(out.nbytes)
+
+    ends = {}
+    for piece in rank_slices(spec, plan, group.rank):
+        if not piece.name.startswith("layers/"):
+            ends[piece.name] = np.empty(piece.shape, np.float32)
+            read(piece, ends[piece.name])
+    layers = tuple(load_layer(spec, plan, layer, group.rank, read) for layer in range(spec.layers))
+    return RankWeights(ends, layers)
+
+
+def load_layer(spec: ModelSpec, plan: Plan, layer: int, rank: int, read: Read) -> LayerWeights:
+    """Read a rank's share of one layer, every tensor straight to its place."""
+    pieces = {piece.name.split("/", 2)[2]: piece for piece in layer_slices(spec, plan, layer, rank)}
+    attention, attention_places = _block(pieces, "attention", ("query", "key", "value"), "output", spec.hidden)
+    mlp, mlp_places = _block(pieces, "mlp", ("up",), "down", spec.hidden)
+    places = attention_places | mlp_places
+    for name, piece in pieces.items():
+        read(piece, places[name])
+    return LayerWeights(attention, mlp)
+
+
+def _block(
+    pieces: Mapping[str, TensorSlice], block: str, into: tuple[str, ...], out: str, H: int
+) -> tuple[BlockWeights, dict[str, Array]]:
+    """Allocate a block's arrays, and name the place in them of every tensor."""
+    first = pieces.get(f"{block}/{into[0]}/weight")
+    each = first.shape[0] if first else 0
+    out_name = f"{block}/{out}/weight"
+    out_shape = pieces[out_name].shape if out_name in pieces else (0, H)
+    weights = BlockWeights(
+        into=np.empty((len(into) * each, H), np.float32),
+        into_bias=np.empty(len(into) * each, np.float32),
+        out=np.empty(out_shape, np.float32),
+        out_bias=np.empty(H, np.float32),
+        norm=np.empty(H, np.float32),
+        norm_bias=np.empty(H, np.float32),
+    )
+    places = {
+        out_name: weights.out,
+        f"{block}/{out}/bias": weights.out_bias,
+        f"{block}/norm/weight": weights.norm,
+        f"{block}/norm/bias": weights.norm_bias,
+    }
+    for number, name in enumerate(into):
+        rows = slice(number * each, (number + 1) * each)
+        places[f"{block}/{name}/weight"] = weights.into[rows]
+        places[f"{block}/{name}/bias"] = weights.into_bias[rows]
+    return weights, places

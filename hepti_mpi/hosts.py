@@ -1,0 +1,53 @@
+"""Where the ranks run: one line that says it, and the two classic mistakes."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hepti_mpi.comm import host_name
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one rank runs, and how many of the host's cores it may use."""
+
+    host: str
+    cores: int
+    usable_cores: int
+
+
+def place() -> Place:
+    """Return where this rank runs."""
+    return Place(host_name(), os.cpu_count() or 1, len(os.sched_getaffinity(0)))
+
+
+def describe(places: Sequence[Place]) -> str:
+    """Return the line that says which hosts run how many ranks."""
+    ranks = Counter(spot.host for spot in places)
+    hosts = ", ".join(host if count == 1 else f"{host} ({count} ranks)" for host, count in ranks.items())
+    return f"{_count(len(places), 'rank')} on {_count(len(ranks), 'host')}: {hosts}"
+
+
+def warnings(places: Sequence[Place]) -> list[str]:
+    """Return what looks like one of the two classic mistakes, each with its mend."""
+    found = []
+    ranks = Counter(spot.host for spot in places)
+    if len(places) > 1 and len(ranks) == 1:
+        found.append(
+            f"all {len(places)} ranks run on {places[0].host}: right for a try-out; on a cluster write slots=1 behind "
+            f"every host of the hostfile, or start mpirun with --map-by ppr:1:node"
+        )
+    bound = next((spot for spot in places if spot.usable_cores < spot.cores // ranks[spot.host]), None)
+    if bound is not None:
+        found.append(
+            f"ranks on {bound.host} are bound to {_count(bound.usable_cores, 'core')} of {bound.cores}: "
+            f"start mpirun with --bind-to none"
+        )
+    return found
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

@@ -1,0 +1,168 @@
+"""What is asked: texts, token ids and images, from the command line, files and standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hepti_mpi.arrays import Array
+from hepti_mpi.images import read_image
+from solver.errors import HeptiError
+from solver.model import ImageInput, ModelSpec, TextInput
+from weights.tokenize import Tokenizer
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One thing to compute: token ids, or pixels."""
+
+    id: str | int
+    content: Sequence[int] | Array  # ids, or pixels [channels, height, width]
+    rows: int
+    text: str = ""
+    truncated: bool = False
+
+
+class Reader:
+    """Turns texts, ids and images into requests that the model can take.
+
+    Parameters
+    ----------
+    spec
+        The model.
+    tokenizer
+        Text of its tokenizer.json; None: token ids only.
+    complain
+        Takes the one line that says what is wrong with a request that is left out; the others are still answered.
+    """
+
+    def __init__(self, spec: ModelSpec, tokenizer: str | None, complain: Callable[[str], object]) -> None:
+        self._spec = spec
+        self._complain = complain
+        self._tokenizer = None
+        if tokenizer is not None and isinstance(spec.input, TextInput):
+            self._tokenizer = Tokenizer(tokenizer, spec.input.max_rows)
+        self._seen: dict[str, str] = {}
+
+    def texts(self, texts: Iterable[str]) -> list[Request]:
+        """Make requests of texts given on the command line.
+
+        Raises
+        ------
+        HeptiError
+            If one of them is empty.
+        """
+        return [self._text(number, text) for number, text in enumerate(texts, start=1)]
+
+    def random(self, rows: int) -> Request:
+        """Make a request of `rows` random rows, always the same."""
+        numbers = np.random.default_rng(0)
+        source = self._spec.input
+        if isinstance(source, ImageInput):
+            if rows != source.rows:
+                raise HeptiError(f"--random is {rows}, but every image of {self._spec.name} has {source.rows} rows")
+            pixels = numbers.standard_normal((source.channels, source.height, source.width), np.float32)
+            return Request("random", pixels, rows)
+        if rows < 1:
+            raise HeptiError(f"--random is {rows}, must be at least 1")
+        return self._tokens("random", numbers.integers(0, source.vocab, rows).tolist())
+
+    def file(self, path: Path) -> Iterator[Request]:
+        """Yield the requests of a file: `.txt` and `.jsonl` one a line, or an image.
+
+        Raises
+        ------
+        HeptiError
+            If the file cannot be read at all; what is wrong with one line goes to `complain`.
+        """
+        if path.suffix.lower() in IMAGE_SUFFIXES:
+            yield self._image(path.stem, path)
+            return
+        if path.suffix not in (".txt", ".jsonl"):
+            raise HeptiError(f"--input {path}: not a .txt, a .jsonl or an image, nor - for standard input")
+        try:
+            with path.open(encoding="utf-8") as lines:
+                yield from self._lines(lines, path.name, json_lines=path.suffix == ".jsonl")
+        except OSError as error:
+            raise HeptiError(f"cannot read --input {path}: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise HeptiError(f"--input {path} is not UTF-8: {error}") from error
+
+    def standard_input(self) -> Iterator[Request]:
+        """Yield the requests of JSON lines on standard input, each as soon as it is there."""
+        return self._lines(iter(sys.stdin.readline, ""), "standard input", json_lines=True)
+
+    def _lines(self, lines: Iterable[str], source: str, *, json_lines: bool) -> Iterator[Request]:
+        for number, line in enumerate(lines, start=1):
+            try:
+                request = self._json(number, line) if json_lines else self._plain(number, line.rstrip("\r\n"))
+                where = f"line {number}"
+                first = self._seen.setdefault(str(request.id), where)
+                if first != where:
+                    raise HeptiError(f"id {request.id!r} stands on {first} already: give each request its own")
+            except HeptiError as error:
+                self._complain(f"{source}, line {number}: {error}")
+            else:
+                yield request
+
+    def _plain(self, number: int, line: str) -> Request:
+        if isinstance(self._spec.input, ImageInput):
+            return self._image(number, Path(line))
+        return self._text(number, line)
+
+    def _json(self, number: int, line: str) -> Request:
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise HeptiError(f"not JSON: {error}") from error
+        if not isinstance(entry, dict):
+            raise HeptiError('not an object like {"id": 1, "text": "…"}')
+        name = entry.get("id", number)
+        if isinstance(name, bool) or not isinstance(name, str | int):
+            raise HeptiError(f"id {name!r} is neither a string nor an integer")
+        image = isinstance(self._spec.input, ImageInput)
+        for key, make in (("image", self._image),) if image else (("text", self._text), ("tokens", self._tokens)):
+            if key in entry:
+                return make(name, entry[key])
+        raise HeptiError(f"model {self._spec.name} needs " + ("an image" if image else "a text or tokens"))
+
+    def _text(self, name: str | int, text: Any) -> Request:
+        if not isinstance(text, str) or not text.strip():
+            raise HeptiError(
+                "the text is empty" if text in ("", None) or isinstance(text, str) else "text is no string"
+            )
+        if isinstance(self._spec.input, ImageInput):
+            raise HeptiError(f"model {self._spec.name} reads images, not texts")
+        if self._tokenizer is None:
+            raise HeptiError(
+                f"the weights of {self._spec.name} came without a tokenizer: give tokens instead of a text"
+            )
+        tokens = self._tokenizer(text)
+        return Request(name, tokens.ids, len(tokens.ids), text, tokens.truncated)
+
+    def _tokens(self, name: str | int, ids: Any) -> Request:
+        source = self._spec.input
+        assert isinstance(source, TextInput)
+        if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
+            raise HeptiError("tokens must be a list of at least one integer")
+        if len(ids) > source.positions:
+            raise HeptiError(f"{len(ids)} tokens, but {self._spec.name} has {source.positions} positions: shorten it")
+        for token in ids:
+            if not 0 <= token < source.vocab:
+                raise HeptiError(
+                    f"token {token} is out of range: {self._spec.name} has {source.vocab} tokens, from 0 on"
+                )
+        return Request(name, ids, len(ids))
+
+    def _image(self, name: str | int, path: Any) -> Request:
+        if not isinstance(self._spec.input, ImageInput):
+            raise HeptiError(f"model {self._spec.name} reads texts, not images")
+        return Request(name, read_image(Path(str(path)), self._spec.input), self._spec.input.rows, str(path))

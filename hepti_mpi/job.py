@@ -1,0 +1,74 @@
+"""The main job: rank 0 leads the ranks through what is asked; the others follow."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import nullcontext
+
+from hepti_mpi import hosts
+from hepti_mpi.batch import Batch
+from hepti_mpi.comm import Group
+from hepti_mpi.leader import Leader, Setup
+from hepti_mpi.load import RankWeights, load, open_weights, serve_weights
+from hepti_mpi.report import rank_report
+from hepti_mpi.stack import Stack
+from solver.errors import HeptiError
+from solver.shares import weights_bytes
+from weights.progress import progress
+from weights.store import WeightsFile
+
+
+def run_job(options: argparse.Namespace, group: Group) -> int:
+    """Run the main job on all ranks; return the exit code."""
+    places = group.on_all(hosts.place)
+    leader = Leader(options, group) if group.rank == 0 else None
+    if leader:
+        leader.say(hosts.describe(places))
+        for warning in hosts.warnings(places):
+            leader.say(f"note: {warning}")
+    setup = group.from_root(leader.prepare if leader else None)
+    weights = load_share(setup, group)
+    stack = Stack(setup.spec, setup.plan, weights.layers, group)
+    if leader:
+        leader.lead(stack, weights.ends)
+    else:
+        follow(stack, group)
+    ranks = group.on_all(lambda: rank_report(setup.spec, setup.plan, stack.meter, group.rank))
+    return leader.close(ranks, places) if leader else 0
+
+
+def load_share(setup: Setup, group: Group) -> RankWeights:
+    """Load this rank's share; rank 0 first sends theirs to the ranks that have no file."""
+    file: WeightsFile | None = None
+
+    def open_own() -> bool:
+        nonlocal file
+        file = open_weights(setup.path, setup.fingerprint)
+        return file is not None
+
+    has_file = group.on_all(open_own)
+    if group.rank == 0:
+        assert file is not None
+        for peer in (rank for rank, has in enumerate(has_file) if not has):
+            try:
+                serve_weights(file, setup.spec, setup.plan, peer, group)
+            except HeptiError as error:
+                group.abort(str(error), code=2)  # the rank waits for its share and would not hear of it
+    loaded: list[RankWeights] = []
+
+    def load_own() -> None:
+        total = weights_bytes(setup.spec, setup.plan, group.rank)
+        bar = progress("loading", total) if group.rank == 0 else nullcontext(lambda _: None)
+        with bar as done:
+            loaded.append(load(file, setup.spec, setup.plan, group, done))
+
+    group.on_all(load_own)
+    if file is not None:
+        file.close()
+    return loaded[0]
+
+
+def follow(stack: Stack, group: Group) -> None:
+    """Do what rank 0 says until it says that all is done."""
+    while (step := group.next_message()) is not None:
+        stack.run(Batch.of_lengths(step.lengths), None, count=step.count)

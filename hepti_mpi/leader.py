@@ -1,0 +1,194 @@
+"""Rank 0's side of the main job: what is asked, what is answered, and what it took."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from hepti_mpi import defaults, ends, outputs, show
+from hepti_mpi.arrays import Array
+from hepti_mpi.batch import Batch
+from hepti_mpi.comm import Group
+from hepti_mpi.hosts import Place
+from hepti_mpi.inputs import Reader, Request
+from hepti_mpi.report import job_report
+from hepti_mpi.stack import Stack
+from solver.cluster import Cluster, read_cluster
+from solver.errors import HeptiError
+from solver.model import ModelSpec
+from solver.plan import Plan, read_plan
+from solver.systems import make_plan
+from weights.progress import progress
+from weights.store import WeightsFile
+
+# Requests of a file run together up to this many rows: more rows make better GEMMs, and later answers.
+BATCH_ROWS = 512
+# What is planned for where nothing is known of the requests: standard input.
+TYPICAL_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all ranks agree on before they load."""
+
+    path: Path
+    fingerprint: str
+    spec: ModelSpec
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Rank 0's word to the others: run a batch of these row counts."""
+
+    lengths: tuple[int, ...]
+    count: bool  # whether it counts in the report
+
+
+class Leader:
+    """Reads, plans, leads the ranks through every batch, answers and reports; on rank 0 only.
+
+    Parameters
+    ----------
+    options
+        The command line, from `cli.parse`.
+    group
+        All ranks of the job.
+    """
+
+    def __init__(self, options: argparse.Namespace, group: Group) -> None:
+        self._options = options
+        self._group = group
+        self._serves = options.input == "-"  # answers standard input line by line
+        self._console = Console(stderr=True, highlight=False)
+        self._cluster: Cluster | None = None
+        self._complaints: list[str] = []
+        self._answers: list[dict[str, Any]] = []
+        self._hidden: dict[str, Array] = {}  # last hidden states by id, for .npz
+        self._seconds: dict[str | int, list[float]] = {}
+
+    def say(self, line: str) -> None:
+        """Tell the person at the terminal."""
+        self._console.print(line, markup=False, soft_wrap=True)
+
+    def prepare(self) -> Setup:
+        """Read what is asked, and plan for it.
+
+        Raises
+        ------
+        HeptiError
+            If nothing can be computed, or an output could not be written.
+        """
+        for path, suffixes in ((self._options.output, outputs.SUFFIXES), (self._options.report, (".json",))):
+            if path is not None:
+                outputs.check_path(path, suffixes)
+        path = (self._options.model or defaults.default_model()).absolute()
+        with WeightsFile(path) as file:
+            self._spec, fingerprint, tokenizer = file.spec, file.fingerprint, file.tokenizer
+        self._reader = Reader(self._spec, tokenizer, self._complain)
+        self._requests = [] if self._serves else self._read()
+        self._plan = self._make_plan()
+        self._plan.check(self._spec, self._group.size)
+        return Setup(path, fingerprint, self._spec, self._plan)
+
+    def lead(self, stack: Stack, tensors: ends.Tensors) -> None:
+        """Run every batch on all ranks, and answer it."""
+        if self._serves:
+            for request in self._reader.standard_input():
+                for answer in self._compute([request], stack, tensors, count=True):
+                    print(json.dumps(answer, ensure_ascii=False), flush=True)
+        else:
+            batches = list(_batches(self._requests))
+            passes = self._options.warmup + self._options.repeat
+            with progress("computing", passes * len(batches)) as done:
+                for number in range(passes):
+                    self._answers.clear()
+                    for batch in batches:
+                        self._compute(batch, stack, tensors, count=number >= self._options.warmup)
+                        done(1)
+        self._group.announce(None)
+
+    def close(self, ranks: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:
+        """Write and show what was asked for; return the exit code."""
+        options = self._options
+        report = job_report(self._spec, self._plan, self._cluster, self._seconds, ranks, places, options)
+        if options.output is not None:
+            outputs.write_answers(options.output, self._answers, self._hidden)
+        if options.report is not None:
+            outputs.write_json(options.report, report)
+        if not self._serves:
+            console = Console(highlight=False)
+            if options.output is None and options.random is None:
+                show.show_answers(console, self._requests, self._answers)
+            show.show_ranks(console, report, self._plan)
+        return 2 if self._complaints else 0
+
+    def _compute(
+        self, requests: list[Request], stack: Stack, tensors: ends.Tensors, *, count: bool
+    ) -> list[dict[str, Any]]:
+        """Run one batch on all ranks and return its answers."""
+        started = time.perf_counter()
+        lengths = tuple(request.rows for request in requests)
+        self._group.announce(Step(lengths, count))
+        batch = Batch.of_lengths(lengths)
+        x = np.concatenate([ends.embed(self._spec, tensors, request.content) for request in requests])
+        hidden = ends.last_hidden(self._spec, tensors, stack.run(batch, x, count=count))
+        states = [hidden[span.slice] for span in batch.requests]
+        results = [ends.result(self._spec, tensors, state) for state in states]
+        seconds = time.perf_counter() - started
+        answers = [outputs.answer(request, seconds, result) for request, result in zip(requests, results, strict=True)]
+        if count:
+            for request in requests:
+                self._seconds.setdefault(request.id, []).append(seconds)
+        if self._options.output is not None or not self._serves:
+            self._answers += answers
+        if self._options.output is not None and self._options.output.suffix == ".npz":
+            self._hidden |= {str(request.id): state.copy() for request, state in zip(requests, states, strict=True)}
+        return answers
+
+    def _complain(self, complaint: str) -> None:
+        self._complaints.append(complaint)
+        self.say(f"python -m hepti_mpi: {complaint}")
+
+    def _read(self) -> list[Request]:
+        options = self._options
+        if options.random is not None:
+            return [self._reader.random(options.random)]
+        if options.input is None:
+            return self._reader.texts(options.text or defaults.default_sentences())
+        requests = list(self._reader.file(Path(options.input)))
+        if not requests:
+            raise HeptiError(f"--input {options.input} has no request that can be answered")
+        return requests
+
+    def _make_plan(self) -> Plan:
+        options, ranks = self._options, self._group.size
+        if options.cluster is not None:
+            self._cluster = read_cluster(options.cluster).first(ranks, str(options.cluster))
+        if options.plan is not None:
+            return read_plan(options.plan)
+        if self._cluster is None:
+            self._cluster = defaults.example_cluster(ranks)
+            self.say("note: no --cluster given, so the shares are those of example boards, not of these hosts")
+        rows = sum(request.rows for request in next(_batches(self._requests), [])) or TYPICAL_ROWS
+        return make_plan(options.system, self._spec, self._cluster, rows)
+
+
+def _batches(requests: Sequence[Request]) -> Iterator[list[Request]]:
+    """Yield requests in order, together up to BATCH_ROWS rows."""
+    batch: list[Request] = []
+    for request in requests:
+        if batch and sum(other.rows for other in batch) + request.rows > BATCH_ROWS:
+            yield batch
+            batch = []
+        batch.append(request)
+    if batch:
+        yield batch

@@ -1,0 +1,72 @@
+"""What is answered: JSON lines, or the last hidden states as one `.npz`."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hepti_mpi.arrays import Array
+from hepti_mpi.inputs import Request
+from solver.errors import HeptiError
+
+SUFFIXES = (".jsonl", ".npz")
+
+
+def answer(request: Request, seconds: float, result: dict[str, Any]) -> dict[str, Any]:
+    """Return a request's answer as it stands in the output."""
+    entry: dict[str, Any] = {"id": request.id, "tokens": request.rows, "seconds": seconds}
+    if request.truncated:
+        entry["truncated"] = True
+    return entry | result
+
+
+def check_path(path: Path, suffixes: Sequence[str]) -> None:
+    """Refuse, before anything is computed, a file that could not be written at the end.
+
+    Raises
+    ------
+    HeptiError
+        If the ending is another or the folder is missing.
+    """
+    if path.suffix not in suffixes:
+        raise HeptiError(f"cannot write {path}: the ending must be {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise HeptiError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def write_answers(path: Path, answers: Sequence[Mapping[str, Any]], hidden: Mapping[str, Array]) -> None:
+    """Write the answers as `.jsonl`, or the last hidden states by id as `.npz`."""
+    with _whole(path) as temporary:
+        if path.suffix == ".jsonl":
+            temporary.write_text("".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in answers))
+            return
+        # As np.savez does, which takes no array called "file".
+        with zipfile.ZipFile(temporary, "w") as archive:
+            for name, array in hidden.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array)
+
+
+def write_json(path: Path, table: Mapping[str, Any]) -> None:
+    """Write a table as JSON."""
+    with _whole(path) as temporary:
+        temporary.write_text(json.dumps(table, indent=1) + "\n")
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Give a temporary file that becomes `path` at the end, or disappears."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise HeptiError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,65 @@
+"""The report: plan, times, and what every rank did."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hepti_mpi.comm import library
+from hepti_mpi.hosts import Place
+from hepti_mpi.stack import Meter
+from solver.cluster import Cluster
+from solver.cost import predict
+from solver.model import ModelSpec
+from solver.plan import Plan, plan_to_json
+from solver.shares import weights_bytes
+
+FORMAT = "hepti-report/1"
+
+
+def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int) -> dict[str, Any]:
+    """Return what this rank did in all requests that count."""
+    return {
+        "rank": rank,
+        "device": plan.devices[rank],
+        "compute_s": meter.compute_s,
+        "wait_s": meter.wait_s,
+        "sent_bytes": meter.sent_bytes,
+        "received_bytes": meter.received_bytes,
+        "weights_bytes": weights_bytes(spec, plan, rank),
+        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
+
+
+def job_report(
+    spec: ModelSpec,
+    plan: Plan,
+    cluster: Cluster | None,
+    seconds: Mapping[str | int, Sequence[float]],
+    ranks: Sequence[dict[str, Any]],
+    places: Sequence[Place],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Return the whole report; `seconds` are every request's, once for every pass that counts."""
+    every = [value for values in seconds.values() for value in values]
+    predicted = plan.predicted.seconds if plan.predicted else None
+    if cluster is not None and plan.rows:
+        predicted = predict(spec, cluster, plan, plan.rows).seconds
+    return {
+        "format": FORMAT,
+        "model": spec.name,
+        "mpi": library(),
+        "backend": "numpy",
+        "wire": options.wire,
+        "repeat": options.repeat,
+        "requests": [{"id": name, "seconds": list(values)} for name, values in seconds.items()],
+        "seconds_median": statistics.median(every) if every else None,
+        "predicted_seconds": predicted,
+        "per_rank": [entry | {"host": place.host} for entry, place in zip(ranks, places, strict=True)],
+        "replans": [],
+        "plan": json.loads(plan_to_json(plan)),
+    }

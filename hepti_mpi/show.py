@@ -1,0 +1,83 @@
+"""What a person sees: answers, shares and times as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from hepti_mpi.inputs import Request
+from solver.plan import BlockPlan, Plan
+
+MIB = 2**20
+
+
+def show_answers(console: Console, requests: Sequence[Request], answers: Sequence[dict[str, Any]]) -> None:
+    """Print which text is nearest to which, or every request's label."""
+    table = Table(title_justify="left")
+    names = [request.text or str(request.id) for request in requests]
+    if "label" in answers[0]:
+        table.title = "labels"
+        for heading in ("request", "label", "score"):
+            table.add_column(heading)
+        for name, entry in zip(names, answers, strict=True):
+            table.add_row(name, entry["label"], f"{max(entry['scores']):.3f}")
+    elif len(answers) > 1:
+        table.title = "nearest to each other"
+        for heading in ("request", "nearest", "cosine"):
+            table.add_column(heading)
+        for name, (nearest, cosine) in zip(names, _nearest(answers), strict=True):
+            table.add_row(name, names[nearest], f"{cosine:.3f}")
+    else:
+        table.title = "embedding"
+        for heading in ("request", "width", "first values"):
+            table.add_column(heading)
+        vector = answers[0]["embedding"]
+        table.add_row(names[0], str(len(vector)), ", ".join(f"{value:.4f}" for value in vector[:4]) + ", …")
+    console.print(table)
+
+
+def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan) -> None:
+    """Print who computed what share, and how long it took; figures are of one pass over the input."""
+    table = Table(title="who computed what", title_justify="left")
+    table.add_column("rank")
+    table.add_column("device")
+    table.add_column("attention", justify="right")
+    table.add_column("MLP", justify="right")
+    for heading in ("weights MiB", "compute ms", "wait ms", "sent KiB"):
+        table.add_column(heading, justify="right")
+    first = plan.layer(0)
+    for entry in report["per_rank"]:
+        table.add_row(
+            str(entry["rank"]),
+            entry["device"],
+            _share(first.attention, entry["rank"], "heads"),
+            _share(first.mlp, entry["rank"], "columns"),
+            f"{entry['weights_bytes'] / MIB:.1f}",
+            f"{1e3 * entry['compute_s'] / report['repeat']:.1f}",
+            f"{1e3 * entry['wait_s'] / report['repeat']:.1f}",
+            f"{entry['sent_bytes'] / 1024 / report['repeat']:.0f}",
+        )
+    console.print(table)
+    line = f"[bold]{1e3 * report['seconds_median']:.1f} ms[/] from request to answer"
+    if report["predicted_seconds"] is not None:
+        line += f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {plan.rows} rows"
+    console.print(line)
+
+
+def _share(block: BlockPlan, rank: int, unit: str) -> str:
+    if block.inner is not None:
+        return f"{block.inner[rank].size} {unit}"
+    assert block.rows is not None
+    return f"{100 * block.rows[rank]:.0f} % of rows"
+
+
+def _nearest(answers: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
+    vectors = np.array([entry["embedding"] for entry in answers])
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    cosines = vectors @ vectors.T
+    np.fill_diagonal(cosines, -2)
+    return [(int(np.argmax(row)), float(row.max())) for row in cosines]
