@@ -17,6 +17,7 @@ from solver.errors import HeptiError
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "lasttoken")
 RESAMPLINGS = ("bilinear", "bicubic", "lanczos", "nearest")
+SCORES = ("softmax", "sigmoid", "identity")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class ModelSpec:
     normalize: bool = False  # embeddings of length one
     labels: tuple[str, ...] = ()  # classifier outputs; (): no classifier
     classifier_rows: int = 1  # rows that the classifier reads, side by side (DeiT with teacher: 2)
+    scores: str = "softmax"  # what makes scores of the classifier's outputs
 
     def __post_init__(self) -> None:
         for field in ("hidden", "ffn", "heads", "layers"):
@@ -85,6 +87,7 @@ class ModelSpec:
             ("activation", self.activation, ACTIVATIONS),
             ("pooling", self.pooling, POOLINGS),
             ("dense", self.dense, ("", "identity", *ACTIVATIONS)),
+            ("scores", self.scores, SCORES),
         )
         for field, value, allowed in choices:
             if value not in allowed:

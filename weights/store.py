@@ -8,7 +8,7 @@ from the layout of HDF5 1.10 on.
 Chunks, measured on [4096, 1024] float32, one core, page cache warm, plain h5py reading everything / an odd span of rows
 / 300 columns, MiB/s: whole rows in 64 KiB 1680 / 1850 / 550, in 256 KiB 1730 / 2160 / 670, in 1 MiB 2020 / 1600 / 690,
 in 4 MiB 2090 / 860 / 690. So chunks are whole rows of about 256 KiB, and tiles for the two matrices that cut `columns`
-reads by axis 1: 64 × 256 gives 1630 / 1830 / 1000.
+reads by axis 1: 64 × 256 gives 1630 / 1830 / 1000. Calls to h5py cost 50 µs, so reads go in steps of 4 MiB.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import hashlib
 import math
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,7 +37,7 @@ FORMAT = "hepti-weights/1"
 DTYPES = ("float32", "float16")
 
 _CHUNK_ROWS, _TILE_COLUMNS = 64, 256
-_STEP_BYTES = 4 << 20  # one call to h5py costs 50 µs: 6 % of the time at 1 MiB, 2 % at 4 MiB
+_STEP_BYTES = 4 << 20
 _BY_COLUMNS_TOO = ("attention/output/weight", "mlp/down/weight")
 
 Array = npt.NDArray[np.float32]
@@ -210,6 +211,7 @@ class WeightsWriter:
             raise HeptiError(f"cannot write {self.path}: there is no folder {self.path.parent}")
         try:
             with self._failures():
+                self._check_space()
                 # Unlocked for NFS; the name is nobody else's. Groups and chunks of 1.10 have checksums of their own.
                 self._file = h5py.File(self._temporary, "x", libver=("v110", "v110"), locking=False)
                 if self._tokenizer is not None:
@@ -238,7 +240,7 @@ class WeightsWriter:
         if not np.isfinite(stored).all():
             lost = np.isfinite(block).all()
             problem = "does not fit float16: use --dtype float32" if lost else "has NaN or infinite values"
-            raise HeptiError(f"tensor {name} {problem}")
+            raise HeptiError(f"tensor {name} of {self._attributes['source']} {problem}")
         with self._failures():
             shape = self._shapes[name]
             dataset = self._file[name] if start else self._create(name, shape, self._dtype)
@@ -266,6 +268,16 @@ class WeightsWriter:
                 os.fsync(file.fileno())  # NFS and delayed allocation report a full disk only here
             self._temporary.replace(self.path)
 
+    def _check_space(self) -> None:
+        """Refuse what cannot fit before an hour has been spent on writing it."""
+        needed = self._dtype.itemsize * sum(math.prod(shape) for shape in self._shapes.values())
+        free = shutil.disk_usage(self.path.parent).free
+        if needed > free:
+            raise HeptiError(
+                f"cannot write {self.path}: it takes {needed / 2**20:.0f} MiB, {self.path.parent} has "
+                f"{free / 2**20:.0f} MiB free"
+            )
+
     def _fingerprint(self) -> str:
         """Return sixteen hex digits of everything that the file says."""
         total = hashlib.sha256(self._attributes["model"].encode())
@@ -290,12 +302,19 @@ class WeightsWriter:
             yield
 
 
+def row_spans(shape: tuple[int, ...]) -> Iterator[Span]:
+    """Cut the first axis of a tensor into spans of whole chunks that are worth a call: about 4 MiB of float32."""
+    step = max(1, _STEP_BYTES // (4 * math.prod(shape[1:]) * _CHUNK_ROWS)) * _CHUNK_ROWS
+    for start in range(0, shape[0], step):
+        yield Span(start, min(start + step, shape[0]))
+
+
 def _chunks(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of the pieces that a dataset is stored, and checked, in."""
     if len(shape) == 1:
         return (min(shape[0], 1 << 16),)
-    columns = _TILE_COLUMNS if name.endswith(_BY_COLUMNS_TOO) else shape[1]
-    return min(shape[0], _CHUNK_ROWS), min(shape[1], columns)
+    tiles = -(-shape[1] // _TILE_COLUMNS) if name.endswith(_BY_COLUMNS_TOO) else 1
+    return min(shape[0], _CHUNK_ROWS), -(-shape[1] // tiles)  # equal tiles: 384 as 256 + 128 would be stored as 512
 
 
 def _steps(dataset: Any, piece: TensorSlice, bytes_limit: int) -> Iterator[Span]:
