@@ -36,6 +36,6 @@ def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int) -> Plan
         raise HeptiError(
             f"unknown system {system!r}: " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(PLANNERS)}")
         )
-    if not rows >= 1:
-        raise HeptiError(f"--rows is {rows}, must be at least 1")
+    if not 1 <= rows <= spec.max_positions:
+        raise HeptiError(f"--rows is {rows}, model {spec.name} takes 1 to {spec.max_positions} rows")
     return PLANNERS[system](spec, cluster, rows)
