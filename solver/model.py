@@ -77,9 +77,10 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         for owner in (self, self.input):
-            for field in dataclasses.fields(owner):
-                if field.name in _SIZES and (size := getattr(owner, field.name)) < 1:
-                    raise HeptiError(f"model {self.name}: {field.name} is {size}, must be at least 1")
+            sizes = [field.name for field in dataclasses.fields(owner) if field.name in _SIZES]
+            for field in sizes:
+                if getattr(owner, field) < 1:
+                    raise HeptiError(f"model {self.name}: {field} is {getattr(owner, field)}, must be at least 1")
         if self.hidden % self.heads:
             raise HeptiError(f"model {self.name}: hidden {self.hidden} is not a multiple of heads {self.heads}")
         choices = (
