@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
@@ -78,7 +77,9 @@ class Cluster:
                 f"{source} has {len(self.devices)} devices, the job has {ranks} ranks: "
                 f"start {len(self.devices)} ranks or add devices"
             )
-        return Cluster(self.devices[:ranks], self.network, self.links)
+        devices = self.devices[:ranks]
+        names = {device.name for device in devices}
+        return Cluster(devices, self.network, {pair: link for pair, link in self.links.items() if pair <= names})
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -90,10 +91,10 @@ def read_cluster(path: Path) -> Cluster:
         If the file is missing, is not TOML, or a value in it is missing, unknown or absurd.
     """
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HeptiError(f"cannot read cluster file {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise HeptiError(f"{path} is not TOML: {error}") from error
     try:
         return _from_toml(table)
@@ -102,8 +103,11 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def write_cluster(cluster: Cluster, path: Path) -> None:
-    """Write a cluster file that `read_cluster` reads back to the same cluster."""
-    path.write_text(tomli_w.dumps(_to_toml(cluster)))
+    """Write a cluster file that `read_cluster` reads back to the same cluster, to twelve digits."""
+    try:
+        path.write_text(tomli_w.dumps(_to_toml(cluster)), encoding="utf-8")
+    except OSError as error:
+        raise HeptiError(f"cannot write cluster file {path}: {error.strerror}") from error
 
 
 def _from_toml(table: dict[str, Any]) -> Cluster:
@@ -130,7 +134,7 @@ def _from_toml(table: dict[str, Any]) -> Cluster:
         if not isinstance(pair, list) or len(pair) != 2 or pair[0] == pair[1]:
             raise HeptiError(f"{where}: name two different devices")
         for name in pair:
-            if name not in names:
+            if not isinstance(name, str) or name not in names:
                 raise HeptiError(f"{where}: there is no device {name!r}{_did_you_mean(str(name), names)}")
         if frozenset(pair) in links:
             raise HeptiError(f"{where} is given twice")
@@ -159,10 +163,10 @@ def _link(entry: dict[str, Any], where: str, default_latency_us: float) -> Link:
 
 def _number(entry: dict[str, Any], key: str, where: str) -> float:
     value, (low, high) = entry[key], LIMITS[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise HeptiError(f"{where}: {key} is {value!r}, must be a number")
     if not low <= value <= high:
-        raise HeptiError(f"{where}: {key} is {value:g}, must be between {low:g} and {high:g}")
+        raise HeptiError(f"{where}: {key} is {value}, must be between {low:g} and {high:g}")
     return float(value)
 
 
@@ -194,7 +198,7 @@ def _to_toml(cluster: Cluster) -> dict[str, Any]:
         "device": [
             {
                 "name": device.name,
-                "gflops": device.compute_flop_per_s / 1e9,
+                "gflops": _twelve_digits(device.compute_flop_per_s / 1e9),
                 "memory_gib": device.memory_bytes / GIB,
             }
             for device in cluster.devices
@@ -211,6 +215,11 @@ def _to_toml(cluster: Cluster) -> dict[str, Any]:
 
 def _link_to_toml(link: Link) -> dict[str, float]:
     return {
-        "bandwidth_mbps": link.bandwidth_bytes_per_s * 8 / 1e6,
-        "latency_us": link.latency_s * 1e6,
+        "bandwidth_mbps": _twelve_digits(link.bandwidth_bytes_per_s * 8 / 1e6),
+        "latency_us": _twelve_digits(link.latency_s * 1e6),
     }
+
+
+def _twelve_digits(value: float) -> float:
+    """Drop the rounding of a change of units, so that a file read and written again has the same fingerprint."""
+    return float(f"{value:.12g}")

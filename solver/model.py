@@ -18,6 +18,7 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "lasttoken")
 RESAMPLINGS = ("bilinear", "bicubic", "lanczos", "nearest")
 SCORES = ("softmax", "sigmoid", "identity")
+_SIZES = {"hidden", "ffn", "heads", "layers", "vocab", "positions", "max_rows", "height", "width", "patch", "channels"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,11 @@ class ModelSpec:
     scores: str = "softmax"  # what makes scores of the classifier's outputs
 
     def __post_init__(self) -> None:
-        for field in ("hidden", "ffn", "heads", "layers"):
-            if getattr(self, field) < 1:
-                raise HeptiError(f"model {self.name}: {field} is {getattr(self, field)}, must be at least 1")
+        for owner in (self, self.input):
+            sizes = [field.name for field in dataclasses.fields(owner) if field.name in _SIZES]
+            for field in sizes:
+                if getattr(owner, field) < 1:
+                    raise HeptiError(f"model {self.name}: {field} is {getattr(owner, field)}, must be at least 1")
         if self.hidden % self.heads:
             raise HeptiError(f"model {self.name}: hidden {self.hidden} is not a multiple of heads {self.heads}")
         choices = (
@@ -121,8 +124,11 @@ class ModelSpec:
             fields = _tuples(json.loads(text))
             source = fields.pop("input")
             kind: type[TextInput | ImageInput] = {"text": TextInput, "image": ImageInput}[source.pop("kind")]
-            return cls(input=kind(**source), **fields)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            spec = cls(input=kind(**source), **fields)
+            _check_types(spec)
+            _check_types(spec.input)
+            return spec
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise HeptiError(f"model description is damaged or of a newer version: {error}") from error
 
 
@@ -196,6 +202,14 @@ def _tuples(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _tuples(item) for key, item in value.items()}
     return tuple(value) if isinstance(value, list) else value
+
+
+def _check_types(value: ModelSpec | TextInput | ImageInput) -> None:
+    kinds = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "tuple[str, ...]": (tuple,)}
+    for field in dataclasses.fields(value):
+        found = getattr(value, field.name)
+        if type(found) not in kinds.get(str(field.type), (type(found),)):
+            raise TypeError(f"{field.name} is {found!r}, must be {field.type}")
 
 
 _BERT_TEXT = TextInput(vocab=30522, positions=512, max_rows=512, token_types=2)

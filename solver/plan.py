@@ -205,10 +205,10 @@ def read_plan(path: Path) -> Plan:
         If the file is missing, is not JSON, or does not describe a plan.
     """
     try:
-        return plan_from_json(path.read_text())
+        return plan_from_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HeptiError(f"cannot read plan {path}: {error.strerror}") from error
-    except HeptiError as error:
+    except (HeptiError, UnicodeDecodeError) as error:
         raise HeptiError(f"{path}: {error}") from error
 
 
@@ -216,16 +216,15 @@ def plan_from_json(text: str) -> Plan:
     """Read a plan from JSON."""
     try:
         table = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise HeptiError(f"not JSON: {error}") from error
     if not isinstance(table, dict) or table.get("format") != FORMAT:
         found = table.get("format") if isinstance(table, dict) else None
         raise HeptiError(f"format is {found!r}, this version reads {FORMAT!r}")
     try:
         return _plan(table)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        problem = f"has no {error}" if isinstance(error, KeyError) else f"is not as it should be: {error}"
-        raise HeptiError(f"the plan {problem}") from error
+    except KeyError as error:
+        raise HeptiError(f"the plan has no {error}") from error
 
 
 def plan_to_json(plan: Plan) -> str:
@@ -264,42 +263,62 @@ def plan_to_json(plan: Plan) -> str:
 
 
 def _plan(table: dict[str, Any]) -> Plan:
-    model, cluster, facts = table["model"], table.get("cluster", {}), table.get("predicted")
+    model, cluster = _get(table, "model", dict), _get(table, "cluster", dict, {})
     return Plan(
-        stages=tuple(_stage(entry) for entry in table["stages"]),
-        model_name=str(model["name"]),
-        model_fingerprint=str(model.get("fingerprint", "")),
-        cluster_fingerprint=str(cluster.get("fingerprint", "")),
-        system=str(table.get("system", "")),
-        rows=int(table.get("rows", 0)),
-        predicted=facts and Prediction(**{**facts, "weights_bytes": tuple(facts["weights_bytes"])}),
+        stages=tuple(_stage(entry) for entry in _get(table, "stages", list)),
+        model_name=_get(model, "name", str),
+        model_fingerprint=_get(model, "fingerprint", str, ""),
+        cluster_fingerprint=_get(cluster, "fingerprint", str, ""),
+        system=_get(table, "system", str, ""),
+        rows=_get(table, "rows", int, 0),
+        predicted=_prediction(_get(table, "predicted", dict)) if "predicted" in table else None,
     )
 
 
-def _stage(entry: dict[str, Any]) -> Stage:
-    runs = []
-    for run in entry["layers"]:
-        span = Span(*run["layers"])
+def _prediction(entry: Any) -> Prediction:
+    return Prediction(
+        seconds=_get(entry, "seconds", int | float),
+        compute_s=_get(entry, "compute_s", int | float),
+        exchange_s=_get(entry, "exchange_s", int | float),
+        weights_bytes=tuple(_is(size, int, "weights_bytes") for size in _get(entry, "weights_bytes", list)),
+        bytes_on_wire=_get(entry, "bytes_on_wire", int),
+    )
+
+
+def _stage(entry: Any) -> Stage:
+    devices = tuple(_is(name, str, "the name of a device") for name in _get(entry, "devices", list))
+    if len(set(devices)) < len(devices):
+        raise HeptiError(f"plan: devices {', '.join(devices)}: one is named twice")
+    return Stage(devices, tuple(_run(run) for run in _get(entry, "layers", list)))
+
+
+def _run(entry: Any) -> tuple[Span, LayerPlan]:
+    span = _span(_get(entry, "layers", list))
+    blocks = []
+    for name, inner in (("attention", "heads"), ("mlp", "ffn")):
+        table = _get(entry, name, dict)
         try:
-            layer = LayerPlan(_block(run["attention"], "heads"), _block(run["mlp"], "ffn"))
+            blocks.append(_block(table, inner))
         except HeptiError as error:
-            raise HeptiError(f"plan: layers {span.start} to {span.stop - 1}: {error}") from error
-        runs.append((span, layer))
-    return Stage(tuple(str(name) for name in entry["devices"]), tuple(runs))
+            raise HeptiError(f"plan: layers {span.start} to {span.stop - 1}, {name}: {error}") from error
+    return span, LayerPlan(*blocks)
 
 
 def _block(entry: dict[str, Any], inner: str) -> BlockPlan:
-    if entry["cut"] not in list(Cut):
-        raise HeptiError(f"cut {entry['cut']!r} is not one of {', '.join(Cut)}")
-    cut = Cut(entry["cut"])
-    norm = Layout(entry.get("norm", "rows" if cut is Cut.ROWS else "full"))
-    rows = entry.get("rows")
+    known = ("cut", inner, "columns", "norm", "rows")
+    for key in entry:
+        if key not in known:
+            raise HeptiError(f"unknown key {key!r} (known: {', '.join(known)})")
+    cut = Cut(_one_of(_get(entry, "cut", str), "cut", list(Cut)))
+    norm = _get(entry, "norm", str, "rows" if cut is Cut.ROWS else "full")
     return BlockPlan(
         cut,
         inner=_partition(entry, inner),
         columns=_partition(entry, "columns"),
-        norm=norm,
-        rows=None if rows is None else tuple(float(share) for share in rows),
+        norm=Layout(_one_of(norm, "norm", list(Layout))),
+        rows=tuple(_is(share, int | float, "a share") for share in _get(entry, "rows", list))
+        if "rows" in entry
+        else None,
     )
 
 
@@ -307,9 +326,36 @@ def _partition(entry: dict[str, Any], name: str) -> Partition | None:
     if name not in entry:
         return None
     try:
-        return Partition(tuple(Span(*span) for span in entry[name]))
+        return Partition(tuple(_span(span) for span in _get(entry, name, list)))
     except HeptiError as error:
         raise HeptiError(f"{name}: {error}") from error
+
+
+def _span(value: Any) -> Span:
+    if not isinstance(value, list) or len(value) != 2:
+        raise HeptiError(f"{value!r} is not a span: write [start, stop]")
+    start, stop = (_is(end, int, "the end of a span") for end in value)
+    return Span(start, stop)
+
+
+def _get(entry: Any, key: str, kind: Any, *default: Any) -> Any:
+    """Return a value of the JSON; KeyError if it is not there and has no default."""
+    table = _is(entry, dict, f"what holds {key}")
+    return _is(table[key], kind, key) if key in table or not default else default[0]
+
+
+def _is(value: Any, kind: Any, what: str) -> Any:
+    """Refuse a value of another kind; true and false are no numbers."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        words = {dict: "a table", list: "a list", str: "a text", int: "a whole number"}
+        raise HeptiError(f"{what} is {value!r}, must be {words.get(kind, 'a number')}")
+    return value
+
+
+def _one_of(value: str, what: str, known: Sequence[str]) -> str:
+    if value not in known:
+        raise HeptiError(f"{what} {value!r} is not one of {', '.join(known)}")
+    return value
 
 
 def _block_to_table(block: BlockPlan, inner: str) -> dict[str, Any]:
@@ -324,10 +370,11 @@ def _block_to_table(block: BlockPlan, inner: str) -> dict[str, Any]:
 
 
 def _check_shares(shares: tuple[float, ...]) -> None:
-    if not all(math.isfinite(share) and share >= 0 for share in shares):
-        raise HeptiError(f"shares of rows {list(shares)}: every one must be at least 0")
-    # A person may write 0.33 three times.
-    if abs(math.fsum(shares) - 1) > 0.02:
+    # A person may write 0.33 three times, or 0.34.
+    slack = 0.02
+    if not all(0 <= share <= 1 + slack for share in shares):
+        raise HeptiError(f"shares of rows {list(shares)}: every one must be between 0 and 1")
+    if abs(math.fsum(shares) - 1) > slack:
         raise HeptiError(f"shares of rows {list(shares)} add up to {math.fsum(shares):g}, not 1")
 
 

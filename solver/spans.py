@@ -52,8 +52,10 @@ class Partition:
     spans: tuple[Span, ...]
 
     def __post_init__(self) -> None:
-        if not self.spans or self.spans[0].start != 0:
-            raise HeptiError(f"partition {self} does not begin at 0")
+        if not self.spans:
+            raise HeptiError("there are no spans")
+        if self.spans[0].start != 0:
+            raise HeptiError(f"the first span {_text(self.spans[0])} does not begin at 0")
         for before, after in pairwise(self.spans):
             if after.start < before.stop:
                 raise HeptiError(f"spans {_text(before)} and {_text(after)} overlap")
@@ -99,8 +101,8 @@ def largest_remainder(shares: Sequence[float], total: int) -> list[int]:
 
     Every part is within one of its exact share; a share of zero gets nothing; ties go to the lower rank.
     """
-    weight = math.fsum(shares)
-    if total < 0 or not 0 < weight < math.inf or min(shares) < 0:
+    weight = sum(shares)  # not fsum, which raises where a sum overflows
+    if total < 0 or not 0 < weight * max(total, 1) < math.inf or min(shares) < 0:
         raise HeptiError(f"cannot share {total} parts by the weights {list(shares)}")
     exact = [total * share / weight for share in shares]
     counts = [math.floor(part) for part in exact]
@@ -108,7 +110,6 @@ def largest_remainder(shares: Sequence[float], total: int) -> list[int]:
         (rank for rank, share in enumerate(shares) if share > 0),
         key=lambda rank: (counts[rank] - exact[rank], rank),
     )
-    # Rounding errors of the division can leave the floors one above or below what is due.
     for step in range(total - sum(counts)):
         counts[by_remainder[step % len(by_remainder)]] += 1
     return counts

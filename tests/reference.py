@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 from scipy.special import erf
 
-from solver.model import ModelSpec, TextInput
+from solver.model import ModelSpec, TextInput, tensor_shapes
 
 
 def gelu(x):
@@ -124,7 +124,6 @@ def under(tensors, prefix):
 def load(path):
     """Read a weights file: its spec and all its tensors by name."""
     with h5py.File(Path(path)) as file:
-        assert file.attrs["format"] == "hepti-weights/1"
-        spec, tensors = ModelSpec.from_json(file.attrs["model"]), {}
-        file.visititems(lambda name, item: tensors.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
-    return spec, tensors
+        assert file.attrs["format"] in ("hepti-weights/1", b"hepti-weights/1")
+        spec = ModelSpec.from_json(file.attrs["model"])  # text or bytes
+        return spec, {name: file[name][()] for name in tensor_shapes(spec)}

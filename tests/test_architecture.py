@@ -1,0 +1,98 @@
+"""The shape of the tree: which room may import which, and one address per heavy dependency."""
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+# What each room may import of the others.
+ROOMS = {"solver": set(), "weights": {"solver"}, "hepti_mpi": {"solver", "weights"}, "launch": {"solver"}}
+HEAVY = ("mpi4py", "cvxpy", "pulp", "h5py", "onnxruntime", "subprocess", "safetensors", "tokenizers")
+# References of the tests, or tools that a board can do without.
+FORBIDDEN = {"torch", "transformers", "scipy", "sentence_transformers"}
+
+
+def imports(path):
+    """Return the dotted names that a file imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: write imports in full"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+# Module -> top-level names it imports.
+MODULES = {
+    path.relative_to(ROOT): {name.split(".")[0] for name in imports(path)}
+    for room in ROOMS
+    for path in sorted((ROOT / room).rglob("*.py"))
+}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_flow_one_way(room):
+    """The order is solver <- weights <- hepti_mpi, and solver <- launch."""
+    others = set(ROOMS) - ROOMS[room] - {room}
+    wrong = {path: names & others for path, names in MODULES.items() if path.parts[0] == room and names & others}
+
+    assert not wrong
+
+
+@pytest.mark.parametrize("dependency", HEAVY)
+def test_a_heavy_dependency_has_one_address(dependency):
+    """At most one module of the packages imports it; processes are started by launch alone."""
+    addresses = [str(path) for path, names in MODULES.items() if dependency in names]
+
+    assert len(addresses) <= 1, addresses
+    if dependency == "subprocess":
+        assert all(address.startswith("launch") for address in addresses)
+
+
+def test_the_solver_knows_neither_mpi_nor_hdf5():
+    used = {
+        path: names & {"mpi4py", "h5py"} for path, names in MODULES.items() if path.parts[0] in ("solver", "launch")
+    }
+
+    assert not any(used.values()), used
+
+
+def test_the_packages_do_without_the_references():
+    used = {path: names & FORBIDDEN for path, names in MODULES.items() if names & FORBIDDEN}
+
+    assert not used
+
+
+def test_there_are_no_circles():
+    """Within a room, too, modules can be put in an order in which each imports only those before it."""
+    files = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): ROOT / path for path in MODULES}
+    needs = defaultdict(set)
+    for module, path in files.items():
+        for name in imports(path):
+            target = name if name in files else name.rpartition(".")[0]
+            if target in files and target != module:
+                needs[module].add(target)
+    left = set(files)
+    while free := {module for module in left if not needs[module] & left}:
+        left -= free
+
+    assert not left
+
+
+def test_the_solver_package_imports_nothing():
+    assert not imports(ROOT / "solver" / "__init__.py")
+
+
+@pytest.mark.parametrize("module", ["solver.plan", "solver.shares", "solver.model", "solver.cluster"])
+def test_reading_a_plan_needs_no_heavy_library(module):
+    """A worker that reads a plan starts with the standard library and what the file formats need."""
+    code = f"import sys, {module}; print(*sorted({{'mpi4py', 'h5py', 'cvxpy', 'pulp'}} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert run.stdout.strip() == ""
