@@ -28,6 +28,7 @@ The cluster file carries a curve as two axes named as above and a matrix of seco
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -215,6 +216,16 @@ class Bank:
         self._devices = np.arange(len(curves))
         self._head_dims = np.array([device.head_dim for device in curves])
         self._tables = {kernel: _stack([device.kernels[kernel] for device in curves]) for kernel in Kernel}
+
+    def only(self, devices: NDArray[np.intp]) -> Bank:
+        """Return the bank of some of the devices."""
+        bank = copy(self)
+        bank._devices = np.arange(devices.size)
+        bank._head_dims = self._head_dims[devices]
+        bank._tables = {
+            kernel: (rows, columns, values[devices]) for kernel, (rows, columns, values) in self._tables.items()
+        }
+        return bank
 
     def seconds(self, kernel: Kernel, first: Any, second: Any = 0.0) -> Floats:
         """Return the seconds of one call on every device, 0 where `first` is 0.

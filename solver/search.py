@@ -1,0 +1,267 @@
+"""Whole shares of one kind of layer, by least makespans and exchange of units.
+
+What is sought is the least of
+
+    seconds + sum_i price_i bytes_i        subject to bytes_i <= cap_i
+
+where prices are seconds per byte: what memory is worth to layers of other kinds (`solver.integer`). Starts are, for
+every crew, the shares with the least makespan of the compute on each axis: the least T for which the largest shares
+within T add up to the whole (systems.md 8.2). From the best starts units move from device to
+device, all that one has if need be, as long as that pays; where no move pays and devices are few, two moves at a time.
+All candidates are priced together, by the tables of `solver.kinds`. Where there are few shares at all, all are tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.curves import Floats
+from solver.exchange import Mask
+from solver.kinds import LayerKind, LayerTable, Units, taking
+from solver.layers import Setting
+from solver.steps import Axis
+
+Integers = NDArray[np.int64]
+
+# Seconds per byte above a cap: more than any byte can save.
+OVERFLOW = 1e-3
+# Of candidates that cost the same, the one with less time on all devices together wins: it leads across plateaus of
+# the maximum.
+SLACK = 1e-4
+ALL_WAYS = 20_000  # shares, up to which all are tried: about 15 ms
+MANY = 8  # devices, beyond which units move only from the slowest and to the fastest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layer:
+    """A layer with whole shares: a configuration that the integer program can choose."""
+
+    kind: LayerKind
+    units: Units  # [p]
+    seconds: float
+    held_bytes: Floats  # [p]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """What bytes of a layer cost, [p]: seconds per byte, and the most that it may hold."""
+
+    prices: Floats
+    caps: Floats
+
+    def charge(self, held: Floats) -> Floats:
+        """Return the seconds that bytes are charged with, [...]."""
+        return np.asarray((self.prices * held + OVERFLOW * np.maximum(held - self.caps, 0.0)).sum(-1))
+
+    def only(self, devices: NDArray[np.intp]) -> Terms:
+        """Return the terms of some of the devices."""
+        return Terms(self.prices[devices], self.caps[devices])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """Shares among `devices` alone, to be improved, and their score."""
+
+    table: LayerTable
+    devices: NDArray[np.intp]
+    units: Units
+    score: float
+
+
+def drafts(setting: Setting, kind: LayerKind, crews: Sequence[Mask], terms: Terms) -> list[Draft]:
+    """Return first shares of a kind of layer among each of several crews, [p], where memory can hold them."""
+    devices = np.flatnonzero(np.logical_or.reduce(crews))
+    table, terms = LayerTable(setting.only(devices), kind), terms.only(devices)
+    ways = math.prod(math.comb(total + devices.size - 1, total) for total in table.units.values())
+    if ways <= ALL_WAYS:
+        units = _all_shares(table)
+        scores = _score(table, units, terms)
+        best = int(scores.argmin())
+        return [Draft(table, devices, {axis: counts[best] for axis, counts in units.items()}, float(scores[best]))]
+    starts = [units for crew in crews for units in _starts(table, crew[devices], terms)]
+    if not starts:
+        return []
+    scores = _score(table, {axis: np.stack([start[axis] for start in starts]) for axis in kind.axes}, terms)
+    return [Draft(table, devices, start, float(score)) for start, score in zip(starts, scores, strict=True)]
+
+
+def redraft(setting: Setting, layer: Layer, terms: Terms) -> Draft:
+    """Return a layer's shares as a draft, priced anew."""
+    devices = np.arange(setting.devices)
+    table = LayerTable(setting, layer.kind)
+    return Draft(table, devices, layer.units, float(_score(table, layer.units, terms)))
+
+
+def improved(draft: Draft, terms: Terms, *, by_two: bool) -> Draft:
+    """Move units between devices as long as that pays; where no move does, also two moves at a time if so asked."""
+    table, units, best = draft.table, draft.units, draft.score
+    terms = terms.only(draft.devices)
+    while True:
+        moves = _moves(table, units)
+        candidates = _after(units, moves)
+        scores = _score(table, candidates, terms)
+        if scores.min(initial=np.inf) >= best - 1e-12 and by_two:
+            candidates = _after(units, _pairs(units, moves))
+            scores = _score(table, candidates, terms)
+        if scores.min(initial=np.inf) >= best - 1e-12:
+            return Draft(table, draft.devices, units, best)
+        winner = int(scores.argmin())
+        best = float(scores[winner])
+        units = {axis: counts[winner] for axis, counts in candidates.items()}
+
+
+def finish(draft: Draft, terms: Terms, devices: int) -> Layer | None:
+    """Return a draft as a layer of all `devices`; None if it breaks a cap."""
+    table, terms, units = draft.table, terms.only(draft.devices), draft.units
+    held = table.held_bytes(units)
+    if (held > terms.caps).any():
+        return None
+
+    def spread(values: Any) -> Any:
+        everyone = np.zeros(devices, values.dtype)
+        everyone[draft.devices] = values
+        return everyone
+
+    everywhere = {axis: spread(counts) for axis, counts in units.items()}
+    return Layer(table.kind, everywhere, float(table.seconds(units)), spread(held))
+
+
+def _all_shares(table: LayerTable) -> Units:
+    """Return all shares that there are, [ways, p]."""
+    single = [_compositions(total, table.setting.devices) for total in table.units.values()]
+    places = np.indices([len(ways) for ways in single]).reshape(len(single), -1)
+    return {axis: ways[place] for axis, ways, place in zip(table.units, single, places, strict=True)}
+
+
+def _compositions(total: int, parts: int) -> Integers:
+    """Return all ways to share `total` units among `parts`, [ways, parts]."""
+    bars = np.array(list(combinations(range(total + parts - 1), parts - 1)), np.int64).reshape(-1, parts - 1)
+    edges = np.pad(bars, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, total + parts - 1)))
+    return np.diff(edges) - 1
+
+
+def _starts(table: LayerTable, crew: Mask, terms: Terms) -> list[Units]:
+    """Return first shares of a crew: every axis by the makespan of its compute; the same with all rows on one device.
+
+    Where caps bind, axes are shared out one after the other, each within the room that those before it leave, or each
+    within a like part of the room.
+    """
+    starts: list[Units] = []
+    axes = list(table.units)
+    orders = [axes, axes[::-1]] if np.isfinite(terms.caps).all() else []
+    for order in [None, *orders]:
+        units: dict[Axis, Integers] = {}
+        for axis in order or axes:
+            most = np.where(crew, _room(table, axis, terms.caps, units if order else None), 0)
+            if most.sum() < table.units[axis]:
+                break
+            units[axis] = _least_makespan(_axis_seconds(table, axis, int(crew.sum())), most, table.units[axis])
+        else:
+            starts.append({axis: units[axis] for axis in axes})
+    if Axis.ROWS not in axes or len(axes) == 1:
+        return starts
+    return starts + [{**units, Axis.ROWS: _on_one(units[Axis.ROWS])} for units in starts]
+
+
+def _axis_seconds(table: LayerTable, axis: Axis, owners: int) -> Floats:
+    """Return what every share of an axis costs in compute, [units + 1, p]."""
+    loads = [step.loads[axis] for step in table.steps if axis in step.loads]
+    return np.asarray(sum(load[owners if len(load) > 1 else 0][..., [0, 1, 3]].sum(-1) for load in loads))
+
+
+def _on_one(counts: Integers) -> Integers:
+    alone = np.zeros_like(counts)
+    alone[counts.argmax()] = counts.sum()
+    return alone
+
+
+def _room(table: LayerTable, axis: Axis, caps: Floats, given: Units | None) -> Integers:
+    """Return how many units of an axis the caps allow every device, beside the shares that are given."""
+    weights, total = table.weights, table.units[axis]
+    room = caps - weights.whole
+    if axis is Axis.ROWS:
+        return np.where(room < 0, 0, total)
+    size = weights.per_unit[axis]
+    if given is not None:
+        room = room - sum(weights.per_unit.get(other, 0) * counts for other, counts in given.items())
+        return np.asarray(np.clip(room // size, 0, total), np.int64)
+    # Of every axis a like part, rounded up: moves mend what that breaks.
+    whole = sum(size * table.units[other] for other, size in weights.per_unit.items())
+    return np.ceil(np.clip(room / whole, 0.0, 1.0) * total).astype(np.int64)
+
+
+def _least_makespan(seconds: Floats, most: Integers, total: int) -> Integers:
+    """Share `total` units so that the slowest device is as fast as can be; `seconds` [total + 1, p] never falls.
+
+    Every unit that a device may take has the time at which it is done, if the device takes all units up to it. The
+    least makespan is the total-th of these times.
+    """
+    units = np.arange(1, total + 1)[:, None]
+    done = np.where(units <= most, seconds[1:], np.inf)
+    limit = np.partition(done, total - 1, axis=None)[total - 1]
+    counts = np.asarray((done <= limit).sum(0))
+    # Of units that are done at the same time, some may be one too many.
+    for device in np.flatnonzero((done == limit).any(0)):
+        counts[device] -= min(counts.sum() - total, (done[:, device] == limit).sum())
+    return counts
+
+
+def _score(table: LayerTable, units: Units, terms: Terms) -> Floats:
+    every_end = [step.end for step in table.step_times(units)]
+    seconds = sum(end.max(-1) + SLACK * end.mean(-1) for end in every_end)
+    return np.asarray(seconds + terms.charge(table.held_bytes(units)))
+
+
+def _moves(table: LayerTable, units: Units) -> Integers:
+    """Return moves of units, [moves, axes, p], each a change of the counts that adds up to zero."""
+    devices = table.setting.devices
+    givers = takers = np.arange(devices)
+    if devices > MANY:
+        every_end = np.stack([step.end for step in table.step_times(units)])
+        order = np.argsort(every_end, axis=1)
+        givers, takers = np.unique(order[:, -4:]), np.unique(order[:, :4])
+    listed = [
+        (number, giver, taker, size)
+        for number, counts in enumerate(units.values())
+        for giver in givers
+        for size in _sizes(int(counts[giver]))
+        for taker in takers
+        if taker != giver
+    ]
+    moves = np.zeros((len(listed), len(units), devices), np.int64)
+    for row, (number, giver, taker, size) in enumerate(listed):
+        moves[row, number, giver], moves[row, number, taker] = -size, size
+    return moves
+
+
+def _sizes(have: int) -> list[int]:
+    """Return how many units may move: powers of two, and all."""
+    return sorted({1 << power for power in range(have.bit_length())} | {have}) if have else []
+
+
+def _pairs(units: Units, moves: Integers) -> Integers:
+    """Return all pairs of moves of one or two units, or of all that a device has."""
+    counts = np.stack(list(units.values()))
+    given = -moves.min(axis=(1, 2))
+    emptied = ((counts + moves == 0) & (moves < 0)).any((1, 2))
+    small = moves[(given <= 2) | emptied]
+    one, other = np.triu_indices(len(small), 1)
+    both = small[one] + small[other]
+    return np.asarray(both[(counts + both >= 0).all((1, 2))])
+
+
+def _after(units: Units, moves: Integers) -> dict[Axis, Integers]:
+    """Return the counts after each of the moves, [moves, p]."""
+    return {axis: counts + moves[:, number] for number, (axis, counts) in enumerate(units.items())}
+
+
+def crew_of(layer: Layer) -> Mask:
+    """Return who has a share of a layer, [p]."""
+    return taking(layer.units)
