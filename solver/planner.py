@@ -25,7 +25,7 @@ from solver.kinds import KINDS, LayerKind, layer_plan
 from solver.layers import Setting
 from solver.model import ModelSpec
 from solver.plan import Cut, Layout, Plan, Stage
-from solver.search import Draft, Layer, Terms, drafts, finish, improved, redraft
+from solver.search import Draft, Layer, Terms, drafts, finish, improved, neighbours, redraft
 from solver.spans import Span
 from solver.steps import FLOAT_BYTES
 
@@ -45,6 +45,8 @@ FINISHED = 4  # drafts that are improved
 THOROUGH = 2  # of them by two moves at a time
 FEW = 4  # devices, up to which all crews and moves by two are tried
 ROUNDS = 12  # of column generation
+KEPT = 4  # configurations beside those of the plan, for a later solve
+NEIGHBOURS = 200  # that the integer program may choose besides
 WORTH = 1e-4  # of a layer's seconds, saved at the current prices: what a further configuration has to bring
 
 
@@ -59,11 +61,11 @@ class Solution:
     runs
         Layers of equal shares, and how many.
     layers
-        All that the integer program could choose from; a later solve begins with them.
+        These layers and the fastest of the others; a later solve begins with them.
     prices : [p]
         Seconds that a byte more saves on every device; zero where memory does not limit.
     gap
-        What the integer program left open, relative.
+        By how much the mix may be from the best, relative: against the linear relaxation, where memory is scarce.
     """
 
     plan: Plan
@@ -92,20 +94,30 @@ def solve(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None 
     s, room = setting(spec, cluster, rows), weights_room(spec, cluster, rows)
     # A device that lacks even what comes before weights takes no part; rank 0 has to have it.
     room[1:] = np.maximum(room[1:], 0.0)
+    prices, bound_s = np.zeros(s.devices), 0.0
     if before is not None:
         found, prices = _again(s, before, room), before.prices
     else:
-        found, prices = _candidates(s, _free(s)), np.zeros(s.devices)
-    if before is None and (_fastest(found).held_bytes * spec.layers > room).any():
-        found, prices = _generate(s, room, found)
-    mix = integer.best_mix([layer.seconds for layer in found], [layer.held_bytes for layer in found], room, spec.layers)
+        found = _candidates(s, _free(s))
+        if (_fastest(found).held_bytes * spec.layers > room).any():
+            found, prices, bound_s = _scarce(s, room, found)
+    mix = _mix(s, found, room)
     if mix.short_bytes.max() > 1:
         if before is not None:
             return solve(spec, cluster, rows)
         raise _does_not_fit(spec, cluster, mix.short_bytes + np.maximum(-weights_room(spec, cluster, rows), 0.0))
     runs = tuple((layer, count) for layer, count in zip(found, mix.layers, strict=True) if count)
+    used = [layer for layer, _ in runs]
+    kept = [*used, *sorted((layer for layer in found if layer not in used), key=lambda layer: layer.seconds)[:KEPT]]
     plan = _plan(s, cluster, runs)
-    return Solution(replace(plan, predicted=price(s, plan).prediction), runs, tuple(found), prices, mix.gap)
+    gap = max(mix.gap, 1 - bound_s / mix.seconds) if bound_s else mix.gap
+    return Solution(replace(plan, predicted=price(s, plan).prediction), runs, tuple(kept), prices, gap)
+
+
+def _mix(s: Setting, found: Sequence[Layer], room: Floats) -> integer.Mix:
+    return integer.best_mix(
+        [layer.seconds for layer in found], [layer.held_bytes for layer in found], room, s.spec.layers
+    )
 
 
 def _free(s: Setting) -> Terms:
@@ -184,23 +196,30 @@ def _fastest(layers: Sequence[Layer]) -> Layer:
     return min(layers, key=lambda layer: layer.seconds)
 
 
-def _generate(s: Setting, room: Floats, found: list[Layer]) -> tuple[list[Layer], Floats]:
-    """Add layers until none is worth the price of the memory that it needs."""
+def _scarce(s: Setting, room: Floats, found: list[Layer]) -> tuple[list[Layer], Floats, float]:
+    """Return layers worth choosing from where memory is scarce, its prices, and the seconds of the relaxed mix."""
     whole = np.maximum(room, 0.0)
     found = found + _candidates(s, Terms(np.zeros(s.devices), whole / s.spec.layers))
     for _ in range(ROUNDS):
         duals = integer.prices(
             [layer.seconds for layer in found], [layer.held_bytes for layer in found], room, s.spec.layers
         )
+        terms = Terms(duals.per_byte, whole)
         worth = [
             layer
-            for layer in _candidates(s, Terms(duals.per_byte, whole))
-            if layer.seconds + float(duals.per_byte @ layer.held_bytes) < duals.layer_s * (1 - WORTH)
+            for layer in _candidates(s, terms)
+            if layer.seconds + float(terms.charge(layer.held_bytes)) < duals.layer_s * (1 - WORTH)
         ]
         if not worth:
             break
         found = found + worth
-    return found, duals.per_byte
+    # A configuration that a better plan uses costs at most so much above its price.
+    mix = _mix(s, found, room)
+    limit = duals.layer_s + max(mix.seconds - duals.bound_s, 0.0)
+    used = [layer for layer, count in zip(found, mix.layers, strict=True) if count]
+    more = [near for layer in used for near in neighbours(s, layer, terms, limit)]
+    more.sort(key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
+    return found + more[:NEIGHBOURS], duals.per_byte, duals.bound_s
 
 
 def _plan(s: Setting, cluster: Cluster, runs: Sequence[tuple[Layer, int]]) -> Plan:

@@ -36,6 +36,7 @@ OVERFLOW = 1e-3
 # the maximum.
 SLACK = 1e-4
 ALL_WAYS = 20_000  # shares, up to which all are tried: about 15 ms
+FEW = 4  # devices, up to which two moves at a time are tried
 MANY = 8  # devices, beyond which units move only from the slowest and to the fastest
 
 
@@ -115,6 +116,23 @@ def improved(draft: Draft, terms: Terms, *, by_two: bool) -> Draft:
         winner = int(scores.argmin())
         best = float(scores[winner])
         units = {axis: counts[winner] for axis, counts in candidates.items()}
+
+
+def neighbours(setting: Setting, layer: Layer, terms: Terms, limit: float) -> list[Layer]:
+    """Return the layers that one or two moves make of a layer and whose seconds and charges are at most `limit`."""
+    table = LayerTable(setting, layer.kind)
+    moves = _moves(table, layer.units)
+    if setting.devices <= FEW:
+        moves = np.concatenate([moves, _pairs(layer.units, moves)])
+    units = _after(layer.units, moves)
+    seconds, held = table.seconds(units), table.held_bytes(units)
+    near = np.flatnonzero(seconds + terms.charge(held) <= limit)
+    return [
+        Layer(
+            layer.kind, {axis: counts[number] for axis, counts in units.items()}, float(seconds[number]), held[number]
+        )
+        for number in near
+    ]
 
 
 def finish(draft: Draft, terms: Terms, devices: int) -> Layer | None:
