@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from contextlib import nullcontext
 
+from rich.console import Console
+
 from hepti_mpi import hosts
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
@@ -27,7 +29,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
         for warning in hosts.warnings(places):
             leader.say(f"note: {warning}")
     setup = group.from_root(leader.prepare if leader else None)
-    weights = load_share(setup, group)
+    weights = load_share(setup, group, leader.console if leader else None)
     stack = Stack(setup.spec, setup.plan, weights.layers, group)
     if leader:
         leader.lead(stack, weights.ends)
@@ -37,8 +39,8 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     return leader.close(ranks, places) if leader else 0
 
 
-def load_share(setup: Setup, group: Group) -> RankWeights:
-    """Load this rank's share; rank 0 first sends theirs to the ranks that have no file."""
+def load_share(setup: Setup, group: Group, console: Console | None) -> RankWeights:
+    """Load this rank's share; rank 0 first sends theirs to the ranks that have no file, and shows how it gets on."""
     file: WeightsFile | None = None
 
     def open_own() -> bool:
@@ -58,7 +60,7 @@ def load_share(setup: Setup, group: Group) -> RankWeights:
 
     def load_own() -> None:
         total = weights_bytes(setup.spec, setup.plan, group.rank)
-        bar = progress("loading", total) if group.rank == 0 else nullcontext(lambda _: None)
+        bar = progress("loading", total, console=console) if console else nullcontext(lambda _: None)
         with bar as done:
             loaded.append(load(file, setup.spec, setup.plan, group, done))
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from hepti_mpi import defaults, ends, outputs, show
 from hepti_mpi.arrays import Array
@@ -68,7 +67,7 @@ class Leader:
         self._options = options
         self._group = group
         self._serves = options.input == "-"  # answers standard input line by line
-        self._console = Console(stderr=True, highlight=False)
+        self.console = show.terminal(stderr=True)
         self._cluster: Cluster | None = None
         self._complaints: list[str] = []
         self._answers: list[dict[str, Any]] = []
@@ -77,7 +76,7 @@ class Leader:
 
     def say(self, line: str) -> None:
         """Tell the person at the terminal."""
-        self._console.print(line, markup=False, soft_wrap=True)
+        self.console.print(line, markup=False, soft_wrap=True)
 
     def prepare(self) -> Setup:
         """Read what is asked, and plan for it.
@@ -108,7 +107,7 @@ class Leader:
         else:
             batches = list(_batches(self._requests))
             passes = self._options.warmup + self._options.repeat
-            with progress("computing", passes * len(batches)) as done:
+            with progress("computing", passes * len(batches), console=self.console, unit="batches") as done:
                 for number in range(passes):
                     self._answers.clear()
                     for batch in batches:
@@ -125,7 +124,7 @@ class Leader:
         if options.report is not None:
             outputs.write_json(options.report, report)
         if not self._serves:
-            console = Console(highlight=False)
+            console = show.terminal(stderr=False)
             if options.output is None and options.random is None:
                 show.show_answers(console, self._requests, self._answers)
             show.show_ranks(console, report, self._plan)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,24 @@ from hepti_mpi.inputs import Request
 from solver.plan import BlockPlan, Plan
 
 MIB = 2**20
+WIDTH = 110  # where there is no terminal to ask
+
+
+def terminal(stderr: bool) -> Console:
+    """Return the person's terminal, or a plain file where there is none.
+
+    mpirun gives every rank a pseudo-terminal or a pipe of its own: what counts is where mpirun itself writes.
+    """
+    number = 2 if stderr else 1
+    started_by_mpi = "OMPI_COMM_WORLD_RANK" in os.environ or "PMI_RANK" in os.environ
+    where = f"/proc/{os.getppid() if started_by_mpi else 'self'}/fd/{number}"
+    width = 0
+    with suppress(OSError):  # no /proc, another user's mpirun, or no terminal: a plain file
+        if stat.S_ISCHR(os.stat(where).st_mode):
+            descriptor = os.open(where, os.O_RDONLY | os.O_NOCTTY)
+            width = os.get_terminal_size(descriptor).columns
+            os.close(descriptor)
+    return Console(stderr=stderr, highlight=False, force_terminal=width > 0, width=width or WIDTH)
 
 
 def show_answers(console: Console, requests: Sequence[Request], answers: Sequence[dict[str, Any]]) -> None:

@@ -1,0 +1,34 @@
+"""`mpirun -n 3 python -m pytest tests/mpi`: every test runs on all ranks, for any number of them."""
+
+import pytest
+from mpi4py import MPI
+from pytest_mpi import parallel_assert
+
+from hepti_mpi import comm
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Tell mpi-pytest that every test here fits the ranks that there are."""
+    for item in items:
+        if item.path.parent.name == "mpi":
+            item.add_marker(pytest.mark.parallel(MPI.COMM_WORLD.size))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Reduce the verdict: where one rank fails, all fail, and none waits for it in the next test."""
+    if pyfuncitem.path.parent.name != "mpi":
+        return (yield)
+    try:
+        result = yield
+    except Exception as error:
+        parallel_assert(False, f"rank {MPI.COMM_WORLD.rank}: {error}")
+        raise
+    parallel_assert(True)
+    return result
+
+
+@pytest.fixture(scope="session")
+def world():
+    return comm.world()
