@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ def terminal(stderr: bool) -> Console:
     where = f"/proc/{os.getppid() if started_by_mpi else 'self'}/fd/{number}"
     width = 0
     with suppress(OSError):  # no /proc, another user's mpirun, or no terminal: a plain file
-        if stat.S_ISCHR(os.stat(where).st_mode):
+        if Path(where).is_char_device():
             descriptor = os.open(where, os.O_RDONLY | os.O_NOCTTY)
             width = os.get_terminal_size(descriptor).columns
             os.close(descriptor)

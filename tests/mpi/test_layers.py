@@ -1,6 +1,7 @@
 """Whatever the cuts, shares and batches, the layers give what the oracle gives."""
 
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -25,6 +26,7 @@ PRE = ModelSpec(
 CUTS = [(cut, norm) for cut in Cut for norm in Layout if cut is not Cut.ROWS or norm is Layout.ROWS]
 
 
+@cache
 def tensors_of(spec):
     return {name: synthetic_rows(name, shape, Span(0, shape[0])) for name, shape in tensor_shapes(spec).items()}
 
@@ -69,6 +71,18 @@ def random_layer(spec, attention, mlp, kind, ranks, rng):
     )
 
 
+@cache
+def expected(spec, lengths):
+    """Return a batch of random requests and the oracle's answers."""
+    rng = np.random.default_rng(1)
+    if isinstance(spec.input, TextInput):
+        contents = [rng.integers(0, spec.input.vocab, rows) for rows in lengths]
+    else:
+        image = spec.input
+        contents = [rng.standard_normal((3, image.height, image.width), np.float32) for _ in lengths]
+    return contents, [reference.forward(spec, tensors_of(spec), content) for content in contents]
+
+
 def check(spec, layers, lengths, world):
     """Run a batch through the stack and compare rank 0's result with the oracle's."""
     stage = Stage(
@@ -77,12 +91,7 @@ def check(spec, layers, lengths, world):
     )
     tensors = tensors_of(spec)
     stack = make_stack(spec, Plan((stage,), spec.name), tensors, world)
-    rng = np.random.default_rng(1)
-    if isinstance(spec.input, TextInput):
-        contents = [rng.integers(0, spec.input.vocab, rows) for rows in lengths]
-    else:
-        image = spec.input
-        contents = [rng.standard_normal((3, image.height, image.width), np.float32) for _ in lengths]
+    contents, answers = expected(spec, tuple(lengths))
     batch = Batch.of_lengths(lengths)
     embedded = np.concatenate([ends.embed(spec, tensors, content) for content in contents])
 
