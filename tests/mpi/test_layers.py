@@ -100,8 +100,7 @@ def check(spec, layers, lengths, world):
     assert hidden.dtype == np.float32
     if world.rank == 0:
         hidden = ends.last_hidden(spec, tensors, hidden)
-        for content, span in zip(contents, batch.requests, strict=True):
-            np.testing.assert_allclose(hidden[span.slice], reference.forward(spec, tensors, content), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
     else:
         assert hidden.shape == (0, spec.hidden)
     return stack
