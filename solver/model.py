@@ -17,6 +17,7 @@ from solver.errors import HeptiError
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "lasttoken")
 RESAMPLINGS = ("bilinear", "bicubic", "lanczos", "nearest")
+SCORES = ("softmax", "sigmoid", "identity")
 _SIZES = {"hidden", "ffn", "heads", "layers", "vocab", "positions", "max_rows", "height", "width", "patch", "channels"}
 
 
@@ -74,6 +75,7 @@ class ModelSpec:
     normalize: bool = False  # embeddings of length one
     labels: tuple[str, ...] = ()  # classifier outputs; (): no classifier
     classifier_rows: int = 1  # rows that the classifier reads, side by side (DeiT with teacher: 2)
+    scores: str = "softmax"  # what makes scores of the classifier's outputs
 
     def __post_init__(self) -> None:
         for owner in (self, self.input):
@@ -88,6 +90,7 @@ class ModelSpec:
             ("activation", self.activation, ACTIVATIONS),
             ("pooling", self.pooling, POOLINGS),
             ("dense", self.dense, ("", "identity", *ACTIVATIONS)),
+            ("scores", self.scores, SCORES),
         )
         for field, value, allowed in choices:
             if value not in allowed:

@@ -1,0 +1,1 @@
+"""Stores: the weights file, conversion from checkpoints, synthetic weights, tokenizing. No MPI."""
