@@ -1,6 +1,24 @@
 """`Cluster`, `Device`, `Link`: what was measured, or declared by a person; the file `hepti-cluster/1`.
 
 Inside, units are bytes, seconds and FLOP; the file has the units that people use (GiB, Mbps, µs, GFLOP/s).
+
+A person writes the short form. `profile` writes the long one: besides, every device has its curves (see
+`solver.curves`), and where it differs from the network the bandwidth of its own link, and the file says how it came
+about:
+
+    [profile]
+    model = "bert-large"
+    backend = "numpy"
+    date = "2026-11-20"
+    [[device]]
+    name = "pi-0"
+    gflops = 24.1
+    memory_gib = 3.21
+    bandwidth_mbps = 933     # all that it sends or receives at a time, each way
+    [device.curves]
+    head_dim = 64
+    project = { rows = [1, 2, 64, 256], weights = [196608, 4194304], seconds = [[...], [...], [...], [...]] }
+    activate = { elements = [16384, 1048576], seconds = [...] }
 """
 
 from __future__ import annotations
@@ -10,13 +28,14 @@ import json
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from solver.curves import Curves, curves_from_table, curves_to_table, derived_curves
 from solver.errors import HeptiError
 
 FORMAT = "hepti-cluster/1"
@@ -32,11 +51,32 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One board: its sustained float32 speed and the memory free for weights and activations."""
+    """One board.
+
+    Parameters
+    ----------
+    name
+        One word.
+    compute_flop_per_s
+        Sustained float32 speed of a MatMul of 256 rows.
+    memory_bytes
+        Free for weights and activations.
+    bandwidth_bytes_per_s
+        All that it can send, and receive, at a time; None: what the network gives.
+    curves
+        Measured seconds of every kernel; None: derived from the speed.
+    """
 
     name: str
     compute_flop_per_s: float
     memory_bytes: int
+    bandwidth_bytes_per_s: float | None = None
+    curves: Curves | None = None
+
+    @property
+    def kernels(self) -> Curves:
+        """Measured curves, or the derived ones."""
+        return self.curves or derived_curves(self.compute_flop_per_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +89,12 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Devices in rank order, the network that joins them, and the pairs that differ from it."""
+    """Devices in rank order, the network that joins them, the pairs that differ from it, and who measured it."""
 
     devices: tuple[Device, ...]
     network: Link
     links: Mapping[frozenset[str], Link] = field(default_factory=dict)
+    profile: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -63,12 +104,23 @@ class Cluster:
     @property
     def fingerprint(self) -> str:
         """Twelve hex digits of everything a plan depends on."""
-        return hashlib.sha256(json.dumps(_to_toml(self), sort_keys=True).encode()).hexdigest()[:12]
+        table = {key: value for key, value in _to_toml(self).items() if key != "profile"}
+        return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
     def link(self, one: int, other: int) -> Link:
         """Return the link between two ranks."""
         pair = frozenset((self.devices[one].name, self.devices[other].name))
-        return self.links.get(pair, self.network)
+        if pair in self.links:
+            return self.links[pair]
+        return Link(min(self.bandwidth(one), self.bandwidth(other)), self.network.latency_s)
+
+    def bandwidth(self, rank: int) -> float:
+        """Return the bytes per second that a device can send, and receive, over all its links together."""
+        device = self.devices[rank]
+        if device.bandwidth_bytes_per_s is not None:
+            return device.bandwidth_bytes_per_s
+        own = (link.bandwidth_bytes_per_s for pair, link in self.links.items() if device.name in pair)
+        return max(self.network.bandwidth_bytes_per_s, *own, 0.0)
 
     def first(self, ranks: int, source: str) -> Cluster:
         """Return the cluster of the first `ranks` devices; `source` names the file in the error."""
@@ -79,7 +131,8 @@ class Cluster:
             )
         devices = self.devices[:ranks]
         names = {device.name for device in devices}
-        return Cluster(devices, self.network, {pair: link for pair, link in self.links.items() if pair <= names})
+        links = {pair: link for pair, link in self.links.items() if pair <= names}
+        return replace(self, devices=devices, links=links)
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -111,7 +164,7 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
 
 
 def _from_toml(table: dict[str, Any]) -> Cluster:
-    _check_keys(table, "the file", required=("format", "device", "network"), optional=("link",))
+    _check_keys(table, "the file", required=("format", "device", "network"), optional=("link", "profile"))
     if table["format"] != FORMAT:
         raise HeptiError(f"format is {table['format']!r}, this version reads {FORMAT!r}")
     devices = tuple(_device(entry, number) for number, entry in enumerate(_tables(table, "device"), start=1))
@@ -140,20 +193,32 @@ def _from_toml(table: dict[str, Any]) -> Cluster:
             raise HeptiError(f"{where} is given twice")
         merged = {"bandwidth_mbps": network["bandwidth_mbps"], **entry}
         links[frozenset(pair)] = _link(merged, where, default_latency_us=default.latency_s * 1e6)
-    return Cluster(devices, default, links)
+    profile = table.get("profile", {})
+    if not isinstance(profile, dict):
+        raise HeptiError("[profile] must be a table")
+    return Cluster(devices, default, links, {key: str(value) for key, value in profile.items()})
 
 
 def _device(entry: dict[str, Any], number: int) -> Device:
     name = entry.get("name")
     where = f"device {name}" if isinstance(name, str) else f"device number {number}"
-    _check_keys(entry, where, required=("name", "gflops", "memory_gib"), optional=())
+    _check_keys(entry, where, required=("name", "gflops", "memory_gib"), optional=("bandwidth_mbps", "curves"))
     if not isinstance(name, str) or not name or any(letter.isspace() for letter in name):
         raise HeptiError(f"{where}: name must be one word")
     return Device(
         name=name,
         compute_flop_per_s=_number(entry, "gflops", where) * 1e9,
         memory_bytes=round(_number(entry, "memory_gib", where) * GIB),
+        bandwidth_bytes_per_s=_number(entry, "bandwidth_mbps", where) * 1e6 / 8 if "bandwidth_mbps" in entry else None,
+        curves=_curves(entry["curves"], where) if "curves" in entry else None,
     )
+
+
+def _curves(entry: Any, where: str) -> Curves:
+    try:
+        return curves_from_table(entry)
+    except HeptiError as error:
+        raise HeptiError(f"{where}: {error}") from error
 
 
 def _link(entry: dict[str, Any], where: str, default_latency_us: float) -> Link:
@@ -195,22 +260,30 @@ def _did_you_mean(word: str, known: Any) -> str:
 def _to_toml(cluster: Cluster) -> dict[str, Any]:
     table: dict[str, Any] = {
         "format": FORMAT,
-        "device": [
-            {
-                "name": device.name,
-                "gflops": _twelve_digits(device.compute_flop_per_s / 1e9),
-                "memory_gib": device.memory_bytes / GIB,
-            }
-            for device in cluster.devices
-        ],
+        "device": [_device_to_toml(device) for device in cluster.devices],
         "network": _link_to_toml(cluster.network),
     }
+    if cluster.profile:
+        table["profile"] = dict(cluster.profile)
     if cluster.links:
         table["link"] = [
             {"between": sorted(pair), **_link_to_toml(link)}
             for pair, link in sorted(cluster.links.items(), key=lambda item: sorted(item[0]))
         ]
     return table
+
+
+def _device_to_toml(device: Device) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "name": device.name,
+        "gflops": _twelve_digits(device.compute_flop_per_s / 1e9),
+        "memory_gib": device.memory_bytes / GIB,
+    }
+    if device.bandwidth_bytes_per_s is not None:
+        entry["bandwidth_mbps"] = _twelve_digits(device.bandwidth_bytes_per_s * 8 / 1e6)
+    if device.curves is not None:
+        entry["curves"] = curves_to_table(device.curves)
+    return entry
 
 
 def _link_to_toml(link: Link) -> dict[str, float]:

@@ -1,18 +1,166 @@
+"""The cost model against sums done by hand, and its invariants."""
+
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
-from solver.cost import device_weights_bytes
+from solver.cluster import Link
+from solver.cost import predict, price, setting
+from solver.cost import weights_bytes as held_bytes
+from solver.curves import Kernel
+from solver.exchange import Network, gather, move, scatter
 from solver.model import named_model
+from solver.plan import BlockPlan, Cut, LayerPlan, Layout, uniform_plan
 from solver.shares import weights_bytes
+from solver.spans import Partition
+from solver.steps import times
 from solver.systems import PLANNERS, make_plan
 from tests.solver.clusters import pis
+
+SPEC = named_model("bert-base", layers=3)
+EVERY = np.array([True, True, True])
+
+
+def rows_block(*shares):
+    return BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(share / sum(shares) for share in shares))
 
 
 @pytest.mark.parametrize("system", PLANNERS)
 def test_weights_of_a_run_of_layers_are_those_of_every_layer(system):
-    spec, cluster = named_model("bert-base", layers=3), pis(24.6, 70, 24.6, 10)
-    plan = make_plan(system, spec, cluster, rows=100)
+    plan = make_plan(system, SPEC, pis(24.6, 70, 24.6, 10), rows=100)
 
     for rank in range(4):
-        assert device_weights_bytes(spec, plan, rank) == weights_bytes(spec, plan, rank)
+        assert held_bytes(SPEC, plan, rank) == weights_bytes(SPEC, plan, rank)
+
+
+def test_owner_of_the_largest_block_sends_it_to_all_others():
+    blocks = np.array([70e6, 20e6, 10e6])
+    exchange = gather(blocks, EVERY, 100e6, EVERY)
+    network = Network(np.full(3, 100e6), 0.001, ())
+
+    assert exchange.sent.tolist() == [140e6, 40e6, 20e6]
+    assert exchange.received.tolist() == [30e6, 80e6, 90e6]
+    # The owner waits only for the others; they wait until it has sent everything.
+    assert exchange.seconds(network) == pytest.approx([0.401, 1.401, 1.401])
+
+
+def test_reduce_scatter_is_the_all_gather_backwards():
+    blocks = np.array([70e6, 20e6, 10e6])
+    forth, back = gather(blocks, EVERY, 100e6, EVERY), scatter(blocks, EVERY, 100e6, EVERY)
+
+    assert back.sent.tolist() == forth.received.tolist()
+    assert back.received.tolist() == forth.sent.tolist()
+    assert back.between(1, 0) == forth.between(0, 1) == 70e6
+
+
+def test_narrow_pair_is_waited_for():
+    cluster = replace(pis(10, 10, 10), links={frozenset(("pi-0", "pi-2")): Link(1e6, 0.5)})
+    exchange = gather(np.full(3, 1e6), EVERY, 3e6, EVERY)
+
+    seconds = exchange.seconds(Network.of(cluster))
+
+    assert seconds[[0, 2]] == pytest.approx([1.5, 1.5])
+    assert seconds[1] < 0.1
+
+
+def test_device_without_a_share_neither_sends_nor_receives():
+    exchange = gather(np.array([6.0, 0, 4]), np.array([True, False, True]), 10, np.array([True, False, True]))
+
+    assert (exchange.sent[1], exchange.received[1], exchange.messages[1]) == (0, 0, 0)
+    assert exchange.sent.tolist() == [6, 0, 4]
+
+
+def test_rows_that_stay_do_not_move():
+    exchange = move(np.array([4.0, 4, 2]), np.array([6.0, 1, 3]), row_bytes=8)
+
+    assert exchange.sent.tolist() == [0, 24, 0]
+    assert exchange.received.tolist() == [16, 0, 8]
+
+
+def test_overlapped_exchange_costs_only_what_compute_does_not_hide():
+    before, during, edge, after = (np.array(value, float) for value in ([1, 2], [5, 5], [1, 1], [2, 1]))
+
+    hidden = times(before, during, edge, after, np.array([1.0, 1.0]), reduces=False)
+    exposed = times(before, during, edge, after, np.array([9.0, 3.0]), reduces=False)
+    reduced = times(before, during, edge, after, np.array([3.0, 9.0]), reduces=True)
+
+    assert hidden.end.tolist() == [8, 8]
+    assert exposed.end.tolist() == [14, 8]
+    assert reduced.end.tolist() == [9, 13]
+
+
+def test_one_device_costs_its_compute_and_no_exchange():
+    cluster = pis(24.6)
+    plan = make_plan("single", SPEC, cluster, rows=128)
+    bank, H, F = setting(SPEC, cluster, 128).bank, 768, 3072
+    gemms = [(Kernel.PROJECT, H * n) for n in (2 * H, H, F)] + [(Kernel.CONTRACT, H * n) for n in (H, F)]
+    layer = sum(bank.seconds(kernel, 128, weights)[0] for kernel, weights in gemms)
+    layer += bank.attend(128, 128, 12, 64)[0] + bank.seconds(Kernel.ACTIVATE, 128 * F)[0]
+    layer += 2 * bank.seconds(Kernel.NORM, 128 * H)[0]
+
+    predicted = predict(SPEC, cluster, plan, 128)
+
+    assert predicted.seconds == pytest.approx(3 * layer + 2 * bank.seconds(Kernel.NORM, 128 * H)[0])
+    assert (predicted.exchange_s, predicted.bytes_on_wire) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "per_layer"),
+    [
+        # [S, H] elements sent by all together: K and V of every row to two others.
+        (LayerPlan(rows_block(1, 2, 1), rows_block(1, 2, 1)), 2 * 2),
+        # A reduce-scatter sends 2/3 of three summands, and so does the all-gather of the sum; twice a layer.
+        (LayerPlan(*[BlockPlan(Cut.BLOCK, inner=Partition.of_counts((4, 4, 4)))] * 2), 8),
+    ],
+)
+def test_bytes_on_the_wire_are_the_formulas(layer, per_layer):
+    """systems.md 8.5, S = 96, H = 768."""
+    inner = layer.mlp.inner and Partition.of_counts((1024, 1024, 1024))
+    layer = replace(layer, mlp=replace(layer.mlp, inner=inner))
+    cluster = pis(10, 10, 10)
+
+    three, two = (
+        predict(replace(SPEC, layers=n), cluster, uniform_plan(replace(SPEC, layers=n), cluster.names, layer), 96)
+        for n in (3, 2)
+    )
+
+    assert three.bytes_on_wire - two.bytes_on_wire == per_layer * 4 * 96 * 768
+
+
+def test_first_layer_takes_the_stream_as_rank_0_hands_it_out():
+    """Cut block first: all rows everywhere, nothing to gather; from the second layer on the rows are gathered."""
+    norm_rows = BlockPlan(Cut.BLOCK, Partition.of_counts((6, 6)), norm=Layout.ROWS, rows=(0.5, 0.5))
+    plan = uniform_plan(SPEC, ("pi-0", "pi-1"), LayerPlan(norm_rows, rows_block(1, 1)))
+
+    steps = [(step.name, step.repeats) for step in price(setting(SPEC, pis(10, 10), 64), plan).steps]
+
+    assert steps == [("embed, hand out", 1), ("reduce", 1), ("gather rows", 2), ("reduce", 2), ("hand in", 1)]
+
+
+def test_stream_that_changes_rows_pays_for_the_move():
+    cluster = pis(10, 10)
+    same = uniform_plan(SPEC, cluster.names, LayerPlan(rows_block(1, 1), rows_block(1, 1)))
+    other = uniform_plan(SPEC, cluster.names, LayerPlan(rows_block(1, 1), rows_block(3, 1)))
+
+    moved = predict(SPEC, cluster, other, 64).bytes_on_wire - predict(SPEC, cluster, same, 64).bytes_on_wire
+
+    # 16 rows there and back in every layer, but the last is handed in from where it lies: 16 fewer rows to rank 0.
+    assert moved == (3 * 16 + 2 * 16 - 16) * 768 * 4
+
+
+def test_compute_exchange_and_idle_of_a_device_are_all_of_its_time():
+    cluster = pis(24.6, 70, 10)
+    for system in PLANNERS:
+        found = price(setting(SPEC, cluster, 100), make_plan(system, SPEC, cluster, 100))
+
+        assert found.compute_s + found.exchange_s + found.idle_s == pytest.approx(np.full(3, found.seconds))
+        assert min(found.compute_s.min(), found.exchange_s.min(), found.idle_s.min()) > -1e-12
+
+
+def test_slower_link_never_costs_less():
+    for system in PLANNERS:
+        seconds = [make_plan(system, SPEC, pis(24.6, 70, 10, mbps=m), 100).predicted.seconds for m in (940, 240, 80)]
+        assert seconds == sorted(seconds)
