@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from solver.errors import HeptiError
 from solver.model import ModelSpec, TextInput, tensor_shapes
 from solver.spans import Span
 from weights.checkpoint import Tensors, read_json, weight_files
 from weights.families import build_spec, find_family, skipped_positions
+from weights.layout import Array, row_spans
 from weights.progress import progress
 from weights.sentence import SentenceHead, max_rows, sentence_modules, tokenizer_text
-from weights.store import WeightsWriter, row_spans
-
-Array = npt.NDArray[np.float32]
+from weights.store import WeightsWriter
 
 _QKV_BIASES = ("attention/query/bias", "attention/key/bias", "attention/value/bias")
 
