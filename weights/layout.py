@@ -40,14 +40,14 @@ def chunk_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return min(shape[0], _CHUNK_ROWS), -(-shape[1] // tiles)  # equal tiles: 384 as 256 + 128 would be stored as 512
 
 
-def steps(piece: TensorSlice, shape: tuple[int, ...], chunk_rows: int, bytes_limit: int) -> Iterator[Span]:
+def steps(piece: TensorSlice, shape: tuple[int, ...], bytes_limit: int) -> Iterator[Span]:
     """Yield bounded spans of the rows of `piece`, ending where chunks end so that none is decoded twice."""
     all_rows = Span(0, shape[0]) if piece.axis else piece.span
     if (all_rows.size, *piece.shape[1:]) != piece.shape or piece.span.stop > shape[piece.axis]:
         raise ValueError(f"{piece} does not lie in {shape}")
     rows = max(1, bytes_limit // (4 * math.prod(piece.shape[1:]) or 1))
-    if rows > chunk_rows:
-        rows -= rows % chunk_rows
+    if rows > _CHUNK_ROWS:
+        rows -= rows % _CHUNK_ROWS
     start = all_rows.start
     while start < all_rows.stop:
         stop = min((start // rows + 1) * rows, all_rows.stop)

@@ -2,8 +2,8 @@
 
 Root attributes `format`, `model` (the ModelSpec as JSON), `model_sha256`, `source`, `dtype` and `fingerprint`; the
 dataset `tokenizer` holds the text of a tokenizer.json; every other dataset is a tensor, named and shaped as
-`solver.model.tensor_shapes` says. The tensors' bytes carry fletcher32; groups, attributes and chunk indices carry HDF5's own checksums, which exist
-from the layout of HDF5 1.10 on.
+`solver.model.tensor_shapes` says. The tensors' bytes carry fletcher32; groups, attributes and chunk indices carry
+HDF5's own checksums, which exist from the layout of HDF5 1.10 on.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class WeightsFile:
             raise ValueError(f"{piece.name}: {piece.shape} float32 does not fit into {out.shape} {out.dtype}")
         dataset = self._dataset(piece.name)
         done = 0
-        for rows in steps(piece, dataset.shape, dataset.chunks[0], STEP_BYTES):
+        for rows in steps(piece, dataset.shape, STEP_BYTES):
             self._read_rows(dataset, piece, rows, out[done : done + rows.size])
             done += rows.size
         return out
@@ -115,7 +115,7 @@ class WeightsFile:
         A group has at least one row, however many bytes that takes.
         """
         dataset = self._dataset(piece.name)
-        for rows in steps(piece, dataset.shape, dataset.chunks[0], bytes_limit):
+        for rows in steps(piece, dataset.shape, bytes_limit):
             block = np.empty((rows.size, *piece.shape[1:]), np.float32)
             self._read_rows(dataset, piece, rows, block)
             yield block
@@ -318,6 +318,6 @@ def _named(problem: str) -> Iterator[None]:
     """Turn what h5py raises into one line that begins with `problem`."""
     try:
         yield
-    except (OSError, KeyError, RuntimeError, ValueError, TypeError, UnicodeError) as error:
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         reason = getattr(error, "strerror", None) or str(error.args[0] if error.args else error)
         raise HeptiError(f"{problem}: {' '.join(reason.split())}") from error
