@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from solver.errors import HeptiError
 from solver.model import ModelSpec, TextInput, tensor_shapes
 from solver.spans import Span
 from weights.checkpoint import Tensors, read_json, weight_files
 from weights.families import build_spec, find_family, skipped_positions
+from weights.layout import Array, row_spans
 from weights.progress import progress
 from weights.sentence import SentenceHead, max_rows, sentence_modules, tokenizer_text
-from weights.store import WeightsWriter, row_spans
-
-Array = npt.NDArray[np.float32]
+from weights.store import WeightsWriter
 
 _QKV_BIASES = ("attention/query/bias", "attention/key/bias", "attention/value/bias")
 
@@ -53,14 +51,12 @@ def convert(directory: Path, path: Path, dtype: str = "float32") -> ModelSpec:
         raise HeptiError(f"no checkpoint directory {directory}")
     encoder, head = sentence_modules(directory)
     config = read_json(encoder / "config.json")
-    if not isinstance(config, dict):
-        raise HeptiError(f"{encoder / 'config.json'} is not an object")
     family, architecture = find_family(config)
     with Tensors() as tensors:
         tensors.add(weight_files(encoder, architecture), family.rename)
         _use_sentence_head(tensors, head)
         name = Path(config.get("_name_or_path") or directory.resolve().name).name
-        spec = build_spec(name, family, config, read_json(encoder / "preprocessor_config.json", {}), tensors)
+        spec = build_spec(name, family, config, read_json(encoder / "preprocessor_config.json", optional=True), tensors)
         spec = _with_text_limit(_with_sentence_head(spec, head), encoder)
         biases = _QKV_BIASES if config.get("qkv_bias") is False else ()
         if head and not head.dense_bias:
@@ -88,9 +84,7 @@ def _use_sentence_head(tensors: Tensors, head: SentenceHead | None) -> None:
 
 
 def _with_sentence_head(spec: ModelSpec, head: SentenceHead | None) -> ModelSpec:
-    if head is None:
-        return spec
-    return replace(spec, pooling=head.pooling, dense=head.dense, dense_width=head.dense_width, normalize=head.normalize)
+    return spec if head is None else replace(spec, pooling=head.pooling, dense=head.dense, normalize=head.normalize)
 
 
 def _with_text_limit(spec: ModelSpec, encoder: Path) -> ModelSpec:
