@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from hepti_mpi.arrays import Array
 from hepti_mpi.images import read_image
+from hepti_mpi.stdin import read_lines
 from solver.errors import HeptiError
 from solver.model import ImageInput, ModelSpec, TextInput
 from weights.tokenize import Tokenizer
@@ -98,7 +98,7 @@ class Reader:
 
     def standard_input(self) -> Iterator[Request]:
         """Yield the requests of JSON lines on standard input, each as soon as it is there."""
-        return self._lines(iter(sys.stdin.readline, ""), "standard input", json_lines=True)
+        return self._lines(read_lines(), "standard input", json_lines=True)
 
     def _lines(self, lines: Iterable[str], source: str, *, json_lines: bool) -> Iterator[Request]:
         for number, line in enumerate(lines, start=1):

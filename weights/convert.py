@@ -19,6 +19,7 @@ from weights.layout import Array, row_spans
 from weights.progress import progress
 from weights.sentence import SentenceHead, max_rows, sentence_modules, tokenizer_text
 from weights.store import WeightsWriter
+from weights.tokenize import Tokenizer
 
 _QKV_BIASES = ("attention/query/bias", "attention/key/bias", "attention/value/bias")
 
@@ -71,7 +72,9 @@ def convert(directory: Path, path: Path, dtype: str = "float32") -> ModelSpec:
                 for name, shape in tensor_shapes(spec).items()
             }
             _check_shapes(spec, sources, directory)
-            tokenizer = tokenizer_text(encoder) if family.text else None
+            tokenizer = None
+            if isinstance(spec.input, TextInput) and (tokenizer := tokenizer_text(encoder)) is not None:
+                Tokenizer(tokenizer, spec.input.max_rows)  # refuses what no rank could use
         with WeightsWriter(path, spec, f"{name} ({architecture})", dtype, tokenizer) as weights:
             _copy(sources, weights)
     return spec

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+from solver.errors import HeptiError
 
 
 class Disk(io.FileIO):
@@ -28,6 +32,16 @@ class Disk(io.FileIO):
             except OSError as error:
                 self.failure = error
         return len(data)
+
+
+def check_space(path: Path, needed_bytes: int) -> None:
+    """Refuse a file that cannot fit before an hour has been spent on writing it."""
+    free_bytes = shutil.disk_usage(path.parent).free
+    if needed_bytes > free_bytes:
+        raise HeptiError(
+            f"cannot write {path}: it takes {needed_bytes / 2**20:.0f} MiB, {path.parent} has "
+            f"{free_bytes / 2**20:.0f} MiB free"
+        )
 
 
 @contextmanager

@@ -186,6 +186,11 @@ def _two_dense(directory: Path) -> None:
         (lambda path: (path / "1_Pooling" / "config.json").unlink(), "cannot read .*1_Pooling.config.json"),
         (lambda path: write_json(path / "1_Pooling" / "config.json", pooling_mode="weightedmean"), "weightedmean"),
         (lambda path: write_json(path / "1_Pooling" / "config.json", pooling_mode=["cls", "max"]), "'cls', 'max'"),
+        (lambda path: (path / "tokenizer.json").write_text("{}"), "the tokenizer is damaged"),
+        (
+            lambda path: write_json(path / "tokenizer_config.json", model_max_length=2),
+            "leaves no room beside 2 special",
+        ),
         (
             lambda path: write_json(path / "config_sentence_transformers.json", default_prompt_name="query"),
             "default_prompt_name is 'query'",
