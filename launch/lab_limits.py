@@ -72,12 +72,23 @@ def quota_us(cores: float) -> tuple[int, int]:
 def cpu_files(version: int, cores: float) -> list[tuple[str, str]]:
     """Return the files, in order, that hold a host to so many cores.
 
-    The weight is the highest there is: what else runs on this machine must not take the quota away.
+    What a host leaves of one period, because another host is on its core at the moment, it may catch up in the next
+    (burst): without that, four hosts on two cores got 26 instead of 28 % and 62 instead of 74 %.
     """
     quota, period = quota_us(cores)
     if version == 1:
-        return [("cpu.shares", "262144"), ("cpu.cfs_period_us", str(period)), ("cpu.cfs_quota_us", str(quota))]
-    return [("cpu.weight", "10000"), ("cpu.max", f"{quota} {period}")]
+        # The burst may never exceed the quota, so it is taken back first.
+        burst, limits = "cpu.cfs_burst_us", [("cpu.cfs_period_us", str(period)), ("cpu.cfs_quota_us", str(quota))]
+        return [(burst, "0"), *limits, (burst, str(quota))]
+    return [("cpu.max.burst", "0"), ("cpu.max", f"{quota} {period}"), ("cpu.max.burst", str(quota))]
+
+
+def weight_file(version: int) -> tuple[str, str]:
+    """Return the file that puts a lab before whatever else runs on this machine, and the highest weight.
+
+    A lab has promised its speeds: with the usual weight, two busy neighbours took a 74 % host down to 22 %.
+    """
+    return ("cpu.shares", "262144") if version == 1 else ("cpu.weight", "10000")
 
 
 def memory_files(version: int, cap: int) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from launch import shell
 from launch.lab import PREFIX, RUNTIME, Host, Lab
 from launch.lab_agent import agent_text, hosts_text
-from launch.lab_limits import Cgroups, cpu_files, find_cgroups, memory_files
+from launch.lab_limits import Cgroups, cpu_files, find_cgroups, memory_files, weight_file
 from launch.lab_links import connect_command, latency_commands, network_commands, shape_commands
 from launch.lab_measure import START, calibrate, core_speed, throughput
 from launch.mpirun import SOCKET_BUFFER, hostfile_text
@@ -176,13 +176,14 @@ def machine_cgroups() -> Cgroups:
 
 def limit_cpu(cgroups: Cgroups, lab: Lab, host: Host) -> None:
     """Put a host's CPU quota in force."""
-    _write_limits(cgroups.cpu, lab, host, cpu_files(cgroups.cpu_version, host.cores))
+    _write_limits(cgroups.cpu / f"{PREFIX}.{lab.name}" / host.name, cpu_files(cgroups.cpu_version, host.cores))
 
 
 def limit_memory(cgroups: Cgroups, lab: Lab, host: Host) -> None:
     """Put a host's memory cap in force."""
     try:
-        _write_limits(cgroups.memory, lab, host, memory_files(cgroups.memory_version, host.memory_bytes))
+        group = cgroups.memory / f"{PREFIX}.{lab.name}" / host.name
+        _write_limits(group, memory_files(cgroups.memory_version, host.memory_bytes))
     except OSError as error:
         raise HeptiError(
             f"{host.name} cannot be cut down to {host.memory_bytes / GIB:.2f} GiB, its processes use more: "
@@ -190,10 +191,9 @@ def limit_memory(cgroups: Cgroups, lab: Lab, host: Host) -> None:
         ) from error
 
 
-def _write_limits(root: Path, lab: Lab, host: Host, files: Iterable[tuple[str, str]]) -> None:
-    group = root / f"{PREFIX}.{lab.name}" / host.name
+def _write_limits(group: Path, files: Iterable[tuple[str, str]]) -> None:
     for name, value in files:
-        # Files about swap exist only where the kernel accounts for it.
+        # The files about swap and bursts exist only on kernels that know them.
         if (group / name).exists():
             (group / name).write_text(value)
 
@@ -211,6 +211,7 @@ def _write_files(lab: Lab, cgroups: Cgroups) -> None:
     if cgroups.cpu_version == 2:
         for group in (cgroups.cpu, *cgroups.groups(lab.name)):
             (group / "cgroup.subtree_control").write_text("+cpu +memory")
+    _write_limits(cgroups.cpu / f"{PREFIX}.{lab.name}", [weight_file(cgroups.cpu_version)])
 
 
 def _shape(lab: Lab) -> list[str]:
