@@ -21,24 +21,24 @@ FLOP = 2 * 256 * 1024 * 1024  # of the probe's product
 WINDOW_S = 0.25
 ROUND_S = 1.5
 MAX_ROUNDS = 6
-# Calibrated when every host is this near; a round's own noise is about 1 %.
-CLOSE = 0.01
+# Calibrated when every quota is this near to what a round says; its own noise is about 1 %.
+CLOSE = 0.015
 # A virtual machine's cores drop from 93 to 60 GFLOP/s for seconds when its neighbours work: such rounds are repeated.
 SLOW = 0.97
 STREAM_S = 1.3
-# Share of the speed of a free core that is left when the quota cuts it in pieces: where calibration starts, and where
-# it stops blaming the quota for what another lab takes away.
-START = 0.97
-LEAST_LEFT = 0.85
+# Of a core's speed, the part that is left when the quota cuts it in pieces: a first guess, and the least there can be.
+# A host that gets less is being robbed (by another lab); it is asked again, and its quota is not raised further.
+START = 0.98
+LEAST_LEFT = 0.94
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
     """What one host did in one round of products."""
 
-    flop_per_s: float  # of wall time; upper quartile of the windows, since other load only takes speed away
-    share: float  # CPU time by wall time; upper quartile
-    core_flop_per_s: float  # of CPU time; median
+    flop_per_s: float  # of wall time, median of the windows
+    core_flop_per_s: float  # of CPU time, median of the windows
+    share: float  # CPU time by wall time
 
 
 def core_speed() -> float:
@@ -50,8 +50,8 @@ def core_speed() -> float:
 def calibrate(lab: Lab, limit: Callable[[Lab, Host], None]) -> tuple[Lab, list[float]]:
     """Adjust the quotas until every host achieves the speed it is asked for; all hosts work at the same time.
 
-    A host's speed is the share of a core that it gets times the speed of that core. The first follows from the quota
-    and is measured anew in every round; of the second the best round counts.
+    A host's speed is the speed of its core times the share of it that it gets, and that is the quota less what cutting
+    it in pieces costs. Both are measured in every round and the best counts: other load only makes them worse.
 
     Parameters
     ----------
@@ -65,62 +65,53 @@ def calibrate(lab: Lab, limit: Callable[[Lab, Host], None]) -> tuple[Lab, list[f
     achieved : list of float
         FLOP per second of each host, in the last round.
     """
-    best = [0.0] * len(lab.hosts)
+    cores = [0.0] * len(lab.hosts)
+    left = [LEAST_LEFT] * len(lab.hosts)
     with _Probes([on_host(lab, host, [sys.executable, PROBE, "matmul"]) for host in lab.hosts]) as probes:
         for _ in range(MAX_ROUNDS):
             rounds = [summary(products) for products in probes.ask(ROUND_S)]
-            best = [max(old, new.core_flop_per_s) for old, new in zip(best, rounds, strict=True)]
             settled = True
-            for host, found, core in zip(lab.hosts, rounds, best, strict=True):
-                ratio = found.share * core / host.compute_flop_per_s
-                if abs(ratio - 1) > CLOSE:
+            for number, (host, found) in enumerate(zip(lab.hosts, rounds, strict=True)):
+                cores[number] = max(cores[number], found.core_flop_per_s)
+                left[number] = min(1.0, max(left[number], found.share / host.cores))
+                effective = cores[number] * left[number]
+                settled &= found.core_flop_per_s > SLOW * cores[number] and found.share > LEAST_LEFT * host.cores
+                if abs(effective / host.core_flop_per_s - 1) > CLOSE:
                     settled = False
-                    effective = min(max(host.core_flop_per_s * ratio, LEAST_LEFT * core), core)
                     changed = replace(host, core_flop_per_s=effective)
                     lab = lab.with_host(changed)
                     limit(lab, changed)
-            if settled and all(now.core_flop_per_s > SLOW * top for now, top in zip(rounds, best, strict=True)):
+            if settled:
                 break
     return lab, [found.flop_per_s for found in rounds]
 
 
 def summary(products: Sequence[tuple[float, float]]) -> Round:
-    """Sum up the wall and CPU seconds of a round's products, window by window."""
+    """Sum up the wall and CPU seconds of a round's products."""
     windows = []
     count, wall, cpu = 0, 0.0, 0.0
     for wall_s, cpu_s in products:
         count, wall, cpu = count + 1, wall + wall_s, cpu + cpu_s
         if wall >= WINDOW_S:
-            windows.append((count * FLOP / wall, cpu / wall, count * FLOP / cpu))
+            windows.append((count * FLOP / wall, count * FLOP / cpu))
             count, wall, cpu = 0, 0.0, 0.0
     if len(windows) < 2:
         raise HeptiError(f"only {len(products)} products in a round: the host is too slow to be measured, raise gflops")
-    speeds, shares, cores = zip(*windows, strict=True)
-    return Round(_upper_quartile(speeds), _upper_quartile(shares), statistics.median(cores))
+    speeds, cores = zip(*windows, strict=True)
+    share = sum(cpu_s for _, cpu_s in products) / sum(wall_s for wall_s, _ in products)
+    return Round(statistics.median(speeds), statistics.median(cores), share)
 
 
-def _upper_quartile(values: Sequence[float]) -> float:
-    return statistics.quantiles(values, n=4, method="inclusive")[2]
-
-
-def throughput(lab: Lab) -> list[float]:
+def throughput(lab: Lab, group: Path) -> list[float]:
     """Return the bytes per second that reach each host while all send to the next one: every link in both directions.
 
-    Measured outside the CPU quotas: it is the link that is asked about.
+    It is the link that is asked about, so the probes run in `group`, which has the lab's weight but no quota.
     """
-    ring = zip(lab.hosts, (*lab.hosts[1:], lab.hosts[0]), strict=True)
-    commands = [
-        [
-            "nsenter",
-            f"--net=/run/netns/{lab.namespace(host)}",
-            sys.executable,
-            PROBE,
-            "stream",
-            host.address,
-            to.address,
-        ]
-        for host, to in ring
-    ]
+    commands = []
+    for host, peer in zip(lab.hosts, (*lab.hosts[1:], lab.hosts[0]), strict=True):
+        probe = [sys.executable, PROBE, "stream", host.address, peer.address]
+        enter = ["nsenter", f"--net=/run/netns/{lab.namespace(host)}", *probe]
+        commands.append(["bash", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "bash", *enter])
     with _Probes(commands) as probes:
         return list(probes.ask(STREAM_S))
 

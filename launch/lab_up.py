@@ -62,7 +62,9 @@ def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
         for host in lab.hosts:
             limit_cpu(cgroups, lab, host)
             limit_memory(cgroups, lab, host)
-        bandwidths = throughput(lab) if len(lab.hosts) > 1 else [0.0]
+        free = cgroups.cpu / f"{PREFIX}.{lab.name}" / "measure"
+        free.mkdir()
+        bandwidths = throughput(lab, free)
         lab, speeds = calibrate(lab, lambda lab, host: limit_cpu(cgroups, lab, host))
         lab.save()
     except BaseException:
