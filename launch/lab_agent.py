@@ -20,6 +20,7 @@ def agent_text(lab: Lab, cgroups: Cgroups) -> str:
     name and /etc/hosts live in namespaces that end with the process.
     """
     threads = "\n".join(f"    {host.name}) threads={host.threads} ;;" for host in lab.hosts)
+    ssh = f" && mount --bind {lab.directory}/ssh/ssh_config /etc/ssh/ssh_config" if lab.ssh else ""
     groups = " ".join(shlex.quote(str(group)) for group in cgroups.groups(lab.name))
     return f"""\
 #!/bin/bash
@@ -37,7 +38,7 @@ done
 export OMP_NUM_THREADS=$threads OPENBLAS_NUM_THREADS=$threads MKL_NUM_THREADS=$threads
 export TMPDIR={lab.directory}/tmp/$host
 exec nsenter --net=/run/netns/{lab.namespace_prefix}$host unshare --uts --mount bash -c \\
-    "hostname $host && mount --bind {lab.directory}/hosts /etc/hosts || exit 1
+    "hostname $host && mount --bind {lab.directory}/hosts /etc/hosts{ssh} || exit 1
 $*"
 """
 

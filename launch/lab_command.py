@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from launch import lab_run, lab_up
+from launch import lab_run, lab_up, shell
 from launch.lab import Host, Lab, find_cluster, lab_name, load_lab, plan_lab
+from launch.lab_agent import on_host
 from launch.lab_limits import quota_us
 from launch.tables import show
 from solver.cluster import GIB, LIMITS
@@ -57,6 +59,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add("run", _run, "run a program on the hosts under mpirun: run [LAB] [--np N] -- PROGRAM ARGS")
     parser.add_argument("lab", metavar="LAB", nargs="?")
     parser.add_argument("--np", type=int, help="ranks (default: one a host)")
+    parser = add("shell", _shell, "run one command on one host: shell [LAB] HOST -- COMMAND ARGS")
+    parser.add_argument("words", metavar="[LAB] HOST", nargs="+")
 
 
 def _up(options: argparse.Namespace) -> int:
@@ -199,6 +203,11 @@ def _lab_and_host(names: Sequence[str]) -> tuple[Lab, Host]:
         raise HeptiError(f"expected [LAB] HOST, got {' '.join(names) or 'nothing'}")
     lab = load_lab(names[0] if len(names) == 2 else None)
     return lab, lab.host(names[-1])
+
+
+def _shell(options: argparse.Namespace) -> int:
+    lab, host = _lab_and_host(options.words)
+    return shell.wait(shell.start_here(on_host(lab, host, options.program or ["bash"]), os.environ)) or 0
 
 
 def _run(options: argparse.Namespace) -> int:

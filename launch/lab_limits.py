@@ -34,6 +34,14 @@ class Cgroups:
         """Return the groups of a lab, or of one of its hosts."""
         return tuple(root / f"{PREFIX}.{lab}" / host for root in self.roots)
 
+    def cpu_group(self, lab: str, host: str = "") -> Path:
+        """Return the group with the CPU limits."""
+        return self.cpu / f"{PREFIX}.{lab}" / host
+
+    def memory_group(self, lab: str, host: str = "") -> Path:
+        """Return the group with the memory limits."""
+        return self.memory / f"{PREFIX}.{lab}" / host
+
 
 def find_cgroups(mounts: str) -> Cgroups:
     """Find the controllers in the text of /proc/mounts; those that v1 has mounted are not in v2.
@@ -100,9 +108,12 @@ def memory_files(version: int, cap: int) -> list[tuple[str, str]]:
     return [("memory.swap.max", "0"), ("memory.max", str(cap))]
 
 
-def kills_file(version: int) -> str:
-    """Return the file that counts, as `oom_kill N`, the processes killed for breaking the cap."""
-    return "memory.oom_control" if version == 1 else "memory.events"
+def kills_file(version: int, host: Path, run: str) -> Path:
+    """Return the file that counts, as `oom_kill N`, a host's processes killed for breaking the cap.
+
+    v1 counts in the group of the killed process, v2 also in those above it.
+    """
+    return host / run / "memory.oom_control" if version == 1 else host / "memory.events"
 
 
 def parse_kills(text: str) -> int:

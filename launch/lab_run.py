@@ -32,7 +32,7 @@ def run(lab: Lab, ranks: int, program: Sequence[str]) -> int:
     name = f"run-{os.getpid()}"
     mpirun = mpirun_command(ranks, len(lab.hosts), lab.hostfile, lab.agent, program)
     command = ["setpriv", "--pdeathsig", "TERM", "--", *on_host(lab, lab.hosts[0], mpirun)]
-    kills = count_kills(lab, cgroups)
+    kills = count_kills(lab, cgroups, name)
     # Ctrl-C reaches mpirun itself, which ends its ranks in order; we wait for that.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     process = shell.start_here(command, {**os.environ, RUN: name})
@@ -40,18 +40,18 @@ def run(lab: Lab, ranks: int, program: Sequence[str]) -> int:
         signal.signal(number, lambda number, _: process.send_signal(number))
     try:
         while (code := shell.wait(process, POLL_S)) is None:
-            kills = _report_kills(lab, cgroups, ranks, kills)
-        _report_kills(lab, cgroups, ranks, kills)
+            kills = _report_kills(lab, cgroups, name, ranks, kills)
+        _report_kills(lab, cgroups, name, ranks, kills)
     finally:
         sweep(lab, name)
     return code if code >= 0 else 128 - code
 
 
-def count_kills(lab: Lab, cgroups: Cgroups) -> list[int]:
-    """Return, per host, how many processes were killed for breaking the memory cap since `up`."""
-    (memory,) = [group for group in cgroups.groups(lab.name) if group.is_relative_to(cgroups.memory)]
-    name = kills_file(cgroups.memory_version)
-    return [parse_kills((memory / host.name / name).read_text()) for host in lab.hosts]
+def count_kills(lab: Lab, cgroups: Cgroups, run: str) -> list[int]:
+    """Return, per host, how many processes were killed for breaking the memory cap."""
+    groups = [cgroups.memory_group(lab.name, host.name) for host in lab.hosts]
+    files = [kills_file(cgroups.memory_version, group, run) for group in groups]
+    return [parse_kills(file.read_text()) if file.exists() else 0 for file in files]
 
 
 def killed_line(host: Host, position: int, hosts: int, ranks: int) -> str:
@@ -61,8 +61,8 @@ def killed_line(host: Host, position: int, hosts: int, ranks: int) -> str:
     return f"rank {who} on {host.name} was killed: it broke its memory cap of {host.memory_bytes / GIB:.2f} GiB"
 
 
-def _report_kills(lab: Lab, cgroups: Cgroups, ranks: int, before: list[int]) -> list[int]:
-    now = count_kills(lab, cgroups)
+def _report_kills(lab: Lab, cgroups: Cgroups, run: str, ranks: int, before: list[int]) -> list[int]:
+    now = count_kills(lab, cgroups, run)
     for position, (host, old, new) in enumerate(zip(lab.hosts, before, now, strict=True)):
         if new > old:
             print(killed_line(host, position, len(lab.hosts), ranks), file=sys.stderr, flush=True)

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from launch import shell
 from launch.lab import PREFIX, RUNTIME, Host, Lab
-from launch.lab_agent import agent_text, hosts_text
+from launch.lab_agent import agent_text, hosts_text, on_host
 from launch.lab_limits import Cgroups, cpu_files, find_cgroups, memory_files, weight_file
 from launch.lab_links import connect_command, latency_commands, network_commands, shape_commands
 from launch.lab_measure import START, calibrate, core_speed, throughput
+from launch.lab_ssh import key_commands, known_hosts, ssh_config, sshd_command, sshd_config
 from launch.mpirun import SOCKET_BUFFER, hostfile_text
 from solver.cluster import GIB
 from solver.errors import HeptiError
@@ -47,6 +48,8 @@ def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
         If it is up already, or if this machine cannot carry it: no root, a tool or `tbf` missing, too few cores.
     """
     require_tools()
+    if lab.ssh and shutil.which("sshd") is None:
+        raise HeptiError("--ssh needs the program sshd, which is not installed: apt install openssh-server")
     if (lab.directory / "lab.json").exists():
         raise HeptiError(f"lab {lab.name} is up already: lab down {lab.name}, or give this one another --name")
     core_flop_per_s = core_speed()
@@ -62,10 +65,12 @@ def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
         for host in lab.hosts:
             limit_cpu(cgroups, lab, host)
             limit_memory(cgroups, lab, host)
-        free = cgroups.cpu / f"{PREFIX}.{lab.name}" / "measure"
+        free = cgroups.cpu_group(lab.name, "measure")
         free.mkdir()
         bandwidths = throughput(lab, free)
         lab, speeds = calibrate(lab, lambda lab, host: limit_cpu(cgroups, lab, host))
+        if lab.ssh:
+            _start_ssh(lab)
         lab.save()
     except BaseException:
         down(lab.name)
@@ -118,8 +123,8 @@ def usage(lab: Lab) -> list[dict[str, float]]:
     used = "memory.usage_in_bytes" if cgroups.memory_version == 1 else "memory.current"
     return [
         {
-            "processes": len(_processes(cgroups.cpu / f"{PREFIX}.{lab.name}" / host.name)),
-            "memory_used_gib": int((cgroups.memory / f"{PREFIX}.{lab.name}" / host.name / used).read_text()) / GIB,
+            "processes": len(_processes(cgroups.cpu_group(lab.name, host.name))),
+            "memory_used_gib": int((cgroups.memory_group(lab.name, host.name) / used).read_text()) / GIB,
         }
         for host in lab.hosts
     ]
@@ -178,14 +183,14 @@ def machine_cgroups() -> Cgroups:
 
 def limit_cpu(cgroups: Cgroups, lab: Lab, host: Host) -> None:
     """Put a host's CPU quota in force."""
-    _write_limits(cgroups.cpu / f"{PREFIX}.{lab.name}" / host.name, cpu_files(cgroups.cpu_version, host.cores))
+    _write_limits(cgroups.cpu_group(lab.name, host.name), cpu_files(cgroups.cpu_version, host.cores))
 
 
 def limit_memory(cgroups: Cgroups, lab: Lab, host: Host) -> None:
     """Put a host's memory cap in force."""
     try:
-        group = cgroups.memory / f"{PREFIX}.{lab.name}" / host.name
-        _write_limits(group, memory_files(cgroups.memory_version, host.memory_bytes))
+        files = memory_files(cgroups.memory_version, host.memory_bytes)
+        _write_limits(cgroups.memory_group(lab.name, host.name), files)
     except OSError as error:
         raise HeptiError(
             f"{host.name} cannot be cut down to {host.memory_bytes / GIB:.2f} GiB, its processes use more: "
@@ -210,10 +215,35 @@ def _write_files(lab: Lab, cgroups: Cgroups) -> None:
         (lab.directory / "tmp" / host.name).mkdir(parents=True)
         for group in cgroups.groups(lab.name, host.name):
             group.mkdir(parents=True)
+    if lab.ssh:
+        _write_ssh(lab)
     if cgroups.cpu_version == 2:
         for group in (cgroups.cpu, *cgroups.groups(lab.name)):
             (group / "cgroup.subtree_control").write_text("+cpu +memory")
-    _write_limits(cgroups.cpu / f"{PREFIX}.{lab.name}", [weight_file(cgroups.cpu_version)])
+    _write_limits(cgroups.cpu_group(lab.name), [weight_file(cgroups.cpu_version)])
+
+
+def _write_ssh(lab: Lab) -> None:
+    files = lab.directory / "ssh"
+    files.mkdir(mode=0o700)
+    for command in key_commands(lab):
+        shell.run(command)
+    (files / "known_hosts").write_text(known_hosts(lab, (files / "host_key.pub").read_text()))
+    (files / "ssh_config").write_text(ssh_config(lab))
+    for host in lab.hosts:
+        (files / host.name).mkdir(mode=0o700)
+        (files / host.name / "authorized_keys").write_text((files / "user_key.pub").read_text())
+        (files / host.name / "sshd_config").write_text(sshd_config(lab, host, os.environ["PATH"]))
+
+
+def _start_ssh(lab: Lab) -> None:
+    # sshd wants this directory of its own; Debian makes it at boot.
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    sshd = shutil.which("sshd") or "sshd"
+    for host in lab.hosts:
+        shell.run(on_host(lab, host, sshd_command(lab, host, sshd)))
+    for host in lab.hosts:
+        shell.run(on_host(lab, lab.hosts[0], ["ssh", "-o", "BatchMode=yes", host.name, "true"]))
 
 
 def _shape(lab: Lab) -> list[str]:

@@ -47,7 +47,7 @@ def start_here(command: Command, environment: Mapping[str, str]) -> Process:
     return subprocess.Popen(command, env=dict(environment), text=True)
 
 
-def wait(process: Process, timeout_s: float) -> int | None:
+def wait(process: Process, timeout_s: float | None = None) -> int | None:
     """Return a program's exit code (negative: the signal that ended it), None if it still runs after `timeout_s`."""
     try:
         return process.wait(timeout=timeout_s)
