@@ -41,6 +41,34 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
+def parse_profile(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line of `profile`.
+
+    Raises
+    ------
+    HeptiError
+        If an option is unknown, malformed or missing.
+    """
+    return profile_parser().parse_args(arguments)
+
+
+def profile_parser() -> Parser:
+    """Return the parser of `profile`."""
+    parser = Parser(
+        prog="python -m hepti_mpi profile",
+        description="Measure every rank's kernels and memory and the links between them, in seconds.",
+        epilog="example: mpirun -np 4 --hostfile pis python -m hepti_mpi profile --model bert-large --out pis.toml",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model", required=True, metavar="MODEL.h5|NAME", help="whose layers the kernels are measured for"
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="CLUSTER.toml", help="the cluster file to write")
+    parser.add_argument("--backend", choices=("auto", "numpy"), default="auto", help="kernels (default: %(default)s)")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
 def parser() -> Parser:
     """Return the parser of the main job."""
     parser = Parser(

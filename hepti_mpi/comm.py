@@ -204,6 +204,10 @@ class Group:
         self._sending.clear()
         self.traffic.wait_s += time.perf_counter() - started
 
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self._comm.Barrier()
+
     def send(self, array: Array, peer: int) -> None:
         """Send an array to one rank, as set-up does; `receive` is the other end."""
         self._send(array, peer)

@@ -1,20 +1,24 @@
-"""The main job: rank 0 leads the ranks through what is asked; the others follow."""
+"""The two jobs: the main one, where rank 0 leads the ranks through what is asked, and `profile`."""
 
 from __future__ import annotations
 
 import argparse
 from contextlib import nullcontext
+from pathlib import Path
 
 from rich.console import Console
 
-from hepti_mpi import hosts
+from hepti_mpi import hosts, outputs, show
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
 from hepti_mpi.leader import Leader, Setup
 from hepti_mpi.load import RankWeights, load, open_weights, serve_weights
+from hepti_mpi.profile import profile
 from hepti_mpi.report import rank_report
 from hepti_mpi.stack import Stack
+from solver.cluster import write_cluster
 from solver.errors import HeptiError
+from solver.model import ModelSpec, named_model
 from solver.shares import weights_bytes
 from weights.progress import progress
 from weights.store import WeightsFile
@@ -74,3 +78,21 @@ def follow(stack: Stack, group: Group) -> None:
     """Do what rank 0 says until it says that all is done."""
     while (step := group.next_message()) is not None:
         stack.run(Batch.of_lengths(step.lengths), None, count=step.count)
+
+
+def run_profile(options: argparse.Namespace, group: Group) -> int:
+    """Measure the cluster and write it down; return the exit code."""
+
+    def prepare() -> ModelSpec:
+        outputs.check_path(options.out, (".toml",))
+        if Path(options.model).suffix or Path(options.model).exists():
+            with WeightsFile(Path(options.model)) as file:
+                return file.spec
+        return named_model(options.model)
+
+    spec = group.from_root(prepare if group.rank == 0 else None)
+    cluster = profile(spec, group, options.backend)
+    group.from_root((lambda: write_cluster(cluster, options.out)) if group.rank == 0 else None)
+    if group.rank == 0:
+        show.show_cluster(show.terminal(stderr=False), cluster)
+    return 0

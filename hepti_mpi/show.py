@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hepti_mpi.inputs import Request
+from solver.cluster import Cluster
 from solver.plan import BlockPlan, Plan
 
 MIB = 2**20
@@ -87,6 +88,21 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan) -> None:
     if report["predicted_seconds"] is not None:
         line += f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {plan.rows} rows"
     console.print(line)
+
+
+def show_cluster(console: Console, cluster: Cluster) -> None:
+    """Print what was measured."""
+    table = Table(title="what was measured", title_justify="left")
+    table.add_column("device")
+    for heading in ("GFLOP/s", "free GiB", "own link Mbps"):
+        table.add_column(heading, justify="right")
+    for rank, device in enumerate(cluster.devices):
+        own = f"{cluster.bandwidth(rank) * 8 / 1e6:.0f}" if len(cluster.devices) > 1 else "-"
+        table.add_row(device.name, f"{device.compute_flop_per_s / 1e9:.1f}", f"{device.memory_bytes / 2**30:.1f}", own)
+    console.print(table)
+    for pair, link in cluster.links.items():
+        speed, latency = link.bandwidth_bytes_per_s * 8 / 1e6, link.latency_s * 1e6
+        console.print(f"between {' and '.join(sorted(pair))}: {speed:.0f} Mbps, {latency:.0f} µs")
 
 
 def _share(block: BlockPlan, rank: int, unit: str) -> str:
