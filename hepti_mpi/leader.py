@@ -15,7 +15,7 @@ import numpy as np
 from hepti_mpi import defaults, ends, outputs, show
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
-from hepti_mpi.comm import Group
+from hepti_mpi.comm import Group, library
 from hepti_mpi.hosts import Place
 from hepti_mpi.inputs import Reader, Request
 from hepti_mpi.report import job_report
@@ -92,6 +92,9 @@ class Leader:
         path = (self._options.model or defaults.default_model()).absolute()
         with WeightsFile(path) as file:
             self._spec, fingerprint, tokenizer = file.spec, file.fingerprint, file.tokenizer
+        if self._serves and library() == "Open MPI v5.0.11":
+            # openpmix/openpmix pull 4024
+            self.say("note: mpirun 5.0.11 does not pass on the end of standard input: end this job with Ctrl-C")
         self._reader = Reader(self._spec, tokenizer, self._complain)
         self._requests = [] if self._serves else self._read()
         self._plan = self._make_plan()
