@@ -286,7 +286,7 @@ class Group:
 
     def abort(self, message: str, code: int) -> NoReturn:
         """End the job on all ranks at once, naming this one."""
-        print(f"rank {self.rank} on {host_name()}: {message}", file=sys.stderr, flush=True)
+        print(f"python -m hepti_mpi: rank {self.rank} on {host_name()}: {message}", file=sys.stderr, flush=True)
         self._comm.Abort(code)
         raise SystemExit(code)
 

@@ -1,6 +1,5 @@
 """From a checkpoint directory to answers, over any number of ranks: what transformers gives, for every family."""
 
-import json
 from itertools import cycle
 
 import numpy as np
@@ -11,6 +10,7 @@ from transformers import AutoImageProcessor
 from tests.checkpoints import FAMILIES, VISION, random_request
 from tests.commands.cli import hepti, succeeded
 from tests.commands.plans import write_mixed_plan
+from tests.commands.requests import check_answers, check_hidden, to_lines
 
 RANKS = (1, 2, 3, 5, 8)
 ROWS = (1, 2, 511, 37)
@@ -41,31 +41,6 @@ def ask_images(checkpoint, folder):
         pixels = processor(Image.open(path), return_tensors="np")["pixel_values"][0]
         answers[number] = checkpoint.expected(pixels)
     return to_lines(lines), answers
-
-
-def to_lines(entries):
-    return "".join(json.dumps(entry) + "\n" for entry in entries)
-
-
-def check_answers(lines, expected):
-    """Compare answers, in the order of the requests, with transformers'."""
-    answers = [json.loads(line) for line in lines.splitlines()]
-
-    assert [answer["id"] for answer in answers] == list(expected)
-    for answer in answers:
-        wanted = expected[answer["id"]]
-        assert answer["tokens"] == len(wanted["hidden"])
-        assert answer["seconds"] > 0
-        for name in wanted.keys() - {"hidden"}:
-            np.testing.assert_allclose(answer[name], wanted[name], rtol=0, atol=1e-4)
-
-
-def check_hidden(path, expected):
-    with np.load(path) as arrays:
-        assert list(arrays) == [str(name) for name in expected]
-        for name, wanted in expected.items():
-            assert arrays[str(name)].dtype == np.float32
-            np.testing.assert_allclose(arrays[str(name)], wanted["hidden"], rtol=0, atol=1e-4)
 
 
 def check_one_by_one(checkpoint, ranks, folder, seed):
