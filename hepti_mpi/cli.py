@@ -35,6 +35,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for name, least in (("repeat", 1), ("warmup", 0)):
         if getattr(options, name) < least:
             raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least {least}")
+    if options.input == "-" and (options.repeat, options.warmup) != (1, 0):
+        raise HeptiError("--repeat and --warmup compute a file again: what standard input asks is answered once")
     sources = [name for name in ("text", "input", "random") if getattr(options, name) is not None]
     if len(sources) > 1:
         raise HeptiError(f"--{sources[0]} and --{sources[1]} both say what to compute: give one")

@@ -76,7 +76,7 @@ class Leader:
 
     def say(self, line: str) -> None:
         """Tell the person at the terminal."""
-        self.console.print(line, markup=False, soft_wrap=True)
+        self.console.print(line, soft_wrap=True)
 
     def prepare(self) -> Setup:
         """Read what is asked, and plan for it.
@@ -96,6 +96,8 @@ class Leader:
         self._requests = [] if self._serves else self._read()
         self._plan = self._make_plan()
         self._plan.check(self._spec, self._group.size)
+        if len(self._plan.stages) > 1:
+            raise HeptiError(f"the plan has {len(self._plan.stages)} stages, this version runs 1: merge them into one")
         return Setup(path, fingerprint, self._spec, self._plan)
 
     def lead(self, stack: Stack, tensors: ends.Tensors) -> None:
@@ -103,7 +105,7 @@ class Leader:
         if self._serves:
             for request in self._reader.standard_input():
                 for answer in self._compute([request], stack, tensors, count=True):
-                    print(json.dumps(answer, ensure_ascii=False), flush=True)
+                    print(json.dumps(answer), flush=True)
         else:
             batches = list(_batches(self._requests))
             passes = self._options.warmup + self._options.repeat
@@ -155,7 +157,8 @@ class Leader:
 
     def _complain(self, complaint: str) -> None:
         self._complaints.append(complaint)
-        self.say(f"python -m hepti_mpi: {complaint}")
+        if self._serves:
+            self.say(f"python -m hepti_mpi: {complaint}")
 
     def _read(self) -> list[Request]:
         options = self._options
@@ -165,7 +168,9 @@ class Leader:
             return self._reader.texts(options.text or defaults.default_sentences())
         requests = list(self._reader.file(Path(options.input)))
         if not requests:
-            raise HeptiError(f"--input {options.input} has no request that can be answered")
+            raise HeptiError(self._complaints[0] if self._complaints else f"--input {options.input} is empty")
+        for complaint in self._complaints:
+            self.say(f"python -m hepti_mpi: {complaint}")
         return requests
 
     def _make_plan(self) -> Plan:

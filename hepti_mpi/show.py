@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hepti_mpi.inputs import Request
 from solver.cluster import Cluster
@@ -34,7 +35,10 @@ def terminal(stderr: bool) -> Console:
             descriptor = os.open(where, os.O_RDONLY | os.O_NOCTTY)
             width = os.get_terminal_size(descriptor).columns
             os.close(descriptor)
-    return Console(stderr=stderr, highlight=False, force_terminal=width > 0, width=width or WIDTH)
+    # No markup, no emoji: brackets and colons in a person's texts stay what they are.
+    return Console(
+        stderr=stderr, highlight=False, markup=False, emoji=False, force_terminal=width > 0, width=width or WIDTH
+    )
 
 
 def show_answers(console: Console, requests: Sequence[Request], answers: Sequence[dict[str, Any]]) -> None:
@@ -84,9 +88,9 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan) -> None:
             f"{entry['sent_bytes'] / 1024 / report['repeat']:.0f}",
         )
     console.print(table)
-    line = f"[bold]{1e3 * report['seconds_median']:.1f} ms[/] from request to answer"
+    line = Text.assemble((f"{1e3 * report['seconds_median']:.1f} ms", "bold"), " from request to answer")
     if report["predicted_seconds"] is not None:
-        line += f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {plan.rows} rows"
+        line.append(f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {plan.rows} rows")
     console.print(line)
 
 

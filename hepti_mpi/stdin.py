@@ -19,7 +19,7 @@ QUIET_S = 0.3
 LAUNCHERS = ("prterun", "mpirun", "mpiexec", "orterun")
 
 
-def read_lines() -> Iterator[str]:
+def read_lines() -> Iterator[bytes]:
     """Yield the lines of standard input, each as soon as it is whole, without its line end."""
     descriptor = sys.stdin.fileno()
     rest = b""
@@ -28,12 +28,12 @@ def read_lines() -> Iterator[str]:
         if select.select([descriptor], [], [], QUIET_S)[0]:
             chunk = os.read(descriptor, 1 << 16)
             *lines, rest = (rest + chunk).split(b"\n")
-            yield from (line.decode(errors="replace") for line in lines)
+            yield from lines
             at_end = not chunk
         if at_end:
             break
     if rest:
-        yield rest.decode(errors="replace")
+        yield rest
 
 
 def _launcher_is_at_end() -> bool:

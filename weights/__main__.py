@@ -140,7 +140,7 @@ def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> N
     for group, names in groups.items():
         shape = " × ".join(map(str, shapes[names[0]]))  # noqa: RUF001
         tensors.add_row(group, shape, str(len(names)), _mib(sum(stored[name] for name in names)))
-    console = Console()
+    console = Console(markup=False, emoji=False)
     console.print(facts)
     console.print(tensors)
 
