@@ -24,11 +24,14 @@ def main(arguments: list[str]) -> int:
     from solver.errors import HeptiError
 
     group = comm.world()
+    profiling = arguments[:1] == ["profile"]
     try:
         if "-h" in arguments or "--help" in arguments:
             if group.rank == 0:
-                cli.parser().print_help()
+                (cli.profile_parser() if profiling else cli.parser()).print_help()
             return 0
+        if profiling:
+            return job.run_profile(cli.parse_profile(arguments[1:]), group)
         return job.run_job(cli.parse(arguments), group)
     except HeptiError as error:
         # Every rank has it; one says it. mpirun takes the job's exit code from the rank that fails.

@@ -35,10 +35,40 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     for name, least in (("repeat", 1), ("warmup", 0)):
         if getattr(options, name) < least:
             raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least {least}")
+    if options.input == "-" and (options.repeat, options.warmup) != (1, 0):
+        raise HeptiError("--repeat and --warmup compute a file again: what standard input asks is answered once")
     sources = [name for name in ("text", "input", "random") if getattr(options, name) is not None]
     if len(sources) > 1:
         raise HeptiError(f"--{sources[0]} and --{sources[1]} both say what to compute: give one")
     return options
+
+
+def parse_profile(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line of `profile`.
+
+    Raises
+    ------
+    HeptiError
+        If an option is unknown, malformed or missing.
+    """
+    return profile_parser().parse_args(arguments)
+
+
+def profile_parser() -> Parser:
+    """Return the parser of `profile`."""
+    parser = Parser(
+        prog="python -m hepti_mpi profile",
+        description="Measure every rank's kernels and memory and the links between them, in seconds.",
+        epilog="example: mpirun -np 4 --hostfile pis python -m hepti_mpi profile --model bert-large --out pis.toml",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--model", required=True, metavar="MODEL.h5|NAME", help="whose layers the kernels are measured for"
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="CLUSTER.toml", help="the cluster file to write")
+    parser.add_argument("--backend", choices=("auto", "numpy"), default="auto", help="kernels (default: %(default)s)")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
 
 
 def parser() -> Parser:

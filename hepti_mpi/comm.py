@@ -27,6 +27,8 @@ for _name, _value in (
     ("btl_tcp_rcvbuf", "4194304"),
     # A waiting rank gives its core away; ranks that share a core otherwise wait for each other's time slice.
     ("mpi_yield_when_idle", "1"),
+    # Looking for a fabric that boards do not have takes a second: MPI_Init 1.1 s with it, 0.2 s without.
+    ("btl", "^ofi"),
 ):
     os.environ.setdefault(f"OMPI_MCA_{_name}", _value)
 
@@ -204,6 +206,10 @@ class Group:
         self._sending.clear()
         self.traffic.wait_s += time.perf_counter() - started
 
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+        self._comm.Barrier()
+
     def send(self, array: Array, peer: int) -> None:
         """Send an array to one rank, as set-up does; `receive` is the other end."""
         self._send(array, peer)
@@ -284,7 +290,7 @@ class Group:
 
     def abort(self, message: str, code: int) -> NoReturn:
         """End the job on all ranks at once, naming this one."""
-        print(f"rank {self.rank} on {host_name()}: {message}", file=sys.stderr, flush=True)
+        print(f"python -m hepti_mpi: rank {self.rank} on {host_name()}: {message}", file=sys.stderr, flush=True)
         self._comm.Abort(code)
         raise SystemExit(code)
 

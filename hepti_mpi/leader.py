@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from hepti_mpi import defaults, ends, outputs, show
 from hepti_mpi.arrays import Array
@@ -68,7 +67,7 @@ class Leader:
         self._options = options
         self._group = group
         self._serves = options.input == "-"  # answers standard input line by line
-        self._console = Console(stderr=True, highlight=False)
+        self.console = show.terminal(stderr=True)
         self._cluster: Cluster | None = None
         self._complaints: list[str] = []
         self._answers: list[dict[str, Any]] = []
@@ -77,7 +76,7 @@ class Leader:
 
     def say(self, line: str) -> None:
         """Tell the person at the terminal."""
-        self._console.print(line, markup=False, soft_wrap=True)
+        self.console.print(line, soft_wrap=True)
 
     def prepare(self) -> Setup:
         """Read what is asked, and plan for it.
@@ -97,6 +96,8 @@ class Leader:
         self._requests = [] if self._serves else self._read()
         self._plan = self._make_plan()
         self._plan.check(self._spec, self._group.size)
+        if len(self._plan.stages) > 1:
+            raise HeptiError(f"the plan has {len(self._plan.stages)} stages, this version runs 1: merge them into one")
         return Setup(path, fingerprint, self._spec, self._plan)
 
     def lead(self, stack: Stack, tensors: ends.Tensors) -> None:
@@ -104,11 +105,11 @@ class Leader:
         if self._serves:
             for request in self._reader.standard_input():
                 for answer in self._compute([request], stack, tensors, count=True):
-                    print(json.dumps(answer, ensure_ascii=False), flush=True)
+                    print(json.dumps(answer), flush=True)
         else:
             batches = list(_batches(self._requests))
             passes = self._options.warmup + self._options.repeat
-            with progress("computing", passes * len(batches)) as done:
+            with progress("computing", passes * len(batches), console=self.console, unit="batches") as done:
                 for number in range(passes):
                     self._answers.clear()
                     for batch in batches:
@@ -125,7 +126,7 @@ class Leader:
         if options.report is not None:
             outputs.write_json(options.report, report)
         if not self._serves:
-            console = Console(highlight=False)
+            console = show.terminal(stderr=False)
             if options.output is None and options.random is None:
                 show.show_answers(console, self._requests, self._answers)
             show.show_ranks(console, report, self._plan)
@@ -156,7 +157,8 @@ class Leader:
 
     def _complain(self, complaint: str) -> None:
         self._complaints.append(complaint)
-        self.say(f"python -m hepti_mpi: {complaint}")
+        if self._serves:
+            self.say(f"python -m hepti_mpi: {complaint}")
 
     def _read(self) -> list[Request]:
         options = self._options
@@ -166,7 +168,9 @@ class Leader:
             return self._reader.texts(options.text or defaults.default_sentences())
         requests = list(self._reader.file(Path(options.input)))
         if not requests:
-            raise HeptiError(f"--input {options.input} has no request that can be answered")
+            raise HeptiError(self._complaints[0] if self._complaints else f"--input {options.input} is empty")
+        for complaint in self._complaints:
+            self.say(f"python -m hepti_mpi: {complaint}")
         return requests
 
     def _make_plan(self) -> Plan:

@@ -44,7 +44,8 @@ def write_answers(path: Path, answers: Sequence[Mapping[str, Any]], hidden: Mapp
     """Write the answers as `.jsonl`, or the last hidden states by id as `.npz`."""
     with _whole(path) as temporary:
         if path.suffix == ".jsonl":
-            temporary.write_text("".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in answers))
+            lines = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in answers)
+            temporary.write_text(lines, encoding="utf-8")
             return
         # As np.savez does, which takes no array called "file".
         with zipfile.ZipFile(temporary, "w") as archive:

@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hepti_mpi.inputs import Request
+from solver.cluster import Cluster
 from solver.plan import BlockPlan, Plan
 
 MIB = 2**20
+WIDTH = 110  # where there is no terminal to ask
+
+
+def terminal(stderr: bool) -> Console:
+    """Return the person's terminal, or a plain file where there is none.
+
+    mpirun gives every rank a pseudo-terminal or a pipe of its own: what counts is where mpirun itself writes.
+    """
+    number = 2 if stderr else 1
+    started_by_mpi = "OMPI_COMM_WORLD_RANK" in os.environ or "PMI_RANK" in os.environ
+    where = f"/proc/{os.getppid() if started_by_mpi else 'self'}/fd/{number}"
+    width = 0
+    with suppress(OSError):  # no /proc, another user's mpirun, or no terminal: a plain file
+        if Path(where).is_char_device():
+            descriptor = os.open(where, os.O_RDONLY | os.O_NOCTTY)
+            width = os.get_terminal_size(descriptor).columns
+            os.close(descriptor)
+    # No markup, no emoji: brackets and colons in a person's texts stay what they are.
+    return Console(
+        stderr=stderr, highlight=False, markup=False, emoji=False, force_terminal=width > 0, width=width or WIDTH
+    )
 
 
 def show_answers(console: Console, requests: Sequence[Request], answers: Sequence[dict[str, Any]]) -> None:
@@ -62,10 +88,25 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan) -> None:
             f"{entry['sent_bytes'] / 1024 / report['repeat']:.0f}",
         )
     console.print(table)
-    line = f"[bold]{1e3 * report['seconds_median']:.1f} ms[/] from request to answer"
+    line = Text.assemble((f"{1e3 * report['seconds_median']:.1f} ms", "bold"), " from request to answer")
     if report["predicted_seconds"] is not None:
-        line += f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {plan.rows} rows"
+        line.append(f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {plan.rows} rows")
     console.print(line)
+
+
+def show_cluster(console: Console, cluster: Cluster) -> None:
+    """Print what was measured."""
+    table = Table(title="what was measured", title_justify="left")
+    table.add_column("device")
+    for heading in ("GFLOP/s", "free GiB", "own link Mbps"):
+        table.add_column(heading, justify="right")
+    for rank, device in enumerate(cluster.devices):
+        own = f"{cluster.bandwidth(rank) * 8 / 1e6:.0f}" if len(cluster.devices) > 1 else "-"
+        table.add_row(device.name, f"{device.compute_flop_per_s / 1e9:.1f}", f"{device.memory_bytes / 2**30:.1f}", own)
+    console.print(table)
+    for pair, link in cluster.links.items():
+        speed, latency = link.bandwidth_bytes_per_s * 8 / 1e6, link.latency_s * 1e6
+        console.print(f"between {' and '.join(sorted(pair))}: {speed:.0f} Mbps, {latency:.0f} µs")
 
 
 def _share(block: BlockPlan, rank: int, unit: str) -> str:

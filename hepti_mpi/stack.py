@@ -39,11 +39,6 @@ class Stack:
         This rank's share of every layer.
     world
         All ranks; those without a share take no part in the layers.
-
-    Raises
-    ------
-    HeptiError
-        If the plan has several stages.
     """
 
     def __init__(self, spec: ModelSpec, plan: Plan, weights: tuple[LayerWeights, ...], world: Group) -> None:

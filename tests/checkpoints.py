@@ -56,6 +56,8 @@ FAMILIES = {
     "distilbert-classifier": partial(distilbert, hf.DistilBertForSequenceClassification),
     # As all-MiniLM-L6-v2: the checkpoint has a pooler, and the recipe in modules.json does without it.
     "sentence": partial(text, hf.BertModel, hf.BertConfig),
+    "sentence-roberta": partial(roberta, hf.XLMRobertaModel, hf.XLMRobertaConfig),
+    "sentence-distilbert": partial(distilbert, hf.DistilBertModel),
     "vit": partial(vision, hf.ViTModel, hf.ViTConfig),
     "vit-no-pooler": partial(vision, without_pooler(hf.ViTModel), hf.ViTConfig),
     "vit-classifier": partial(vision, hf.ViTForImageClassification, hf.ViTConfig),
@@ -106,7 +108,7 @@ def make_checkpoint(
         write_image_settings(family, folder, image)
     else:
         write_tokenizer(family, folder, positions)
-    if family == "sentence":
+    if family.startswith("sentence"):
         model.recipe = write_sentence_files(folder, hidden, positions, seed, **recipe)
     return model
 
@@ -122,9 +124,10 @@ def expected(model, family, request):
     base = model.base_model(**inputs)
     result = {"hidden": base.last_hidden_state[0]}
     if family in CLASSIFIERS:
-        result["logits"] = model(**inputs).logits[0]
-        result["scores"] = result["logits"].softmax(-1)
-    elif family == "sentence":
+        result["logits"] = logits = model(**inputs).logits[0]
+        # As transformers' pipelines: one label alone is a yes or no.
+        result["scores"] = logits.softmax(-1) if len(logits) > 1 else logits.sigmoid()
+    elif family.startswith("sentence"):
         result["embedding"] = model.recipe(result["hidden"])
     else:
         pooled = getattr(base, "pooler_output", None)

@@ -16,6 +16,7 @@ from solver.model import (
     NAMED_MODELS,
     POOLINGS,
     RESAMPLINGS,
+    SCORES,
     ImageInput,
     ModelSpec,
     TextInput,
@@ -50,6 +51,7 @@ def specs(draw):
         normalize=draw(st.booleans()),
         labels=draw(st.lists(st.text(max_size=5), max_size=4).map(tuple)),
         classifier_rows=draw(st.integers(1, 2)),
+        scores=draw(st.sampled_from(SCORES)),
     )  # fmt: skip
 
 
@@ -177,6 +179,9 @@ def test_the_fingerprint_is_the_shape_of_the_layers():
         ({"activation": "swish"}, "activation 'swish' is not one of gelu, gelu_tanh, relu, tanh"),
         ({"pooling": "median"}, "pooling 'median' is not one of cls, mean"),
         ({"dense": "swish"}, "dense 'swish' is not one of"),
+        ({"scores": "argmax"}, "scores 'argmax' is not one of softmax, sigmoid, identity"),
+        ({"input": TextInput(30522, 0, 512)}, "positions is 0, must be at least 1"),
+        ({"input": ImageInput(224, 224, 0)}, "patch is 0, must be at least 1"),
     ],
 )
 def test_a_spec_that_no_model_has_is_refused(changes, message):

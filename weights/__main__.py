@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from rich.console import Console
@@ -20,8 +20,9 @@ from solver.errors import HeptiError
 from solver.model import NAMED_MODELS, ModelSpec, TextInput, named_model, tensor_shapes
 from solver.shares import TensorSlice
 from weights.convert import convert
+from weights.layout import row_spans
 from weights.progress import progress
-from weights.store import DTYPES, FORMAT, WeightsFile, row_spans
+from weights.store import DTYPES, FORMAT, WeightsFile
 from weights.synthesize import synthesize
 
 EXAMPLE = """examples:
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, or 2 on bad usage or bad input."""
     options = _parser().parse_args(arguments)
     # A terminated converter cleans up behind itself like an interrupted one.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         options.run(options)
     except HeptiError as error:
@@ -45,8 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"python -m weights {options.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"python -m weights {options.command}: interrupted, nothing written", file=sys.stderr)
-        return 128 + signal.SIGINT
+        print(f"python -m weights {options.command}: interrupted", file=sys.stderr)
+        return 1
     except Exception as error:
         if options.debug:
             raise
@@ -70,6 +71,7 @@ def _synthesize(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # inspect | head
     with WeightsFile(options.model) as weights:
         shapes = tensor_shapes(weights.spec)
         stored = {name: weights.stored_bytes(name) for name in shapes}
@@ -138,7 +140,7 @@ def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> N
     for group, names in groups.items():
         shape = " × ".join(map(str, shapes[names[0]]))  # noqa: RUF001
         tensors.add_row(group, shape, str(len(names)), _mib(sum(stored[name] for name in names)))
-    console = Console()
+    console = Console(markup=False, emoji=False)
     console.print(facts)
     console.print(tensors)
 
@@ -158,8 +160,15 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m weights",
         description="Convert, synthesize, inspect and verify weights files.",
         epilog=EXAMPLE,

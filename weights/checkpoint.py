@@ -18,16 +18,24 @@ from solver.errors import HeptiError
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
-def read_json(path: Path, default: Any = None) -> Any:
-    """Return what a JSON file says; `default` where there is no such file and one is given.
+def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
+    """Return the object in a JSON file; an empty one where the file is missing and `optional`.
 
     Raises
     ------
     HeptiError
-        If the file is missing, unreadable, or not JSON.
+        If the file is missing, unreadable, not JSON, or not an object.
     """
-    if default is not None and not path.is_file():
-        return default
+    if optional and not path.is_file():
+        return {}
+    found = read_any_json(path)
+    if not isinstance(found, dict):
+        raise HeptiError(f"{path} is not an object")
+    return found
+
+
+def read_any_json(path: Path) -> Any:
+    """Return whatever a JSON file holds."""
     try:
         return json.loads(path.read_text("utf-8"))
     except OSError as error:

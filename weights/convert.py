@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from solver.errors import HeptiError
 from solver.model import ModelSpec, TextInput, tensor_shapes
 from solver.spans import Span
 from weights.checkpoint import Tensors, read_json, weight_files
 from weights.families import build_spec, find_family, skipped_positions
+from weights.layout import Array, row_spans
 from weights.progress import progress
 from weights.sentence import SentenceHead, max_rows, sentence_modules, tokenizer_text
-from weights.store import WeightsWriter, row_spans
-
-Array = npt.NDArray[np.float32]
+from weights.store import WeightsWriter
+from weights.tokenize import Tokenizer
 
 _QKV_BIASES = ("attention/query/bias", "attention/key/bias", "attention/value/bias")
 
@@ -51,29 +51,42 @@ def convert(directory: Path, path: Path, dtype: str = "float32") -> ModelSpec:
     """
     if not directory.is_dir():
         raise HeptiError(f"no checkpoint directory {directory}")
-    encoder, head = sentence_modules(directory)
-    config = read_json(encoder / "config.json")
-    if not isinstance(config, dict):
-        raise HeptiError(f"{encoder / 'config.json'} is not an object")
-    family, architecture = find_family(config)
     with Tensors() as tensors:
-        tensors.add(weight_files(encoder, architecture), family.rename)
-        _use_sentence_head(tensors, head)
-        name = Path(config.get("_name_or_path") or directory.resolve().name).name
-        spec = build_spec(name, family, config, read_json(encoder / "preprocessor_config.json", {}), tensors)
-        spec = _with_text_limit(_with_sentence_head(spec, head), encoder)
-        biases = _QKV_BIASES if config.get("qkv_bias") is False else ()
-        if head and not head.dense_bias:
-            biases = (*biases, "dense/bias")
-        skip = skipped_positions(family, config)
-        sources = {
-            name: _source(name, shape, tensors, biases, skip, directory) for name, shape in tensor_shapes(spec).items()
-        }
-        _check_shapes(spec, sources, directory)
-        tokenizer = tokenizer_text(encoder) if family.text else None
+        with _settings(directory):
+            encoder, head = sentence_modules(directory)
+            config = read_json(encoder / "config.json")
+            family, architecture = find_family(config)
+            tensors.add(weight_files(encoder, architecture), family.rename)
+            _use_sentence_head(tensors, head)
+            name = Path(config.get("_name_or_path") or directory.resolve().name).name
+            spec = build_spec(
+                name, family, config, read_json(encoder / "preprocessor_config.json", optional=True), tensors
+            )
+            spec = _with_text_limit(_with_sentence_head(spec, head), encoder)
+            biases = _QKV_BIASES if config.get("qkv_bias") is False else ()
+            if head and not head.dense_bias:
+                biases = (*biases, "dense/bias")
+            skip = skipped_positions(family, config)
+            sources = {
+                name: _source(name, shape, tensors, biases, skip, directory)
+                for name, shape in tensor_shapes(spec).items()
+            }
+            _check_shapes(spec, sources, directory)
+            tokenizer = None
+            if isinstance(spec.input, TextInput) and (tokenizer := tokenizer_text(encoder)) is not None:
+                Tokenizer(tokenizer, spec.input.max_rows)  # refuses what no rank could use
         with WeightsWriter(path, spec, f"{name} ({architecture})", dtype, tokenizer) as weights:
             _copy(sources, weights)
     return spec
+
+
+@contextmanager
+def _settings(directory: Path) -> Iterator[None]:
+    """Refuse settings of a kind that nobody thought of: a text as `num_channels`, a patch of 0 pixels."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise HeptiError(f"{directory}: a setting in its JSON files is not as it should be: {error}") from error
 
 
 def _use_sentence_head(tensors: Tensors, head: SentenceHead | None) -> None:
@@ -88,9 +101,7 @@ def _use_sentence_head(tensors: Tensors, head: SentenceHead | None) -> None:
 
 
 def _with_sentence_head(spec: ModelSpec, head: SentenceHead | None) -> ModelSpec:
-    if head is None:
-        return spec
-    return replace(spec, pooling=head.pooling, dense=head.dense, dense_width=head.dense_width, normalize=head.normalize)
+    return spec if head is None else replace(spec, pooling=head.pooling, dense=head.dense, normalize=head.normalize)
 
 
 def _with_text_limit(spec: ModelSpec, encoder: Path) -> ModelSpec:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from solver.errors import HeptiError
-from weights.checkpoint import read_json
+from weights.checkpoint import read_any_json, read_json
 
 # Those of the pooling modes that are computed, in the older and the newer words.
 _POOLINGS = {
@@ -40,7 +40,6 @@ class SentenceHead:
 
     pooling: str
     dense: str = ""
-    dense_width: int = 0
     dense_folder: Path | None = None
     dense_bias: bool = True
     normalize: bool = False
@@ -58,7 +57,7 @@ def sentence_modules(directory: Path) -> tuple[Path, SentenceHead | None]:
     """
     if not (directory / "modules.json").is_file():
         return directory, None
-    entries = read_json(directory / "modules.json")
+    entries = read_any_json(directory / "modules.json")
     try:
         modules = [(entry["type"].rsplit(".", 1)[-1], directory / entry["path"]) for entry in entries]
     except (TypeError, KeyError, AttributeError) as error:
@@ -72,7 +71,7 @@ def sentence_modules(directory: Path) -> tuple[Path, SentenceHead | None]:
             f"{directory / 'modules.json'}: {', '.join(kinds)}: Hepti computes Transformer, Pooling, Dense, Normalize"
         )
     folders = dict(modules)
-    default = read_json(directory / "config_sentence_transformers.json", {}).get("default_prompt_name")
+    default = read_json(directory / "config_sentence_transformers.json", optional=True).get("default_prompt_name")
     if default:
         raise HeptiError(
             f"config_sentence_transformers.json: default_prompt_name is {default!r}: prompts are not added"
@@ -86,7 +85,7 @@ def sentence_modules(directory: Path) -> tuple[Path, SentenceHead | None]:
 def max_rows(directory: Path, positions: int) -> int:
     """Return how many rows a text may have: what the directory's files say, at most `positions`."""
     own = _encoder_config(directory).get("max_seq_length")
-    limit = own or read_json(directory / "tokenizer_config.json", {}).get("model_max_length") or positions
+    limit = own or read_json(directory / "tokenizer_config.json", optional=True).get("model_max_length") or positions
     return min(int(limit), positions)
 
 
@@ -109,7 +108,7 @@ def tokenizer_text(directory: Path) -> str | None:
 def _encoder_config(directory: Path) -> Mapping[str, Any]:
     """Return what sentence_bert_config.json says, or sentence_roberta_config.json and the like of older versions."""
     paths = sorted(directory.glob("sentence_*_config.json"))
-    return dict(read_json(paths[0])) if paths else {}
+    return read_json(paths[0]) if paths else {}
 
 
 def _pooling(folder: Path) -> str:
@@ -135,7 +134,6 @@ def _dense(folder: Path) -> Mapping[str, Any]:
         raise HeptiError(f"{folder / 'config.json'}: use_residual is True, Hepti computes only False")
     return {
         "dense": _DENSE[activation],
-        "dense_width": int(config["out_features"]),
         "dense_folder": folder,
         "dense_bias": bool(config.get("bias", True)),
     }

@@ -1,14 +1,9 @@
 """The weights file `hepti-weights/1`: HDF5, one dataset a tensor, every byte under a checksum.
 
-Root attributes `format`, `model` (the ModelSpec as JSON), `source`, `dtype` and `fingerprint`; the dataset `tokenizer`
-holds the text of a tokenizer.json; every other dataset is a tensor, named and shaped as `solver.model.tensor_shapes`
-says. The tensors' bytes carry fletcher32; groups, attributes and chunk indices carry HDF5's own checksums, which exist
-from the layout of HDF5 1.10 on.
-
-Chunks, measured on [4096, 1024] float32, one core, page cache warm, plain h5py reading everything / an odd span of rows
-/ 300 columns, MiB/s: whole rows in 64 KiB 1680 / 1850 / 550, in 256 KiB 1730 / 2160 / 670, in 1 MiB 2020 / 1600 / 690,
-in 4 MiB 2090 / 860 / 690. So chunks are whole rows of about 256 KiB, and tiles for the two matrices that cut `columns`
-reads by axis 1: 64 × 256 gives 1630 / 1830 / 1000. Calls to h5py cost 50 µs, so reads go in steps of 4 MiB.
+Root attributes `format`, `model` (the ModelSpec as JSON), `model_sha256`, `source`, `dtype` and `fingerprint`; the
+dataset `tokenizer` holds the text of a tokenizer.json; every other dataset is a tensor, named and shaped as
+`solver.model.tensor_shapes` says. The tensors' bytes carry fletcher32; groups, attributes and chunk indices carry
+HDF5's own checksums, which exist from the layout of HDF5 1.10 on.
 """
 
 from __future__ import annotations
@@ -17,9 +12,8 @@ import hashlib
 import math
 import os
 import secrets
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -32,15 +26,11 @@ from solver.errors import HeptiError
 from solver.model import ModelSpec, tensor_shapes
 from solver.shares import TensorSlice
 from solver.spans import Span
+from weights.disk import Disk, check_space, uninterrupted
+from weights.layout import STEP_BYTES, Array, chunk_shape, is_finite, steps, widen
 
 FORMAT = "hepti-weights/1"
 DTYPES = ("float32", "float16")
-
-_CHUNK_ROWS, _TILE_COLUMNS = 64, 256
-_STEP_BYTES = 4 << 20
-_BY_COLUMNS_TOO = ("attention/output/weight", "mlp/down/weight")
-
-Array = npt.NDArray[np.float32]
 
 
 class WeightsFile:
@@ -59,16 +49,19 @@ class WeightsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.is_file():
-            raise HeptiError(f"no weights file {path}: make one with python -m weights convert or synthesize")
         with _named(f"cannot read weights file {path}"):
+            if not path.is_file():
+                raise HeptiError(f"no weights file {path}: make one with python -m weights convert or synthesize")
             self._file = h5py.File(path, "r", locking=False)
         try:
             found = self._attribute("format")
             if found != FORMAT:
                 raise HeptiError(f"{path} is of format {found!r}, this version reads {FORMAT!r}: convert it again")
+            model = self._attribute("model")
+            if self._attribute("model_sha256") != _sha256(model):
+                raise HeptiError(f"{path}: the model description is damaged: copy or convert the file again")
             try:
-                self.spec = ModelSpec.from_json(self._attribute("model"))
+                self.spec = ModelSpec.from_json(model)
             except HeptiError as error:
                 raise HeptiError(f"{path}: {error}") from error
             self.source = self._attribute("source")
@@ -110,7 +103,7 @@ class WeightsFile:
             raise ValueError(f"{piece.name}: {piece.shape} float32 does not fit into {out.shape} {out.dtype}")
         dataset = self._dataset(piece.name)
         done = 0
-        for rows in _steps(dataset, piece, _STEP_BYTES):
+        for rows in steps(piece, dataset.shape, STEP_BYTES):
             self._read_rows(dataset, piece, rows, out[done : done + rows.size])
             done += rows.size
         return out
@@ -121,7 +114,7 @@ class WeightsFile:
         A group has at least one row, however many bytes that takes.
         """
         dataset = self._dataset(piece.name)
-        for rows in _steps(dataset, piece, bytes_limit):
+        for rows in steps(piece, dataset.shape, bytes_limit):
             block = np.empty((rows.size, *piece.shape[1:]), np.float32)
             self._read_rows(dataset, piece, rows, block)
             yield block
@@ -156,14 +149,17 @@ class WeightsFile:
 
     def _read_rows(self, dataset: Any, piece: TensorSlice, rows: Span, out: Array) -> None:
         """Read some rows of a piece into `out` and refuse what is not finite."""
-        selection = (rows.slice, piece.span.slice) if piece.axis else rows.slice
+        start = (rows.start, piece.span.start if piece.axis else 0)[: out.ndim]
         half = dataset.dtype == np.float16
         target: npt.NDArray[Any] = np.empty(out.shape, np.float16) if half else out
         with _named(f"{self.path}: tensor {piece.name} is damaged, copy or convert the file again"):
-            dataset.read_direct(target, selection)
+            # h5py's own indexing costs 6 % of the reading time, here it is left out.
+            selection = dataset.id.get_space()
+            selection.select_hyperslab(start, out.shape)
+            dataset.id.read(h5py.h5s.create_simple(out.shape), selection, target)
         if half:
-            _widen(target, out)
-        if not _finite(out, limit=65536.0 if half else math.inf):
+            widen(target, out)
+        if not is_finite(out, limit=65536.0 if half else math.inf):
             raise HeptiError(f"{self.path}: tensor {piece.name} has NaN or infinite values: convert it again")
 
 
@@ -201,7 +197,10 @@ class WeightsWriter:
         self._dtype = np.dtype(dtype)
         self._shapes = tensor_shapes(spec)
         self._tokenizer = None if tokenizer is None else np.frombuffer(tokenizer.encode(), np.uint8)
-        self._attributes = {"format": FORMAT, "model": spec.to_json(), "source": source, "dtype": dtype}
+        model = spec.to_json()
+        self._attributes = {"format": FORMAT, "model": model, "source": source, "dtype": dtype}
+        # HDF5 keeps texts above 64 KiB, say 20,000 labels, where its own checksums do not reach.
+        self._attributes["model_sha256"] = _sha256(model)
         self._written = dict.fromkeys(self._shapes, 0)
         self._hashes = {name: hashlib.sha256() for name in self._shapes}
         self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
@@ -209,11 +208,14 @@ class WeightsWriter:
     def __enter__(self) -> Self:
         if not self.path.parent.is_dir():
             raise HeptiError(f"cannot write {self.path}: there is no folder {self.path.parent}")
+        if self.path.is_dir():
+            raise HeptiError(f"cannot write {self.path}: it is a folder, name a file in it")
         try:
             with self._failures():
-                self._check_space()
-                # Unlocked for NFS; the name is nobody else's. Groups and chunks of 1.10 have checksums of their own.
-                self._file = h5py.File(self._temporary, "x", libver=("v110", "v110"), locking=False)
+                check_space(self.path, self._dtype.itemsize * sum(map(math.prod, self._shapes.values())))
+                self._disk = Disk(self._temporary, "x+")
+                # Groups and chunk indices have checksums of their own from 1.10 on.
+                self._file = h5py.File(self._disk, "w", libver=("v110", "v110"))
                 if self._tokenizer is not None:
                     self._create("tokenizer", self._tokenizer.shape, np.uint8)[:] = self._tokenizer
         except BaseException:
@@ -242,9 +244,7 @@ class WeightsWriter:
             problem = "does not fit float16: use --dtype float32" if lost else "has NaN or infinite values"
             raise HeptiError(f"tensor {name} of {self._attributes['source']} {problem}")
         with self._failures():
-            shape = self._shapes[name]
-            dataset = self._file[name] if start else self._create(name, shape, self._dtype)
-            dataset[start : start + len(stored)] = stored
+            self._put(name, start, stored)
         self._hashes[name].update(stored.data)
         self._written[name] += len(stored)
 
@@ -264,19 +264,9 @@ class WeightsWriter:
                 # Fixed length: texts of variable length lie in a heap that has no checksum.
                 self._file.attrs[name] = np.bytes_(text.encode())
             self._file.close()
-            with self._temporary.open("rb") as file:
-                os.fsync(file.fileno())  # NFS and delayed allocation report a full disk only here
+            os.fsync(self._disk.fileno())  # NFS and delayed allocation report a full disk only here
+            self._disk.close()
             self._temporary.replace(self.path)
-
-    def _check_space(self) -> None:
-        """Refuse what cannot fit before an hour has been spent on writing it."""
-        needed = self._dtype.itemsize * sum(math.prod(shape) for shape in self._shapes.values())
-        free = shutil.disk_usage(self.path.parent).free
-        if needed > free:
-            raise HeptiError(
-                f"cannot write {self.path}: it takes {needed / 2**20:.0f} MiB, {self.path.parent} has "
-                f"{free / 2**20:.0f} MiB free"
-            )
 
     def _fingerprint(self) -> str:
         """Return sixteen hex digits of everything that the file says."""
@@ -288,69 +278,31 @@ class WeightsWriter:
         return total.hexdigest()[:16]
 
     def _discard(self) -> None:
-        """Close and remove the temporary file, if it is still there."""
-        with suppress(OSError, RuntimeError, AttributeError):  # a full disk is why we are here
-            self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        """Remove the temporary file, if it is still there, and close it."""
+        with uninterrupted():
+            self._temporary.unlink(missing_ok=True)
+            for opened in ("_file", "_disk"):
+                if hasattr(self, opened):
+                    getattr(self, opened).close()
+
+    def _put(self, name: str, start: int, stored: npt.NDArray[Any]) -> None:
+        """Write some rows; the dataset is closed, hence flushed, at the end."""
+        dataset = self._file[name] if start else self._create(name, self._shapes[name], self._dtype)
+        dataset[start : start + len(stored)] = stored
 
     def _create(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
-        return self._file.create_dataset(name, shape, dtype, chunks=_chunks(name, shape), fletcher32=True)
+        return self._file.create_dataset(name, shape, dtype, chunks=chunk_shape(name, shape), fletcher32=True)
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
-        with _named(f"cannot write {self.path}"):
+        with _named(f"cannot write {self.path}"), uninterrupted():
             yield
+            if self._disk.failure:
+                raise self._disk.failure
 
 
-def row_spans(shape: tuple[int, ...]) -> Iterator[Span]:
-    """Cut the first axis of a tensor into spans of whole chunks that are worth a call: about 4 MiB of float32."""
-    step = max(1, _STEP_BYTES // (4 * math.prod(shape[1:]) * _CHUNK_ROWS)) * _CHUNK_ROWS
-    for start in range(0, shape[0], step):
-        yield Span(start, min(start + step, shape[0]))
-
-
-def _chunks(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of the pieces that a dataset is stored, and checked, in."""
-    if len(shape) == 1:
-        return (min(shape[0], 1 << 16),)
-    tiles = -(-shape[1] // _TILE_COLUMNS) if name.endswith(_BY_COLUMNS_TOO) else 1
-    return min(shape[0], _CHUNK_ROWS), -(-shape[1] // tiles)  # equal tiles: 384 as 256 + 128 would be stored as 512
-
-
-def _steps(dataset: Any, piece: TensorSlice, bytes_limit: int) -> Iterator[Span]:
-    """Yield bounded spans of the rows of `piece`, ending where chunks end so that none is decoded twice."""
-    all_rows = Span(0, dataset.shape[0]) if piece.axis else piece.span
-    if (all_rows.size, *piece.shape[1:]) != piece.shape or piece.span.stop > dataset.shape[piece.axis]:
-        raise ValueError(f"{piece} does not lie in {dataset.shape}")
-    rows = max(1, bytes_limit // (4 * math.prod(piece.shape[1:]) or 1))
-    if rows > dataset.chunks[0]:
-        rows -= rows % dataset.chunks[0]
-    start = all_rows.start
-    while start < all_rows.stop:
-        stop = min((start // rows + 1) * rows, all_rows.stop)
-        yield Span(start, stop)
-        start = stop
-
-
-def _widen(half: npt.NDArray[np.float16], out: Array) -> None:
-    """Convert float16 to float32, bit by bit: 5000 MiB/s where numpy does 1150 and HDF5 280.
-
-    The exponent is moved to its place, then its bias is mended by one multiplication, which is exact for subnormal
-    numbers too. NaN and infinity become finite numbers from 65536 on.
-    """
-    bits = out.view(np.int32)
-    bits[...] = half.view(np.int16)
-    bits <<= 13
-    bits &= -0x70002000  # the sign, which int16 to int32 spread over four bits, and the fifteen others
-    out *= 2.0**112
-
-
-def _finite(block: Array, limit: float) -> bool:
-    """Tell whether every value is below `limit` in size, at the speed of a dot product."""
-    flat = block.reshape(-1)
-    with np.errstate(all="ignore"):
-        # Squares may overflow where values do not, and many add up: a suspicion is looked at closely.
-        return bool(np.dot(flat, flat) < limit * limit or (np.abs(flat) < limit).all())
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @contextmanager
@@ -358,6 +310,6 @@ def _named(problem: str) -> Iterator[None]:
     """Turn what h5py raises into one line that begins with `problem`."""
     try:
         yield
-    except (OSError, KeyError, RuntimeError, ValueError, TypeError, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or str(error.args[0] if error.args else error)
         raise HeptiError(f"{problem}: {' '.join(reason.split())}") from error

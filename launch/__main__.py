@@ -1,0 +1,38 @@
+"""`python -m launch`: labs, the doctor, hostfiles, benchmarks."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from launch import lab_command
+from solver.errors import HeptiError
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command line; return the exit code: 0 done, 1 failed, 2 bad usage or input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m launch",
+        description="Start Hepti: virtual labs, checks of real clusters, hostfiles, benchmarks.",
+        epilog="example: python -m launch lab up mixed4",
+    )
+    parser.add_argument("--debug", action="store_true", help="show where an error comes from")
+    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    lab_command.add_parser(subparsers)
+    # What stands behind the first -- is another program's command line.
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    options = parser.parse_args(arguments[:split])
+    options.program = list(arguments[split + 1 :])
+    try:
+        code: int = options.function(options)
+    except HeptiError as error:
+        if options.debug:
+            raise
+        print(f"python -m launch: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

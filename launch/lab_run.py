@@ -1,0 +1,69 @@
+"""`lab run`: mpirun on a lab's hosts, watched, so that nothing of it outlives the command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from launch import shell
+from launch.lab import Host, Lab
+from launch.lab_agent import RUN, on_host
+from launch.lab_limits import Cgroups, kills_file, parse_kills
+from launch.lab_up import machine_cgroups, sweep, sweep_dead_runs
+from launch.mpirun import mpirun_command
+from solver.cluster import GIB
+from solver.errors import HeptiError
+
+POLL_S = 0.1
+
+
+def run(lab: Lab, ranks: int, program: Sequence[str]) -> int:
+    """Run a program on the lab under mpirun; return mpirun's exit code.
+
+    mpirun starts on the first host and gets our terminal. If we are killed, the kernel tells mpirun to end; if mpirun
+    is killed, we end its processes on every host.
+    """
+    if not program:
+        raise HeptiError(f"nothing to run: lab run {lab.name} -- python -m hepti_mpi …")
+    cgroups = machine_cgroups()
+    sweep_dead_runs(lab)
+    name = f"run-{os.getpid()}"
+    mpirun = mpirun_command(ranks, len(lab.hosts), lab.hostfile, lab.agent, program)
+    command = ["setpriv", "--pdeathsig", "TERM", "--", *on_host(lab, lab.hosts[0], mpirun)]
+    kills = count_kills(lab, cgroups, name)
+    # Ctrl-C reaches mpirun itself, which ends its ranks in order; we wait for that.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    process = shell.start_here(command, {**os.environ, RUN: name})
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: process.send_signal(number))
+    try:
+        while (code := shell.wait(process, POLL_S)) is None:
+            kills = _report_kills(lab, cgroups, name, ranks, kills)
+        _report_kills(lab, cgroups, name, ranks, kills)
+    finally:
+        sweep(lab, name)
+    return code if code >= 0 else 128 - code
+
+
+def count_kills(lab: Lab, cgroups: Cgroups, run: str) -> list[int]:
+    """Return, per host, how many processes were killed for breaking the memory cap."""
+    groups = [cgroups.memory_group(lab.name, host.name) for host in lab.hosts]
+    files = [kills_file(cgroups.memory_version, group, run) for group in groups]
+    return [parse_kills(file.read_text()) if file.exists() else 0 for file in files]
+
+
+def killed_line(host: Host, position: int, hosts: int, ranks: int) -> str:
+    """Return the message for a process that broke the cap of its host; ranks are dealt to the hosts in turn."""
+    mine = [str(rank) for rank in range(position, ranks, hosts)]
+    who = " or ".join(mine)
+    return f"rank {who} on {host.name} was killed: it broke its memory cap of {host.memory_bytes / GIB:.2f} GiB"
+
+
+def _report_kills(lab: Lab, cgroups: Cgroups, run: str, ranks: int, before: list[int]) -> list[int]:
+    now = count_kills(lab, cgroups, run)
+    for position, (host, old, new) in enumerate(zip(lab.hosts, before, now, strict=True)):
+        if new > old:
+            print(killed_line(host, position, len(lab.hosts), ranks), file=sys.stderr, flush=True)
+    return now

@@ -1,0 +1,324 @@
+"""Carry a lab out: up, down, and the changes while it runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from launch import shell
+from launch.lab import PREFIX, RUNTIME, Host, Lab
+from launch.lab_agent import agent_text, hosts_text, on_host
+from launch.lab_limits import Cgroups, cpu_files, find_cgroups, memory_files, weight_file
+from launch.lab_links import connect_command, latency_commands, network_commands, shape_commands
+from launch.lab_measure import START, calibrate, core_speed, throughput
+from launch.lab_ssh import key_commands, known_hosts, ssh_config, sshd_command, sshd_config
+from launch.mpirun import SOCKET_BUFFER, hostfile_text
+from solver.cluster import GIB
+from solver.errors import HeptiError
+
+TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "setpriv": "util-linux"}
+# Of the machine's cores, the share that hosts may have: the rest is for mpirun, the kernel's queues and the launcher.
+USABLE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Achieved:
+    """What `up` measured on one host, and what it says about this machine."""
+
+    compute_flop_per_s: float
+    bandwidth_bytes_per_s: float
+
+
+def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
+    """Build a lab, calibrate it, measure it.
+
+    Returns
+    -------
+    lab, achieved, notes
+        The calibrated lab, what every host and its link achieved, and what this machine cannot imitate.
+
+    Raises
+    ------
+    HeptiError
+        If it is up already, or if this machine cannot carry it: no root, a tool or `tbf` missing, too few cores.
+    """
+    require_tools()
+    if lab.ssh and shutil.which("sshd") is None:
+        raise HeptiError("--ssh needs the program sshd, which is not installed: apt install openssh-server")
+    if (lab.directory / "lab.json").exists():
+        raise HeptiError(f"lab {lab.name} is up already: lab down {lab.name}, or give this one another --name")
+    core_flop_per_s = core_speed()
+    lab = replace(lab, hosts=tuple(replace(host, core_flop_per_s=core_flop_per_s * START) for host in lab.hosts))
+    require_capacity(lab)
+    cgroups = machine_cgroups()
+    down(lab.name)  # what a crash has left
+    try:
+        _write_files(lab, cgroups)
+        for command in network_commands(lab):
+            shell.run(command)
+        notes = [*_shape(lab), *_buffer_note()]
+        for host in lab.hosts:
+            limit_cpu(cgroups, lab, host)
+            limit_memory(cgroups, lab, host)
+        free = cgroups.cpu_group(lab.name, "measure")
+        free.mkdir()
+        bandwidths = throughput(lab, free)
+        lab, speeds = calibrate(lab, lambda lab, host: limit_cpu(cgroups, lab, host))
+        if lab.ssh:
+            _start_ssh(lab)
+        lab.save()
+    except BaseException:
+        down(lab.name)
+        raise
+    return lab, [Achieved(*pair) for pair in zip(speeds, bandwidths, strict=True)], notes
+
+
+def down(name: str) -> bool:
+    """Remove everything that carries the lab's name, also what a crash left; return whether there was anything."""
+    groups = [group for group in machine_cgroups().groups(name) if group.exists()]
+    namespaces = lab_namespaces(name)
+    directory = RUNTIME / name
+    kill_everything(groups, namespaces)
+    for group in groups:
+        remove_groups(group)
+    for namespace in namespaces:
+        shell.run(["ip", "netns", "delete", namespace])
+    existed = bool(groups or namespaces or directory.exists())
+    if directory.exists():
+        shutil.rmtree(directory)
+    return existed
+
+
+def change(lab: Lab, host: Host) -> Lab:
+    """Put a host's new speed, bandwidth, memory cap or connection in force, under whatever is running."""
+    before, lab = lab.host(host.name), lab.with_host(host)
+    require_capacity(lab)
+    cgroups = machine_cgroups()
+    if host.cpu != before.cpu:
+        limit_cpu(cgroups, lab, host)
+    if host.memory_bytes != before.memory_bytes:
+        limit_memory(cgroups, lab, host)
+    if host.bandwidth_bytes_per_s != before.bandwidth_bytes_per_s:
+        for command in shape_commands(lab, host):
+            shell.run(command)
+    if host.connected != before.connected:
+        shell.run(connect_command(lab, host, host.connected))
+    lab.save()
+    return lab
+
+
+def kill_host(lab: Lab, host: Host) -> int:
+    """Kill every process on a host, as pulling its plug would; return how many there were."""
+    return kill_everything(machine_cgroups().groups(lab.name, host.name), [lab.namespace(host)])
+
+
+def usage(lab: Lab) -> list[dict[str, float]]:
+    """Return, per host, the processes and the memory they use now."""
+    cgroups = machine_cgroups()
+    used = "memory.usage_in_bytes" if cgroups.memory_version == 1 else "memory.current"
+    return [
+        {
+            "processes": len(_processes(cgroups.cpu_group(lab.name, host.name))),
+            "memory_used_gib": int((cgroups.memory_group(lab.name, host.name) / used).read_text()) / GIB,
+        }
+        for host in lab.hosts
+    ]
+
+
+def sweep(lab: Lab, run: str) -> None:
+    """Kill and remove what is left of a run on every host."""
+    for group in machine_cgroups().groups(lab.name):
+        leftovers = list(group.glob(f"*/{run}"))
+        kill_everything(leftovers, [])
+        for leftover in leftovers:
+            remove_groups(leftover)
+
+
+def sweep_dead_runs(lab: Lab) -> None:
+    """Clear away runs whose launcher was killed: a run's name ends in the launcher's process number."""
+    for group in machine_cgroups().groups(lab.name):
+        for run in group.glob("*/run-*"):
+            if not Path("/proc", run.name.removeprefix("run-")).exists():
+                sweep(lab, run.name)
+
+
+def require_tools() -> None:
+    """Refuse with one line what cannot work on this machine."""
+    if os.geteuid() != 0:
+        raise HeptiError("a lab needs root, for network namespaces and cgroups: sudo python -m launch lab …")
+    for tool, package in TOOLS.items():
+        if shutil.which(tool) is None:
+            raise HeptiError(f"a lab needs the program {tool}, which is not installed: apt install {package}")
+
+
+def require_capacity(lab: Lab) -> None:
+    """Refuse a lab that asks for more cores or memory than this machine has."""
+    cores = sum(host.cores for host in lab.hosts)
+    have = os.cpu_count() or 1
+    if cores > have * USABLE:
+        speed = sum(host.compute_flop_per_s for host in lab.hosts) / 1e9
+        can = speed * have * USABLE / cores
+        raise HeptiError(
+            f"the hosts of lab {lab.name} add up to {speed:.0f} GFLOP/s, the {have} cores of this machine carry "
+            f"{can:.0f}: lower gflops or leave a device out"
+        )
+    wanted = sum(host.memory_bytes for host in lab.hosts) / GIB
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    if wanted > total:
+        raise HeptiError(
+            f"the hosts of lab {lab.name} add up to {wanted:.1f} GiB of memory, this machine has {total:.1f}: "
+            "lower memory_gib"
+        )
+
+
+def machine_cgroups() -> Cgroups:
+    """Find this machine's controllers."""
+    return find_cgroups(Path("/proc/mounts").read_text())
+
+
+def limit_cpu(cgroups: Cgroups, lab: Lab, host: Host) -> None:
+    """Put a host's CPU quota in force."""
+    _write_limits(cgroups.cpu_group(lab.name, host.name), cpu_files(cgroups.cpu_version, host.cores))
+
+
+def limit_memory(cgroups: Cgroups, lab: Lab, host: Host) -> None:
+    """Put a host's memory cap in force."""
+    try:
+        files = memory_files(cgroups.memory_version, host.memory_bytes)
+        _write_limits(cgroups.memory_group(lab.name, host.name), files)
+    except OSError as error:
+        raise HeptiError(
+            f"{host.name} cannot be cut down to {host.memory_bytes / GIB:.2f} GiB, its processes use more: "
+            "end them first"
+        ) from error
+
+
+def _write_limits(group: Path, files: Iterable[tuple[str, str]]) -> None:
+    for name, value in files:
+        # The files about swap and bursts exist only on kernels that know them.
+        if (group / name).exists():
+            (group / name).write_text(value)
+
+
+def _write_files(lab: Lab, cgroups: Cgroups) -> None:
+    lab.directory.mkdir(parents=True)
+    lab.agent.write_text(agent_text(lab, cgroups))
+    lab.agent.chmod(0o755)
+    (lab.directory / "hosts").write_text(hosts_text(lab))
+    lab.hostfile.write_text(hostfile_text([host.name for host in lab.hosts]))
+    for host in lab.hosts:
+        (lab.directory / "tmp" / host.name).mkdir(parents=True)
+        for group in cgroups.groups(lab.name, host.name):
+            group.mkdir(parents=True)
+    if lab.ssh:
+        _write_ssh(lab)
+    if cgroups.cpu_version == 2:
+        for group in (cgroups.cpu, *cgroups.groups(lab.name)):
+            (group / "cgroup.subtree_control").write_text("+cpu +memory")
+    _write_limits(cgroups.cpu_group(lab.name), [weight_file(cgroups.cpu_version)])
+
+
+def _write_ssh(lab: Lab) -> None:
+    files = lab.directory / "ssh"
+    files.mkdir(mode=0o700)
+    for command in key_commands(lab):
+        shell.run(command)
+    (files / "known_hosts").write_text(known_hosts(lab, (files / "host_key.pub").read_text()))
+    (files / "ssh_config").write_text(ssh_config(lab))
+    for host in lab.hosts:
+        (files / host.name).mkdir(mode=0o700)
+        (files / host.name / "authorized_keys").write_text((files / "user_key.pub").read_text())
+        (files / host.name / "sshd_config").write_text(sshd_config(lab, host, os.environ["PATH"]))
+
+
+def _start_ssh(lab: Lab) -> None:
+    # sshd wants this directory of its own; Debian makes it at boot.
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    sshd = shutil.which("sshd") or "sshd"
+    for host in lab.hosts:
+        shell.run(on_host(lab, host, sshd_command(lab, host, sshd)))
+    for host in lab.hosts:
+        shell.run(on_host(lab, lab.hosts[0], ["ssh", "-o", "BatchMode=yes", host.name, "true"]))
+
+
+def _shape(lab: Lab) -> list[str]:
+    """Shape every link; return a note if this kernel cannot delay packets."""
+    for host in lab.hosts:
+        for command in shape_commands(lab, host):
+            code, _, error = shell.attempt(command)
+            if code:
+                reason = " ".join(error.split()) or f"exit code {code}"
+                raise HeptiError(f"this kernel cannot shape links (modprobe sch_tbf, sch_htb, cls_u32): {reason}")
+    for host in lab.hosts:
+        for command in latency_commands(lab, host):
+            if shell.attempt(command)[0]:
+                return [
+                    f"this kernel has no netem: links keep their own latency instead of {lab.latency_s * 1e6:.0f} µs"
+                ]
+    return []
+
+
+def _buffer_note() -> list[str]:
+    """Say if the kernel will not grant the socket buffers that overlap needs."""
+    for name in ("wmem_max", "rmem_max"):
+        granted = int(Path("/proc/sys/net/core", name).read_text())
+        if granted < SOCKET_BUFFER:
+            return [
+                f"net.core.{name} is {granted}, exchanges want {SOCKET_BUFFER} to overlap with compute: "
+                f"sysctl -w net.core.{name}={SOCKET_BUFFER}"
+            ]
+    return []
+
+
+def lab_namespaces(name: str) -> list[str]:
+    """Return the network namespaces that carry a lab's name."""
+    names = [line.split()[0] for line in shell.run(["ip", "netns", "list"]).splitlines()]
+    return [namespace for namespace in names if namespace.startswith(f"{PREFIX}.{name}.")]
+
+
+def kill_everything(groups: Iterable[Path], namespaces: Iterable[str]) -> int:
+    """Kill all processes in cgroups and network namespaces, and their children born meanwhile; return how many."""
+    killed: set[int] = set()
+    for _ in range(100):
+        processes = {int(line) for group in groups for line in _processes(group)}
+        for namespace in namespaces:
+            processes |= {int(word) for word in shell.run(["ip", "netns", "pids", namespace]).split()}
+        if not processes:
+            break
+        for process in processes:
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue  # it has just ended by itself
+        killed |= processes
+        time.sleep(0.05)
+    return len(killed)
+
+
+def _processes(group: Path) -> list[str]:
+    return [line for file in group.rglob("cgroup.procs") for line in file.read_text().split()]
+
+
+def remove_groups(group: Path) -> None:
+    """Remove a cgroup and those below it; a killed process holds its group for a moment."""
+    for child in sorted(group.rglob("*/"), reverse=True):
+        _remove_group(child)
+    _remove_group(group)
+
+
+def _remove_group(group: Path) -> None:
+    for _ in range(100):
+        try:
+            group.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise HeptiError(f"the kernel does not let go of {group}: its processes do not die; see {group}/cgroup.procs")

@@ -1,0 +1,55 @@
+"""The one place that starts other programs; everything else in `launch` only says what to start."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from solver.errors import HeptiError
+
+Command = Sequence[str]
+Process = subprocess.Popen[str]
+
+
+def run(command: Command, timeout_s: float = 60.0, stdin: str = "") -> str:
+    """Run a command and return its output.
+
+    Raises
+    ------
+    HeptiError
+        If the program is missing, fails or takes longer than `timeout_s`: the command and what it said.
+    """
+    code, out, err = attempt(command, timeout_s, stdin)
+    if code:
+        raise HeptiError(f"`{shlex.join(command)}` failed: {' '.join((err or out).split()) or f'exit code {code}'}")
+    return out
+
+
+def attempt(command: Command, timeout_s: float = 60.0, stdin: str = "") -> tuple[int, str, str]:
+    """Run a command that may fail; return its exit code, output and error output."""
+    try:
+        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except OSError as error:
+        return 127, "", f"{command[0]}: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return 124, "", f"no answer within {timeout_s:g} s"
+    return done.returncode, done.stdout, done.stderr
+
+
+def start(command: Command) -> Process:
+    """Start a program to talk to line by line; its errors go where ours go."""
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+
+def start_here(command: Command, environment: Mapping[str, str]) -> Process:
+    """Start a program on our own terminal: standard input, output and errors are shared with it."""
+    return subprocess.Popen(command, env=dict(environment), text=True)
+
+
+def wait(process: Process, timeout_s: float | None = None) -> int | None:
+    """Return a program's exit code (negative: the signal that ended it), None if it still runs after `timeout_s`."""
+    try:
+        return process.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return None

@@ -1,0 +1,18 @@
+"""Tables for people; the one place that imports rich."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; columns whose heads end in a unit stand to the right."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("host", "finding", "mend", "links") else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if Console().is_terminal else 120).print(table)

@@ -1,0 +1,50 @@
+"""Plans as a person might write them: every block cut in another way, shares very uneven, some of them empty."""
+
+import json
+
+import numpy as np
+
+# Cut, and where the residual is added.
+CUTS = [("rows", "rows"), ("columns", "full"), ("columns", "rows"), ("block", "full"), ("block", "rows")]
+
+
+def write_mixed_plan(path, config, ranks, seed):
+    """Write a random plan for a transformers model; no two layers need be cut the same way."""
+    rng = np.random.default_rng(seed)
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    ffn = getattr(config, "intermediate_size", None) or config.hidden_dim  # DistilBERT's word
+    layers = [
+        {
+            "layers": [layer, layer + 1],
+            "attention": block(rng, "heads", heads, hidden, ranks),
+            "mlp": block(rng, "ffn", ffn, hidden, ranks),
+        }
+        for layer in range(config.num_hidden_layers)
+    ]
+    stage = {"devices": [f"board-{rank}" for rank in range(ranks)], "layers": layers}
+    path.write_text(json.dumps({"format": "hepti-plan/1", "model": {"name": "by hand"}, "stages": [stage]}))
+    return path
+
+
+def block(rng, unit, total, hidden, ranks):
+    cut, norm = CUTS[rng.integers(len(CUTS))]
+    table = {"cut": cut, "norm": norm}
+    if cut != "rows":
+        table[unit] = spans(rng, total, ranks)
+    if cut == "columns":
+        table["columns"] = spans(rng, hidden, ranks)
+    if norm == "rows":
+        table["rows"] = shares(rng, ranks)
+    return table
+
+
+def spans(rng, total, ranks):
+    """Cut an axis at random places, often at the same one."""
+    stops = np.sort(rng.integers(0, total, ranks - 1, endpoint=True)).tolist()
+    return [list(span) for span in zip([0, *stops], [*stops, total], strict=True)]
+
+
+def shares(rng, ranks):
+    weights = rng.pareto(0.7, ranks) * (rng.random(ranks) < 0.7)
+    weights[rng.integers(ranks)] += 0.1
+    return (weights / weights.sum()).tolist()

@@ -1,0 +1,46 @@
+"""What the README tells a newcomer to type works, block by block, in the order of the page."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """Give a copy of the checkout with the environment that runs this test as its .venv."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for room in ("hepti_mpi", "solver", "weights", "launch"):
+        shutil.copytree(ROOT / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
+    activate = folder / ".venv" / "bin" / "activate"
+    activate.parent.mkdir(parents=True)
+    activate.write_text(f"export PATH={Path(sys.executable).parent}:$PATH\n")
+    return folder
+
+
+def test_the_first_block_is_the_two_commands():
+    """`make run` and `make test`, which CI runs itself."""
+    assert [line.split("#")[0].strip() for line in BLOCKS[0].splitlines()] == ["make run", "make test"]
+
+
+@pytest.mark.parametrize("number", range(2, len(BLOCKS)))
+def test_every_block_runs(number, checkout):
+    """Each block after the set-up that the second one is, as in one shell."""
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PRTE_"))
+    }
+    script = f"set -eo pipefail\n{BLOCKS[1]}\n{BLOCKS[number]}"
+
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=checkout, env=environment, capture_output=True, text=True, timeout=240
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()

@@ -1,0 +1,103 @@
+"""The report, and the default job."""
+
+import json
+import statistics
+
+import pytest
+
+from solver.plan import plan_from_json
+from tests.commands.cli import hepti, succeeded
+from tests.commands.plans import write_mixed_plan
+from tests.commands.requests import to_lines
+
+RANKS = 4
+ROWS = (1, 200, 17)
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def report(converted, tmp_path_factory):
+    """Return the report of requests that were computed three times, after two that do not count."""
+    folder = tmp_path_factory.mktemp("report")
+    checkpoint = converted("bert")
+    (folder / "requests.jsonl").write_text(to_lines({"id": f"{rows} rows", "tokens": [9] * rows} for rows in ROWS))
+    plan = write_mixed_plan(folder / "plan.json", checkpoint.model.config, RANKS, seed=3)
+    succeeded(
+        hepti(
+            RANKS, "--model", checkpoint.path, "--plan", plan, "--input", folder / "requests.jsonl",
+            "--output", folder / "answers.jsonl", "--report", folder / "report.json", "--repeat", 3, "--warmup", 2,
+        )
+    )  # fmt: skip
+    assert len((folder / "answers.jsonl").read_text().splitlines()) == len(ROWS)
+    return json.loads((folder / "report.json").read_text()) | {"given": json.loads(plan.read_text())}
+
+
+def test_every_request_has_the_seconds_of_every_pass_that_counts(report):
+    assert [request["id"] for request in report["requests"]] == [f"{rows} rows" for rows in ROWS]
+    assert all(len(request["seconds"]) == 3 for request in report["requests"])
+    every = [seconds for request in report["requests"] for seconds in request["seconds"]]
+    assert report["seconds_median"] == statistics.median(every)
+    assert report["repeat"] == 3
+    assert report["replans"] == []
+
+
+def test_the_plan_is_the_one_that_was_given(report):
+    stages = report["given"]["stages"]
+
+    assert plan_from_json(json.dumps(report["plan"])).stages == plan_from_json(json.dumps(report["given"])).stages
+    assert [entry["device"] for entry in report["per_rank"]] == stages[0]["devices"]
+    assert report["predicted_seconds"] is None  # nothing is known of boards that are in no cluster file
+
+
+def test_every_byte_that_is_sent_is_received(report):
+    sent, received = (sum(entry[f"{way}_bytes"] for entry in report["per_rank"]) for way in ("sent", "received"))
+
+    assert sent == received > 0
+
+
+def test_a_rank_computes_or_waits(report):
+    """All requests ran as one batch, so that the seconds of any request are those of the pass."""
+    seconds = sum(report["requests"][0]["seconds"])
+
+    assert [entry["rank"] for entry in report["per_rank"]] == list(range(RANKS))
+    for entry in report["per_rank"]:
+        assert entry["compute_s"] > 0
+        # Rank 0 embeds and pools besides, and on two cores a rank may wake up late.
+        assert 0.3 * seconds < entry["compute_s"] + entry["wait_s"] < 1.1 * seconds
+        assert entry["peak_rss_bytes"] > 20 * MIB
+        assert entry["weights_bytes"] > 0
+
+
+def test_a_cluster_file_gives_a_prediction_and_names(converted, tmp_path):
+    checkpoint = converted("bert")
+    (tmp_path / "cluster.toml").write_text(
+        'format = "hepti-cluster/1"\n[network]\nbandwidth_mbps = 940\n'
+        '[[device]]\nname = "attic"\ngflops = 30\nmemory_gib = 3\n'
+        '[[device]]\nname = "cellar"\ngflops = 10\nmemory_gib = 1\n'
+    )
+
+    done = succeeded(
+        hepti(
+            2, "--model", checkpoint.path, "--cluster", tmp_path / "cluster.toml", "--random", 100, "--repeat", 2,
+            "--system", "rows", "--report", tmp_path / "report.json",
+        )
+    )  # fmt: skip
+
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [entry["device"] for entry in report["per_rank"]] == ["attic", "cellar"]
+    assert report["plan"]["stages"][0]["layers"][0]["mlp"]["rows"] == [0.75, 0.25]
+    assert report["predicted_seconds"] > 0
+    assert "predicted" in done.stdout
+    assert "75 % of rows" in done.stdout
+
+
+def test_the_report_of_standard_input_lists_what_was_answered(converted, tmp_path):
+    """Nothing was asked in the second case: there is a report all the same."""
+    for name, lines in (("one", '{"id": 7, "tokens": [1, 2]}\n'), ("none", "")):
+        path = tmp_path / f"{name}.json"
+        succeeded(hepti(2, "--model", converted("bert").path, "--input", "-", "--report", path, stdin=lines))
+
+    one, none = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("one", "none"))
+    assert [request["id"] for request in one["requests"]] == [7]
+    assert none["requests"] == []
+    assert none["seconds_median"] is None

@@ -1,0 +1,46 @@
+"""`mpirun -n 3 python -m pytest tests/mpi`: every test runs on all ranks, for any number of them."""
+
+import io
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+from pytest_mpi import parallel_assert
+
+from hepti_mpi import comm
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config):
+    """Let rank 0 alone print, since all ranks have the same verdict."""
+    if MPI.COMM_WORLD.rank != 0:
+        config.get_terminal_writer()._file = io.StringIO()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Tell mpi-pytest that every test here fits the ranks that there are."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.parallel(MPI.COMM_WORLD.size))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call(pyfuncitem):
+    """Reduce the verdict: where one rank fails, all fail, and none waits for it in the next test."""
+    if not pyfuncitem.path.is_relative_to(HERE):
+        return (yield)
+    try:
+        result = yield
+    except Exception as error:
+        parallel_assert(False, f"rank {MPI.COMM_WORLD.rank}: {error}")
+        raise
+    parallel_assert(True)
+    return result
+
+
+@pytest.fixture(scope="session")
+def world():
+    return comm.world()

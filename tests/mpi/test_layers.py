@@ -1,0 +1,154 @@
+"""Whatever the cuts, shares and batches, the layers give what the oracle gives."""
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+
+import numpy as np
+import pytest
+
+from hepti_mpi import ends
+from hepti_mpi.batch import Batch
+from hepti_mpi.load import load_layer
+from hepti_mpi.stack import Stack
+from solver.model import ImageInput, ModelSpec, TextInput, tensor_shapes
+from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
+from solver.spans import Partition, Span
+from tests import reference
+from weights.synthesize import synthetic_rows
+
+TEXT = TextInput(vocab=97, positions=600, max_rows=600, token_types=2)
+POST = ModelSpec("post", hidden=40, ffn=83, heads=5, layers=3, input=TEXT)
+PRE = ModelSpec(
+    "pre", hidden=56, ffn=101, heads=7, layers=3, norm="pre", embedding_norm=False, final_norm=True,
+    input=ImageInput(height=24, width=40, patch=8),
+)  # fmt: skip
+CUTS = [(cut, norm) for cut in Cut for norm in Layout if cut is not Cut.ROWS or norm is Layout.ROWS]
+
+
+@cache
+def tensors_of(spec):
+    return {name: synthetic_rows(name, shape, Span(0, shape[0])) for name, shape in tensor_shapes(spec).items()}
+
+
+def make_stack(spec, plan, tensors, world):
+    def read(piece, out):
+        out[...] = tensors[piece.name][(slice(None),) * piece.axis + (piece.span.slice,)]
+
+    plan.check(spec, world.size)
+    weights = tuple(load_layer(spec, plan, layer, world.rank, read) for layer in range(spec.layers))
+    return Stack(spec, plan, weights, world)
+
+
+def shares(kind, ranks, rng):
+    """Return weights of the ranks: equal, very uneven, or with empty ones."""
+    if kind == "equal":
+        return [1.0] * ranks
+    weights = rng.pareto(0.7, ranks) + 0.01
+    if kind == "empty":
+        weights[rng.random(ranks) < 0.5] = 0
+        if not weights.any():
+            weights[rng.integers(ranks)] = 1
+    return weights.tolist()
+
+
+def block_plan(cut, norm, inner, hidden, draw):
+    return BlockPlan(
+        cut,
+        inner=None if cut is Cut.ROWS else Partition.of_shares(draw(), inner),
+        columns=Partition.of_shares(draw(), hidden) if cut is Cut.COLUMNS else None,
+        norm=norm,
+        rows=tuple(np.array(weights) / sum(weights)) if norm is Layout.ROWS and (weights := draw()) else None,
+    )
+
+
+def random_layer(spec, attention, mlp, kind, ranks, rng):
+    def draw():
+        return shares(kind, ranks, rng)
+
+    return LayerPlan(
+        block_plan(*attention, spec.heads, spec.hidden, draw), block_plan(*mlp, spec.ffn, spec.hidden, draw)
+    )
+
+
+@cache
+def expected(spec, lengths):
+    """Return a batch of random requests and the oracle's answers."""
+    rng = np.random.default_rng(1)
+    if isinstance(spec.input, TextInput):
+        contents = [rng.integers(0, spec.input.vocab, rows) for rows in lengths]
+    else:
+        image = spec.input
+        contents = [rng.standard_normal((3, image.height, image.width), np.float32) for _ in lengths]
+    return contents, [reference.forward(spec, tensors_of(spec), content) for content in contents]
+
+
+def check(spec, layers, lengths, world):
+    """Run a batch through the stack and compare rank 0's result with the oracle's."""
+    stage = Stage(
+        tuple(f"pi-{rank}" for rank in range(world.size)),
+        tuple((Span(number, number + 1), layer) for number, layer in enumerate(layers)),
+    )
+    tensors = tensors_of(spec)
+    stack = make_stack(spec, Plan((stage,), spec.name), tensors, world)
+    contents, answers = expected(spec, tuple(lengths))
+    batch = Batch.of_lengths(lengths)
+    embedded = np.concatenate([ends.embed(spec, tensors, content) for content in contents])
+
+    hidden = stack.run(batch, embedded if world.rank == 0 else None, count=True)
+
+    assert hidden.dtype == np.float32
+    if world.rank == 0:
+        hidden = ends.last_hidden(spec, tensors, hidden)
+        np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
+    else:
+        assert hidden.shape == (0, spec.hidden)
+    return stack
+
+
+@pytest.mark.parametrize("kind", ["equal", "uneven", "empty"])
+@pytest.mark.parametrize(("attention", "mlp"), list(product(CUTS, CUTS)), ids=str)
+def test_every_pair_of_cuts_gives_the_reference(attention, mlp, kind, world):
+    """Equal, uneven and empty shares, each block with shares of its own; a ragged batch of texts."""
+    rng = np.random.default_rng(0)
+    layers = [random_layer(POST, attention, mlp, kind, world.size, rng) for _ in range(POST.layers)]
+    check(POST, layers, [3, 1, 17, 2, 30], world)
+
+
+@pytest.mark.parametrize("kind", ["equal", "uneven", "empty"])
+@pytest.mark.parametrize(("attention", "mlp"), list(product(CUTS, CUTS)), ids=str)
+def test_every_pair_of_cuts_gives_the_reference_with_norms_in_front(attention, mlp, kind, world):
+    """The same for the pre-norm family; a batch of images."""
+    rng = np.random.default_rng(2)
+    layers = [random_layer(PRE, attention, mlp, kind, world.size, rng) for _ in range(PRE.layers)]
+    check(PRE, layers, [PRE.input.rows] * 2, world)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 511])
+@pytest.mark.parametrize("seed", range(8))
+def test_any_mixture_of_cuts_gives_the_reference(rows, seed, world):
+    """Every layer is cut in another way, with shares of every kind, at any length."""
+    rng = np.random.default_rng([seed, rows])
+    spec = replace(POST, layers=5, activation=["gelu", "gelu_tanh", "relu"][seed % 3])
+    layers = []
+    for _ in range(spec.layers):
+        attention, mlp = (CUTS[rng.integers(len(CUTS))] for _ in range(2))
+        kind = ["equal", "uneven", "empty"][rng.integers(3)]
+        layers.append(random_layer(spec, attention, mlp, kind, world.size, rng))
+    check(spec, layers, [rows], world)
+
+
+def test_ranks_without_a_share_send_and_receive_nothing(world):
+    """A device that makes things worse gets nothing, and costs nothing."""
+    weights = [0.0] * world.size
+    weights[-1] = 1.0
+    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(weights))
+    block = BlockPlan(Cut.BLOCK, inner=Partition.of_shares(weights, POST.heads))
+    mlp = BlockPlan(Cut.BLOCK, inner=Partition.of_shares(weights, POST.ffn))
+    stack = check(POST, [LayerPlan(rows, mlp), LayerPlan(block, rows), LayerPlan(block, mlp)], [12], world)
+
+    # The last rank gets the embedded rows from rank 0 and gives the result back: nothing else moves.
+    moved = 12 * POST.hidden * 4 if world.size > 1 else 0
+    expected = {0: moved, world.size - 1: moved}.get(world.rank, 0)
+    assert stack.meter.sent_bytes == expected
+    assert stack.meter.received_bytes == expected
