@@ -19,7 +19,7 @@ from solver.exchange import Mask, Network, of_matrix
 from solver.layers import LayerSteps, Setting
 from solver.model import ImageInput, ModelSpec, layer_tensor_shapes, tensor_shapes
 from solver.plan import BlockPlan, Cut, Plan, Prediction
-from solver.shares import COMMON_TENSORS, layer_slices, rank_slices
+from solver.shares import COMMON_TENSORS, layer_slices
 from solver.spans import Partition
 from solver.steps import FLOAT_BYTES, Axis, Machine, Step, Times, Transfer, Values, step_times
 
@@ -106,13 +106,18 @@ def price(s: Setting, plan: Plan) -> Price:
 
 def weights_bytes(spec: ModelSpec, plan: Plan, rank: int) -> int:
     """Return the float32 bytes that `rank` holds: `shares.weights_bytes`, but one layer of each run stands for all."""
-    ends = (piece for piece in rank_slices(spec, plan, rank) if not piece.name.startswith("layers/"))
     runs = (
         span.size * sum(math.prod(piece.shape) for piece in layer_slices(spec, plan, span.start, rank))
         for stage in plan.stages
         for span, _ in stage.layers
     )
-    return FLOAT_BYTES * (sum(math.prod(piece.shape) for piece in ends) + sum(runs))
+    return FLOAT_BYTES * sum(runs) + (ends_bytes(spec) if rank == 0 else 0)
+
+
+def ends_bytes(spec: ModelSpec) -> int:
+    """Return the float32 bytes of embeddings and heads, which rank 0 holds."""
+    shapes = tensor_shapes(spec)
+    return FLOAT_BYTES * sum(math.prod(shape) for name, shape in shapes.items() if not name.startswith("layers/"))
 
 
 def work_bytes(spec: ModelSpec, rows: int) -> int:
@@ -131,10 +136,9 @@ def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     """
     shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
     common = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(COMMON_TENSORS))
-    ends = sum(math.prod(shape) for name, shape in tensor_shapes(spec).items() if not name.startswith("layers/"))
     room = np.array([float(device.memory_bytes) for device in cluster.devices])
     room -= work_bytes(spec, rows) + FLOAT_BYTES * spec.layers * common
-    room[0] -= FLOAT_BYTES * ends
+    room[0] -= ends_bytes(spec)
     return room
 
 

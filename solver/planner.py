@@ -1,4 +1,4 @@
-"""The planner: candidate layers by search, their mix by the integer program, the plan that follows.
+"""The planner: candidate layers, the convex program's shares and bound, the integer program's mix, the plan.
 
 For plenty of memory the best layer is the plan, in every layer. Where it does not fit, the integer program's prices of
 memory ask for layers that need less of what is scarce, until none is worth its price (column generation: Gilmore and
@@ -9,45 +9,34 @@ whole numbers of layers. So rows turn into mixtures and these into cuts that sha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from solver import integer
+from solver.candidates import again, candidates
 from solver.cluster import Cluster
 from solver.cost import price, setting, weights_room
-from solver.curves import Floats, Kernel
+from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
-from solver.exchange import Mask
-from solver.kinds import KINDS, LayerKind, layer_plan
+from solver.kinds import LayerTable, layer_plan, taking
 from solver.layers import Setting
 from solver.model import ModelSpec
-from solver.plan import Cut, Layout, Plan, Stage
-from solver.search import Draft, Layer, Terms, drafts, finish, improved, neighbours, redraft
-from solver.spans import Span
-from solver.steps import FLOAT_BYTES
+from solver.plan import Plan, Stage
+from solver.search import Layer, Terms, finish, improved, neighbours, redraft
+from solver.spans import Span, largest_remainder
+from solver.steps import Axis
+
+if TYPE_CHECKING:
+    from solver.relax import Relaxed
 
 MIB = 2**20
-
-# Kinds that are priced for every crew; the others, seldom best, only for the crew of the best of these.
-_ROWS, _BLOCK, _FULL = (Cut.ROWS, Layout.ROWS), (Cut.BLOCK, Layout.ROWS), (Cut.BLOCK, Layout.FULL)
-MAIN_KINDS = (
-    LayerKind(*_ROWS, *_ROWS),
-    LayerKind(*_BLOCK, *_ROWS),
-    LayerKind(*_ROWS, *_BLOCK),
-    LayerKind(*_BLOCK, *_BLOCK),
-    LayerKind(*_FULL, *_FULL),
-)
-OTHER_KINDS = tuple(kind for kind in KINDS if kind not in MAIN_KINDS)
-FINISHED = 4  # drafts that are improved
-THOROUGH = 2  # of them by two moves at a time
-FEW = 4  # devices, up to which all crews and moves by two are tried
 ROUNDS = 12  # of column generation
+WORTH = 1e-4  # of a layer's seconds: what a further configuration has to save at the current prices
+NEIGHBOURS = 200  # configurations near those used that the integer program may choose besides
 KEPT = 4  # configurations beside those of the plan, for a later solve
-NEIGHBOURS = 200  # that the integer program may choose besides
-WORTH = 1e-4  # of a layer's seconds, saved at the current prices: what a further configuration has to bring
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,19 +48,24 @@ class Solution:
     plan
         With its prediction.
     runs
-        Layers of equal shares, and how many.
+        Layers of equal shares, and how many, the most first.
     layers
         These layers and the fastest of the others; a later solve begins with them.
     prices : [p]
         Seconds that a byte more saves on every device; zero where memory does not limit.
+    relaxed
+        The convex program for the cuts and the devices (`crew`, ranks) of the layer that is best at these prices.
     gap
-        By how much the mix may be from the best, relative: against the linear relaxation, where memory is scarce.
+        By how much the layers may be from the best, relative: against the convex bound for their cuts and devices, or,
+        where memory is scarce, against the relaxed mix.
     """
 
     plan: Plan
     runs: tuple[tuple[Layer, int], ...]
     layers: tuple[Layer, ...]
     prices: Floats
+    relaxed: Relaxed
+    crew: tuple[int, ...]
     gap: float
 
 
@@ -92,114 +86,71 @@ def solve(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None 
         If no plan fits, saying how much memory is missing and where.
     """
     s, room = setting(spec, cluster, rows), weights_room(spec, cluster, rows)
+    lacking = np.maximum(-room, 0.0)
     # A device that lacks even what comes before weights takes no part; rank 0 has to have it.
     room[1:] = np.maximum(room[1:], 0.0)
-    prices, bound_s = np.zeros(s.devices), 0.0
-    if before is not None:
-        found, prices = _again(s, before, room), before.prices
+    prices, mix_bound_s = np.zeros(s.devices), 0.0
+    if before is None:
+        found = candidates(s, Terms(prices, np.full(s.devices, np.inf)))
+        fastest = min(found, key=lambda layer: layer.seconds)
+        if (fastest.held_bytes * spec.layers > room).any():
+            found, prices, mix_bound_s = _scarce(s, room, found)
     else:
-        found = _candidates(s, _free(s))
-        if (_fastest(found).held_bytes * spec.layers > room).any():
-            found, prices, bound_s = _scarce(s, room, found)
+        prices = before.prices
+        found = again(s, before.layers, _terms(prices, room))
+    relaxed, crew, rounded = _by_convex_program(s, found, _terms(prices, room))
+    found += rounded
     mix = _mix(s, found, room)
     if mix.short_bytes.max() > 1:
         if before is not None:
             return solve(spec, cluster, rows)
-        raise _does_not_fit(spec, cluster, mix.short_bytes + np.maximum(-weights_room(spec, cluster, rows), 0.0))
-    runs = tuple((layer, count) for layer, count in zip(found, mix.layers, strict=True) if count)
+        raise _does_not_fit(spec, cluster, mix.short_bytes + lacking)
+    runs = sorted(
+        ((layer, count) for layer, count in zip(found, mix.layers, strict=True) if count), key=lambda run: -run[1]
+    )
     used = [layer for layer, _ in runs]
-    kept = [*used, *sorted((layer for layer in found if layer not in used), key=lambda layer: layer.seconds)[:KEPT]]
+    others = sorted((layer for layer in found if layer not in used), key=lambda layer: layer.seconds)
     plan = _plan(s, cluster, runs)
+    plan = replace(plan, predicted=price(s, plan).prediction)
+    bound_s = mix_bound_s if prices.any() else relaxed.seconds * spec.layers
     gap = max(mix.gap, 1 - bound_s / mix.seconds) if bound_s else mix.gap
-    return Solution(replace(plan, predicted=price(s, plan).prediction), runs, tuple(kept), prices, gap)
+    return Solution(plan, tuple(runs), (*used, *others[:KEPT]), prices, relaxed, crew, gap)
+
+
+def _terms(prices: Floats, room: Floats) -> Terms:
+    """Return what memory costs: nothing, and without end, where it has no price."""
+    return Terms(prices, np.maximum(room, 0.0) if prices.any() else np.full(room.size, np.inf))
 
 
 def _mix(s: Setting, found: Sequence[Layer], room: Floats) -> integer.Mix:
-    return integer.best_mix(
-        [layer.seconds for layer in found], [layer.held_bytes for layer in found], room, s.spec.layers
-    )
+    seconds, held = [layer.seconds for layer in found], [layer.held_bytes for layer in found]
+    return integer.best_mix(seconds, held, room, s.spec.layers)
 
 
-def _free(s: Setting) -> Terms:
-    """Return terms under which memory costs nothing and never ends."""
-    return Terms(np.zeros(s.devices), np.full(s.devices, np.inf))
+def _by_convex_program(
+    s: Setting, found: Sequence[Layer], terms: Terms
+) -> tuple[Relaxed, tuple[int, ...], list[Layer]]:
+    """Solve the convex program for the best layer's cuts and devices; return it, them, and its shares rounded."""
+    from solver.relax import relax  # imports cvxpy, which takes a second: for those who plan, not for those who read
 
-
-def _candidates(s: Setting, terms: Terms) -> list[Layer]:
-    """Return the best layers of the most promising kinds and crews."""
-    if np.isfinite(terms.caps).all():
-        # First shares say little about what moves within tight caps can mend: improve those of every kind.
-        return _finished(s, _one_of_each_kind(_drafts(s, KINDS, _crews(s), terms)), terms)
-    found = _drafts(s, MAIN_KINDS, _crews(s), terms)
-    crew = np.isin(np.arange(s.devices), found[0].devices)
-    found = sorted(found[:FINISHED] + _drafts(s, OTHER_KINDS, [crew], terms), key=lambda draft: draft.score)
-    return _finished(s, found[:FINISHED], terms)
-
-
-def _one_of_each_kind(found: Sequence[Draft]) -> list[Draft]:
-    best: dict[LayerKind, Draft] = {}
-    for draft in found:
-        best.setdefault(draft.table.kind, draft)
-    return list(best.values())
-
-
-def _drafts(s: Setting, kinds: Sequence[LayerKind], crews: Sequence[Mask], terms: Terms) -> list[Draft]:
-    """Return first shares of every kind among every crew, the best first."""
-    found = [draft for kind in kinds for draft in drafts(s, kind, crews, terms)]
-    return sorted(found, key=lambda draft: draft.score)
-
-
-def _finished(s: Setting, found: Sequence[Draft], terms: Terms) -> list[Layer]:
-    """Improve drafts, the best of them thoroughly."""
-    better = sorted((improved(draft, terms, by_two=False) for draft in found), key=lambda draft: draft.score)
-    if s.devices <= FEW:
-        better[:THOROUGH] = [improved(draft, terms, by_two=True) for draft in better[:THOROUGH]]
-    return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]
-
-
-def _again(s: Setting, before: Solution, room: Floats) -> list[Layer]:
-    """Price the layers of a former solution anew, and improve the likeliest."""
-    terms = Terms(before.prices, np.maximum(room, 0.0)) if before.prices.any() else _free(s)
-    found = sorted((redraft(s, layer, terms) for layer in before.layers), key=lambda draft: draft.score)
-    found[:FINISHED] = [improved(draft, terms, by_two=False) for draft in found[:FINISHED]]
-    return [layer for draft in found if (layer := finish(draft, terms, s.devices)) is not None]
-
-
-def _crews(s: Setting) -> list[Mask]:
-    """Return sets of devices that may share a layer: all sets of few devices, else the fastest n for some n."""
-    if s.devices <= FEW:
-        sets: Iterator[Sequence[int]] = (
-            members for size in range(1, s.devices + 1) for members in combinations(range(s.devices), size)
-        )
-    else:
-        order = np.argsort(_share_seconds(s), kind="stable")
-        sets = (order[:size].tolist() for size in _sizes(s.devices))
-    return [np.isin(np.arange(s.devices), members) for members in sets]
-
-
-def _sizes(most: int) -> list[int]:
-    """Return crew sizes: every one up to 8, then ever wider apart."""
-    sizes = list(range(1, min(most, 8) + 1))
-    while sizes[-1] < most:
-        sizes.append(min(most, sizes[-1] * 5 // 4))
-    return sizes
-
-
-def _share_seconds(s: Setting) -> Floats:
-    """Return what an eighth of a layer costs every device: its products and its K and V on the wire."""
-    H, F, rows = s.spec.hidden, s.spec.ffn, max(1, s.rows // 8)
-    wire = 2 * H * FLOAT_BYTES * rows / s.machine.network.bandwidth
-    return np.asarray(s.machine.bank.seconds(Kernel.PROJECT, rows, 4 * H * H + 2 * H * F) + wire)
-
-
-def _fastest(layers: Sequence[Layer]) -> Layer:
-    return min(layers, key=lambda layer: layer.seconds)
+    best = min(found, key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
+    crew = np.flatnonzero(taking(best.units))
+    table = LayerTable(s.only(crew), best.kind)
+    takes = {axis: counts[crew] > 0 for axis, counts in best.units.items()}
+    rows = best.units.get(Axis.ROWS, np.zeros(1, np.int64))
+    relaxed = relax(table, takes, terms.only(crew), least_rows=2 if rows[rows > 0].min(initial=2) >= 2 else 1)
+    units = {axis: np.zeros(s.devices, np.int64) for axis in best.units}
+    for axis, shares in relaxed.units.items():
+        units[axis][crew] = largest_remainder(np.maximum(shares, 0.0).tolist(), table.units[axis])
+    draft = improved(redraft(s, best.kind, units, terms), terms, by_two=False)
+    layer = finish(draft, terms, s.devices)
+    return relaxed, tuple(crew.tolist()), [] if layer is None else [layer]
 
 
 def _scarce(s: Setting, room: Floats, found: list[Layer]) -> tuple[list[Layer], Floats, float]:
     """Return layers worth choosing from where memory is scarce, its prices, and the seconds of the relaxed mix."""
     whole = np.maximum(room, 0.0)
-    found = found + _candidates(s, Terms(np.zeros(s.devices), whole / s.spec.layers))
+    found = found + candidates(s, Terms(np.zeros(s.devices), whole / s.spec.layers))
     for _ in range(ROUNDS):
         duals = integer.prices(
             [layer.seconds for layer in found], [layer.held_bytes for layer in found], room, s.spec.layers
@@ -207,7 +158,7 @@ def _scarce(s: Setting, room: Floats, found: list[Layer]) -> tuple[list[Layer], 
         terms = Terms(duals.per_byte, whole)
         worth = [
             layer
-            for layer in _candidates(s, terms)
+            for layer in candidates(s, terms)
             if layer.seconds + float(terms.charge(layer.held_bytes)) < duals.layer_s * (1 - WORTH)
         ]
         if not worth:

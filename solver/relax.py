@@ -29,6 +29,7 @@ import cvxpy as cp
 import numpy as np
 
 from solver.curves import Floats, Kernel
+from solver.errors import InfeasiblePlanError
 from solver.exchange import Exchange, Mask
 from solver.kinds import LayerKind, LayerTable, TableStep
 from solver.search import Terms
@@ -64,8 +65,8 @@ class Relaxed:
     by_link: Floats
 
 
-def relax(table: LayerTable, takes: Mapping[Axis, Mask], terms: Terms, least_rows: int = 1) -> Relaxed | None:
-    """Solve the program; None if the caps leave no solution.
+def relax(table: LayerTable, takes: Mapping[Axis, Mask], terms: Terms, least_rows: int = 1) -> Relaxed:
+    """Solve the program.
 
     Parameters
     ----------
@@ -78,6 +79,11 @@ def relax(table: LayerTable, takes: Mapping[Axis, Mask], terms: Terms, least_row
     least_rows
         How many rows who takes part in them has at least. One row is a product without packed weights, much cheaper
         than two: from two on the hull is close to the curve.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If the caps leave no solution.
     """
     pairs = tuple((one, other) for one, other, _, _ in table.setting.machine.network.narrow)
     program = _program(table.kind, table.setting.devices, pairs, tuple(_shape(step) for step in table.steps))
@@ -148,11 +154,13 @@ class _Program:
         for step, priced in zip(self.steps, table.steps, strict=True):
             step.set(table, priced, takes, least_rows)
 
-    def solve(self, table: LayerTable) -> Relaxed | None:
+    def solve(self, table: LayerTable) -> Relaxed:
         """Solve, and read the duals."""
         self.problem.solve(solver=cp.HIGHS)
         if self.problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
-            return None
+            raise InfeasiblePlanError(
+                f"the convex program for {table.kind} is {self.problem.status}: the caps are too low"
+            )
         return Relaxed(
             seconds=float(self.time.value) / MS,
             units={axis: np.asarray(x.value) for axis, x in self.x.items()},

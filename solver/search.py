@@ -36,6 +36,7 @@ OVERFLOW = 1e-3
 # the maximum.
 SLACK = 1e-4
 ALL_WAYS = 20_000  # shares, up to which all are tried: about 15 ms
+JOINING = 64  # devices, up to which all stay candidates of a later solve
 FEW = 4  # devices, up to which two moves at a time are tried
 MANY = 8  # devices, beyond which units move only from the slowest and to the fastest
 
@@ -93,11 +94,12 @@ def drafts(setting: Setting, kind: LayerKind, crews: Sequence[Mask], terms: Term
     return [Draft(table, devices, start, float(score)) for start, score in zip(starts, scores, strict=True)]
 
 
-def redraft(setting: Setting, layer: Layer, terms: Terms) -> Draft:
-    """Return a layer's shares as a draft, priced anew."""
-    devices = np.arange(setting.devices)
-    table = LayerTable(setting, layer.kind)
-    return Draft(table, devices, layer.units, float(_score(table, layer.units, terms)))
+def redraft(setting: Setting, kind: LayerKind, units: Units, terms: Terms) -> Draft:
+    """Return given shares as a draft, priced anew; of many devices only those that have a share can have one later."""
+    devices = np.arange(setting.devices) if setting.devices <= JOINING else np.flatnonzero(taking(units))
+    table = LayerTable(setting.only(devices), kind)
+    mine = {axis: counts[devices] for axis, counts in units.items()}
+    return Draft(table, devices, mine, float(_score(table, mine, terms.only(devices))))
 
 
 def improved(draft: Draft, terms: Terms, *, by_two: bool) -> Draft:
@@ -160,7 +162,8 @@ def _all_shares(table: LayerTable) -> Units:
 
 def _compositions(total: int, parts: int) -> Integers:
     """Return all ways to share `total` units among `parts`, [ways, parts]."""
-    bars = np.array(list(combinations(range(total + parts - 1), parts - 1)), np.int64).reshape(-1, parts - 1)
+    ways = list(combinations(range(total + parts - 1), parts - 1))
+    bars = np.array(ways, np.int64).reshape(len(ways), parts - 1)
     edges = np.pad(bars, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, total + parts - 1)))
     return np.diff(edges) - 1
 
@@ -278,8 +281,3 @@ def _pairs(units: Units, moves: Integers) -> Integers:
 def _after(units: Units, moves: Integers) -> dict[Axis, Integers]:
     """Return the counts after each of the moves, [moves, p]."""
     return {axis: counts + moves[:, number] for number, (axis, counts) in enumerate(units.items())}
-
-
-def crew_of(layer: Layer) -> Mask:
-    """Return who has a share of a layer, [p]."""
-    return taking(layer.units)
