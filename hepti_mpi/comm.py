@@ -212,7 +212,7 @@ class Group:
 
     def slowest(self, seconds: float) -> float:
         """Return the largest of all ranks' times."""
-        return self._comm.allreduce(seconds, MPI.MAX)
+        return float(self._comm.allreduce(seconds, MPI.MAX))
 
     def send(self, array: Array, peer: int) -> None:
         """Send an array to one rank, as set-up does; `receive` is the other end."""
