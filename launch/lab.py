@@ -153,7 +153,7 @@ def plan_lab(name: str, cluster: Cluster, ssh: bool = False) -> Lab:
                 name=device.name,
                 address=addresses[rank],
                 device_flop_per_s=device.compute_flop_per_s,
-                bandwidth_bytes_per_s=cluster.network.bandwidth_bytes_per_s,
+                bandwidth_bytes_per_s=device.bandwidth_bytes_per_s or cluster.network.bandwidth_bytes_per_s,
                 memory_bytes=device.memory_bytes,
                 exceptions=exceptions,
             )
