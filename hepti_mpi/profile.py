@@ -6,7 +6,9 @@ kernels at the same time, as they will compute.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,12 +30,19 @@ from solver.model import ModelSpec
 # A kernel runs this long, and again, at every point: under a CPU quota a single short call may end before its quota
 # does, and look four times as fast as can be kept up.
 WINDOW_S = 0.03
-ROWS = (1, 2, 16, 64, 128, 256, 512)
-ATTEND_ROWS = (1, 16, 64, 256, 512)
+ROWS = (1, 2, 16, 64, 128, 256)
+ATTEND_ROWS = (1, 16, 64, 256)
 ATTEND_KEYS = (16, 64, 256, 512)
 ELEMENTS = (1 << 14, 1 << 20)
 NORM_ROWS = (16, 256)
 SPEED_ROWS = 256  # what a device's GFLOP/s are those of
+
+
+def fingerprint(spec: ModelSpec, group: Group, backend: str) -> str:
+    """Return twelve hex digits of all that a profile is for: hosts, cores, versions, kernels, and the layers' shape."""
+    hosts = group.on_all(lambda: (host_name(), os.cpu_count(), os.environ.get("OPENBLAS_NUM_THREADS")))
+    facts = (hosts, spec.fingerprint, spec.activation, backend, python_version(), np.__version__, library())
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
 def profile(spec: ModelSpec, group: Group, backend: str) -> Cluster:
@@ -55,13 +64,13 @@ def profile(spec: ModelSpec, group: Group, backend: str) -> Cluster:
         for name, (host, memory, own_curves), own_link in zip(names, measured, links.own, strict=True)
     )
     facts = {
-        "model": spec.name,
-        "shape": spec.fingerprint,
         "backend": backend,
+        "model": spec.name,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "python": python_version(),
         "numpy": np.__version__,
         "mpi": library(),
+        "fingerprint": fingerprint(spec, group, backend),
     }
     return Cluster(devices, links.network, links.exceptions(names), facts)
 
@@ -73,7 +82,7 @@ def measure_kernels(spec: ModelSpec) -> Curves:
     numbers = np.random.default_rng(0)
     weight = 0.02 * numbers.standard_normal((widths[-1], H), np.float32)
     bias = 0.02 * numbers.standard_normal(max(widths[-1], H), np.float32)
-    x = numbers.standard_normal((max(ROWS), max(H, widths[-1])), np.float32)
+    x = numbers.standard_normal((max(*ROWS, *ATTEND_KEYS), max(H, widths[-1])), np.float32)
     x_rows = np.ascontiguousarray(x[:, :H])
 
     def project(rows: int, width: int) -> Callable[[], object]:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from launch.lab import Host, Lab
 from launch.shell import Command
 
-# Just above a segmentation-offload packet of 64 KiB. Below it the kernel cuts every packet inside the sender's CPU
-# quota: 5.5 ms of CPU per MiB instead of 0.1. Far above it (256 kb) whole tiles pass without wire time after a pause.
-BURST = "80kb"
+# What the bucket holds above the largest packet: the headers that its pieces will have.
+HEADERS = 4096
 QUEUE = "100ms"
 # The bucket counts Ethernet frames of 1514 bytes, people count the 1448 bytes of payload in them.
 FRAME_PER_PAYLOAD = 1514 / 1448
@@ -19,20 +18,21 @@ FRAME_PER_PAYLOAD = 1514 / 1448
 
 def network_commands(lab: Lab) -> list[Command]:
     """Return the commands that build namespaces, bridge and cables, unshaped."""
+    largest = ["gso_max_size", str(lab.segment_bytes)]
     commands: list[Command] = [
         ["ip", "netns", "add", lab.switch],
         ["ip", "-n", lab.switch, "link", "add", "br0", "type", "bridge"],
-        ["ip", "-n", lab.switch, "link", "set", "br0", "up"],
+        ["ip", "-n", lab.switch, "link", "set", "br0", "up", *largest],
     ]
     for host in lab.hosts:
         inside, port = lab.namespace(host), port_name(host)
         commands += [
             ["ip", "netns", "add", inside],
             ["ip", "-n", lab.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", inside],
-            ["ip", "-n", lab.switch, "link", "set", port, "master", "br0", "up"],
+            ["ip", "-n", lab.switch, "link", "set", port, "master", "br0", "up", *largest],
             ["ip", "-n", inside, "address", "add", f"{host.address}/24", "dev", "eth0"],
             ["ip", "-n", inside, "link", "set", "lo", "up"],
-            ["ip", "-n", inside, "link", "set", "eth0", "up"],
+            ["ip", "-n", inside, "link", "set", "eth0", "up", *largest],
         ]
     return commands
 
@@ -45,9 +45,9 @@ def port_name(host: Host) -> str:
 def shape_commands(lab: Lab, host: Host) -> list[Command]:
     """Return the commands that give both ends of a cable the host's bandwidth, new or changed while in use."""
     inbound = max([host.bandwidth_bytes_per_s, *(rate for _, rate in host.exceptions)])
-    port: Command = ["tc", "-n", lab.switch, "qdisc", "replace", "dev", port_name(host), *_bucket(inbound)]
+    port: Command = ["tc", "-n", lab.switch, "qdisc", "replace", "dev", port_name(host), *_bucket(lab, inbound)]
     if not host.exceptions:
-        return [["tc", "-n", lab.namespace(host), "qdisc", "replace", "dev", "eth0", *_bucket(inbound)], port]
+        return [["tc", "-n", lab.namespace(host), "qdisc", "replace", "dev", "eth0", *_bucket(lab, inbound)], port]
     return [*_classes(lab, host, inbound), port]
 
 
@@ -64,8 +64,12 @@ def connect_command(lab: Lab, host: Host, connected: bool) -> Command:
     return ["ip", "-n", lab.switch, "link", "set", port_name(host), "up" if connected else "down"]
 
 
-def _bucket(bytes_per_s: float) -> list[str]:
-    return ["root", "handle", "1:", "tbf", "rate", _rate(bytes_per_s), "burst", BURST, "latency", QUEUE]
+def _bucket(lab: Lab, bytes_per_s: float) -> list[str]:
+    return ["root", "handle", "1:", "tbf", "rate", _rate(bytes_per_s), "burst", _burst(lab), "latency", QUEUE]
+
+
+def _burst(lab: Lab) -> str:
+    return str(lab.segment_bytes + HEADERS)
 
 
 def _rate(bytes_per_s: float) -> str:
@@ -78,7 +82,7 @@ def _classes(lab: Lab, host: Host, total: float) -> list[Command]:
     on = ["dev", "eth0"]
 
     def rate_class(parent: str, number: int, rate: float) -> Command:
-        limits = ["rate", _rate(rate), "burst", BURST, "cburst", BURST]
+        limits = ["rate", _rate(rate), "burst", _burst(lab), "cburst", _burst(lab)]
         return [*tc, "class", "replace", *on, "parent", parent, "classid", f"1:{number}", "htb", *limits]
 
     commands: list[Command] = [

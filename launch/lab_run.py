@@ -33,17 +33,19 @@ def run(lab: Lab, ranks: int, program: Sequence[str]) -> int:
     mpirun = mpirun_command(ranks, len(lab.hosts), lab.hostfile, lab.agent, program)
     command = ["setpriv", "--pdeathsig", "TERM", "--", *on_host(lab, lab.hosts[0], mpirun)]
     kills = count_kills(lab, cgroups, name)
-    # Ctrl-C reaches mpirun itself, which ends its ranks in order; we wait for that.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     process = shell.start_here(command, {**os.environ, RUN: name})
+    # Ctrl-C reaches mpirun itself, which ends its ranks in order; we wait for that.
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda number, _: process.send_signal(number))
+        before[number] = signal.signal(number, lambda number, _: process.send_signal(number))
     try:
         while (code := shell.wait(process, POLL_S)) is None:
             kills = _report_kills(lab, cgroups, name, ranks, kills)
         _report_kills(lab, cgroups, name, ranks, kills)
     finally:
         sweep(lab, name)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     return code if code >= 0 else 128 - code
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -62,6 +63,7 @@ def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
         for command in network_commands(lab):
             shell.run(command)
         notes = [*_shape(lab), *_buffer_note()]
+        _start_tickers(lab, cgroups)
         for host in lab.hosts:
             limit_cpu(cgroups, lab, host)
             limit_memory(cgroups, lab, host)
@@ -221,6 +223,17 @@ def _write_files(lab: Lab, cgroups: Cgroups) -> None:
         for group in (cgroups.cpu, *cgroups.groups(lab.name)):
             (group / "cgroup.subtree_control").write_text("+cpu +memory")
     _write_limits(cgroups.cpu_group(lab.name), [weight_file(cgroups.cpu_version)])
+
+
+def _start_tickers(lab: Lab, cgroups: Cgroups) -> None:
+    # In v1 the real-time class is closed to CPU groups without a share of their own: there only the memory group
+    # says whose they are.
+    group = cgroups.memory_group(lab.name, "ticker")
+    group.mkdir()
+    program = str(Path(__file__).with_name("lab_ticker.py"))
+    for core in sorted(os.sched_getaffinity(0)):
+        join = f'echo $$ > {group}/cgroup.procs && exec "$@"'
+        shell.start_alone(["bash", "-c", join, "bash", sys.executable, program, str(core)])
 
 
 def _write_ssh(lab: Lab) -> None:

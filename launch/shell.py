@@ -47,6 +47,12 @@ def start_here(command: Command, environment: Mapping[str, str]) -> Process:
     return subprocess.Popen(command, env=dict(environment), text=True)
 
 
+def start_alone(command: Command) -> None:
+    """Start a program that outlives us: it must not hold our terminal or pipe."""
+    nothing = subprocess.DEVNULL
+    subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+
+
 def wait(process: Process, timeout_s: float | None = None) -> int | None:
     """Return a program's exit code (negative: the signal that ended it), None if it still runs after `timeout_s`."""
     try:

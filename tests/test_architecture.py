@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # What each room may import of the others.
 ROOMS = {"solver": set(), "weights": {"solver"}, "hepti_mpi": {"solver", "weights"}, "launch": {"solver"}}
-HEAVY = ("mpi4py", "cvxpy", "pulp", "h5py", "onnxruntime", "subprocess", "safetensors", "tokenizers")
+HEAVY = ("mpi4py", "cvxpy", "pulp", "h5py", "onnxruntime", "subprocess", "safetensors", "tokenizers", "matplotlib")
 # References of the tests, or tools that a board can do without.
 FORBIDDEN = {"torch", "transformers", "scipy", "sentence_transformers"}
 

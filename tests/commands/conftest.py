@@ -33,7 +33,7 @@ def converted(tmp_path_factory):
 
     @cache
     def make(family, **settings):
-        folder = tmp_path_factory.mktemp(family)
+        folder = tmp_path_factory.mktemp("checkpoint") / family  # the folder's name is the model's
         model = checkpoints.make_checkpoint(family, folder, **{"positions": POSITIONS, **settings})
         path = folder / f"{family}.h5"
         succeeded(weights("convert", folder, path))

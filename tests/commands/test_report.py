@@ -58,14 +58,19 @@ def test_every_byte_that_is_sent_is_received(report):
 def test_a_rank_computes_or_waits(report):
     """All requests ran as one batch, so that the seconds of any request are those of the pass."""
     seconds = sum(report["requests"][0]["seconds"])
+    spent = [entry["compute_s"] + entry["wait_s"] for entry in report["per_rank"]]
 
     assert [entry["rank"] for entry in report["per_rank"]] == list(range(RANKS))
+    assert all(entry["compute_s"] > 0 for entry in report["per_rank"])
+    # Rank 0 embeds and pools besides; on a busy core the others may wake up, or find out that they are done, late.
+    assert 0.3 * seconds < spent[0] < seconds
+    assert max(spent) < seconds + 0.3
+
+
+def test_a_rank_says_what_it_holds(report):
     for entry in report["per_rank"]:
-        assert entry["compute_s"] > 0
-        # Rank 0 embeds and pools besides, and on two cores a rank may wake up late.
-        assert 0.3 * seconds < entry["compute_s"] + entry["wait_s"] < 1.1 * seconds
-        assert entry["peak_rss_bytes"] > 20 * MIB
         assert entry["weights_bytes"] > 0
+        assert 20 * MIB < entry["peak_rss_bytes"] < 500 * MIB
 
 
 def test_a_cluster_file_gives_a_prediction_and_names(converted, tmp_path):

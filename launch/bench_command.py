@@ -1,0 +1,71 @@
+"""`python -m launch bench …`: suites of measurements as tables, JSON and pictures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from launch.bench_offload import PUBLISHED_LOCAL_MS, bench_offload, write_picture
+from launch.tables import show
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `bench` and its suites."""
+    bench = subparsers.add_parser(
+        "bench", help="measure", epilog="example, as root: python -m launch bench offload --out results"
+    )
+    suites = bench.add_subparsers(required=True, metavar="SUITE")
+    parser = suites.add_parser("offload", help="what two devices gain over one, beside the published figures")
+    parser.set_defaults(function=_offload)
+    parser.add_argument("--cluster", default="paper2", help="cluster file of two devices, or a lab of it")
+    parser.add_argument("--runs", type=int, default=9, help="runs of every point (default: 9)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write offload.json and offload.png there")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _offload(options: argparse.Namespace) -> int:
+    report = bench_offload(options.cluster, options.runs)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "offload.json").write_text(json.dumps(report, indent=1))
+        if find_spec("matplotlib") is None:
+            print("note: no picture without matplotlib: pip install 'hepti[plot]'")
+        else:
+            write_picture(report, options.out / "offload.png")
+    if options.json:
+        print(json.dumps(report))
+    else:
+        _show_offload(report)
+    return 0
+
+
+def _show_offload(report: dict[str, Any]) -> None:
+    columns = ["m", "one device ms", "90 % offloaded ms", "gain"]
+    entries = {
+        (entry["rows"], entry["percent"]): entry["median_s"]
+        for entry in report["results"]
+        if entry["figure"] == "rows" and entry["system"] == "offload:waits"
+    }
+    rows = []
+    for count in sorted({count for count, _ in entries}):
+        alone_s, shared_s = entries[count, 0], entries[count, 90]
+        rows.append([str(count), f"{alone_s * 1e3:.1f}", f"{shared_s * 1e3:.1f}", f"{1 - shared_s / alone_s:.0%}"])
+    show(f"five MatMuls [m, 1024] @ [1024, 1024] (published at 256: {PUBLISHED_LOCAL_MS}, 55.1)", columns, rows)
+    columns = ["Mbps", "secondary", "primary", "local ms", "best share", "ms", "published share", "ms"]
+    rows = [
+        [
+            f"{entry['bandwidth_mbps']:g}",
+            f"{entry['cpu']:.0%}",
+            "waits" if entry["system"] == "offload:waits" else "works on",
+            f"{entry['local_s'] * 1e3:.1f}",
+            f"{entry['percent']} %",
+            f"{entry['median_s'] * 1e3:.1f}",
+            f"{entry['published_percent']} %" if entry["system"] == "offload:waits" else "",
+            f"{entry['published_ms']}" if entry["published_ms"] and entry["system"] == "offload:waits" else "",
+        ]
+        for entry in report["best"]
+    ]
+    show("the best share of the rows to offload, m = 256", columns, rows)

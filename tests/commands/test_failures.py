@@ -1,0 +1,158 @@
+"""What goes wrong in the middle of a job, and what a job costs that has nothing to do."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.commands.cli import complaints, hepti, mpirun, run, start, succeeded, weights
+from tests.commands.requests import check_hidden
+
+MIB = 2**20
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def ranks_of(model, count):
+    """Return the process ids of the ranks that run a weights file, lowest first, as soon as all are there."""
+    while True:
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal() and runs(path, model)]
+        if len(pids) == count:
+            return sorted(pids)
+        time.sleep(0.05)
+
+
+def runs(process, model):
+    try:
+        words = (process / "cmdline").read_bytes().decode().split("\0")
+    except OSError:  # it has just ended
+        return False
+    return words[0] == sys.executable and str(model) in words
+
+
+def cpu_seconds(pid):
+    """Return what a process has computed so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def ask_one(process):
+    print('{"tokens": [5, 6, 7]}', file=process.stdin, flush=True)
+    return json.loads(process.stdout.readline())
+
+
+@pytest.fixture
+def model(converted, tmp_path):
+    """Return a weights file of this test's own, so that its ranks can be told from others."""
+    path = tmp_path / "model.h5"
+    path.symlink_to(converted("bert").path)
+    return path
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("busy", [True, False], ids=["computing", "waiting"])
+def test_a_killed_rank_ends_the_job_at_once(busy, victim, model, tmp_path):
+    """The line that names rank and host is mpirun's: the rank itself can say nothing."""
+    what = ("--random", 500, "--repeat", 10**6) if busy else ("--input", "-")
+
+    with start(*mpirun(3, "--model", model, *what, "--output", tmp_path / "answers.jsonl")) as process:
+        ranks = ranks_of(model, 3)
+        if busy:
+            time.sleep(1)
+        else:
+            ask_one(process)
+        os.kill(ranks[victim], signal.SIGKILL)
+        started = time.monotonic()
+        stderr = process.communicate()[1]
+
+    assert time.monotonic() - started < 10
+    assert process.returncode != 0
+    assert "signal 9" in stderr
+    assert socket.gethostname() in stderr.split("signal 9")[0]
+    assert ranks_of(model, 0) == []
+    assert list(tmp_path.iterdir()) == [model]
+
+
+def test_a_rank_that_raises_ends_the_job_naming_itself_and_its_host(model, tmp_path):
+    command = mpirun(3, "--model", model, "--random", 100, "--repeat", 10, "--output", tmp_path / "answers.jsonl")
+    started = time.monotonic()
+
+    done = run(*odd(command, "fails"))
+
+    assert time.monotonic() - started < 20
+    assert done.returncode == 1
+    (line,) = complaints(done)
+    host = socket.gethostname()
+    assert line == f"python -m hepti_mpi: rank 1 on {host}: FloatingPointError: one bit has fallen over"
+    assert ranks_of(model, 0) == []
+    assert list(tmp_path.iterdir()) == [model]
+
+
+def test_a_rank_without_the_file_gets_its_share_from_rank_0(converted, tmp_path):
+    checkpoint = converted("roberta")
+    (tmp_path / "one.jsonl").write_text('{"tokens": [5, 6, 7, 8, 9]}\n')
+    job = ("--model", checkpoint.path, "--input", tmp_path / "one.jsonl", "--system", "megatron")
+
+    succeeded(run(*odd(mpirun(3, *job, "--output", tmp_path / "hidden.npz"), "no-file")))
+
+    check_hidden(tmp_path / "hidden.npz", {1: checkpoint.expected([5, 6, 7, 8, 9])})
+
+
+def test_damage_in_a_share_that_is_sent_is_named(converted, tmp_path):
+    """Rank 1 holds the middle heads; rank 0, which reads them for it, finds a number that is none."""
+    path = tmp_path / "model.h5"
+    path.write_bytes(converted("bert").path.read_bytes())
+    with h5py.File(path, "r+") as file:
+        file["layers/1/attention/query/weight"][20, 1] = np.inf
+
+    done = run(*odd(mpirun(3, "--model", path, "--random", 5, "--system", "megatron"), "no-file"))
+
+    assert done.returncode == 2
+    (line,) = complaints(done)
+    assert "tensor layers/1/attention/query/weight has NaN or infinite values" in line
+
+
+def odd(command, oddity):
+    """Return the command with an odd rank 1."""
+    place = command.index("hepti_mpi")
+    return (*command[:place], "tests.commands.odd_rank", oddity, *command[place + 1 :])
+
+
+def test_waiting_for_the_next_request_costs_next_to_nothing(model):
+    """A board that spins is a hot board: less than a tenth of a core each."""
+    with start(*mpirun(3, "--model", model, "--input", "-")) as process:
+        ask_one(process)
+        ranks = ranks_of(model, 3)
+        time.sleep(0.5)
+        before = [cpu_seconds(pid) for pid in ranks]
+        time.sleep(2)
+        spent = [cpu_seconds(pid) - earlier for pid, earlier in zip(ranks, before, strict=True)]
+        ask_one(process)
+        process.communicate()
+
+    assert process.returncode == 0
+    assert max(spent) < 0.2, spent
+
+
+@pytest.fixture(scope="module")
+def bert_large(tmp_path_factory):
+    path = tmp_path_factory.mktemp("large") / "bert-large.h5"
+    succeeded(weights("synthesize", "bert-large", path, timeout=120))
+    yield path
+    path.unlink()  # 1.3 GB
+
+
+def test_a_rank_of_bert_large_needs_little_more_than_its_weights(bert_large, tmp_path):
+    """No rank ever holds a whole matrix: 24 layers over four ranks, 256 rows, block and block."""
+    job = ("--model", bert_large, "--system", "megatron", "--random", 256, "--report", tmp_path / "report.json")
+
+    succeeded(hepti(4, *job, timeout=120))
+
+    for entry in json.loads((tmp_path / "report.json").read_text())["per_rank"]:
+        assert entry["peak_rss_bytes"] <= entry["weights_bytes"] + 250 * MIB

@@ -1,0 +1,118 @@
+"""A rank's share, from its own file or from rank 0, is what the plan says and what the file holds."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hepti_mpi import job, load
+from hepti_mpi.leader import Setup
+from solver.errors import HeptiError
+from solver.plan import Plan, Stage
+from solver.shares import weights_bytes
+from solver.spans import Span
+from tests.mpi.test_layers import CUTS, POST, random_layer, tensors_of
+from weights.store import WeightsFile
+from weights.synthesize import synthesize
+
+
+@pytest.fixture
+def folder(world):
+    """Return a folder that all ranks see."""
+    path = world.from_root((lambda: Path(tempfile.mkdtemp())) if world.rank == 0 else None)
+    yield path
+    world.on_all(lambda: None)
+    if world.rank == 0:
+        shutil.rmtree(path)
+
+
+@pytest.fixture
+def setups(folder, world):
+    """Return this rank's word of where its file lies: `with_file` says which ranks have one, and of which seed."""
+
+    def make(with_file, seed=0):
+        if world.rank == 0:
+            for number in {0, seed}:
+                synthesize(folder / f"{number}.h5", POST, number)
+        world.on_all(lambda: None)
+        with WeightsFile(folder / "0.h5") as file:
+            fingerprint = file.fingerprint
+        name = "none.h5" if world.rank not in with_file else "0.h5" if world.rank == 0 else f"{seed}.h5"
+        return Setup(folder / name, fingerprint, POST, mixed_plan(world.size))
+
+    return make
+
+
+def mixed_plan(ranks, seed=0):
+    rng = np.random.default_rng(seed)
+    layers = [
+        random_layer(POST, *(CUTS[rng.integers(len(CUTS))] for _ in range(2)), kind, ranks, rng)
+        for kind in ("equal", "uneven", "empty")
+    ]
+    stage = Stage(
+        tuple(f"pi-{rank}" for rank in range(ranks)),
+        tuple((Span(number, number + 1), layer) for number, layer in enumerate(layers)),
+    )
+    return Plan((stage,), POST.name)
+
+
+def expected_layers(plan, rank):
+    def read(piece, out):
+        out[...] = tensors_of(POST)[piece.name][(slice(None),) * piece.axis + (piece.span.slice,)]
+
+    return [load.load_layer(POST, plan, layer, rank, read) for layer in range(POST.layers)]
+
+
+def check(loaded, plan, world):
+    for ours, wanted in zip(loaded.layers, expected_layers(plan, world.rank), strict=True):
+        for block in ("attention", "mlp"):
+            for name in ("into", "into_bias", "out", "out_bias", "norm", "norm_bias"):
+                np.testing.assert_array_equal(*(getattr(getattr(layer, block), name) for layer in (ours, wanted)))
+    # Embeddings and heads are rank 0's alone.
+    ends = {name: values for name, values in tensors_of(POST).items() if not name.startswith("layers/")}
+    assert loaded.ends.keys() == (ends.keys() if world.rank == 0 else set())
+    for name, values in loaded.ends.items():
+        np.testing.assert_array_equal(values, ends[name])
+
+
+@pytest.mark.parametrize("who", ["all", "every second", "rank 0 alone"])
+def test_a_share_is_the_same_wherever_it_comes_from(who, setups, world):
+    with_file = {"all": range(world.size), "every second": range(0, world.size, 2), "rank 0 alone": [0]}[who]
+    setup = setups(with_file)
+
+    check(job.load_share(setup, world, None), setup.plan, world)
+
+
+def test_rank_0_sends_a_share_in_bounded_pieces(setups, world, monkeypatch):
+    """It never holds more of another rank's share than the limit, or than one row."""
+    monkeypatch.setattr(load, "STREAM_BYTES", limit := 2000)
+    setup = setups([0])
+    send, sizes = world.send, []
+    monkeypatch.setattr(world, "send", lambda array, peer: (sizes.append(array.nbytes), send(array, peer)))
+
+    check(job.load_share(setup, world, None), setup.plan, world)
+
+    assert max(sizes, default=0) <= limit
+    sent = sum(weights_bytes(POST, setup.plan, rank) for rank in range(1, world.size))
+    assert sum(sizes) == (sent if world.rank == 0 else 0)
+
+
+def test_another_file_than_rank_0s_is_refused_on_all_ranks(setups, world):
+    setup = setups(range(world.size), seed=1)
+
+    if world.size == 1:
+        check(job.load_share(setup, world, None), setup.plan, world)
+        return
+    with pytest.raises(HeptiError, match=r"1\.h5 differs from rank 0's: fingerprint .* \(rank 1\)"):
+        job.load_share(setup, world, None)
+
+
+def test_progress_counts_every_byte_of_the_share(setups, world):
+    setup, done = setups(range(world.size)), []
+
+    with WeightsFile(setup.path) as file:
+        load.load(file, POST, setup.plan, world, done.append)
+
+    assert sum(done) == weights_bytes(POST, setup.plan, world.rank)
