@@ -29,7 +29,7 @@ MAIN_KINDS = (
 )
 OTHER_KINDS = tuple(kind for kind in KINDS if kind not in MAIN_KINDS)
 FINISHED = 4  # drafts that are improved
-AGAIN = 2  # in a solve that begins with the layers of another
+AGAIN = 3  # in a solve that begins with the layers of another
 THOROUGH = 2  # of them by two moves at a time
 FEW = 4  # devices, up to which all crews and moves by two are tried
 LARGEST = 128  # crew, of many devices; what more would compute, their messages cost
@@ -39,7 +39,9 @@ HOPELESS = 1.5  # times the best score of smaller crews: larger ones are not tri
 def candidates(s: Setting, terms: Terms) -> list[Layer]:
     """Return the best layers of the most promising kinds and crews."""
     scarce = bool(np.isfinite(terms.caps).all())
-    found = _drafts(s, KINDS if scarce and s.devices <= FEW else MAIN_KINDS, terms)
+    # Tight caps make odd kinds best; prices alone seldom do.
+    every = scarce and s.devices <= FEW and not terms.prices.any()
+    found = _drafts(s, KINDS if every else MAIN_KINDS, terms)
     if scarce:
         # First shares say little about what moves within tight caps can mend: improve those of every kind.
         return _finished(s, _one_of_each_kind(found), terms)
@@ -50,10 +52,15 @@ def candidates(s: Setting, terms: Terms) -> list[Layer]:
 
 
 def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
-    """Price the layers of a former solution anew, and improve the likeliest."""
-    found = sorted((redraft(s, layer.kind, layer.units, terms) for layer in layers), key=lambda draft: draft.score)
-    found[:AGAIN] = [improved(draft, terms, by_two=False) for draft in found[:AGAIN]]
-    return [layer for draft in found if (layer := finish(draft, terms, s.devices)) is not None]
+    """Price the layers of a former solution anew, and improve the likeliest of them and of some fresh drafts."""
+    found = [redraft(s, layer.kind, layer.units, terms) for layer in layers]
+    if s.devices <= FEW and not np.isfinite(terms.caps).all():
+        found += _one_of_each_kind(_drafts(s, MAIN_KINDS, terms))
+    found.sort(key=lambda draft: draft.score)
+    better = [improved(draft, terms, by_two=False) for draft in found[:AGAIN]]
+    # Where memory has a price, what the mix is made of has to stay, good or not.
+    better += found[AGAIN:] if terms.prices.any() else []
+    return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]
 
 
 def _one_of_each_kind(found: Sequence[Draft]) -> list[Draft]:
@@ -90,7 +97,7 @@ def _drafts_of_first(s: Setting, kind: LayerKind, order: NDArray[np.intp], terms
 
 
 def _orders(s: Setting, terms: Terms) -> list[NDArray[np.intp]]:
-    """Return the devices by what a share of a layer costs them; and those first that can hold a layer, if not all can."""
+    """Return the devices by what a share of a layer costs them, and with those first that can hold a layer."""
     H, F, rows = s.spec.hidden, s.spec.ffn, max(1, s.rows // 8)
     weights = 4 * H * H + 2 * H * F
     wire = 2 * H * FLOAT_BYTES * rows / s.machine.network.bandwidth

@@ -18,7 +18,7 @@ from solver.errors import HeptiError
 from solver.exchange import Mask, Network, of_matrix
 from solver.layers import LayerSteps, Setting
 from solver.model import ImageInput, ModelSpec, layer_tensor_shapes, tensor_shapes
-from solver.plan import BlockPlan, Cut, Plan, Prediction
+from solver.plan import BlockPlan, Plan, Prediction
 from solver.shares import COMMON_TENSORS, layer_slices
 from solver.spans import Partition
 from solver.steps import FLOAT_BYTES, Axis, Machine, Step, Times, Transfer, Values, step_times
@@ -36,6 +36,7 @@ class PricedStep:
     repeats: int
     times: Times
     sent: Floats  # [p] bytes
+    received: Floats  # [p] bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +70,12 @@ class Price:
         return np.asarray(self.seconds - self.compute_s - self.exchange_s)
 
     @property
+    def moved_bytes(self) -> Floats:
+        """Bytes that every device sends, or receives where that is more, [p]."""
+        sent = sum(step.repeats * step.sent for step in self.steps)
+        return np.maximum(sent, sum(step.repeats * step.received for step in self.steps))
+
+    @property
     def prediction(self) -> Prediction:
         """What the plan file carries: the seconds of the slowest device's compute in every step, and the rest."""
         compute_s = math.fsum(step.repeats * float(step.times.compute.max()) for step in self.steps)
@@ -98,7 +105,7 @@ def price(s: Setting, plan: Plan) -> Price:
         raise HeptiError(f"the plan has {len(plan.stages)} stages: only plans of one stage can be priced so far")
     active = np.isin(np.arange(s.devices), plan.stages[0].active)
     steps = [
-        PricedStep(layers, step.name, repeats, step_times(step, {}, active, s.machine), _sent(step, active))
+        PricedStep(layers, step.name, repeats, step_times(step, {}, active, s.machine), *_moved(step, active))
         for layers, repeats, step in _plan_steps(s, plan, active)
     ]
     return Price(tuple(steps), tuple(weights_bytes(s.spec, plan, rank) for rank in range(len(plan.devices))))
@@ -146,8 +153,7 @@ def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int
     """Yield all steps of a request: where, how often in a row, which."""
     runs = plan.stages[0].layers
     known: dict[Partition, Floats] = {}
-    first = runs[0][1].attention
-    stream = _values(first, Axis.HEADS, Axis.CONTEXT, s.rows, known)[Axis.ROWS] if first.cut is Cut.ROWS else None
+    stream = _values(runs[0][1].attention, Axis.HEADS, Axis.CONTEXT, s.rows, known).get(Axis.ROWS)
     yield "start", 1, _enter(s, stream, active)
     for span, layer in runs:
         label = f"layers {span.start}-{span.stop - 1}" if span.size > 1 else f"layer {span.start}"
@@ -174,7 +180,7 @@ def _values(block: BlockPlan, inner: Axis, output: Axis, S: int, known: dict[Par
 
 
 def _enter(s: Setting, stream: Floats | None, active: Mask) -> Step:
-    """Rank 0 embeds the request and sends every active device what its first block needs."""
+    """Rank 0 embeds the request and sends every active device its rows of the first block, or all rows."""
     H, source, every = s.spec.hidden, s.spec.input, np.ones(s.devices)
     if isinstance(source, ImageInput):
         embedding = s.machine.bank.seconds(Kernel.PROJECT, s.rows * every, H * source.channels * source.patch**2)
@@ -196,5 +202,8 @@ def _leave(s: Setting, stream: Floats | None, active: Mask) -> Step:
     return Step("hand in", transfer=Transfer(lambda values, active: moved))
 
 
-def _sent(step: Step, active: Mask) -> Floats:
-    return np.zeros(1) if step.transfer is None else step.transfer.exchange({}, active).sent
+def _moved(step: Step, active: Mask) -> tuple[Floats, Floats]:
+    if step.transfer is None:
+        return np.zeros(active.size), np.zeros(active.size)
+    exchange = step.transfer.exchange({}, active)
+    return exchange.sent, exchange.received

@@ -236,13 +236,17 @@ class Bank:
             The kernel's arguments; they broadcast to [..., p].
         """
         rows, columns, values = self._tables[kernel]
-        first, second = np.asarray(first, float), np.asarray(second, float)
+        first = np.asarray(first, float)
         i, s = _locate(rows, first)
-        j, t = _locate(columns, second)
         d = self._devices
-        low = values[d, i, j] * (1 - s) + values[d, i + 1, j] * s
-        high = values[d, i, j + 1] * (1 - s) + values[d, i + 1, j + 1] * s
-        return np.where(first > 0, np.maximum(low * (1 - t) + high * t, 0.0), 0.0)
+        if len(ARGUMENTS[kernel]) == 1:
+            seconds = values[d, i, 0] * (1 - s) + values[d, i + 1, 0] * s
+        else:
+            j, t = _locate(columns, np.asarray(second, float))
+            low = values[d, i, j] * (1 - s) + values[d, i + 1, j] * s
+            high = values[d, i, j + 1] * (1 - s) + values[d, i + 1, j + 1] * s
+            seconds = low * (1 - t) + high * t
+        return np.asarray(np.maximum(seconds, 0.0) * (first > 0))
 
     def attend(self, rows: Any, keys: Any, heads: Any, head_dim: int) -> Floats:
         """Return the seconds of `heads` heads of width `head_dim`."""
@@ -253,7 +257,7 @@ class Bank:
 
 def _locate(grid: Floats, at: Floats) -> tuple[NDArray[np.intp], Floats]:
     """Return the cell of the grid and the place within it; outside 0 to 1 beyond the grid."""
-    cell = np.clip(np.searchsorted(grid, at, side="right") - 1, 0, grid.size - 2)
+    cell = np.minimum(np.maximum(np.searchsorted(grid, at, side="right") - 1, 0), grid.size - 2)
     return cell, (at - grid[cell]) / (grid[cell + 1] - grid[cell])
 
 

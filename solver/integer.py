@@ -27,11 +27,10 @@ import pulp
 
 from solver.curves import Floats
 
-# Seconds per MiB short, for the device with the most room, and how much higher for the others. No MiB of weights more
-# can save as much.
-P = 10.0
+# What it costs to lack a whole layer's bytes, in times of the slowest plan; and how much more that is anywhere but on
+# the device with the most room. A thousandth of a layer short costs ten plans: no plan is worth that.
+LACK = 1e4
 ELSEWHERE = 1.1
-MIB = 2**20
 TIME_LIMIT_S = 5.0
 
 
@@ -80,40 +79,45 @@ def best_mix(seconds: Sequence[float], held: Sequence[Floats], room: Floats, lay
     layers
         L.
     """
-    problem, counts, short = _program(seconds, held, room, layers, whole=True)
-    solver = _solver()
-    problem.solve(solver)
-    found = tuple(round(count.value()) for count in counts)
+    program = _Program(seconds, held, room, layers, whole=True)
+    problem = program.problem
+    problem.solve(_solver())
+    found = tuple(round(count.value()) for count in program.counts)
     total = float(np.dot(seconds, found))
     objective, bound = pulp.value(problem.objective), _bound(problem)
     gap = max(0.0, (objective - bound) / objective) if bound is not None else 0.0
-    return Mix(found, total, gap, np.array([missing.value() * MIB for missing in short]))
+    return Mix(found, total, gap, np.array([missing.value() for missing in program.short]) * program.unit_bytes)
 
 
 def prices(seconds: Sequence[float], held: Sequence[Floats], room: Floats, layers: int) -> Prices:
     """Solve the linear relaxation for its duals; arguments as in `best_mix`."""
-    problem, _, _ = _program(seconds, held, room, layers, whole=False)
-    problem.solve(_solver())
-    duals = {name: constraint.pi for name, constraint in problem.constraints.items()}
-    per_byte = np.array([max(0.0, -duals[f"C2_memory_{device}"]) / MIB for device in range(room.size)])
-    return Prices(per_byte, duals["C1_layers"], float(pulp.value(problem.objective)))
+    program = _Program(seconds, held, room, layers, whole=False)
+    program.problem.solve(_solver())
+    per_byte = np.array([max(0.0, -limit.pi) for limit in program.memory]) / program.unit_bytes
+    return Prices(per_byte, program.all_layers.pi, float(pulp.value(program.problem.objective)))
 
 
-def _program(
-    seconds: Sequence[float], held: Sequence[Floats], room: Floats, layers: int, *, whole: bool
-) -> tuple[pulp.LpProblem, list[pulp.LpVariable], list[pulp.LpVariable]]:
-    """State the program, in MiB: solvers dislike coefficients of 10^9."""
-    problem = pulp.LpProblem("layers_of_every_configuration", pulp.LpMinimize)
-    category = pulp.LpInteger if whole else pulp.LpContinuous
-    counts = [pulp.LpVariable(f"n_{c}", 0, layers, category) for c in range(len(seconds))]
-    short = [pulp.LpVariable(f"s_{i}", 0) for i in range(room.size)]
-    penalties = np.where(np.arange(room.size) == room.argmax(), P, ELSEWHERE * P)
-    problem += pulp.lpDot(seconds, counts) + pulp.lpDot(penalties.tolist(), short)
-    problem += pulp.lpSum(counts) == layers, "C1_layers"
-    for i in range(room.size):
-        used = pulp.LpAffineExpression([(count, weights[i] / MIB) for count, weights in zip(counts, held, strict=True)])
-        problem += used <= room[i] / MIB + short[i], f"C2_memory_{i}"
-    return problem, counts, short
+class _Program:
+    """The program; bytes count as parts of the largest layer, since solvers dislike coefficients far from one."""
+
+    def __init__(
+        self, seconds: Sequence[float], held: Sequence[Floats], room: Floats, layers: int, *, whole: bool
+    ) -> None:
+        self.problem = problem = pulp.LpProblem("layers_of_every_configuration", pulp.LpMinimize)
+        category = pulp.LpInteger if whole else pulp.LpContinuous
+        self.unit_bytes = unit = max(float(weights.sum()) for weights in held)
+        self.counts = [problem.add_variable(f"n_{c}", 0, layers, category) for c in range(len(seconds))]
+        self.short = [problem.add_variable(f"s_{i}", 0) for i in range(room.size)]
+        penalty = LACK * layers * max(seconds)
+        penalties = np.where(np.arange(room.size) == room.argmax(), penalty, ELSEWHERE * penalty)
+        problem += pulp.lpDot(seconds, self.counts) + pulp.lpDot(penalties.tolist(), self.short)
+        self.all_layers = pulp.lpSum(self.counts) == layers
+        problem += self.all_layers, "C1_layers"
+        self.memory = []
+        for i in range(room.size):
+            used = pulp.lpDot([weights[i] / unit for weights in held], self.counts)
+            self.memory.append(used - self.short[i] <= room[i] / unit)
+            problem += self.memory[-1], f"C2_memory_{i}"
 
 
 def _solver() -> pulp.LpSolver:

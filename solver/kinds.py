@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from solver.plan import BlockPlan, Cut, LayerPlan, Layout
 from solver.spans import Partition
 from solver.steps import FLOAT_BYTES, Axis, Load, Step, Times, Transfer, Values, times
 
-Units = Mapping[Axis, NDArray[np.int64]]  # [..., p], in units of the axis
+Integers = NDArray[np.int64]
+Units = Mapping[Axis, Integers]  # [..., p], in units of the axis
 
 TILE = 64  # columns: the widest panel that OpenBLAS and onnxruntime pack at a time is a divisor or a small multiple
 
@@ -153,6 +155,11 @@ class LayerTable:
         owners = (units[Axis.ROWS] > 0).sum(-1, keepdims=True) if Axis.ROWS in units else 0
         return [self._times(step, units, values, active, owners) for step in self.steps]
 
+    def axis_seconds(self, axis: Axis, owners: int) -> Floats:
+        """Return what every share of an axis costs in compute, [units + 1, p], where so many devices have rows."""
+        loads = (step.loads[axis] for step in self.steps if axis in step.loads)
+        return np.asarray(sum(load[owners if len(load) > 1 else 0][..., [0, 1, 3]].sum(-1) for load in loads))
+
     def held_bytes(self, units: Units) -> Floats:
         """Return the bytes of weights that every device holds of one layer, [..., p]."""
         held = sum(size * units[axis] for axis, size in self.weights.per_unit.items())
@@ -182,6 +189,12 @@ class LayerTable:
 
         axes = {*step.before, *step.during, *step.edge, *step.after}
         return TableStep({axis: stacked(axis) for axis in sorted(axes)}, step.transfer, step.reduces)
+
+
+@lru_cache(maxsize=64)
+def layer_table(setting: Setting, kind: LayerKind) -> LayerTable:
+    """Return the table of a kind, made once for a setting."""
+    return LayerTable(setting, kind)
 
 
 def taking(units: Mapping[Axis, Any]) -> Mask:

@@ -48,6 +48,8 @@ class Setting:
 
     def only(self, devices: NDArray[np.intp]) -> Setting:
         """Return the same model on some of the devices."""
+        if devices.size == self.devices:
+            return self
         return replace(self, machine=self.machine.only(devices))
 
     def length(self, axis: Axis) -> int:

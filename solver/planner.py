@@ -21,11 +21,11 @@ from solver.cluster import Cluster
 from solver.cost import price, setting, weights_room
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
-from solver.kinds import LayerTable, layer_plan, taking
+from solver.kinds import KINDS, layer_plan, layer_table, taking
 from solver.layers import Setting
 from solver.model import ModelSpec
 from solver.plan import Plan, Stage
-from solver.search import Layer, Terms, finish, improved, neighbours, redraft
+from solver.search import Layer, Terms, few_shares, finish, improved, neighbours, redraft, undominated
 from solver.spans import Span, largest_remainder
 from solver.steps import Axis
 
@@ -36,6 +36,7 @@ MIB = 2**20
 ROUNDS = 12  # of column generation
 WORTH = 1e-4  # of a layer's seconds: what a further configuration has to save at the current prices
 NEIGHBOURS = 200  # configurations near those used that the integer program may choose besides
+CLOSE = 1.2  # times the seconds of the best layer: others' plans are priced, too
 KEPT = 4  # configurations beside those of the plan, for a later solve
 
 
@@ -78,7 +79,7 @@ def solve(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None 
         What is planned.
     before
         The solution for the same model and devices before a measurement changed: a solve begins with its layers, and
-        is several times as fast.
+        is several times as fast. Its gap is against what it began with.
 
     Raises
     ------
@@ -98,16 +99,21 @@ def solve(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None 
     else:
         prices = before.prices
         found = again(s, before.layers, _terms(prices, room))
-    relaxed, crew, rounded = _by_convex_program(s, found, _terms(prices, room))
-    found += rounded
+    terms = _terms(prices, room)
+    best = min(found, key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
+    relaxed, crew = _relaxed(s, best, terms)
+    if before is None:
+        found += _rounded(s, best, relaxed, crew, terms)
     mix = _mix(s, found, room)
     if mix.short_bytes.max() > 1:
         if before is not None:
             return solve(spec, cluster, rows)
-        raise _does_not_fit(spec, cluster, mix.short_bytes + lacking)
+        raise _does_not_fit(spec, cluster, mix.short_bytes + np.where(mix.short_bytes > 1, lacking, 0.0))
     runs = sorted(
         ((layer, count) for layer, count in zip(found, mix.layers, strict=True) if count), key=lambda run: -run[1]
     )
+    if before is None and len(runs) == 1:
+        runs = [(_best_with_ends(s, cluster, found, runs[0][0], room), spec.layers)]
     used = [layer for layer, _ in runs]
     others = sorted((layer for layer in found if layer not in used), key=lambda layer: layer.seconds)
     plan = _plan(s, cluster, runs)
@@ -115,6 +121,16 @@ def solve(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None 
     bound_s = mix_bound_s if prices.any() else relaxed.seconds * spec.layers
     gap = max(mix.gap, 1 - bound_s / mix.seconds) if bound_s else mix.gap
     return Solution(plan, tuple(runs), (*used, *others[:KEPT]), prices, relaxed, crew, gap)
+
+
+def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: Layer, room: Floats) -> Layer:
+    """Return the layer whose plan is fastest with all that stands before and behind the layers; it may be another."""
+    close = [
+        layer
+        for layer in found
+        if layer.seconds <= CLOSE * best.seconds and (layer.held_bytes * s.spec.layers <= room).all()
+    ]
+    return min(close, key=lambda layer: price(s, _plan(s, cluster, [(layer, s.spec.layers)])).seconds)
 
 
 def _terms(prices: Floats, room: Floats) -> Terms:
@@ -127,34 +143,43 @@ def _mix(s: Setting, found: Sequence[Layer], room: Floats) -> integer.Mix:
     return integer.best_mix(seconds, held, room, s.spec.layers)
 
 
-def _by_convex_program(
-    s: Setting, found: Sequence[Layer], terms: Terms
-) -> tuple[Relaxed, tuple[int, ...], list[Layer]]:
-    """Solve the convex program for the best layer's cuts and devices; return it, them, and its shares rounded."""
+def _prices(s: Setting, found: Sequence[Layer], room: Floats) -> integer.Prices:
+    seconds, held = [layer.seconds for layer in found], [layer.held_bytes for layer in found]
+    return integer.prices(seconds, held, room, s.spec.layers)
+
+
+def _relaxed(s: Setting, best: Layer, terms: Terms) -> tuple[Relaxed, tuple[int, ...]]:
+    """Solve the convex program for a layer's cuts and devices; return it and the devices."""
     from solver.relax import relax  # imports cvxpy, which takes a second: for those who plan, not for those who read
 
-    best = min(found, key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
     crew = np.flatnonzero(taking(best.units))
-    table = LayerTable(s.only(crew), best.kind)
     takes = {axis: counts[crew] > 0 for axis, counts in best.units.items()}
     rows = best.units.get(Axis.ROWS, np.zeros(1, np.int64))
+    table = layer_table(s.only(crew), best.kind)
     relaxed = relax(table, takes, terms.only(crew), least_rows=2 if rows[rows > 0].min(initial=2) >= 2 else 1)
+    return relaxed, tuple(crew.tolist())
+
+
+def _rounded(s: Setting, best: Layer, relaxed: Relaxed, crew: Sequence[int], terms: Terms) -> list[Layer]:
+    """Return the convex program's shares in whole units, improved; nothing if that breaks a cap."""
     units = {axis: np.zeros(s.devices, np.int64) for axis in best.units}
     for axis, shares in relaxed.units.items():
-        units[axis][crew] = largest_remainder(np.maximum(shares, 0.0).tolist(), table.units[axis])
+        units[axis][list(crew)] = largest_remainder(np.maximum(shares, 0.0).tolist(), int(best.units[axis].sum()))
     draft = improved(redraft(s, best.kind, units, terms), terms, by_two=False)
     layer = finish(draft, terms, s.devices)
-    return relaxed, tuple(crew.tolist()), [] if layer is None else [layer]
+    return [] if layer is None else [layer]
 
 
 def _scarce(s: Setting, room: Floats, found: list[Layer]) -> tuple[list[Layer], Floats, float]:
     """Return layers worth choosing from where memory is scarce, its prices, and the seconds of the relaxed mix."""
     whole = np.maximum(room, 0.0)
+    if few_shares(s, KINDS):
+        found = found + [layer for kind in KINDS for layer in undominated(s, kind, whole)]
+        duals = _prices(s, found, room)
+        return found, duals.per_byte, duals.bound_s
     found = found + candidates(s, Terms(np.zeros(s.devices), whole / s.spec.layers))
     for _ in range(ROUNDS):
-        duals = integer.prices(
-            [layer.seconds for layer in found], [layer.held_bytes for layer in found], room, s.spec.layers
-        )
+        duals = _prices(s, found, room)
         terms = Terms(duals.per_byte, whole)
         worth = [
             layer

@@ -32,10 +32,10 @@ from solver.curves import Floats, Kernel
 from solver.errors import InfeasiblePlanError
 from solver.exchange import Exchange, Mask
 from solver.kinds import LayerKind, LayerTable, TableStep
+from solver.lines import LINES, lower_lines, own_exchange
 from solver.search import Terms
 from solver.steps import FLOAT_BYTES, Axis, Transfer, message_seconds
 
-LINES = 6  # that stand for a curve
 MS, MIB = 1e3, 2**20  # the program counts milliseconds and MiB: solvers dislike numbers far from one
 NEVER = 1e6  # milliseconds
 PARTS = ("before", "during", "edge", "after")
@@ -213,7 +213,7 @@ class _Step:
         """Give the parameters their values."""
         owners = int(takes[Axis.ROWS].sum()) if Axis.ROWS in takes else 0
         everyone = np.ones(table.setting.devices, bool)
-        own = None if step.transfer is None else _own_exchange(table, step.transfer, takes)
+        own = None if step.transfer is None else own_exchange(table, step.transfer, takes)
         for part, axis in self.parts:
             load = step.loads.get(axis)
             seconds = np.zeros((1, everyone.size))
@@ -225,7 +225,7 @@ class _Step:
                 if part == "after" and step.reduces:
                     seconds = seconds + table.setting.machine.bank.seconds(Kernel.ADD, own.received / FLOAT_BYTES)
             least = least_rows if axis is Axis.ROWS else 1
-            slope, fixed = _hull(seconds * MS, takes.get(axis, everyone), least)
+            slope, fixed = lower_lines(seconds * MS, takes.get(axis, everyone), least)
             self.slope[part, axis].value, self.fixed[part, axis].value = slope, fixed
         if self.exchange is not None and own is not None and step.transfer is not None:
             self.exchange.set(table, step.transfer, own)
@@ -297,40 +297,3 @@ class _Exchange:
         arriving = self.incoming.dual_value * (self.arrived.value - self.latency.value)
         leaving = [bound.dual_value * self.leaving.value for bound in self.outgoing]
         return np.asarray(arriving + sum(leaving))
-
-
-def _own_exchange(table: LayerTable, transfer: Transfer, takes: Mapping[Axis, Mask]) -> Exchange:
-    """Return what a device sends and receives for every share of its own, [units + 1, p]; [1, p] where none matters."""
-    everyone = np.ones(table.setting.devices, bool)
-    if transfer.axis is Axis.FIXED:
-        once = transfer.exchange({axis: mask.astype(float) for axis, mask in takes.items()}, everyone)
-        return Exchange(once.sent[None], once.received[None], once.messages[None], once.between)
-    unit = transfer.unit_bytes * table.sizes[transfer.axis]
-    total = table.units[transfer.axis]
-    own = unit * np.arange(total + 1.0)[:, None]
-    owners, peers = takes[transfer.axis], takes.get(transfer.peers, everyone)
-    copies = peers.sum() - peers
-    sent, received = own * copies, peers * (unit * total - own)
-    messages = owners * copies + peers * (owners.sum() - owners)
-    if transfer.scatters:
-        sent, received = received, sent
-    return Exchange(sent, received, np.broadcast_to(messages, sent.shape).astype(float), lambda j, i: own)
-
-
-def _hull(seconds: Floats, takes: Mask, least: int) -> tuple[Floats, Floats]:
-    """Return lines nowhere above `seconds` [units + 1, p] from `least` units on: slopes and intercepts [LINES, p].
-
-    The slopes are those between some points of the curve; each line is raised until it touches. Where a device takes
-    nothing, the line is its seconds for nothing.
-    """
-    most = len(seconds) - 1
-    if most == 0:
-        return np.zeros((LINES, takes.size)), np.broadcast_to(seconds, (LINES, takes.size))
-    least = min(least, most)
-    knots = np.array([least, least + 1, most // 16, most // 4, most // 2, 3 * most // 4, most]).clip(least, most)
-    run = np.diff(np.sort(knots))[:, None]
-    rise = np.diff(seconds[np.sort(knots)], axis=0)
-    slope = np.where(run > 0, rise / np.maximum(run, 1), 0.0)
-    units = np.arange(least, most + 1)[None, :, None]
-    fixed = (seconds[None, least:] - slope[:, None] * units).min(1)
-    return slope * takes, np.where(takes, fixed, seconds[0])

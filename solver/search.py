@@ -14,7 +14,7 @@ All candidates are priced together, by the tables of `solver.kinds`. Where there
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -24,18 +24,17 @@ from numpy.typing import NDArray
 
 from solver.curves import Floats
 from solver.exchange import Mask
-from solver.kinds import LayerKind, LayerTable, Units, taking
+from solver.kinds import Integers, LayerKind, LayerTable, Units, layer_table, taking, unit_count
 from solver.layers import Setting
+from solver.starts import starts_of
 from solver.steps import Axis
-
-Integers = NDArray[np.int64]
 
 # Seconds per byte above a cap: more than any byte can save.
 OVERFLOW = 1e-3
 # Of candidates that cost the same, the one with less time on all devices together wins: it leads across plateaus of
 # the maximum.
 SLACK = 1e-4
-ALL_WAYS = 20_000  # shares, up to which all are tried: about 15 ms
+ALL_WAYS = 20_000  # shares, up to which all are tried
 JOINING = 64  # devices, up to which all stay candidates of a later solve
 FEW = 4  # devices, up to which two moves at a time are tried
 MANY = 8  # devices, beyond which units move only from the slowest and to the fastest
@@ -80,24 +79,47 @@ class Draft:
 def drafts(setting: Setting, kind: LayerKind, crews: Sequence[Mask], terms: Terms) -> list[Draft]:
     """Return first shares of a kind of layer among each of several crews, [p], where memory can hold them."""
     devices = np.flatnonzero(np.logical_or.reduce(crews))
-    table, terms = LayerTable(setting.only(devices), kind), terms.only(devices)
-    ways = math.prod(math.comb(total + devices.size - 1, total) for total in table.units.values())
-    if ways <= ALL_WAYS:
+    table, terms = layer_table(setting.only(devices), kind), terms.only(devices)
+    if _ways(table.setting, kind) <= ALL_WAYS:
         units = _all_shares(table)
         scores = _score(table, units, terms)
         best = int(scores.argmin())
         return [Draft(table, devices, {axis: counts[best] for axis, counts in units.items()}, float(scores[best]))]
-    starts = [units for crew in crews for units in _starts(table, crew[devices], terms)]
+    seconds = {
+        size: {axis: table.axis_seconds(axis, size) for axis in kind.axes}
+        for size in {int(crew.sum()) for crew in crews}
+    }
+    starts = [
+        units for crew in crews for units in starts_of(table, crew[devices], seconds[int(crew.sum())], terms.caps)
+    ]
     if not starts:
         return []
     scores = _score(table, {axis: np.stack([start[axis] for start in starts]) for axis in kind.axes}, terms)
     return [Draft(table, devices, start, float(score)) for start, score in zip(starts, scores, strict=True)]
 
 
+def few_shares(setting: Setting, kinds: Iterable[LayerKind]) -> bool:
+    """Return whether all shares of all kinds can be tried."""
+    return all(_ways(setting, kind) <= ALL_WAYS for kind in kinds)
+
+
+def undominated(setting: Setting, kind: LayerKind, room: Floats) -> list[Layer]:
+    """Return all layers of a kind that fit and of which none other is as fast and as light."""
+    table = layer_table(setting, kind)
+    units = _all_shares(table)
+    seconds, held = table.seconds(units), table.held_bytes(units)
+    order = np.lexsort((held.sum(1), seconds))
+    kept: list[int] = []
+    for number in order[(held[order] <= room).all(1)]:
+        if not (held[kept] <= held[number]).all(1).any():
+            kept.append(int(number))
+    return [_layer(kind, units, seconds, held, number) for number in kept]
+
+
 def redraft(setting: Setting, kind: LayerKind, units: Units, terms: Terms) -> Draft:
     """Return given shares as a draft, priced anew; of many devices only those that have a share can have one later."""
     devices = np.arange(setting.devices) if setting.devices <= JOINING else np.flatnonzero(taking(units))
-    table = LayerTable(setting.only(devices), kind)
+    table = layer_table(setting.only(devices), kind)
     mine = {axis: counts[devices] for axis, counts in units.items()}
     return Draft(table, devices, mine, float(_score(table, mine, terms.only(devices))))
 
@@ -122,7 +144,7 @@ def improved(draft: Draft, terms: Terms, *, by_two: bool) -> Draft:
 
 def neighbours(setting: Setting, layer: Layer, terms: Terms, limit: float) -> list[Layer]:
     """Return the layers that one or two moves make of a layer and whose seconds and charges are at most `limit`."""
-    table = LayerTable(setting, layer.kind)
+    table = layer_table(setting, layer.kind)
     moves = _moves(table, layer.units)
     if setting.devices <= FEW:
         moves = np.concatenate([moves, _pairs(layer.units, moves)])
@@ -153,6 +175,16 @@ def finish(draft: Draft, terms: Terms, devices: int) -> Layer | None:
     return Layer(table.kind, everywhere, float(table.seconds(units)), spread(held))
 
 
+def _layer(kind: LayerKind, units: Units, seconds: Floats, held: Floats, number: int) -> Layer:
+    return Layer(kind, {axis: counts[number] for axis, counts in units.items()}, float(seconds[number]), held[number])
+
+
+def _ways(setting: Setting, kind: LayerKind) -> int:
+    """Return how many shares there are."""
+    devices = setting.devices
+    return math.prod(math.comb(unit_count(setting, axis) + devices - 1, devices - 1) for axis in kind.axes)
+
+
 def _all_shares(table: LayerTable) -> Units:
     """Return all shares that there are, [ways, p]."""
     single = [_compositions(total, table.setting.devices) for total in table.units.values()]
@@ -166,72 +198,6 @@ def _compositions(total: int, parts: int) -> Integers:
     bars = np.array(ways, np.int64).reshape(len(ways), parts - 1)
     edges = np.pad(bars, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, total + parts - 1)))
     return np.diff(edges) - 1
-
-
-def _starts(table: LayerTable, crew: Mask, terms: Terms) -> list[Units]:
-    """Return first shares of a crew: every axis by the makespan of its compute; the same with all rows on one device.
-
-    Where caps bind, axes are shared out one after the other, each within the room that those before it leave, or each
-    within a like part of the room.
-    """
-    starts: list[Units] = []
-    axes = list(table.units)
-    orders = [axes, axes[::-1]] if np.isfinite(terms.caps).all() else []
-    for order in [None, *orders]:
-        units: dict[Axis, Integers] = {}
-        for axis in order or axes:
-            most = np.where(crew, _room(table, axis, terms.caps, units if order else None), 0)
-            if most.sum() < table.units[axis]:
-                break
-            units[axis] = _least_makespan(_axis_seconds(table, axis, int(crew.sum())), most, table.units[axis])
-        else:
-            starts.append({axis: units[axis] for axis in axes})
-    if Axis.ROWS not in axes or len(axes) == 1:
-        return starts
-    return starts + [{**units, Axis.ROWS: _on_one(units[Axis.ROWS])} for units in starts]
-
-
-def _axis_seconds(table: LayerTable, axis: Axis, owners: int) -> Floats:
-    """Return what every share of an axis costs in compute, [units + 1, p]."""
-    loads = [step.loads[axis] for step in table.steps if axis in step.loads]
-    return np.asarray(sum(load[owners if len(load) > 1 else 0][..., [0, 1, 3]].sum(-1) for load in loads))
-
-
-def _on_one(counts: Integers) -> Integers:
-    alone = np.zeros_like(counts)
-    alone[counts.argmax()] = counts.sum()
-    return alone
-
-
-def _room(table: LayerTable, axis: Axis, caps: Floats, given: Units | None) -> Integers:
-    """Return how many units of an axis the caps allow every device, beside the shares that are given."""
-    weights, total = table.weights, table.units[axis]
-    room = caps - weights.whole
-    if axis is Axis.ROWS:
-        return np.where(room < 0, 0, total)
-    size = weights.per_unit[axis]
-    if given is not None:
-        room = room - sum(weights.per_unit.get(other, 0) * counts for other, counts in given.items())
-        return np.asarray(np.clip(room // size, 0, total), np.int64)
-    # Of every axis a like part, rounded up: moves mend what that breaks.
-    whole = sum(size * table.units[other] for other, size in weights.per_unit.items())
-    return np.ceil(np.clip(room / whole, 0.0, 1.0) * total).astype(np.int64)
-
-
-def _least_makespan(seconds: Floats, most: Integers, total: int) -> Integers:
-    """Share `total` units so that the slowest device is as fast as can be; `seconds` [total + 1, p] never falls.
-
-    Every unit that a device may take has the time at which it is done, if the device takes all units up to it. The
-    least makespan is the total-th of these times.
-    """
-    units = np.arange(1, total + 1)[:, None]
-    done = np.where(units <= most, seconds[1:], np.inf)
-    limit = np.partition(done, total - 1, axis=None)[total - 1]
-    counts = np.asarray((done <= limit).sum(0))
-    # Of units that are done at the same time, some may be one too many.
-    for device in np.flatnonzero((done == limit).any(0)):
-        counts[device] -= min(counts.sum() - total, (done[:, device] == limit).sum())
-    return counts
 
 
 def _score(table: LayerTable, units: Units, terms: Terms) -> Floats:

@@ -130,14 +130,16 @@ def test_bytes_on_the_wire_are_the_formulas(layer, per_layer):
     assert three.bytes_on_wire - two.bytes_on_wire == per_layer * 4 * 96 * 768
 
 
-def test_first_layer_takes_the_stream_as_rank_0_hands_it_out():
-    """Cut block first: all rows everywhere, nothing to gather; from the second layer on the rows are gathered."""
+def test_rank_0_hands_out_rows_and_the_first_block_gathers_them():
     norm_rows = BlockPlan(Cut.BLOCK, Partition.of_counts((6, 6)), norm=Layout.ROWS, rows=(0.5, 0.5))
     plan = uniform_plan(SPEC, ("pi-0", "pi-1"), LayerPlan(norm_rows, rows_block(1, 1)))
 
-    steps = [(step.name, step.repeats) for step in price(setting(SPEC, pis(10, 10), 64), plan).steps]
+    steps = price(setting(SPEC, pis(10, 10), 64), plan).steps
 
-    assert steps == [("embed, hand out", 1), ("reduce", 1), ("gather rows", 2), ("reduce", 2), ("hand in", 1)]
+    names = [(step.name, step.repeats) for step in steps]
+    layers = [("gather rows", 1), ("reduce", 1), ("gather rows", 2), ("reduce", 2)]
+    assert names == [("embed, hand out", 1), *layers, ("hand in", 1)]
+    assert steps[0].sent.tolist() == [32 * 768 * 4, 0]
 
 
 def test_stream_that_changes_rows_pays_for_the_move():
