@@ -107,20 +107,21 @@ def throttled() -> int | None:
     return int(word.read_text(), 16) if word.exists() else None
 
 
-print(
-    json.dumps(
-        {
-            "python": platform.python_version(),
-            "executable": sys.executable,
-            "machine": platform.machine(),
-            "packages": versions(),
-            "cores": os.cpu_count(),
-            "usable_cores": len(os.sched_getaffinity(0)),
-            "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
-            "free_bytes": free_bytes(),
-            "interfaces": interfaces(),
-            "temperature_c": temperature(),
-            "throttled": throttled(),
-        }
+if __name__ == "__main__":
+    print(
+        json.dumps(
+            {
+                "python": platform.python_version(),
+                "executable": sys.executable,
+                "machine": platform.machine(),
+                "packages": versions(),
+                "cores": os.cpu_count(),
+                "usable_cores": len(os.sched_getaffinity(0)),
+                "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
+                "free_bytes": free_bytes(),
+                "interfaces": interfaces(),
+                "temperature_c": temperature(),
+                "throttled": throttled(),
+            }
+        )
     )
-)
