@@ -9,13 +9,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from launch import lab_run, lab_up, shell
-from launch.lab import Host, Lab, find_cluster, lab_name, load_lab, plan_lab
+from launch.lab import Host, Lab, did_you_mean, find_cluster, lab_name, load_lab, plan_lab
 from launch.lab_agent import on_host
 from launch.lab_limits import quota_us
 from launch.tables import show
 from solver.cluster import GIB, LIMITS
 from solver.errors import HeptiError
 
+SETTINGS = ("cpu", "gflops", "bandwidth_mbps", "memory_gib")
+CPU_LIMITS = (1e-3, 100.0)
 EXAMPLE = """\
 example, as root:
   python -m launch lab up mixed4        # four unequal boards on this machine; or any cluster file
@@ -161,12 +163,14 @@ def _set(options: argparse.Namespace) -> int:
 def apply_setting(host: Host, setting: str) -> Host:
     """Return the host with one KEY=VALUE applied; `cpu` is a fraction or percentage of the device's own speed."""
     key, _, text = setting.partition("=")
-    scale = 100 if key == "cpu" and text.endswith("%") else 1
+    if key not in SETTINGS:
+        raise HeptiError(f"cannot set {key!r}{did_you_mean(key, SETTINGS)}")
+    percent = key == "cpu" and text.endswith("%")
     try:
-        value = float(text.removesuffix("%") if scale == 100 else text) / scale
+        value = float(text.removesuffix("%") if percent else text) / (100 if percent else 1)
     except ValueError:
         raise HeptiError(f"{setting}: {text!r} is not a number") from None
-    low, high = LIMITS.get(key, (1e-3, 100.0))
+    low, high = LIMITS.get(key, CPU_LIMITS)
     if not low <= value <= high:
         raise HeptiError(f"{setting}: {key} must be between {low:g} and {high:g}")
     if key == "cpu":
@@ -175,9 +179,7 @@ def apply_setting(host: Host, setting: str) -> Host:
         return replace(host, cpu=value * 1e9 / host.device_flop_per_s)
     if key == "bandwidth_mbps":
         return replace(host, bandwidth_bytes_per_s=value * 1e6 / 8)
-    if key == "memory_gib":
-        return replace(host, memory_bytes=round(value * GIB))
-    raise HeptiError(f"{setting}: cannot set {key!r} (can set: cpu, gflops, bandwidth_mbps, memory_gib)")
+    return replace(host, memory_bytes=round(value * GIB))
 
 
 def _cut(options: argparse.Namespace) -> int:
