@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
-from hepti_mpi.products import chosen
+from hepti_mpi.backends import chosen
 from solver.errors import HeptiError
 from solver.systems import DEFAULT, PLANNERS
 

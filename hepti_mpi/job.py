@@ -11,12 +11,12 @@ from pathlib import Path
 from rich.console import Console
 
 from hepti_mpi import defaults, hosts, outputs, show
+from hepti_mpi.backends import backend
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
 from hepti_mpi.layers import layer_kernels
 from hepti_mpi.leader import Leader, Model
 from hepti_mpi.load import Layer, LayerWeights, RankWeights, load, open_weights, serve_weights
-from hepti_mpi.products import backend
 from hepti_mpi.profile import fingerprint, profile
 from hepti_mpi.report import rank_report
 from hepti_mpi.stack import Stack

@@ -18,7 +18,7 @@ from platform import python_version
 
 import numpy as np
 
-from hepti_mpi import kernels, products
+from hepti_mpi import backends, kernels
 from hepti_mpi.comm import Group, host_name, library
 from hepti_mpi.layers import add
 from hepti_mpi.memory import free_bytes
@@ -54,7 +54,7 @@ def profile(spec: ModelSpec, group: Group, backend: str) -> Cluster:
     Cluster
         Devices in rank order, called after their hosts.
     """
-    kernels_here = measure_kernels(spec, products.backend(backend))
+    kernels_here = measure_kernels(spec, backends.backend(backend))
     links = measure_links(group)
     curves = Curves(spec.head_dim, {**kernels_here.kernels, Kernel.MESSAGE: measure_messages(group, links)})
     measured = group.on_all(lambda: (host_name(), free_bytes(), curves))

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from hepti_mpi import ends
+from hepti_mpi.backends import backend
 from hepti_mpi.batch import Batch
 from hepti_mpi.layers import layer_kernels
 from hepti_mpi.load import load_layer
-from hepti_mpi.products import backend, numpy_product
+from hepti_mpi.products import numpy_product
 from hepti_mpi.stack import Stack
 from solver.model import ImageInput, ModelSpec, TextInput, tensor_shapes
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
