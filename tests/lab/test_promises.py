@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import statistics
 import time
@@ -103,7 +104,7 @@ def test_a_mebibyte_costs_half_a_millisecond_of_a_core(usual):
 def test_a_message_after_a_pause_takes_its_wire_time(usual):
     times = usual.json("traffic.py", "pause", 2**18)[0]
 
-    assert WIRE_OF_256_KIB_MS * 0.85 < statistics.median(times) < WIRE_OF_256_KIB_MS * 1.5
+    assert WIRE_OF_256_KIB_MS * 0.9 < statistics.median(times) < WIRE_OF_256_KIB_MS * 1.5
 
 
 def test_times_do_not_come_in_coarse_steps(usual):
@@ -154,12 +155,12 @@ def test_two_labs_do_not_see_each_other(odd, usual):
 def test_a_cut_cable_stops_traffic_until_it_is_mended(usual):
     with usual.running("idle.py") as process:
         usual.lab("cut", "pi-1")
-        time.sleep(1)
+        meetings(process, 0.5)  # those from before
         silent = meetings(process, 2)
         usual.lab("mend", "pi-1")
         again = meetings(process, 6)
 
-    assert silent <= 1
+    assert silent == 0
     assert again >= 2
 
 
@@ -168,7 +169,7 @@ def test_killing_a_host_ends_all_on_it_and_the_run(usual):
         said = usual.lab("kill", "pi-2")
         process.wait(timeout=30)
 
-    assert "killed 2 processes on pi-2" in said
+    assert re.fullmatch(r"killed [2-9] processes on pi-2\n", said)
     assert process.returncode != 0
     assert [host["processes"] for host in json.loads(usual.lab("status", "--json"))["hosts"]] == [0, 0, 0]
 
