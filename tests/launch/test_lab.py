@@ -138,15 +138,7 @@ def test_both_ends_of_a_cable_are_shaped():
     assert inside[:7] == ["tc", "-n", "hepti-lab.lab.pi-0", "qdisc", "replace", "dev", "eth0"]
     assert port[:7] == ["tc", "-n", "hepti-lab.lab.switch", "qdisc", "replace", "dev", "port1"]
     for command in (inside, port):
-        assert command[7:] == ["root", "handle", "1:", "tbf", "rate", rate, "burst", "69632", "latency", "100ms"]
-
-
-@pytest.mark.parametrize(("mbps", "segment"), [(940, 65536), (240, 32768), (80, 32768)])
-def test_slow_networks_get_smaller_packets(mbps, segment):
-    lab = plan_lab("lab", cluster(mbps=mbps))
-    (cable,) = [command for command in network_commands(lab) if command[-4:-2] == ["eth0", "up"]][:1]
-
-    assert cable[-2:] == ["gso_max_size", str(segment)]
+        assert command[7:] == ["root", "handle", "1:", "tbf", "rate", rate, "burst", "36864", "latency", "100ms"]
 
 
 def test_an_exceptional_link_gets_a_class_of_its_own():
@@ -236,7 +228,7 @@ def test_bad_settings_are_refused_in_one_line(setting, complaint):
 
 
 def test_lab_is_frozen():
-    lab = Lab("lab", (), 0.0, 65536)
+    lab = Lab("lab", (), 0.0)
 
     with pytest.raises(dataclasses.FrozenInstanceError):
         lab.name = "other"
