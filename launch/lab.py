@@ -112,6 +112,13 @@ class Lab:
         names = [host.name for host in self.hosts]
         raise HeptiError(f"lab {self.name} has no host {name!r}{did_you_mean(name, names)}")
 
+    def link_bytes_per_s(self, sender: Host, receiver: Host) -> float:
+        """Return what one host can send to another."""
+        for peer, rate in sender.exceptions:
+            if peer == receiver.address:
+                return rate
+        return min(sender.bandwidth_bytes_per_s, receiver.bandwidth_bytes_per_s)
+
     def with_host(self, changed: Host) -> Lab:
         """Return the lab with one host changed."""
         return replace(self, hosts=tuple(changed if host.name == changed.name else host for host in self.hosts))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from launch import lab_run, lab_up, shell
@@ -34,9 +33,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     commands = lab.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, function: object, text: str) -> argparse.ArgumentParser:
+    def add(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        def as_root(options: argparse.Namespace) -> int:
+            lab_up.require_tools()
+            return function(options)
+
         parser = commands.add_parser(name, help=text, description=text)
-        parser.set_defaults(function=function)
+        parser.set_defaults(function=as_root)
         return parser
 
     parser = add("up", _up, "start a lab, calibrate and measure it")
@@ -73,10 +76,11 @@ def _up(options: argparse.Namespace) -> int:
             "host": host.name,
             "asked_gflops": host.compute_flop_per_s / 1e9,
             "achieved_gflops": found.compute_flop_per_s / 1e9,
-            "asked_mbps": host.bandwidth_bytes_per_s * 8 / 1e6,
+            # The ring in which it was measured: from the host before, and from the last to the first.
+            "asked_mbps": lab.link_bytes_per_s(lab.hosts[number - 1], host) * 8 / 1e6,
             "achieved_mbps": found.bandwidth_bytes_per_s * 8 / 1e6,
         }
-        for host, found in zip(lab.hosts, achieved, strict=True)
+        for number, (host, found) in enumerate(zip(lab.hosts, achieved, strict=True))
     ]
     if options.json:
         print(json.dumps({"lab": lab.name, "hosts": measured, "notes": notes}))
@@ -102,7 +106,6 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _down(options: argparse.Namespace) -> int:
-    lab_up.require_tools()
     name = lab_name(options.lab)
     print(f"lab {name} is down" if lab_up.down(name) else f"there was no lab {name}")
     return 0
@@ -209,7 +212,7 @@ def _lab_and_host(names: Sequence[str]) -> tuple[Lab, Host]:
 
 def _shell(options: argparse.Namespace) -> int:
     lab, host = _lab_and_host(options.words)
-    return shell.wait(shell.start_here(on_host(lab, host, options.program or ["bash"]), os.environ)) or 0
+    return shell.wait(shell.start_here(on_host(lab, host, options.program or ["bash"]), shell.environment())) or 0
 
 
 def _run(options: argparse.Namespace) -> int:

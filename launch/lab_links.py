@@ -11,8 +11,8 @@ from launch.shell import Command
 
 # The largest packet that a host hands to its link in one piece, and a bucket just above it. Were the bucket smaller,
 # the kernel would cut every packet inside the sender's CPU quota, 6 ms of CPU per MiB instead of 0.4; were it much
-# larger, whole tiles would pass without wire time after a pause. 256 KiB after a pause: 2.09 ms at 940 Mbps, 8.0 at
-# 240 (by the wire 2.23 and 8.74); with the kernel's own 64 KiB packets 1.85 and 6.5, at no less CPU.
+# larger, whole tiles would pass without wire time after a pause. 256 KiB after a pause take 2.09 ms at 940 Mbps and
+# 8.0 ms at 240 (by the wire 2.23 and 8.74); with the kernel's own 64 KiB packets 1.85 and 6.5, at no less CPU.
 SEGMENT = 32 * 1024
 BURST = str(SEGMENT + 4096)
 QUEUE = "100ms"

@@ -87,13 +87,13 @@ class LabRunner:
             process.communicate(timeout=60)
 
 
-def write_cluster(path, gflops, mbps, memory_gib):
+def write_cluster(path, gflops, mbps, memory_gib, links=""):
     devices = [
         f'[[device]]\nname = "pi-{rank}"\ngflops = {speed}\nmemory_gib = {memory_gib}\n'
         for rank, speed in enumerate(gflops)
     ]
     network = f"[network]\nbandwidth_mbps = {mbps}\nlatency_us = 200\n"
-    path.write_text("\n".join(['format = "hepti-cluster/1"', *devices, network]))
+    path.write_text("\n".join(['format = "hepti-cluster/1"', *devices, network, links]))
     return path
 
 

@@ -59,6 +59,7 @@ class Planted:
         return next(pid for pid in inside.stdout.split() if Path(f"/proc/{pid}/comm").read_text() == "sshd\n")
 
     def run(self, *words, mend):
+        """Run a command that breaks something, and note the one that takes it back."""
         subprocess.run([str(word) for word in words], check=True)
         self.mends.append([str(word) for word in mend])
 
@@ -73,6 +74,7 @@ class Planted:
         self.run(*ip, *words, mend=[*ip, *mend])
 
     def mend(self):
+        """Take everything back."""
         for words in reversed(self.mends):
             subprocess.run(words, check=True)
 

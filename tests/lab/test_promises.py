@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.lab.conftest import PROGRAMS
+from tests.lab.conftest import PROGRAMS, lab_up
 
 WIRE_OF_256_KIB_MS = 2**18 * 8 / 940e6 * 1e3
 
@@ -53,6 +53,16 @@ def test_bandwidths_are_met_within_5_percent_both_ways_at_once(name, request):
         return [median_of_windows(windows[1:]) for windows in lab.json("traffic.py", "stream", 2)]
 
     assert run_until_close(measure, near(asked)) == pytest.approx(asked, rel=0.05)
+
+
+def test_an_exceptional_link_is_slower_than_the_others(tmp_path):
+    """240 Mbps between the first and the last of three, 940 elsewhere, all used at once."""
+    links = '[[link]]\nbetween = ["pi-0", "pi-2"]\nbandwidth_mbps = 240\n'
+    with lab_up("test-pair", tmp_path, gflops=(10, 10, 10), mbps=940, memory_gib=0.5, links=links) as lab:
+        asked = [host["asked_mbps"] for host in lab.measured]
+
+    assert asked == [240, 940, 940]
+    assert [host["achieved_mbps"] for host in lab.measured] == pytest.approx(asked, rel=0.05)
 
 
 def test_up_has_measured_what_it_promises(odd, usual):

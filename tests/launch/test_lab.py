@@ -232,3 +232,13 @@ def test_lab_is_frozen():
 
     with pytest.raises(dataclasses.FrozenInstanceError):
         lab.name = "other"
+
+
+def test_a_link_is_as_fast_as_its_slower_end_or_its_exception():
+    pair = {frozenset(("pi-0", "pi-2")): Link(240e6 / 8, 2e-4)}
+    lab = plan_lab("lab", cluster(links=pair))
+    lab = lab.with_host(dataclasses.replace(lab.hosts[1], bandwidth_bytes_per_s=333e6 / 8))
+
+    assert lab.link_bytes_per_s(lab.hosts[2], lab.hosts[0]) == 240e6 / 8
+    assert lab.link_bytes_per_s(lab.hosts[0], lab.hosts[1]) == 333e6 / 8
+    assert lab.link_bytes_per_s(lab.hosts[1], lab.hosts[2]) == 333e6 / 8
