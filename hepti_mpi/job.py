@@ -55,7 +55,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
 
 def measured_cluster(spec: ModelSpec, backend: str, group: Group, leader: Leader | None) -> Cluster:
     """Return what was measured of these hosts for this shape of model, now where it was not before."""
-    path = defaults.cache_folder() / f"cluster-{fingerprint(spec, group, backend)}.toml"
+    path = defaults.profile_path(fingerprint(spec, group, backend))
 
     def known() -> Cluster | None:
         with suppress(HeptiError):  # not measured yet, or written by another version

@@ -78,7 +78,7 @@ def _with_model(answer: Answer, python: str, agent: str, model: str) -> Answer:
 
 
 def _on_each(hosts: Sequence[str], work: Callable[[str], T]) -> list[T]:
-    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
+    with ThreadPoolExecutor(max_workers=max(1, len(hosts))) as pool:
         return list(pool.map(work, hosts))
 
 
