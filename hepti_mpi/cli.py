@@ -6,8 +6,11 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
+from hepti_mpi.backends import chosen
 from solver.errors import HeptiError
 from solver.systems import DEFAULT, PLANNERS
+
+BACKENDS = ("auto", "numpy", "onnxruntime")
 
 EXAMPLE = """examples:
   mpirun -np 4 python -m hepti_mpi
@@ -37,6 +40,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least {least}")
     if options.input == "-" and (options.repeat, options.warmup) != (1, 0):
         raise HeptiError("--repeat and --warmup compute a file again: what standard input asks is answered once")
+    options.backend = chosen(options.backend)
     sources = [name for name in ("text", "input", "random") if getattr(options, name) is not None]
     if len(sources) > 1:
         raise HeptiError(f"--{sources[0]} and --{sources[1]} both say what to compute: give one")
@@ -51,7 +55,9 @@ def parse_profile(arguments: list[str]) -> argparse.Namespace:
     HeptiError
         If an option is unknown, malformed or missing.
     """
-    return profile_parser().parse_args(arguments)
+    options = profile_parser().parse_args(arguments)
+    options.backend = chosen(options.backend)
+    return options
 
 
 def profile_parser() -> Parser:
@@ -66,7 +72,7 @@ def profile_parser() -> Parser:
         "--model", required=True, metavar="MODEL.h5|NAME", help="whose layers the kernels are measured for"
     )
     parser.add_argument("--out", required=True, type=Path, metavar="CLUSTER.toml", help="the cluster file to write")
-    parser.add_argument("--backend", choices=("auto", "numpy"), default="auto", help="kernels (default: %(default)s)")
+    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="kernels (default: %(default)s)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -90,7 +96,7 @@ def parser() -> Parser:
     how.add_argument("--cluster", type=Path, metavar="CLUSTER.toml", help="speeds, memory and links to plan for")
     how.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
     how.add_argument("--system", default=DEFAULT, metavar="NAME", help=f"{', '.join(PLANNERS)} (default: %(default)s)")
-    how.add_argument("--backend", choices=("auto", "numpy"), default="auto", help="kernels (default: %(default)s)")
+    how.add_argument("--backend", choices=BACKENDS, default="auto", help="kernels (default: %(default)s)")
     how.add_argument("--wire", choices=("float32",), default="float32", help="what exchanges send")
     measure = parser.add_argument_group("measuring")
     measure.add_argument("--repeat", type=int, default=1, metavar="N", help="compute everything N times")

@@ -23,6 +23,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hepti"
 
 
+def profile_path(fingerprint: str) -> Path:
+    """Return where a profile is kept."""
+    return cache_folder() / f"cluster-{fingerprint}.toml"
+
+
 def default_model() -> Path:
     """Return all-MiniLM-L6-v2 as a weights file, converted to the user's cache when it is not there yet.
 

@@ -149,7 +149,7 @@ class Reader:
             raise HeptiError(f"model {self._spec.name} reads images, not texts")
         if self._tokenizer is None:
             raise HeptiError(
-                f"the weights of {self._spec.name} came without a tokenizer: give tokens instead of a text"
+                f"the weights of {self._spec.name} came without a tokenizer: give --random ROWS, or tokens in a .jsonl"
             )
         tokens = self._tokenizer(text)
         return Request(name, tokens.ids, len(tokens.ids), text, tokens.truncated)

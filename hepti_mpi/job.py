@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from hepti_mpi import defaults, hosts, outputs, show
+from hepti_mpi.backends import backend
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
+from hepti_mpi.layers import layer_kernels
 from hepti_mpi.leader import Leader, Model
-from hepti_mpi.load import RankWeights, load, open_weights, serve_weights
+from hepti_mpi.load import Layer, LayerWeights, RankWeights, load, open_weights, serve_weights
 from hepti_mpi.profile import fingerprint, profile
 from hepti_mpi.report import rank_report
 from hepti_mpi.stack import Stack
@@ -38,7 +42,8 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     if group.from_root((lambda: leader.needs_profile) if leader else None):
         cluster = measured_cluster(model.spec, options.backend, group, leader)
     plan = group.from_root((lambda: leader.plan(cluster)) if leader else None)
-    weights = load_share(model, plan, group, leader.console if leader else None)
+    make = partial(layer_kernels, model.spec, plan, backend(options.backend))
+    weights = load_share(model, plan, make, group, leader.console if leader else None)
     stack = Stack(model.spec, plan, weights.layers, group)
     if leader:
         leader.lead(stack, weights.ends)
@@ -50,7 +55,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
 
 def measured_cluster(spec: ModelSpec, backend: str, group: Group, leader: Leader | None) -> Cluster:
     """Return what was measured of these hosts for this shape of model, now where it was not before."""
-    path = defaults.cache_folder() / f"cluster-{fingerprint(spec, group, backend)}.toml"
+    path = defaults.profile_path(fingerprint(spec, group, backend))
 
     def known() -> Cluster | None:
         with suppress(HeptiError):  # not measured yet, or written by another version
@@ -71,7 +76,9 @@ def measured_cluster(spec: ModelSpec, backend: str, group: Group, leader: Leader
     return cluster
 
 
-def load_share(model: Model, plan: Plan, group: Group, console: Console | None) -> RankWeights:
+def load_share(
+    model: Model, plan: Plan, make: Callable[[int, LayerWeights], Layer], group: Group, console: Console | None
+) -> RankWeights[Layer]:
     """Load this rank's share; rank 0 first sends theirs to the ranks that have no file, and shows how it gets on."""
     file: WeightsFile | None = None
 
@@ -88,13 +95,13 @@ def load_share(model: Model, plan: Plan, group: Group, console: Console | None) 
                 serve_weights(file, model.spec, plan, peer, group)
             except HeptiError as error:
                 group.abort(str(error), code=2)  # the rank waits for its share and would not hear of it
-    loaded: list[RankWeights] = []
+    loaded: list[RankWeights[Layer]] = []
 
     def load_own() -> None:
         total = weights_bytes(model.spec, plan, group.rank)
         bar = progress("loading", total, console=console) if console else nullcontext(lambda _: None)
         with bar as done:
-            loaded.append(load(file, model.spec, plan, group, done))
+            loaded.append(load(file, model.spec, plan, group, make, done))
 
     group.on_all(load_own)
     if file is not None:

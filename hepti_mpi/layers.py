@@ -15,34 +15,36 @@ from hepti_mpi import kernels
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group, Incoming
+from hepti_mpi.load import LayerWeights
+from hepti_mpi.products import Backend, Product
 from solver.model import ModelSpec
-from solver.plan import BlockPlan, Cut, LayerPlan
+from solver.plan import BlockPlan, Cut, LayerPlan, Plan
 from solver.spans import Partition, Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockWeights:
-    """A rank's share of one block; arrays of a share that is empty have no rows or columns.
+class BlockKernels:
+    """A rank's share of one block, ready to compute.
 
-    `into` is [query, key, value] stacked for attention ([3 A' d, H]) and up for the MLP ([F', H]); `out` is the
-    attention output ([A' d, H']) or down ([F', H']). A' and F' are the rank's heads and columns (all for cuts rows),
-    H' is H but for cut columns. `into_bias` goes with `into`; the other vectors are [H].
+    `into` is, for attention by rows, (K and V, Q); for attention by heads, all three at once; for the MLP, up and its
+    activation. `out` is the attention output or down, without bias. `width` is the columns between the two; the
+    vectors are [H].
     """
 
-    into: Array
-    into_bias: Array
-    out: Array
+    into: tuple[Product, ...]
+    out: Product
+    width: int
     out_bias: Array
     norm: Array
     norm_bias: Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
-    """A rank's share of one layer."""
+class LayerKernels:
+    """A rank's share of one layer, ready to compute."""
 
-    attention: BlockWeights
-    mlp: BlockWeights
+    attention: BlockKernels
+    mlp: BlockKernels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,18 +64,36 @@ class Pass:
     group: Group
 
 
-Compute = Callable[[Incoming, Partition | None, BlockWeights, BlockPlan, Pass], Array]
+Compute = Callable[[Incoming, Partition | None, BlockKernels, BlockPlan, Pass], Array]
 
 
-def run_layers(x: Stream, weights: Sequence[LayerWeights], cuts: Sequence[LayerPlan], run: Pass) -> Stream:
+def layer_kernels(spec: ModelSpec, plan: Plan, make: Backend, number: int, weights: LayerWeights) -> LayerKernels:
+    """Make a layer's kernels of a rank's share of its weights."""
+    cuts = plan.layer(number)
+    a, m, H = weights.attention, weights.mlp, spec.hidden
+    if cuts.attention.cut is Cut.ROWS and a.into.size:
+        # K and V first: they travel while Q is computed.
+        into = (make(a.into[H:], a.into_bias[H:]), make(a.into[:H], a.into_bias[:H]))
+    else:
+        into = (make(a.into, a.into_bias),) * 2
+    return LayerKernels(
+        BlockKernels(into, make(a.out, None), a.into.shape[0] // 3, a.out_bias, a.norm, a.norm_bias),
+        BlockKernels(
+            (make(m.into, m.into_bias, spec.activation),), make(m.out, None),
+            m.into.shape[0], m.out_bias, m.norm, m.norm_bias,
+        ),
+    )  # fmt: skip
+
+
+def run_layers(x: Stream, layers: Sequence[LayerKernels], cuts: Sequence[LayerPlan], run: Pass) -> Stream:
     """Carry the residual stream through all layers; what comes out lies as the last cut leaves it."""
-    for layer, cut in zip(weights, cuts, strict=True):
+    for layer, cut in zip(layers, cuts, strict=True):
         x = block(x, layer.attention, cut.attention, ATTENTION, run)
         x = block(x, layer.mlp, cut.mlp, MLP, run)
     return x
 
 
-def block(x: Stream, w: BlockWeights, plan: BlockPlan, computes: Mapping[Cut, Compute], run: Pass) -> Stream:
+def block(x: Stream, w: BlockKernels, plan: BlockPlan, computes: Mapping[Cut, Compute], run: Pass) -> Stream:
     """Compute norm(x + f(x)) (post-norm) or x + f(norm(x)) (pre-norm), f being one block under the plan's cut."""
     rows = plan.row_partition(run.batch.rows)  # where the result will lie; None: full
     if rows is None:
@@ -95,26 +115,27 @@ def block(x: Stream, w: BlockWeights, plan: BlockPlan, computes: Mapping[Cut, Co
 # Attention: [wanted rows, H] -> [rows where the result lies, H], without bias and residual.
 
 
-def attention_rows(x: Incoming, rows: Partition | None, w: BlockWeights, plan: BlockPlan, run: Pass) -> Array:
+def attention_rows(x: Incoming, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Array:
     """Compute all heads of this rank's rows; K and V of the rows they attend to are gathered."""
     assert rows is not None
-    mine, H = run.group.rank, run.spec.hidden
+    mine = run.group.rank
+    project_kv, project_q = w.into
     x_rows = x.wait()
-    kv = kernels.linear(x_rows, w.into[H:], w.into_bias[H:])
+    kv = project_kv(x_rows)
     keys = [run.batch.keys_of(span) for span in rows]
     others = run.group.gather_rows(kv, rows, keys)
-    q = kernels.linear(x_rows, w.into[:H], w.into_bias[:H])  # while K and V travel
+    q = project_q(x_rows)  # while K and V travel
     k, v = np.split(others.wait(), 2, axis=1)
     pieces = run.batch.pieces(rows[mine], keys[mine])
-    return kernels.attend(q, k, v, pieces, run.spec.head_dim) @ w.out
+    return w.out(kernels.attend(q, k, v, pieces, run.spec.head_dim))
 
 
-def attention_block(x: Incoming, rows: Partition | None, w: BlockWeights, plan: BlockPlan, run: Pass) -> Array:
+def attention_block(x: Incoming, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Array:
     """Compute this rank's heads of all rows and its summand of the output projection."""
-    return _reduce(_heads(x, w, run) @ w.out, rows, plan, run)
+    return _reduce(w.out(_heads(x, w, run)), rows, plan, run)
 
 
-def attention_columns(x: Incoming, rows: Partition | None, w: BlockWeights, plan: BlockPlan, run: Pass) -> Array:
+def attention_columns(x: Incoming, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Array:
     """Compute this rank's heads of all rows, gather the context, project it to this rank's output columns."""
     assert plan.inner is not None
     heads = Partition(tuple(span.scaled(run.spec.head_dim) for span in plan.inner))
@@ -124,20 +145,20 @@ def attention_columns(x: Incoming, rows: Partition | None, w: BlockWeights, plan
 # MLP, likewise.
 
 
-def mlp_rows(x: Incoming, rows: Partition | None, w: BlockWeights, plan: BlockPlan, run: Pass) -> Array:
+def mlp_rows(x: Incoming, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Array:
     """Compute the whole MLP of this rank's rows."""
-    return _up(x, x.array.shape[0], w, run) @ w.out
+    return w.out(_up(x, x.array.shape[0], w))
 
 
-def mlp_block(x: Incoming, rows: Partition | None, w: BlockWeights, plan: BlockPlan, run: Pass) -> Array:
+def mlp_block(x: Incoming, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Array:
     """Compute this rank's F columns of all rows and its summand of the second product."""
-    return _reduce(_up(x, run.batch.rows, w, run) @ w.out, rows, plan, run)
+    return _reduce(w.out(_up(x, run.batch.rows, w)), rows, plan, run)
 
 
-def mlp_columns(x: Incoming, rows: Partition | None, w: BlockWeights, plan: BlockPlan, run: Pass) -> Array:
+def mlp_columns(x: Incoming, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Array:
     """Compute this rank's F columns of all rows, gather them, compute this rank's output columns."""
     assert plan.inner is not None
-    return _output_columns(_up(x, run.batch.rows, w, run), plan.inner, rows, w, plan, run)
+    return _output_columns(_up(x, run.batch.rows, w), plan.inner, rows, w, plan, run)
 
 
 ATTENTION: Mapping[Cut, Compute] = {
@@ -161,7 +182,7 @@ def relayout(x: Stream, rows: Partition | None, run: Pass) -> Stream:
     return Stream(bring(x, wanted, run).wait(), rows)
 
 
-def norm(x: Array, w: BlockWeights, run: Pass, out: Array | None = None) -> Array:
+def norm(x: Array, w: BlockKernels, run: Pass, out: Array | None = None) -> Array:
     """Normalise the stream with the block's weights."""
     return kernels.layer_norm(x, w.norm, w.norm_bias, run.spec.norm_eps, out)
 
@@ -181,22 +202,21 @@ def _wanted(plan: BlockPlan, rows: Partition | None, run: Pass) -> Sequence[Span
     return [Span(0, run.batch.rows) if part.size else keeps for part, keeps in zip(plan.inner, kept, strict=True)]
 
 
-def _heads(x: Incoming, w: BlockWeights, run: Pass) -> Array:
+def _heads(x: Incoming, w: BlockKernels, run: Pass) -> Array:
     """Compute the context [S, A' d] of this rank's heads, projecting rows as they arrive."""
     everything = Span(0, run.batch.rows)
-    qkv = np.empty((everything.size, w.into.shape[0]), np.float32)
+    qkv = np.empty((everything.size, 3 * w.width), np.float32)
     for span in x:
-        kernels.linear(x.array[span.slice], w.into, w.into_bias, out=qkv[span.slice])
+        w.into[0](x.array[span.slice], qkv[span.slice])
     q, k, v = np.split(qkv, 3, axis=1)
     return kernels.attend(q, k, v, run.batch.pieces(everything, everything), run.spec.head_dim)
 
 
-def _up(x: Incoming, rows: int, w: BlockWeights, run: Pass) -> Array:
+def _up(x: Incoming, rows: int, w: BlockKernels) -> Array:
     """Compute act(x Wᵀ + b) [rows, F'], on rows as they arrive."""
-    activation = kernels.ACTIVATIONS[run.spec.activation]
-    h = np.empty((rows, w.into.shape[0]), np.float32)
+    h = np.empty((rows, w.width), np.float32)
     for span in x:
-        activation(kernels.linear(x.array[span.slice], w.into, w.into_bias, out=h[span.slice]))
+        w.into[0](x.array[span.slice], h[span.slice])
     return h
 
 
@@ -209,12 +229,12 @@ def _reduce(y_part: Array, rows: Partition | None, plan: BlockPlan, run: Pass) -
 
 
 def _output_columns(
-    h_cols: Array, have: Partition, rows: Partition | None, w: BlockWeights, plan: BlockPlan, run: Pass
+    h_cols: Array, have: Partition, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass
 ) -> Array:
     """Gather the columns of h, compute this rank's output columns, gather those: [S, own] -> [S or own rows, H]."""
     assert plan.columns is not None
     group = run.group
     h_full = group.gather_columns(h_cols, have, [span.size > 0 for span in plan.columns])
-    y_cols = h_full @ w.out if plan.columns[group.rank].size else h_full
+    y_cols = w.out(h_full) if plan.columns[group.rank].size else h_full
     y_full = group.gather_columns(y_cols, plan.columns, [True] * group.size)
     return y_full if rows is None else y_full[rows[group.rank].slice]

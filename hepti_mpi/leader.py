@@ -30,6 +30,8 @@ from weights.store import WeightsFile
 
 # Requests of a file run together up to this many rows: more rows make better GEMMs, and later answers.
 BATCH_ROWS = 512
+# A request that takes this many times what was predicted speaks against the profile, not of noise or a first run.
+FAR = 2.0
 # What is planned for where nothing is known of the requests: standard input.
 TYPICAL_ROWS = 128
 
@@ -156,6 +158,7 @@ class Leader:
             if options.output is None and options.random is None:
                 show.show_answers(console, self._requests, self._answers)
             show.show_ranks(console, report, self._plan)
+            self._doubt_profile(report["seconds_median"], report["predicted_seconds"])
         return 2 if self._complaints else 0
 
     def _compute(
@@ -180,6 +183,16 @@ class Leader:
         if self._options.output is not None and self._options.output.suffix == ".npz":
             self._hidden |= {str(request.id): state.copy() for request, state in zip(requests, states, strict=True)}
         return answers
+
+    def _doubt_profile(self, seconds: float, predicted: float | None) -> None:
+        """Say so where a kept profile cannot hold any more."""
+        facts = self._cluster.profile if self._cluster and self.needs_profile else {}
+        if facts and predicted and seconds > FAR * predicted:
+            path = defaults.profile_path(facts["fingerprint"])
+            self.say(
+                f"note: {seconds / predicted:.1f} times as long as predicted: the hosts are not as they were on "
+                f"{facts['date']}; remove {path} to measure them again"
+            )
 
     def _complain(self, complaint: str) -> None:
         self._complaints.append(complaint)

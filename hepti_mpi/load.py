@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from hepti_mpi.arrays import Array
 from hepti_mpi.comm import Group
-from hepti_mpi.layers import BlockWeights, LayerWeights
 from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.plan import Plan
@@ -21,14 +21,40 @@ from weights.store import WeightsFile
 STREAM_BYTES = 4 << 20
 
 Read = Callable[[TensorSlice, Array], object]
+Layer = TypeVar("Layer")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class RankWeights:
+class BlockWeights:
+    """A rank's share of one block, as it lies in the file; arrays of a share that is empty have no rows or columns.
+
+    `into` is [query, key, value] stacked for attention ([3 A' d, H]) and up for the MLP ([F', H]); `out` is the
+    attention output ([A' d, H']) or down ([F', H']). A' and F' are the rank's heads and columns (all for cut rows),
+    H' is H but for cut columns. `into_bias` goes with `into`; the other vectors are [H].
+    """
+
+    into: Array
+    into_bias: Array
+    out: Array
+    out_bias: Array
+    norm: Array
+    norm_bias: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """A rank's share of one layer."""
+
+    attention: BlockWeights
+    mlp: BlockWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankWeights(Generic[Layer]):
     """Everything a rank holds; `ends` are rank 0's embeddings and heads, by name."""
 
     ends: Mapping[str, Array]
-    layers: tuple[LayerWeights, ...]
+    layers: tuple[Layer, ...]
 
 
 def open_weights(path: Path, fingerprint: str) -> WeightsFile | None:
@@ -58,14 +84,21 @@ def serve_weights(file: WeightsFile, spec: ModelSpec, plan: Plan, peer: int, gro
 
 
 def load(
-    file: WeightsFile | None, spec: ModelSpec, plan: Plan, group: Group, done: Callable[[int], object]
-) -> RankWeights:
-    """Read this rank's share into the arrays that the layer loop uses.
+    file: WeightsFile | None,
+    spec: ModelSpec,
+    plan: Plan,
+    group: Group,
+    make: Callable[[int, LayerWeights], Layer],
+    done: Callable[[int], object],
+) -> RankWeights[Layer]:
+    """Read this rank's share.
 
     Parameters
     ----------
     file
         The rank's weights file; None: rank 0 sends what would have been read, in the same order.
+    make
+        Takes the number of a layer and its weights and makes of them what is kept, before the next layer is read.
     done
         Called with the bytes of every tensor that has been read.
     """
@@ -82,7 +115,7 @@ def load(
         if not piece.name.startswith("layers/"):
             ends[piece.name] = np.empty(piece.shape, np.float32)
             read(piece, ends[piece.name])
-    layers = tuple(load_layer(spec, plan, layer, group.rank, read) for layer in range(spec.layers))
+    layers = tuple(make(layer, load_layer(spec, plan, layer, group.rank, read)) for layer in range(spec.layers))
     return RankWeights(ends, layers)
 
 

@@ -18,10 +18,11 @@ from platform import python_version
 
 import numpy as np
 
-from hepti_mpi import kernels
+from hepti_mpi import backends, kernels
 from hepti_mpi.comm import Group, host_name, library
 from hepti_mpi.layers import add
 from hepti_mpi.memory import free_bytes
+from hepti_mpi.products import Backend
 from hepti_mpi.profile_links import measure_links, measure_messages
 from solver.cluster import Cluster, Device
 from solver.curves import Bank, Curve, Curves, Kernel
@@ -34,14 +35,14 @@ ROWS = (1, 2, 16, 64, 128, 256)
 ATTEND_ROWS = (1, 16, 64, 256)
 ATTEND_KEYS = (16, 64, 256, 512)
 ELEMENTS = (1 << 14, 1 << 20)
-NORM_ROWS = (16, 256)
+FEW_AND_MANY_ROWS = (16, 256)
 SPEED_ROWS = 256  # what a device's GFLOP/s are those of
 
 
 def fingerprint(spec: ModelSpec, group: Group, backend: str) -> str:
     """Return twelve hex digits of all that a profile is for: hosts, cores, versions, kernels, and the layers' shape."""
-    hosts = group.on_all(lambda: (host_name(), os.cpu_count(), os.environ.get("OPENBLAS_NUM_THREADS")))
-    facts = (hosts, spec.fingerprint, spec.activation, backend, python_version(), np.__version__, library())
+    hosts = group.on_all(lambda: (host_name(), os.cpu_count(), os.environ.get("OPENBLAS_NUM_THREADS"), backend))
+    facts = (hosts, spec.fingerprint, spec.activation, python_version(), np.__version__, library())
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
@@ -53,7 +54,7 @@ def profile(spec: ModelSpec, group: Group, backend: str) -> Cluster:
     Cluster
         Devices in rank order, called after their hosts.
     """
-    kernels_here = measure_kernels(spec)
+    kernels_here = measure_kernels(spec, backends.backend(backend))
     links = measure_links(group)
     curves = Curves(spec.head_dim, {**kernels_here.kernels, Kernel.MESSAGE: measure_messages(group, links)})
     measured = group.on_all(lambda: (host_name(), free_bytes(), curves))
@@ -75,7 +76,7 @@ def profile(spec: ModelSpec, group: Group, backend: str) -> Cluster:
     return Cluster(devices, links.network, links.exceptions(names), facts)
 
 
-def measure_kernels(spec: ModelSpec) -> Curves:
+def measure_kernels(spec: ModelSpec, make: Backend) -> Curves:
     """Return this device's curves, all but that of messages."""
     H, d = spec.hidden, spec.head_dim
     widths = sorted({d, 3 * d, H, spec.ffn})
@@ -85,12 +86,20 @@ def measure_kernels(spec: ModelSpec) -> Curves:
     x = numbers.standard_normal((max(*ROWS, *ATTEND_KEYS), max(H, widths[-1])), np.float32)
     x_rows = np.ascontiguousarray(x[:, :H])
 
+    into = {width: make(weight[:width], bias[:width]) for width in widths}
+    out = {width: make(weight[:width], None) for width in widths}
+    up = make(weight[: spec.ffn], bias[: spec.ffn], spec.activation)
+
     def project(rows: int, width: int) -> Callable[[], object]:
-        return lambda: kernels.linear(x_rows[:rows], weight[:width], bias[:width])
+        return partial(into[width], x_rows[:rows])
 
     def contract(rows: int, width: int) -> Callable[[], object]:
-        inner = np.ascontiguousarray(x[:rows, :width])
-        return lambda: inner @ weight[:width]
+        return partial(out[width], np.ascontiguousarray(x[:rows, :width]))
+
+    def activate(rows: int) -> float:
+        # The activation may be part of the product before it: what it costs is the difference.
+        with_activation, without = _seconds(partial(up, x_rows[:rows])), _seconds(project(rows, spec.ffn))
+        return max(with_activation - without, 1e-9)
 
     def attend(rows: int, keys: int) -> Callable[[], object]:
         q, k = x_rows[:rows], x_rows[:keys]
@@ -105,11 +114,10 @@ def measure_kernels(spec: ModelSpec) -> Curves:
 
         return add_and_normalise
 
-    activation = kernels.ACTIVATIONS[spec.activation]
     flat = numbers.standard_normal(max(ELEMENTS), np.float32)
     other = flat.copy()
     weights = [width * H for width in widths]
-    normed = [rows * H for rows in NORM_ROWS]
+    normed = [rows * H for rows in FEW_AND_MANY_ROWS]
     return Curves(
         d,
         {
@@ -120,7 +128,9 @@ def measure_kernels(spec: ModelSpec) -> Curves:
                 ATTEND_KEYS,
                 [[_seconds(attend(r, k)) / spec.heads for k in ATTEND_KEYS] for r in ATTEND_ROWS],
             ),
-            Kernel.ACTIVATE: _line(ELEMENTS, [_seconds(partial(activation, flat[:n])) for n in ELEMENTS]),
+            Kernel.ACTIVATE: _line(
+                [rows * spec.ffn for rows in FEW_AND_MANY_ROWS], [activate(rows) for rows in FEW_AND_MANY_ROWS]
+            ),
             Kernel.NORM: _line(normed, [_seconds(norm(n)) for n in normed]),
             Kernel.ADD: _line(ELEMENTS, [_seconds(partial(np.add, flat[:n], other[:n], flat[:n])) for n in ELEMENTS]),
         },

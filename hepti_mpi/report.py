@@ -53,7 +53,7 @@ def job_report(
         "format": FORMAT,
         "model": spec.name,
         "mpi": library(),
-        "backend": "numpy",
+        "backend": options.backend,
         "wire": options.wire,
         "repeat": options.repeat,
         "requests": [{"id": name, "seconds": list(values)} for name, values in seconds.items()],

@@ -10,7 +10,7 @@ import numpy as np
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
-from hepti_mpi.layers import LayerWeights, Pass, Stream, run_layers
+from hepti_mpi.layers import LayerKernels, Pass, Stream, run_layers
 from solver.model import ModelSpec
 from solver.plan import LayerPlan, Plan
 from solver.spans import Partition, Span
@@ -35,17 +35,17 @@ class Stack:
         The model.
     plan
         Who computes what, checked against model and ranks.
-    weights
+    layers
         This rank's share of every layer.
     world
         All ranks; those without a share take no part in the layers.
     """
 
-    def __init__(self, spec: ModelSpec, plan: Plan, weights: tuple[LayerWeights, ...], world: Group) -> None:
+    def __init__(self, spec: ModelSpec, plan: Plan, layers: tuple[LayerKernels, ...], world: Group) -> None:
         stage = plan.stages[0]
         self.meter = Meter()
         self._spec = spec
-        self._weights = weights
+        self._layers = layers
         self._world = world
         self._active = stage.active
         self._cuts = [
@@ -76,7 +76,7 @@ class Stack:
         traffic.reset()
         stream = self._enter(batch, x)
         if self._group is not None:
-            stream = run_layers(stream, self._weights, self._cuts, Pass(self._spec, batch, self._group))
+            stream = run_layers(stream, self._layers, self._cuts, Pass(self._spec, batch, self._group))
         hidden = self._leave(batch, stream)
         self._world.finish_sending()
         if count:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from launch import bench_command, lab_command
+from launch import bench_command, doctor_command, lab_command
 from solver.errors import HeptiError
 
 
@@ -20,6 +20,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--debug", action="store_true", help="show where an error comes from")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     lab_command.add_parser(subparsers)
+    doctor_command.add_parser(subparsers)
     bench_command.add_parser(subparsers)
     # What stands behind the first -- is another program's command line.
     split = arguments.index("--") if "--" in arguments else len(arguments)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.bench_offload import PUBLISHED_LOCAL_MS, bench_offload, write_picture
+from launch.lab_up import require_tools
 from launch.tables import show
 
 
@@ -27,6 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _offload(options: argparse.Namespace) -> int:
+    require_tools()
     report = bench_offload(options.cluster, options.runs)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)

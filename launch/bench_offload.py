@@ -1,6 +1,6 @@
 """`bench offload`: what two devices gain over one on five chained MatMuls, beside the published figures.
 
-The figures are those of the motivation of Jang et al. (reference in docs): time over m alone and with 90 % of the rows
+The figures of the motivation section: time over m alone and with 90 % of the rows
 offloaded, and time over the share offloaded under two bandwidths and two speeds of the secondary device.
 """
 
@@ -170,8 +170,6 @@ def _lab(cluster: str) -> Iterator[Lab]:
 
 def write_picture(report: dict[str, Any], path: Path) -> None:
     """Draw both figures."""
-    from launch.plot import Curve, draw  # matplotlib is an extra
-
     results = report["results"]
     panels: list[tuple[str, str, list[Curve]]] = []
     by_rows = [entry for entry in results if entry["figure"] == "rows" and entry["system"] == _system(True)]

@@ -28,12 +28,6 @@ READY = Path(__file__).parent / "clusters"
 # /24 of one lab; labs share it, since no lab sees another's bridge.
 SUBNET = "10.83.0"
 MAX_HOSTS = 253
-# The largest packet that a host may hand to its link in one piece, by the speed of the network. The bucket must be
-# just above it: below, the kernel cuts every packet inside the sender's CPU quota, 6 ms of CPU per MiB instead of 0.3;
-# above, whole tiles pass without wire time after a pause. Smaller packets are truer (256 KiB at 240 Mbps after a pause:
-# 8.0 ms with 32 KiB, 6.9 with 64, by the wire 8.7), but cost more (0.7 ms of CPU per MiB, 0.5 with 64).
-FAST_BYTES_PER_S = 500e6 / 8
-SEGMENT_FAST, SEGMENT_SLOW = 65536, 32768
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,6 @@ class Lab:
     name: str
     hosts: tuple[Host, ...]
     latency_s: float
-    segment_bytes: int  # the largest packet; running connections keep theirs, so it never changes
     ssh: bool = False
 
     @property
@@ -119,6 +112,13 @@ class Lab:
         names = [host.name for host in self.hosts]
         raise HeptiError(f"lab {self.name} has no host {name!r}{did_you_mean(name, names)}")
 
+    def link_bytes_per_s(self, sender: Host, receiver: Host) -> float:
+        """Return what one host can send to another."""
+        for peer, rate in sender.exceptions:
+            if peer == receiver.address:
+                return rate
+        return min(sender.bandwidth_bytes_per_s, receiver.bandwidth_bytes_per_s)
+
     def with_host(self, changed: Host) -> Lab:
         """Return the lab with one host changed."""
         return replace(self, hosts=tuple(changed if host.name == changed.name else host for host in self.hosts))
@@ -158,8 +158,7 @@ def plan_lab(name: str, cluster: Cluster, ssh: bool = False) -> Lab:
                 exceptions=exceptions,
             )
         )
-    fast = cluster.network.bandwidth_bytes_per_s >= FAST_BYTES_PER_S
-    return Lab(name, tuple(hosts), cluster.network.latency_s, SEGMENT_FAST if fast else SEGMENT_SLOW, ssh)
+    return Lab(name, tuple(hosts), cluster.network.latency_s, ssh)
 
 
 def lab_name(word: str) -> str:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from launch import lab_run, lab_up, shell
-from launch.lab import Host, Lab, find_cluster, lab_name, load_lab, plan_lab
+from launch.lab import Host, Lab, did_you_mean, find_cluster, lab_name, load_lab, plan_lab
 from launch.lab_agent import on_host
 from launch.lab_limits import quota_us
 from launch.tables import show
 from solver.cluster import GIB, LIMITS
 from solver.errors import HeptiError
 
+SETTINGS = ("cpu", "gflops", "bandwidth_mbps", "memory_gib")
+CPU_LIMITS = (1e-3, 100.0)
 EXAMPLE = """\
 example, as root:
   python -m launch lab up mixed4        # four unequal boards on this machine; or any cluster file
@@ -32,9 +33,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     commands = lab.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, function: object, text: str) -> argparse.ArgumentParser:
+    def add(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        def as_root(options: argparse.Namespace) -> int:
+            lab_up.require_tools()
+            return function(options)
+
         parser = commands.add_parser(name, help=text, description=text)
-        parser.set_defaults(function=function)
+        parser.set_defaults(function=as_root)
         return parser
 
     parser = add("up", _up, "start a lab, calibrate and measure it")
@@ -71,10 +76,11 @@ def _up(options: argparse.Namespace) -> int:
             "host": host.name,
             "asked_gflops": host.compute_flop_per_s / 1e9,
             "achieved_gflops": found.compute_flop_per_s / 1e9,
-            "asked_mbps": host.bandwidth_bytes_per_s * 8 / 1e6,
+            # The ring in which it was measured: from the host before, and from the last to the first.
+            "asked_mbps": lab.link_bytes_per_s(lab.hosts[number - 1], host) * 8 / 1e6,
             "achieved_mbps": found.bandwidth_bytes_per_s * 8 / 1e6,
         }
-        for host, found in zip(lab.hosts, achieved, strict=True)
+        for number, (host, found) in enumerate(zip(lab.hosts, achieved, strict=True))
     ]
     if options.json:
         print(json.dumps({"lab": lab.name, "hosts": measured, "notes": notes}))
@@ -100,7 +106,6 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _down(options: argparse.Namespace) -> int:
-    lab_up.require_tools()
     name = lab_name(options.lab)
     print(f"lab {name} is down" if lab_up.down(name) else f"there was no lab {name}")
     return 0
@@ -161,12 +166,14 @@ def _set(options: argparse.Namespace) -> int:
 def apply_setting(host: Host, setting: str) -> Host:
     """Return the host with one KEY=VALUE applied; `cpu` is a fraction or percentage of the device's own speed."""
     key, _, text = setting.partition("=")
-    scale = 100 if key == "cpu" and text.endswith("%") else 1
+    if key not in SETTINGS:
+        raise HeptiError(f"cannot set {key!r}{did_you_mean(key, SETTINGS)}")
+    percent = key == "cpu" and text.endswith("%")
     try:
-        value = float(text.removesuffix("%") if scale == 100 else text) / scale
+        value = float(text.removesuffix("%") if percent else text) / (100 if percent else 1)
     except ValueError:
         raise HeptiError(f"{setting}: {text!r} is not a number") from None
-    low, high = LIMITS.get(key, (1e-3, 100.0))
+    low, high = LIMITS.get(key, CPU_LIMITS)
     if not low <= value <= high:
         raise HeptiError(f"{setting}: {key} must be between {low:g} and {high:g}")
     if key == "cpu":
@@ -175,9 +182,7 @@ def apply_setting(host: Host, setting: str) -> Host:
         return replace(host, cpu=value * 1e9 / host.device_flop_per_s)
     if key == "bandwidth_mbps":
         return replace(host, bandwidth_bytes_per_s=value * 1e6 / 8)
-    if key == "memory_gib":
-        return replace(host, memory_bytes=round(value * GIB))
-    raise HeptiError(f"{setting}: cannot set {key!r} (can set: cpu, gflops, bandwidth_mbps, memory_gib)")
+    return replace(host, memory_bytes=round(value * GIB))
 
 
 def _cut(options: argparse.Namespace) -> int:
@@ -207,7 +212,7 @@ def _lab_and_host(names: Sequence[str]) -> tuple[Lab, Host]:
 
 def _shell(options: argparse.Namespace) -> int:
     lab, host = _lab_and_host(options.words)
-    return shell.wait(shell.start_here(on_host(lab, host, options.program or ["bash"]), os.environ)) or 0
+    return shell.wait(shell.start_here(on_host(lab, host, options.program or ["bash"]), shell.environment())) or 0
 
 
 def _run(options: argparse.Namespace) -> int:

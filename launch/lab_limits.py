@@ -14,6 +14,8 @@ SHORTEST_PERIOD_US = 4000
 # The kernel refuses less.
 SHORTEST_QUOTA_US = 1000
 LONGEST_PERIOD_US = 1_000_000
+# Older kernels know no bursts; the files about swap exist only where it is accounted for.
+OPTIONAL_FILES = {"cpu.cfs_burst_us", "cpu.max.burst", "memory.memsw.limit_in_bytes", "memory.swap.max"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def weight_file(version: int) -> tuple[str, str]:
 
 
 def memory_files(version: int, cap: int) -> list[tuple[str, str]]:
-    """Return the files that hold a host to so many bytes, swap included; the swap files exist only with swap."""
+    """Return the files, in order, that hold a host to so many bytes, swap included."""
     if version == 1:
         # The sum with swap may never be below the cap, so it is lifted first.
         sum_with_swap = "memory.memsw.limit_in_bytes"

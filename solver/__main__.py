@@ -115,6 +115,8 @@ def _rows(asked: int | None, spec: ModelSpec) -> int:
         if asked not in (None, spec.input.rows):
             raise HeptiError(f"--rows is {asked}, an image is {spec.input.rows} rows to {spec.name}")
         return spec.input.rows
+    if asked is not None and asked < 1:
+        raise HeptiError(f"--rows is {asked}, must be at least 1")
     if asked is None:
         return min(DEFAULT_ROWS, spec.input.max_rows)
     if asked > spec.max_positions:

@@ -1,4 +1,4 @@
-"""The timeline of a plan as a picture. The only module of `solver` that imports matplotlib, and only when it draws."""
+"""Pictures: the timeline of a plan, and the one place that imports matplotlib (extra `plot`), when something is drawn."""
 
 from __future__ import annotations
 
@@ -11,27 +11,45 @@ from solver.cluster import Cluster
 from solver.cost import Price
 from solver.errors import HeptiError
 
-KINDS = (".svg", ".png", ".pdf")
 MOST_DRAWN = 32  # devices
 COLORS = {"compute": "#4477aa", "exchange": "#ee6677"}
 
 
-def plot_timeline(cluster: Cluster, price: Price, path: Path, title: str) -> None:
-    """Draw what every device does over time: the start, one layer of every run, the end.
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty matplotlib figure of this size, in inches.
 
     Raises
     ------
     HeptiError
-        If matplotlib is not installed, the name's ending is unknown, or the file cannot be written.
+        If matplotlib is not installed.
     """
-    if path.suffix not in KINDS:
-        raise HeptiError(f"--plot {path}: the name must end in {', '.join(KINDS)}")
     try:
         from matplotlib.figure import Figure  # takes half a second: only for who asks for a picture
     except ImportError as error:
-        raise HeptiError("--plot needs matplotlib: pip install 'hepti[plot]'") from error
+        raise HeptiError("pictures need matplotlib: pip install 'hepti[plot]'") from error
+    return Figure(figsize=(width, height), layout="constrained", dpi=150)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure; the name's ending says how.
+
+    Raises
+    ------
+    HeptiError
+        If the ending is unknown or the file cannot be written.
+    """
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise HeptiError(f"cannot write picture {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise HeptiError(f"cannot write picture {path}: its name must end in .svg, .png or .pdf") from error
+
+
+def plot_timeline(cluster: Cluster, price: Price, path: Path, title: str) -> None:
+    """Draw what every device does over time: the start, one layer of every run, the end."""
     busy = np.flatnonzero(price.compute_s > 0)[:MOST_DRAWN]
-    figure = Figure(figsize=(12, 1.5 + 0.4 * len(busy)), layout="constrained")
+    figure = new_figure(12, 1.5 + 0.4 * len(busy))
     axes = figure.subplots()
     _draw(axes, price, busy)
     axes.set_yticks(range(len(busy)), [cluster.names[rank] for rank in busy])
@@ -39,10 +57,7 @@ def plot_timeline(cluster: Cluster, price: Price, path: Path, title: str) -> Non
     axes.set_xlabel("ms; of layers that follow each other alike, one is drawn")
     figure.suptitle(title, x=0.01, ha="left")
     figure.legend(loc="outside upper right", ncols=2)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise HeptiError(f"cannot write {path}: {error.strerror}") from error
+    save_figure(figure, path)
 
 
 def _draw(axes: Any, price: Price, busy: Any) -> None:

@@ -33,6 +33,14 @@ class Disk(io.FileIO):
                 self.failure = error
         return len(data)
 
+    def truncate(self, size: int | None = None, /) -> int:
+        """Set the length, or keep the reason; a limit on file sizes refuses this, too."""
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.failure = self.failure or error
+            return size or 0
+
 
 def check_space(path: Path, needed_bytes: int) -> None:
     """Refuse a file that cannot fit before an hour has been spent on writing it."""

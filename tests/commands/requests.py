@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 
+from tests.checkpoints import LABELS
+
 
 def to_lines(entries):
     return "".join(json.dumps(entry) + "\n" for entry in entries)
@@ -19,6 +21,8 @@ def check_answer(answer, expected):
     assert answer["seconds"] > 0
     for name in expected.keys() - {"hidden"}:
         np.testing.assert_allclose(answer[name], expected[name], rtol=0, atol=1e-4)
+    if "logits" in expected:
+        assert answer["label"] == LABELS[np.argmax(expected["logits"])]
 
 
 def check_answers(lines, expected):

@@ -72,18 +72,18 @@ def test_a_real_size_over_mixed_cuts(converted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("system", "family", "ranks"),
+    ("system", "family", "settings", "ranks"),
     [
-        ("single", "roberta-classifier", 3),
-        ("megatron", "bert", 8),
-        ("megatron-weighted", "sentence", 5),
-        ("rows", "distilbert-classifier", 8),
-        ("rows", "deit-teacher", 2),
+        ("single", "roberta-classifier", {}, 3),
+        ("megatron", "bert", {"activation": "relu"}, 8),
+        ("megatron-weighted", "sentence", {"pooling": "max", "dense": 24, "modern": True}, 5),
+        ("rows", "distilbert-classifier", {"labels": 5, "shard": "20KB"}, 8),
+        ("rows", "deit-teacher", {}, 2),
     ],
 )
-def test_ragged_batches_through_every_system(system, family, ranks, converted, tmp_path):
+def test_ragged_batches_through_every_system(system, family, settings, ranks, converted, tmp_path):
     """Requests of a file run together, up to 512 rows; more ranks than heads, or a rank alone."""
-    checkpoint = converted(family)
+    checkpoint = converted(family, **settings)
     lines, expected = ask(checkpoint, tmp_path)
     (tmp_path / "requests.jsonl").write_text(lines)
     job = ("--model", checkpoint.path, "--input", tmp_path / "requests.jsonl", "--system", system)

@@ -33,6 +33,8 @@ def test_the_first_block_is_the_two_commands():
 @pytest.mark.parametrize("number", range(2, len(BLOCKS)))
 def test_every_block_runs(number, checkout):
     """Each block after the set-up that the second one is, as in one shell."""
+    if "launch lab" in BLOCKS[number] and (os.geteuid() != 0 or shutil.which("tc") is None):
+        pytest.skip("a lab needs root and tc")
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PRTE_"))
     }

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from hepti_mpi import ends
+from hepti_mpi.backends import backend
 from hepti_mpi.batch import Batch
+from hepti_mpi.layers import layer_kernels
 from hepti_mpi.load import load_layer
+from hepti_mpi.products import numpy_product
 from hepti_mpi.stack import Stack
 from solver.model import ImageInput, ModelSpec, TextInput, tensor_shapes
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
@@ -31,13 +34,16 @@ def tensors_of(spec):
     return {name: synthetic_rows(name, shape, Span(0, shape[0])) for name, shape in tensor_shapes(spec).items()}
 
 
-def make_stack(spec, plan, tensors, world):
+def make_stack(spec, plan, tensors, world, make=numpy_product):
     def read(piece, out):
         out[...] = tensors[piece.name][(slice(None),) * piece.axis + (piece.span.slice,)]
 
     plan.check(spec, world.size)
-    weights = tuple(load_layer(spec, plan, layer, world.rank, read) for layer in range(spec.layers))
-    return Stack(spec, plan, weights, world)
+    layers = tuple(
+        layer_kernels(spec, plan, make, layer, load_layer(spec, plan, layer, world.rank, read))
+        for layer in range(spec.layers)
+    )
+    return Stack(spec, plan, layers, world)
 
 
 def shares(kind, ranks, rng):
@@ -83,14 +89,14 @@ def expected(spec, lengths):
     return contents, [reference.forward(spec, tensors_of(spec), content) for content in contents]
 
 
-def check(spec, layers, lengths, world):
+def check(spec, layers, lengths, world, make=numpy_product):
     """Run a batch through the stack and compare rank 0's result with the oracle's."""
     stage = Stage(
         tuple(f"pi-{rank}" for rank in range(world.size)),
         tuple((Span(number, number + 1), layer) for number, layer in enumerate(layers)),
     )
     tensors = tensors_of(spec)
-    stack = make_stack(spec, Plan((stage,), spec.name), tensors, world)
+    stack = make_stack(spec, Plan((stage,), spec.name), tensors, world, make)
     contents, answers = expected(spec, tuple(lengths))
     batch = Batch.of_lengths(lengths)
     embedded = np.concatenate([ends.embed(spec, tensors, content) for content in contents])
@@ -136,6 +142,19 @@ def test_any_mixture_of_cuts_gives_the_reference(rows, seed, world):
         kind = ["equal", "uneven", "empty"][rng.integers(3)]
         layers.append(random_layer(spec, attention, mlp, kind, world.size, rng))
     check(spec, layers, [rows], world)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
+def test_packed_weights_give_the_reference(activation, world):
+    """The backend on onnxruntime, on a mixture of all cuts with empty shares."""
+    pytest.importorskip("onnxruntime", reason="the extra `fast` is not installed")
+    rng = np.random.default_rng(3)
+    spec = replace(POST, activation=activation, layers=len(CUTS))
+    layers = [
+        random_layer(spec, attention, mlp, "empty", world.size, rng)
+        for attention, mlp in zip(CUTS, reversed(CUTS), strict=True)
+    ]
+    check(spec, layers, [3, 1, 30], world, backend("onnxruntime"))
 
 
 def test_ranks_without_a_share_send_and_receive_nothing(world):

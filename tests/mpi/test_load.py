@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hepti_mpi import job, load
-from hepti_mpi.leader import Setup
+from hepti_mpi.leader import Model
 from solver.errors import HeptiError
 from solver.plan import Plan, Stage
 from solver.shares import weights_bytes
@@ -40,7 +40,7 @@ def setups(folder, world):
         with WeightsFile(folder / "0.h5") as file:
             fingerprint = file.fingerprint
         name = "none.h5" if world.rank not in with_file else "0.h5" if world.rank == 0 else f"{seed}.h5"
-        return Setup(folder / name, fingerprint, POST, mixed_plan(world.size))
+        return Model(folder / name, fingerprint, POST)
 
     return make
 
@@ -65,6 +65,11 @@ def expected_layers(plan, rank):
     return [load.load_layer(POST, plan, layer, rank, read) for layer in range(POST.layers)]
 
 
+def load_share(model, world):
+    """Load what the rank holds of the mixed plan, as weights, not yet as kernels."""
+    return job.load_share(model, mixed_plan(world.size), lambda number, layer: layer, world, None)
+
+
 def check(loaded, plan, world):
     for ours, wanted in zip(loaded.layers, expected_layers(plan, world.rank), strict=True):
         for block in ("attention", "mlp"):
@@ -80,39 +85,39 @@ def check(loaded, plan, world):
 @pytest.mark.parametrize("who", ["all", "every second", "rank 0 alone"])
 def test_a_share_is_the_same_wherever_it_comes_from(who, setups, world):
     with_file = {"all": range(world.size), "every second": range(0, world.size, 2), "rank 0 alone": [0]}[who]
-    setup = setups(with_file)
+    model = setups(with_file)
 
-    check(job.load_share(setup, world, None), setup.plan, world)
+    check(load_share(model, world), mixed_plan(world.size), world)
 
 
 def test_rank_0_sends_a_share_in_bounded_pieces(setups, world, monkeypatch):
     """It never holds more of another rank's share than the limit, or than one row."""
     monkeypatch.setattr(load, "STREAM_BYTES", limit := 2000)
-    setup = setups([0])
+    model = setups([0])
     send, sizes = world.send, []
     monkeypatch.setattr(world, "send", lambda array, peer: (sizes.append(array.nbytes), send(array, peer)))
 
-    check(job.load_share(setup, world, None), setup.plan, world)
+    check(load_share(model, world), mixed_plan(world.size), world)
 
     assert max(sizes, default=0) <= limit
-    sent = sum(weights_bytes(POST, setup.plan, rank) for rank in range(1, world.size))
+    sent = sum(weights_bytes(POST, mixed_plan(world.size), rank) for rank in range(1, world.size))
     assert sum(sizes) == (sent if world.rank == 0 else 0)
 
 
 def test_another_file_than_rank_0s_is_refused_on_all_ranks(setups, world):
-    setup = setups(range(world.size), seed=1)
+    model = setups(range(world.size), seed=1)
 
     if world.size == 1:
-        check(job.load_share(setup, world, None), setup.plan, world)
+        check(load_share(model, world), mixed_plan(world.size), world)
         return
     with pytest.raises(HeptiError, match=r"1\.h5 differs from rank 0's: fingerprint .* \(rank 1\)"):
-        job.load_share(setup, world, None)
+        load_share(model, world)
 
 
 def test_progress_counts_every_byte_of_the_share(setups, world):
-    setup, done = setups(range(world.size)), []
+    model, done = setups(range(world.size)), []
 
-    with WeightsFile(setup.path) as file:
-        load.load(file, POST, setup.plan, world, done.append)
+    with WeightsFile(model.path) as file:
+        load.load(file, POST, mixed_plan(world.size), world, lambda number, layer: layer, done.append)
 
-    assert sum(done) == weights_bytes(POST, setup.plan, world.rank)
+    assert sum(done) == weights_bytes(POST, mixed_plan(world.size), world.rank)

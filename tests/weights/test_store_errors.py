@@ -1,5 +1,6 @@
 """Files that are damaged, numbers that are none, disks that are full."""
 
+import resource
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -253,3 +254,22 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing_behind(small_disk, text_s
         write_while_another_fills_the_disk()
 
     assert list(small_disk.iterdir()) == [filler]
+
+
+def test_a_limit_on_file_sizes_leaves_nothing_behind(tmp_path, text_spec, random_tensors):
+    """Unlike a full disk, it refuses HDF5's changes of length, too."""
+
+    def write_beyond_the_limit() -> None:
+        with WeightsWriter(tmp_path / "model.h5", text_spec, "test") as weights:
+            for name, values in random_tensors(text_spec).items():
+                weights.write(name, 0, values)
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(HeptiError, match=r"cannot write .*model.h5: File too large"):
+            write_beyond_the_limit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert list(tmp_path.iterdir()) == []

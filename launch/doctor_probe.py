@@ -1,0 +1,127 @@
+"""What the doctor wants to know of a host; sent to its Python on standard input, answers with one JSON object.
+
+Standard library only, and no import of anything that it reports on: it must run where those are broken.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import socket
+import struct
+import sys
+from importlib import metadata, util
+from pathlib import Path
+
+PACKAGES = ("numpy", "mpi4py", "h5py")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# linux/sockios.h and linux/if.h
+SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
+IFF_UP, IFF_LOOPBACK, IFF_RUNNING = 0x1, 0x8, 0x40
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of the packages that Hepti needs; None: not there."""
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = None
+    try:
+        found["hepti"] = metadata.version("hepti")
+    except metadata.PackageNotFoundError:
+        found["hepti"] = "source tree" if util.find_spec("hepti_mpi") else None
+    return found
+
+
+def interfaces() -> list[dict[str, object]]:
+    """Return the IPv4 interfaces that are up, but for the loopback: name, carrier, address, prefix length."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+
+        def ask(request: int, name: str) -> bytes:
+            return fcntl.ioctl(any_socket, request, struct.pack("16s16x", name.encode()))
+
+        for _, name in socket.if_nameindex():
+            (flags,) = struct.unpack_from("H", ask(SIOCGIFFLAGS, name), 16)
+            if not flags & IFF_UP or flags & IFF_LOOPBACK:
+                continue
+            try:
+                address = ask(SIOCGIFADDR, name)[20:24]
+                mask = ask(SIOCGIFNETMASK, name)[20:24]
+            except OSError:
+                continue  # without an IPv4 address MPI does not use it
+            found.append(
+                {
+                    "name": name,
+                    "running": bool(flags & IFF_RUNNING),
+                    "address": socket.inet_ntoa(address),
+                    "prefix": bin(int.from_bytes(mask, "big")).count("1"),
+                }
+            )
+    return found
+
+
+def free_bytes() -> int:
+    """Return the memory that programs can still have: of the host, and under the caps of its cgroups."""
+    info = _table(Path("/proc/meminfo"), ":")
+    left = [int(info["MemAvailable"].split()[0]) * 1024]
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        first = controllers == "memory"
+        cap, use = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else ("memory.max", "memory.current")
+        # Cached files are given back when memory is wanted.
+        cached = ("total_active_file", "total_inactive_file") if first else ("active_file", "inactive_file")
+        folder = Path("/sys/fs/cgroup", controllers, path.lstrip("/"))
+        for group in (folder, *folder.parents):
+            if not (group / cap).exists():
+                break
+            limit = (group / cap).read_text().strip()
+            if limit != "max":
+                stat = _table(group / "memory.stat", " ")
+                files = sum(int(stat[name]) for name in cached)
+                left.append(int(limit) - int((group / use).read_text()) + files)
+    return min(left)
+
+
+def _table(path: Path, separator: str) -> dict[str, str]:
+    """Read lines of a name and a value."""
+    lines = path.read_text().splitlines()
+    return {name: value for name, _, value in (line.partition(separator) for line in lines)}
+
+
+def temperature() -> float | None:
+    """Return the hottest sensor in °C; None: there is none."""
+    zones = Path("/sys/class/thermal").glob("thermal_zone*/temp")
+    return max((int(zone.read_text()) / 1000 for zone in zones), default=None)
+
+
+def throttled() -> int | None:
+    """Return the Raspberry Pi firmware's word on under-voltage and throttling, as a number; None: not a Pi."""
+    word = Path("/sys/devices/platform/soc/soc:firmware/get_throttled")
+    return int(word.read_text(), 16) if word.exists() else None
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps(
+            {
+                "python": platform.python_version(),
+                "executable": sys.executable,
+                "machine": platform.machine(),
+                "packages": versions(),
+                "cores": os.cpu_count(),
+                "usable_cores": len(os.sched_getaffinity(0)),
+                "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
+                "free_bytes": free_bytes(),
+                "interfaces": interfaces(),
+                "temperature_c": temperature(),
+                "throttled": throttled(),
+            }
+        )
+    )

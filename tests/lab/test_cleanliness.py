@@ -1,0 +1,108 @@
+"""Nothing outlives its command: not a run that is killed, not a lab that is down or has crashed."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.lab.conftest import PROGRAMS, ROOT, LabRunner, kill, lab_up, leftovers, wait_until, write_cluster
+
+# Full count: HEPTI_LAB_CYCLES=20 pytest -m lab tests/lab/test_cleanliness.py
+CYCLES = int(os.environ.get("HEPTI_LAB_CYCLES", "2"))
+SMALL = {"gflops": (24.6, 10.0), "mbps": 940, "memory_gib": 0.5}
+
+
+def test_up_run_down_leaves_nothing(tmp_path):
+    for _ in range(CYCLES):
+        with lab_up("test-cycle", tmp_path, **SMALL) as lab:
+            assert lab.json("speed.py", 0.3)
+
+        assert leftovers("test-cycle") == []
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    with lab_up("test-kill", tmp_path_factory.mktemp("kill"), **SMALL) as lab:
+        yield lab
+
+
+def processes(lab, host="*", run="run-*"):
+    """Return the processes of runs on the hosts of a lab."""
+    files = Path("/sys/fs/cgroup").rglob(f"hepti-lab.{lab.name}/{host}/{run}/cgroup.procs")
+    return {int(line) for file in files for line in file.read_text().split()}
+
+
+@pytest.mark.parametrize("victim", ["launcher", "mpirun", "rank 0", "rank 1", "daemon"])
+def test_a_run_killed_in_the_middle_leaves_no_process(small, victim):
+    with small.running("idle.py") as process:
+        running = processes(small)
+        first, second = processes(small, "pi-0"), processes(small, "pi-1")
+        ranks = {pid for pid in running if command(pid).startswith(sys.executable)}
+        mpirun = next(iter(first - ranks))
+        chosen = {
+            "launcher": process.pid,
+            "mpirun": mpirun,
+            "rank 0": next(iter(first & ranks)),
+            "rank 1": next(iter(second & ranks)),
+            "daemon": next(iter(second - ranks)),
+        }[victim]
+        kill(chosen)
+
+        assert wait_until(lambda: not processes(small), 20), [command(pid) for pid in processes(small)]
+        assert wait_until(lambda: process.poll() is not None)
+
+
+def test_ctrl_c_ends_a_run(small):
+    command_line = [
+        sys.executable,
+        "-m",
+        "launch",
+        "lab",
+        "run",
+        small.name,
+        "--",
+        sys.executable,
+        PROGRAMS / "idle.py",
+    ]
+    process = subprocess.Popen(command_line, cwd=ROOT, stdout=subprocess.PIPE, text=True, process_group=0)
+    process.stdout.readline()
+    os.killpg(process.pid, 2)
+
+    assert process.wait(timeout=20) != 0
+    assert processes(small) == set()
+
+
+def test_down_clears_away_what_a_crash_left(tmp_path):
+    """`up` killed at different moments; the state file may not even exist."""
+    runner = LabRunner("test-crash")
+    path = write_cluster(tmp_path / "test-crash.toml", **SMALL)
+    for seconds in (1.0, 2.0, 3.5):
+        process = subprocess.Popen([sys.executable, "-m", "launch", "lab", "up", str(path)], cwd=ROOT)
+        time.sleep(seconds)
+        kill(process.pid)
+        process.wait()
+        runner.lab("down")
+
+        assert leftovers("test-crash") == []
+
+
+def test_up_after_a_crash_starts_afresh(tmp_path):
+    path = write_cluster(tmp_path / "test-again.toml", **SMALL)
+    process = subprocess.Popen([sys.executable, "-m", "launch", "lab", "up", str(path)], cwd=ROOT)
+    time.sleep(2)
+    kill(process.pid)
+    process.wait()
+    with lab_up("test-again", tmp_path, **SMALL) as lab:
+        assert lab.json("speed.py", 0.3)
+
+    assert leftovers("test-again") == []
+
+
+def command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""

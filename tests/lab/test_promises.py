@@ -1,0 +1,193 @@
+"""What a lab promises: asked speeds and bandwidths, true wire times, memory caps; measured by programs under mpirun."""
+
+import json
+import os
+import re
+import select
+import statistics
+import time
+from itertools import pairwise
+
+import pytest
+
+from tests.lab.conftest import PROGRAMS, lab_up
+
+WIRE_OF_256_KIB_MS = 2**18 * 8 / 940e6 * 1e3
+
+
+def median_of_windows(windows):
+    return statistics.median(value for _, value in windows)
+
+
+def run_until_close(measure, close, tries=3):
+    """Measure again where other load on this machine came between; return what was nearest at last."""
+    for _ in range(tries):
+        found = measure()
+        if close(found):
+            break
+    return found
+
+
+def near(asked, tolerance=0.05):
+    return lambda found: all(abs(have / want - 1) < tolerance for have, want in zip(found, asked, strict=True))
+
+
+@pytest.mark.parametrize("name", ["odd", "usual"])
+def test_speeds_are_met_within_5_percent(name, request):
+    """All hosts at the same time, also odd speeds."""
+    lab = request.getfixturevalue(name)
+    asked = [host["asked_gflops"] for host in lab.measured]
+
+    def measure():
+        return [median_of_windows(windows) for _, windows in lab.json("speed.py", 3)]
+
+    assert run_until_close(measure, near(asked)) == pytest.approx(asked, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["odd", "usual"])
+def test_bandwidths_are_met_within_5_percent_both_ways_at_once(name, request):
+    lab = request.getfixturevalue(name)
+    asked = [host["asked_mbps"] for host in lab.measured]
+
+    def measure():
+        return [median_of_windows(windows[1:]) for windows in lab.json("traffic.py", "stream", 2)]
+
+    assert run_until_close(measure, near(asked)) == pytest.approx(asked, rel=0.05)
+
+
+def test_an_exceptional_link_is_slower_than_the_others(tmp_path):
+    """240 Mbps between the first and the last of three, 940 elsewhere, all used at once."""
+    links = '[[link]]\nbetween = ["pi-0", "pi-2"]\nbandwidth_mbps = 240\n'
+    with lab_up("test-pair", tmp_path, gflops=(10, 10, 10), mbps=940, memory_gib=0.5, links=links) as lab:
+        asked = [host["asked_mbps"] for host in lab.measured]
+
+    assert asked == [240, 940, 940]
+    assert [host["achieved_mbps"] for host in lab.measured] == pytest.approx(asked, rel=0.05)
+
+
+def test_up_has_measured_what_it_promises(odd, usual):
+    for host in odd.measured + usual.measured:
+        assert host["achieved_gflops"] == pytest.approx(host["asked_gflops"], rel=0.08)
+        assert host["achieved_mbps"] == pytest.approx(host["asked_mbps"], rel=0.05)
+
+
+def test_speed_follows_within_a_second_of_set(usual):
+    """From 24.6 to 33 GFLOP/s in the middle of a run."""
+
+    def measure():
+        with usual.running("speed.py", 6) as process:
+            time.sleep(2)
+            usual.lab("set", "pi-0", "gflops=33")
+            changed = time.time()
+            windows = json.loads(process.stdout.readline())[0][1]
+        usual.lab("set", "pi-0", "cpu=100%")
+        after = [value for end, value in windows if end > changed + 1]
+        before = [value for end, value in windows if end < changed - 1]
+        return [statistics.median(before), statistics.median(after)]
+
+    assert run_until_close(measure, near([24.6, 33])) == pytest.approx([24.6, 33], rel=0.05)
+
+
+def test_bandwidth_follows_within_a_second_of_set(usual):
+    """One host's link from 940 to 240 Mbps: what it sends and what it receives; the others keep theirs."""
+
+    def measure():
+        with usual.running("traffic.py", "stream", 5) as process:
+            time.sleep(1.5)
+            usual.lab("set", "pi-1", "bandwidth_mbps=240")
+            changed = time.time()
+            found = json.loads(process.stdout.readline())
+        usual.lab("set", "pi-1", "bandwidth_mbps=940")
+        return [statistics.median(value for end, value in windows if end > changed + 1) for windows in found]
+
+    # Received by pi-0 from pi-2, by pi-1 from pi-0, by pi-2 from pi-1.
+    assert run_until_close(measure, near([940, 240, 240])) == pytest.approx([940, 240, 240], rel=0.05)
+
+
+def test_a_mebibyte_costs_half_a_millisecond_of_a_core(usual):
+    """To send it and to receive it, together, at 940 Mbps."""
+    found = min(sum(usual.json("traffic.py", "cost", 150)[:2]) for _ in range(3))
+
+    assert found < 0.5
+
+
+def test_a_message_after_a_pause_takes_its_wire_time(usual):
+    times = usual.json("traffic.py", "pause", 2**18)[0]
+
+    assert WIRE_OF_256_KIB_MS * 0.9 < statistics.median(times) < WIRE_OF_256_KIB_MS * 1.5
+
+
+def test_times_do_not_come_in_coarse_steps(usual):
+    """On a 24.6 GFLOP/s host: sorted, the usual durations of one product leave no gap of 5 ms."""
+
+    def widest_gap():
+        done = usual.on("pi-0", "python", str(PROGRAMS / "products.py"))
+        times = sorted(json.loads(done.stdout))
+        usual_ones = times[len(times) // 20 : -len(times) // 20]
+        return max(later - earlier for earlier, later in pairwise(usual_ones))
+
+    assert min(widest_gap() for _ in range(2)) < 5
+
+
+def test_a_memory_cap_ends_the_rank_that_breaks_it_and_names_it(odd, usual):
+    """And nothing else: a run on the other lab goes on."""
+    with usual.running("idle.py") as other:
+        done = odd.launch("lab", "run", odd.name, "--", "python", PROGRAMS / "eat.py", "1")
+        assert other.poll() is None
+
+    assert done.returncode not in (0, 2)
+    assert "rank 1 on pi-1 was killed: it broke its memory cap of 1.00 GiB" in done.stderr
+    assert done.stderr.count("was killed") == 1
+
+
+def test_two_labs_at_once_keep_their_speeds(odd, usual):
+    asked = [host["asked_gflops"] for lab in (odd, usual) for host in lab.measured]
+
+    def measure():
+        with odd.running("speed.py", 4) as process:
+            second = usual.json("speed.py", 2)
+            first = json.loads(process.stdout.readline())
+        return [median_of_windows(windows) for _, windows in first + second]
+
+    assert run_until_close(measure, near(asked)) == pytest.approx(asked, rel=0.05)
+
+
+def test_two_labs_do_not_see_each_other(odd, usual):
+    """The third host of one lab is nowhere in the other, which has two."""
+    found = usual.on("pi-0", "bash", "-c", "echo > /dev/tcp/pi-2/1")
+    missing = odd.on("pi-0", "timeout", "3", "bash", "-c", "echo > /dev/tcp/10.83.0.3/1")
+
+    assert "Connection refused" in found.stderr
+    assert missing.returncode != 0
+    assert "Connection refused" not in missing.stderr
+
+
+def test_a_cut_cable_stops_traffic_until_it_is_mended(usual):
+    with usual.running("idle.py") as process:
+        usual.lab("cut", "pi-1")
+        meetings(process, 0.5)  # those from before
+        silent = meetings(process, 2)
+        usual.lab("mend", "pi-1")
+        again = meetings(process, 6)
+
+    assert silent == 0
+    assert again >= 2
+
+
+def test_killing_a_host_ends_all_on_it_and_the_run(usual):
+    with usual.running("idle.py") as process:
+        said = usual.lab("kill", "pi-2")
+        process.wait(timeout=30)
+
+    assert re.fullmatch(r"killed [2-9] processes on pi-2\n", said)
+    assert process.returncode != 0
+    assert [host["processes"] for host in json.loads(usual.lab("status", "--json"))["hosts"]] == [0, 0, 0]
+
+
+def meetings(process, seconds):
+    """Count the lines that a program prints within so many seconds."""
+    end, count = time.monotonic() + seconds, 0
+    while (left := end - time.monotonic()) > 0:
+        if select.select([process.stdout], [], [], left)[0]:
+            count += os.read(process.stdout.fileno(), 4096).count(b"\n")
+    return count

@@ -1,0 +1,105 @@
+"""The command line as a person meets it: help with an example, one line and exit code 2 for what is wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def launch(*words, **options):
+    """Run `python -m launch …`."""
+    command = [sys.executable, "-m", "launch", *map(str, words)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False, **options)
+
+
+@pytest.mark.parametrize("words", [[], ["lab"], ["doctor"], ["hostfile"], ["bench"]])
+def test_help_has_an_example(words):
+    done = launch(*words, "--help")
+
+    assert done.returncode == 0
+    assert "example" in done.stdout
+    assert "python -m launch" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["doctor", "--hostfile", "no-such-file"], "cannot read hostfile no-such-file"),
+        (["hostfile", "host.invalid"], "host.invalid does not answer ssh"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(words, complaint):
+    done = launch(*words)
+
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert complaint in done.stderr
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gets as far as the file")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("gflops = -1\nmemory_gib = 1", "gflops is -1"),
+        ("gflops = 0\nmemory_gib = 1", "gflops is 0"),
+        ("gflops = 10", "has no memory_gib"),
+        ("gflops = 1e9\nmemory_gib = 1", "gflops is 1000000000.0, must be between"),
+        ("gflop = 10\ngflops = 10\nmemory_gib = 1", "did you mean gflops?"),
+        ('gflops = 10\nmemory_gib = 1\n[[device]]\nname = "pi-0"\ngflops = 10\nmemory_gib = 1', "called pi-0"),
+    ],
+)
+def test_bad_cluster_files_are_refused(tmp_path, text, complaint):
+    path = tmp_path / "bad.toml"
+    network = "[network]\nbandwidth_mbps = 940\n"
+    path.write_text(f'format = "hepti-cluster/1"\n[[device]]\nname = "pi-0"\n{text}\n{network}')
+    done = launch("lab", "up", path)
+
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert complaint in done.stderr
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("gflops", "memory", "complaint"),
+    [(10_000, 1, "GFLOP/s, the"), (10, 100_000, "GiB of memory, this machine has")],
+)
+def test_a_lab_that_the_machine_cannot_carry_is_refused(tmp_path, gflops, memory, complaint):
+    path = tmp_path / "test-huge.toml"
+    device = f'[[device]]\nname = "pi-0"\ngflops = {gflops}\nmemory_gib = {memory}\n'
+    path.write_text(f'format = "hepti-cluster/1"\n{device}[network]\nbandwidth_mbps = 940\n')
+    done = launch("lab", "up", path)
+
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert complaint in done.stderr
+
+
+@needs_root
+def test_a_missing_tool_is_named_with_its_package(tmp_path):
+    done = launch("lab", "up", "mixed4", env={"PATH": str(tmp_path)})
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        "python -m launch: a lab needs the program ip, which is not installed: apt install iproute2\n"
+    )
+
+
+@needs_root
+def test_without_root_one_line_says_so():
+    """As the user nobody, where setpriv is there to become it."""
+    command = ["setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-m", "launch", "lab", "up", "mixed4"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    if "launch:" not in done.stderr:
+        pytest.skip("nobody may not run this interpreter")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("python -m launch: a lab needs root")
+    assert done.stderr.count("\n") == 1
