@@ -17,6 +17,7 @@ from typing import Any
 
 from launch import lab_run, lab_up
 from launch.lab import Lab, find_cluster, lab_name, load_lab, plan_lab, running
+from launch.plot import Curve, draw
 from solver.errors import HeptiError
 
 ROWS = (64, 128, 256, 512, 1024)

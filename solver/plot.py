@@ -1,4 +1,4 @@
-"""Pictures: the timeline of a plan, and the one place that imports matplotlib (extra `plot`), when something is drawn."""
+"""Pictures: the timeline of a plan, and the one place that imports matplotlib (extra `plot`), when it draws."""
 
 from __future__ import annotations
 
