@@ -123,6 +123,29 @@ def solve(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None 
     return Solution(plan, tuple(runs), (*used, *others[:KEPT]), prices, relaxed, crew, gap)
 
 
+def for_rows(spec: ModelSpec, cluster: Cluster, solution: Solution, rows: int) -> Plan:
+    """Return the plan for requests of another length, with the same weights on every device.
+
+    Only shares of rows change, among the devices that hold what rows need: a run can have one plan for every bucket of
+    lengths, and changes between them without reading a weight.
+    """
+    s = setting(spec, cluster, rows)
+    plan = _plan(s, cluster, [(_other_rows(s, layer), count) for layer, count in solution.runs])
+    return replace(plan, predicted=price(s, plan).prediction)
+
+
+def _other_rows(s: Setting, layer: Layer) -> Layer:
+    if Axis.ROWS not in layer.units:
+        return layer
+    units = dict(layer.units)
+    units[Axis.ROWS] = np.array(largest_remainder(units[Axis.ROWS].tolist(), s.rows))
+    terms = Terms(np.zeros(s.devices), layer.held_bytes)  # nobody holds more than now
+    found = improved(redraft(s, layer.kind, units, terms), terms, by_two=False, axes=(Axis.ROWS,))
+    other = finish(found, terms, s.devices)
+    assert other is not None  # the shares as they are fit
+    return other
+
+
 def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: Layer, room: Floats) -> Layer:
     """Return the layer whose plan is fastest with all that stands before and behind the layers; it may be another."""
     close = [

@@ -14,7 +14,7 @@ All candidates are priced together, by the tables of `solver.kinds`. Where there
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -124,12 +124,12 @@ def redraft(setting: Setting, kind: LayerKind, units: Units, terms: Terms) -> Dr
     return Draft(table, devices, mine, float(_score(table, mine, terms.only(devices))))
 
 
-def improved(draft: Draft, terms: Terms, *, by_two: bool) -> Draft:
-    """Move units between devices as long as that pays; where no move does, also two moves at a time if so asked."""
+def improved(draft: Draft, terms: Terms, *, by_two: bool, axes: Collection[Axis] = tuple(Axis)) -> Draft:
+    """Move units of these axes as long as that pays; where no move does, also two moves at a time if so asked."""
     table, units, best = draft.table, draft.units, draft.score
     terms = terms.only(draft.devices)
     while True:
-        moves = _moves(table, units)
+        moves = _moves(table, units, axes)
         candidates = _after(units, moves)
         scores = _score(table, candidates, terms)
         if scores.min(initial=np.inf) >= best - 1e-12 and by_two:
@@ -145,7 +145,7 @@ def improved(draft: Draft, terms: Terms, *, by_two: bool) -> Draft:
 def neighbours(setting: Setting, layer: Layer, terms: Terms, limit: float) -> list[Layer]:
     """Return the layers that one or two moves make of a layer and whose seconds and charges are at most `limit`."""
     table = layer_table(setting, layer.kind)
-    moves = _moves(table, layer.units)
+    moves = _moves(table, layer.units, tuple(Axis))
     if setting.devices <= FEW:
         moves = np.concatenate([moves, _pairs(layer.units, moves)])
     units = _after(layer.units, moves)
@@ -206,7 +206,7 @@ def _score(table: LayerTable, units: Units, terms: Terms) -> Floats:
     return np.asarray(seconds + terms.charge(table.held_bytes(units)))
 
 
-def _moves(table: LayerTable, units: Units) -> Integers:
+def _moves(table: LayerTable, units: Units, axes: Collection[Axis]) -> Integers:
     """Return moves of units, [moves, axes, p], each a change of the counts that adds up to zero."""
     devices = table.setting.devices
     givers = takers = np.arange(devices)
@@ -216,7 +216,8 @@ def _moves(table: LayerTable, units: Units) -> Integers:
         givers, takers = np.unique(order[:, -4:]), np.unique(order[:, :4])
     listed = [
         (number, giver, taker, size)
-        for number, counts in enumerate(units.values())
+        for number, (axis, counts) in enumerate(units.items())
+        if axis in axes
         for giver in givers
         for size in _sizes(int(counts[giver]))
         for taker in takers

@@ -16,7 +16,7 @@ from solver.curves import Curve, Curves, Kernel, derived_curves
 from solver.errors import InfeasiblePlanError
 from solver.model import named_model
 from solver.plan import Cut
-from solver.planner import solve
+from solver.planner import for_rows, solve
 from solver.search import Terms
 from solver.systems import PLANNERS, make_plan
 from tests.solver.clusters import pis
@@ -244,8 +244,22 @@ def test_solve_after_a_change_is_nearly_as_good_as_a_fresh_one():
 
 def test_plan_is_made_for_the_rows_at_hand():
     cluster = pis(24.6, 70, 24.6, 10)
-    seconds = [
-        predict(BERT_LARGE, cluster, make_plan("hepti", BERT_LARGE, cluster, rows), 32).seconds for rows in (32, 512)
-    ]
+    plans = [make_plan("hepti", BERT_LARGE, cluster, rows) for rows in (32, 512)]
 
-    assert seconds[0] <= seconds[1]
+    short, long = (predict(BERT_LARGE, cluster, plan, 32).seconds for plan in plans)
+
+    assert short < long
+
+
+@pytest.mark.parametrize("memory_gib", [4.0, 0.9])
+def test_other_lengths_keep_the_weights_where_they_are(memory_gib):
+    cluster = pis(24.6, 70, 24.6, 10, memory_gib=memory_gib)
+    solution = solve(BERT_LARGE, cluster, 256)
+    for rows in (7, 32, 128, 512):
+        plan = for_rows(BERT_LARGE, cluster, solution, rows)
+        plan.check(BERT_LARGE, ranks=4)
+
+        for rank in range(4):
+            held = weights_bytes(BERT_LARGE, plan, rank)
+            assert held <= weights_bytes(BERT_LARGE, solution.plan, rank)
+        assert plan.predicted.seconds <= predict(BERT_LARGE, cluster, solution.plan, rows).seconds * 1.001
