@@ -12,7 +12,7 @@ from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
 from hepti_mpi.layers import LayerKernels, Pass, Stream, run_layers
 from solver.model import ModelSpec
-from solver.plan import Cut, LayerPlan, Plan
+from solver.plan import LayerPlan, Plan
 from solver.spans import Partition, Span
 
 
@@ -87,9 +87,11 @@ class Stack:
         return hidden
 
     def _enter(self, batch: Batch, x: Array | None) -> Stream:
-        """Give every active rank what its first block needs: its rows, or all."""
-        first = self._cuts[0].attention
-        rows = first.row_partition(batch.rows) if first.cut is Cut.ROWS else None
+        """Give every active rank its rows of the first block, or all where that has no rows.
+
+        A block that needs all rows gathers them: rank 0 does not send everything to everyone.
+        """
+        rows = self._cuts[0].attention.row_partition(batch.rows)
         want = self._spread([Span(0, batch.rows)] * len(self._active) if rows is None else list(rows))
         return Stream(self._world.gather_rows(self._or_nothing(x), self._on_root(batch), want).wait(), rows)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from launch import lab_run, lab_up
 from launch.lab import Lab, find_cluster, lab_name, load_lab, plan_lab, running
+from launch.plot import Curve, draw
 from solver.errors import HeptiError
 
 ROWS = (64, 128, 256, 512, 1024)
@@ -170,8 +171,6 @@ def _lab(cluster: str) -> Iterator[Lab]:
 
 def write_picture(report: dict[str, Any], path: Path) -> None:
     """Draw both figures."""
-    from launch.plot import Curve, draw  # matplotlib is an extra
-
     results = report["results"]
     panels: list[tuple[str, str, list[Curve]]] = []
     by_rows = [entry for entry in results if entry["figure"] == "rows" and entry["system"] == _system(True)]

@@ -1,4 +1,4 @@
-"""Pictures; the one place that imports matplotlib (extra `plot`)."""
+"""Curves as pictures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib.figure import Figure
+from solver.plot import new_figure, save_figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +21,7 @@ class Curve:
 
 def draw(panels: Sequence[tuple[str, str, Sequence[Curve]]], unit: str, path: Path) -> None:
     """Draw panels side by side, each with a title, the name of its x axis and its curves, into a file."""
-    mpl.use("Agg")
-    figure = Figure(figsize=(4.5 * len(panels), 4.0), layout="constrained")
+    figure = new_figure(4.5 * len(panels), 4.0)
     for axes, (title, x_name, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for curve in curves:
             (line,) = axes.plot(curve.x, curve.y, marker="o", markersize=3, label=curve.label)
@@ -32,4 +30,4 @@ def draw(panels: Sequence[tuple[str, str, Sequence[Curve]]], unit: str, path: Pa
         axes.set(title=title, xlabel=x_name, ylabel=unit)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
+    save_figure(figure, path)

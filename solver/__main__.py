@@ -8,12 +8,19 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from rich.console import Console
+
+from solver.advice import alternatives, bounds, limits, upgrades
 from solver.cluster import read_cluster
+from solver.cost import price, setting
 from solver.errors import HeptiError
 from solver.model import ImageInput, ModelSpec, named_model
 from solver.plan import plan_to_json
-from solver.report import print_plan
+from solver.planner import solve
+from solver.plot import plot_timeline
+from solver.report import print_advice, print_comparison, print_plan, to_json
 from solver.systems import DEFAULT, PLANNERS, make_plan
+from solver.whatif import BOARDS, changed
 
 EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4.toml --rows 256 --out plan.json"
 DEFAULT_ROWS = 256
@@ -48,24 +55,43 @@ def _parser() -> Parser:
     parser.add_argument("--rows", type=int, metavar="S", help=f"length of a request (default: {DEFAULT_ROWS})")
     parser.add_argument("--system", default=DEFAULT, help=f"{', '.join(PLANNERS)} (default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of a table")
+    parser.add_argument("--json", action="store_true", help="print the plan and all about it as JSON, not as tables")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg|png", help="draw the timeline (needs matplotlib)")
+    what_if = parser.add_argument_group("what if", "another cluster, without editing the file; each may be repeated")
+    what_if.add_argument("--set", action="append", default=[], metavar="pi-2.gflops=70", help="a device or the network")
+    what_if.add_argument(
+        "--add", action="append", default=[], metavar="pi5[:COUNT]", help=f"{', '.join(BOARDS)}, or as a device"
+    )
+    what_if.add_argument("--without", action="append", default=[], metavar="pi-3")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
 def _run(options: argparse.Namespace) -> None:
     spec = _model(options.model, options.layers)
-    cluster = read_cluster(options.cluster)
-    plan = make_plan(options.system, spec, cluster, _rows(options.rows, spec))
+    cluster = changed(read_cluster(options.cluster), options.set, options.add, options.without)
+    rows = _rows(options.rows, spec)
+    solution = solve(spec, cluster, rows) if options.system == "hepti" else None
+    plan = make_plan(options.system, spec, cluster, rows) if solution is None else solution.plan
     if options.out:
         try:
-            options.out.write_text(plan_to_json(plan))
+            options.out.write_text(plan_to_json(plan), encoding="utf-8")
         except OSError as error:
             raise HeptiError(f"cannot write plan {options.out}: {error.strerror}") from error
+    priced = price(setting(spec, cluster, rows), plan)
+    if options.plot:
+        title = f"{spec.name}, {rows} rows, {plan.system}: {1e3 * priced.seconds:.0f} ms"
+        plot_timeline(cluster, priced, options.plot, title)
+    others, bound = alternatives(spec, cluster, rows), bounds(spec, cluster, rows, priced)
+    better = upgrades(spec, cluster, rows, solution) if solution else []
     if options.json:
-        print(plan_to_json(plan), end="")
-    else:
-        print_plan(spec, cluster, plan)
+        print(to_json(cluster, plan, priced, others, bound, solution, better), end="")
+        return
+    console = Console(highlight=False)
+    print_plan(console, cluster, plan, priced)
+    print_comparison(console, plan, others, bound)
+    if solution:
+        print_advice(console, solution, limits(cluster, solution), better)
 
 
 def _model(argument: str, layers: int | None) -> ModelSpec:
@@ -89,6 +115,8 @@ def _rows(asked: int | None, spec: ModelSpec) -> int:
         if asked not in (None, spec.input.rows):
             raise HeptiError(f"--rows is {asked}, an image is {spec.input.rows} rows to {spec.name}")
         return spec.input.rows
+    if asked is not None and asked < 1:
+        raise HeptiError(f"--rows is {asked}, must be at least 1")
     if asked is None:
         return min(DEFAULT_ROWS, spec.input.max_rows)
     if asked > spec.max_positions:

@@ -27,7 +27,7 @@ import hashlib
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -188,7 +188,7 @@ def _from_toml(table: dict[str, Any]) -> Cluster:
             raise HeptiError(f"{where}: name two different devices")
         for name in pair:
             if not isinstance(name, str) or name not in names:
-                raise HeptiError(f"{where}: there is no device {name!r}{_did_you_mean(str(name), names)}")
+                raise HeptiError(f"{where}: there is no device {name!r}{did_you_mean(str(name), names)}")
         if frozenset(pair) in links:
             raise HeptiError(f"{where} is given twice")
         merged = {"bandwidth_mbps": network["bandwidth_mbps"], **entry}
@@ -207,9 +207,11 @@ def _device(entry: dict[str, Any], number: int) -> Device:
         raise HeptiError(f"{where}: name must be one word")
     return Device(
         name=name,
-        compute_flop_per_s=_number(entry, "gflops", where) * 1e9,
-        memory_bytes=round(_number(entry, "memory_gib", where) * GIB),
-        bandwidth_bytes_per_s=_number(entry, "bandwidth_mbps", where) * 1e6 / 8 if "bandwidth_mbps" in entry else None,
+        compute_flop_per_s=checked_number(entry, "gflops", where) * 1e9,
+        memory_bytes=round(checked_number(entry, "memory_gib", where) * GIB),
+        bandwidth_bytes_per_s=checked_number(entry, "bandwidth_mbps", where) * 1e6 / 8
+        if "bandwidth_mbps" in entry
+        else None,
         curves=_curves(entry["curves"], where) if "curves" in entry else None,
     )
 
@@ -222,11 +224,12 @@ def _curves(entry: Any, where: str) -> Curves:
 
 
 def _link(entry: dict[str, Any], where: str, default_latency_us: float) -> Link:
-    latency_us = _number({"latency_us": default_latency_us, **entry}, "latency_us", where)
-    return Link(_number(entry, "bandwidth_mbps", where) * 1e6 / 8, latency_us / 1e6)
+    latency_us = checked_number({"latency_us": default_latency_us, **entry}, "latency_us", where)
+    return Link(checked_number(entry, "bandwidth_mbps", where) * 1e6 / 8, latency_us / 1e6)
 
 
-def _number(entry: dict[str, Any], key: str, where: str) -> float:
+def checked_number(entry: Mapping[str, Any], key: str, where: str) -> float:
+    """Return a number of the cluster file, refusing what no board or network has."""
     value, (low, high) = entry[key], LIMITS[key]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise HeptiError(f"{where}: {key} is {value!r}, must be a number")
@@ -249,12 +252,14 @@ def _check_keys(entry: Mapping[str, Any], where: str, required: tuple[str, ...],
     known = required + optional
     for key in entry:
         if key not in known:
-            raise HeptiError(f"{where}: unknown key {key!r}{_did_you_mean(key, known)}")
+            raise HeptiError(f"{where}: unknown key {key!r}{did_you_mean(key, known)}")
 
 
-def _did_you_mean(word: str, known: Any) -> str:
-    near = get_close_matches(word, sorted(known), n=1)
-    return f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(sorted(known))})"
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a hint for a word that is not known."""
+    names = sorted(known)
+    near = get_close_matches(word, names, n=1)
+    return f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(names)})"
 
 
 def _to_toml(cluster: Cluster) -> dict[str, Any]:

@@ -15,13 +15,13 @@ import numpy as np
 from solver.cluster import Cluster
 from solver.curves import Bank, Floats, Kernel
 from solver.errors import HeptiError
-from solver.exchange import Network, of_matrix
-from solver.layers import FLOAT_BYTES, LayerSteps, Rows, Setting, Shares
-from solver.model import ImageInput, ModelSpec
-from solver.plan import BlockPlan, Cut, LayerPlan, Plan, Prediction
-from solver.shares import layer_slices, rank_slices
+from solver.exchange import Mask, Network, of_matrix
+from solver.layers import LayerSteps, Setting
+from solver.model import ImageInput, ModelSpec, layer_tensor_shapes, tensor_shapes
+from solver.plan import BlockPlan, Plan, Prediction
+from solver.shares import COMMON_TENSORS, layer_slices
 from solver.spans import Partition
-from solver.steps import Axis, Step, Times, Transfer, message_seconds, step_times
+from solver.steps import FLOAT_BYTES, Axis, Machine, Step, Times, Transfer, Values, step_times
 
 # The interpreter, numpy, MPI and its socket buffers, beside weights and activations.
 PROGRAM_BYTES = 150 * 2**20
@@ -36,6 +36,7 @@ class PricedStep:
     repeats: int
     times: Times
     sent: Floats  # [p] bytes
+    received: Floats  # [p] bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,6 +70,12 @@ class Price:
         return np.asarray(self.seconds - self.compute_s - self.exchange_s)
 
     @property
+    def moved_bytes(self) -> Floats:
+        """Bytes that every device sends, or receives where that is more, [p]."""
+        sent = sum(step.repeats * step.sent for step in self.steps)
+        return np.maximum(sent, sum(step.repeats * step.received for step in self.steps))
+
+    @property
     def prediction(self) -> Prediction:
         """What the plan file carries: the seconds of the slowest device's compute in every step, and the rest."""
         compute_s = math.fsum(step.repeats * float(step.times.compute.max()) for step in self.steps)
@@ -78,7 +85,7 @@ class Price:
 
 def setting(spec: ModelSpec, cluster: Cluster, rows: int) -> Setting:
     """Prepare to price requests of `rows` rows."""
-    return Setting(spec, Bank([device.kernels for device in cluster.devices]), Network.of(cluster), rows)
+    return Setting(spec, Machine(Bank([device.kernels for device in cluster.devices]), Network.of(cluster)), rows)
 
 
 def predict(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Prediction:
@@ -96,22 +103,28 @@ def price(s: Setting, plan: Plan) -> Price:
     """
     if len(plan.stages) > 1:
         raise HeptiError(f"the plan has {len(plan.stages)} stages: only plans of one stage can be priced so far")
+    active = np.isin(np.arange(s.devices), plan.stages[0].active)
     steps = [
-        PricedStep(layers, step.name, repeats, step_times(step, {}, s.network), _sent(step))
-        for layers, repeats, step in _plan_steps(s, plan)
+        PricedStep(layers, step.name, repeats, step_times(step, {}, active, s.machine), *_moved(step, active))
+        for layers, repeats, step in _plan_steps(s, plan, active)
     ]
     return Price(tuple(steps), tuple(weights_bytes(s.spec, plan, rank) for rank in range(len(plan.devices))))
 
 
 def weights_bytes(spec: ModelSpec, plan: Plan, rank: int) -> int:
     """Return the float32 bytes that `rank` holds: `shares.weights_bytes`, but one layer of each run stands for all."""
-    ends = (piece for piece in rank_slices(spec, plan, rank) if not piece.name.startswith("layers/"))
     runs = (
         span.size * sum(math.prod(piece.shape) for piece in layer_slices(spec, plan, span.start, rank))
         for stage in plan.stages
         for span, _ in stage.layers
     )
-    return FLOAT_BYTES * (sum(math.prod(piece.shape) for piece in ends) + sum(runs))
+    return FLOAT_BYTES * sum(runs) + (ends_bytes(spec) if rank == 0 else 0)
+
+
+def ends_bytes(spec: ModelSpec) -> int:
+    """Return the float32 bytes of embeddings and heads, which rank 0 holds."""
+    shapes = tensor_shapes(spec)
+    return FLOAT_BYTES * sum(math.prod(shape) for name, shape in shapes.items() if not name.startswith("layers/"))
 
 
 def work_bytes(spec: ModelSpec, rows: int) -> int:
@@ -123,90 +136,74 @@ def work_bytes(spec: ModelSpec, rows: int) -> int:
     return PROGRAM_BYTES + FLOAT_BYTES * rows * (5 * spec.hidden + max(4 * spec.hidden, spec.ffn))
 
 
-def _plan_steps(s: Setting, plan: Plan) -> Iterator[tuple[str, int, Step]]:
+def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
+    """Return the bytes that every device has for shares of layers, [p]; below zero where it lacks what comes before.
+
+    Before it come activations, buffers and the program, the norms of all layers, and on rank 0 embeddings and heads.
+    """
+    shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
+    common = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(COMMON_TENSORS))
+    room = np.array([float(device.memory_bytes) for device in cluster.devices])
+    room -= work_bytes(spec, rows) + FLOAT_BYTES * spec.layers * common
+    room[0] -= ends_bytes(spec)
+    return room
+
+
+def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int, Step]]:
     """Yield all steps of a request: where, how often in a row, which."""
-    stage, devices = plan.stages[0], len(plan.devices)
-    active = np.isin(np.arange(devices), stage.active)
-    known: dict[Partition, Rows] = {}
-    first = stage.layers[0][1].attention
-    rows = _rows(first, s.rows, known) if first.cut is Cut.ROWS else None
-    yield "start", 1, _enter(s, rows, active)
-    for span, layer in stage.layers:
+    runs = plan.stages[0].layers
+    known: dict[Partition, Floats] = {}
+    stream = _values(runs[0][1].attention, Axis.HEADS, Axis.CONTEXT, s.rows, known).get(Axis.ROWS)
+    yield "start", 1, _enter(s, stream, active)
+    for span, layer in runs:
         label = f"layers {span.start}-{span.stop - 1}" if span.size > 1 else f"layer {span.start}"
-        for repeats in (1, span.size - 1) if span.size > 1 else (1,):
-            steps, rows = _layer_steps(s, layer, rows, active, known)
-            yield from ((label, repeats, step) for step in steps)
-    yield "end", 1, _leave(s, rows, active)
+        attention = _values(layer.attention, Axis.HEADS, Axis.CONTEXT, s.rows, known)
+        mlp = _values(layer.mlp, Axis.FFN, Axis.OUTPUT, s.rows, known)
+        for repeats in (1, span.size - 1):
+            building = LayerSteps(s, attention, stream)
+            building.attention(layer.attention.cut, layer.attention.norm)
+            building.values = mlp
+            building.mlp(layer.mlp.cut, layer.mlp.norm)
+            stream = building.stream
+            yield from ((label, repeats, step) for step in building.steps if repeats)
+    yield "end", 1, _leave(s, stream, active)
 
 
-def _layer_steps(
-    s: Setting, layer: LayerPlan, stream: Rows | None, active: np.ndarray, known: dict[Partition, Rows]
-) -> tuple[list[Step], Rows | None]:
-    building = LayerSteps(s, _shares(layer.attention, Axis.HEADS, Axis.CONTEXT, s.rows, active, known), stream)
-    building.attention(layer.attention.cut, layer.attention.norm)
-    building.shares = _shares(layer.mlp, Axis.FFN, Axis.OUTPUT, s.rows, active, known)
-    building.mlp(layer.mlp.cut, layer.mlp.norm)
-    return building.steps, building.stream
+def _values(block: BlockPlan, inner: Axis, output: Axis, S: int, known: dict[Partition, Floats]) -> Values:
+    """Return a block's shares; the same array for the same partition, since rows that lie so already need not move."""
+    partitions = {Axis.ROWS: block.row_partition(S), inner: block.inner, output: block.columns}
+    return {
+        axis: known.setdefault(partition, np.array(partition.counts, float))
+        for axis, partition in partitions.items()
+        if partition is not None
+    }
 
 
-def _shares(
-    block: BlockPlan, inner: Axis, output: Axis, S: int, active: np.ndarray, known: dict[Partition, Rows]
-) -> Shares:
-    values, takes = {}, {}
-    partitions = ((Axis.ROWS, block.row_partition(S)), (inner, block.inner), (output, block.columns))
-    for axis, partition in partitions:
-        if partition is not None:
-            counts = _counts(partition, known)
-            values[axis], takes[axis] = counts.counts, counts.owners
-    return Shares(values, takes, active)
-
-
-def _rows(block: BlockPlan, S: int, known: dict[Partition, Rows]) -> Rows:
-    partition = block.row_partition(S)
-    assert partition is not None
-    return _counts(partition, known)
-
-
-def _counts(partition: Partition, known: dict[Partition, Rows]) -> Rows:
-    """Return a partition's counts, the same array for the same partition: rows that lie so already need not move."""
-    if partition not in known:
-        counts = np.array(partition.counts, float)
-        known[partition] = Rows(counts, counts > 0)
-    return known[partition]
-
-
-def _enter(s: Setting, rows: Rows | None, active: np.ndarray) -> Step:
-    """Rank 0 embeds the request and sends every active device what its first block needs."""
-    H, devices = s.spec.hidden, active.size
-    source = s.spec.input
+def _enter(s: Setting, stream: Floats | None, active: Mask) -> Step:
+    """Rank 0 embeds the request and sends every active device its rows of the first block, or all rows."""
+    H, source, every = s.spec.hidden, s.spec.input, np.ones(s.devices)
     if isinstance(source, ImageInput):
-        weights = H * source.channels * source.patch**2
-        embedding = s.bank.seconds(Kernel.PROJECT, np.full(devices, s.rows), weights)
+        embedding = s.machine.bank.seconds(Kernel.PROJECT, s.rows * every, H * source.channels * source.patch**2)
     else:
-        # Looked up, added and normalised: two passes over [S, H] more than the norm of a layer.
-        embedding = 2 * s.bank.seconds(Kernel.NORM, np.full(devices, s.rows * H))
-    root = np.arange(devices) == 0
-    wanted = np.where(active, float(s.rows), 0.0) if rows is None else rows.counts
-    moved = np.where(root[:, None] & ~root, FLOAT_BYTES * H * wanted, 0.0)
-    return _move(s, "embed, hand out", moved, embedding * root)
+        # Looked up, added and normalised: about as long as two norms of a layer.
+        embedding = 2 * s.machine.bank.seconds(Kernel.NORM, s.rows * H * every)
+    root = np.arange(s.devices) == 0
+    wanted = s.rows * active if stream is None else stream
+    moved = of_matrix(FLOAT_BYTES * H * wanted * (root[:, None] & ~root))
+    # Rank 0 embeds also where it takes no part in the layers.
+    return Step("embed, hand out", {Axis.ROWS: embedding * root}, transfer=Transfer(lambda values, active: moved))
 
 
-def _leave(s: Setting, rows: Rows | None, active: np.ndarray) -> Step:
+def _leave(s: Setting, stream: Floats | None, active: Mask) -> Step:
     """Rank 0 gathers the last hidden state; where all have it, from the first active device."""
-    root = np.arange(active.size) == 0
-    first = np.arange(active.size) == int(np.argmax(active))
-    have = np.where(first, float(s.rows), 0.0) if rows is None else rows.counts
-    moved = np.where(~root[:, None] & root, FLOAT_BYTES * s.spec.hidden * have[:, None], 0.0)
-    return _move(s, "hand in", moved, np.zeros(active.size))
+    root = np.arange(s.devices) == 0
+    have = s.rows * (np.arange(s.devices) == np.argmax(active)) if stream is None else stream
+    moved = of_matrix(FLOAT_BYTES * s.spec.hidden * have[:, None] * (~root[:, None] & root))
+    return Step("hand in", transfer=Transfer(lambda values, active: moved))
 
 
-def _move(s: Setting, name: str, moved: Floats, before: Floats) -> Step:
-    exchange = of_matrix(moved)
-    nobody = np.zeros(moved.shape[0], bool)
-    transfer = Transfer(False, Axis.FIXED, 0, nobody, nobody, lambda values: exchange)
-    messages = {Axis.FIXED: message_seconds(exchange, s.bank)}
-    return Step(name, {Axis.FIXED: before}, messages, {}, {}, transfer)
-
-
-def _sent(step: Step) -> Floats:
-    return np.zeros(1) if step.transfer is None else step.transfer.exchange({}).sent
+def _moved(step: Step, active: Mask) -> tuple[Floats, Floats]:
+    if step.transfer is None:
+        return np.zeros(active.size), np.zeros(active.size)
+    exchange = step.transfer.exchange({}, active)
+    return exchange.sent, exchange.received

@@ -28,6 +28,7 @@ The cluster file carries a curve as two axes named as above and a matrix of seco
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -216,6 +217,16 @@ class Bank:
         self._head_dims = np.array([device.head_dim for device in curves])
         self._tables = {kernel: _stack([device.kernels[kernel] for device in curves]) for kernel in Kernel}
 
+    def only(self, devices: NDArray[np.intp]) -> Bank:
+        """Return the bank of some of the devices."""
+        bank = copy(self)
+        bank._devices = np.arange(devices.size)
+        bank._head_dims = self._head_dims[devices]
+        bank._tables = {
+            kernel: (rows, columns, values[devices]) for kernel, (rows, columns, values) in self._tables.items()
+        }
+        return bank
+
     def seconds(self, kernel: Kernel, first: Any, second: Any = 0.0) -> Floats:
         """Return the seconds of one call on every device, 0 where `first` is 0.
 
@@ -225,13 +236,17 @@ class Bank:
             The kernel's arguments; they broadcast to [..., p].
         """
         rows, columns, values = self._tables[kernel]
-        first, second = np.asarray(first, float), np.asarray(second, float)
+        first = np.asarray(first, float)
         i, s = _locate(rows, first)
-        j, t = _locate(columns, second)
         d = self._devices
-        low = values[d, i, j] * (1 - s) + values[d, i + 1, j] * s
-        high = values[d, i, j + 1] * (1 - s) + values[d, i + 1, j + 1] * s
-        return np.where(first > 0, np.maximum(low * (1 - t) + high * t, 0.0), 0.0)
+        if len(ARGUMENTS[kernel]) == 1:
+            seconds = values[d, i, 0] * (1 - s) + values[d, i + 1, 0] * s
+        else:
+            j, t = _locate(columns, np.asarray(second, float))
+            low = values[d, i, j] * (1 - s) + values[d, i + 1, j] * s
+            high = values[d, i, j + 1] * (1 - s) + values[d, i + 1, j + 1] * s
+            seconds = low * (1 - t) + high * t
+        return np.asarray(np.maximum(seconds, 0.0) * (first > 0))
 
     def attend(self, rows: Any, keys: Any, heads: Any, head_dim: int) -> Floats:
         """Return the seconds of `heads` heads of width `head_dim`."""
@@ -242,7 +257,7 @@ class Bank:
 
 def _locate(grid: Floats, at: Floats) -> tuple[NDArray[np.intp], Floats]:
     """Return the cell of the grid and the place within it; outside 0 to 1 beyond the grid."""
-    cell = np.clip(np.searchsorted(grid, at, side="right") - 1, 0, grid.size - 2)
+    cell = np.minimum(np.maximum(np.searchsorted(grid, at, side="right") - 1, 0), grid.size - 2)
     return cell, (at - grid[cell]) / (grid[cell + 1] - grid[cell])
 
 

@@ -53,6 +53,16 @@ class Network:
                 narrow.append((one, other, link.bandwidth_bytes_per_s, link.latency_s))
         return cls(bandwidth, cluster.network.latency_s, tuple(narrow))
 
+    def only(self, devices: NDArray[np.intp]) -> Network:
+        """Return the network of some of the devices."""
+        place = {int(device): number for number, device in enumerate(devices)}
+        narrow = tuple(
+            (place[one], place[other], bandwidth, latency_s)
+            for one, other, bandwidth, latency_s in self.narrow
+            if one in place and other in place
+        )
+        return Network(self.bandwidth[devices], self.latency_s, narrow)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
@@ -75,7 +85,7 @@ class Exchange:
         return np.where(self.received > 0, network.latency_s + arrived, 0.0)
 
 
-def gather(blocks: Floats, receivers: Mask, total: float | Floats, owners: Mask) -> Exchange:
+def gather(blocks: Floats, receivers: Mask) -> Exchange:
     """Every receiver gets every block: the all-gather, true counts.
 
     Parameters
@@ -84,22 +94,19 @@ def gather(blocks: Floats, receivers: Mask, total: float | Floats, owners: Mask)
         What each device owns.
     receivers : [..., p]
         Who needs everything.
-    total
-        Sum of the blocks. It is given, as `owners` is, so that a table over one device's block can be made.
-    owners : [..., p]
-        Who owns a block.
     """
     copies = receivers.sum(-1, keepdims=True) - receivers
+    owners = blocks > 0
     sent = blocks * copies
-    received = np.where(receivers, total - blocks, 0.0)
+    received = receivers * (blocks.sum(-1, keepdims=True) - blocks)
     arriving = owners.sum(-1, keepdims=True) - owners
     messages = owners * copies + receivers * arriving
     return Exchange(sent, received, messages, lambda j, i: blocks[..., j] * receivers[..., i])
 
 
-def scatter(blocks: Floats, senders: Mask, total: float | Floats, owners: Mask) -> Exchange:
-    """Every owner gets its block from every sender: the reduce-scatter, arguments as in `gather`."""
-    back = gather(blocks, senders, total, owners)
+def scatter(blocks: Floats, senders: Mask) -> Exchange:
+    """Every owner gets its block from every sender: the reduce-scatter, an all-gather backwards."""
+    back = gather(blocks, senders)
     return Exchange(back.received, back.sent, back.messages, lambda j, i: back.between(i, j))
 
 

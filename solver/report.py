@@ -1,39 +1,111 @@
-"""A plan as tables that a person reads."""
+"""A plan as tables that a person reads, and as JSON that a program does."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from solver.advice import Alternative, Bounds, Upgrade
 from solver.cluster import Cluster
-from solver.model import ModelSpec
-from solver.plan import BlockPlan, LayerPlan, Plan
+from solver.cost import Price
+from solver.plan import BlockPlan, LayerPlan, Plan, plan_to_json
+from solver.planner import Solution
 from solver.spans import Span
 
 MIB = 2**20
+MOST_LISTED = 16  # devices; of more, only those that take part
 
 
-def print_plan(spec: ModelSpec, cluster: Cluster, plan: Plan) -> None:
-    """Print who gets what, and what it is expected to cost."""
-    console = Console()
-    assert plan.predicted is not None
-    for stage in plan.stages:
-        for span, layer in stage.layers:
-            console.print(_shares(spec, plan, span, layer))
-    console.print(_memory(cluster, plan))
-    facts = plan.predicted
+def print_plan(console: Console, cluster: Cluster, plan: Plan, priced: Price) -> None:
+    """Print who gets what, and what every device does with its time."""
+    active = plan.stages[0].active
+    listed = range(len(plan.devices)) if len(plan.devices) <= MOST_LISTED else active
+    for span, layer in plan.stages[0].layers:
+        console.print(_shares(plan, span, layer, listed))
+    console.print(_devices(cluster, priced, listed))
+    if len(listed) < len(plan.devices):
+        console.print(f"{len(plan.devices) - len(listed)} other devices hold nothing.")
+    if len(active) == 1 and len(plan.devices) > 1:
+        console.print(
+            f"One device alone is fastest: {plan.devices[active[0]]}. The others would cost more than they do."
+        )
+    facts = priced.prediction
     console.print(
-        f"[bold]{1e3 * facts.seconds:.1f} ms[/] a request of {plan.rows} rows: {1e3 * facts.compute_s:.1f} compute, "
-        f"{1e3 * facts.exchange_s:.1f} exchange; {facts.bytes_on_wire / MIB:.1f} MiB on the wire"
+        f"[bold]{_ms(facts.seconds)}[/] for a request of {plan.rows} rows by {plan.system}: {_ms(facts.compute_s)} of "
+        f"compute, {_ms(facts.exchange_s)} of waiting for the wire; {facts.bytes_on_wire / MIB:.1f} MiB are sent."
     )
 
 
-def _shares(spec: ModelSpec, plan: Plan, span: Span, layer: LayerPlan) -> Table:
+def print_comparison(console: Console, plan: Plan, others: Sequence[Alternative], bound: Bounds) -> None:
+    """Print the plan beside what else there is, and what it cannot beat."""
+    assert plan.predicted is not None
+    table = Table(title="predicted", title_justify="left")
+    for heading in ("system", "ms", "this plan is", "lacks"):
+        table.add_column(heading, justify="left" if heading in ("system", "lacks") else "right")
+    rows = [
+        (plan.system, plan.predicted.seconds, ""),
+        *((other.system, other.seconds, other.lacks) for other in others),
+    ]
+    for system, seconds, lacks in sorted(rows, key=lambda row: row[1]):
+        ratio = "" if system == plan.system else f"{seconds / plan.predicted.seconds:.2f} times as fast"
+        shown = f"{1e3 * seconds:.1f}" if np.isfinite(seconds) else "-"
+        table.add_row(system, shown, ratio, lacks, style="bold" if system == plan.system else "dim" if lacks else "")
+    console.print(table)
+    console.print(
+        f"No plan beats {_ms(bound.compute_s)}, the work over the summed speeds; "
+        f"this plan's bytes take {_ms(bound.exchange_s)} at the devices' bandwidth."
+    )
+
+
+def print_advice(console: Console, solution: Solution, spent: Sequence[str], upgrades: Sequence[Upgrade]) -> None:
+    """Print what limits the plan, and what an upgrade is worth."""
+    assert solution.plan.predicted is not None
+    console.print(f"A layer of {_ms(solution.relaxed.seconds)} in the relaxation is {', '.join(spent)}.")
+    if solution.gap > 0:
+        console.print(f"Whole heads, rows and tiles cost {100 * solution.gap:.1f} % of that at most.")
+    for upgrade in upgrades:
+        part = upgrade.saved_s / solution.plan.predicted.seconds
+        console.print(f"{upgrade.change} saves {_ms(upgrade.saved_s)} ({100 * part:.0f} %).")
+
+
+def to_json(
+    cluster: Cluster, plan: Plan, priced: Price, others: Sequence[Alternative], bound: Bounds,
+    solution: Solution | None, upgrades: Sequence[Upgrade],
+) -> str:  # fmt: skip
+    """Return the plan's JSON, which can be run as it is, with all that the tables say."""
+    table: dict[str, Any] = json.loads(plan_to_json(plan))
+    table["per_device"] = [
+        {
+            "device": name,
+            "weights_bytes": held,
+            "compute_s": float(compute),
+            "exchange_s": float(exchange),
+            "idle_s": float(idle),
+        }
+        for name, held, compute, exchange, idle in zip(
+            cluster.names, priced.weights_bytes, priced.compute_s, priced.exchange_s, priced.idle_s, strict=True
+        )
+    ]
+    table["alternatives"] = [
+        {"system": other.system, "seconds": other.seconds if np.isfinite(other.seconds) else None, "lacks": other.lacks}
+        for other in others
+    ]
+    table["bounds"] = {"compute_bound_s": bound.compute_s, "exchange_bound_s": bound.exchange_s}
+    table["upgrades"] = [{"change": upgrade.change, "saved_s": upgrade.saved_s} for upgrade in upgrades]
+    if solution is not None:
+        table["gap"] = solution.gap
+    return json.dumps(table, indent=1) + "\n"
+
+
+def _shares(plan: Plan, span: Span, layer: LayerPlan, listed: Sequence[int]) -> Table:
     """Return one run of layers: who has which rows, heads and columns."""
     last = f"-{span.stop - 1}" if span.size > 1 else ""
-    table = Table(
-        title=f"{spec.name} by {plan.system}: layer{'s' * (span.size > 1)} {span.start}{last}", title_justify="left"
-    )
+    table = Table(title=f"{plan.model_name}, layer{'s' * (span.size > 1)} {span.start}{last}", title_justify="left")
     table.add_column("device")
     for name, block, unit in (("attention", layer.attention, "heads"), ("mlp", layer.mlp, "ffn columns")):
         table.add_column(f"{name}: {block.cut}\n{unit if block.inner else 'rows'}", justify="right")
@@ -41,9 +113,9 @@ def _shares(spec: ModelSpec, plan: Plan, span: Span, layer: LayerPlan) -> Table:
             table.add_column(f"{name}\noutput columns", justify="right")
         if block.inner and block.rows:
             table.add_column(f"{name}\nnorm on rows", justify="right")
-    for rank, device in enumerate(plan.devices):
+    for rank in listed:
         cells = [*_cells(layer.attention, plan.rows, rank), *_cells(layer.mlp, plan.rows, rank)]
-        table.add_row(device, *cells)
+        table.add_row(plan.devices[rank], *cells)
     return table
 
 
@@ -52,15 +124,25 @@ def _cells(block: BlockPlan, rows: int, rank: int) -> list[str]:
     return [str(partition[rank].size) for partition in partitions if partition is not None]
 
 
-def _memory(cluster: Cluster, plan: Plan) -> Table:
-    """Return what every device holds, beside what it can."""
-    assert plan.predicted is not None
-    table = Table(title="weights", title_justify="left")
-    for heading in ("device", "GFLOP/s", "MiB free", "MiB of weights"):
+def _devices(cluster: Cluster, priced: Price, listed: Sequence[int]) -> Table:
+    """Return what every device holds and does."""
+    table = Table(title="devices", title_justify="left")
+    headings = ("device", "GFLOP/s", "MiB free", "MiB of weights", "compute ms", "exchange ms", "idle ms")
+    for heading in headings:
         table.add_column(heading, justify="left" if heading == "device" else "right")
-    for device, held in zip(cluster.devices, plan.predicted.weights_bytes, strict=True):
-        free = device.memory_bytes / MIB
-        style = "bold red" if held > device.memory_bytes else ""
-        speed = device.compute_flop_per_s / 1e9
-        table.add_row(device.name, f"{speed:.1f}", f"{free:.0f}", f"{held / MIB:.0f}", style=style)
+    for rank in listed:
+        device, held = cluster.devices[rank], priced.weights_bytes[rank]
+        times = (priced.compute_s[rank], priced.exchange_s[rank], priced.idle_s[rank])
+        table.add_row(
+            device.name,
+            f"{device.compute_flop_per_s / 1e9:.1f}",
+            f"{device.memory_bytes / MIB:.0f}",
+            f"{held / MIB:.0f}",
+            *(f"{1e3 * seconds:.1f}" for seconds in times),
+            style="bold red" if held > device.memory_bytes else "",
+        )
     return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"

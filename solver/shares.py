@@ -10,6 +10,9 @@ from solver.model import ModelSpec, layer_tensor_shapes, tensor_shapes
 from solver.plan import BlockPlan, Cut, Plan
 from solver.spans import Span
 
+# [H] vectors: every rank that adds the residual needs them.
+COMMON_TENSORS = ("norm/weight", "norm/bias", "output/bias", "down/bias")
+
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
@@ -53,8 +56,8 @@ def weights_bytes(spec: ModelSpec, plan: Plan, rank: int) -> int:
 def _block_slices(name: str, shape: tuple[int, ...], block: BlockPlan, rank: int, width: int) -> Iterator[TensorSlice]:
     """Yield the slice of one tensor; nothing where the rank's share is empty."""
     tensor = name.split("/", 2)[2]
-    if tensor.endswith(("norm/weight", "norm/bias", "output/bias", "down/bias")):
-        yield _whole(name, shape)  # [H] vectors: every rank that adds the residual needs them
+    if tensor.endswith(COMMON_TENSORS):
+        yield _whole(name, shape)
     elif block.cut is Cut.ROWS:
         assert block.rows is not None
         if block.rows[rank] > 0:

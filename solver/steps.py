@@ -13,18 +13,21 @@ compute and exchange overlap, the larger counts; where they do not, both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver.curves import Bank, Floats, Kernel
 from solver.exchange import Exchange, Mask, Network
 
+FLOAT_BYTES = 4
+
 
 class Axis(StrEnum):
-    """What is shared out; `FIXED` is what depends on no share."""
+    """What is shared out; `FIXED` is what depends on no share, but on taking part at all."""
 
     FIXED = "fixed"
     ROWS = "rows"
@@ -39,32 +42,51 @@ Load = Mapping[Axis, Floats]  # seconds, [..., p], by the axis whose share they 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Machine:
+    """A cluster as a cost sees it: the devices' curves, and their links."""
+
+    bank: Bank
+    network: Network
+
+    @property
+    def devices(self) -> int:
+        """Number of devices, p."""
+        return int(self.network.bandwidth.size)
+
+    def only(self, devices: NDArray[np.intp]) -> Machine:
+        """Return some of the devices."""
+        return Machine(self.bank.only(devices), self.network.only(devices))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Transfer:
-    """Which blocks an exchange moves; apart from its seconds, so that a program can state it for shares not yet known.
+    """Which blocks an exchange moves.
 
     Parameters
     ----------
+    exchange
+        What it costs for given shares and active devices.
     scatters
         The reduce-scatter: `peers` send, owners of blocks receive. Else the all-gather: owners send, `peers` receive.
-    axis
-        A device's block is `unit_bytes` times its share of this axis.
-    peers, owners : [..., p]
-        The two sides.
-    exchange
-        What it costs for given shares.
+    axis, unit_bytes
+        A device's block is `unit_bytes` times its share of this axis; FIXED: it is another.
+    peers
+        The other side is who has a share of this axis; FIXED: all active devices.
     """
 
-    scatters: bool
-    axis: Axis
-    unit_bytes: float
-    peers: Mask
-    owners: Mask
-    exchange: Callable[[Values], Exchange]
+    exchange: Callable[[Values, Mask], Exchange]
+    scatters: bool = False
+    axis: Axis = Axis.FIXED
+    unit_bytes: float = 0.0
+    peers: Axis = Axis.FIXED
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One exchange and the compute around it; without a transfer, compute alone."""
+    """One exchange and the compute around it; without a transfer, compute alone.
+
+    Posting messages, and adding summands that arrive, are compute too, and follow from the transfer.
+    """
 
     name: str
     before: Load = field(default_factory=dict)
@@ -84,27 +106,56 @@ class Times:
     end: Floats
 
 
-def times(before: Floats, during: Floats, edge: Floats, after: Floats, exchange: Floats, *, reduces: bool) -> Times:
-    """Return when every device ends a step, by the formulas above."""
+def ends(before: Floats, during: Floats, edge: Floats, after: Floats, exchange: Floats, *, reduces: bool) -> Floats:
+    """Return when every device ends a step, by the formulas above; all arguments in seconds, [..., p]."""
 
     def slowest(seconds: Floats) -> Floats:
         return np.asarray(seconds.max(-1, keepdims=True))
 
     if reduces:
-        end = np.maximum(slowest(before + during), slowest(before + edge) + exchange) + after
-    else:
-        arrived = np.where(exchange > 0, slowest(before) + exchange + edge, 0.0)
-        end = np.maximum(before + during, arrived) + after
-    return Times(before + during + after, exchange, end)
+        return np.maximum(slowest(before + during), slowest(before + edge) + exchange) + after
+    arrived = np.where(exchange > 0, slowest(before) + exchange + edge, 0.0)
+    return np.asarray(np.maximum(before + during, arrived) + after)
 
 
-def step_times(step: Step, values: Values, network: Network) -> Times:
-    """Return when every device ends a step whose loads are those of `values`."""
-    nothing = np.zeros(network.bandwidth.size)
-    loads = (step.before, step.during, step.edge, step.after)
-    before, during, edge, after = (np.asarray(sum(load.values(), nothing)) for load in loads)
-    exchange = nothing if step.transfer is None else step.transfer.exchange(values).seconds(network)
-    return times(before, during, edge, after, exchange, reduces=step.reduces)
+def times(
+    loads: Sequence[Floats], transfer: Transfer | None, reduces: bool, values: Values, active: Mask, machine: Machine
+) -> Times:
+    """Price a step.
+
+    Parameters
+    ----------
+    loads : four of [..., p] seconds
+        `before`, `during`, `edge` and `after`.
+    transfer, reduces
+        As in `Step`.
+    values, active
+        What the transfer moves.
+    machine
+        Curves and links.
+    """
+    before, during, edge, after = loads
+    if transfer is None:
+        return Times(before + during + after, np.zeros(active.shape), before + during + after)
+    exchange = transfer.exchange(values, active)
+    seconds = exchange.seconds(machine.network)
+    during = during + message_seconds(exchange, machine.bank)
+    if reduces:
+        after = after + machine.bank.seconds(Kernel.ADD, exchange.received / FLOAT_BYTES)
+    return Times(before + during + after, seconds, ends(before, during, edge, after, seconds, reduces=reduces))
+
+
+def step_times(step: Step, values: Values, active: Mask, machine: Machine) -> Times:
+    """Price a step whose loads are those of `values`."""
+
+    def total(load: Load) -> Floats:
+        seconds = np.zeros(active.shape)
+        for axis, part in load.items():
+            seconds = seconds + (part * active if axis is Axis.FIXED else part)
+        return seconds
+
+    loads = [total(load) for load in (step.before, step.during, step.edge, step.after)]
+    return times(loads, step.transfer, step.reduces, values, active, machine)
 
 
 def message_seconds(exchange: Exchange, bank: Bank) -> Floats:

@@ -11,6 +11,7 @@ from solver.cost import predict
 from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.plan import Plan
+from solver.systems.hepti import plan_hepti
 from solver.systems.megatron import plan_megatron, plan_megatron_weighted
 from solver.systems.rows import plan_rows
 from solver.systems.single import plan_single
@@ -18,12 +19,13 @@ from solver.systems.single import plan_single
 Planner = Callable[[ModelSpec, Cluster, int], Plan]
 
 PLANNERS: Mapping[str, Planner] = {
+    "hepti": plan_hepti,
     "single": plan_single,
     "megatron": plan_megatron,
     "megatron-weighted": plan_megatron_weighted,
     "rows": plan_rows,
 }
-DEFAULT = "rows"
+DEFAULT = "hepti"
 
 
 def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from solver.model import named_model
-from solver.plan import plan_from_json
+from solver.plan import plan_from_json, read_plan
 
 CLUSTER = """
 format = "hepti-cluster/1"
@@ -51,7 +51,82 @@ def test_json_and_out_give_the_same_plan_that_fits_the_model(cluster, tmp_path):
     plan = plan_from_json(done.stdout)
     plan.check(named_model("bert-base"), ranks=2)
     assert plan.rows == 64
-    assert json.loads(done.stdout) == json.loads((tmp_path / "plan.json").read_text())
+    assert plan == read_plan(tmp_path / "plan.json")
+
+
+def test_table_says_what_every_device_does_and_what_else_there_is(cluster):
+    done = solver("--model", "bert-large", "--cluster", cluster, "--rows", 256)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    for words in ("heads", "weights", "idle ms", "single:pi-1", "megatron-weighted", "No plan beats", "saves"):
+        assert words in done.stdout
+
+
+def test_json_says_what_the_tables_say(cluster):
+    table = json.loads(solver("--model", "bert-base", "--cluster", cluster, "--json").stdout)
+
+    assert [device["device"] for device in table["per_device"]] == ["pi-0", "pi-1"]
+    for device in table["per_device"]:
+        parts = device["compute_s"] + device["exchange_s"] + device["idle_s"]
+        assert parts == pytest.approx(table["predicted"]["seconds"])
+    assert {other["system"] for other in table["alternatives"]} == {
+        "single:pi-1",
+        "megatron",
+        "megatron-weighted",
+        "rows",
+    }
+    assert min(other["seconds"] for other in table["alternatives"]) >= table["predicted"]["seconds"]
+    assert table["bounds"]["compute_bound_s"] < table["predicted"]["seconds"]
+    assert all(upgrade["saved_s"] > 0 for upgrade in table["upgrades"])
+
+
+def test_what_if_needs_no_other_file(cluster):
+    given = ("--set", "pi-0.gflops=70", "--set", "network.bandwidth_mbps=500", "--add", "pi5:2", "--add", "pi-0")
+    table = json.loads(
+        solver("--model", "bert-base", "--cluster", cluster, "--json", *given, "--without", "pi-1").stdout
+    )
+
+    assert table["stages"][0]["devices"] == ["pi-0", "pi5-0", "pi5-1", "pi-0-0"]
+
+
+def test_clusters_that_nobody_has_can_be_planned(cluster):
+    done = solver("--model", "bert-large", "--cluster", cluster, "--add", "pi5:62")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "other devices hold nothing" in done.stdout
+
+
+def test_timeline_is_drawn(cluster, tmp_path):
+    done = solver("--model", "bert-base", "--cluster", cluster, "--plot", tmp_path / "plan.svg")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "<svg" in (tmp_path / "plan.svg").read_text()
+
+
+def test_weights_file_says_what_model_it_is(cluster, tmp_path):
+    subprocess.run([sys.executable, "-m", "weights", "synthesize", "minilm-l6", tmp_path / "m.h5"], check=True)
+
+    table = json.loads(solver("--model", tmp_path / "m.h5", "--cluster", cluster, "--json").stdout)
+
+    assert table["model"]["name"] == "minilm-l6"
+
+
+def test_named_model_needs_neither_mpi_nor_weights_files(cluster):
+    program = (
+        "import sys; from solver.__main__ import main; "
+        f"main(['--model', 'bert-base', '--cluster', {str(cluster)!r}]); "
+        "print([name for name in ('mpi4py', 'h5py', 'weights', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_reading_a_plan_needs_neither_cvxpy_nor_pulp():
+    program = "import sys, solver.plan; print([name for name in ('cvxpy', 'pulp', 'rich') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "[]\n"
 
 
 def test_help_has_an_example():
@@ -74,6 +149,18 @@ def test_help_has_an_example():
         (["--model", "bert-base", "--cluster", "CLUSTER", "--layers", "0"], "--layers is 0"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--system", "galxy"], "unknown system"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--out", "no/such/plan.json"], "cannot write plan"),
+        (["--model", "no.h5", "--cluster", "CLUSTER"], "no weights file no.h5"),
+        (["--model", "CLUSTER", "--cluster", "CLUSTER"], "cannot read weights file"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-7.gflops=70"], "there is no device 'pi-7'"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-1.gflop=70"], "did you mean gflops"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-1.gflops=-7"], "must be between"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-1.gflops=nan"], "must be between"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-1"], "write DEVICE.KEY=VALUE"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--add", "pi6"], "there is no board 'pi6'"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--add", "pi5:0"], "whole number from 1"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--without", "pi-9"], "there is no device 'pi-9'"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--plot", "plan.doc"], "its name must end in .svg"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-0.memory_gib=0.1"], "bert-base does not fit"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(cluster, arguments, complaint):

@@ -16,7 +16,7 @@ from solver.model import named_model
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, uniform_plan
 from solver.shares import weights_bytes
 from solver.spans import Partition
-from solver.steps import times
+from solver.steps import ends
 from solver.systems import PLANNERS, make_plan
 from tests.solver.clusters import pis
 
@@ -38,7 +38,7 @@ def test_weights_of_a_run_of_layers_are_those_of_every_layer(system):
 
 def test_owner_of_the_largest_block_sends_it_to_all_others():
     blocks = np.array([70e6, 20e6, 10e6])
-    exchange = gather(blocks, EVERY, 100e6, EVERY)
+    exchange = gather(blocks, EVERY)
     network = Network(np.full(3, 100e6), 0.001, ())
 
     assert exchange.sent.tolist() == [140e6, 40e6, 20e6]
@@ -49,7 +49,7 @@ def test_owner_of_the_largest_block_sends_it_to_all_others():
 
 def test_reduce_scatter_is_the_all_gather_backwards():
     blocks = np.array([70e6, 20e6, 10e6])
-    forth, back = gather(blocks, EVERY, 100e6, EVERY), scatter(blocks, EVERY, 100e6, EVERY)
+    forth, back = gather(blocks, EVERY), scatter(blocks, EVERY)
 
     assert back.sent.tolist() == forth.received.tolist()
     assert back.received.tolist() == forth.sent.tolist()
@@ -58,7 +58,7 @@ def test_reduce_scatter_is_the_all_gather_backwards():
 
 def test_narrow_pair_is_waited_for():
     cluster = replace(pis(10, 10, 10), links={frozenset(("pi-0", "pi-2")): Link(1e6, 0.5)})
-    exchange = gather(np.full(3, 1e6), EVERY, 3e6, EVERY)
+    exchange = gather(np.full(3, 1e6), EVERY)
 
     seconds = exchange.seconds(Network.of(cluster))
 
@@ -67,7 +67,7 @@ def test_narrow_pair_is_waited_for():
 
 
 def test_device_without_a_share_neither_sends_nor_receives():
-    exchange = gather(np.array([6.0, 0, 4]), np.array([True, False, True]), 10, np.array([True, False, True]))
+    exchange = gather(np.array([6.0, 0, 4]), np.array([True, False, True]))
 
     assert (exchange.sent[1], exchange.received[1], exchange.messages[1]) == (0, 0, 0)
     assert exchange.sent.tolist() == [6, 0, 4]
@@ -83,19 +83,19 @@ def test_rows_that_stay_do_not_move():
 def test_overlapped_exchange_costs_only_what_compute_does_not_hide():
     before, during, edge, after = (np.array(value, float) for value in ([1, 2], [5, 5], [1, 1], [2, 1]))
 
-    hidden = times(before, during, edge, after, np.array([1.0, 1.0]), reduces=False)
-    exposed = times(before, during, edge, after, np.array([9.0, 3.0]), reduces=False)
-    reduced = times(before, during, edge, after, np.array([3.0, 9.0]), reduces=True)
+    hidden = ends(before, during, edge, after, np.array([1.0, 1.0]), reduces=False)
+    exposed = ends(before, during, edge, after, np.array([9.0, 3.0]), reduces=False)
+    reduced = ends(before, during, edge, after, np.array([3.0, 9.0]), reduces=True)
 
-    assert hidden.end.tolist() == [8, 8]
-    assert exposed.end.tolist() == [14, 8]
-    assert reduced.end.tolist() == [9, 13]
+    assert hidden.tolist() == [8, 8]
+    assert exposed.tolist() == [14, 8]
+    assert reduced.tolist() == [9, 13]
 
 
 def test_one_device_costs_its_compute_and_no_exchange():
     cluster = pis(24.6)
     plan = make_plan("single", SPEC, cluster, rows=128)
-    bank, H, F = setting(SPEC, cluster, 128).bank, 768, 3072
+    bank, H, F = setting(SPEC, cluster, 128).machine.bank, 768, 3072
     gemms = [(Kernel.PROJECT, H * n) for n in (2 * H, H, F)] + [(Kernel.CONTRACT, H * n) for n in (H, F)]
     layer = sum(bank.seconds(kernel, 128, weights)[0] for kernel, weights in gemms)
     layer += bank.attend(128, 128, 12, 64)[0] + bank.seconds(Kernel.ACTIVATE, 128 * F)[0]
@@ -130,14 +130,16 @@ def test_bytes_on_the_wire_are_the_formulas(layer, per_layer):
     assert three.bytes_on_wire - two.bytes_on_wire == per_layer * 4 * 96 * 768
 
 
-def test_first_layer_takes_the_stream_as_rank_0_hands_it_out():
-    """Cut block first: all rows everywhere, nothing to gather; from the second layer on the rows are gathered."""
+def test_rank_0_hands_out_rows_and_the_first_block_gathers_them():
     norm_rows = BlockPlan(Cut.BLOCK, Partition.of_counts((6, 6)), norm=Layout.ROWS, rows=(0.5, 0.5))
     plan = uniform_plan(SPEC, ("pi-0", "pi-1"), LayerPlan(norm_rows, rows_block(1, 1)))
 
-    steps = [(step.name, step.repeats) for step in price(setting(SPEC, pis(10, 10), 64), plan).steps]
+    steps = price(setting(SPEC, pis(10, 10), 64), plan).steps
 
-    assert steps == [("embed, hand out", 1), ("reduce", 1), ("gather rows", 2), ("reduce", 2), ("hand in", 1)]
+    names = [(step.name, step.repeats) for step in steps]
+    layers = [("gather rows", 1), ("reduce", 1), ("gather rows", 2), ("reduce", 2)]
+    assert names == [("embed, hand out", 1), *layers, ("hand in", 1)]
+    assert steps[0].sent.tolist() == [32 * 768 * 4, 0]
 
 
 def test_stream_that_changes_rows_pays_for_the_move():

@@ -1,0 +1,140 @@
+"""What a person wants to know beside the plan: what else there is, what bounds it, what limits it, what to buy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from solver.cluster import GIB, Cluster, Device
+from solver.cost import Price, price, setting, work_bytes
+from solver.errors import InfeasiblePlanError
+from solver.model import ModelSpec
+from solver.plan import Plan
+from solver.planner import Solution, solve
+from solver.systems import PLANNERS
+
+MIB = 2**20
+LINKS_MBPS = (94, 940, 2350, 9400)  # what Ethernet of 0.1 to 10 Gbit/s carries of TCP
+WORTH = 0.005  # of the seconds: what an upgrade has to save to be told
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """Another plan: its seconds, and why it cannot be run, if so."""
+
+    system: str
+    seconds: float
+    lacks: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What no plan can beat: all work at the summed speeds; and this plan's bytes at the devices' bandwidth."""
+
+    compute_s: float
+    exchange_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """A change of the cluster, in words, and the seconds that it saves."""
+
+    change: str
+    saved_s: float
+
+
+def alternatives(spec: ModelSpec, cluster: Cluster, rows: int) -> list[Alternative]:
+    """Return what the other systems would reach."""
+    s, found = setting(spec, cluster, rows), []
+    for system, planner in PLANNERS.items():
+        if system == "hepti":
+            continue
+        try:
+            plan = planner(spec, cluster, rows)
+        except InfeasiblePlanError as error:
+            found.append(Alternative(system, np.inf, str(error)))
+            continue
+        priced = price(s, plan)
+        found.append(Alternative(_name(system, plan), priced.seconds, _lacks(spec, cluster, plan, priced)))
+    return found
+
+
+def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price) -> Bounds:
+    """Return the lower bounds of a plan."""
+    H, F, S = spec.hidden, spec.ffn, rows
+    flop = spec.layers * (8 * S * H * H + 4 * S * S * H + 4 * S * H * F)
+    bandwidth = np.array([cluster.bandwidth(rank) for rank in range(len(cluster.devices))])
+    compute_s = flop / sum(device.compute_flop_per_s for device in cluster.devices)
+    return Bounds(compute_s, float((priced.moved_bytes / bandwidth).max()))
+
+
+def limits(cluster: Cluster, solution: Solution) -> list[str]:
+    """Return in words what a layer's time is spent on, from the convex program's duals; the largest first."""
+    relaxed, names = solution.relaxed, [cluster.names[rank] for rank in solution.crew]
+    parts = [
+        (seconds, f"{1e3 * seconds:.1f} ms {what} of {name}")
+        for what, values in (("compute", relaxed.by_speed), ("link", relaxed.by_link))
+        for name, seconds in zip(names, values, strict=True)
+        if seconds > WORTH * relaxed.seconds
+    ]
+    return [words for _, words in sorted(parts, reverse=True)]
+
+
+def upgrades(spec: ModelSpec, cluster: Cluster, rows: int, solution: Solution) -> list[Upgrade]:
+    """Return what changes of the cluster would save, each planned anew; the most first."""
+    assert solution.plan.predicted is not None
+    now = solution.plan.predicted.seconds
+    found = []
+    for change, better in _changes(cluster, solution):
+        predicted = solve(spec, better, rows).plan.predicted
+        assert predicted is not None
+        if now - predicted.seconds > WORTH * now:
+            found.append(Upgrade(change, now - predicted.seconds))
+    return sorted(found, key=lambda upgrade: -upgrade.saved_s)
+
+
+def _changes(cluster: Cluster, solution: Solution) -> Iterator[tuple[str, Cluster]]:
+    """Yield the changes that the duals point at: memory that has a price, the dearest link, the dearest speed."""
+    relaxed, crew = solution.relaxed, solution.crew
+    for rank in np.argsort(-solution.prices)[:2]:
+        if solution.prices[rank] > 0:
+            device = cluster.devices[rank]
+            more = replace(device, memory_bytes=device.memory_bytes + GIB)
+            yield f"{device.name}'s memory is the limit: 1 GiB more", _with(cluster, int(rank), more)
+    for rank in (crew[place] for place in np.argsort(-relaxed.by_link)[:2] if relaxed.by_link[place] > 0):
+        now_mbps = cluster.bandwidth(rank) * 8 / 1e6
+        mbps = next((link for link in LINKS_MBPS if link > 1.1 * now_mbps), None)
+        if mbps is not None:
+            wider = replace(cluster.devices[rank], bandwidth_bytes_per_s=mbps * 1e6 / 8)
+            yield f"a link of {mbps} Mbps to {wider.name}", _with(cluster, rank, wider)
+    if len(crew) > 1:
+        mbps = next((link for link in LINKS_MBPS if link > 1.1 * cluster.network.bandwidth_bytes_per_s * 8 / 1e6), None)
+        if mbps is not None:
+            network = replace(cluster.network, bandwidth_bytes_per_s=mbps * 1e6 / 8)
+            everyone = tuple(replace(device, bandwidth_bytes_per_s=mbps * 1e6 / 8) for device in cluster.devices)
+            yield f"links of {mbps} Mbps to all", replace(cluster, devices=everyone, network=network, links={})
+    fastest = max(cluster.devices, key=lambda device: device.compute_flop_per_s)
+    another = replace(fastest, name=f"{fastest.name}-too")
+    yield f"one more {fastest.name}", replace(cluster, devices=(*cluster.devices, another))
+
+
+def _with(cluster: Cluster, rank: int, device: Device) -> Cluster:
+    devices = list(cluster.devices)
+    devices[rank] = device
+    return replace(cluster, devices=tuple(devices))
+
+
+def _name(system: str, plan: Plan) -> str:
+    return f"single:{plan.devices[plan.stages[0].active[0]]}" if system == "single" else system
+
+
+def _lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, priced: Price) -> str:
+    """Return what memory a plan lacks, in words."""
+    needs = work_bytes(spec, plan.rows)
+    for device, held in zip(cluster.devices, priced.weights_bytes, strict=True):
+        short = held + needs - device.memory_bytes
+        if short > 0 and held > 0:
+            return f"{device.name}: {-(-short // MIB)} MiB short"
+    return ""

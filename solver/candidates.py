@@ -1,0 +1,115 @@
+"""Candidate layers: which kinds and which crews are worth a search.
+
+A crew is a set of devices that may share a layer. Few devices: all crews. More: the fastest n of them, for some n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.curves import Kernel
+from solver.kinds import KINDS, LayerKind
+from solver.layers import Setting
+from solver.plan import Cut, Layout
+from solver.search import Draft, Layer, Terms, drafts, finish, improved, redraft
+from solver.steps import FLOAT_BYTES
+
+# Kinds that are priced for every crew; the others, seldom best, only for the crew of the best of these.
+_ROWS, _BLOCK, _FULL = (Cut.ROWS, Layout.ROWS), (Cut.BLOCK, Layout.ROWS), (Cut.BLOCK, Layout.FULL)
+MAIN_KINDS = (
+    LayerKind(*_ROWS, *_ROWS),
+    LayerKind(*_BLOCK, *_ROWS),
+    LayerKind(*_ROWS, *_BLOCK),
+    LayerKind(*_BLOCK, *_BLOCK),
+    LayerKind(*_FULL, *_FULL),
+)
+OTHER_KINDS = tuple(kind for kind in KINDS if kind not in MAIN_KINDS)
+FINISHED = 4  # drafts that are improved
+AGAIN = 3  # in a solve that begins with the layers of another
+THOROUGH = 2  # of them by two moves at a time
+FEW = 4  # devices, up to which all crews and moves by two are tried
+LARGEST = 128  # crew, of many devices; what more would compute, their messages cost
+HOPELESS = 1.5  # times the best score of smaller crews: larger ones are not tried
+
+
+def candidates(s: Setting, terms: Terms) -> list[Layer]:
+    """Return the best layers of the most promising kinds and crews."""
+    scarce = bool(np.isfinite(terms.caps).all())
+    # Tight caps make odd kinds best; prices alone seldom do.
+    every = scarce and s.devices <= FEW and not terms.prices.any()
+    found = _drafts(s, KINDS if every else MAIN_KINDS, terms)
+    if scarce:
+        # First shares say little about what moves within tight caps can mend: improve those of every kind.
+        return _finished(s, _one_of_each_kind(found), terms)
+    crew = np.isin(np.arange(s.devices), found[0].devices)
+    others = [draft for kind in OTHER_KINDS for draft in drafts(s, kind, [crew], terms)]
+    found = sorted(found[:FINISHED] + others, key=lambda draft: draft.score)
+    return _finished(s, found[:FINISHED], terms)
+
+
+def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
+    """Price the layers of a former solution anew, and improve the likeliest of them and of some fresh drafts."""
+    found = [redraft(s, layer.kind, layer.units, terms) for layer in layers]
+    if s.devices <= FEW and not np.isfinite(terms.caps).all():
+        found += _one_of_each_kind(_drafts(s, MAIN_KINDS, terms))
+    found.sort(key=lambda draft: draft.score)
+    better = [improved(draft, terms, by_two=False) for draft in found[:AGAIN]]
+    # Where memory has a price, what the mix is made of has to stay, good or not.
+    better += found[AGAIN:] if terms.prices.any() else []
+    return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]
+
+
+def _one_of_each_kind(found: Sequence[Draft]) -> list[Draft]:
+    best: dict[LayerKind, Draft] = {}
+    for draft in found:
+        best.setdefault(draft.table.kind, draft)
+    return list(best.values())
+
+
+def _drafts(s: Setting, kinds: Sequence[LayerKind], terms: Terms) -> list[Draft]:
+    """Return first shares of every kind among every crew, the best first."""
+    if s.devices <= FEW:
+        sets = [members for size in range(1, s.devices + 1) for members in combinations(range(s.devices), size)]
+        crews = [np.isin(np.arange(s.devices), members) for members in sets]
+        found = [draft for kind in kinds for draft in drafts(s, kind, crews, terms)]
+    else:
+        orders = _orders(s, terms)
+        found = [draft for kind in kinds for order in orders for draft in _drafts_of_first(s, kind, order, terms)]
+    return sorted(found, key=lambda draft: draft.score)
+
+
+def _drafts_of_first(s: Setting, kind: LayerKind, order: NDArray[np.intp], terms: Terms) -> Iterator[Draft]:
+    """Yield first shares of the first n devices, for growing n as long as that leads somewhere."""
+    best = np.inf
+    size = 1
+    while size <= min(s.devices, LARGEST):
+        found = drafts(s, kind, [np.isin(np.arange(s.devices), order[:size])], terms)
+        yield from found
+        score = min((draft.score for draft in found), default=np.inf)
+        if score > HOPELESS * best:
+            return
+        best = min(best, score)
+        size = max(size + 1, size * 5 // 4)
+
+
+def _orders(s: Setting, terms: Terms) -> list[NDArray[np.intp]]:
+    """Return the devices by what a share of a layer costs them, and with those first that can hold a layer."""
+    H, F, rows = s.spec.hidden, s.spec.ffn, max(1, s.rows // 8)
+    weights = 4 * H * H + 2 * H * F
+    wire = 2 * H * FLOAT_BYTES * rows / s.machine.network.bandwidth
+    seconds = s.machine.bank.seconds(Kernel.PROJECT, rows, weights) + wire
+    seconds = seconds + terms.prices * FLOAT_BYTES * weights / 8
+    order, small = np.argsort(seconds, kind="stable"), terms.caps < FLOAT_BYTES * weights
+    return [order, np.lexsort((seconds, small))] if small.any() else [order]
+
+
+def _finished(s: Setting, found: Sequence[Draft], terms: Terms) -> list[Layer]:
+    """Improve drafts, the best of them thoroughly."""
+    better = sorted((improved(draft, terms, by_two=False) for draft in found), key=lambda draft: draft.score)
+    if s.devices <= FEW:
+        better[:THOROUGH] = [improved(draft, terms, by_two=True) for draft in better[:THOROUGH]]
+    return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]

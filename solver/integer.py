@@ -1,0 +1,131 @@
+"""The integer program: how many layers of which configuration, under every device's memory.
+
+A configuration is a layer with whole shares: a pair of cuts, and who takes part with how many rows, heads (of whole
+KV groups) and tiles. With c over the configurations, i over the devices, t_c the seconds and w_ci the bytes of weights
+of a layer, L the layers and M_i the bytes that device i has for them:
+
+    minimise    sum_c t_c n_c + sum_i P_i s_i
+    subject to  (C1)  sum_c n_c = L
+                (C2)  sum_c w_ci n_c <= M_i + s_i       for every device i
+                      n_c >= 0 and whole, s_i >= 0
+
+s_i is what device i lacks; P_i is so high that a plan which fits always wins over one which does not. Where some s_i
+stays above zero, nothing fits, and s says how much is missing; P_i is least for the device with the most room, so that
+it is missing in one place. The linear relaxation's duals of (C2) are the prices,
+in seconds per byte, for which `solver.search` finds further configurations (column generation).
+
+The only module that imports pulp. HiGHS solves; CBC, which PuLP brings along, where HiGHS is not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pulp
+
+from solver.curves import Floats
+
+# What it costs to lack a whole layer's bytes, in times of the slowest plan; and how much more that is anywhere but on
+# the device with the most room. A thousandth of a layer short costs ten plans: no plan is worth that.
+LACK = 1e4
+ELSEWHERE = 1.1
+TIME_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mix:
+    """The solution.
+
+    Parameters
+    ----------
+    layers
+        n_c: layers of every configuration.
+    seconds
+        sum_c t_c n_c.
+    gap
+        By how much the optimum over these configurations can be better, relative; 0 where the optimum is proven.
+    short_bytes : [p]
+        s_i.
+    """
+
+    layers: tuple[int, ...]
+    seconds: float
+    gap: float
+    short_bytes: Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prices:
+    """Duals of the linear relaxation: seconds per byte of every device, [p]; seconds of one layer more; the optimum."""
+
+    per_byte: Floats
+    layer_s: float
+    bound_s: float
+
+
+def best_mix(seconds: Sequence[float], held: Sequence[Floats], room: Floats, layers: int) -> Mix:
+    """Choose how many layers of every configuration.
+
+    Parameters
+    ----------
+    seconds
+        t_c.
+    held : [p] each
+        w_c.
+    room : [p]
+        M_i, bytes; may be negative where a device has not even what it needs besides.
+    layers
+        L.
+    """
+    program = _Program(seconds, held, room, layers, whole=True)
+    problem = program.problem
+    problem.solve(_solver())
+    found = tuple(round(count.value()) for count in program.counts)
+    total = float(np.dot(seconds, found))
+    objective, bound = pulp.value(problem.objective), _bound(problem)
+    gap = max(0.0, (objective - bound) / objective) if bound is not None else 0.0
+    return Mix(found, total, gap, np.array([missing.value() for missing in program.short]) * program.unit_bytes)
+
+
+def prices(seconds: Sequence[float], held: Sequence[Floats], room: Floats, layers: int) -> Prices:
+    """Solve the linear relaxation for its duals; arguments as in `best_mix`."""
+    program = _Program(seconds, held, room, layers, whole=False)
+    program.problem.solve(_solver())
+    per_byte = np.array([max(0.0, -limit.pi) for limit in program.memory]) / program.unit_bytes
+    return Prices(per_byte, program.all_layers.pi, float(pulp.value(program.problem.objective)))
+
+
+class _Program:
+    """The program; bytes count as parts of the largest layer, since solvers dislike coefficients far from one."""
+
+    def __init__(
+        self, seconds: Sequence[float], held: Sequence[Floats], room: Floats, layers: int, *, whole: bool
+    ) -> None:
+        self.problem = problem = pulp.LpProblem("layers_of_every_configuration", pulp.LpMinimize)
+        category = pulp.LpInteger if whole else pulp.LpContinuous
+        self.unit_bytes = unit = max(float(weights.sum()) for weights in held)
+        self.counts = [problem.add_variable(f"n_{c}", 0, layers, category) for c in range(len(seconds))]
+        self.short = [problem.add_variable(f"s_{i}", 0) for i in range(room.size)]
+        penalty = LACK * layers * max(seconds)
+        penalties = np.where(np.arange(room.size) == room.argmax(), penalty, ELSEWHERE * penalty)
+        problem += pulp.lpDot(seconds, self.counts) + pulp.lpDot(penalties.tolist(), self.short)
+        self.all_layers = pulp.lpSum(self.counts) == layers
+        problem += self.all_layers, "C1_layers"
+        self.memory = []
+        for i in range(room.size):
+            used = pulp.lpDot([weights[i] / unit for weights in held], self.counts)
+            self.memory.append(used - self.short[i] <= room[i] / unit)
+            problem += self.memory[-1], f"C2_memory_{i}"
+
+
+def _solver() -> pulp.LpSolver:
+    highs = pulp.HiGHS(msg=False, timeLimit=TIME_LIMIT_S, gapRel=1e-6)
+    return highs if highs.available() else pulp.PULP_CBC_CMD(msg=False, timeLimit=TIME_LIMIT_S, gapRel=1e-6)
+
+
+def _bound(problem: pulp.LpProblem) -> float | None:
+    """Return HiGHS's bound on the objective; CBC's is not handed through by PuLP."""
+    model = getattr(problem, "solverModel", None)
+    return None if model is None else float(model.getInfo().mip_dual_bound)

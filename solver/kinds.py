@@ -1,0 +1,216 @@
+"""Kinds of layers, and what a layer of a kind costs for any whole shares: tables that planners look up.
+
+A kind is a pair of cuts with the places of their norms. A layer of a kind finds the stream as a layer of that kind
+leaves it. Shares are counted in units: rows, heads, tiles of F or output columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.curves import Floats
+from solver.exchange import Mask
+from solver.layers import LayerSteps, Setting
+from solver.plan import BlockPlan, Cut, LayerPlan, Layout
+from solver.spans import Partition
+from solver.steps import FLOAT_BYTES, Axis, Load, Step, Times, Transfer, Values, times
+
+Integers = NDArray[np.int64]
+Units = Mapping[Axis, Integers]  # [..., p], in units of the axis
+
+TILE = 64  # columns: the widest panel that OpenBLAS and onnxruntime pack at a time is a divisor or a small multiple
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """A pair of cuts and where the norms behind them are."""
+
+    attention: Cut
+    attention_norm: Layout
+    mlp: Cut
+    mlp_norm: Layout
+
+    def __str__(self) -> str:
+        norms = "".join(norm[0] for norm in (self.attention_norm, self.mlp_norm))
+        return f"{self.attention}/{self.mlp} {norms}"
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Axes whose shares a planner chooses."""
+        used = {
+            Axis.ROWS: Layout.ROWS in (self.attention_norm, self.mlp_norm),
+            Axis.HEADS: self.attention is not Cut.ROWS,
+            Axis.CONTEXT: self.attention is Cut.COLUMNS,
+            Axis.FFN: self.mlp is not Cut.ROWS,
+            Axis.OUTPUT: self.mlp is Cut.COLUMNS,
+        }
+        return tuple(axis for axis, is_used in used.items() if is_used)
+
+
+def _blocks() -> list[tuple[Cut, Layout]]:
+    # Columns with norm on rows gathers all columns everywhere all the same: it is never cheaper than block.
+    return [(Cut.ROWS, Layout.ROWS), (Cut.BLOCK, Layout.ROWS), (Cut.BLOCK, Layout.FULL), (Cut.COLUMNS, Layout.FULL)]
+
+
+KINDS = tuple(LayerKind(*attention, *mlp) for attention in _blocks() for mlp in _blocks())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """Bytes that a layer of a kind holds.
+
+    Parameters
+    ----------
+    per_unit
+        For every unit of an axis.
+    whole
+        For any share of rows at all: cuts by rows need all weights of their block.
+    """
+
+    per_unit: Mapping[Axis, int]
+    whole: int
+
+
+def layer_weights(setting: Setting, kind: LayerKind) -> Weights:
+    """Return what a share of a layer weighs; norms and last biases, which everybody holds, are not counted."""
+    H, F, d = setting.spec.hidden, setting.spec.ffn, setting.spec.head_dim
+    tile, output = unit_size(setting, Axis.FFN), unit_size(setting, Axis.CONTEXT)
+    per_unit = {
+        Axis.HEADS: 3 * d * (H + 1) + (d * H if kind.attention is Cut.BLOCK else 0),
+        Axis.CONTEXT: output * H,
+        Axis.FFN: tile * (H + 1) + (tile * H if kind.mlp is Cut.BLOCK else 0),
+        Axis.OUTPUT: output * F,
+    }
+    whole = (4 * H * H + 3 * H) * (kind.attention is Cut.ROWS) + (2 * H * F + F) * (kind.mlp is Cut.ROWS)
+    return Weights({axis: FLOAT_BYTES * per_unit[axis] for axis in kind.axes if axis in per_unit}, FLOAT_BYTES * whole)
+
+
+def unit_size(setting: Setting, axis: Axis) -> int:
+    """Return how many columns a unit of an axis has: the widest tile that divides it; one row, one head."""
+    if axis in (Axis.ROWS, Axis.HEADS):
+        return 1
+    length = setting.length(axis)
+    return max(tile for tile in range(1, TILE + 1) if length % tile == 0)
+
+
+def unit_count(setting: Setting, axis: Axis) -> int:
+    """Return how many units of an axis there are."""
+    return setting.length(axis) // unit_size(setting, axis)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableStep:
+    """A step whose loads are tables: `before`, `during`, `edge` and `after` stacked, by axis.
+
+    Parameters
+    ----------
+    loads : [owners of rows + 1 or 1, units + 1, p, 4]
+        Where products run on blocks of rows as they arrive, they depend on how many devices have rows.
+    """
+
+    loads: Mapping[Axis, Floats]
+    transfer: Transfer | None
+    reduces: bool
+
+
+class LayerTable:
+    """What a layer of a kind costs for any shares.
+
+    Parameters
+    ----------
+    setting
+        The model and the cluster.
+    kind
+        The kind of layer.
+    """
+
+    def __init__(self, setting: Setting, kind: LayerKind) -> None:
+        self.setting, self.kind = setting, kind
+        self.units = {axis: unit_count(setting, axis) for axis in kind.axes}
+        self.sizes = {axis: unit_size(setting, axis) for axis in kind.axes}
+        self.weights = layer_weights(setting, kind)
+        self._devices = np.arange(setting.devices)
+        values = {axis: np.arange(total + 1.0)[:, None] * self.sizes[axis] for axis, total in self.units.items()}
+        owners = np.maximum(np.arange(setting.devices + 1.0), 1)[:, None, None]
+        stream = values[Axis.ROWS] if kind.mlp_norm is Layout.ROWS else None
+        building = LayerSteps(setting, values, stream, owners)
+        building.attention(kind.attention, kind.attention_norm)
+        building.mlp(kind.mlp, kind.mlp_norm)
+        self.steps = [self._table(step) for step in building.steps]
+
+    def seconds(self, units: Units) -> Floats:
+        """Return the seconds of one layer, [...]."""
+        return np.asarray(sum(step.end.max(-1) for step in self.step_times(units)))
+
+    def step_times(self, units: Units) -> list[Times]:
+        """Return when every device ends each step, [..., p]."""
+        values = {axis: counts.astype(float) * self.sizes[axis] for axis, counts in units.items()}
+        active = taking(units)
+        owners = (units[Axis.ROWS] > 0).sum(-1, keepdims=True) if Axis.ROWS in units else 0
+        return [self._times(step, units, values, active, owners) for step in self.steps]
+
+    def axis_seconds(self, axis: Axis, owners: int) -> Floats:
+        """Return what every share of an axis costs in compute, [units + 1, p], where so many devices have rows."""
+        loads = (step.loads[axis] for step in self.steps if axis in step.loads)
+        return np.asarray(sum(load[owners if len(load) > 1 else 0][..., [0, 1, 3]].sum(-1) for load in loads))
+
+    def held_bytes(self, units: Units) -> Floats:
+        """Return the bytes of weights that every device holds of one layer, [..., p]."""
+        held = sum(size * units[axis] for axis, size in self.weights.per_unit.items())
+        if self.weights.whole:
+            held = held + self.weights.whole * (units[Axis.ROWS] > 0)
+        return np.asarray(held, float)
+
+    def _times(self, step: TableStep, units: Units, values: Values, active: Mask, owners: Any) -> Times:
+        parts = [
+            table[owners if len(table) > 1 else 0, units[axis], self._devices]
+            if axis in units
+            else table[0, 0] * active[..., None]
+            for axis, table in step.loads.items()
+        ]
+        load = np.add.reduce(np.broadcast_arrays(*parts)) if parts else np.zeros((*active.shape, 4))
+        loads = [load[..., part] for part in range(4)]
+        return times(loads, step.transfer, step.reduces, values, active, self.setting.machine)
+
+    def _table(self, step: Step) -> TableStep:
+        def stacked(axis: Axis) -> Floats:
+            def part(load: Load) -> Floats:
+                return np.asarray(load.get(axis, np.zeros(())))
+
+            parts = [part(load) for load in (step.before, step.during, step.edge, step.after)]
+            shape = np.broadcast_shapes((1, self.units.get(axis, 0) + 1, self._devices.size), *(p.shape for p in parts))
+            return np.stack([np.broadcast_to(values, shape) for values in parts], -1)
+
+        axes = {*step.before, *step.during, *step.edge, *step.after}
+        return TableStep({axis: stacked(axis) for axis in sorted(axes)}, step.transfer, step.reduces)
+
+
+@lru_cache(maxsize=64)
+def layer_table(setting: Setting, kind: LayerKind) -> LayerTable:
+    """Return the table of a kind, made once for a setting."""
+    return LayerTable(setting, kind)
+
+
+def taking(units: Mapping[Axis, Any]) -> Mask:
+    """Return who has a share of anything, [..., p]."""
+    return np.asarray(np.logical_or.reduce([counts > 0 for counts in units.values()]))
+
+
+def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
+    """Return the plan of a layer with these shares, [p]."""
+    parts = {axis: Partition.of_counts((counts * unit_size(setting, axis)).tolist()) for axis, counts in units.items()}
+
+    def block(cut: Cut, norm: Layout, inner: Axis, output: Axis) -> BlockPlan:
+        rows = tuple((units[Axis.ROWS] / units[Axis.ROWS].sum()).tolist()) if norm is Layout.ROWS else None
+        return BlockPlan(cut, parts.get(inner), parts.get(output), norm, rows)
+
+    return LayerPlan(
+        block(kind.attention, kind.attention_norm, Axis.HEADS, Axis.CONTEXT),
+        block(kind.mlp, kind.mlp_norm, Axis.FFN, Axis.OUTPUT),
+    )

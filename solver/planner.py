@@ -1,0 +1,225 @@
+"""The planner: candidate layers, the convex program's shares and bound, the integer program's mix, the plan.
+
+For plenty of memory the best layer is the plan, in every layer. Where it does not fit, the integer program's prices of
+memory ask for layers that need less of what is scarce, until none is worth its price (column generation: Gilmore and
+Gomory, "A Linear Programming Approach to the Cutting-Stock Problem", Operations Research 9, 1961); then it chooses
+whole numbers of layers. So rows turn into mixtures and these into cuts that share the weights out, as memory shrinks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from solver import integer
+from solver.candidates import again, candidates
+from solver.cluster import Cluster
+from solver.cost import price, setting, weights_room
+from solver.curves import Floats
+from solver.errors import InfeasiblePlanError
+from solver.kinds import KINDS, layer_plan, layer_table, taking
+from solver.layers import Setting
+from solver.model import ModelSpec
+from solver.plan import Plan, Stage
+from solver.search import Layer, Terms, few_shares, finish, improved, neighbours, redraft, undominated
+from solver.spans import Span, largest_remainder
+from solver.steps import Axis
+
+if TYPE_CHECKING:
+    from solver.relax import Relaxed
+
+MIB = 2**20
+ROUNDS = 12  # of column generation
+WORTH = 1e-4  # of a layer's seconds: what a further configuration has to save at the current prices
+NEIGHBOURS = 200  # configurations near those used that the integer program may choose besides
+CLOSE = 1.2  # times the seconds of the best layer: others' plans are priced, too
+KEPT = 4  # configurations beside those of the plan, for a later solve
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Solution:
+    """A plan and how it was found.
+
+    Parameters
+    ----------
+    plan
+        With its prediction.
+    runs
+        Layers of equal shares, and how many, the most first.
+    layers
+        These layers and the fastest of the others; a later solve begins with them.
+    prices : [p]
+        Seconds that a byte more saves on every device; zero where memory does not limit.
+    relaxed
+        The convex program for the cuts and the devices (`crew`, ranks) of the layer that is best at these prices.
+    gap
+        By how much the layers may be from the best, relative: against the convex bound for their cuts and devices, or,
+        where memory is scarce, against the relaxed mix.
+    """
+
+    plan: Plan
+    runs: tuple[tuple[Layer, int], ...]
+    layers: tuple[Layer, ...]
+    prices: Floats
+    relaxed: Relaxed
+    crew: tuple[int, ...]
+    gap: float
+
+
+def solve(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None = None) -> Solution:
+    """Plan requests of `rows` rows.
+
+    Parameters
+    ----------
+    spec, cluster, rows
+        What is planned.
+    before
+        The solution for the same model and devices before a measurement changed: a solve begins with its layers, and
+        is several times as fast. Its gap is against what it began with.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If no plan fits, saying how much memory is missing and where.
+    """
+    s, room = setting(spec, cluster, rows), weights_room(spec, cluster, rows)
+    lacking = np.maximum(-room, 0.0)
+    # A device that lacks even what comes before weights takes no part; rank 0 has to have it.
+    room[1:] = np.maximum(room[1:], 0.0)
+    prices, mix_bound_s = np.zeros(s.devices), 0.0
+    if before is None:
+        found = candidates(s, Terms(prices, np.full(s.devices, np.inf)))
+        fastest = min(found, key=lambda layer: layer.seconds)
+        if (fastest.held_bytes * spec.layers > room).any():
+            found, prices, mix_bound_s = _scarce(s, room, found)
+    else:
+        prices = before.prices
+        found = again(s, before.layers, _terms(prices, room))
+    terms = _terms(prices, room)
+    best = min(found, key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
+    relaxed, crew = _relaxed(s, best, terms)
+    if before is None:
+        found += _rounded(s, best, relaxed, crew, terms)
+    mix = _mix(s, found, room)
+    if mix.short_bytes.max() > 1:
+        if before is not None:
+            return solve(spec, cluster, rows)
+        raise _does_not_fit(spec, cluster, mix.short_bytes + np.where(mix.short_bytes > 1, lacking, 0.0))
+    runs = sorted(
+        ((layer, count) for layer, count in zip(found, mix.layers, strict=True) if count), key=lambda run: -run[1]
+    )
+    if before is None and len(runs) == 1:
+        runs = [(_best_with_ends(s, cluster, found, runs[0][0], room), spec.layers)]
+    used = [layer for layer, _ in runs]
+    others = sorted((layer for layer in found if layer not in used), key=lambda layer: layer.seconds)
+    plan = _plan(s, cluster, runs)
+    plan = replace(plan, predicted=price(s, plan).prediction)
+    bound_s = mix_bound_s if prices.any() else relaxed.seconds * spec.layers
+    gap = max(mix.gap, 1 - bound_s / mix.seconds) if bound_s else mix.gap
+    return Solution(plan, tuple(runs), (*used, *others[:KEPT]), prices, relaxed, crew, gap)
+
+
+def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: Layer, room: Floats) -> Layer:
+    """Return the layer whose plan is fastest with all that stands before and behind the layers; it may be another."""
+    close = [
+        layer
+        for layer in found
+        if layer.seconds <= CLOSE * best.seconds and (layer.held_bytes * s.spec.layers <= room).all()
+    ]
+    return min(close, key=lambda layer: price(s, _plan(s, cluster, [(layer, s.spec.layers)])).seconds)
+
+
+def _terms(prices: Floats, room: Floats) -> Terms:
+    """Return what memory costs: nothing, and without end, where it has no price."""
+    return Terms(prices, np.maximum(room, 0.0) if prices.any() else np.full(room.size, np.inf))
+
+
+def _mix(s: Setting, found: Sequence[Layer], room: Floats) -> integer.Mix:
+    seconds, held = [layer.seconds for layer in found], [layer.held_bytes for layer in found]
+    return integer.best_mix(seconds, held, room, s.spec.layers)
+
+
+def _prices(s: Setting, found: Sequence[Layer], room: Floats) -> integer.Prices:
+    seconds, held = [layer.seconds for layer in found], [layer.held_bytes for layer in found]
+    return integer.prices(seconds, held, room, s.spec.layers)
+
+
+def _relaxed(s: Setting, best: Layer, terms: Terms) -> tuple[Relaxed, tuple[int, ...]]:
+    """Solve the convex program for a layer's cuts and devices; return it and the devices."""
+    from solver.relax import relax  # imports cvxpy, which takes a second: for those who plan, not for those who read
+
+    crew = np.flatnonzero(taking(best.units))
+    takes = {axis: counts[crew] > 0 for axis, counts in best.units.items()}
+    rows = best.units.get(Axis.ROWS, np.zeros(1, np.int64))
+    table = layer_table(s.only(crew), best.kind)
+    relaxed = relax(table, takes, terms.only(crew), least_rows=2 if rows[rows > 0].min(initial=2) >= 2 else 1)
+    return relaxed, tuple(crew.tolist())
+
+
+def _rounded(s: Setting, best: Layer, relaxed: Relaxed, crew: Sequence[int], terms: Terms) -> list[Layer]:
+    """Return the convex program's shares in whole units, improved; nothing if that breaks a cap."""
+    units = {axis: np.zeros(s.devices, np.int64) for axis in best.units}
+    for axis, shares in relaxed.units.items():
+        units[axis][list(crew)] = largest_remainder(np.maximum(shares, 0.0).tolist(), int(best.units[axis].sum()))
+    draft = improved(redraft(s, best.kind, units, terms), terms, by_two=False)
+    layer = finish(draft, terms, s.devices)
+    return [] if layer is None else [layer]
+
+
+def _scarce(s: Setting, room: Floats, found: list[Layer]) -> tuple[list[Layer], Floats, float]:
+    """Return layers worth choosing from where memory is scarce, its prices, and the seconds of the relaxed mix."""
+    whole = np.maximum(room, 0.0)
+    if few_shares(s, KINDS):
+        found = found + [layer for kind in KINDS for layer in undominated(s, kind, whole)]
+        duals = _prices(s, found, room)
+        return found, duals.per_byte, duals.bound_s
+    found = found + candidates(s, Terms(np.zeros(s.devices), whole / s.spec.layers))
+    for _ in range(ROUNDS):
+        duals = _prices(s, found, room)
+        terms = Terms(duals.per_byte, whole)
+        worth = [
+            layer
+            for layer in candidates(s, terms)
+            if layer.seconds + float(terms.charge(layer.held_bytes)) < duals.layer_s * (1 - WORTH)
+        ]
+        if not worth:
+            break
+        found = found + worth
+    # A configuration that a better plan uses costs at most so much above its price.
+    mix = _mix(s, found, room)
+    limit = duals.layer_s + max(mix.seconds - duals.bound_s, 0.0)
+    used = [layer for layer, count in zip(found, mix.layers, strict=True) if count]
+    more = [near for layer in used for near in neighbours(s, layer, terms, limit)]
+    more.sort(key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
+    return found + more[:NEIGHBOURS], duals.per_byte, duals.bound_s
+
+
+def _plan(s: Setting, cluster: Cluster, runs: Sequence[tuple[Layer, int]]) -> Plan:
+    """Lay the runs one behind the other; kinds that leave the stream in rows stand together."""
+    ordered = sorted(runs, key=lambda run: (run[0].kind.mlp_norm, str(run[0].kind)))
+    spans, start = [], 0
+    for layer, count in ordered:
+        spans.append((Span(start, start + count), layer_plan(s, layer.kind, layer.units)))
+        start += count
+    return Plan(
+        (Stage(cluster.names, tuple(spans)),),
+        model_name=s.spec.name,
+        model_fingerprint=s.spec.fingerprint,
+        cluster_fingerprint=cluster.fingerprint,
+        system="hepti",
+        rows=s.rows,
+    )
+
+
+def _does_not_fit(spec: ModelSpec, cluster: Cluster, short_bytes: Floats) -> InfeasiblePlanError:
+    missing = [
+        f"{math.ceil(lacks / MIB)} MiB more on {device.name} (has {device.memory_bytes // MIB})"
+        for device, lacks in zip(cluster.devices, short_bytes, strict=True)
+        if lacks > 1
+    ]
+    total = math.ceil(short_bytes.sum() / MIB)
+    return InfeasiblePlanError(f"{spec.name} does not fit: {total} MiB short; it would with {' and '.join(missing)}")

@@ -1,0 +1,78 @@
+"""Pictures: the timeline of a plan, and the one place that imports matplotlib (extra `plot`), when it draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from solver.cluster import Cluster
+from solver.cost import Price
+from solver.errors import HeptiError
+
+MOST_DRAWN = 32  # devices
+COLORS = {"compute": "#4477aa", "exchange": "#ee6677"}
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty matplotlib figure of this size, in inches.
+
+    Raises
+    ------
+    HeptiError
+        If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # takes half a second: only for who asks for a picture
+    except ImportError as error:
+        raise HeptiError("pictures need matplotlib: pip install 'hepti[plot]'") from error
+    return Figure(figsize=(width, height), layout="constrained", dpi=150)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure; the name's ending says how.
+
+    Raises
+    ------
+    HeptiError
+        If the ending is unknown or the file cannot be written.
+    """
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise HeptiError(f"cannot write picture {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise HeptiError(f"cannot write picture {path}: its name must end in .svg, .png or .pdf") from error
+
+
+def plot_timeline(cluster: Cluster, price: Price, path: Path, title: str) -> None:
+    """Draw what every device does over time: the start, one layer of every run, the end."""
+    busy = np.flatnonzero(price.compute_s > 0)[:MOST_DRAWN]
+    figure = new_figure(12, 1.5 + 0.4 * len(busy))
+    axes = figure.subplots()
+    _draw(axes, price, busy)
+    axes.set_yticks(range(len(busy)), [cluster.names[rank] for rank in busy])
+    axes.invert_yaxis()
+    axes.set_xlabel("ms; of layers that follow each other alike, one is drawn")
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.legend(loc="outside upper right", ncols=2)
+    save_figure(figure, path)
+
+
+def _draw(axes: Any, price: Price, busy: Any) -> None:
+    start, rows = 0.0, np.arange(len(busy))
+    repeated = {step.layers for step in price.steps if step.repeats > 1}
+    for step in price.steps:
+        if step.layers in repeated and step.repeats == 1:
+            continue
+        compute, end = 1e3 * step.times.compute[busy], 1e3 * step.times.end[busy]
+        wait = np.minimum(end - compute, 1e3 * step.times.exchange[busy])
+        first = start == 0
+        axes.barh(rows, compute, left=start, color=COLORS["compute"], label="compute" if first else None)
+        axes.barh(rows, wait, left=start + compute, color=COLORS["exchange"], label="exchange" if first else None)
+        seconds = 1e3 * float(step.times.end.max())
+        axes.axvline(start + seconds, color="black", linewidth=0.5)
+        label = f"{step.repeats + 1} times: {step.name}" if step.layers in repeated else step.name
+        axes.text(start + seconds / 2, -0.6, label, rotation=30, fontsize=7, ha="left", va="bottom")
+        start += seconds

@@ -1,0 +1,299 @@
+"""The convex program: the fractional shares that make a layer of one kind fastest, and what each limit is worth.
+
+Sets: devices i that take part, steps s of the layer, axes a (rows, heads, tiles). Variables: shares x_a,i in units;
+seconds b, d, e, f of `before`, `during`, `edge` and `after`; exchanges E_s,i; the seconds T_s of a step.
+
+    minimise    sum_s T_s + sum_i price_i w_i(x)
+    subject to  (C1)  sum_i x_a,i = U_a,   least <= x_a,i <= U_a     for who takes part in axis a, else x_a,i = 0
+                (C2)  w_i(x) <= cap_i                                bytes of weights, linear in x
+                (C3)  every part >= slope x_a,i + intercept          the lower hull of its curve from `least` on
+                (C4)  E_s,i >= latency + received_s,i / B_i          bytes are linear in x
+                (C5)  E_s,i >= latency + sent_s,j / B_j              for every other sender j (or a narrower pair)
+      gather    (C6)  T_s >= b_i + d_i + f_i,    T_s >= K_s + E_s,i + e_i + f_i,    K_s >= b_j
+      reduce    (C7)  T_s >= D_s + f_i,    T_s >= K_s + E_s,i + f_i,    D_s >= b_j + d_j,    K_s >= b_j + e_j
+
+A curve's lower hull never exceeds the curve, so the optimum is a lower bound for all whole shares of these devices.
+Everything measured is a parameter: a program is built once for a kind and a number of devices, and re-solved in
+milliseconds (disciplined parametrised programming). Its duals say what a limit is worth: `Relaxed`.
+
+The only module that imports cvxpy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import cvxpy as cp
+import numpy as np
+
+from solver.curves import Floats, Kernel
+from solver.errors import InfeasiblePlanError
+from solver.exchange import Exchange, Mask
+from solver.kinds import LayerKind, LayerTable, TableStep
+from solver.lines import LINES, lower_lines, own_exchange
+from solver.search import Terms
+from solver.steps import FLOAT_BYTES, Axis, Transfer, message_seconds
+
+MS, MIB = 1e3, 2**20  # the program counts milliseconds and MiB: solvers dislike numbers far from one
+NEVER = 1e6  # milliseconds
+PARTS = ("before", "during", "edge", "after")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Relaxed:
+    """The optimum of the convex program, [p] over the devices of the table.
+
+    Parameters
+    ----------
+    seconds
+        Of one layer, without what memory costs; a lower bound for whole shares.
+    units
+        Fractional shares.
+    per_byte
+        Seconds that a byte more under the cap saves (C2).
+    by_speed, by_link
+        Seconds saved per relative gain: of device i being 1 % faster, 1 % of `by_speed`; of its link carrying 1 %
+        more, 1 % of `by_link`.
+    """
+
+    seconds: float
+    units: Mapping[Axis, Floats]
+    per_byte: Floats
+    by_speed: Floats
+    by_link: Floats
+
+
+def relax(table: LayerTable, takes: Mapping[Axis, Mask], terms: Terms, least_rows: int = 1) -> Relaxed:
+    """Solve the program.
+
+    Parameters
+    ----------
+    table
+        The kind of layer, on devices of which every one takes part in some axis.
+    takes : [p]
+        Who takes part in each axis.
+    terms
+        What memory costs and allows.
+    least_rows
+        How many rows who takes part in them has at least. One row is a product without packed weights, much cheaper
+        than two: from two on the hull is close to the curve.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If the caps leave no solution.
+    """
+    pairs = tuple((one, other) for one, other, _, _ in table.setting.machine.network.narrow)
+    program = _program(table.kind, table.setting.devices, pairs, tuple(_shape(step) for step in table.steps))
+    program.set(table, takes, terms, least_rows)
+    return program.solve(table)
+
+
+Shape = tuple[tuple[tuple[str, Axis], ...], Axis | None, bool, bool]
+
+
+def _shape(step: TableStep) -> Shape:
+    """Return what of a step decides the form of its program: its parts, and its transfer's axis, direction and use."""
+    parts = {
+        (part, axis)
+        for axis, load in step.loads.items()
+        for number, part in enumerate(PARTS)
+        if load[..., number].any()
+    }
+    if step.transfer is None:
+        return tuple(sorted(parts)), None, False, False
+    parts.add(("during", step.transfer.axis))  # posting messages
+    if step.reduces:
+        parts.add(("after", step.transfer.axis))  # adding summands
+    return tuple(sorted(parts)), step.transfer.axis, step.transfer.scatters, step.reduces
+
+
+@cache
+def _program(kind: LayerKind, devices: int, pairs: tuple[tuple[int, int], ...], shapes: tuple[Shape, ...]) -> _Program:
+    return _Program(kind.axes, devices, pairs, shapes)
+
+
+class _Program:
+    """The program for a kind and a number of devices: owns the cvxpy problem that is solved again and again."""
+
+    def __init__(self, axes: Sequence[Axis], n: int, pairs: Sequence[tuple[int, int]], shapes: Sequence[Shape]) -> None:
+        self.x = {axis: cp.Variable(n) for axis in axes}
+        self.total = {axis: cp.Parameter() for axis in axes}
+        self.least = {axis: cp.Parameter(n) for axis in axes}
+        self.most = {axis: cp.Parameter(n) for axis in axes}
+        self.weight = {axis: cp.Parameter() for axis in axes}
+        self.cap = cp.Parameter(n)
+        self.charge = {axis: cp.Parameter(n) for axis in axes}
+        constraints = [
+            constraint
+            for axis, x in self.x.items()
+            for constraint in (cp.sum(x) == self.total[axis], x >= self.least[axis], x <= self.most[axis])
+        ]  # (C1)
+        self.memory = sum(self.weight[axis] * x for axis, x in self.x.items()) <= self.cap  # (C2)
+        self.steps = [_Step(self.x, n, pairs, *shape) for shape in shapes]
+        constraints += [self.memory, *(constraint for step in self.steps for constraint in step.constraints)]
+        self.time = sum(step.seconds for step in self.steps)
+        charged = sum(self.charge[axis] @ x for axis, x in self.x.items())
+        self.problem = cp.Problem(cp.Minimize(self.time + charged), constraints)
+
+    def set(self, table: LayerTable, takes: Mapping[Axis, Mask], terms: Terms, least_rows: int) -> None:
+        """Give the parameters their values."""
+        weights = table.weights
+        whole = weights.whole * takes[Axis.ROWS] if Axis.ROWS in takes else 0.0
+        # An infinite cap is one that nothing reaches.
+        largest = weights.whole + sum(size * table.units[axis] for axis, size in weights.per_unit.items())
+        self.cap.value = (np.minimum(terms.caps, largest) - whole) / MIB
+        for axis in self.x:
+            self.total[axis].value = float(table.units[axis])
+            self.least[axis].value = takes[axis] * float(least_rows if axis is Axis.ROWS else 1)
+            self.most[axis].value = takes[axis] * float(table.units[axis])
+            self.weight[axis].value = weights.per_unit.get(axis, 0) / MIB
+            self.charge[axis].value = terms.prices * weights.per_unit.get(axis, 0) * MS
+        for step, priced in zip(self.steps, table.steps, strict=True):
+            step.set(table, priced, takes, least_rows)
+
+    def solve(self, table: LayerTable) -> Relaxed:
+        """Solve, and read the duals."""
+        self.problem.solve(solver=cp.HIGHS)
+        if self.problem.status not in (cp.OPTIMAL, cp.OPTIMAL_INACCURATE):
+            raise InfeasiblePlanError(
+                f"the convex program for {table.kind} is {self.problem.status}: the caps are too low"
+            )
+        return Relaxed(
+            seconds=float(self.time.value) / MS,
+            units={axis: np.asarray(x.value) for axis, x in self.x.items()},
+            per_byte=np.asarray(self.memory.dual_value) / MIB / MS,
+            by_speed=np.asarray(sum(step.by_speed() for step in self.steps)) / MS,
+            by_link=np.zeros(table.setting.devices) + sum(step.by_link() for step in self.steps) / MS,
+        )
+
+
+class _Step:
+    """Variables, parameters and constraints of one step, in milliseconds."""
+
+    def __init__(
+        self, x: Mapping[Axis, cp.Variable], n: int, pairs: Sequence[tuple[int, int]],
+        parts: Sequence[tuple[str, Axis]], axis: Axis | None, scatters: bool, reduces: bool,
+    ) -> None:  # fmt: skip
+        self.parts = parts
+        self.seconds = cp.Variable()
+        self.constraints: list[cp.Constraint] = []
+        self.slope = {key: cp.Parameter((LINES, n)) for key in parts}
+        self.fixed = {key: cp.Parameter((LINES, n)) for key in parts}
+        self.lines: dict[tuple[str, Axis], cp.Constraint] = {}
+        self.spent: dict[tuple[str, Axis], cp.Variable] = {}
+        spent: dict[str, cp.Expression] = {part: cp.Constant(np.zeros(n)) for part in PARTS}
+        rows = np.ones((LINES, 1))
+        for key in parts:
+            part, on = key
+            self.spent[key] = cp.Variable((1, n))
+            line = self.fixed[key]
+            if on in x:
+                line = line + cp.multiply(self.slope[key], rows @ cp.reshape(x[on], (1, n), order="C"))
+            self.lines[key] = rows @ self.spent[key] >= line  # (C3)
+            spent[part] = spent[part] + self.spent[key][0]
+        self.constraints += self.lines.values()
+        before, during, edge, after = (spent[part] for part in PARTS)
+        self.exchange = None if axis is None else _Exchange(x, n, pairs, axis, scatters)
+        if self.exchange is None:
+            self.constraints.append(before + during + after <= self.seconds)
+            return
+        arrived, posted, done = self.exchange.arrived, cp.Variable(), cp.Variable()  # E, K, D
+        self.constraints += self.exchange.constraints
+        if reduces:  # (C7)
+            self.constraints += [before + during <= done, before + edge <= posted]
+            self.constraints += [done + after <= self.seconds, posted + arrived + after <= self.seconds]
+        else:  # (C6); who receives nothing waits for nothing
+            waits = posted + arrived + edge + after - NEVER * (1 - self.exchange.receives)
+            self.constraints += [before <= posted, before + during + after <= self.seconds, waits <= self.seconds]
+
+    def set(self, table: LayerTable, step: TableStep, takes: Mapping[Axis, Mask], least_rows: int) -> None:
+        """Give the parameters their values."""
+        owners = int(takes[Axis.ROWS].sum()) if Axis.ROWS in takes else 0
+        everyone = np.ones(table.setting.devices, bool)
+        own = None if step.transfer is None else own_exchange(table, step.transfer, takes)
+        for part, axis in self.parts:
+            load = step.loads.get(axis)
+            seconds = np.zeros((1, everyone.size))
+            if load is not None:
+                seconds = seconds + load[owners if len(load) > 1 else 0][..., PARTS.index(part)]
+            if own is not None and step.transfer is not None and axis is step.transfer.axis:
+                if part == "during":
+                    seconds = seconds + message_seconds(own, table.setting.machine.bank)
+                if part == "after" and step.reduces:
+                    seconds = seconds + table.setting.machine.bank.seconds(Kernel.ADD, own.received / FLOAT_BYTES)
+            least = least_rows if axis is Axis.ROWS else 1
+            slope, fixed = lower_lines(seconds * MS, takes.get(axis, everyone), least)
+            self.slope[part, axis].value, self.fixed[part, axis].value = slope, fixed
+        if self.exchange is not None and own is not None and step.transfer is not None:
+            self.exchange.set(table, step.transfer, own)
+
+    def by_link(self) -> Floats | float:
+        """Return the milliseconds that every device's link is worth."""
+        return 0.0 if self.exchange is None else self.exchange.by_link()
+
+    def by_speed(self) -> Floats:
+        """Return the milliseconds that every device's compute is worth: duals of (C3) times the seconds they bound."""
+        return np.asarray(sum((line.dual_value * self.spent[key].value).sum(0) for key, line in self.lines.items()))
+
+
+class _Exchange:
+    """E of one step: (C4) and (C5), in milliseconds."""
+
+    def __init__(
+        self, x: Mapping[Axis, cp.Variable], n: int, pairs: Sequence[tuple[int, int]], axis: Axis, scatters: bool
+    ) -> None:
+        self.arrived = cp.Variable(n)
+        shares = x[axis] if axis in x else cp.Constant(np.zeros(n))
+        self.receives, self.latency = cp.Parameter(n), cp.Parameter(n)
+        self.slope_in, self.fixed_in = cp.Parameter(n), cp.Parameter(n)
+        self.slope_out, self.fixed_out = cp.Parameter(n), cp.Parameter(n)
+        self.incoming = self.arrived >= self.latency + cp.multiply(self.slope_in, shares) + self.fixed_in
+        self.constraints = [self.incoming]
+        # (C5) for every j but i: ranks that differ, differ in some bit. So the larger of the other halves, bit by bit,
+        # is the largest of all others, with n log n constraints instead of n².
+        self.leaving = cp.multiply(self.slope_out, shares) + self.fixed_out
+        self.outgoing = []
+        for bit in range(max(n - 1, 1).bit_length()):
+            half = (np.arange(n) >> bit) & 1
+            largest = cp.Variable(2, nonneg=True)
+            self.outgoing.append(np.eye(2)[half] @ largest >= self.leaving)
+            other = np.eye(2)[1 - half] @ largest
+            self.constraints.append(self.arrived >= self.latency + cp.multiply(self.receives, other))
+        self.constraints += self.outgoing
+        # Narrow pairs, both ways: (sender, receiver).
+        self.ways = [way for one, other in pairs for way in ((one, other), (other, one))]
+        if self.ways:
+            senders, receivers = np.array(self.ways).T
+            self.slope_pair = cp.Parameter(len(self.ways))
+            moved = shares[receivers if scatters else senders]
+            self.constraints.append(
+                self.arrived[receivers] >= self.latency[receivers] + cp.multiply(self.slope_pair, moved)
+            )
+
+    def set(self, table: LayerTable, transfer: Transfer, own: Exchange) -> None:
+        """Give the parameters their values; `own` is what every device sends and receives for any share of its own."""
+        network = table.setting.machine.network
+        receives = own.received.max(0) > 0
+        self.receives.value = receives.astype(float)
+        self.latency.value = receives * network.latency_s * MS
+        for bytes_moved, slope, fixed in (
+            (own.received, self.slope_in, self.fixed_in),
+            (own.sent, self.slope_out, self.fixed_out),
+        ):
+            time = bytes_moved / network.bandwidth * MS
+            # Bytes are linear in a device's own share.
+            slope.value = time[-1] - time[-2] if len(time) > 1 else np.zeros_like(time[0])
+            fixed.value = time[0] if len(time) == 1 else time[-1] - slope.value * (len(time) - 1)
+        if self.ways:
+            width = {frozenset(pair[:2]): pair[2] for pair in network.narrow}
+            size = transfer.unit_bytes * table.sizes.get(transfer.axis, 0) * MS
+            self.slope_pair.value = np.array([size * receives[i] / width[frozenset((j, i))] for j, i in self.ways])
+
+    def by_link(self) -> Floats:
+        """Return the milliseconds that every device's link is worth: duals of (C4) and (C5) times what they bound."""
+        arriving = self.incoming.dual_value * (self.arrived.value - self.latency.value)
+        leaving = [bound.dual_value * self.leaving.value for bound in self.outgoing]
+        return np.asarray(arriving + sum(leaving))

@@ -1,0 +1,18 @@
+"""Hepti: Lee et al., "An Autonomous Parallelization of Transformer Model Inference on Heterogeneous Edge Devices".
+
+ICS 2024. Three ways to cut a MatMul, chosen by what the devices' memory allows; nonuniform shares out of an
+optimisation problem over profiled compute and links. Ours chooses per layer, prices what overlaps, and leaves out
+devices that make things worse: `solver.planner`.
+"""
+
+from __future__ import annotations
+
+from solver.cluster import Cluster
+from solver.model import ModelSpec
+from solver.plan import Plan
+from solver.planner import solve
+
+
+def plan_hepti(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
+    """Plan by the convex and the integer program."""
+    return solve(spec, cluster, rows).plan

@@ -1,0 +1,53 @@
+"""Every layer that there is, on small instances: what the planner's answers are held against.
+
+Priced straight by the steps of a layer, without the planner's tables and search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+
+from solver.kinds import KINDS, LayerKind, layer_weights, unit_count, unit_size
+from solver.layers import LayerSteps, Setting
+from solver.plan import Layout
+from solver.steps import Axis, step_times
+
+
+def compositions(total: int, parts: int) -> np.ndarray:
+    """Return all ways to write `total` as a sum of `parts` counts, [ways, parts]."""
+    if parts == 1:
+        return np.array([[total]])
+    return np.concatenate(
+        [np.insert(compositions(total - first, parts - 1), 0, first, axis=1) for first in range(total + 1)]
+    )
+
+
+def all_layers(s: Setting) -> Iterator[tuple[LayerKind, dict[Axis, np.ndarray], np.ndarray, np.ndarray]]:
+    """Yield for every kind all shares [ways, p], their seconds [ways] and bytes [ways, p]."""
+    for kind in KINDS:
+        single = [compositions(unit_count(s, axis), s.devices) for axis in kind.axes]
+        places = np.array(list(product(*[range(len(ways)) for ways in single])))
+        units = {
+            axis: ways[places[:, number]] for number, (axis, ways) in enumerate(zip(kind.axes, single, strict=True))
+        }
+        yield kind, units, layer_seconds(s, kind, units), layer_bytes(s, kind, units)
+
+
+def layer_seconds(s: Setting, kind: LayerKind, units: dict[Axis, np.ndarray]) -> np.ndarray:
+    """Return the seconds of a layer among layers of its kind."""
+    values = {axis: counts.astype(float) * unit_size(s, axis) for axis, counts in units.items()}
+    active = np.logical_or.reduce([counts > 0 for counts in units.values()])
+    building = LayerSteps(s, values, values[Axis.ROWS] if kind.mlp_norm is Layout.ROWS else None)
+    building.attention(kind.attention, kind.attention_norm)
+    building.mlp(kind.mlp, kind.mlp_norm)
+    return sum(step_times(step, values, active, s.machine).end.max(-1) for step in building.steps)
+
+
+def layer_bytes(s: Setting, kind: LayerKind, units: dict[Axis, np.ndarray]) -> np.ndarray:
+    """Return the bytes of weights of a layer on every device."""
+    weights = layer_weights(s, kind)
+    held = sum(size * units[axis] for axis, size in weights.per_unit.items())
+    return held + weights.whole * (units[Axis.ROWS] > 0) if weights.whole else held

@@ -1,0 +1,50 @@
+"""Random small instances: models of a few heads and tiles on unlike devices, with skewed links and unsteady curves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from solver.cluster import Cluster, Device, Link
+from solver.curves import Curve, Curves, Kernel, derived_curves
+from solver.model import ModelSpec, TextInput
+
+
+def small_model(rng: np.random.Generator, layers: int, most_heads: int = 5) -> ModelSpec:
+    """Return a model of one or two tiles of output columns, few heads, two to four tiles of F."""
+    heads, head_dim = int(rng.integers(2, most_heads + 1)), int(rng.choice([8, 16]))
+    text = TextInput(vocab=100, positions=64, max_rows=64)
+    return ModelSpec("small", heads * head_dim, 64 * int(rng.integers(2, 5)), heads, layers, input=text)
+
+
+def unlike_cluster(rng: np.random.Generator, devices: int) -> Cluster:
+    """Return devices of speeds that differ up to three hundredfold; some with bent curves, some links narrow."""
+    found = []
+    for number in range(devices):
+        speed = float(10 ** rng.uniform(8, 10.5))
+        curves = bent(derived_curves(speed), rng) if rng.random() < 0.5 else None
+        own = float(10 ** rng.uniform(5.5, 8)) if rng.random() < 0.3 else None
+        found.append(Device(f"d{number}", speed, 2**30, own, curves))
+    network = Link(float(10 ** rng.uniform(5.5, 8.5)), float(10 ** rng.uniform(-5, -3.5)))
+    narrow = {frozenset(("d0", "d1")): Link(float(10 ** rng.uniform(5, 7)), 1e-3)} if rng.random() < 0.4 else {}
+    return Cluster(tuple(found), network, narrow)
+
+
+def bent(curves: Curves, rng: np.random.Generator) -> Curves:
+    """Return curves whose slope changes along the way, up or down."""
+
+    def bend(curve: Curve) -> Curve:
+        first = (curve.first[0], *sorted(rng.uniform(2.5, 8, 2)), curve.first[-1])
+        table = np.array(
+            [[np.interp(at, curve.first, column) for column in zip(*curve.seconds, strict=True)] for at in first]
+        )
+        steps = np.diff(table, axis=0) * rng.uniform(0.3, 3, (len(first) - 1, 1))
+        seconds = np.concatenate([table[:1], table[:1] + np.cumsum(steps, axis=0)])
+        return Curve(tuple(map(float, first)), curve.second, tuple(tuple(map(float, row)) for row in seconds))
+
+    kernels = {
+        kernel: bend(curve) if kernel in (Kernel.PROJECT, Kernel.CONTRACT, Kernel.ATTEND) else curve
+        for kernel, curve in curves.kernels.items()
+    }
+    return replace(curves, kernels=kernels)
