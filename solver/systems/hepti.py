@@ -10,9 +10,10 @@ from __future__ import annotations
 from solver.cluster import Cluster
 from solver.model import ModelSpec
 from solver.plan import Plan
-from solver.planner import solve
 
 
 def plan_hepti(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Plan by the convex and the integer program."""
+    from solver.planner import solve  # only who plans needs the solvers: rank 0, not the others
+
     return solve(spec, cluster, rows).plan
