@@ -36,7 +36,8 @@ types:
 	$(BIN)/mypy
 
 tests:
-	$(BIN)/python -m pytest --ignore=tests/mpi
+	$(BIN)/python -m pytest --ignore=tests/mpi --ignore=tests/lab
+	$(BIN)/python -m pytest -m lab tests/lab/test_cleanliness.py tests/lab/test_doctor.py
 	for ranks in 1 2 3 5; do mpirun -np $$ranks $(BIN)/python -m pytest -q tests/mpi || exit 1; done
 
 .venv/run: pyproject.toml
