@@ -17,7 +17,7 @@ HOSTFILE = "pi-0 slots=1\npi-1 slots=1\npi-2 slots=1\npi-3 slots=1\n"
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    with lab_up("test-ssh", tmp_path_factory.mktemp("ssh"), "--ssh", **PI4X3) as runner:
+    with lab_up("ssh", tmp_path_factory.mktemp("ssh"), "--ssh", **PI4X3) as runner:
         yield runner
 
 
