@@ -43,6 +43,7 @@ class Host:
     cpu: float = 1.0  # now, as a fraction of the device's speed
     core_flop_per_s: float = 0.0  # calibrated: what this host gets for one whole core
     connected: bool = True
+    kills: int = 0  # how often `lab kill` has ended everything on it
 
     @property
     def compute_flop_per_s(self) -> float:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from launch import shell
-from launch.lab import Host, Lab
+from launch.lab import Host, Lab, load_lab
 from launch.lab_agent import RUN, on_host
 from launch.lab_limits import Cgroups, kills_file, parse_kills
 from launch.lab_up import machine_cgroups, sweep, sweep_dead_runs
@@ -46,6 +46,10 @@ def run(lab: Lab, ranks: int, program: Sequence[str]) -> int:
         while (code := shell.wait(process, POLL_S)) is None:
             kills = _report_kills(lab, cgroups, name, ranks, kills)
         _report_kills(lab, cgroups, name, ranks, kills)
+        if code == 0 and (killed := _killed_hosts(lab)):
+            # mpirun says 0 when a whole host vanishes.
+            print(f"{' and '.join(killed)} was killed while the program ran", file=sys.stderr)
+            code = 1
     finally:
         sweep(lab, name)
         for number, handler in before.items():
@@ -65,6 +69,12 @@ def killed_line(host: Host, position: int, hosts: int, ranks: int) -> str:
     mine = [str(rank) for rank in range(position, ranks, hosts)]
     who = " or ".join(mine)
     return f"rank {who} on {host.name} was killed: it broke its memory cap of {host.memory_bytes / GIB:.2f} GiB"
+
+
+def _killed_hosts(before: Lab) -> list[str]:
+    """Return the hosts that `lab kill` has ended since the run began."""
+    now = load_lab(before.name)
+    return [host.name for host, old in zip(now.hosts, before.hosts, strict=True) if host.kills > old.kills]
 
 
 def _report_kills(lab: Lab, cgroups: Cgroups, run: str, ranks: int, before: list[int]) -> list[int]:

@@ -73,6 +73,7 @@ def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
         lab, speeds = calibrate(lab, lambda lab, host: limit_cpu(cgroups, lab, host))
         if lab.ssh:
             _start_ssh(lab)
+        notes += _robbed_notes(lab, speeds)
         lab.save()
     except BaseException as error:
         down(lab.name)
@@ -118,6 +119,7 @@ def change(lab: Lab, host: Host) -> Lab:
 
 def kill_host(lab: Lab, host: Host) -> int:
     """Kill every process on a host, as pulling its plug would; return how many there were."""
+    lab.with_host(replace(host, kills=host.kills + 1)).save()
     return kill_everything(machine_cgroups().groups(lab.name, host.name), [lab.namespace(host)])
 
 
@@ -275,6 +277,16 @@ def _shape(lab: Lab) -> list[str]:
                     f"this kernel has no netem: links keep their own latency instead of {lab.latency_s * 1e6:.0f} µs"
                 ]
     return []
+
+
+def _robbed_notes(lab: Lab, speeds: Iterable[float]) -> list[str]:
+    """Say which hosts do not get what they are promised: a quota cannot give what another lab takes."""
+    return [
+        f"{host.name} achieved {speed / 1e9:.1f} of {host.compute_flop_per_s / 1e9:.1f} GFLOP/s: "
+        "another lab or a busy machine below this one takes the rest"
+        for host, speed in zip(lab.hosts, speeds, strict=True)
+        if speed < 0.95 * host.compute_flop_per_s
+    ]
 
 
 def _buffer_note() -> list[str]:

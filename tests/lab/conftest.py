@@ -87,6 +87,11 @@ class LabRunner:
             process.communicate(timeout=60)
 
 
+def own(word):
+    """Return a lab name that no other test session on this machine uses."""
+    return f"test-{word}-{os.getpid()}"
+
+
 def write_cluster(path, gflops, mbps, memory_gib, links=""):
     devices = [
         f'[[device]]\nname = "pi-{rank}"\ngflops = {speed}\nmemory_gib = {memory_gib}\n'
@@ -98,8 +103,9 @@ def write_cluster(path, gflops, mbps, memory_gib, links=""):
 
 
 @contextmanager
-def lab_up(name, folder, *options, **settings):
+def lab_up(word, folder, *options, **settings):
     """Bring a lab up for the block."""
+    name = own(word)
     runner = LabRunner(name)
     path = write_cluster(folder / f"{name}.toml", **settings)
     done = runner.launch("lab", "up", path, "--json", *options)
@@ -114,14 +120,14 @@ def lab_up(name, folder, *options, **settings):
 @pytest.fixture(scope="session")
 def odd(tmp_path_factory):
     """Two hosts with odd speeds and an odd bandwidth."""
-    with lab_up("test-odd", tmp_path_factory.mktemp("odd"), **ODD) as runner:
+    with lab_up("odd", tmp_path_factory.mktemp("odd"), **ODD) as runner:
         yield runner
 
 
 @pytest.fixture(scope="session")
 def usual(tmp_path_factory):
     """Three hosts at 940 Mbps, the first a Raspberry Pi 4."""
-    with lab_up("test-usual", tmp_path_factory.mktemp("usual"), **USUAL) as runner:
+    with lab_up("usual", tmp_path_factory.mktemp("usual"), **USUAL) as runner:
         yield runner
 
 

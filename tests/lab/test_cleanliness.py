@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.conftest import PROGRAMS, ROOT, LabRunner, kill, lab_up, leftovers, wait_until, write_cluster
+from tests.lab.conftest import PROGRAMS, ROOT, LabRunner, kill, lab_up, leftovers, own, wait_until, write_cluster
 
 # Full count: HEPTI_LAB_CYCLES=20 pytest -m lab tests/lab/test_cleanliness.py
 CYCLES = int(os.environ.get("HEPTI_LAB_CYCLES", "2"))
@@ -17,15 +17,15 @@ SMALL = {"gflops": (24.6, 10.0), "mbps": 940, "memory_gib": 0.5}
 
 def test_up_run_down_leaves_nothing(tmp_path):
     for _ in range(CYCLES):
-        with lab_up("test-cycle", tmp_path, **SMALL) as lab:
+        with lab_up("cycle", tmp_path, **SMALL) as lab:
             assert lab.json("speed.py", 0.3)
 
-        assert leftovers("test-cycle") == []
+        assert leftovers(own("cycle")) == []
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    with lab_up("test-kill", tmp_path_factory.mktemp("kill"), **SMALL) as lab:
+    with lab_up("kill", tmp_path_factory.mktemp("kill"), **SMALL) as lab:
         yield lab
 
 
@@ -77,8 +77,8 @@ def test_ctrl_c_ends_a_run(small):
 
 def test_down_clears_away_what_a_crash_left(tmp_path):
     """`up` killed at different moments; the state file may not even exist."""
-    runner = LabRunner("test-crash")
-    path = write_cluster(tmp_path / "test-crash.toml", **SMALL)
+    runner = LabRunner(own("crash"))
+    path = write_cluster(tmp_path / f"{own('crash')}.toml", **SMALL)
     for seconds in (1.0, 2.0, 3.5):
         process = subprocess.Popen([sys.executable, "-m", "launch", "lab", "up", str(path)], cwd=ROOT)
         time.sleep(seconds)
@@ -86,19 +86,19 @@ def test_down_clears_away_what_a_crash_left(tmp_path):
         process.wait()
         runner.lab("down")
 
-        assert leftovers("test-crash") == []
+        assert leftovers(runner.name) == []
 
 
 def test_up_after_a_crash_starts_afresh(tmp_path):
-    path = write_cluster(tmp_path / "test-again.toml", **SMALL)
+    path = write_cluster(tmp_path / f"{own('again')}.toml", **SMALL)
     process = subprocess.Popen([sys.executable, "-m", "launch", "lab", "up", str(path)], cwd=ROOT)
     time.sleep(2)
     kill(process.pid)
     process.wait()
-    with lab_up("test-again", tmp_path, **SMALL) as lab:
+    with lab_up("again", tmp_path, **SMALL) as lab:
         assert lab.json("speed.py", 0.3)
 
-    assert leftovers("test-again") == []
+    assert leftovers(own("again")) == []
 
 
 def command(pid):

@@ -20,7 +20,7 @@ OVERSUBSCRIBE = "PRTE_MCA_rmaps_default_mapping_policy"
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    with lab_up("test-ssh", tmp_path_factory.mktemp("ssh"), "--ssh", **PI4X3) as runner:
+    with lab_up("ssh", tmp_path_factory.mktemp("ssh"), "--ssh", **PI4X3) as runner:
         yield runner
 
 
