@@ -50,7 +50,7 @@ endif
 	touch $@
 
 .venv/test: .venv/run
-	$(BIN)/python -m pip install --quiet --editable '.[$(extras),test]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(extras),plot,test]'
 	touch $@
 
 clean:
