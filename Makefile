@@ -40,7 +40,7 @@ tests:
 	$(BIN)/python -m pytest -m lab tests/lab/test_cleanliness.py tests/lab/test_doctor.py
 	for ranks in 1 2 3 5; do mpirun -np $$ranks $(BIN)/python -m pytest -q tests/mpi || exit 1; done
 
-.venv/run: pyproject.toml
+.venv/run: pyproject.toml Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[$(extras)]'
 ifneq ($(MPI),wheel)
