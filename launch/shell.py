@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from solver.errors import HeptiError
 
@@ -53,9 +56,26 @@ def start(command: Command) -> Process:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
 
-def start_here(command: Command, environment: Mapping[str, str]) -> Process:
-    """Start a program on our own terminal: standard input, output and errors are shared with it."""
-    return subprocess.Popen(command, env=dict(environment), text=True)
+def start_here(command: Command, environment: Mapping[str, str], hush: bytes | None = None) -> Process:
+    """Start a program on our own terminal: standard input, output and errors are shared with it.
+
+    Parameters
+    ----------
+    hush : regular expression
+        Left out of its errors, which then pass through us.
+    """
+    errors = None if hush is None else subprocess.PIPE
+    process = subprocess.Popen(command, env=dict(environment), text=True, stderr=errors)
+    if hush is not None and process.stderr is not None:
+        # Not a daemon: we end when the last word is out.
+        threading.Thread(target=_forward, args=(process.stderr, hush)).start()
+    return process
+
+
+def _forward(source: IO[str], hush: bytes) -> None:
+    with source:
+        while chunk := os.read(source.fileno(), 65536):
+            os.write(sys.stderr.fileno(), re.sub(hush, b"", chunk))
 
 
 def start_alone(command: Command) -> None:
