@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launch import lab_run, lab_up
+from launch import lab_down, lab_run, lab_up
 from launch.lab import Lab, find_cluster, lab_name, load_lab, plan_lab, running
 from launch.plot import Curve, draw
 from solver.errors import HeptiError
@@ -166,7 +166,7 @@ def _lab(cluster: str) -> Iterator[Lab]:
     try:
         yield lab
     finally:
-        lab_up.down(name)
+        lab_down.down(name)
 
 
 def write_picture(report: dict[str, Any], path: Path) -> None:

@@ -93,12 +93,6 @@ def examine_pairs(hosts: Sequence[str], reached: Mapping[str, Sequence[str]]) ->
     ]
 
 
-def shared_network(answers: Sequence[Answer]) -> str:
-    """Return the CIDR of the network that all hosts are on, the first host's first; "": there is none."""
-    networks = _networks([answer for answer in answers if answer.facts])
-    return next(iter(_shared(networks)), "")
-
-
 def _reach(answer: Answer) -> list[Finding]:
     if not answer.reached:
         mend = f"ssh-copy-id {answer.host}; check its name, cable and sshd"

@@ -134,8 +134,7 @@ class Lab:
 
 def plan_lab(name: str, cluster: Cluster, ssh: bool = False) -> Lab:
     """Give every device of a cluster a host."""
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", name):
-        raise HeptiError(f"lab name {name!r}: use at most 32 small letters, digits and dashes (--name)")
+    require_name(name)
     if len(cluster.devices) > MAX_HOSTS:
         raise HeptiError(f"{len(cluster.devices)} devices, a lab has room for {MAX_HOSTS}: leave some out")
     addresses = [f"{SUBNET}.{number}" for number in range(1, len(cluster.devices) + 1)]
@@ -160,6 +159,12 @@ def plan_lab(name: str, cluster: Cluster, ssh: bool = False) -> Lab:
             )
         )
     return Lab(name, tuple(hosts), cluster.network.latency_s, ssh)
+
+
+def require_name(name: str) -> None:
+    """Refuse what cannot be a lab's name: it becomes part of paths, some of which are removed."""
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,31}", name):
+        raise HeptiError(f"lab name {name!r}: use at most 32 small letters, digits and dashes (--name)")
 
 
 def lab_name(word: str) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from launch import lab_run, lab_up, shell
+from launch import lab_down, lab_run, lab_up, shell
 from launch.lab import Host, Lab, did_you_mean, find_cluster, lab_name, load_lab, plan_lab
 from launch.lab_agent import on_host
 from launch.lab_limits import quota_us
@@ -107,7 +107,7 @@ def _up(options: argparse.Namespace) -> int:
 
 def _down(options: argparse.Namespace) -> int:
     name = lab_name(options.lab)
-    print(f"lab {name} is down" if lab_up.down(name) else f"there was no lab {name}")
+    print(f"lab {name} is down" if lab_down.down(name) else f"there was no lab {name}")
     return 0
 
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from launch import shell
 from launch.lab import Host, Lab, load_lab
 from launch.lab_agent import RUN, on_host
+from launch.lab_down import machine_cgroups, sweep, sweep_dead_runs
 from launch.lab_limits import Cgroups, kills_file, parse_kills
-from launch.lab_up import machine_cgroups, sweep, sweep_dead_runs
 from launch.mpirun import mpirun_command
 from solver.cluster import GIB
 from solver.errors import HeptiError

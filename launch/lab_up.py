@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch import shell
-from launch.lab import PREFIX, RUNTIME, Host, Lab
+from launch.lab import Host, Lab
 from launch.lab_agent import agent_text, hosts_text, on_host
-from launch.lab_limits import OPTIONAL_FILES, Cgroups, cpu_files, find_cgroups, memory_files, weight_file
+from launch.lab_down import down, kill_everything, machine_cgroups, processes
+from launch.lab_limits import OPTIONAL_FILES, Cgroups, cpu_files, memory_files, weight_file
 from launch.lab_links import connect_command, latency_commands, network_commands, shape_commands
 from launch.lab_measure import START, calibrate, core_speed, throughput
 from launch.lab_ssh import key_commands, known_hosts, ssh_config, sshd_command, sshd_config
@@ -83,22 +82,6 @@ def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
     return lab, [Achieved(*pair) for pair in zip(speeds, bandwidths, strict=True)], notes
 
 
-def down(name: str) -> bool:
-    """Remove everything that carries the lab's name, also what a crash left; return whether there was anything."""
-    groups = [group for group in machine_cgroups().groups(name) if group.exists()]
-    namespaces = lab_namespaces(name)
-    directory = RUNTIME / name
-    kill_everything(groups, namespaces)
-    for group in groups:
-        remove_groups(group)
-    for namespace in namespaces:
-        shell.run(["ip", "netns", "delete", namespace])
-    existed = bool(groups or namespaces or directory.exists())
-    if directory.exists():
-        shutil.rmtree(directory)
-    return existed
-
-
 def change(lab: Lab, host: Host) -> Lab:
     """Put a host's new speed, bandwidth, memory cap or connection in force, under whatever is running."""
     before, lab = lab.host(host.name), lab.with_host(host)
@@ -129,28 +112,11 @@ def usage(lab: Lab) -> list[dict[str, float]]:
     used = "memory.usage_in_bytes" if cgroups.memory_version == 1 else "memory.current"
     return [
         {
-            "processes": len(_processes(cgroups.cpu_group(lab.name, host.name))),
+            "processes": len(processes(cgroups.cpu_group(lab.name, host.name))),
             "memory_used_gib": int((cgroups.memory_group(lab.name, host.name) / used).read_text()) / GIB,
         }
         for host in lab.hosts
     ]
-
-
-def sweep(lab: Lab, run: str) -> None:
-    """Kill and remove what is left of a run on every host."""
-    for group in machine_cgroups().groups(lab.name):
-        leftovers = list(group.glob(f"*/{run}"))
-        kill_everything(leftovers, [])
-        for leftover in leftovers:
-            remove_groups(leftover)
-
-
-def sweep_dead_runs(lab: Lab) -> None:
-    """Clear away runs whose launcher was killed: a run's name ends in the launcher's process number."""
-    for group in machine_cgroups().groups(lab.name):
-        for run in group.glob("*/run-*"):
-            if not Path("/proc", run.name.removeprefix("run-")).exists():
-                sweep(lab, run.name)
 
 
 def require_tools() -> None:
@@ -180,11 +146,6 @@ def require_capacity(lab: Lab) -> None:
             f"the hosts of lab {lab.name} add up to {wanted:.1f} GiB of memory, this machine has {total:.1f}: "
             "lower memory_gib"
         )
-
-
-def machine_cgroups() -> Cgroups:
-    """Find this machine's controllers."""
-    return find_cgroups(Path("/proc/mounts").read_text())
 
 
 def limit_cpu(cgroups: Cgroups, lab: Lab, host: Host) -> None:
@@ -299,52 +260,3 @@ def _buffer_note() -> list[str]:
                 f"sysctl -w net.core.{name}={SOCKET_BUFFER}"
             ]
     return []
-
-
-def lab_namespaces(name: str) -> list[str]:
-    """Return the network namespaces that carry a lab's name."""
-    names = [line.split()[0] for line in shell.run(["ip", "netns", "list"]).splitlines()]
-    return [namespace for namespace in names if namespace.startswith(f"{PREFIX}.{name}.")]
-
-
-def kill_everything(groups: Iterable[Path], namespaces: Iterable[str]) -> int:
-    """Kill all processes in cgroups and network namespaces, and their children born meanwhile; return how many."""
-    killed: set[int] = set()
-    for _ in range(100):
-        processes = {int(line) for group in groups for line in _processes(group)}
-        for namespace in namespaces:
-            processes |= {int(word) for word in shell.run(["ip", "netns", "pids", namespace]).split()}
-        if not processes:
-            break
-        for process in processes:
-            try:
-                os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                continue  # it has just ended by itself
-        killed |= processes
-        time.sleep(0.05)
-    return len(killed)
-
-
-def _processes(group: Path) -> list[str]:
-    return [line for file in group.rglob("cgroup.procs") for line in file.read_text().split()]
-
-
-def remove_groups(group: Path) -> None:
-    """Remove a cgroup and those below it; a killed process holds its group for a moment."""
-    for child in sorted(group.rglob("*/"), reverse=True):
-        _remove_group(child)
-    _remove_group(group)
-
-
-def _remove_group(group: Path) -> None:
-    for _ in range(100):
-        try:
-            group.rmdir()
-        except FileNotFoundError:
-            return
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    raise HeptiError(f"the kernel does not let go of {group}: its processes do not die; see {group}/cgroup.procs")

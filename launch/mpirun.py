@@ -26,28 +26,10 @@ def hostfile_text(names: Sequence[str]) -> str:
     return "".join(f"{name} slots=1\n" for name in names)
 
 
-def mpirun_command(
-    ranks: int, hosts: int, hostfile: Path, agent: Path | None, program: Sequence[str], interface: str = ""
-) -> Command:
-    """Return the mpirun line that starts `program` on hosts in turn, rank 0 on the first.
-
-    Parameters
-    ----------
-    agent : path or None
-        What replaces ssh; None: ssh itself.
-    interface : str
-        The network to use, where a host has several; "": the only one.
-    """
-    mapping = "node" if ranks <= hosts else "node:oversubscribe"
-    command = ["mpirun", "--allow-run-as-root", "-np", str(ranks), "--hostfile", str(hostfile)]
-    if agent is not None:
-        command += ["--prtemca", "plm_ssh_agent", str(agent)]
+def mpirun_command(ranks: int, hosts: int, hostfile: Path, agent: Path, program: Sequence[str]) -> Command:
+    """Return the mpirun line that starts `program` on hosts in turn, rank 0 on the first; `agent` replaces ssh."""
     # Bound to one core, as mpirun does with two ranks, a board has lost its other three.
-    command += ["--map-by", mapping, "--bind-to", "none"]
-    settings = {**EXCHANGE_SETTINGS}
-    if interface:
-        command += ["--prtemca", "prte_if_include", interface]
-        settings["btl_tcp_if_include"] = interface
-    for name, value in settings.items():
-        command += ["--mca", name, value]
-    return [*command, *program]
+    place = ["--map-by", "node" if ranks <= hosts else "node:oversubscribe", "--bind-to", "none"]
+    settings = [word for name, value in EXCHANGE_SETTINGS.items() for word in ("--mca", name, value)]
+    command = ["mpirun", "--allow-run-as-root", "-np", str(ranks), "--hostfile", str(hostfile)]
+    return [*command, "--prtemca", "plm_ssh_agent", str(agent), *place, *settings, *program]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launch import doctor_probe
-from launch.doctor import Answer, examine, examine_hostfile, examine_pairs, shared_network
+from launch.doctor import Answer, examine, examine_hostfile, examine_pairs
 from launch.hostfile import Entry
 from solver.cluster import GIB
 
@@ -44,7 +44,6 @@ def cluster(**changes):
 
 def test_a_healthy_cluster_has_no_findings():
     assert examine(cluster()) == []
-    assert shared_network(cluster()) == "10.0.0.0/24"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from launch import lab as labs
 from launch.lab import Host, Lab, find_cluster, lab_name, load_lab, plan_lab
 from launch.lab_agent import agent_text, hosts_text, on_host
 from launch.lab_command import apply_setting
+from launch.lab_down import down
 from launch.lab_limits import Cgroups
 from launch.lab_links import connect_command, network_commands, shape_commands
 from launch.lab_ssh import ssh_config, sshd_config
@@ -242,3 +243,9 @@ def test_a_link_is_as_fast_as_its_slower_end_or_its_exception():
     assert lab.link_bytes_per_s(lab.hosts[2], lab.hosts[0]) == 240e6 / 8
     assert lab.link_bytes_per_s(lab.hosts[0], lab.hosts[1]) == 333e6 / 8
     assert lab.link_bytes_per_s(lab.hosts[1], lab.hosts[2]) == 333e6 / 8
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "/", "a/b"])
+def test_down_never_leaves_its_own_folder(name):
+    with pytest.raises(HeptiError, match="lab name"):
+        down(name)

@@ -21,15 +21,7 @@ def test_the_line_has_the_flags_that_were_measured():
 
 
 def test_more_ranks_than_hosts_share_them():
-    assert "node:oversubscribe" in mpirun_command(8, 4, Path("/f"), None, ["x"])
-
-
-def test_a_network_can_be_chosen():
-    line = " ".join(mpirun_command(2, 2, Path("/f"), None, ["x"], interface="10.0.0.0/24"))
-
-    assert "--prtemca prte_if_include 10.0.0.0/24" in line
-    assert "--mca btl_tcp_if_include 10.0.0.0/24" in line
-    assert "plm_ssh_agent" not in line
+    assert "node:oversubscribe" in mpirun_command(8, 4, Path("/f"), Path("/agent"), ["x"])
 
 
 def test_a_written_hostfile_is_read_back(tmp_path):
