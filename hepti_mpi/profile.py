@@ -7,11 +7,10 @@ kernels at the same time, as they will compute.
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from platform import python_version
@@ -28,9 +27,9 @@ from solver.cluster import Cluster, Device
 from solver.curves import Bank, Curve, Curves, Kernel
 from solver.model import ModelSpec
 
-# A kernel runs this long, and again, at every point: under a CPU quota a single short call may end before its quota
-# does, and look four times as fast as can be kept up.
-WINDOW_S = 0.03
+# A kernel runs this long, twice, at every point: under a CPU quota a single short call may end before its quota does,
+# and look four times as fast as can be kept up. Several periods of a quota (4 to 9 ms in the lab) fit.
+WINDOW_S = 0.04
 ROWS = (1, 2, 16, 64, 128, 256)
 ATTEND_ROWS = (1, 16, 64, 256)
 ATTEND_KEYS = (16, 64, 256, 512)
@@ -96,10 +95,8 @@ def measure_kernels(spec: ModelSpec, make: Backend) -> Curves:
     def contract(rows: int, width: int) -> Callable[[], object]:
         return partial(out[width], np.ascontiguousarray(x[:rows, :width]))
 
-    def activate(rows: int) -> float:
-        # The activation may be part of the product before it: what it costs is the difference.
-        with_activation, without = _seconds(partial(up, x_rows[:rows])), _seconds(project(rows, spec.ffn))
-        return max(with_activation - without, 1e-9)
+    def activated(rows: int) -> Callable[[], object]:
+        return partial(up, x_rows[:rows])
 
     def attend(rows: int, keys: int) -> Callable[[], object]:
         q, k = x_rows[:rows], x_rows[:keys]
@@ -117,22 +114,20 @@ def measure_kernels(spec: ModelSpec, make: Backend) -> Curves:
     flat = numbers.standard_normal(max(ELEMENTS), np.float32)
     other = flat.copy()
     weights = [width * H for width in widths]
+    few_and_many = [(rows, spec.ffn) for rows in FEW_AND_MANY_ROWS]
+    # The activation may be part of the product before it: what it costs is the difference.
+    activation = np.subtract(_least(activated(r) for r, _ in few_and_many), _least(project(*at) for at in few_and_many))
     normed = [rows * H for rows in FEW_AND_MANY_ROWS]
+    heads = _least(attend(r, k) for r in ATTEND_ROWS for k in ATTEND_KEYS)
     return Curves(
         d,
         {
-            Kernel.PROJECT: _table(ROWS, weights, [[_seconds(project(r, w)) for w in widths] for r in ROWS]),
-            Kernel.CONTRACT: _table(ROWS, weights, [[_seconds(contract(r, w)) for w in widths] for r in ROWS]),
-            Kernel.ATTEND: _table(
-                ATTEND_ROWS,
-                ATTEND_KEYS,
-                [[_seconds(attend(r, k)) / spec.heads for k in ATTEND_KEYS] for r in ATTEND_ROWS],
-            ),
-            Kernel.ACTIVATE: _line(
-                [rows * spec.ffn for rows in FEW_AND_MANY_ROWS], [activate(rows) for rows in FEW_AND_MANY_ROWS]
-            ),
-            Kernel.NORM: _line(normed, [_seconds(norm(n)) for n in normed]),
-            Kernel.ADD: _line(ELEMENTS, [_seconds(partial(np.add, flat[:n], other[:n], flat[:n])) for n in ELEMENTS]),
+            Kernel.PROJECT: _table(ROWS, weights, _least(project(r, w) for r in ROWS for w in widths)),
+            Kernel.CONTRACT: _table(ROWS, weights, _least(contract(r, w) for r in ROWS for w in widths)),
+            Kernel.ATTEND: _table(ATTEND_ROWS, ATTEND_KEYS, [seconds / spec.heads for seconds in heads]),
+            Kernel.ACTIVATE: _line([r * w for r, w in few_and_many], np.maximum(activation, 1e-9).tolist()),
+            Kernel.NORM: _line(normed, _least(norm(n) for n in normed)),
+            Kernel.ADD: _line(ELEMENTS, _least(partial(np.add, flat[:n], other[:n], flat[:n]) for n in ELEMENTS)),
         },
     )
 
@@ -144,21 +139,25 @@ def flop_per_s(curves: Curves, spec: ModelSpec) -> float:
     return float(2 * SPEED_ROWS * weights / seconds[0])
 
 
+def _least(calls: Iterable[Callable[[], object]]) -> list[float]:
+    """Return the seconds of each call, the better of two passes: what disturbs a host for a while disturbs one."""
+    calls = list(calls)
+    return [min(both) for both in zip(*([_seconds(call) for call in calls] for _ in range(2)), strict=True)]
+
+
 def _seconds(call: Callable[[], object]) -> float:
-    """Return the seconds of one call, sustained over a window; the better of two windows."""
+    """Return the seconds of one call, sustained over a window."""
     call()
-    best = math.inf
-    for _ in range(2):
-        calls, started = 0, time.perf_counter()
-        while (elapsed := time.perf_counter() - started) < WINDOW_S:
-            call()
-            calls += 1
-        best = min(best, elapsed / calls)
-    return best
+    calls, started = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < WINDOW_S:
+        call()
+        calls += 1
+    return elapsed / calls
 
 
-def _table(first: Sequence[int], second: Sequence[int], seconds: Sequence[Sequence[float]]) -> Curve:
-    return Curve(tuple(map(float, first)), tuple(map(float, second)), tuple(map(tuple, seconds)))
+def _table(first: Sequence[int], second: Sequence[int], seconds: Sequence[float]) -> Curve:
+    rows = np.reshape(seconds, (len(first), len(second))).tolist()
+    return Curve(tuple(map(float, first)), tuple(map(float, second)), tuple(map(tuple, rows)))
 
 
 def _line(first: Sequence[int], seconds: Sequence[float]) -> Curve:
