@@ -31,5 +31,11 @@ def _left_in_cgroups() -> list[int]:
                 break
             text = cap.read_text().strip()
             if text != "max":
-                left.append(max(0, int(text) - int(use.read_text())))
+                left.append(max(0, int(text) - int(use.read_text()) + _cached(above)))
     return left
+
+
+def _cached(cgroup: Path) -> int:
+    """Return what files lie in a cgroup's page cache, which the kernel gives back when memory is wanted."""
+    counts = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))

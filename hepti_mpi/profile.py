@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from platform import python_version
@@ -27,9 +28,8 @@ from solver.cluster import Cluster, Device
 from solver.curves import Bank, Curve, Curves, Kernel
 from solver.model import ModelSpec
 
-# A kernel runs this long, twice, at every point: under a CPU quota a single short call may end before its quota does,
-# and look four times as fast as can be kept up. Several periods of a quota (4 to 9 ms in the lab) fit.
-WINDOW_S = 0.04
+# A kernel runs this long, twice, at every point; and the largest product this long, for the host's share of a core.
+WINDOW_S, SHARE_WINDOW_S = 0.004, 0.5
 ROWS = (1, 2, 16, 64, 128, 256)
 ATTEND_ROWS = (1, 16, 64, 256)
 ATTEND_KEYS = (16, 64, 256, 512)
@@ -119,17 +119,20 @@ def measure_kernels(spec: ModelSpec, make: Backend) -> Curves:
     activation = np.subtract(_least(activated(r) for r, _ in few_and_many), _least(project(*at) for at in few_and_many))
     normed = [rows * H for rows in FEW_AND_MANY_ROWS]
     heads = _least(attend(r, k) for r in ATTEND_ROWS for k in ATTEND_KEYS)
-    return Curves(
-        d,
-        {
-            Kernel.PROJECT: _table(ROWS, weights, _least(project(r, w) for r in ROWS for w in widths)),
-            Kernel.CONTRACT: _table(ROWS, weights, _least(contract(r, w) for r in ROWS for w in widths)),
-            Kernel.ATTEND: _table(ATTEND_ROWS, ATTEND_KEYS, [seconds / spec.heads for seconds in heads]),
-            Kernel.ACTIVATE: _line([r * w for r, w in few_and_many], np.maximum(activation, 1e-9).tolist()),
-            Kernel.NORM: _line(normed, _least(norm(n) for n in normed)),
-            Kernel.ADD: _line(ELEMENTS, _least(partial(np.add, flat[:n], other[:n], flat[:n]) for n in ELEMENTS)),
-        },
-    )
+    measured = {
+        Kernel.PROJECT: _table(ROWS, weights, _least(project(r, w) for r in ROWS for w in widths)),
+        Kernel.CONTRACT: _table(ROWS, weights, _least(contract(r, w) for r in ROWS for w in widths)),
+        Kernel.ATTEND: _table(ATTEND_ROWS, ATTEND_KEYS, [seconds / spec.heads for seconds in heads]),
+        Kernel.ACTIVATE: _line([r * w for r, w in few_and_many], np.maximum(activation, 1e-9).tolist()),
+        Kernel.NORM: _line(normed, _least(norm(n) for n in normed)),
+        Kernel.ADD: _line(ELEMENTS, _least(partial(np.add, flat[:n], other[:n], flat[:n]) for n in ELEMENTS)),
+    }
+    share = _share(contract(max(ROWS), max(widths)))
+    return Curves(d, {kernel: _slower(curve, 1 / share) for kernel, curve in measured.items()})
+
+
+def _slower(curve: Curve, factor: float) -> Curve:
+    return replace(curve, seconds=tuple(tuple(factor * value for value in row) for row in curve.seconds))
 
 
 def flop_per_s(curves: Curves, spec: ModelSpec) -> float:
@@ -146,13 +149,32 @@ def _least(calls: Iterable[Callable[[], object]]) -> list[float]:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """Return the seconds of one call, sustained over a window."""
+    """Return the seconds of one call on the clock that this host is measured by."""
     call()
-    calls, started = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < WINDOW_S:
+    clock = _clock()
+    calls, started = 0, clock()
+    while (elapsed := clock() - started) < WINDOW_S:
         call()
         calls += 1
     return elapsed / calls
+
+
+def _clock() -> Callable[[], float]:
+    """Return CPU time for one thread, wall time for several.
+
+    Under a CPU quota the wall time of a few milliseconds says nothing: a call runs at full speed, or stands still until
+    the next period. Its CPU time is steady, and `_share` says how much of it the host gets in the long run.
+    """
+    return time.process_time if os.environ.get("OMP_NUM_THREADS") == "1" else time.perf_counter
+
+
+def _share(call: Callable[[], object]) -> float:
+    """Return how much of a second of the clock passes in a second on the wall, with the host at work."""
+    clock = _clock()
+    started, on_wall = clock(), time.perf_counter()
+    while time.perf_counter() - on_wall < SHARE_WINDOW_S:
+        call()
+    return (clock() - started) / (time.perf_counter() - on_wall)
 
 
 def _table(first: Sequence[int], second: Sequence[int], seconds: Sequence[float]) -> Curve:
