@@ -95,7 +95,7 @@ def summary(products: Sequence[tuple[float, float]]) -> Round:
         if wall >= WINDOW_S:
             windows.append((count * FLOP / wall, count * FLOP / cpu))
             count, wall, cpu = 0, 0.0, 0.0
-    if len(windows) < 2:
+    if not windows or len(products) < 2:
         raise HeptiError(f"only {len(products)} products in a round: the host is too slow to be measured, raise gflops")
     speeds, cores = zip(*windows, strict=True)
     share = sum(cpu_s for _, cpu_s in products) / sum(wall_s for wall_s, _ in products)
