@@ -1,6 +1,7 @@
 """Answers are written whole or not at all."""
 
 import resource
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -11,24 +12,29 @@ from solver.errors import HeptiError
 HIDDEN = {"one": np.random.default_rng(0).standard_normal((100, 256), np.float32)}  # 100 KiB
 
 
-@pytest.fixture
+@contextmanager
 def small_files():
-    """Let no file grow above 10 KiB, as on a disk that is nearly full."""
+    """Let no file grow above 10 KiB, as on a disk that is nearly full.
+
+    No fixture: pytest reports a test before it takes its fixtures down, and its own output may be such a file.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10 << 10, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("name", ["answers.jsonl", "hidden.npz"])
 @pytest.mark.parametrize("earlier", [True, False])
-def test_a_full_disk_leaves_what_was_there(name, earlier, small_files, tmp_path):
+def test_a_full_disk_leaves_what_was_there(name, earlier, tmp_path):
     path = tmp_path / name
     if earlier:
         path.write_text("of an earlier job")
     answers = [{"id": "one", "embedding": [0.125] * 10_000}]
 
-    with pytest.raises(HeptiError, match=f"cannot write .*{name}: File too large"):
+    with small_files(), pytest.raises(HeptiError, match=f"cannot write .*{name}: File too large"):
         write_answers(path, answers, HIDDEN)
 
     assert list(tmp_path.iterdir()) == ([path] if earlier else [])
