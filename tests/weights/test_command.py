@@ -127,7 +127,9 @@ def test_a_stopped_command_leaves_nothing_behind(tmp_path, number):
     """Between two calls to HDF5, not inside of one."""
     command = [sys.executable, "-m", "weights", "synthesize", "bert-large", str(tmp_path / "model.h5")]
     root = Path(__file__).resolve().parents[2]
-    with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) as process:
+    # A job that a shell started in the background ignores SIGINT, and so would what it starts.
+    heed = lambda: signal.signal(number, signal.SIG_DFL)
+    with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True, preexec_fn=heed) as process:
         while process.poll() is None and not list(tmp_path.iterdir()):
             time.sleep(0.01)
         process.send_signal(number)
