@@ -23,7 +23,8 @@ from hepti_mpi.stack import Stack
 from solver.cluster import Cluster, read_cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec
-from solver.plan import Plan, read_plan
+from solver.plan import Plan
+from solver.plan_file import read_plan
 from solver.systems import make_plan
 from weights.progress import progress
 from weights.store import WeightsFile

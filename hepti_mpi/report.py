@@ -15,7 +15,8 @@ from hepti_mpi.stack import Meter
 from solver.cluster import Cluster
 from solver.cost import predict
 from solver.model import ModelSpec
-from solver.plan import Plan, plan_to_json
+from solver.plan import Plan
+from solver.plan_file import plan_to_json
 from solver.shares import weights_bytes
 
 FORMAT = "hepti-report/1"

@@ -15,7 +15,7 @@ from solver.cluster import read_cluster
 from solver.cost import price, setting
 from solver.errors import HeptiError
 from solver.model import ImageInput, ModelSpec, named_model
-from solver.plan import plan_to_json
+from solver.plan_file import plan_to_json
 from solver.planner import solve
 from solver.plot import plot_timeline
 from solver.report import print_advice, print_comparison, print_plan, to_json

@@ -1,12 +1,4 @@
-"""`Plan`: for every layer the two cuts and their partitions; the file `hepti-plan/1`, with all its checks.
-
-A person can write one by hand:
-
-    {"format": "hepti-plan/1", "model": {"name": "bert-base"},
-     "stages": [{"devices": ["pi-0", "pi-1"],
-                 "layers": [{"layers": [0, 12],
-                             "attention": {"cut": "block", "heads": [[0, 9], [9, 12]], "norm": "full"},
-                             "mlp": {"cut": "rows", "rows": [0.7, 0.3]}}]}]}
+"""`Plan`: for every layer the two cuts and their partitions, and how they are exchanged; `solver.plan_file` writes it.
 
 Heads and columns are half-open spans, one per device; rows are shares of any request's length, resolved for the
 length at hand by the largest remainder.
@@ -14,19 +6,16 @@ length at hand by the largest remainder.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from solver.errors import HeptiError
 from solver.model import ModelSpec
+from solver.routes import Route
 from solver.spans import Partition, Span
-
-FORMAT = "hepti-plan/1"
 
 
 class Cut(StrEnum):
@@ -35,6 +24,14 @@ class Cut(StrEnum):
     ROWS = "rows"  # each rank its rows, all weights
     COLUMNS = "columns"  # heads or F columns, gathered, then output columns
     BLOCK = "block"  # heads or F columns, then full-size summands
+
+
+class Wire(StrEnum):
+    """How numbers travel: exactly, or as half of the bytes, or as a quarter with a scale for every row."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT8 = "int8"
 
 
 class Layout(StrEnum):
@@ -60,6 +57,8 @@ class BlockPlan:
         Where the residual is added and normalised after the block; always `rows` for cut `rows`.
     rows
         Shares of the rows per rank, where `norm` is `rows`; they add up to one.
+    route
+        How the rows that the block needs (K and V for attention by rows) come to the ranks.
     """
 
     cut: Cut
@@ -67,6 +66,7 @@ class BlockPlan:
     columns: Partition | None = None
     norm: Layout = Layout.FULL
     rows: tuple[float, ...] | None = None
+    route: Route = Route.DIRECT
 
     def __post_init__(self) -> None:
         if self.cut is Cut.ROWS and self.norm is not Layout.ROWS:
@@ -136,14 +136,34 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who computes what: all that a run needs to know."""
+    """Who computes what: all that a run needs to know.
+
+    Parameters
+    ----------
+    stages
+        In the order of their layers.
+    model_name, model_fingerprint
+        What it is for; no fingerprint where a person wrote the plan.
+    cluster_fingerprint, system
+        What it was made of, and how.
+    rows
+        The length that it was made for, 0 if unknown; it fits every other.
+    tile_rows
+        Ranks with rows of their own compute and send about so many at a time; 0: all at once.
+    wire
+        The number format of the exchanges that it was made for.
+    predicted
+        What the planner expects.
+    """
 
     stages: tuple[Stage, ...]
     model_name: str
-    model_fingerprint: str = ""  # empty where a person wrote the plan
+    model_fingerprint: str = ""
     cluster_fingerprint: str = ""
     system: str = ""
-    rows: int = 0  # the length that it was made for; it fits every other
+    rows: int = 0
+    tile_rows: int = 0
+    wire: Wire = Wire.FLOAT32
     predicted: Prediction | None = field(default=None)
 
     @property
@@ -194,179 +214,6 @@ def uniform_plan(spec: ModelSpec, devices: Sequence[str], layer: LayerPlan, **fa
     """Return the plan that cuts every layer of `spec` the same way, in one stage."""
     stage = Stage(tuple(devices), ((Span(0, spec.layers), layer),))
     return Plan((stage,), model_name=spec.name, model_fingerprint=spec.fingerprint, **facts)
-
-
-def read_plan(path: Path) -> Plan:
-    """Read a plan file.
-
-    Raises
-    ------
-    HeptiError
-        If the file is missing, is not JSON, or does not describe a plan.
-    """
-    try:
-        return plan_from_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise HeptiError(f"cannot read plan {path}: {error.strerror}") from error
-    except (HeptiError, UnicodeDecodeError) as error:
-        raise HeptiError(f"{path}: {error}") from error
-
-
-def plan_from_json(text: str) -> Plan:
-    """Read a plan from JSON."""
-    try:
-        table = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise HeptiError(f"not JSON: {error}") from error
-    if not isinstance(table, dict) or table.get("format") != FORMAT:
-        found = table.get("format") if isinstance(table, dict) else None
-        raise HeptiError(f"format is {found!r}, this version reads {FORMAT!r}")
-    try:
-        return _plan(table)
-    except KeyError as error:
-        raise HeptiError(f"the plan has no {error}") from error
-
-
-def plan_to_json(plan: Plan) -> str:
-    """Write a plan as JSON that `plan_from_json` reads back to the same plan."""
-    table: dict[str, Any] = {
-        "format": FORMAT,
-        "system": plan.system,
-        "model": {"name": plan.model_name, "fingerprint": plan.model_fingerprint},
-        "cluster": {"fingerprint": plan.cluster_fingerprint},
-        "rows": plan.rows,
-        "stages": [
-            {
-                "devices": list(stage.devices),
-                "layers": [
-                    {
-                        "layers": [span.start, span.stop],
-                        "attention": _block_to_table(layer.attention, "heads"),
-                        "mlp": _block_to_table(layer.mlp, "ffn"),
-                    }
-                    for span, layer in stage.layers
-                ],
-            }
-            for stage in plan.stages
-        ],
-    }
-    if plan.predicted is not None:
-        facts = plan.predicted
-        table["predicted"] = {
-            "seconds": facts.seconds,
-            "compute_s": facts.compute_s,
-            "exchange_s": facts.exchange_s,
-            "weights_bytes": list(facts.weights_bytes),
-            "bytes_on_wire": facts.bytes_on_wire,
-        }
-    return json.dumps(table, indent=1) + "\n"
-
-
-def _plan(table: dict[str, Any]) -> Plan:
-    model, cluster = _get(table, "model", dict), _get(table, "cluster", dict, {})
-    return Plan(
-        stages=tuple(_stage(entry) for entry in _get(table, "stages", list)),
-        model_name=_get(model, "name", str),
-        model_fingerprint=_get(model, "fingerprint", str, ""),
-        cluster_fingerprint=_get(cluster, "fingerprint", str, ""),
-        system=_get(table, "system", str, ""),
-        rows=_get(table, "rows", int, 0),
-        predicted=_prediction(_get(table, "predicted", dict)) if "predicted" in table else None,
-    )
-
-
-def _prediction(entry: Any) -> Prediction:
-    return Prediction(
-        seconds=_get(entry, "seconds", int | float),
-        compute_s=_get(entry, "compute_s", int | float),
-        exchange_s=_get(entry, "exchange_s", int | float),
-        weights_bytes=tuple(_is(size, int, "weights_bytes") for size in _get(entry, "weights_bytes", list)),
-        bytes_on_wire=_get(entry, "bytes_on_wire", int),
-    )
-
-
-def _stage(entry: Any) -> Stage:
-    devices = tuple(_is(name, str, "the name of a device") for name in _get(entry, "devices", list))
-    if len(set(devices)) < len(devices):
-        raise HeptiError(f"plan: devices {', '.join(devices)}: one is named twice")
-    return Stage(devices, tuple(_run(run) for run in _get(entry, "layers", list)))
-
-
-def _run(entry: Any) -> tuple[Span, LayerPlan]:
-    span = _span(_get(entry, "layers", list))
-    blocks = []
-    for name, inner in (("attention", "heads"), ("mlp", "ffn")):
-        table = _get(entry, name, dict)
-        try:
-            blocks.append(_block(table, inner))
-        except HeptiError as error:
-            raise HeptiError(f"plan: layers {span.start} to {span.stop - 1}, {name}: {error}") from error
-    return span, LayerPlan(*blocks)
-
-
-def _block(entry: dict[str, Any], inner: str) -> BlockPlan:
-    known = ("cut", inner, "columns", "norm", "rows")
-    for key in entry:
-        if key not in known:
-            raise HeptiError(f"unknown key {key!r} (known: {', '.join(known)})")
-    cut = Cut(_one_of(_get(entry, "cut", str), "cut", list(Cut)))
-    norm = _get(entry, "norm", str, "rows" if cut is Cut.ROWS else "full")
-    return BlockPlan(
-        cut,
-        inner=_partition(entry, inner),
-        columns=_partition(entry, "columns"),
-        norm=Layout(_one_of(norm, "norm", list(Layout))),
-        rows=tuple(_is(share, int | float, "a share") for share in _get(entry, "rows", list))
-        if "rows" in entry
-        else None,
-    )
-
-
-def _partition(entry: dict[str, Any], name: str) -> Partition | None:
-    if name not in entry:
-        return None
-    try:
-        return Partition(tuple(_span(span) for span in _get(entry, name, list)))
-    except HeptiError as error:
-        raise HeptiError(f"{name}: {error}") from error
-
-
-def _span(value: Any) -> Span:
-    if not isinstance(value, list) or len(value) != 2:
-        raise HeptiError(f"{value!r} is not a span: write [start, stop]")
-    start, stop = (_is(end, int, "the end of a span") for end in value)
-    return Span(start, stop)
-
-
-def _get(entry: Any, key: str, kind: Any, *default: Any) -> Any:
-    """Return a value of the JSON; KeyError if it is not there and has no default."""
-    table = _is(entry, dict, f"what holds {key}")
-    return _is(table[key], kind, key) if key in table or not default else default[0]
-
-
-def _is(value: Any, kind: Any, what: str) -> Any:
-    """Refuse a value of another kind; true and false are no numbers."""
-    if not isinstance(value, kind) or isinstance(value, bool):
-        words = {dict: "a table", list: "a list", str: "a text", int: "a whole number"}
-        raise HeptiError(f"{what} is {value!r}, must be {words.get(kind, 'a number')}")
-    return value
-
-
-def _one_of(value: str, what: str, known: Sequence[str]) -> str:
-    if value not in known:
-        raise HeptiError(f"{what} {value!r} is not one of {', '.join(known)}")
-    return value
-
-
-def _block_to_table(block: BlockPlan, inner: str) -> dict[str, Any]:
-    table: dict[str, Any] = {"cut": str(block.cut)}
-    for name, partition in ((inner, block.inner), ("columns", block.columns)):
-        if partition is not None:
-            table[name] = [[span.start, span.stop] for span in partition]
-    table["norm"] = str(block.norm)
-    if block.rows is not None:
-        table["rows"] = list(block.rows)
-    return table
 
 
 def _check_shares(shares: tuple[float, ...]) -> None:

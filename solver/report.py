@@ -13,7 +13,8 @@ from rich.table import Table
 from solver.advice import Alternative, Bounds, Upgrade
 from solver.cluster import Cluster
 from solver.cost import Price
-from solver.plan import BlockPlan, LayerPlan, Plan, plan_to_json
+from solver.plan import BlockPlan, LayerPlan, Plan
+from solver.plan_file import plan_to_json
 from solver.planner import Solution
 from solver.spans import Span
 

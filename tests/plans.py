@@ -5,7 +5,8 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from solver.model import ModelSpec, TextInput
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Prediction, Stage
+from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Prediction, Stage, Wire
+from solver.routes import Route
 from solver.spans import Partition, Span
 
 SPEC = ModelSpec("tiny", hidden=20, ffn=37, heads=5, layers=4, input=TextInput(50, 32, 32))
@@ -26,6 +27,7 @@ def blocks(draw, ranks, inner, columns):
         columns=Partition.of_shares(draw(shares(ranks)), columns) if cut is Cut.COLUMNS else None,
         norm=norm,
         rows=draw(shares(ranks)) if norm is Layout.ROWS else None,
+        route=draw(st.sampled_from(Route)),
     )
 
 
@@ -54,5 +56,7 @@ def plans(draw, spec=SPEC, max_ranks=4):
         cluster_fingerprint=draw(st.sampled_from(["", "0123456789ab"])),
         system=draw(st.sampled_from(["", "hepti"])),
         rows=draw(st.integers(0, 512)),
+        tile_rows=draw(st.integers(0, 512)),
+        wire=draw(st.sampled_from(Wire)),
         predicted=draw(st.none() | prediction),
     )

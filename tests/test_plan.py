@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from solver.errors import HeptiError
 from solver.model import tensor_shapes
-from solver.plan import Cut, Layout, plan_from_json, plan_to_json, read_plan
+from solver.plan import Cut, Layout
+from solver.plan_file import plan_from_json, plan_to_json, read_plan
 from solver.shares import layer_slices, rank_slices, weights_bytes
 from solver.spans import Span
 from tests.plans import SPEC, plans

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from solver.cluster import GIB, Cluster, Device, Link
 from solver.errors import HeptiError
 from solver.model import named_model
-from solver.plan import Cut, Layout, plan_from_json, plan_to_json
+from solver.plan import Cut, Layout
+from solver.plan_file import plan_from_json, plan_to_json
 from solver.systems import PLANNERS, make_plan
 
 SPEC = named_model("bert-base")  # 12 heads, 3072 columns of F

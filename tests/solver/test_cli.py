@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from solver.model import named_model
-from solver.plan import plan_from_json, read_plan
+from solver.plan_file import plan_from_json, read_plan
 
 CLUSTER = """
 format = "hepti-cluster/1"
