@@ -1,8 +1,4 @@
-"""All of MPI: `Group` and the few verbs that communicate.
-
-Every exchange runs over nonblocking point-to-point calls with true, nonuniform counts; an empty span sends nothing.
-An array that has been handed to a verb is not changed afterwards: it may still be on its way.
-"""
+"""All of MPI: `Group`, the ranks that run together. What they exchange in the layers stands in `hepti_mpi.exchange`."""
 
 from __future__ import annotations
 
@@ -13,11 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
-import numpy as np
-
 from hepti_mpi.arrays import Array
+from hepti_mpi.wires import Coding, Exact, Message
 from solver.errors import HeptiError
-from solver.spans import Partition, Span
 
 # Open MPI reads these when it starts; what the user or mpirun has set stays. Up to 8 MiB a message goes to the kernel
 # at once and travels while we compute: of 1 MiB at 240 Mbps behind 41 ms of compute, 0.3 ms are left to wait, not 35.
@@ -62,146 +56,52 @@ class Traffic:
         self.wait_s, self.sent_bytes, self.received_bytes = 0.0, 0, 0
 
 
-class Incoming:
-    """Rows on their way: `array` [rows, width] fills as blocks arrive.
-
-    Iterate to compute on each block as it comes (spans counted within `array`, own rows first), or `wait` for all.
-    """
-
-    def __init__(self, array: Array, blocks: Iterator[Span]) -> None:
-        self.array = array
-        self._blocks = blocks
-
-    @classmethod
-    def here(cls, array: Array) -> Incoming:
-        """Return rows that have all arrived."""
-        return cls(array, iter([Span(0, array.shape[0])]))
-
-    def __iter__(self) -> Iterator[Span]:
-        return self._blocks
-
-    def wait(self) -> Array:
-        """Return the whole array once all of it is here."""
-        for _ in self:
-            pass
-        return self.array
-
-
 class Group:
-    """The ranks that run together: the verbs of the layer loop, and what they cost."""
+    """The ranks that run together: how they talk, and what it costs.
+
+    `coding` is how the numbers of exchanges are written.
+    """
 
     def __init__(self, comm: MPI.Comm, parent: Group | None = None) -> None:
         self._comm = comm
+        self.coding: Coding = parent.coding if parent else Exact()
         self.rank = comm.rank
         self.size = comm.size
         # A subgroup's traffic is its parent's too.
         self.traffic: Traffic = parent.traffic if parent else Traffic()
-        self._sending: list[tuple[MPI.Request, Array]] = parent._sending if parent else []
+        self._sending: list[tuple[MPI.Request, Message]] = parent._sending if parent else []
 
-    # Verbs of the layer loop: buffers only.
+    # For exchanges: nonblocking messages.
 
-    def gather_rows(self, x_rows: Array, have: Partition, want: Sequence[Span]) -> Incoming:
-        """Give every rank the rows that it wants; where all want all, this is the all-gather.
+    def others(self) -> Iterator[int]:
+        """Yield the other ranks, beginning behind this one, so that not all send to the same rank first."""
+        return ((self.rank + step) % self.size for step in range(1, self.size))
 
-        Parameters
-        ----------
-        x_rows : [own rows, width]
-            This rank's rows.
-        have
-            Who has which rows.
-        want
-            For every rank the rows that it needs; they may be empty and may overlap.
+    def post_send(self, message: Message, peer: int, tag: int) -> None:
+        """Begin to send a C-contiguous array."""
+        self._sending[:] = [entry for entry in self._sending if not entry[0].Test()]
+        self._sending.append((self._comm.Isend(message, peer, tag), message))
+        self.traffic.sent_bytes += message.nbytes
 
-        Returns
-        -------
-        Incoming
-            The rows ``want[rank]``, in ``x_rows`` itself where this rank has all of them.
-        """
-        mine, wanted = have[self.rank], want[self.rank]
-        for peer in self._others():
-            self._send(x_rows[mine.intersect(want[peer]).within(mine).slice], peer)
-        own = mine.intersect(wanted)
-        if own.size == wanted.size:
-            return Incoming.here(x_rows[own.within(mine).slice])
-        array = np.empty((wanted.size, x_rows.shape[1]), np.float32)
-        array[own.within(wanted).slice] = x_rows[own.within(mine).slice]
-        blocks = ((peer, have[peer].intersect(wanted).within(wanted)) for peer in self._others())
-        arriving = [(self._receive(array[span.slice], peer), span) for peer, span in blocks if span.size]
-        return Incoming(array, self._arrivals(own.within(wanted), arriving))
+    def post_receive(self, message: Message, peer: int, tag: int) -> MPI.Request:
+        """Begin to fill a C-contiguous array."""
+        self.traffic.received_bytes += message.nbytes
+        return self._comm.Irecv(message, peer, tag)
 
-    def gather_columns(self, x_cols: Array, have: Partition, wanted_by: Sequence[bool]) -> Array:
-        """Give every rank that wants them all columns: [S, own columns] -> [S, all columns], else [S, 0]."""
-        rows, mine = x_cols.shape[0], have[self.rank]
-        for peer in self._others():
-            if wanted_by[peer]:
-                self._send(x_cols, peer)
-        if not wanted_by[self.rank]:
-            return np.empty((rows, 0), np.float32)
-        if mine.size == have.total:
-            return x_cols
-        peers = [peer for peer in self._others() if have[peer].size]
-        blocks = [np.empty((rows, have[peer].size), np.float32) for peer in peers]
-        requests = [self._receive(block, peer) for block, peer in zip(blocks, peers, strict=True)]
-        x_full = np.empty((rows, have.total), np.float32)
-        x_full[:, mine.slice] = x_cols
-        for _ in requests:
-            arrived = self.wait_any(requests)
-            x_full[:, have[peers[arrived]].slice] = blocks[arrived]
-        return x_full
+    def arrived(self, requests: list[MPI.Request]) -> list[int]:
+        """Return the numbers of the receives that have ended since they were asked for last."""
+        return MPI.Request.Testsome(requests) or []
 
-    def reduce_rows(self, x_part: Array, want: Sequence[Span], parts: Partition) -> Array:
-        """Add the ranks' summands on the rows that each rank wants; disjoint spans make it the reduce-scatter.
-
-        Parameters
-        ----------
-        x_part : [S, H], or [0, H] where this rank's part is empty
-            This rank's summand.
-        want
-            For every rank the rows whose sum it needs.
-        parts
-            What the summands were computed from: a rank with an empty part sends nothing.
-
-        Returns
-        -------
-        [own rows, H]
-            A new array, summed in rank order: the result does not depend on who was first.
-        """
-        mine, width = want[self.rank], x_part.shape[1]
-        if parts[self.rank].size:
-            for peer in self._others():
-                self._send(x_part[want[peer].slice], peer)
-        summing = [peer for peer in range(self.size) if parts[peer].size and mine.size]
-        received = {peer: np.empty((mine.size, width), np.float32) for peer in summing if peer != self.rank}
-        requests = [self._receive(block, peer) for peer, block in received.items()]
-        for _ in requests:
-            self.wait_any(requests)
-        total = np.zeros((mine.size, width), np.float32)
-        for peer in summing:
-            total += x_part[mine.slice] if peer == self.rank else received[peer]
-        return total
-
-    def all_reduce(self, x_part: Array, rows: int, parts: Partition) -> Array:
-        """Add the ranks' summands [S, H] on all ranks; arguments as in `reduce_rows`, `rows` is S."""
-        everything = Span(0, rows)
-        if self.size <= 2:
-            # One swap moves what reduce-scatter and all-gather would move, in one message instead of two.
-            return self.reduce_rows(x_part, [everything] * self.size, parts)
-        own = Partition.of_shares([1.0] * self.size, rows)
-        x_rows = self.reduce_rows(x_part, own.spans, parts)
-        return self.gather_rows(x_rows, own, [everything] * self.size).wait()
-
-    def wait_any(self, requests: list[MPI.Request]) -> int:
-        """Wait for one of the receives and return its index."""
+    def wait_some(self, requests: list[MPI.Request]) -> list[int]:
+        """Wait until one or more of the receives have ended and return their numbers."""
         started = time.perf_counter()
         polls = 0
-        while True:
-            index, arrived = MPI.Request.Testany(requests)
-            if arrived:
-                self.traffic.wait_s += time.perf_counter() - started
-                return index
+        while not (arrived := self.arrived(requests)):
             polls += 1
             if polls > SPINS:
                 time.sleep(PAUSE_S)
+        self.traffic.wait_s += time.perf_counter() - started
+        return arrived
 
     def finish_sending(self) -> None:
         """Wait until everything that this rank sent has left it."""
@@ -220,7 +120,8 @@ class Group:
 
     def send(self, array: Array, peer: int) -> None:
         """Send an array to one rank, as set-up does; `receive` is the other end."""
-        self._send(array, peer)
+        if array.size:
+            self.post_send(array, peer, DATA)
         self.finish_sending()
 
     def receive(self, array: Array, peer: int) -> None:
@@ -230,27 +131,6 @@ class Group:
         while flat.size:
             self._comm.Recv(flat, peer, DATA, status)
             flat = flat[status.Get_count(MPI.FLOAT) :]
-
-    def _arrivals(self, own: Span, arriving: Sequence[tuple[MPI.Request, Span]]) -> Iterator[Span]:
-        if own.size:
-            yield own
-        requests = [request for request, _ in arriving]
-        for _ in requests:
-            yield arriving[self.wait_any(requests)][1]
-
-    def _others(self) -> Iterator[int]:
-        """Yield the other ranks, beginning behind this one, so that not all send to the same rank first."""
-        return ((self.rank + step) % self.size for step in range(1, self.size))
-
-    def _send(self, array: Array, peer: int) -> None:
-        self._sending[:] = [entry for entry in self._sending if not entry[0].Test()]
-        if array.size:
-            self._sending.append((self._comm.Isend(array, peer, DATA), array))
-            self.traffic.sent_bytes += array.nbytes
-
-    def _receive(self, array: Array, peer: int) -> MPI.Request:
-        self.traffic.received_bytes += array.nbytes
-        return self._comm.Irecv(array, peer, DATA)
 
     # Set-up, control and reports: small pickled objects.
 

@@ -6,7 +6,7 @@ Constants are Python floats: a numpy scalar would lift the result to float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -113,6 +113,57 @@ def attend(q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], 
             scores *= scale
             np.matmul(softmax(scores), v[keys, head], out=context[rows, head])
     return context
+
+
+def attend_part(q: Array, k: Array, v: Array, head_dim: int) -> tuple[Array, Array]:
+    """Attend to some of the keys: `merge` puts parts together.
+
+    Parameters
+    ----------
+    q : [rows, heads d]
+        Queries.
+    k, v : [keys, heads d]
+        Some of the keys and values that the rows attend to.
+    head_dim
+        d.
+
+    Returns
+    -------
+    [rows, heads d], [rows, heads]
+        The context as if these were all keys, and the logarithms of the sums of exponentials of its scores.
+    """
+    context = np.empty(q.shape, np.float32)
+    logs = np.empty((q.shape[0], q.shape[1] // head_dim), np.float32)
+    scale = 1 / math.sqrt(head_dim)
+    for number, start in enumerate(range(0, q.shape[1], head_dim)):
+        head = slice(start, start + head_dim)
+        scores = q[:, head] @ k[:, head].T
+        scores *= scale
+        largest = np.maximum.reduce(scores, axis=1)
+        scores -= largest[:, None]
+        np.exp(scores, out=scores)
+        total = np.add.reduce(scores, axis=1)
+        part = np.matmul(scores, v[:, head], out=context[:, head])
+        part *= np.reciprocal(total)[:, None]
+        logs[:, number] = largest + np.log(total)
+    return context, logs
+
+
+def merge(parts: Sequence[tuple[Array, Array]]) -> Array:
+    """Return the context [rows, heads d] over all keys from those over disjoint parts of them.
+
+    Every part counts by its share of the sum of exponentials: "Flash-Decoding for long-context inference", Dao, Haziza,
+    Massa, Sizov, 2023.
+    """
+    if len(parts) == 1:
+        return parts[0][0]
+    logs = np.stack([log for _, log in parts])  # [parts, rows, heads]
+    weights = softmax(np.ascontiguousarray(logs.reshape(len(parts), -1).T)).T.reshape(*logs.shape, 1)
+    rows, heads = logs.shape[1:]
+    total = np.zeros((rows, heads, parts[0][0].shape[1] // heads), np.float32)
+    for weight, (context, _) in zip(weights, parts, strict=True):
+        total += weight * context.reshape(total.shape)
+    return total.reshape(rows, -1)
 
 
 def _in_tiles(x: Array, step: Callable[[Array, Array, Array], None]) -> Array:

@@ -1,25 +1,38 @@
 """The layer loop: attention and MLP under every cut, and the residual stream between them.
 
-Who has which rows, heads and columns stands in the plan; a share is decided in `solver`, a byte is sent in `comm`, a
-head is computed in `kernels.attend`.
+Who has which rows, heads and columns stands in the plan; a share is decided in `solver`, a byte is sent in `exchange`,
+a head is computed in `kernels.attend`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
 from hepti_mpi import kernels
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
-from hepti_mpi.comm import Group, Incoming
+from hepti_mpi.comm import Group
+from hepti_mpi.exchange import (
+    Blocks,
+    Gather,
+    Tiles,
+    all_reduce,
+    gather_columns,
+    gather_rows,
+    in_order,
+    reduce_rows,
+    whole,
+)
 from hepti_mpi.load import LayerWeights
 from hepti_mpi.products import Backend, Product
 from solver.model import ModelSpec
 from solver.plan import BlockPlan, Cut, LayerPlan, Plan
-from solver.spans import Partition, Span
+from solver.routes import Route
+from solver.spans import Partition, Span, tiles
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,22 +62,28 @@ class LayerKernels:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stream:
-    """The residual stream between blocks: `rows` None means full, else `array` is this rank's rows."""
+    """The residual stream between blocks, computed as one iterates over its blocks.
 
-    array: Array
+    `rows` None means full, else the blocks are this rank's rows.
+    """
+
+    blocks: Blocks
     rows: Partition | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pass:
-    """One batch on its way through the layers."""
+    """One batch on its way through the layers; `tile_rows` as in the plan."""
 
     spec: ModelSpec
     batch: Batch
     group: Group
+    tile_rows: int
 
 
-Compute = Callable[[Incoming, Partition | None, BlockKernels, BlockPlan, Pass], Array]
+# What a block computes of the rows that it needs: where its result lies, tile by tile, without bias and residual.
+Result = Iterator[tuple[Span, Array]]
+Compute = Callable[[Blocks, Partition | None, BlockKernels, BlockPlan, Pass], Result]
 
 
 def layer_kernels(spec: ModelSpec, plan: Plan, make: Backend, number: int, weights: LayerWeights) -> LayerKernels:
@@ -86,7 +105,11 @@ def layer_kernels(spec: ModelSpec, plan: Plan, make: Backend, number: int, weigh
 
 
 def run_layers(x: Stream, layers: Sequence[LayerKernels], cuts: Sequence[LayerPlan], run: Pass) -> Stream:
-    """Carry the residual stream through all layers; what comes out lies as the last cut leaves it."""
+    """Carry the residual stream through all layers; what comes out lies as the last cut leaves it.
+
+    A block that is cut by rows is computed when the next one asks for it, a tile at a time. So a tile passes through
+    the MLP of one layer and the keys and values of the next, and is on the wire while the next tile is computed.
+    """
     for layer, cut in zip(layers, cuts, strict=True):
         x = block(x, layer.attention, cut.attention, ATTENTION, run)
         x = block(x, layer.mlp, cut.mlp, MLP, run)
@@ -100,42 +123,48 @@ def block(x: Stream, w: BlockKernels, plan: BlockPlan, computes: Mapping[Cut, Co
         x = relayout(x, None, run)
     wanted = _wanted(plan, rows, run)
     if run.spec.norm == "pre":
-        normed = Stream(norm(x.array, w, run), x.rows)
-        y = computes[plan.cut](bring(normed, wanted, run), rows, w, plan, run)
-        return Stream(add(y, w.out_bias, relayout(x, rows, run).array), rows)
-    incoming = bring(x, wanted, run)
-    y = computes[plan.cut](incoming, rows, w, plan, run)
-    # What the block needed contains the rows that this rank keeps: the residual costs no exchange of its own.
-    mine = run.group.rank
-    residual = x.array if rows is None else incoming.wait()[rows[mine].within(wanted[mine]).slice]
-    total = add(y, w.out_bias, residual)
-    return Stream(norm(total, w, run, out=total), rows)
+        residual = x.blocks.array
+        if x.rows != rows:  # the residual moves, too: an exchange of its own
+            stream = whole(x.blocks)
+            residual = whole(relayout(Stream(Tiles.here(stream), x.rows), rows, run).blocks)
+            x = Stream(Tiles.here(stream), x.rows)
+        normed = Stream(_normed(x.blocks, w, run), x.rows)
+        y = computes[plan.cut](bring(normed, wanted, plan.route, run), rows, w, plan, run)
+    else:
+        incoming = bring(x, wanted, plan.route, run)
+        y = computes[plan.cut](incoming, rows, w, plan, run)
+        # What the block needed contains the rows that this rank keeps: the residual costs no exchange of its own.
+        mine = run.group.rank
+        residual = x.blocks.array if rows is None else incoming.array[rows[mine].within(wanted[mine]).slice]
+    return Stream(_added(y, residual, w, run), rows)
 
 
-# Attention: [wanted rows, H] -> [rows where the result lies, H], without bias and residual.
+# Attention: [wanted rows, H] -> [rows where the result lies, H].
 
 
-def attention_rows(x: Incoming, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Array:
+def attention_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
     """Compute all heads of this rank's rows; K and V of the rows they attend to are gathered."""
     assert rows is not None
-    mine = run.group.rank
+    mine, H = rows[run.group.rank], run.spec.hidden
     project_kv, project_q = w.into
-    x_rows = x.wait()
-    kv = project_kv(x_rows)
     keys = [run.batch.keys_of(span) for span in rows]
-    others = run.group.gather_rows(kv, rows, keys)
-    q = project_q(x_rows)  # while K and V travel
-    k, v = np.split(others.wait(), 2, axis=1)
-    pieces = run.batch.pieces(rows[mine], keys[mine])
-    return w.out(kernels.attend(q, k, v, pieces, run.spec.head_dim))
+    kv = Gather(run.group, rows, keys, 2 * H, run.tile_rows, plan.route, tensors=2)
+    for tile in in_order(x, kv.tiles):
+        project_kv(x.array[tile.slice], kv.own[tile.slice])
+        kv.put(tile)
+    q = project_q(x.array)  # while K and V travel
+    wanted = keys[run.group.rank]
+    arriving = chain([mine.within(wanted)] if mine.size else [], kv)
+    context = _attend(q, kv.array, arriving, run.batch.pieces(mine, wanted), run)
+    return ((tile, w.out(context[tile.slice])) for tile in kv.tiles)
 
 
-def attention_block(x: Incoming, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Array:
+def attention_block(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
     """Compute this rank's heads of all rows and its summand of the output projection."""
-    return _reduce(w.out(_heads(x, w, run)), rows, plan, run)
+    return _reduced(_heads(x, w, run), rows, w, plan, run)
 
 
-def attention_columns(x: Incoming, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Array:
+def attention_columns(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
     """Compute this rank's heads of all rows, gather the context, project it to this rank's output columns."""
     assert plan.inner is not None
     heads = Partition(tuple(span.scaled(run.spec.head_dim) for span in plan.inner))
@@ -145,20 +174,20 @@ def attention_columns(x: Incoming, rows: Partition | None, w: BlockKernels, plan
 # MLP, likewise.
 
 
-def mlp_rows(x: Incoming, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Array:
+def mlp_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
     """Compute the whole MLP of this rank's rows."""
-    return w.out(_up(x, x.array.shape[0], w))
+    return ((tile, w.out(w.into[0](x.array[tile.slice]))) for tile in x)
 
 
-def mlp_block(x: Incoming, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Array:
+def mlp_block(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
     """Compute this rank's F columns of all rows and its summand of the second product."""
-    return _reduce(w.out(_up(x, run.batch.rows, w)), rows, plan, run)
+    return _reduced(_up(x, w, run), rows, w, plan, run)
 
 
-def mlp_columns(x: Incoming, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Array:
+def mlp_columns(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
     """Compute this rank's F columns of all rows, gather them, compute this rank's output columns."""
     assert plan.inner is not None
-    return _output_columns(_up(x, run.batch.rows, w), plan.inner, rows, w, plan, run)
+    return _output_columns(_up(x, w, run), plan.inner, rows, w, plan, run)
 
 
 ATTENTION: Mapping[Cut, Compute] = {
@@ -169,29 +198,54 @@ ATTENTION: Mapping[Cut, Compute] = {
 MLP: Mapping[Cut, Compute] = {Cut.ROWS: mlp_rows, Cut.BLOCK: mlp_block, Cut.COLUMNS: mlp_columns}
 
 
-def bring(x: Stream, wanted: Sequence[Span], run: Pass) -> Incoming:
+def bring(x: Stream, wanted: Sequence[Span], route: Route, run: Pass) -> Blocks:
     """Bring every rank the rows that it wants."""
     if x.rows is None:
-        return Incoming.here(x.array[wanted[run.group.rank].slice])
-    return run.group.gather_rows(x.array, x.rows, wanted)
+        return Tiles.here(whole(x.blocks)[wanted[run.group.rank].slice])
+    return gather_rows(run.group, x.blocks, x.rows, wanted, run.tile_rows, route)
 
 
 def relayout(x: Stream, rows: Partition | None, run: Pass) -> Stream:
     """Lay the stream by these rows, or in full (None); nothing moves where it lies so already or lies in full."""
     wanted = [Span(0, run.batch.rows)] * run.group.size if rows is None else rows.spans
-    return Stream(bring(x, wanted, run).wait(), rows)
+    return Stream(bring(x, wanted, Route.DIRECT, run), rows)
 
 
-def norm(x: Array, w: BlockKernels, run: Pass, out: Array | None = None) -> Array:
+def norm(x: Array, w: BlockKernels, run: Pass, out: Array) -> None:
     """Normalise the stream with the block's weights."""
-    return kernels.layer_norm(x, w.norm, w.norm_bias, run.spec.norm_eps, out)
+    kernels.layer_norm(x, w.norm, w.norm_bias, run.spec.norm_eps, out)
 
 
-def add(y: Array, bias: Array, residual: Array) -> Array:
-    """Return y + bias + residual in a new array, since y and the residual may still be on their way."""
-    total = y + residual
+def add(y: Array, bias: Array, residual: Array, out: Array | None = None) -> Array:
+    """Return y + bias + residual."""
+    total = np.add(y, residual, out=out)
     total += bias
     return total
+
+
+def _added(y: Result, residual: Array, w: BlockKernels, run: Pass) -> Blocks:
+    """Finish a block as its result is computed, in a new array: y and the residual may still be on their way."""
+    total = np.empty(residual.shape, np.float32)
+
+    def spans() -> Iterator[Span]:
+        for span, tile in y:
+            x = add(tile, w.out_bias, residual[span.slice], total[span.slice])
+            if run.spec.norm == "post":
+                norm(x, w, run, x)
+            yield span
+
+    return Tiles(total, spans())
+
+
+def _normed(x: Blocks, w: BlockKernels, run: Pass) -> Blocks:
+    normed = np.empty(x.array.shape, np.float32)
+
+    def spans() -> Iterator[Span]:
+        for span in x:
+            norm(x.array[span.slice], w, run, normed[span.slice])
+            yield span
+
+    return Tiles(normed, spans())
 
 
 def _wanted(plan: BlockPlan, rows: Partition | None, run: Pass) -> Sequence[Span]:
@@ -202,7 +256,25 @@ def _wanted(plan: BlockPlan, rows: Partition | None, run: Pass) -> Sequence[Span
     return [Span(0, run.batch.rows) if part.size else keeps for part, keeps in zip(plan.inner, kept, strict=True)]
 
 
-def _heads(x: Incoming, w: BlockKernels, run: Pass) -> Array:
+def _attend(q: Array, kv: Array, arriving: Iterable[Span], pieces: Sequence[tuple[slice, slice]], run: Pass) -> Array:
+    """Return the context [rows, H] of queries [rows, H] over keys and values [keys, 2 H], block by block as they come.
+
+    ``pieces`` are, for every request, its rows and its keys.
+    """
+    k, v = np.split(kv, 2, axis=1)
+    parts: list[list[tuple[Array, Array]]] = [[] for _ in pieces]
+    for block in arriving:
+        for part, (rows, keys) in zip(parts, pieces, strict=True):
+            seen = block.intersect(Span(keys.start, keys.stop)).slice
+            if seen.start < seen.stop:
+                part.append(kernels.attend_part(q[rows], k[seen], v[seen], run.spec.head_dim))
+    context = np.empty(q.shape, np.float32)
+    for part, (rows, _) in zip(parts, pieces, strict=True):
+        context[rows] = kernels.merge(part)
+    return context
+
+
+def _heads(x: Blocks, w: BlockKernels, run: Pass) -> Array:
     """Compute the context [S, A' d] of this rank's heads, projecting rows as they arrive."""
     everything = Span(0, run.batch.rows)
     qkv = np.empty((everything.size, 3 * w.width), np.float32)
@@ -212,29 +284,37 @@ def _heads(x: Incoming, w: BlockKernels, run: Pass) -> Array:
     return kernels.attend(q, k, v, run.batch.pieces(everything, everything), run.spec.head_dim)
 
 
-def _up(x: Incoming, rows: int, w: BlockKernels) -> Array:
-    """Compute act(x Wᵀ + b) [rows, F'], on rows as they arrive."""
-    h = np.empty((rows, w.width), np.float32)
+def _up(x: Blocks, w: BlockKernels, run: Pass) -> Array:
+    """Compute act(x Wᵀ + b) [S, F'], on rows as they arrive."""
+    h = np.empty((run.batch.rows, w.width), np.float32)
     for span in x:
         w.into[0](x.array[span.slice], h[span.slice])
     return h
 
 
-def _reduce(y_part: Array, rows: Partition | None, plan: BlockPlan, run: Pass) -> Array:
-    """Add the summands [S, H] where the result will lie: by rows, or on all ranks."""
+def _reduced(h: Array, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
+    """Add the summands of h times the second weight where the result will lie: by rows, or on all ranks."""
     assert plan.inner is not None
+
+    def part(span: Span) -> Array:
+        return w.out(h[span.slice])
+
+    group, H = run.group, run.spec.hidden
     if rows is None:
-        return run.group.all_reduce(y_part, run.batch.rows, plan.inner)
-    return run.group.reduce_rows(y_part, rows.spans, plan.inner)
+        y = all_reduce(group, part, run.batch.rows, plan.inner, H, run.tile_rows)
+    else:
+        y = reduce_rows(group, part, rows.spans, plan.inner, H, run.tile_rows)
+    return ((tile, y[tile.slice]) for tile in tiles(Span(0, y.shape[0]), run.tile_rows if rows else 0))
 
 
 def _output_columns(
     h_cols: Array, have: Partition, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass
-) -> Array:
-    """Gather the columns of h, compute this rank's output columns, gather those: [S, own] -> [S or own rows, H]."""
+) -> Result:
+    """Gather the columns of h, compute this rank's output columns, gather those."""
     assert plan.columns is not None
     group = run.group
-    h_full = group.gather_columns(h_cols, have, [span.size > 0 for span in plan.columns])
+    h_full = gather_columns(group, h_cols, have, [span.size > 0 for span in plan.columns])
     y_cols = w.out(h_full) if plan.columns[group.rank].size else h_full
-    y_full = group.gather_columns(y_cols, plan.columns, [True] * group.size)
-    return y_full if rows is None else y_full[rows[group.rank].slice]
+    y_full = gather_columns(group, y_cols, plan.columns, [True] * group.size)
+    y = y_full if rows is None else y_full[rows[group.rank].slice]
+    return ((tile, y[tile.slice]) for tile in tiles(Span(0, y.shape[0]), run.tile_rows if rows else 0))

@@ -18,6 +18,7 @@ import numpy as np
 
 from hepti_mpi.arrays import Array
 from hepti_mpi.comm import Group, world
+from hepti_mpi.exchange import Tiles, gather_rows, whole
 from solver.errors import HeptiError
 from solver.spans import Partition, Span
 
@@ -47,7 +48,7 @@ def offload(x: Array, weights: list[Array], parts: Partition, group: Group, wait
     at_primary, nothing = Partition.of_counts([parts.total, 0]), Span(0, 0)
     group.on_all(lambda: None)
     started = time.perf_counter()
-    x_rows = group.gather_rows(x, at_primary, parts.spans).wait()
+    x_rows = whole(gather_rows(group, Tiles.here(x), at_primary, parts.spans))
     if waits:
         group.on_all(lambda: None)
     computing = time.perf_counter()
@@ -56,7 +57,7 @@ def offload(x: Array, weights: list[Array], parts: Partition, group: Group, wait
     compute_s = time.perf_counter() - computing
     if waits:
         group.on_all(lambda: None)
-    group.gather_rows(x_rows, parts, [everything, nothing]).wait()
+    whole(gather_rows(group, Tiles.here(x_rows), parts, [everything, nothing]))
     total_s = time.perf_counter() - started
     group.finish_sending()
     return total_s, max(group.on_all(lambda: compute_s))

@@ -11,6 +11,7 @@ from itertools import combinations
 import numpy as np
 
 from hepti_mpi.comm import Group
+from hepti_mpi.exchange import Gather, Tiles, gather_rows, whole
 from solver.cluster import Link
 from solver.curves import Curve
 from solver.spans import Partition, Span
@@ -78,14 +79,14 @@ def measure_messages(group: Group, links: Links) -> Curve:
         wires_s = group.size * size / links.network.bandwidth_bytes_per_s
         samples = []
         for _ in range(ROUNDS):
-            block = np.zeros((1, size // 4), np.float32)
             group.barrier()
             started = time.perf_counter()
-            incoming = group.gather_rows(block, blocks, everything)
+            gather = Gather(group, blocks, everything, size // 4)
+            gather.put(Span(0, 1))
             posted = time.perf_counter()
             time.sleep(2 * wires_s + 2e-3)
             woken = time.perf_counter()
-            incoming.wait()
+            whole(gather)
             samples.append((time.perf_counter() - woken + posted - started) / messages)
             group.finish_sending()
         seconds.append(statistics.median(samples))
@@ -118,7 +119,7 @@ def _seconds(group: Group, size: int, sources: Mapping[int, set[int]]) -> float:
         block = np.zeros((blocks[group.rank].size, size // 4), np.float32)
         group.barrier()
         started = time.perf_counter()
-        group.gather_rows(block, blocks, want).wait()
+        whole(gather_rows(group, Tiles.here(block), blocks, want))
         samples = sorted([*samples, group.slowest(time.perf_counter() - started)])
         group.finish_sending()
     return samples[0]

@@ -10,6 +10,7 @@ import numpy as np
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
+from hepti_mpi.exchange import Tiles, gather_rows, whole
 from hepti_mpi.layers import LayerKernels, Pass, Stream, run_layers
 from solver.model import ModelSpec
 from solver.plan import LayerPlan, Plan
@@ -48,6 +49,7 @@ class Stack:
         self._layers = layers
         self._world = world
         self._active = stage.active
+        self._tile_rows = plan.tile_rows
         self._cuts = [
             LayerPlan(layer.attention.only(self._active), layer.mlp.only(self._active))
             for span, layer in stage.layers
@@ -76,7 +78,7 @@ class Stack:
         traffic.reset()
         stream = self._enter(batch, x)
         if self._group is not None:
-            stream = run_layers(stream, self._layers, self._cuts, Pass(self._spec, batch, self._group))
+            stream = run_layers(stream, self._layers, self._cuts, Pass(self._spec, batch, self._group, self._tile_rows))
         hidden = self._leave(batch, stream)
         self._world.finish_sending()
         if count:
@@ -93,7 +95,8 @@ class Stack:
         """
         rows = self._cuts[0].attention.row_partition(batch.rows)
         want = self._spread([Span(0, batch.rows)] * len(self._active) if rows is None else list(rows))
-        return Stream(self._world.gather_rows(self._or_nothing(x), self._on_root(batch), want).wait(), rows)
+        rows_here = gather_rows(self._world, Tiles.here(self._or_nothing(x)), self._on_root(batch), want)
+        return Stream(Tiles.here(whole(rows_here)), rows)
 
     def _leave(self, batch: Batch, stream: Stream) -> Array:
         """Gather what the last block left, on rank 0."""
@@ -103,8 +106,9 @@ class Stack:
             rows = Partition.of_counts([batch.rows] + [0] * (len(self._active) - 1))
         have = self._spread(list(rows))
         mine = have[self._world.rank]
-        x_rows = stream.array if mine.size else self._or_nothing(None)
-        return self._world.gather_rows(x_rows, Partition(tuple(have)), self._on_root(batch).spans).wait()
+        x_rows = whole(stream.blocks)
+        x_rows = x_rows if mine.size else self._or_nothing(None)
+        return whole(gather_rows(self._world, Tiles.here(x_rows), Partition(tuple(have)), self._on_root(batch).spans))
 
     def _on_root(self, batch: Batch) -> Partition:
         return Partition.of_counts([batch.rows] + [0] * (self._world.size - 1))

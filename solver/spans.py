@@ -96,6 +96,15 @@ class Partition:
         return ", ".join(_text(span) for span in self.spans)
 
 
+def tiles(span: Span, rows: int) -> list[Span]:
+    """Cut a span into nearly equal tiles of about `rows`; 0: one tile. An empty span has none."""
+    if not span.size:
+        return []
+    count = min(span.size, max(1, round(span.size / rows))) if rows else 1
+    edges = [span.start + span.size * number // count for number in range(count + 1)]
+    return [Span(start, stop) for start, stop in pairwise(edges)]
+
+
 def largest_remainder(shares: Sequence[float], total: int) -> list[int]:
     """Round `shares` (any non-negative weights) to integers that add up to `total`.
 

@@ -14,8 +14,10 @@ from hepti_mpi.layers import layer_kernels
 from hepti_mpi.load import load_layer
 from hepti_mpi.products import numpy_product
 from hepti_mpi.stack import Stack
+from hepti_mpi.wires import coding
 from solver.model import ImageInput, ModelSpec, TextInput, tensor_shapes
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
+from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
+from solver.routes import Route
 from solver.spans import Partition, Span
 from tests import reference
 from weights.synthesize import synthetic_rows
@@ -58,13 +60,14 @@ def shares(kind, ranks, rng):
     return weights.tolist()
 
 
-def block_plan(cut, norm, inner, hidden, draw):
+def block_plan(cut, norm, inner, hidden, draw, route):
     return BlockPlan(
         cut,
         inner=None if cut is Cut.ROWS else Partition.of_shares(draw(), inner),
         columns=Partition.of_shares(draw(), hidden) if cut is Cut.COLUMNS else None,
         norm=norm,
         rows=tuple(np.array(weights) / sum(weights)) if norm is Layout.ROWS and (weights := draw()) else None,
+        route=route,
     )
 
 
@@ -72,8 +75,10 @@ def random_layer(spec, attention, mlp, kind, ranks, rng):
     def draw():
         return shares(kind, ranks, rng)
 
+    attention_route, mlp_route = rng.choice(list(Route), 2)
     return LayerPlan(
-        block_plan(*attention, spec.heads, spec.hidden, draw), block_plan(*mlp, spec.ffn, spec.hidden, draw)
+        block_plan(*attention, spec.heads, spec.hidden, draw, Route(attention_route)),
+        block_plan(*mlp, spec.ffn, spec.hidden, draw, Route(mlp_route)),
     )
 
 
@@ -89,14 +94,14 @@ def expected(spec, lengths):
     return contents, [reference.forward(spec, tensors_of(spec), content) for content in contents]
 
 
-def check(spec, layers, lengths, world, make=numpy_product):
-    """Run a batch through the stack and compare rank 0's result with the oracle's."""
+def check(spec, layers, lengths, world, make=numpy_product, tile_rows=0, atol=1e-4):
+    """Run a batch through the stack, its rows in tiles, and compare rank 0's result with the oracle's."""
     stage = Stage(
         tuple(f"pi-{rank}" for rank in range(world.size)),
         tuple((Span(number, number + 1), layer) for number, layer in enumerate(layers)),
     )
     tensors = tensors_of(spec)
-    stack = make_stack(spec, Plan((stage,), spec.name), tensors, world, make)
+    stack = make_stack(spec, Plan((stage,), spec.name, tile_rows=tile_rows), tensors, world, make)
     contents, answers = expected(spec, tuple(lengths))
     batch = Batch.of_lengths(lengths)
     embedded = np.concatenate([ends.embed(spec, tensors, content) for content in contents])
@@ -106,7 +111,7 @@ def check(spec, layers, lengths, world, make=numpy_product):
     assert hidden.dtype == np.float32
     if world.rank == 0:
         hidden = ends.last_hidden(spec, tensors, hidden)
-        np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
+        np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=atol)
     else:
         assert hidden.shape == (0, spec.hidden)
     return stack
@@ -118,7 +123,7 @@ def test_every_pair_of_cuts_gives_the_reference(attention, mlp, kind, world):
     """Equal, uneven and empty shares, each block with shares of its own; a ragged batch of texts."""
     rng = np.random.default_rng(0)
     layers = [random_layer(POST, attention, mlp, kind, world.size, rng) for _ in range(POST.layers)]
-    check(POST, layers, [3, 1, 17, 2, 30], world)
+    check(POST, layers, [3, 1, 17, 2, 30], world, tile_rows=7)
 
 
 @pytest.mark.parametrize("kind", ["equal", "uneven", "empty"])
@@ -127,7 +132,7 @@ def test_every_pair_of_cuts_gives_the_reference_with_norms_in_front(attention, m
     """The same for the pre-norm family; a batch of images."""
     rng = np.random.default_rng(2)
     layers = [random_layer(PRE, attention, mlp, kind, world.size, rng) for _ in range(PRE.layers)]
-    check(PRE, layers, [PRE.input.rows] * 2, world)
+    check(PRE, layers, [PRE.input.rows] * 2, world, tile_rows=4)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 511])
@@ -141,7 +146,7 @@ def test_any_mixture_of_cuts_gives_the_reference(rows, seed, world):
         attention, mlp = (CUTS[rng.integers(len(CUTS))] for _ in range(2))
         kind = ["equal", "uneven", "empty"][rng.integers(3)]
         layers.append(random_layer(spec, attention, mlp, kind, world.size, rng))
-    check(spec, layers, [rows], world)
+    check(spec, layers, [rows], world, tile_rows=[0, 1, 16, 100][seed % 4])
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
@@ -154,7 +159,7 @@ def test_packed_weights_give_the_reference(activation, world):
         random_layer(spec, attention, mlp, "empty", world.size, rng)
         for attention, mlp in zip(CUTS, reversed(CUTS), strict=True)
     ]
-    check(spec, layers, [3, 1, 30], world, backend("onnxruntime"))
+    check(spec, layers, [3, 1, 30], world, backend("onnxruntime"), tile_rows=8)
 
 
 def test_ranks_without_a_share_send_and_receive_nothing(world):
@@ -171,3 +176,33 @@ def test_ranks_without_a_share_send_and_receive_nothing(world):
     expected = {0: moved, world.size - 1: moved}.get(world.rank, 0)
     assert stack.meter.sent_bytes == expected
     assert stack.meter.received_bytes == expected
+
+
+@pytest.mark.parametrize("route", Route)
+@pytest.mark.parametrize("tile_rows", [0, 5, 12])
+def test_every_route_brings_the_rows_of_uneven_owners(route, tile_rows, world):
+    """One rank has most of the rows: its tiles are passed on by others."""
+    weights = [0.7, *[0.3 / max(world.size - 1, 1)] * (world.size - 1)]
+    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(np.array(weights) / sum(weights)), route=route)
+    stack = check(POST, [LayerPlan(rows, rows)] * 3, [61], world, tile_rows=tile_rows)
+
+    received = 3 * 2 * (61 - Partition.of_shares(weights, 61)[world.rank].size) * POST.hidden * 4  # K and V
+    if world.rank > 0:
+        assert stack.meter.received_bytes == received + Partition.of_shares(weights, 61)[world.rank].size * 160
+
+
+@pytest.mark.parametrize(("wire", "error"), [(Wire.FLOAT16, 0.01), (Wire.INT8, 0.2)])
+@pytest.mark.parametrize("cuts", [(CUTS[0], CUTS[0]), (CUTS[3], CUTS[4]), (CUTS[2], CUTS[2])], ids=str)
+def test_thin_wires_round_and_send_less(wire, error, cuts, world):
+    """Half or a quarter of the bytes; the result is near the reference, and nearer with more bits."""
+    layers = [random_layer(POST, *cuts, "equal", world.size, np.random.default_rng(4)) for _ in range(POST.layers)]
+    exact = check(POST, layers, [40], world).meter
+    before, world.coding = world.coding, coding(wire)
+    try:
+        thin = check(POST, layers, [40], world, atol=error).meter
+    finally:
+        world.coding = before
+
+    width = POST.hidden
+    share = {Wire.FLOAT16: 0.5, Wire.INT8: (width + 4) / (4 * width)}[wire]
+    assert thin.sent_bytes == pytest.approx(share * exact.sent_bytes, rel=0.2 if wire is Wire.INT8 else 0)
