@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from hepti_mpi.products import Backend, numpy_product
+from hepti_mpi.memory import keep_freed
+from hepti_mpi.products import NUMPY, Backend
 from solver.errors import HeptiError
 
 
@@ -23,9 +24,10 @@ def chosen(name: str) -> str:
 
 
 def backend(name: str) -> Backend:
-    """Return what makes products: "numpy" or "onnxruntime"."""
+    """Return what computes: "numpy" or "onnxruntime"."""
+    keep_freed()
     if name == "numpy":
-        return numpy_product
-    from hepti_mpi.ort import onnxruntime_product  # an import of 0.3 s and 50 MiB that numpy does without
+        return NUMPY
+    from hepti_mpi import ort  # an import of 0.3 s and 50 MiB that numpy does without
 
-    return onnxruntime_product
+    return ort.FLOAT32

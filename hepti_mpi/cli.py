@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from hepti_mpi.backends import chosen
 from solver.errors import HeptiError
+from solver.plan import Wire
 from solver.systems import DEFAULT, PLANNERS
 
 BACKENDS = ("auto", "numpy", "onnxruntime")
@@ -97,7 +98,9 @@ def parser() -> Parser:
     how.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
     how.add_argument("--system", default=DEFAULT, metavar="NAME", help=f"{', '.join(PLANNERS)} (default: %(default)s)")
     how.add_argument("--backend", choices=BACKENDS, default="auto", help="kernels (default: %(default)s)")
-    how.add_argument("--wire", choices=("float32",), default="float32", help="what exchanges send")
+    how.add_argument(
+        "--wire", choices=list(Wire), type=Wire, default=Wire.FLOAT32, help="how numbers travel (default: %(default)s)"
+    )
     measure = parser.add_argument_group("measuring")
     measure.add_argument("--repeat", type=int, default=1, metavar="N", help="compute everything N times")
     measure.add_argument("--warmup", type=int, default=0, metavar="N", help="and N times before, untimed")

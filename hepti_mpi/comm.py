@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
 from hepti_mpi.arrays import Array
-from hepti_mpi.wires import Coding, Exact, Message
+from hepti_mpi.wires import EXACT, Coding, Message
 from solver.errors import HeptiError
 
 # Open MPI reads these when it starts; what the user or mpirun has set stays. Up to 8 MiB a message goes to the kernel
@@ -64,7 +64,7 @@ class Group:
 
     def __init__(self, comm: MPI.Comm, parent: Group | None = None) -> None:
         self._comm = comm
-        self.coding: Coding = parent.coding if parent else Exact()
+        self.coding: Coding = parent.coding if parent else EXACT
         self.rank = comm.rank
         self.size = comm.size
         # A subgroup's traffic is its parent's too.

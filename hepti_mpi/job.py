@@ -20,6 +20,7 @@ from hepti_mpi.load import Layer, LayerWeights, RankWeights, load, open_weights,
 from hepti_mpi.profile import fingerprint, profile
 from hepti_mpi.report import rank_report
 from hepti_mpi.stack import Stack
+from hepti_mpi.wires import coding
 from solver.cluster import Cluster, read_cluster, write_cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec, named_model
@@ -42,9 +43,10 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     if group.from_root((lambda: leader.needs_profile) if leader else None):
         cluster = measured_cluster(model.spec, options.backend, group, leader)
     plan = group.from_root((lambda: leader.plan(cluster)) if leader else None)
-    make = partial(layer_kernels, model.spec, plan, backend(options.backend))
+    computes = backend(options.backend)
+    make = partial(layer_kernels, model.spec, plan, computes.product)
     weights = load_share(model, plan, make, group, leader.console if leader else None)
-    stack = Stack(model.spec, plan, weights.layers, group)
+    stack = Stack(model.spec, plan, weights.layers, group, computes, coding(options.wire, computes.cast))
     if leader:
         leader.lead(stack, weights.ends)
     else:
@@ -112,7 +114,7 @@ def load_share(
 def follow(stack: Stack, group: Group) -> None:
     """Do what rank 0 says until it says that all is done."""
     while (step := group.next_message()) is not None:
-        stack.run(Batch.of_lengths(step.lengths), None, count=step.count)
+        stack.run(Batch.of_lengths(step.lengths), None, count=step.count, exact=step.exact)
 
 
 def run_profile(options: argparse.Namespace, group: Group) -> int:

@@ -115,55 +115,72 @@ def attend(q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], 
     return context
 
 
-def attend_part(q: Array, k: Array, v: Array, head_dim: int) -> tuple[Array, Array]:
-    """Attend to some of the keys: `merge` puts parts together.
+def attend_part(q: Array, k: Array, v: Array, head_dim: int, out: Array | None = None) -> tuple[Array, Array]:
+    """Attend to some of the keys of one request; `merge` joins the parts.
 
     Parameters
     ----------
     q : [rows, heads d]
         Queries.
     k, v : [keys, heads d]
-        Some of the keys and values that the rows attend to.
+        Some of the keys and values that these rows attend to; may be none.
     head_dim
         d.
+    out : [rows, heads d]
+        Where to put the context.
 
     Returns
     -------
-    [rows, heads d], [rows, heads]
-        The context as if these were all keys, and the logarithms of the sums of exponentials of its scores.
+    context : [rows, heads d]
+        softmax(q kᵀ / √d) v over these keys alone, zero where there are none.
+    lse : [rows, heads]
+        log Σ exp(q kᵀ / √d), what the context weighs among the parts; -inf where there are no keys.
     """
-    context = np.empty(q.shape, np.float32)
-    logs = np.empty((q.shape[0], q.shape[1] // head_dim), np.float32)
+    context = np.empty(q.shape, np.float32) if out is None else out
+    lse = np.full((q.shape[0], q.shape[1] // head_dim), -math.inf, np.float32)
+    if not len(k):
+        context[...] = 0
+        return context, lse
     scale = 1 / math.sqrt(head_dim)
-    for number, start in enumerate(range(0, q.shape[1], head_dim)):
-        head = slice(start, start + head_dim)
+    for number in range(lse.shape[1]):
+        head = slice(number * head_dim, (number + 1) * head_dim)
         scores = q[:, head] @ k[:, head].T
         scores *= scale
         largest = np.maximum.reduce(scores, axis=1)
         scores -= largest[:, None]
         np.exp(scores, out=scores)
         total = np.add.reduce(scores, axis=1)
-        part = np.matmul(scores, v[:, head], out=context[:, head])
-        part *= np.reciprocal(total)[:, None]
-        logs[:, number] = largest + np.log(total)
-    return context, logs
+        scores *= np.reciprocal(total)[:, None]
+        np.matmul(scores, v[:, head], out=context[:, head])
+        np.add(largest, np.log(total), out=lse[:, number])
+    return context, lse
 
 
 def merge(parts: Sequence[tuple[Array, Array]]) -> Array:
-    """Return the context [rows, heads d] over all keys from those over disjoint parts of them.
+    """Join attention over disjoint parts of the keys to attention over all of them, exactly.
 
-    Every part counts by its share of the sum of exponentials: "Flash-Decoding for long-context inference", Dao, Haziza,
-    Massa, Sizov, 2023.
+    Dao, Haziza, Massa and Sizov, "Flash-Decoding for long-context inference" (2023): a part's context counts as much as
+    its keys' share of the softmax's sum, exp(lse - max lse).
+
+    Parameters
+    ----------
+    parts
+        What `attend_part` returned for each, [rows, heads d] and [rows, heads]; at least one with keys.
+
+    Returns
+    -------
+    [rows, heads d]
     """
-    if len(parts) == 1:
-        return parts[0][0]
-    logs = np.stack([log for _, log in parts])  # [parts, rows, heads]
-    weights = softmax(np.ascontiguousarray(logs.reshape(len(parts), -1).T)).T.reshape(*logs.shape, 1)
-    rows, heads = logs.shape[1:]
-    total = np.zeros((rows, heads, parts[0][0].shape[1] // heads), np.float32)
-    for weight, (context, _) in zip(weights, parts, strict=True):
-        total += weight * context.reshape(total.shape)
-    return total.reshape(rows, -1)
+    weights = np.stack([lse for _, lse in parts])
+    weights -= np.maximum.reduce(weights)
+    np.exp(weights, out=weights)
+    weights *= np.reciprocal(np.add.reduce(weights))
+    rows, heads = weights.shape[1:]
+    width = parts[0][0].shape[1]
+    total = np.zeros((rows, heads, width // max(heads, 1)), np.float32)
+    for (context, _), weight in zip(parts, weights, strict=True):
+        total += context.reshape(total.shape) * weight[:, :, None]
+    return total.reshape(rows, width)
 
 
 def _in_tiles(x: Array, step: Callable[[Array, Array, Array], None]) -> Array:

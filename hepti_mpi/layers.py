@@ -28,7 +28,7 @@ from hepti_mpi.exchange import (
     whole,
 )
 from hepti_mpi.load import LayerWeights
-from hepti_mpi.products import Backend, Product
+from hepti_mpi.products import Backend, MakeProduct, Product
 from solver.model import ModelSpec
 from solver.plan import BlockPlan, Cut, LayerPlan, Plan
 from solver.routes import Route
@@ -79,6 +79,7 @@ class Pass:
     batch: Batch
     group: Group
     tile_rows: int
+    backend: Backend
 
 
 # What a block computes of the rows that it needs: where its result lies, tile by tile, without bias and residual.
@@ -86,7 +87,7 @@ Result = Iterator[tuple[Span, Array]]
 Compute = Callable[[Blocks, Partition | None, BlockKernels, BlockPlan, Pass], Result]
 
 
-def layer_kernels(spec: ModelSpec, plan: Plan, make: Backend, number: int, weights: LayerWeights) -> LayerKernels:
+def layer_kernels(spec: ModelSpec, plan: Plan, make: MakeProduct, number: int, weights: LayerWeights) -> LayerKernels:
     """Make a layer's kernels of a rank's share of its weights."""
     cuts = plan.layer(number)
     a, m, H = weights.attention, weights.mlp, spec.hidden
@@ -267,7 +268,7 @@ def _attend(q: Array, kv: Array, arriving: Iterable[Span], pieces: Sequence[tupl
         for part, (rows, keys) in zip(parts, pieces, strict=True):
             seen = block.intersect(Span(keys.start, keys.stop)).slice
             if seen.start < seen.stop:
-                part.append(kernels.attend_part(q[rows], k[seen], v[seen], run.spec.head_dim))
+                part.append(run.backend.attend_part(q[rows], k[seen], v[seen], run.spec.head_dim))
     context = np.empty(q.shape, np.float32)
     for part, (rows, _) in zip(parts, pieces, strict=True):
         context[rows] = kernels.merge(part)
@@ -281,7 +282,7 @@ def _heads(x: Blocks, w: BlockKernels, run: Pass) -> Array:
     for span in x:
         w.into[0](x.array[span.slice], qkv[span.slice])
     q, k, v = np.split(qkv, 3, axis=1)
-    return kernels.attend(q, k, v, run.batch.pieces(everything, everything), run.spec.head_dim)
+    return run.backend.attend(q, k, v, run.batch.pieces(everything, everything), run.spec.head_dim)
 
 
 def _up(x: Blocks, w: BlockKernels, run: Pass) -> Array:

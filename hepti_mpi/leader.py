@@ -23,7 +23,7 @@ from hepti_mpi.stack import Stack
 from solver.cluster import Cluster, read_cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec
-from solver.plan import Plan
+from solver.plan import Plan, Wire
 from solver.plan_file import read_plan
 from solver.systems import make_plan
 from weights.progress import progress
@@ -52,6 +52,7 @@ class Step:
 
     lengths: tuple[int, ...]
     count: bool  # whether it counts in the report
+    exact: bool = False  # whether numbers travel as they are, whatever the wire
 
 
 class Leader:
@@ -75,6 +76,7 @@ class Leader:
         self._answers: list[dict[str, Any]] = []
         self._hidden: dict[str, Array] = {}  # last hidden states by id, for .npz
         self._seconds: dict[str | int, list[float]] = {}
+        self._rounding: float | None = None
 
     def say(self, line: str) -> None:
         """Tell the person at the terminal."""
@@ -137,6 +139,8 @@ class Leader:
                     print(json.dumps(answer), flush=True)
         else:
             batches = list(_batches(self._requests))
+            if self._options.wire is not Wire.FLOAT32:
+                self._rounding = self._measure_rounding(batches[0], stack, tensors)
             passes = self._options.warmup + self._options.repeat
             with progress("computing", passes * len(batches), console=self.console, unit="batches") as done:
                 for number in range(passes):
@@ -150,6 +154,7 @@ class Leader:
         """Write and show what was asked for; return the exit code."""
         options = self._options
         report = job_report(self._spec, self._plan, self._cluster, self._seconds, ranks, places, options)
+        report["wire_rounding"] = self._rounding
         if options.output is not None:
             outputs.write_answers(options.output, self._answers, self._hidden)
         if options.report is not None:
@@ -159,6 +164,9 @@ class Leader:
             if options.output is None and options.random is None:
                 show.show_answers(console, self._requests, self._answers)
             show.show_ranks(console, report, self._plan)
+            if self._rounding is not None:
+                size = f"{100 * self._rounding:.2g} % of their root mean square"
+                console.print(f"{options.wire} on the wire: hidden states differ from exact ones by {size} at most")
             self._doubt_profile(report["seconds_median"], report["predicted_seconds"])
         return 2 if self._complaints else 0
 
@@ -167,11 +175,8 @@ class Leader:
     ) -> list[dict[str, Any]]:
         """Run one batch on all ranks and return its answers."""
         started = time.perf_counter()
-        lengths = tuple(request.rows for request in requests)
-        self._group.announce(Step(lengths, count))
-        batch = Batch.of_lengths(lengths)
-        x = np.concatenate([ends.embed(self._spec, tensors, request.content) for request in requests])
-        hidden = ends.last_hidden(self._spec, tensors, stack.run(batch, x, count=count))
+        hidden = self._hidden_states(requests, stack, tensors, count=count)
+        batch = Batch.of_lengths([request.rows for request in requests])
         states = [hidden[span.slice] for span in batch.requests]
         results = [ends.result(self._spec, tensors, state) for state in states]
         seconds = time.perf_counter() - started
@@ -184,6 +189,22 @@ class Leader:
         if self._options.output is not None and self._options.output.suffix == ".npz":
             self._hidden |= {str(request.id): state.copy() for request, state in zip(requests, states, strict=True)}
         return answers
+
+    def _hidden_states(
+        self, requests: Sequence[Request], stack: Stack, tensors: ends.Tensors, *, count: bool, exact: bool = False
+    ) -> Array:
+        """Run a batch on all ranks and return the last hidden states [S, H]."""
+        lengths = tuple(request.rows for request in requests)
+        self._group.announce(Step(lengths, count, exact))
+        x = np.concatenate([ends.embed(self._spec, tensors, request.content) for request in requests])
+        return ends.last_hidden(self._spec, tensors, stack.run(Batch.of_lengths(lengths), x, count=count, exact=exact))
+
+    def _measure_rounding(self, requests: Sequence[Request], stack: Stack, tensors: ends.Tensors) -> float:
+        """Return what thin wires cost: the largest error of a hidden state, of the root mean square of all."""
+        exact, rounded = (
+            self._hidden_states(requests, stack, tensors, count=False, exact=exact) for exact in (True, False)
+        )
+        return float(np.abs(rounded - exact).max() / np.sqrt(np.square(exact).mean()))
 
     def _doubt_profile(self, seconds: float, predicted: float | None) -> None:
         """Say so where a kept profile cannot hold any more."""

@@ -1,10 +1,19 @@
-"""Memory that is free for weights and activations, on this host and under its cgroup's cap."""
+"""Memory: what is free on this host and under its cgroup's cap, and what becomes of what is freed."""
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 CGROUPS = Path("/sys/fs/cgroup")
+
+# Of glibc's mallopt: how much may lie free at the heap's end, and from which size on an allocation is a mapping of its
+# own, which the kernel gets back when it is freed.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+KEPT_BYTES = 1 << 30
+MAPPED_BYTES, LARGEST_MAPPED_BYTES = 1 << 20, 32 << 20
 
 
 def free_bytes() -> int:
@@ -12,6 +21,34 @@ def free_bytes() -> int:
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
     return min([available, *_left_in_cgroups()])
+
+
+def keep_freed() -> None:
+    """Let freed arrays serve again instead of going back to the kernel, which would have to clear new ones.
+
+    That costs 5 of the 75 ms of a bert-large layer with 256 rows on one x86 core: its 6000 page faults.
+    """
+    _mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+    _mallopt(M_MMAP_THRESHOLD, LARGEST_MAPPED_BYTES)
+
+
+@contextmanager
+def freed_at_once() -> Iterator[None]:
+    """Give large blocks back as soon as they are freed; then as `keep_freed`.
+
+    The weights that onnxruntime has packed and freed would stay in the heap: 2.1 times the weights resident, not 1.0.
+    """
+    _mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+    try:
+        yield
+    finally:
+        keep_freed()
+
+
+def _mallopt(parameter: int, value: int) -> None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
+    if mallopt is not None:
+        mallopt(parameter, value)
 
 
 def _left_in_cgroups() -> list[int]:

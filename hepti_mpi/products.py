@@ -1,13 +1,16 @@
-"""Products with constant weights: what a backend computes."""
+"""What a backend computes: products with constant weights, and attention."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from hepti_mpi import kernels
 from hepti_mpi.arrays import Array
+from hepti_mpi.wires import Cast
 
 
 class Product(Protocol):
@@ -17,7 +20,7 @@ class Product(Protocol):
         """Compute."""
 
 
-class Backend(Protocol):
+class MakeProduct(Protocol):
     """Makes a product.
 
     `weight` is [out, in] with a bias [out], as query, key, value and up lie; or, without a bias, [in, out], as the
@@ -26,6 +29,30 @@ class Backend(Protocol):
 
     def __call__(self, weight: Array, bias: Array | None, activation: str = "identity") -> Product:
         """Make."""
+
+
+class Attend(Protocol):
+    """Attention over all keys at once, as `kernels.attend`."""
+
+    def __call__(self, q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], head_dim: int) -> Array:
+        """Compute."""
+
+
+class AttendPart(Protocol):
+    """Attention over some of the keys, as `kernels.attend_part`."""
+
+    def __call__(self, q: Array, k: Array, v: Array, head_dim: int, out: Array | None = None) -> tuple[Array, Array]:
+        """Compute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What computes a rank's share."""
+
+    product: MakeProduct
+    attend: Attend
+    attend_part: AttendPart
+    cast: Cast
 
 
 def numpy_product(weight: Array, bias: Array | None, activation: str = "identity") -> Product:
@@ -38,3 +65,6 @@ def numpy_product(weight: Array, bias: Array | None, activation: str = "identity
         return activate(kernels.linear(x, weight, bias, out))
 
     return product
+
+
+NUMPY = Backend(numpy_product, kernels.attend, kernels.attend_part, np.copyto)

@@ -75,9 +75,9 @@ def profile(spec: ModelSpec, group: Group, backend: str) -> Cluster:
     return Cluster(devices, links.network, links.exceptions(names), facts)
 
 
-def measure_kernels(spec: ModelSpec, make: Backend) -> Curves:
+def measure_kernels(spec: ModelSpec, backend: Backend) -> Curves:
     """Return this device's curves, all but that of messages."""
-    H, d = spec.hidden, spec.head_dim
+    H, d, make = spec.hidden, spec.head_dim, backend.product
     widths = sorted({d, 3 * d, H, spec.ffn})
     numbers = np.random.default_rng(0)
     weight = 0.02 * numbers.standard_normal((widths[-1], H), np.float32)
@@ -100,7 +100,7 @@ def measure_kernels(spec: ModelSpec, make: Backend) -> Curves:
 
     def attend(rows: int, keys: int) -> Callable[[], object]:
         q, k = x_rows[:rows], x_rows[:keys]
-        return lambda: kernels.attend(q, k, k, [(slice(0, rows), slice(0, keys))], d)
+        return lambda: backend.attend(q, k, k, [(slice(0, rows), slice(0, keys))], d)
 
     def norm(elements: int) -> Callable[[], object]:
         y = x_rows[: elements // H]

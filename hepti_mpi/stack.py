@@ -12,6 +12,8 @@ from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
 from hepti_mpi.exchange import Tiles, gather_rows, whole
 from hepti_mpi.layers import LayerKernels, Pass, Stream, run_layers
+from hepti_mpi.products import Backend
+from hepti_mpi.wires import EXACT, Coding
 from solver.model import ModelSpec
 from solver.plan import LayerPlan, Plan
 from solver.spans import Partition, Span
@@ -40,16 +42,30 @@ class Stack:
         This rank's share of every layer.
     world
         All ranks; those without a share take no part in the layers.
+    backend
+        What made the layers' products, and attends.
+    coding
+        How numbers travel.
     """
 
-    def __init__(self, spec: ModelSpec, plan: Plan, layers: tuple[LayerKernels, ...], world: Group) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        plan: Plan,
+        layers: tuple[LayerKernels, ...],
+        world: Group,
+        backend: Backend,
+        coding: Coding = EXACT,
+    ) -> None:
         stage = plan.stages[0]
         self.meter = Meter()
         self._spec = spec
         self._layers = layers
         self._world = world
+        self._backend = backend
         self._active = stage.active
         self._tile_rows = plan.tile_rows
+        self._coding = coding
         self._cuts = [
             LayerPlan(layer.attention.only(self._active), layer.mlp.only(self._active))
             for span, layer in stage.layers
@@ -57,7 +73,7 @@ class Stack:
         ]
         self._group = world.subgroup(self._active)
 
-    def run(self, batch: Batch, x: Array | None, *, count: bool) -> Array:
+    def run(self, batch: Batch, x: Array | None, *, count: bool, exact: bool = False) -> Array:
         """Carry a batch through all layers; every rank calls this.
 
         Parameters
@@ -68,6 +84,8 @@ class Stack:
             The embedded rows, on rank 0; None on the others.
         count
             Whether the meter counts this batch.
+        exact
+            Whether numbers travel as they are, whatever the coding.
 
         Returns
         -------
@@ -76,9 +94,12 @@ class Stack:
         started = time.perf_counter()
         traffic = self._world.traffic
         traffic.reset()
+        for group in filter(None, (self._world, self._group)):
+            group.coding = EXACT if exact else self._coding
         stream = self._enter(batch, x)
         if self._group is not None:
-            stream = run_layers(stream, self._layers, self._cuts, Pass(self._spec, batch, self._group, self._tile_rows))
+            run = Pass(self._spec, batch, self._group, self._tile_rows, self._backend)
+            stream = run_layers(stream, self._layers, self._cuts, run)
         hidden = self._leave(batch, stream)
         self._world.finish_sending()
         if count:

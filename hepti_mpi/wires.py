@@ -48,6 +48,9 @@ class Exact:
         pass
 
 
+EXACT = Exact()
+
+
 class Half:
     """float16, rounded to nearest.
 
@@ -96,5 +99,5 @@ class Scaled:
 def coding(wire: Wire, cast: Cast = np.copyto) -> Coding:
     """Return how a wire's numbers are written; `cast` as in `Half`."""
     if wire is Wire.FLOAT32:
-        return Exact()
+        return EXACT
     return Half(cast) if wire is Wire.FLOAT16 else Scaled()

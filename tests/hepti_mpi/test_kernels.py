@@ -113,3 +113,34 @@ def test_attention_keeps_to_each_requests_rows(rows):
 
     assert ours.dtype == np.float32
     np.testing.assert_allclose(ours, exact[rows.slice], atol=1e-5)
+
+
+def attend_each(q, k, v, cuts, head_dim, attend_part=kernels.attend_part):
+    """Return what `attend_part` gives for the keys between the cuts."""
+    blocks = zip(np.split(k, cuts), np.split(v, cuts), strict=True)
+    return [attend_part(q, k_block, v_block, head_dim) for k_block, v_block in blocks]
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [5], [3, 4], [0, 6, 9]])
+@pytest.mark.parametrize("rows", [0, 1, 4])
+def test_parts_of_the_keys_merge_to_all_of_them(cuts, rows):
+    """However the keys are cut, parts without any included; scores of hundreds do not overflow."""
+    q, k, v = 300 * normal(rows, 6), normal(9, 6), normal(9, 6)
+
+    ours = kernels.merge(attend_each(q, k, v, cuts, 3))
+
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, kernels.attend(q, k, v, [(slice(0, rows), slice(0, 9))], 3), rtol=0, atol=2e-5)
+
+
+def test_a_part_says_what_it_weighs():
+    """The logarithm of the sum of exp(q k / √d) per row and head; nothing where there are no keys."""
+    q, k, v = normal(4, 6), normal(5, 6), normal(5, 6)
+    by_head = np.einsum("rad,kad->rak", q.reshape(4, 2, 3), k.reshape(5, 2, 3)) / math.sqrt(3)
+
+    (context, lse), (nothing, no_weight) = attend_each(q, k, v, [5], 3)
+
+    assert lse.dtype == context.dtype == np.float32
+    np.testing.assert_allclose(lse, np.log(np.exp(by_head).sum(axis=2)), atol=1e-5)
+    assert not nothing.any()
+    assert np.isneginf(no_weight).all()

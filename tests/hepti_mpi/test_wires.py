@@ -6,7 +6,7 @@ import pytest
 from hepti_mpi.wires import coding
 from solver.plan import Wire
 
-X = np.random.default_rng(0).standard_normal((7, 48)).astype(np.float32) * np.float32(3) ** np.arange(-3, 4)[:, None]
+X = (np.random.default_rng(0).standard_normal((7, 48)) * 3.0 ** np.arange(-3, 4)[:, None]).astype(np.float32)
 
 
 def travelled(wire, x):

@@ -12,7 +12,7 @@ from hepti_mpi.backends import backend
 from hepti_mpi.batch import Batch
 from hepti_mpi.layers import layer_kernels
 from hepti_mpi.load import load_layer
-from hepti_mpi.products import numpy_product
+from hepti_mpi.products import NUMPY
 from hepti_mpi.stack import Stack
 from hepti_mpi.wires import coding
 from solver.model import ImageInput, ModelSpec, TextInput, tensor_shapes
@@ -36,16 +36,16 @@ def tensors_of(spec):
     return {name: synthetic_rows(name, shape, Span(0, shape[0])) for name, shape in tensor_shapes(spec).items()}
 
 
-def make_stack(spec, plan, tensors, world, make=numpy_product):
+def make_stack(spec, plan, tensors, world, computes, wire):
     def read(piece, out):
         out[...] = tensors[piece.name][(slice(None),) * piece.axis + (piece.span.slice,)]
 
     plan.check(spec, world.size)
     layers = tuple(
-        layer_kernels(spec, plan, make, layer, load_layer(spec, plan, layer, world.rank, read))
+        layer_kernels(spec, plan, computes.product, layer, load_layer(spec, plan, layer, world.rank, read))
         for layer in range(spec.layers)
     )
-    return Stack(spec, plan, layers, world)
+    return Stack(spec, plan, layers, world, computes, coding(wire))
 
 
 def shares(kind, ranks, rng):
@@ -94,14 +94,14 @@ def expected(spec, lengths):
     return contents, [reference.forward(spec, tensors_of(spec), content) for content in contents]
 
 
-def check(spec, layers, lengths, world, make=numpy_product, tile_rows=0, atol=1e-4):
+def check(spec, layers, lengths, world, computes=NUMPY, tile_rows=0, atol=1e-4, wire=Wire.FLOAT32):
     """Run a batch through the stack, its rows in tiles, and compare rank 0's result with the oracle's."""
     stage = Stage(
         tuple(f"pi-{rank}" for rank in range(world.size)),
         tuple((Span(number, number + 1), layer) for number, layer in enumerate(layers)),
     )
     tensors = tensors_of(spec)
-    stack = make_stack(spec, Plan((stage,), spec.name, tile_rows=tile_rows), tensors, world, make)
+    stack = make_stack(spec, Plan((stage,), spec.name, tile_rows=tile_rows), tensors, world, computes, wire)
     contents, answers = expected(spec, tuple(lengths))
     batch = Batch.of_lengths(lengths)
     embedded = np.concatenate([ends.embed(spec, tensors, content) for content in contents])
@@ -197,11 +197,7 @@ def test_thin_wires_round_and_send_less(wire, error, cuts, world):
     """Half or a quarter of the bytes; the result is near the reference, and nearer with more bits."""
     layers = [random_layer(POST, *cuts, "equal", world.size, np.random.default_rng(4)) for _ in range(POST.layers)]
     exact = check(POST, layers, [40], world).meter
-    before, world.coding = world.coding, coding(wire)
-    try:
-        thin = check(POST, layers, [40], world, atol=error).meter
-    finally:
-        world.coding = before
+    thin = check(POST, layers, [40], world, atol=error, wire=wire).meter
 
     width = POST.hidden
     share = {Wire.FLOAT16: 0.5, Wire.INT8: (width + 4) / (4 * width)}[wire]

@@ -2,7 +2,7 @@
 
 from hepti_mpi import profile as measure
 from hepti_mpi.memory import free_bytes
-from hepti_mpi.products import numpy_product
+from hepti_mpi.products import NUMPY
 from solver.cluster import read_cluster, write_cluster
 from solver.curves import Kernel
 from solver.model import ModelSpec, TextInput
@@ -34,7 +34,7 @@ def test_more_work_takes_longer(world, monkeypatch):
     """The curve of a product grows with the rows and with the weights."""
     monkeypatch.setattr(measure, "WINDOW_S", 0.01)
 
-    seconds = measure.measure_kernels(SPEC, numpy_product).kernels[Kernel.PROJECT].seconds
+    seconds = measure.measure_kernels(SPEC, NUMPY).kernels[Kernel.PROJECT].seconds
 
     assert 0 < seconds[1][-1] < seconds[-1][-1]  # 2 and 256 rows
     assert 0 < seconds[-1][0] < seconds[-1][-1]  # one head's weights and the MLP's
