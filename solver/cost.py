@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from solver.cluster import Cluster
 from solver.curves import Bank, Floats, Kernel
 from solver.errors import HeptiError
-from solver.exchange import Mask, Network, of_matrix
+from solver.exchange import Exchange, Mask, Network, of_matrix, tile_counts
 from solver.layers import LayerSteps, Setting
 from solver.model import ImageInput, ModelSpec, layer_tensor_shapes, tensor_shapes
-from solver.plan import BlockPlan, Plan, Prediction
+from solver.plan import BlockPlan, Plan, Prediction, Wire
 from solver.shares import COMMON_TENSORS, layer_slices
 from solver.spans import Partition
 from solver.steps import FLOAT_BYTES, Axis, Machine, Step, Times, Transfer, Values, step_times
@@ -83,9 +83,10 @@ class Price:
         return Prediction(self.seconds, compute_s, self.seconds - compute_s, self.weights_bytes, on_wire)
 
 
-def setting(spec: ModelSpec, cluster: Cluster, rows: int) -> Setting:
+def setting(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32, tile_rows: int = 0) -> Setting:
     """Prepare to price requests of `rows` rows."""
-    return Setting(spec, Machine(Bank([device.kernels for device in cluster.devices]), Network.of(cluster)), rows)
+    machine = Machine(Bank([device.kernels for device in cluster.devices]), Network.of(cluster))
+    return Setting(spec, machine, rows, wire, tile_rows)
 
 
 def predict(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Prediction:
@@ -94,7 +95,7 @@ def predict(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Predict
 
 
 def price(s: Setting, plan: Plan) -> Price:
-    """Price a plan step by step.
+    """Price a plan step by step, with its own tiles and wire.
 
     Raises
     ------
@@ -103,6 +104,7 @@ def price(s: Setting, plan: Plan) -> Price:
     """
     if len(plan.stages) > 1:
         raise HeptiError(f"the plan has {len(plan.stages)} stages: only plans of one stage can be priced so far")
+    s = replace(s, wire=plan.wire, tile_rows=plan.tile_rows)
     active = np.isin(np.arange(s.devices), plan.stages[0].active)
     steps = [
         PricedStep(layers, step.name, repeats, step_times(step, {}, active, s.machine), *_moved(step, active))
@@ -153,20 +155,22 @@ def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int
     """Yield all steps of a request: where, how often in a row, which."""
     runs = plan.stages[0].layers
     known: dict[Partition, Floats] = {}
-    stream = _values(runs[0][1].attention, Axis.HEADS, Axis.CONTEXT, s.rows, known).get(Axis.ROWS)
-    yield "start", 1, _enter(s, stream, active)
+    first = _values(runs[0][1].attention, Axis.HEADS, Axis.CONTEXT, s.rows, known)
+    building = LayerSteps(s, first, first.get(Axis.ROWS), active)
+    yield "start", 1, _enter(s, building.stream, active)
     for span, layer in runs:
         label = f"layers {span.start}-{span.stop - 1}" if span.size > 1 else f"layer {span.start}"
         attention = _values(layer.attention, Axis.HEADS, Axis.CONTEXT, s.rows, known)
         mlp = _values(layer.mlp, Axis.FFN, Axis.OUTPUT, s.rows, known)
-        for repeats in (1, span.size - 1):
-            building = LayerSteps(s, attention, stream)
+        # The first layer of a run finds the stream as others left it, all others of the run as it does itself.
+        for repeats in (1, span.size - 1)[: span.size]:
+            building.values, building.route = attention, layer.attention.route
             building.attention(layer.attention.cut, layer.attention.norm)
-            building.values = mlp
+            building.values, building.route = mlp, layer.mlp.route
             building.mlp(layer.mlp.cut, layer.mlp.norm)
-            stream = building.stream
-            yield from ((label, repeats, step) for step in building.steps if repeats)
-    yield "end", 1, _leave(s, stream, active)
+            yield from ((label, repeats, step) for step in building.taken())
+    building.send("hand in", _hand_in(s, building.stream, active))
+    yield from (("end", 1, step) for step in building.taken())
 
 
 def _values(block: BlockPlan, inner: Axis, output: Axis, S: int, known: dict[Partition, Floats]) -> Values:
@@ -189,17 +193,18 @@ def _enter(s: Setting, stream: Floats | None, active: Mask) -> Step:
         embedding = 2 * s.machine.bank.seconds(Kernel.NORM, s.rows * H * every)
     root = np.arange(s.devices) == 0
     wanted = s.rows * active if stream is None else stream
-    moved = of_matrix(FLOAT_BYTES * H * wanted * (root[:, None] & ~root))
+    moved = of_matrix(s.row_bytes(H) * wanted * (root[:, None] & ~root))
     # Rank 0 embeds also where it takes no part in the layers.
-    return Step("embed, hand out", {Axis.ROWS: embedding * root}, transfer=Transfer(lambda values, active: moved))
+    embed = {Axis.ROWS: embedding * root}
+    return Step("embed, hand out", embed, embed, transfer=Transfer(lambda values, active: moved, wire=s.wire))
 
 
-def _leave(s: Setting, stream: Floats | None, active: Mask) -> Step:
+def _hand_in(s: Setting, stream: Floats | None, active: Mask) -> Exchange:
     """Rank 0 gathers the last hidden state; where all have it, from the first active device."""
     root = np.arange(s.devices) == 0
     have = s.rows * (np.arange(s.devices) == np.argmax(active)) if stream is None else stream
-    moved = of_matrix(FLOAT_BYTES * s.spec.hidden * have[:, None] * (~root[:, None] & root))
-    return Step("hand in", transfer=Transfer(lambda values, active: moved))
+    moved = s.row_bytes(s.spec.hidden) * have[:, None] * (~root[:, None] & root)
+    return of_matrix(moved, tile_counts(have.astype(float), s.tile_rows if stream is not None else 0))
 
 
 def _moved(step: Step, active: Mask) -> tuple[Floats, Floats]:

@@ -1,7 +1,7 @@
 """Kinds of layers, and what a layer of a kind costs for any whole shares: tables that planners look up.
 
-A kind is a pair of cuts with the places of their norms. A layer of a kind finds the stream as a layer of that kind
-leaves it. Shares are counted in units: rows, heads, tiles of F or output columns.
+A kind is a pair of cuts with the places of their norms, and a route. A layer of a kind finds the stream as a layer of
+that kind leaves it. Shares are counted in units: rows, heads, tiles of F or output columns.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from solver.curves import Floats
 from solver.exchange import Mask
 from solver.layers import LayerSteps, Setting
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout
+from solver.routes import Route
 from solver.spans import Partition
-from solver.steps import FLOAT_BYTES, Axis, Load, Step, Times, Transfer, Values, times
+from solver.steps import FLOAT_BYTES, Axis, Blocks, Load, Step, Times, Transfer, Values, times
 
 Integers = NDArray[np.int64]
 Units = Mapping[Axis, Integers]  # [..., p], in units of the axis
@@ -29,16 +30,17 @@ TILE = 64  # columns: the widest panel that OpenBLAS and onnxruntime pack at a t
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """A pair of cuts and where the norms behind them are."""
+    """A pair of cuts, where the norms behind them are, and how rows come to those who need them."""
 
     attention: Cut
     attention_norm: Layout
     mlp: Cut
     mlp_norm: Layout
+    route: Route = Route.DIRECT
 
     def __str__(self) -> str:
         norms = "".join(norm[0] for norm in (self.attention_norm, self.mlp_norm))
-        return f"{self.attention}/{self.mlp} {norms}"
+        return f"{self.attention}/{self.mlp} {norms}" + (f" {self.route}" if self.route is not Route.DIRECT else "")
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -104,19 +106,23 @@ def unit_count(setting: Setting, axis: Axis) -> int:
     return setting.length(axis) // unit_size(setting, axis)
 
 
+PARTS = ("before", "first", "during", "edge")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TableStep:
-    """A step whose loads are tables: `before`, `during`, `edge` and `after` stacked, by axis.
+    """A step whose loads are tables, its `PARTS` stacked, by axis; transfer, reduces and blocks as in `Step`.
 
     Parameters
     ----------
-    loads : [owners of rows + 1 or 1, units + 1, p, 4]
-        Where products run on blocks of rows as they arrive, they depend on how many devices have rows.
+    loads : [blocks + 1 or 1, units + 1, p, parts]
+        Where products run on blocks of rows, they depend on how many there are.
     """
 
     loads: Mapping[Axis, Floats]
     transfer: Transfer | None
     reduces: bool
+    blocks: Blocks | None
 
 
 class LayerTable:
@@ -137,12 +143,7 @@ class LayerTable:
         self.weights = layer_weights(setting, kind)
         self._devices = np.arange(setting.devices)
         values = {axis: np.arange(total + 1.0)[:, None] * self.sizes[axis] for axis, total in self.units.items()}
-        owners = np.maximum(np.arange(setting.devices + 1.0), 1)[:, None, None]
-        stream = values[Axis.ROWS] if kind.mlp_norm is Layout.ROWS else None
-        building = LayerSteps(setting, values, stream, owners)
-        building.attention(kind.attention, kind.attention_norm)
-        building.mlp(kind.mlp, kind.mlp_norm)
-        self.steps = [self._table(step) for step in building.steps]
+        self.steps = [self._table(step) for step in layer_steps(setting, kind, values, None)]
 
     def seconds(self, units: Units) -> Floats:
         """Return the seconds of one layer, [...]."""
@@ -152,13 +153,16 @@ class LayerTable:
         """Return when every device ends each step, [..., p]."""
         values = {axis: counts.astype(float) * self.sizes[axis] for axis, counts in units.items()}
         active = taking(units)
-        owners = (units[Axis.ROWS] > 0).sum(-1, keepdims=True) if Axis.ROWS in units else 0
-        return [self._times(step, units, values, active, owners) for step in self.steps]
+        return [self._times(step, units, values, active) for step in self.steps]
 
     def axis_seconds(self, axis: Axis, owners: int) -> Floats:
         """Return what every share of an axis costs in compute, [units + 1, p], where so many devices have rows."""
-        loads = (step.loads[axis] for step in self.steps if axis in step.loads)
-        return np.asarray(sum(load[owners if len(load) > 1 else 0][..., [0, 1, 3]].sum(-1) for load in loads))
+        tile_rows = self.setting.tile_rows
+        blocks = {True: max(owners, round(self.setting.rows / tile_rows) if tile_rows else 0), False: owners}
+        loads = ((step.loads[axis], blocks[step.reduces]) for step in self.steps if axis in step.loads)
+        seconds = sum(load[count if len(load) > 1 else 0][..., [0, 2]].sum(-1) for load, count in loads)
+        # One row more may need fewer, larger tiles.
+        return np.maximum.accumulate(np.asarray(seconds), axis=0)
 
     def held_bytes(self, units: Units) -> Floats:
         """Return the bytes of weights that every device holds of one layer, [..., p]."""
@@ -167,15 +171,16 @@ class LayerTable:
             held = held + self.weights.whole * (units[Axis.ROWS] > 0)
         return np.asarray(held, float)
 
-    def _times(self, step: TableStep, units: Units, values: Values, active: Mask, owners: Any) -> Times:
+    def _times(self, step: TableStep, units: Units, values: Values, active: Mask) -> Times:
+        blocks = 0 if step.blocks is None else step.blocks(values, active).astype(np.intp)
         parts = [
-            table[owners if len(table) > 1 else 0, units[axis], self._devices]
+            table[blocks if len(table) > 1 else 0, units[axis], self._devices]
             if axis in units
             else table[0, 0] * active[..., None]
             for axis, table in step.loads.items()
         ]
-        load = np.add.reduce(np.broadcast_arrays(*parts)) if parts else np.zeros((*active.shape, 4))
-        loads = [load[..., part] for part in range(4)]
+        load = np.add.reduce(np.broadcast_arrays(*parts)) if parts else np.zeros((*active.shape, len(PARTS)))
+        loads = [load[..., part] for part in range(len(PARTS))]
         return times(loads, step.transfer, step.reduces, values, active, self.setting.machine)
 
     def _table(self, step: Step) -> TableStep:
@@ -183,12 +188,21 @@ class LayerTable:
             def part(load: Load) -> Floats:
                 return np.asarray(load.get(axis, np.zeros(())))
 
-            parts = [part(load) for load in (step.before, step.during, step.edge, step.after)]
+            parts = [part(getattr(step, name)) for name in PARTS]
             shape = np.broadcast_shapes((1, self.units.get(axis, 0) + 1, self._devices.size), *(p.shape for p in parts))
             return np.stack([np.broadcast_to(values, shape) for values in parts], -1)
 
-        axes = {*step.before, *step.during, *step.edge, *step.after}
-        return TableStep({axis: stacked(axis) for axis in sorted(axes)}, step.transfer, step.reduces)
+        axes = {*step.before, *step.during}
+        return TableStep({axis: stacked(axis) for axis in sorted(axes)}, step.transfer, step.reduces, step.blocks)
+
+
+def layer_steps(setting: Setting, kind: LayerKind, values: Values, active: Mask | None) -> list[Step]:
+    """Return the steps of a layer of a kind among its like; arguments as in `LayerSteps`."""
+    building = LayerSteps(setting, values, values[Axis.ROWS] if kind.mlp_norm is Layout.ROWS else None, active)
+    building.route = kind.route
+    building.attention(kind.attention, kind.attention_norm)
+    building.mlp(kind.mlp, kind.mlp_norm)
+    return building.closed()
 
 
 @lru_cache(maxsize=64)
@@ -208,7 +222,7 @@ def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
 
     def block(cut: Cut, norm: Layout, inner: Axis, output: Axis) -> BlockPlan:
         rows = tuple((units[Axis.ROWS] / units[Axis.ROWS].sum()).tolist()) if norm is Layout.ROWS else None
-        return BlockPlan(cut, parts.get(inner), parts.get(output), norm, rows)
+        return BlockPlan(cut, parts.get(inner), parts.get(output), norm, rows, kind.route)
 
     return LayerPlan(
         block(kind.attention, kind.attention_norm, Axis.HEADS, Axis.CONTEXT),

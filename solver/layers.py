@@ -1,11 +1,15 @@
 """What a layer consists of: compute and exchanges, step by step, as the engine runs them.
 
-    attention rows      before: K, V of own rows; gather K, V; during: Q, scores, context; after: output, norm
-    attention block     gather rows; during: Q, K, V of own heads, block by block; after: scores, context
-                        reduce to rows; during: the output product; after: add, norm
-    attention columns   as block up to the context; gather it; after: own output columns; gather them; after: norm
+    attention rows      K, V of own rows; gather K, V; during: Q, scores, context block by block; output, norm
+    attention block     gather rows; during: Q, K, V of own heads, block by block; scores, context
+                        reduce to rows; during: the output product, block by block; norm
+    attention columns   as block up to the context; gather it; own output columns; gather them; norm
     mlp rows            up, activation, down, norm, without an exchange
     mlp block, columns  as attention, with up and activation for Q, K, V, and down for the output
+
+A stream that lies in rows is computed tile by tile, up to the next exchange, and every tile is sent at once: so the
+output, the norms, the MLP and the next layer's K and V of a tile hide the exchange of the tiles before it. A layer
+therefore begins in the middle of a step, and ends in the middle of another.
 
 Where the norm is on full, a stream that lies in rows is gathered first, and summands come to all active devices: by
 one swap between two, else by a reduce-scatter of equal rows and an all-gather. A stream enters a layer as the layer
@@ -15,31 +19,29 @@ before left it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solver.curves import Floats, Kernel
-from solver.exchange import Exchange, Mask, gather, move, scatter
+from solver.exchange import Exchange, Mask, gather, move, scatter, tile_counts
 from solver.model import ModelSpec
-from solver.plan import Cut, Layout
-from solver.steps import FLOAT_BYTES, Axis, Machine, Step, Transfer, Values, plus
-
-# What the engine hides. It waits for all K and V before it computes scores, and for a whole product before it sends
-# the first summand. Where the engine changes, change it here.
-KEYS_AS_THEY_ARRIVE = False
-SUMMANDS_BY_BLOCK = False
+from solver.plan import Cut, Layout, Wire
+from solver.routes import Route
+from solver.steps import Axis, Blocks, Load, Machine, Step, Transfer, Values, plus
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Setting:
-    """A model, S rows of it, and a cluster: everything that a cost depends on besides the plan."""
+    """A model, S rows of it, a cluster, and how it is run: all that a cost depends on besides shares and routes."""
 
     spec: ModelSpec
     machine: Machine
     rows: int
+    wire: Wire = Wire.FLOAT32
+    tile_rows: int = 0
 
     @property
     def devices(self) -> int:
@@ -55,6 +57,10 @@ class Setting:
     def length(self, axis: Axis) -> int:
         """Return how much of an axis there is to share out."""
         return {Axis.ROWS: self.rows, Axis.HEADS: self.spec.heads, Axis.FFN: self.spec.ffn}.get(axis, self.spec.hidden)
+
+    def row_bytes(self, width: int, tensors: int = 1) -> int:
+        """Return the bytes on the wire of a row of so many numbers of so many tensors."""
+        return width * self.wire.number_bytes + tensors * self.wire.scale_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,8 +79,16 @@ class Inner:
     out: Callable[[Any, Floats], Floats]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending:
+    """Compute that no exchange follows yet: all of it, and what of it stands before the first tile is done."""
+
+    all: Load = field(default_factory=dict)
+    first: Load = field(default_factory=dict)
+
+
 class LayerSteps:
-    """Adds up the steps of one layer, block by block.
+    """Adds up the steps of layers, block by block.
 
     Parameters
     ----------
@@ -84,17 +98,30 @@ class LayerSteps:
         Shares of the block at hand, [..., p]; may be set anew between blocks.
     stream
         How many rows each device has of the residual stream, None for full; advances with every block.
-    owners
-        How many devices have rows at all; counted from the rows where not given. A table over one device's share
-        cannot know it.
+    active
+        Who takes part; None in a table over one device's share: its loads are priced for every number of blocks.
     """
 
-    def __init__(self, setting: Setting, values: Values, stream: Floats | None, owners: Floats | None = None) -> None:
+    def __init__(self, setting: Setting, values: Values, stream: Floats | None, active: Mask | None) -> None:
         self._setting = setting
         self.values = values
         self.stream = stream
-        self._given_owners = owners
-        self.steps: list[Step] = []
+        self.route = Route.DIRECT  # of the block at hand
+        self._active = active
+        self._steps: list[Step] = []
+        self._pending = Pending()
+
+    def taken(self) -> list[Step]:
+        """Return the steps since the last call; what no exchange follows yet belongs to the next one."""
+        steps, self._steps = self._steps, []
+        return steps
+
+    def closed(self) -> list[Step]:
+        """Return the steps of a layer among layers of its kind: what it ends with stands before its first exchange."""
+        first, *others = self.taken()
+        pending, self._pending = self._pending, Pending()
+        before, begun = plus(pending.all, first.before), plus(pending.first, first.first)
+        return [replace(first, before=before, first=begun), *others]
 
     def attention(self, cut: Cut, norm: Layout) -> None:
         """Add an attention block."""
@@ -110,17 +137,19 @@ class LayerSteps:
             self._inner(inner, cut, norm)
             return
         rows = self._lay_by_rows()
-        attend = bank.attend(rows, S, A, d)
+        self._by_rows(lambda m: bank.seconds(Kernel.PROJECT, m, 2 * H * H))
+        counted, blocks = self._blocks(self._owners_of(rows))
+        attend = bank.attend(rows, S / blocks, A, d)
         self._exchange(
             Step(
                 "gather K, V",
-                before={Axis.ROWS: bank.seconds(Kernel.PROJECT, rows, 2 * H * H)},
-                during={Axis.ROWS: bank.seconds(Kernel.PROJECT, rows, H * H) + attend},
-                edge={Axis.ROWS: attend / self._owners(rows) if KEYS_AS_THEY_ARRIVE else attend},
-                transfer=self._gather(rows, Axis.ROWS, 2 * H, peers=Axis.ROWS),
+                during={Axis.ROWS: bank.seconds(Kernel.PROJECT, rows, H * H) + blocks * attend},
+                edge={Axis.ROWS: attend},
+                transfer=self._gather(rows, Axis.ROWS, 2 * H, tensors=2, peers=Axis.ROWS),
+                blocks=counted,
             )
         )
-        self._compute("output", Axis.ROWS, bank.seconds(Kernel.CONTRACT, rows, H * H))
+        self._by_rows(lambda m: bank.seconds(Kernel.CONTRACT, m, H * H))
         self._norm(Layout.ROWS)
 
     def mlp(self, cut: Cut, norm: Layout) -> None:
@@ -136,8 +165,9 @@ class LayerSteps:
         if cut is not Cut.ROWS:
             self._inner(inner, cut, norm)
             return
-        rows, every = self._lay_by_rows(), np.array(float(F))
-        self._compute("mlp", Axis.ROWS, inner.into(rows, every) + inner.out(rows, every))
+        self._lay_by_rows()
+        every = np.array(float(F))
+        self._by_rows(lambda m: inner.into(m, every) + inner.out(m, every))
         self._norm(Layout.ROWS)
 
     def _inner(self, block: Inner, cut: Cut, norm: Layout) -> None:
@@ -145,18 +175,18 @@ class LayerSteps:
         S, H = self._setting.rows, self._setting.spec.hidden
         units = self.values[block.axis]
         if norm is Layout.FULL and self.stream is not None:
-            self._exchange(Step("gather rows", transfer=self._gather(self.stream, Axis.ROWS, H)))
+            self._exchange(Step("gather rows", transfer=self._gather(self.stream, Axis.ROWS, H, routed=False)))
             self.stream = None
         if self.stream is None:
-            self._compute(block.name, block.axis, block.into(S, units))
+            self._compute(block.axis, block.into(S, units))
         else:
-            # A product for every block of rows that arrives: each packs the weights anew.
-            blocks = self._owners(self.stream)
+            # A product for every block of rows that arrives.
+            counted, blocks = self._blocks(self._owners_of(self.stream))
             piece = block.into(S / blocks, units)
             transfer = self._gather(self.stream, Axis.ROWS, H, peers=block.axis)
             during, edge = {block.axis: blocks * piece}, {block.axis: piece}
-            self._exchange(Step("gather rows", during=during, edge=edge, transfer=transfer))
-        self._compute(block.name, block.axis, block.between(units))
+            self._exchange(Step("gather rows", during=during, edge=edge, transfer=transfer, blocks=counted))
+        self._compute(block.axis, block.between(units))
         if cut is Cut.COLUMNS:
             self._output_columns(block)
         elif norm is Layout.ROWS:
@@ -173,78 +203,114 @@ class LayerSteps:
         self._exchange(Step(f"gather {block.name}", transfer=inner))
         # All inner units and some output columns have the weights of some inner units and all output columns.
         units = columns * self._setting.length(block.axis) / H
-        self._compute(block.name, block.output, block.out(S, units))
+        self._compute(block.output, block.out(S, units))
         self._exchange(Step("gather columns", transfer=self._gather(columns, block.output, S)))
 
     def _reduce_to_rows(self, block: Inner) -> None:
-        """Add the summands where their rows belong."""
-        rows, units = self.values[Axis.ROWS], self.values[block.axis]
-        unit_bytes = FLOAT_BYTES * self._setting.spec.hidden
+        """Add the summands where their rows belong, computing them tile by tile of the owner's."""
+        s, rows, units = self._setting, self.values[Axis.ROWS], self.values[block.axis]
+        unit_bytes = s.row_bytes(s.spec.hidden)
 
         def exchange(values: Values, active: Mask) -> Exchange:
-            return scatter(unit_bytes * values.get(Axis.ROWS, rows), values.get(block.axis, units) > 0)
+            have = values.get(Axis.ROWS, rows)
+            return scatter(unit_bytes * have, values.get(block.axis, units) > 0, tile_counts(have, s.tile_rows))
 
-        blocks = self._owners(rows) if SUMMANDS_BY_BLOCK else 1
-        piece = block.out(self._setting.rows / blocks, units)
-        transfer = Transfer(exchange, scatters=True, axis=Axis.ROWS, unit_bytes=unit_bytes, peers=block.axis)
+        counted, blocks = self._blocks(
+            lambda values, active: tile_counts(values.get(Axis.ROWS, rows), s.tile_rows).sum(-1, keepdims=True)
+        )
+        piece = block.out(s.rows / blocks, units)
+        transfer = Transfer(
+            exchange, scatters=True, axis=Axis.ROWS, unit_bytes=unit_bytes, peers=block.axis,
+            wire=s.wire, tile_rows=s.tile_rows,
+        )  # fmt: skip
         during, edge = {block.axis: blocks * piece}, {block.axis: piece}
-        self._exchange(Step("reduce", during=during, edge=edge, transfer=transfer, reduces=True))
+        self._exchange(Step("reduce", during=during, edge=edge, transfer=transfer, reduces=True, blocks=counted))
 
     def _reduce_to_all(self, block: Inner) -> None:
         """Add the summands on all active devices: a swap between two, else a reduce-scatter and an all-gather."""
-        S, row_bytes = self._setting.rows, FLOAT_BYTES * self._setting.spec.hidden
-        units = self.values[block.axis]
+        s, units = self._setting, self.values[block.axis]
+        row_bytes = s.row_bytes(s.spec.hidden)
 
         def owned(active: Mask, alone: float) -> Floats:
             """Return whose rows a device adds: equal ones, or of two devices all."""
             devices = active.sum(-1, keepdims=True)
-            return np.asarray(active * np.where(devices > 2, S / np.maximum(devices, 1), alone))
+            return np.asarray(active * np.where(devices > 2, s.rows / np.maximum(devices, 1), alone))
+
+        def tiles(active: Mask) -> Floats:
+            by_two = active.sum(-1, keepdims=True) <= 2
+            return np.asarray(np.where(by_two, active, tile_counts(owned(active, 0), s.tile_rows)))
 
         def reduce(values: Values, active: Mask) -> Exchange:
-            return scatter(row_bytes * owned(active, S), values.get(block.axis, units) > 0)
+            return scatter(row_bytes * owned(active, s.rows), values.get(block.axis, units) > 0, tiles(active))
 
         def spread(values: Values, active: Mask) -> Exchange:
             return gather(row_bytes * owned(active, 0), active)
 
-        product = {block.axis: block.out(S, units)}
-        self._exchange(Step("reduce", during=product, edge=product, transfer=Transfer(reduce), reduces=True))
-        self._exchange(Step("gather sums", transfer=Transfer(spread)))
+        def count(values: Values, active: Mask) -> Floats:
+            by_two = active.sum(-1, keepdims=True) <= 2
+            return np.where(by_two, 1, tiles(active).sum(-1, keepdims=True))
 
-    def _gather(self, have: Floats, axis: Axis, width: int, peers: Axis = Axis.FIXED) -> Transfer:
-        """Give blocks to every peer; a unit of `axis` is `width` elements."""
-        unit_bytes = FLOAT_BYTES * width
+        counted, blocks = self._blocks(count)
+        piece = block.out(s.rows / blocks, units)
+        during, edge = {block.axis: blocks * piece}, {block.axis: piece}
+        summing = Transfer(reduce, wire=s.wire)
+        self._exchange(Step("reduce", during=during, edge=edge, transfer=summing, reduces=True, blocks=counted))
+        self._exchange(Step("gather sums", transfer=Transfer(spread, wire=s.wire)))
+
+    def _gather(
+        self, have: Floats, axis: Axis, width: int, tensors: int = 1, peers: Axis = Axis.FIXED, *, routed: bool = True
+    ) -> Transfer:
+        """Give blocks to every peer; a unit of `axis` is `width` numbers."""
+        s = self._setting
         # The stream of the layer before may lie by other rows than this layer's shares.
         own = have is self.values.get(axis)
         wanted = self.values.get(peers)
+        if axis is Axis.ROWS:
+            unit_bytes, scale_bytes, tile_rows = s.row_bytes(width, tensors), 0, s.tile_rows
+            route = self.route if routed else Route.DIRECT
+        else:
+            unit_bytes, scale_bytes, tile_rows = s.row_bytes(width, 0), s.rows * s.wire.scale_bytes, 0
+            route = Route.DIRECT
 
         def exchange(values: Values, active: Mask) -> Exchange:
             counts = values.get(axis, have) if own else have
             receivers = active if wanted is None else values.get(peers, wanted) > 0
-            return gather(unit_bytes * counts, receivers)
+            blocks = unit_bytes * counts + scale_bytes * (counts > 0)
+            return gather(blocks, receivers, tile_counts(counts, tile_rows), route)
 
-        return Transfer(exchange, axis=axis if own else Axis.FIXED, unit_bytes=unit_bytes, peers=peers)
+        return Transfer(
+            exchange, axis=axis if own else Axis.FIXED, unit_bytes=unit_bytes, scale_bytes=scale_bytes, peers=peers,
+            wire=s.wire, tile_rows=tile_rows, route=route,
+        )  # fmt: skip
+
+    def send(self, name: str, exchange: Exchange) -> None:
+        """Add an exchange that is known."""
+        self._exchange(Step(name, transfer=Transfer(lambda values, active: exchange, wire=self._setting.wire)))
 
     def _exchange(self, step: Step) -> None:
-        """Add a step; compute that stands before it alone becomes its `before`."""
-        if self.steps and self.steps[-1].transfer is None:
-            step = replace(step, before=plus(self.steps.pop().before, step.before))
-        self.steps.append(step)
+        """Add an exchange; the compute since the last one stands before it."""
+        self._steps.append(replace(step, before=self._pending.all, first=self._pending.first))
+        self._pending = Pending()
 
-    def _compute(self, name: str, axis: Axis, seconds: Floats) -> None:
-        """Add compute behind the last exchange."""
-        last = self.steps.pop() if self.steps else Step(name)
+    def _compute(self, axis: Axis, seconds: Floats) -> None:
+        """Add compute that is not done by tiles of rows."""
         load = {axis: seconds}
-        if last.transfer is None:
-            self.steps.append(replace(last, before=plus(last.before, load)))
-        else:
-            self.steps.append(replace(last, after=plus(last.after, load)))
+        self._pending = Pending(plus(self._pending.all, load), plus(self._pending.first, load))
+
+    def _by_rows(self, seconds: Callable[[Floats], Floats]) -> None:
+        """Add compute on the stream's rows, tile by tile."""
+        assert self.stream is not None
+        tiles = np.maximum(tile_counts(self.stream, self._setting.tile_rows), 1)
+        tile = seconds(self.stream / tiles)
+        whole, first = {Axis.ROWS: tiles * tile}, {Axis.ROWS: tile}
+        self._pending = Pending(plus(self._pending.all, whole), plus(self._pending.first, first))
 
     def _lay_by_rows(self) -> Floats:
         """Bring the stream to this block's rows; nothing moves where it lies so already, or in full."""
-        rows = self.values[Axis.ROWS]
+        s, rows = self._setting, self.values[Axis.ROWS]
         if self.stream is not None and self.stream is not rows:
-            exchange = move(self.stream, rows, FLOAT_BYTES * self._setting.spec.hidden)
-            self._exchange(Step("move rows", transfer=Transfer(lambda values, active: exchange)))
+            tiles = tile_counts(self.stream, s.tile_rows)
+            self.send("move rows", move(self.stream, rows, s.row_bytes(s.spec.hidden), tiles))
         self.stream = rows
         return rows
 
@@ -253,12 +319,27 @@ class LayerSteps:
         bank, H = self._setting.machine.bank, self._setting.spec.hidden
         if norm is Layout.ROWS:
             self.stream = self.values[Axis.ROWS]
-            self._compute("norm", Axis.ROWS, bank.seconds(Kernel.NORM, self.stream * H))
+            self._by_rows(lambda m: bank.seconds(Kernel.NORM, m * H))
         else:
             self.stream = None
-            self._compute("norm", Axis.FIXED, bank.seconds(Kernel.NORM, self._setting.rows * H))
+            self._compute(Axis.FIXED, bank.seconds(Kernel.NORM, self._setting.rows * H))
 
-    def _owners(self, rows: Floats) -> Any:
-        if self._given_owners is not None:
-            return self._given_owners
-        return np.maximum((rows > 0).sum(-1, keepdims=True), 1)
+    def _owners_of(self, have: Floats) -> Blocks:
+        own = have is self.values.get(Axis.ROWS)
+
+        def owners(values: Values, active: Mask) -> Floats:
+            rows = values.get(Axis.ROWS, have) if own else have
+            return np.asarray((rows > 0).sum(-1, keepdims=True))
+
+        return owners
+
+    def _blocks(self, count: Blocks) -> tuple[Blocks, Any]:
+        """Return how to count blocks, and their number; in a table, every number there may be, [blocks + 1, 1, 1]."""
+        if self._active is not None:
+            return count, np.maximum(count(self.values, self._active), 1)
+        return count, np.maximum(np.arange(most_blocks(self._setting) + 1.0), 1)[:, None, None]
+
+
+def most_blocks(s: Setting) -> int:
+    """Return the most blocks of rows in which a product runs: a tile is no smaller than two thirds of `tile_rows`."""
+    return s.devices + (3 * s.rows // (2 * s.tile_rows) if s.tile_rows else 0)

@@ -7,29 +7,46 @@ from collections.abc import Mapping
 import numpy as np
 
 from solver.curves import Floats
-from solver.exchange import Exchange, Mask
+from solver.exchange import Exchange, Mask, tile_counts
 from solver.kinds import LayerTable
+from solver.routes import Route
 from solver.steps import Axis, Transfer
 
 LINES = 6  # that stand for a curve
 
 
 def own_exchange(table: LayerTable, transfer: Transfer, takes: Mapping[Axis, Mask]) -> Exchange:
-    """Return what a device sends and receives for every share of its own, [units + 1, p]; [1, p] where none matters."""
+    """Return what a device sends and receives for every share of its own, [units + 1, p]; [1, p] where none matters.
+
+    Where that depends on the others' shares, it is the least that it can be: in how many tiles they send, and what
+    they have passed on.
+    """
     everyone = np.ones(table.setting.devices, bool)
     if transfer.axis is Axis.FIXED:
         once = transfer.exchange({axis: mask.astype(float) for axis, mask in takes.items()}, everyone)
-        return Exchange(once.sent[None], once.received[None], once.messages[None], once.between)
-    unit = transfer.unit_bytes * table.sizes[transfer.axis]
-    total = table.units[transfer.axis]
-    own = unit * np.arange(total + 1.0)[:, None]
+        arrays = (once.sent, once.received, once.messages, once.encoded, once.tiles, once.last)
+        sent, received, messages, encoded, tiles, last = (values[None] for values in arrays)
+        return Exchange(sent, received, messages, once.between, encoded, tiles, last)
+    total, size = table.units[transfer.axis], table.sizes[transfer.axis]
+    count, unit = np.arange(total + 1.0)[:, None], transfer.unit_bytes * size
     owners, peers = takes[transfer.axis], takes.get(transfer.peers, everyone)
-    copies = peers.sum() - peers
-    sent, received = own * copies, peers * (unit * total - own)
-    messages = owners * copies + peers * (owners.sum() - owners)
+    others, copies = owners.sum() - owners, peers.sum() - peers
+    own = owners * (unit * count + transfer.scale_bytes * (count > 0))
+    tiles = owners * tile_counts(count * size, transfer.tile_rows)
+    rest = (total - count) * size / transfer.tile_rows - others / 2 if transfer.tile_rows else 0.0
+    arriving = peers * np.maximum(others, rest)
+    received = peers * (unit * (total - count) + transfer.scale_bytes * others)
+    last = own / np.maximum(tiles, 1) * copies
     if transfer.scatters:
-        sent, received = received, sent
-    return Exchange(sent, received, np.broadcast_to(messages, sent.shape).astype(float), lambda j, i: own)
+        back = own * copies
+        return Exchange(
+            received, back, tiles * copies + arriving, lambda j, i: own, received, tiles, np.zeros_like(back)
+        )
+    once_each = own * (copies > 0)
+    if transfer.route is Route.DIRECT:
+        return Exchange(own * copies, received, tiles * copies + arriving, lambda j, i: own, once_each, tiles, last)
+    hops = float(copies.max()) if transfer.route is Route.RING else 1.0
+    return Exchange(once_each, received, tiles + arriving, lambda j, i: own, once_each, tiles, last, hops)
 
 
 def lower_lines(seconds: Floats, takes: Mask, least: int) -> tuple[Floats, Floats]:

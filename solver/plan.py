@@ -33,6 +33,16 @@ class Wire(StrEnum):
     FLOAT16 = "float16"
     INT8 = "int8"
 
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of one number."""
+        return {Wire.FLOAT32: 4, Wire.FLOAT16: 2, Wire.INT8: 1}[self]
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes that come with every row of a tensor."""
+        return 4 if self is Wire.INT8 else 0
+
 
 class Layout(StrEnum):
     """How an activation lies on the ranks."""

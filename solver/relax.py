@@ -1,7 +1,8 @@
 """The convex program: the fractional shares that make a layer of one kind fastest, and what each limit is worth.
 
 Sets: devices i that take part, steps s of the layer, axes a (rows, heads, tiles). Variables: shares x_a,i in units;
-seconds b, d, e, f of `before`, `during`, `edge` and `after`; exchanges E_s,i; the seconds T_s of a step.
+seconds b, h, d, e, f of `before`, `first`, `during`, `edge` and `after`; exchanges E_s,i, those of last tiles l_s,i;
+the seconds T_s of a step.
 
     minimise    sum_s T_s + sum_i price_i w_i(x)
     subject to  (C1)  sum_i x_a,i = U_a,   least <= x_a,i <= U_a     for who takes part in axis a, else x_a,i = 0
@@ -9,7 +10,7 @@ seconds b, d, e, f of `before`, `during`, `edge` and `after`; exchanges E_s,i; t
                 (C3)  every part >= slope x_a,i + intercept          the lower hull of its curve from `least` on
                 (C4)  E_s,i >= latency + received_s,i / B_i          bytes are linear in x
                 (C5)  E_s,i >= latency + sent_s,j / B_j              for every other sender j (or a narrower pair)
-      gather    (C6)  T_s >= b_i + d_i + f_i,    T_s >= K_s + E_s,i + e_i + f_i,    K_s >= b_j
+      gather    (C6)  T_s >= b_i + d_i,    T_s >= K_s + E_s,i + e_i,    K_s >= h_j,    T_s >= b_j + l_j + e_i  (j ≠ i)
       reduce    (C7)  T_s >= D_s + f_i,    T_s >= K_s + E_s,i + f_i,    D_s >= b_j + d_j,    K_s >= b_j + e_j
 
 A curve's lower hull never exceeds the curve, so the optimum is a lower bound for all whole shares of these devices.
@@ -28,17 +29,18 @@ from functools import cache
 import cvxpy as cp
 import numpy as np
 
-from solver.curves import Floats, Kernel
+from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.exchange import Exchange, Mask
-from solver.kinds import LayerKind, LayerTable, TableStep
+from solver.kinds import PARTS, LayerKind, LayerTable, TableStep
+from solver.layers import most_blocks
 from solver.lines import LINES, lower_lines, own_exchange
+from solver.routes import Route
 from solver.search import Terms
-from solver.steps import FLOAT_BYTES, Axis, Transfer, message_seconds
+from solver.steps import PASSING, Axis, Transfer, cpu_seconds
 
 MS, MIB = 1e3, 2**20  # the program counts milliseconds and MiB: solvers dislike numbers far from one
 NEVER = 1e6  # milliseconds
-PARTS = ("before", "during", "edge", "after")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,13 +102,13 @@ def _shape(step: TableStep) -> Shape:
         (part, axis)
         for axis, load in step.loads.items()
         for number, part in enumerate(PARTS)
-        if load[..., number].any()
+        if load[..., number].any() and not (step.reduces and part == "first")
     }
     if step.transfer is None:
         return tuple(sorted(parts)), None, False, False
-    parts.add(("during", step.transfer.axis))  # posting messages
-    if step.reduces:
-        parts.add(("after", step.transfer.axis))  # adding summands
+    # Posting messages, adding summands, the wire's format.
+    added = ("during", "after") if step.reduces else ("before", "first", "during", "last")
+    parts |= {(part, step.transfer.axis) for part in added}
     return tuple(sorted(parts)), step.transfer.axis, step.transfer.scatters, step.reduces
 
 
@@ -184,7 +186,7 @@ class _Step:
         self.fixed = {key: cp.Parameter((LINES, n)) for key in parts}
         self.lines: dict[tuple[str, Axis], cp.Constraint] = {}
         self.spent: dict[tuple[str, Axis], cp.Variable] = {}
-        spent: dict[str, cp.Expression] = {part: cp.Constant(np.zeros(n)) for part in PARTS}
+        spent: dict[str, cp.Expression] = {part: cp.Constant(np.zeros(n)) for part in (*PARTS, "after", "last")}
         rows = np.ones((LINES, 1))
         for key in parts:
             part, on = key
@@ -195,48 +197,81 @@ class _Step:
             self.lines[key] = rows @ self.spent[key] >= line  # (C3)
             spent[part] = spent[part] + self.spent[key][0]
         self.constraints += self.lines.values()
-        before, during, edge, after = (spent[part] for part in PARTS)
+        before, during, edge, after = (spent[part] for part in ("before", "during", "edge", "after"))
         self.exchange = None if axis is None else _Exchange(x, n, pairs, axis, scatters)
         if self.exchange is None:
-            self.constraints.append(before + during + after <= self.seconds)
+            self.constraints.append(before + during <= self.seconds)
             return
         arrived, posted, done = self.exchange.arrived, cp.Variable(), cp.Variable()  # E, K, D
         self.constraints += self.exchange.constraints
+        self.passing = cp.Parameter(nonneg=True)
         if reduces:  # (C7)
             self.constraints += [before + during <= done, before + edge <= posted]
             self.constraints += [done + after <= self.seconds, posted + arrived + after <= self.seconds]
-        else:  # (C6); who receives nothing waits for nothing
-            waits = posted + arrived + edge + after - NEVER * (1 - self.exchange.receives)
-            self.constraints += [before <= posted, before + during + after <= self.seconds, waits <= self.seconds]
+            return
+        # (C6); who receives nothing waits for nothing
+        late = edge - NEVER * (1 - self.exchange.receives)
+        others, constraints = _largest_others(before + spent["last"], n)
+        self.constraints += [cp.multiply(self.passing, spent["first"]) <= posted, before + during <= self.seconds]
+        self.constraints += [*constraints, posted + arrived + late <= self.seconds]
+        self.constraints += [other + late <= self.seconds for other in others]
 
     def set(self, table: LayerTable, step: TableStep, takes: Mapping[Axis, Mask], least_rows: int) -> None:
         """Give the parameters their values."""
-        owners = int(takes[Axis.ROWS].sum()) if Axis.ROWS in takes else 0
         everyone = np.ones(table.setting.devices, bool)
-        own = None if step.transfer is None else own_exchange(table, step.transfer, takes)
+        extra: dict[tuple[str, Axis], Floats] = {}
+        if step.transfer is not None and self.exchange is not None:
+            own, machine = own_exchange(table, step.transfer, takes), table.setting.machine
+            self.exchange.set(table, step.transfer, own)
+            self.passing.value = 1 + PASSING * (float(np.max(own.hops)) - 1)
+            self.latency_s = float(np.max(own.hops)) * machine.network.latency_s
+            encode, messages, decode, add = cpu_seconds(own, step.transfer.wire, machine.bank)
+            if step.reduces:
+                costs = {"during": encode + messages, "after": decode + add}
+            else:
+                costs = {"before": encode, "first": encode / np.maximum(own.tiles, 1), "during": messages + decode}
+                costs["last"] = own.last_seconds(machine.network)
+            extra = {(part, step.transfer.axis): seconds for part, seconds in costs.items()}
         for part, axis in self.parts:
             load = step.loads.get(axis)
             seconds = np.zeros((1, everyone.size))
-            if load is not None:
-                seconds = seconds + load[owners if len(load) > 1 else 0][..., PARTS.index(part)]
-            if own is not None and step.transfer is not None and axis is step.transfer.axis:
-                if part == "during":
-                    seconds = seconds + message_seconds(own, table.setting.machine.bank)
-                if part == "after" and step.reduces:
-                    seconds = seconds + table.setting.machine.bank.seconds(Kernel.ADD, own.received / FLOAT_BYTES)
+            if load is not None and part in PARTS:
+                blocks = _blocks(table, step, takes) if len(load) > 1 else slice(None)
+                seconds = seconds + load[blocks][..., PARTS.index(part)].min(0)
+            seconds = seconds + extra.get((part, axis), 0.0)
             least = least_rows if axis is Axis.ROWS else 1
             slope, fixed = lower_lines(seconds * MS, takes.get(axis, everyone), least)
             self.slope[part, axis].value, self.fixed[part, axis].value = slope, fixed
-        if self.exchange is not None and own is not None and step.transfer is not None:
-            self.exchange.set(table, step.transfer, own)
 
     def by_link(self) -> Floats | float:
         """Return the milliseconds that every device's link is worth."""
-        return 0.0 if self.exchange is None else self.exchange.by_link()
+        return 0.0 if self.exchange is None else self.exchange.by_link() + self._worth(links=True)
 
     def by_speed(self) -> Floats:
         """Return the milliseconds that every device's compute is worth: duals of (C3) times the seconds they bound."""
-        return np.asarray(sum((line.dual_value * self.spent[key].value).sum(0) for key, line in self.lines.items()))
+        return np.asarray(self._worth(links=False))
+
+    def _worth(self, *, links: bool) -> Floats | float:
+        """Return duals of (C3) times the seconds they bound, but for latencies."""
+        fixed = self.latency_s * MS if links else 0.0
+        return sum(
+            (line.dual_value * np.maximum(self.spent[key].value - fixed, 0.0)).sum(0)
+            for key, line in self.lines.items()
+            if (key[0] == "last") is links
+        )
+
+
+def _blocks(table: LayerTable, step: TableStep, takes: Mapping[Axis, Mask]) -> slice:
+    """Return how many blocks of rows there may be, whatever the shares."""
+    s, owners = table.setting, int(takes[Axis.ROWS].sum()) if Axis.ROWS in takes else 0
+    if not step.reduces:
+        return slice(owners, owners + 1)
+    if step.transfer is not None and step.transfer.axis is Axis.FIXED and step.blocks is not None:
+        # On full, rows are shared out equally among all.
+        blocks = int(step.blocks({}, np.ones(s.devices, bool))[0])
+        return slice(blocks, blocks + 1)
+    least = max(owners, int(np.ceil(s.rows / s.tile_rows - owners / 2))) if s.tile_rows else owners
+    return slice(least, most_blocks(s) + 1 if s.tile_rows else owners + 1)
 
 
 class _Exchange:
@@ -252,16 +287,9 @@ class _Exchange:
         self.slope_out, self.fixed_out = cp.Parameter(n), cp.Parameter(n)
         self.incoming = self.arrived >= self.latency + cp.multiply(self.slope_in, shares) + self.fixed_in
         self.constraints = [self.incoming]
-        # (C5) for every j but i: ranks that differ, differ in some bit. So the larger of the other halves, bit by bit,
-        # is the largest of all others, with n log n constraints instead of n².
         self.leaving = cp.multiply(self.slope_out, shares) + self.fixed_out
-        self.outgoing = []
-        for bit in range(max(n - 1, 1).bit_length()):
-            half = (np.arange(n) >> bit) & 1
-            largest = cp.Variable(2, nonneg=True)
-            self.outgoing.append(np.eye(2)[half] @ largest >= self.leaving)
-            other = np.eye(2)[1 - half] @ largest
-            self.constraints.append(self.arrived >= self.latency + cp.multiply(self.receives, other))
+        others, self.outgoing = _largest_others(self.leaving, n)  # (C5)
+        self.constraints += [self.arrived >= self.latency + cp.multiply(self.receives, other) for other in others]
         self.constraints += self.outgoing
         # Narrow pairs, both ways: (sender, receiver).
         self.ways = [way for one, other in pairs for way in ((one, other), (other, one))]
@@ -278,7 +306,7 @@ class _Exchange:
         network = table.setting.machine.network
         receives = own.received.max(0) > 0
         self.receives.value = receives.astype(float)
-        self.latency.value = receives * network.latency_s * MS
+        self.latency.value = receives * float(np.max(own.hops)) * network.latency_s * MS
         for bytes_moved, slope, fixed in (
             (own.received, self.slope_in, self.fixed_in),
             (own.sent, self.slope_out, self.fixed_out),
@@ -289,7 +317,9 @@ class _Exchange:
             fixed.value = time[0] if len(time) == 1 else time[-1] - slope.value * (len(time) - 1)
         if self.ways:
             width = {frozenset(pair[:2]): pair[2] for pair in network.narrow}
-            size = transfer.unit_bytes * table.sizes.get(transfer.axis, 0) * MS
+            # What is passed on may go another way.
+            direct = transfer.route is Route.DIRECT
+            size = direct * transfer.unit_bytes * table.sizes.get(transfer.axis, 0) * MS
             self.slope_pair.value = np.array([size * receives[i] / width[frozenset((j, i))] for j, i in self.ways])
 
     def by_link(self) -> Floats:
@@ -297,3 +327,18 @@ class _Exchange:
         arriving = self.incoming.dual_value * (self.arrived.value - self.latency.value)
         leaving = [bound.dual_value * self.leaving.value for bound in self.outgoing]
         return np.asarray(arriving + sum(leaving))
+
+
+def _largest_others(values: cp.Expression, n: int) -> tuple[list[cp.Expression], list[cp.Constraint]]:
+    """Return expressions [n], the largest of which is at least the largest of all other devices' values.
+
+    Ranks that differ, differ in some bit. So the larger of the other halves, bit by bit, is the largest of all others,
+    with n log n constraints instead of n².
+    """
+    others, constraints = [], []
+    for bit in range(max(n - 1, 1).bit_length()):
+        half = (np.arange(n) >> bit) & 1
+        largest = cp.Variable(2, nonneg=True)
+        constraints.append(np.eye(2)[half] @ largest >= values)
+        others.append(np.eye(2)[1 - half] @ largest)
+    return others, constraints

@@ -1,13 +1,15 @@
 """Steps: an exchange, the compute around it, and the seconds that follow.
 
-A step ends when every device has ended it. With `before`, `during`, `edge` and `after` the compute of device i and E_i
-its exchange (`solver.exchange`), device i ends at
+A step ends when every device has ended it: where the next begins, each needs what all others have sent. With `before`,
+`first`, `during`, `edge` and `after` the compute of device i, E_i its exchange and l_i its last tile's
+(`solver.exchange`), device i ends at
 
-    gather   max(before_i + during_i, max_j before_j + E_i + edge_i) + after_i
+    gather   max(before_i + during_i, A_i + edge_i),  A_i = max(max_j≠i (before_j + l_j), max_j first_j + E_i)
     reduce   max(max_j (before_j + during_j), max_j (before_j + edge_j) + E_i) + after_i
 
-In a gather, i computes on what it has while the rest arrives; `edge` is what it still computes on the last to arrive.
-In a reduce, summands leave as they are done; `edge` is the first of them, and i needs those of all others. So where
+In a gather, `before` is computed tile by tile and every tile is sent at once, `first` is its first tile; i computes on
+what it has while the rest arrives, and `edge` is what it still computes on the last to arrive. In a reduce, summands
+leave as they are done, the own last of all; `edge` is the first of them, and i needs those of all others. So where
 compute and exchange overlap, the larger counts; where they do not, both.
 """
 
@@ -21,9 +23,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.curves import Bank, Floats, Kernel
-from solver.exchange import Exchange, Mask, Network
+from solver.exchange import Exchange, Mask, Network, largest_other
+from solver.plan import Wire
+from solver.routes import Route
 
 FLOAT_BYTES = 4
+
+# What turning a number into the wire's format or back costs, in numbers added.
+CODING = {Wire.FLOAT32: 0, Wire.FLOAT16: 1, Wire.INT8: 2}
+# Who passes a tile on does it when its own tile is done: half of one later, on average.
+PASSING = 0.5
 
 
 class Axis(StrEnum):
@@ -68,33 +77,44 @@ class Transfer:
         What it costs for given shares and active devices.
     scatters
         The reduce-scatter: `peers` send, owners of blocks receive. Else the all-gather: owners send, `peers` receive.
-    axis, unit_bytes
-        A device's block is `unit_bytes` times its share of this axis; FIXED: it is another.
+    axis, unit_bytes, scale_bytes
+        A device's block is `unit_bytes` times its share of this axis, and `scale_bytes` if it has one; FIXED: another.
     peers
         The other side is who has a share of this axis; FIXED: all active devices.
+    wire, tile_rows, route
+        How it is sent.
     """
 
     exchange: Callable[[Values, Mask], Exchange]
     scatters: bool = False
     axis: Axis = Axis.FIXED
     unit_bytes: float = 0.0
+    scale_bytes: float = 0.0
     peers: Axis = Axis.FIXED
+    wire: Wire = Wire.FLOAT32
+    tile_rows: int = 0
+    route: Route = Route.DIRECT
+
+
+Blocks = Callable[[Values, Mask], Floats]  # in how many blocks of rows products run, [..., 1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """One exchange and the compute around it; without a transfer, compute alone.
 
-    Posting messages, and adding summands that arrive, are compute too, and follow from the transfer.
+    Posting messages, adding summands that arrive, and the wire's format are compute too, and follow from the transfer.
+    `blocks` says in how many blocks of rows the products behind `during` and `edge` run, where that matters.
     """
 
     name: str
     before: Load = field(default_factory=dict)
+    first: Load = field(default_factory=dict)
     during: Load = field(default_factory=dict)
     edge: Load = field(default_factory=dict)
-    after: Load = field(default_factory=dict)
     transfer: Transfer | None = None
     reduces: bool = False
+    blocks: Blocks | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,16 +126,16 @@ class Times:
     end: Floats
 
 
-def ends(before: Floats, during: Floats, edge: Floats, after: Floats, exchange: Floats, *, reduces: bool) -> Floats:
-    """Return when every device ends a step, by the formulas above; all arguments in seconds, [..., p]."""
+def gather_ends(before: Floats, first: Floats, during: Floats, edge: Floats, exchange: Floats, last: Floats) -> Floats:
+    """Return when every device ends a step that gathers, by the formula above; all arguments in seconds, [..., p]."""
+    arrived = np.maximum(largest_other(before + last), first.max(-1, keepdims=True) + exchange)
+    return np.asarray(np.maximum(before + during, np.where(exchange > 0, arrived + edge, 0.0)))
 
-    def slowest(seconds: Floats) -> Floats:
-        return np.asarray(seconds.max(-1, keepdims=True))
 
-    if reduces:
-        return np.maximum(slowest(before + during), slowest(before + edge) + exchange) + after
-    arrived = np.where(exchange > 0, slowest(before) + exchange + edge, 0.0)
-    return np.asarray(np.maximum(before + during, arrived) + after)
+def reduce_ends(before: Floats, during: Floats, edge: Floats, after: Floats, exchange: Floats) -> Floats:
+    """Return when every device ends a step that reduces."""
+    done, begun = (seconds.max(-1, keepdims=True) for seconds in (before + during, before + edge))
+    return np.asarray(np.maximum(done, begun + exchange) + after)
 
 
 def times(
@@ -126,7 +146,7 @@ def times(
     Parameters
     ----------
     loads : four of [..., p] seconds
-        `before`, `during`, `edge` and `after`.
+        `before`, `first`, `during` and `edge`.
     transfer, reduces
         As in `Step`.
     values, active
@@ -134,15 +154,19 @@ def times(
     machine
         Curves and links.
     """
-    before, during, edge, after = loads
+    before, first, during, edge = loads
     if transfer is None:
-        return Times(before + during + after, np.zeros(active.shape), before + during + after)
+        return Times(before + during, np.zeros(active.shape), before + during)
     exchange = transfer.exchange(values, active)
     seconds = exchange.seconds(machine.network)
-    during = during + message_seconds(exchange, machine.bank)
+    encode, messages, decode, add = cpu_seconds(exchange, transfer.wire, machine.bank)
     if reduces:
-        after = after + machine.bank.seconds(Kernel.ADD, exchange.received / FLOAT_BYTES)
-    return Times(before + during + after, seconds, ends(before, during, edge, after, seconds, reduces=reduces))
+        during, after = during + encode + messages, decode + add
+        return Times(before + during + after, seconds, reduce_ends(before, during, edge, after, seconds))
+    before, first, during = before + encode, first + encode / np.maximum(exchange.tiles, 1), during + messages + decode
+    first = first * (1 + PASSING * (exchange.hops - 1))
+    end = gather_ends(before, first, during, edge, seconds, exchange.last_seconds(machine.network))
+    return Times(before + during, seconds, end)
 
 
 def step_times(step: Step, values: Values, active: Mask, machine: Machine) -> Times:
@@ -154,14 +178,17 @@ def step_times(step: Step, values: Values, active: Mask, machine: Machine) -> Ti
             seconds = seconds + (part * active if axis is Axis.FIXED else part)
         return seconds
 
-    loads = [total(load) for load in (step.before, step.during, step.edge, step.after)]
+    loads = [total(load) for load in (step.before, step.first, step.during, step.edge)]
     return times(loads, step.transfer, step.reduces, values, active, machine)
 
 
-def message_seconds(exchange: Exchange, bank: Bank) -> Floats:
-    """Return the CPU time that an exchange's messages cost every device."""
+def cpu_seconds(exchange: Exchange, wire: Wire, bank: Bank) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return the CPU time of an exchange on every device: encoding, messages, decoding, and adding what arrives."""
     size = (exchange.sent + exchange.received) / np.maximum(exchange.messages, 1)
-    return np.asarray(exchange.messages * bank.seconds(Kernel.MESSAGE, size))
+    messages = exchange.messages * bank.seconds(Kernel.MESSAGE, size)
+    add = bank.seconds(Kernel.ADD, exchange.received / wire.number_bytes)
+    encode = CODING[wire] * bank.seconds(Kernel.ADD, exchange.encoded / wire.number_bytes)
+    return encode, np.asarray(messages), CODING[wire] * add, add
 
 
 def plus(one: Load, other: Load) -> Load:

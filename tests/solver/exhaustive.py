@@ -10,9 +10,8 @@ from itertools import product
 
 import numpy as np
 
-from solver.kinds import KINDS, LayerKind, layer_weights, unit_count, unit_size
-from solver.layers import LayerSteps, Setting
-from solver.plan import Layout
+from solver.kinds import KINDS, LayerKind, layer_steps, layer_weights, unit_count, unit_size
+from solver.layers import Setting
 from solver.steps import Axis, step_times
 
 
@@ -40,10 +39,8 @@ def layer_seconds(s: Setting, kind: LayerKind, units: dict[Axis, np.ndarray]) ->
     """Return the seconds of a layer among layers of its kind."""
     values = {axis: counts.astype(float) * unit_size(s, axis) for axis, counts in units.items()}
     active = np.logical_or.reduce([counts > 0 for counts in units.values()])
-    building = LayerSteps(s, values, values[Axis.ROWS] if kind.mlp_norm is Layout.ROWS else None)
-    building.attention(kind.attention, kind.attention_norm)
-    building.mlp(kind.mlp, kind.mlp_norm)
-    return sum(step_times(step, values, active, s.machine).end.max(-1) for step in building.steps)
+    steps = layer_steps(s, kind, values, active)
+    return sum(step_times(step, values, active, s.machine).end.max(-1) for step in steps)
 
 
 def layer_bytes(s: Setting, kind: LayerKind, units: dict[Axis, np.ndarray]) -> np.ndarray:

@@ -11,12 +11,13 @@ from solver.cluster import Link
 from solver.cost import predict, price, setting
 from solver.cost import weights_bytes as held_bytes
 from solver.curves import Kernel
-from solver.exchange import Network, gather, move, scatter
+from solver.exchange import Network, gather, move, scatter, tile_counts
 from solver.model import named_model
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, uniform_plan
+from solver.routes import Route, of_owner, sources
 from solver.shares import weights_bytes
-from solver.spans import Partition
-from solver.steps import ends
+from solver.spans import Partition, tiles
+from solver.steps import gather_ends, reduce_ends
 from solver.systems import PLANNERS, make_plan
 from tests.solver.clusters import pis
 
@@ -74,22 +75,58 @@ def test_device_without_a_share_neither_sends_nor_receives():
 
 
 def test_rows_that_stay_do_not_move():
-    exchange = move(np.array([4.0, 4, 2]), np.array([6.0, 1, 3]), row_bytes=8)
+    exchange = move(np.array([4.0, 4, 2]), np.array([6.0, 1, 3]), row_bytes=8, tiles=np.ones(3))
 
     assert exchange.sent.tolist() == [0, 24, 0]
     assert exchange.received.tolist() == [16, 0, 8]
 
 
 def test_overlapped_exchange_costs_only_what_compute_does_not_hide():
+    before, during, edge, none = (np.array(value, float) for value in ([1, 2], [5, 5], [1, 1], [0, 0]))
+
+    hidden = gather_ends(before, before, during, edge, np.array([1.0, 1.0]), none)
+    exposed = gather_ends(before, before, during, edge, np.array([9.0, 3.0]), none)
+    tiled = gather_ends(before, before / 2, during, edge, np.array([9.0, 3.0]), none)
+    late = gather_ends(before, before / 2, during, edge, np.array([1.0, 1.0]), np.array([7.0, 8.0]))
+
+    assert hidden.tolist() == [6, 7]
+    assert exposed.tolist() == [12, 7]
+    assert tiled.tolist() == [11, 7]
+    # The other's last tile, 10 and 8 after the beginning, and what is computed on it.
+    assert late.tolist() == [11, 9]
+
+
+def test_reduce_ends_with_the_last_summand():
     before, during, edge, after = (np.array(value, float) for value in ([1, 2], [5, 5], [1, 1], [2, 1]))
 
-    hidden = ends(before, during, edge, after, np.array([1.0, 1.0]), reduces=False)
-    exposed = ends(before, during, edge, after, np.array([9.0, 3.0]), reduces=False)
-    reduced = ends(before, during, edge, after, np.array([3.0, 9.0]), reduces=True)
+    assert reduce_ends(before, during, edge, after, np.array([3.0, 9.0])).tolist() == [9, 13]
 
-    assert hidden.tolist() == [8, 8]
-    assert exposed.tolist() == [14, 8]
-    assert reduced.tolist() == [9, 13]
+
+@pytest.mark.parametrize("route", Route)
+def test_bytes_and_messages_of_a_route_are_those_of_its_sources(route):
+    """Tile by tile, as the engine sends them: some devices without rows, some that want none."""
+    rng = np.random.default_rng(3)
+    for _ in range(100):
+        p, tile_rows = int(rng.integers(1, 6)), int(rng.choice([0, 1, 3, 8]))
+        rows = rng.integers(0, 40, p) * (rng.random(p) < 0.8)
+        wants = rng.random(p) < 0.8
+        moved, messages = np.zeros((p, p)), np.zeros(p)
+        for owner, span in enumerate(Partition.of_counts(rows.tolist())):
+            via = of_owner(route, rows.tolist(), owner)
+            others = [rank for rank in range(p) if wants[rank] and rank != owner]
+            for number, tile in enumerate(tiles(span, tile_rows)):
+                for receiver, source in sources(via, owner, number, others, p).items():
+                    # Equal tiles, as a cost sees them.
+                    moved[source, receiver] += span.size / len(tiles(span, tile_rows))
+                    messages[[source, receiver]] += 1
+                assert tile.size
+
+        found = gather(rows.astype(float), wants, tile_counts(rows.astype(float), tile_rows), route)
+
+        between = [[float(found.between(j, i)) * (i != j) for i in range(p)] for j in range(p)]
+        np.testing.assert_allclose(between, moved, atol=1e-9)
+        np.testing.assert_allclose([found.sent, found.received], [moved.sum(1), moved.sum(0)], atol=1e-9)
+        assert found.messages.tolist() == messages.tolist()
 
 
 def test_one_device_costs_its_compute_and_no_exchange():
