@@ -131,6 +131,7 @@ def gather(blocks: Floats, receivers: Mask, tiles: Floats | None = None, route: 
     received = receivers * (blocks.sum(-1, keepdims=True) - blocks)
     arriving = receivers * (tiles.sum(-1, keepdims=True) - tiles)
     hops: Any = 1.0
+    between: Between
     if route is Route.RING:
         sent, leaving, between = _ring(blocks, tiles, receivers, copies)
         hops = np.maximum((copies * (blocks > 0)).max(-1, keepdims=True), 1)
@@ -223,9 +224,9 @@ def _relay(blocks: Floats, tiles: Floats, receivers: Mask, copies: Floats) -> tu
     relayed = (blocks * owners > blocks.sum(-1, keepdims=True)) & (copies > 1)
     number = np.cumsum(receivers, axis=-1)
     # How many other receivers stand between owner j and receiver r, on the way round: tile by tile they are the first.
-    between = (number - receivers)[..., None, :] - number[..., :, None]
+    standing: Any = (number - receivers)[..., None, :] - number[..., :, None]
     wraps = np.arange(devices)[None, :] <= np.arange(devices)[:, None]
-    standing = between + np.where(wraps, number[..., -1:][..., None], 0)
+    standing = standing + np.where(wraps, number[..., -1:][..., None], 0)
     first = receivers[..., None, :] & relayed[..., :, None] & ~np.eye(devices, dtype=bool)
     each = np.maximum(copies, 1)[..., None]
     got = first * np.maximum(np.ceil((tiles[..., None] - standing) / each), 0)  # tiles of j that r has first

@@ -38,15 +38,17 @@ def own_exchange(table: LayerTable, transfer: Transfer, takes: Mapping[Axis, Mas
     received = peers * (unit * (total - count) + transfer.scale_bytes * others)
     last = own / np.maximum(tiles, 1) * copies
     if transfer.scatters:
-        back = own * copies
-        return Exchange(
-            received, back, tiles * copies + arriving, lambda j, i: own, received, tiles, np.zeros_like(back)
-        )
-    once_each = own * (copies > 0)
+        back, none = own * copies, np.zeros_like(received)
+        return Exchange(received, back, tiles * copies + arriving, _unknown, received, tiles, none)
+    once = own * (copies > 0)
     if transfer.route is Route.DIRECT:
-        return Exchange(own * copies, received, tiles * copies + arriving, lambda j, i: own, once_each, tiles, last)
+        return Exchange(own * copies, received, tiles * copies + arriving, _unknown, once, tiles, last)
     hops = float(copies.max()) if transfer.route is Route.RING else 1.0
-    return Exchange(once_each, received, tiles + arriving, lambda j, i: own, once_each, tiles, last, hops)
+    return Exchange(once, received, tiles + arriving, _unknown, once, tiles, last, hops)
+
+
+def _unknown(j: int, i: int) -> Floats:
+    raise NotImplementedError("what one device sends to another depends on all shares")
 
 
 def lower_lines(seconds: Floats, takes: Mask, least: int) -> tuple[Floats, Floats]:

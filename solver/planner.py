@@ -24,8 +24,9 @@ from solver.errors import InfeasiblePlanError
 from solver.kinds import KINDS, layer_plan, layer_table, taking
 from solver.layers import Setting
 from solver.model import ModelSpec
-from solver.plan import Plan, Stage
+from solver.plan import Layout, Plan, Stage, Wire
 from solver.search import Layer, Terms, few_shares, finish, improved, neighbours, redraft, undominated
+from solver.sending import best_sending
 from solver.spans import Span, largest_remainder
 from solver.steps import Axis
 
@@ -37,6 +38,8 @@ ROUNDS = 12  # of column generation
 WORTH = 1e-4  # of a layer's seconds: what a further configuration has to save at the current prices
 NEIGHBOURS = 200  # configurations near those used that the integer program may choose besides
 CLOSE = 1.2  # times the seconds of the best layer: others' plans are priced, too
+TILE_ROWS = 0  # of plans while layers are sought; the best get those that are best for them
+SENT = 3  # layers that are
 KEPT = 4  # configurations beside those of the plan, for a later solve
 
 
@@ -70,7 +73,9 @@ class Solution:
     gap: float
 
 
-def solve(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None = None) -> Solution:
+def solve(
+    spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None = None, wire: Wire = Wire.FLOAT32
+) -> Solution:
     """Plan requests of `rows` rows.
 
     Parameters
@@ -80,13 +85,16 @@ def solve(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None 
     before
         The solution for the same model and devices before a measurement changed: a solve begins with its layers, and
         is several times as fast. Its gap is against what it began with.
+    wire
+        The number format of exchanges.
 
     Raises
     ------
     InfeasiblePlanError
         If no plan fits, saying how much memory is missing and where.
     """
-    s, room = setting(spec, cluster, rows), weights_room(spec, cluster, rows)
+    tile_rows = TILE_ROWS if before is None else before.plan.tile_rows
+    s, room = setting(spec, cluster, rows, wire, tile_rows), weights_room(spec, cluster, rows)
     lacking = np.maximum(-room, 0.0)
     # A device that lacks even what comes before weights takes no part; rank 0 has to have it.
     room[1:] = np.maximum(room[1:], 0.0)
@@ -96,6 +104,8 @@ def solve(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None 
         fastest = min(found, key=lambda layer: layer.seconds)
         if (fastest.held_bytes * spec.layers > room).any():
             found, prices, mix_bound_s = _scarce(s, room, found)
+        else:
+            s, found = _sent_best(s, cluster, found)
     else:
         prices = before.prices
         found = again(s, before.layers, _terms(prices, room))
@@ -107,7 +117,7 @@ def solve(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None 
     mix = _mix(s, found, room)
     if mix.short_bytes.max() > 1:
         if before is not None:
-            return solve(spec, cluster, rows)
+            return solve(spec, cluster, rows, wire=wire)
         raise _does_not_fit(spec, cluster, mix.short_bytes + np.where(mix.short_bytes > 1, lacking, 0.0))
     runs = sorted(
         ((layer, count) for layer, count in zip(found, mix.layers, strict=True) if count), key=lambda run: -run[1]
@@ -117,6 +127,8 @@ def solve(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None 
     used = [layer for layer, _ in runs]
     others = sorted((layer for layer in found if layer not in used), key=lambda layer: layer.seconds)
     plan = _plan(s, cluster, runs)
+    if prices.any():
+        plan = best_sending(s, plan)
     plan = replace(plan, predicted=price(s, plan).prediction)
     bound_s = mix_bound_s if prices.any() else relaxed.seconds * spec.layers
     gap = max(mix.gap, 1 - bound_s / mix.seconds) if bound_s else mix.gap
@@ -126,11 +138,11 @@ def solve(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None 
 def for_rows(spec: ModelSpec, cluster: Cluster, solution: Solution, rows: int) -> Plan:
     """Return the plan for requests of another length, with the same weights on every device.
 
-    Only shares of rows change, among the devices that hold what rows need: a run can have one plan for every bucket of
-    lengths, and changes between them without reading a weight.
+    Only shares of rows change, among the devices that hold what rows need, and how they are sent: a run can have one
+    plan for every bucket of lengths, and changes between them without reading a weight.
     """
-    s = setting(spec, cluster, rows)
-    plan = _plan(s, cluster, [(_other_rows(s, layer), count) for layer, count in solution.runs])
+    s = setting(spec, cluster, rows, solution.plan.wire, solution.plan.tile_rows)
+    plan = best_sending(s, _plan(s, cluster, [(_other_rows(s, layer), count) for layer, count in solution.runs]))
     return replace(plan, predicted=price(s, plan).prediction)
 
 
@@ -144,6 +156,24 @@ def _other_rows(s: Setting, layer: Layer) -> Layer:
     other = finish(found, terms, s.devices)
     assert other is not None  # the shares as they are fit
     return other
+
+
+def _sent_best(s: Setting, cluster: Cluster, found: Sequence[Layer]) -> tuple[Setting, list[Layer]]:
+    """Return the tiles that are best for the best layers, and these with their best routes, improved."""
+    best = sorted(found, key=lambda layer: layer.seconds)[:SENT]
+    plans = [best_sending(s, _plan(s, cluster, [(layer, s.spec.layers)])) for layer in best]
+    seconds = [price(s, plan).seconds for plan in plans]
+    s = replace(s, tile_rows=plans[seconds.index(min(seconds))].tile_rows)
+    terms = Terms(np.zeros(s.devices), np.full(s.devices, np.inf))
+    again = []
+    for layer, plan in zip(best, plans, strict=True):
+        cuts = plan.layer(0)
+        route = cuts.attention.route if cuts.attention.norm is Layout.ROWS else cuts.mlp.route
+        draft = redraft(s, replace(layer.kind, route=route), layer.units, terms)
+        improved_layer = finish(improved(draft, terms, by_two=False), terms, s.devices)
+        assert improved_layer is not None  # there are no caps
+        again.append(improved_layer)
+    return s, again
 
 
 def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: Layer, room: Floats) -> Layer:
@@ -235,6 +265,8 @@ def _plan(s: Setting, cluster: Cluster, runs: Sequence[tuple[Layer, int]]) -> Pl
         cluster_fingerprint=cluster.fingerprint,
         system="hepti",
         rows=s.rows,
+        tile_rows=s.tile_rows,
+        wire=s.wire,
     )
 
 

@@ -37,7 +37,7 @@ from solver.layers import most_blocks
 from solver.lines import LINES, lower_lines, own_exchange
 from solver.routes import Route
 from solver.search import Terms
-from solver.steps import PASSING, Axis, Transfer, cpu_seconds
+from solver.steps import Axis, Transfer, cpu_seconds
 
 MS, MIB = 1e3, 2**20  # the program counts milliseconds and MiB: solvers dislike numbers far from one
 NEVER = 1e6  # milliseconds
@@ -204,7 +204,6 @@ class _Step:
             return
         arrived, posted, done = self.exchange.arrived, cp.Variable(), cp.Variable()  # E, K, D
         self.constraints += self.exchange.constraints
-        self.passing = cp.Parameter(nonneg=True)
         if reduces:  # (C7)
             self.constraints += [before + during <= done, before + edge <= posted]
             self.constraints += [done + after <= self.seconds, posted + arrived + after <= self.seconds]
@@ -212,7 +211,7 @@ class _Step:
         # (C6); who receives nothing waits for nothing
         late = edge - NEVER * (1 - self.exchange.receives)
         others, constraints = _largest_others(before + spent["last"], n)
-        self.constraints += [cp.multiply(self.passing, spent["first"]) <= posted, before + during <= self.seconds]
+        self.constraints += [spent["first"] <= posted, before + during <= self.seconds]
         self.constraints += [*constraints, posted + arrived + late <= self.seconds]
         self.constraints += [other + late <= self.seconds for other in others]
 
@@ -223,7 +222,6 @@ class _Step:
         if step.transfer is not None and self.exchange is not None:
             own, machine = own_exchange(table, step.transfer, takes), table.setting.machine
             self.exchange.set(table, step.transfer, own)
-            self.passing.value = 1 + PASSING * (float(np.max(own.hops)) - 1)
             self.latency_s = float(np.max(own.hops)) * machine.network.latency_s
             encode, messages, decode, add = cpu_seconds(own, step.transfer.wire, machine.bank)
             if step.reduces:
@@ -249,16 +247,17 @@ class _Step:
 
     def by_speed(self) -> Floats:
         """Return the milliseconds that every device's compute is worth: duals of (C3) times the seconds they bound."""
-        return np.asarray(self._worth(links=False))
+        return self._worth(links=False)
 
-    def _worth(self, *, links: bool) -> Floats | float:
+    def _worth(self, *, links: bool) -> Floats:
         """Return duals of (C3) times the seconds they bound, but for latencies."""
         fixed = self.latency_s * MS if links else 0.0
-        return sum(
+        worth = (
             (line.dual_value * np.maximum(self.spent[key].value - fixed, 0.0)).sum(0)
             for key, line in self.lines.items()
             if (key[0] == "last") is links
         )
+        return np.asarray(sum(worth))
 
 
 def _blocks(table: LayerTable, step: TableStep, takes: Mapping[Axis, Mask]) -> slice:

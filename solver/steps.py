@@ -31,7 +31,7 @@ FLOAT_BYTES = 4
 
 # What turning a number into the wire's format or back costs, in numbers added.
 CODING = {Wire.FLOAT32: 0, Wire.FLOAT16: 1, Wire.INT8: 2}
-# Who passes a tile on does it when its own tile is done: half of one later, on average.
+# Who passes a tile on does it when a tile of its own is done: half of one later, on average.
 PASSING = 0.5
 
 
@@ -164,7 +164,7 @@ def times(
         during, after = during + encode + messages, decode + add
         return Times(before + during + after, seconds, reduce_ends(before, during, edge, after, seconds))
     before, first, during = before + encode, first + encode / np.maximum(exchange.tiles, 1), during + messages + decode
-    first = first * (1 + PASSING * (exchange.hops - 1))
+    first = first * (1 + PASSING * (exchange.hops - 1) * (exchange.tiles > 1))
     end = gather_ends(before, first, during, edge, seconds, exchange.last_seconds(machine.network))
     return Times(before + during, seconds, end)
 

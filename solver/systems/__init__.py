@@ -7,10 +7,11 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from solver.cluster import Cluster
-from solver.cost import predict
+from solver.cost import predict, setting
 from solver.errors import HeptiError
 from solver.model import ModelSpec
-from solver.plan import Plan
+from solver.plan import Plan, Wire
+from solver.sending import best_sending
 from solver.systems.hepti import plan_hepti
 from solver.systems.megatron import plan_megatron, plan_megatron_weighted
 from solver.systems.rows import plan_rows
@@ -28,8 +29,10 @@ PLANNERS: Mapping[str, Planner] = {
 DEFAULT = "hepti"
 
 
-def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
+def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan:
     """Plan requests of `rows` rows by the named system, and predict what they cost.
+
+    Every system is given the tiles and routes that are best for its shares.
 
     Raises
     ------
@@ -43,5 +46,7 @@ def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int) -> Plan
         )
     if not rows >= 1:
         raise HeptiError(f"--rows is {rows}, must be at least 1")
-    plan = PLANNERS[system](spec, cluster, rows)
+    if system == DEFAULT:
+        return plan_hepti(spec, cluster, rows, wire)
+    plan = best_sending(setting(spec, cluster, rows), replace(PLANNERS[system](spec, cluster, rows), wire=wire))
     return replace(plan, predicted=predict(spec, cluster, plan, rows))

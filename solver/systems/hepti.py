@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from solver.cluster import Cluster
 from solver.model import ModelSpec
-from solver.plan import Plan
+from solver.plan import Plan, Wire
 
 
-def plan_hepti(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
+def plan_hepti(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan:
     """Plan by the convex and the integer program."""
     from solver.planner import solve  # only who plans needs the solvers: rank 0, not the others
 
-    return solve(spec, cluster, rows).plan
+    return solve(spec, cluster, rows, wire=wire).plan
