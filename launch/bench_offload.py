@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from launch import lab_down, lab_run, lab_up
-from launch.lab import Lab, find_cluster, lab_name, load_lab, plan_lab, running
+from launch.lab import Lab, lab_name, load_lab, plan_lab, running
 from launch.plot import Curve, draw
 from solver.errors import HeptiError
+from solver.ready import find_cluster
 
 ROWS = (64, 128, 256, 512, 1024)
 PERCENTS = tuple(range(0, 101, 10))

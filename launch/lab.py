@@ -19,12 +19,11 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from solver.cluster import Cluster, read_cluster
+from solver.cluster import Cluster
 from solver.errors import HeptiError
 
 PREFIX = "hepti-lab"
 RUNTIME = Path("/run/hepti-lab")
-READY = Path(__file__).parent / "clusters"
 # /24 of one lab; labs share it, since no lab sees another's bridge.
 SUBNET = "10.83.0"
 MAX_HOSTS = 253
@@ -170,17 +169,6 @@ def require_name(name: str) -> None:
 def lab_name(word: str) -> str:
     """Return the lab's name of a cluster file, a ready file or a name."""
     return Path(word).stem.lower().replace("_", "-")
-
-
-def find_cluster(word: str) -> Cluster:
-    """Read a cluster file, or the ready one of that name."""
-    path = Path(word)
-    ready = sorted(file.stem for file in READY.glob("*.toml"))
-    if not path.exists() and word in ready:
-        path = READY / f"{word}.toml"
-    if not path.exists():
-        raise HeptiError(f"there is no cluster file {word}{did_you_mean(word, ready)}")
-    return read_cluster(path)
 
 
 def running() -> list[str]:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from launch import lab_down, lab_run, lab_up, shell
-from launch.lab import Host, Lab, did_you_mean, find_cluster, lab_name, load_lab, plan_lab
+from launch.lab import Host, Lab, did_you_mean, lab_name, load_lab, plan_lab
 from launch.lab_agent import on_host
 from launch.lab_limits import quota_us
 from launch.tables import show
 from solver.cluster import GIB, LIMITS
 from solver.errors import HeptiError
+from solver.ready import find_cluster
 
 SETTINGS = ("cpu", "gflops", "bandwidth_mbps", "memory_gib")
 CPU_LIMITS = (1e-3, 100.0)

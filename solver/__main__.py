@@ -11,13 +11,14 @@ from typing import NoReturn
 from rich.console import Console
 
 from solver.advice import alternatives, bounds, limits, upgrades
-from solver.cluster import read_cluster
 from solver.cost import price, setting
 from solver.errors import HeptiError
 from solver.model import ImageInput, ModelSpec, named_model
+from solver.plan import Wire
 from solver.plan_file import plan_to_json
 from solver.planner import solve
 from solver.plot import plot_timeline
+from solver.ready import find_cluster
 from solver.report import print_advice, print_comparison, print_plan, to_json
 from solver.systems import DEFAULT, PLANNERS, make_plan
 from solver.whatif import BOARDS, changed
@@ -51,9 +52,14 @@ def _parser() -> Parser:
     parser = Parser(prog="python -m solver", description=__doc__, epilog=EXAMPLE)
     parser.add_argument("--model", required=True, metavar="MODEL.h5|NAME", help="a weights file, or an architecture")
     parser.add_argument("--layers", type=int, metavar="N", help="another layer count, for a named architecture")
-    parser.add_argument("--cluster", required=True, type=Path, metavar="CLUSTER.toml")
+    parser.add_argument(
+        "--cluster", required=True, metavar="CLUSTER.toml|NAME", help="a file, or a ready one: mixed4, pi4x4, …"
+    )
     parser.add_argument("--rows", type=int, metavar="S", help=f"length of a request (default: {DEFAULT_ROWS})")
     parser.add_argument("--system", default=DEFAULT, help=f"{', '.join(PLANNERS)} (default: %(default)s)")
+    parser.add_argument(
+        "--wire", choices=[*Wire], default=Wire.FLOAT32, help="numbers on the wire (default: %(default)s)"
+    )
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan")
     parser.add_argument("--json", action="store_true", help="print the plan and all about it as JSON, not as tables")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg|png", help="draw the timeline (needs matplotlib)")
@@ -69,10 +75,11 @@ def _parser() -> Parser:
 
 def _run(options: argparse.Namespace) -> None:
     spec = _model(options.model, options.layers)
-    cluster = changed(read_cluster(options.cluster), options.set, options.add, options.without)
+    cluster = changed(find_cluster(options.cluster), options.set, options.add, options.without)
     rows = _rows(options.rows, spec)
-    solution = solve(spec, cluster, rows) if options.system == "hepti" else None
-    plan = make_plan(options.system, spec, cluster, rows) if solution is None else solution.plan
+    wire = Wire(options.wire)
+    solution = solve(spec, cluster, rows, wire=wire) if options.system == DEFAULT else None
+    plan = make_plan(options.system, spec, cluster, rows, wire) if solution is None else solution.plan
     if options.out:
         try:
             options.out.write_text(plan_to_json(plan), encoding="utf-8")
@@ -82,7 +89,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.plot:
         title = f"{spec.name}, {rows} rows, {plan.system}: {1e3 * priced.seconds:.0f} ms"
         plot_timeline(cluster, priced, options.plot, title)
-    others, bound = alternatives(spec, cluster, rows), bounds(spec, cluster, rows, priced)
+    others, bound = alternatives(spec, cluster, rows, wire), bounds(spec, cluster, rows, priced)
     better = upgrades(spec, cluster, rows, solution) if solution else []
     if options.json:
         print(to_json(cluster, plan, priced, others, bound, solution, better), end="")

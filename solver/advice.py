@@ -11,9 +11,9 @@ from solver.cluster import GIB, Cluster, Device
 from solver.cost import Price, price, setting, work_bytes
 from solver.errors import InfeasiblePlanError
 from solver.model import ModelSpec
-from solver.plan import Plan
+from solver.plan import Plan, Wire
 from solver.planner import Solution, solve
-from solver.systems import PLANNERS
+from solver.systems import DEFAULT, PLANNERS, make_plan
 
 MIB = 2**20
 LINKS_MBPS = (94, 940, 2350, 9400)  # what Ethernet of 0.1 to 10 Gbit/s carries of TCP
@@ -45,14 +45,14 @@ class Upgrade:
     saved_s: float
 
 
-def alternatives(spec: ModelSpec, cluster: Cluster, rows: int) -> list[Alternative]:
-    """Return what the other systems would reach."""
+def alternatives(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> list[Alternative]:
+    """Return what the other systems would reach, with the same wire."""
     s, found = setting(spec, cluster, rows), []
-    for system, planner in PLANNERS.items():
-        if system == "hepti":
+    for system in PLANNERS:
+        if system == DEFAULT:
             continue
         try:
-            plan = planner(spec, cluster, rows)
+            plan = make_plan(system, spec, cluster, rows, wire)
         except InfeasiblePlanError as error:
             found.append(Alternative(system, np.inf, str(error)))
             continue
@@ -88,7 +88,7 @@ def upgrades(spec: ModelSpec, cluster: Cluster, rows: int, solution: Solution) -
     now = solution.plan.predicted.seconds
     found = []
     for change, better in _changes(cluster, solution):
-        predicted = solve(spec, better, rows).plan.predicted
+        predicted = solve(spec, better, rows, wire=solution.plan.wire).plan.predicted
         assert predicted is not None
         if now - predicted.seconds > WORTH * now:
             found.append(Upgrade(change, now - predicted.seconds))

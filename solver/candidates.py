@@ -44,11 +44,13 @@ def candidates(s: Setting, terms: Terms) -> list[Layer]:
     found = _drafts(s, KINDS if every else MAIN_KINDS, terms)
     if scarce:
         # First shares say little about what moves within tight caps can mend: improve those of every kind.
-        return _finished(s, _one_of_each_kind(found), terms)
+        return finished(s, _one_of_each_kind(found), terms)
     crew = np.isin(np.arange(s.devices), found[0].devices)
     others = [draft for kind in OTHER_KINDS for draft in drafts(s, kind, [crew], terms)]
+    # Tiles, which come later, do most for layers by rows.
+    by_rows = [draft for draft in found[FINISHED:] if draft.table.kind == MAIN_KINDS[0]][:1]
     found = sorted(found[:FINISHED] + others, key=lambda draft: draft.score)
-    return _finished(s, found[:FINISHED], terms)
+    return finished(s, found[:FINISHED] + by_rows, terms)
 
 
 def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
@@ -107,7 +109,7 @@ def _orders(s: Setting, terms: Terms) -> list[NDArray[np.intp]]:
     return [order, np.lexsort((seconds, small))] if small.any() else [order]
 
 
-def _finished(s: Setting, found: Sequence[Draft], terms: Terms) -> list[Layer]:
+def finished(s: Setting, found: Sequence[Draft], terms: Terms) -> list[Layer]:
     """Improve drafts, the best of them thoroughly."""
     better = sorted((improved(draft, terms, by_two=False) for draft in found), key=lambda draft: draft.score)
     if s.devices <= FEW:

@@ -20,7 +20,7 @@ from solver.layers import LayerSteps, Setting
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout
 from solver.routes import Route
 from solver.spans import Partition
-from solver.steps import FLOAT_BYTES, Axis, Blocks, Load, Step, Times, Transfer, Values, times
+from solver.steps import FLOAT_BYTES, Axis, Blocks, Load, Step, Times, Transfer, Values, step_times, times
 
 Integers = NDArray[np.int64]
 Units = Mapping[Axis, Integers]  # [..., p], in units of the axis
@@ -203,6 +203,14 @@ def layer_steps(setting: Setting, kind: LayerKind, values: Values, active: Mask 
     building.attention(kind.attention, kind.attention_norm)
     building.mlp(kind.mlp, kind.mlp_norm)
     return building.closed()
+
+
+def layer_seconds(setting: Setting, kind: LayerKind, units: Units) -> Floats:
+    """Return the seconds of a layer of a kind without its table, [...]: for few shares; of many, a table is faster."""
+    values = {axis: counts.astype(float) * unit_size(setting, axis) for axis, counts in units.items()}
+    active = taking(units)
+    steps = layer_steps(setting, kind, values, active)
+    return np.asarray(sum(step_times(step, values, active, setting.machine).end.max(-1) for step in steps))
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solver import integer
-from solver.candidates import again, candidates
+from solver.candidates import MAIN_KINDS, again, candidates, finished
 from solver.cluster import Cluster
 from solver.cost import price, setting, weights_room
 from solver.curves import Floats
@@ -24,9 +24,9 @@ from solver.errors import InfeasiblePlanError
 from solver.kinds import KINDS, layer_plan, layer_table, taking
 from solver.layers import Setting
 from solver.model import ModelSpec
-from solver.plan import Layout, Plan, Stage, Wire
+from solver.plan import Plan, Stage, Wire
 from solver.search import Layer, Terms, few_shares, finish, improved, neighbours, redraft, undominated
-from solver.sending import best_sending
+from solver.sending import best_sending, best_sent
 from solver.spans import Span, largest_remainder
 from solver.steps import Axis
 
@@ -105,7 +105,7 @@ def solve(
         if (fastest.held_bytes * spec.layers > room).any():
             found, prices, mix_bound_s = _scarce(s, room, found)
         else:
-            s, found = _sent_best(s, cluster, found)
+            s, found = _sent_best(s, found)
     else:
         prices = before.prices
         found = again(s, before.layers, _terms(prices, room))
@@ -135,45 +135,15 @@ def solve(
     return Solution(plan, tuple(runs), (*used, *others[:KEPT]), prices, relaxed, crew, gap)
 
 
-def for_rows(spec: ModelSpec, cluster: Cluster, solution: Solution, rows: int) -> Plan:
-    """Return the plan for requests of another length, with the same weights on every device.
-
-    Only shares of rows change, among the devices that hold what rows need, and how they are sent: a run can have one
-    plan for every bucket of lengths, and changes between them without reading a weight.
-    """
-    s = setting(spec, cluster, rows, solution.plan.wire, solution.plan.tile_rows)
-    plan = best_sending(s, _plan(s, cluster, [(_other_rows(s, layer), count) for layer, count in solution.runs]))
-    return replace(plan, predicted=price(s, plan).prediction)
-
-
-def _other_rows(s: Setting, layer: Layer) -> Layer:
-    if Axis.ROWS not in layer.units:
-        return layer
-    units = dict(layer.units)
-    units[Axis.ROWS] = np.array(largest_remainder(units[Axis.ROWS].tolist(), s.rows))
-    terms = Terms(np.zeros(s.devices), layer.held_bytes)  # nobody holds more than now
-    found = improved(redraft(s, layer.kind, units, terms), terms, by_two=False, axes=(Axis.ROWS,))
-    other = finish(found, terms, s.devices)
-    assert other is not None  # the shares as they are fit
-    return other
-
-
-def _sent_best(s: Setting, cluster: Cluster, found: Sequence[Layer]) -> tuple[Setting, list[Layer]]:
+def _sent_best(s: Setting, found: Sequence[Layer]) -> tuple[Setting, list[Layer]]:
     """Return the tiles that are best for the best layers, and these with their best routes, improved."""
-    best = sorted(found, key=lambda layer: layer.seconds)[:SENT]
-    plans = [best_sending(s, _plan(s, cluster, [(layer, s.spec.layers)])) for layer in best]
-    seconds = [price(s, plan).seconds for plan in plans]
-    s = replace(s, tile_rows=plans[seconds.index(min(seconds))].tile_rows)
+    order = sorted(found, key=lambda layer: layer.seconds)
+    best = order[:SENT] + [layer for layer in order[SENT:] if layer.kind == MAIN_KINDS[0]][:1]
+    sent = [best_sent(s, layer.kind, layer.units) for layer in best]
+    s = replace(s, tile_rows=min(sent, key=lambda way: way[2])[0])
     terms = Terms(np.zeros(s.devices), np.full(s.devices, np.inf))
-    again = []
-    for layer, plan in zip(best, plans, strict=True):
-        cuts = plan.layer(0)
-        route = cuts.attention.route if cuts.attention.norm is Layout.ROWS else cuts.mlp.route
-        draft = redraft(s, replace(layer.kind, route=route), layer.units, terms)
-        improved_layer = finish(improved(draft, terms, by_two=False), terms, s.devices)
-        assert improved_layer is not None  # there are no caps
-        again.append(improved_layer)
-    return s, again
+    drafts = [redraft(s, kind, layer.units, terms) for layer, (_, kind, _) in zip(best, sent, strict=True)]
+    return s, finished(s, drafts, terms)
 
 
 def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: Layer, room: Floats) -> Layer:

@@ -13,9 +13,10 @@ from rich.table import Table
 from solver.advice import Alternative, Bounds, Upgrade
 from solver.cluster import Cluster
 from solver.cost import Price
-from solver.plan import BlockPlan, LayerPlan, Plan
+from solver.plan import BlockPlan, LayerPlan, Plan, Wire
 from solver.plan_file import plan_to_json
 from solver.planner import Solution
+from solver.routes import Route
 from solver.spans import Span
 
 MIB = 2**20
@@ -35,11 +36,20 @@ def print_plan(console: Console, cluster: Cluster, plan: Plan, priced: Price) ->
         console.print(
             f"One device alone is fastest: {plan.devices[active[0]]}. The others would cost more than they do."
         )
-    facts = priced.prediction
+    facts, routes = priced.prediction, _routes(plan)
     console.print(
         f"[bold]{_ms(facts.seconds)}[/] for a request of {plan.rows} rows by {plan.system}: {_ms(facts.compute_s)} of "
         f"compute, {_ms(facts.exchange_s)} of waiting for the wire; {facts.bytes_on_wire / MIB:.1f} MiB are sent."
     )
+    if plan.tile_rows or routes or plan.wire is not Wire.FLOAT32:
+        tiles = f"in tiles of about {plan.tile_rows} rows" if plan.tile_rows else "all rows at once"
+        console.print(f"Exchanges are sent as {plan.wire}, {tiles}{routes and ', by '}{routes}.")
+
+
+def _routes(plan: Plan) -> str:
+    """Return the routes that are not direct."""
+    blocks = [block for _, layer in plan.stages[0].layers for block in (layer.attention, layer.mlp)]
+    return " and ".join(sorted({str(block.route) for block in blocks} - {Route.DIRECT}))
 
 
 def print_comparison(console: Console, plan: Plan, others: Sequence[Alternative], bound: Bounds) -> None:

@@ -2,49 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from solver.cost import price
+from solver.kinds import LayerKind, Units, layer_seconds, taking
 from solver.layers import Setting
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
+from solver.plan import BlockPlan, LayerPlan, Layout, Plan, Stage
 from solver.routes import Route
+
+Sent = TypeVar("Sent")
 
 # Tiles hide an exchange behind compute, but few rows a product are slow: at 32 rows the packed kernels reach four
 # fifths of their speed, and smaller tiles never paid.
-TILE_ROWS = (0, 128, 96, 64, 48, 32)
+TILE_ROWS = (0, 128, 64, 48, 32)
+ROUTED = 48  # tiles that routes are tried with besides: what is passed on has to come in parts
 
 
 def best_sending(s: Setting, plan: Plan) -> Plan:
-    """Return the plan with the tiles and the routes that make it fastest."""
-    if len(plan.stages[0].active) == 1:
-        return replace(plan, tile_rows=0)
-    best = _fastest(s, [_routed(replace(plan, tile_rows=rows), Route.DIRECT) for rows in TILE_ROWS])
-    if len(plan.stages[0].active) > 2 and any(_gathers(layer) for _, layer in plan.stages[0].layers):
-        others = [
-            _routed(best, Route.RING),
-            *(_routed(replace(plan, tile_rows=rows), Route.RELAY) for rows in TILE_ROWS),
-        ]
-        best = _fastest(s, [best, *others])
-    return best
+    """Return the plan with the tiles and the routes that make it fastest; as it is, if it has several stages."""
+    if len(plan.stages) > 1:
+        return plan
+    devices = len(plan.stages[0].active)
+    return _best(devices, lambda tile_rows, route: _sent(plan, tile_rows, route), lambda sent: price(s, sent).seconds)
 
 
-def _fastest(s: Setting, plans: Sequence[Plan]) -> Plan:
-    seconds = [price(s, plan).seconds for plan in plans]
-    return plans[seconds.index(min(seconds))]
+def best_sent(s: Setting, kind: LayerKind, units: Units) -> tuple[int, LayerKind, float]:
+    """Return the best tiles and the kind with the best route for a layer's shares, and the layer's seconds."""
+    devices = int(taking(units).sum())
+
+    def seconds(sent: tuple[int, LayerKind]) -> float:
+        return float(layer_seconds(replace(s, tile_rows=sent[0]), sent[1], units))
+
+    best = _best(devices, lambda tile_rows, route: (tile_rows, replace(kind, route=route)), seconds)
+    return *best, seconds(best)
 
 
-def _gathers(layer: LayerPlan) -> bool:
-    """Return whether rows are gathered by a route of the plan's choice."""
-    return layer.attention.cut is Cut.ROWS or Layout.ROWS in (layer.attention.norm, layer.mlp.norm)
+def _best(devices: int, sent: Callable[[int, Route], Sent], seconds: Callable[[Sent], float]) -> Sent:
+    """Return what is fastest, tiles first: routes are tried with those that are best without."""
+    if devices == 1:
+        return sent(0, Route.DIRECT)
+    times = {tile_rows: seconds(sent(tile_rows, Route.DIRECT)) for tile_rows in TILE_ROWS}
+    order = sorted(TILE_ROWS, key=lambda tile_rows: times[tile_rows])
+    found = [(times[order[0]], sent(order[0], Route.DIRECT))]
+    if devices > 2:
+        routes = (Route.RING, Route.RELAY)
+        others = [sent(tile_rows, route) for tile_rows in {order[0], ROUTED} for route in routes]
+        found += [(seconds(other), other) for other in others]
+    return min(found, key=lambda pair: pair[0])[1]
 
 
-def _routed(plan: Plan, route: Route) -> Plan:
-    """Return the plan with this route in every block that may have one."""
+def _sent(plan: Plan, tile_rows: int, route: Route) -> Plan:
+    """Return the plan with these tiles, and this route in every block that may have one."""
 
     def by(block: BlockPlan) -> BlockPlan:
         return replace(block, route=route) if block.norm is Layout.ROWS else block
 
     (stage,) = plan.stages
     layers = tuple((span, LayerPlan(by(layer.attention), by(layer.mlp))) for span, layer in stage.layers)
-    return replace(plan, stages=(Stage(stage.devices, layers),))
+    return replace(plan, tile_rows=tile_rows, stages=(Stage(stage.devices, layers),))

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from launch import lab as labs
-from launch.lab import Host, Lab, find_cluster, lab_name, load_lab, plan_lab
+from launch.lab import Host, Lab, lab_name, load_lab, plan_lab
 from launch.lab_agent import agent_text, hosts_text, on_host
 from launch.lab_command import apply_setting
 from launch.lab_down import down
@@ -14,6 +14,7 @@ from launch.lab_links import connect_command, network_commands, shape_commands
 from launch.lab_ssh import ssh_config, sshd_config
 from solver.cluster import GIB, Cluster, Device, Link
 from solver.errors import HeptiError
+from solver.ready import find_cluster
 
 READY = {
     "paper2": [24.6, 70],

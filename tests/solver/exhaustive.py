@@ -10,9 +10,9 @@ from itertools import product
 
 import numpy as np
 
-from solver.kinds import KINDS, LayerKind, layer_steps, layer_weights, unit_count, unit_size
+from solver.kinds import KINDS, LayerKind, layer_seconds, layer_weights, unit_count
 from solver.layers import Setting
-from solver.steps import Axis, step_times
+from solver.steps import Axis
 
 
 def compositions(total: int, parts: int) -> np.ndarray:
@@ -33,14 +33,6 @@ def all_layers(s: Setting) -> Iterator[tuple[LayerKind, dict[Axis, np.ndarray], 
             axis: ways[places[:, number]] for number, (axis, ways) in enumerate(zip(kind.axes, single, strict=True))
         }
         yield kind, units, layer_seconds(s, kind, units), layer_bytes(s, kind, units)
-
-
-def layer_seconds(s: Setting, kind: LayerKind, units: dict[Axis, np.ndarray]) -> np.ndarray:
-    """Return the seconds of a layer among layers of its kind."""
-    values = {axis: counts.astype(float) * unit_size(s, axis) for axis, counts in units.items()}
-    active = np.logical_or.reduce([counts > 0 for counts in units.values()])
-    steps = layer_steps(s, kind, values, active)
-    return sum(step_times(step, values, active, s.machine).end.max(-1) for step in steps)
 
 
 def layer_bytes(s: Setting, kind: LayerKind, units: dict[Axis, np.ndarray]) -> np.ndarray:

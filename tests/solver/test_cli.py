@@ -141,7 +141,7 @@ def test_help_has_an_example():
     [
         (["--modle", "bert-base"], "required: --model"),
         (["--model", "bert-lage", "--cluster", "CLUSTER"], "did you mean bert-large"),
-        (["--model", "bert-base", "--cluster", "nowhere.toml"], "cannot read cluster file nowhere.toml"),
+        (["--model", "bert-base", "--cluster", "nowhere.toml"], "there is no cluster file nowhere.toml"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--rows", "0"], "--rows is 0"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--rows", "513"], "512 positions"),
         (["--model", "vit-base", "--cluster", "CLUSTER", "--rows", "200"], "197 rows"),

@@ -14,9 +14,10 @@ from solver.candidates import candidates
 from solver.cost import PROGRAM_BYTES, predict, setting, weights_bytes, weights_room, work_bytes
 from solver.curves import Curve, Curves, Kernel, derived_curves
 from solver.errors import InfeasiblePlanError
+from solver.lengths import bucket, plans_for_lengths
 from solver.model import named_model
 from solver.plan import Cut
-from solver.planner import for_rows, solve
+from solver.planner import solve
 from solver.search import Terms
 from solver.systems import PLANNERS, make_plan
 from tests.solver.clusters import pis
@@ -252,14 +253,18 @@ def test_plan_is_made_for_the_rows_at_hand():
 
 
 @pytest.mark.parametrize("memory_gib", [4.0, 0.9])
-def test_other_lengths_keep_the_weights_where_they_are(memory_gib):
+@pytest.mark.parametrize("system", ["hepti", "rows"])
+def test_other_lengths_keep_the_weights_where_they_are(system, memory_gib):
     cluster = pis(24.6, 70, 24.6, 10, memory_gib=memory_gib)
-    solution = solve(BERT_LARGE, cluster, 256)
-    for rows in (7, 32, 128, 512):
-        plan = for_rows(BERT_LARGE, cluster, solution, rows)
-        plan.check(BERT_LARGE, ranks=4)
+    plan = make_plan(system, BERT_LARGE, cluster, 256)
 
+    plans = plans_for_lengths(BERT_LARGE, cluster, plan, longest=500)
+
+    assert list(plans) == [16, 32, 64, 128, 256, 512]
+    assert plans[bucket(256)] == plan
+    for rows, other in plans.items():
+        other.check(BERT_LARGE, ranks=4)
+        assert set(other.stages[0].active) <= set(plan.stages[0].active)
         for rank in range(4):
-            held = weights_bytes(BERT_LARGE, plan, rank)
-            assert held <= weights_bytes(BERT_LARGE, solution.plan, rank)
-        assert plan.predicted.seconds <= predict(BERT_LARGE, cluster, solution.plan, rows).seconds * 1.001
+            assert weights_bytes(BERT_LARGE, other, rank) <= weights_bytes(BERT_LARGE, plan, rank)
+        assert other.predicted.seconds <= predict(BERT_LARGE, cluster, plan, rows).seconds * 1.001

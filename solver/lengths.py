@@ -1,0 +1,97 @@
+"""Plans for requests of other lengths, with the same weights on every device.
+
+A run can have one plan for every bucket of lengths, and changes between them without reading a weight: only shares of
+rows change, and how they are sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.cluster import Cluster
+from solver.cost import price, setting
+from solver.kinds import LayerKind, Units, layer_plan, unit_size
+from solver.layers import Setting
+from solver.model import ModelSpec
+from solver.plan import BlockPlan, LayerPlan, Plan, Stage
+from solver.routes import Route
+from solver.search import Terms, improved, redraft
+from solver.sending import best_sending
+from solver.spans import largest_remainder
+from solver.steps import Axis
+
+SHORTEST = 16  # rows of the smallest bucket
+
+
+def bucket(rows: int) -> int:
+    """Return the length whose plan requests of so many rows use: the next power of two."""
+    return max(SHORTEST, 1 << (rows - 1).bit_length())
+
+
+def plans_for_lengths(spec: ModelSpec, cluster: Cluster, plan: Plan, longest: int) -> dict[int, Plan]:
+    """Return a plan for every bucket of lengths up to the one of `longest`, by bucket; weights stay as in `plan`.
+
+    The bucket that `plan` was made for keeps it.
+    """
+    plans, rows = {}, SHORTEST
+    while rows <= bucket(longest):
+        plans[rows] = plan if bucket(plan.rows) == rows else for_rows(spec, cluster, plan, rows)
+        rows *= 2
+    return plans
+
+
+def for_rows(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Plan:
+    """Return the plan for requests of `rows` rows: other shares of rows, among the devices that hold what rows need."""
+    if len(plan.stages) > 1:
+        return plan
+    s = setting(spec, cluster, rows, plan.wire, plan.tile_rows)
+    (stage,), active = plan.stages, np.array(plan.stages[0].active)
+    layers = tuple((span, _other_rows(s, layer, active)) for span, layer in stage.layers)
+    other = best_sending(s, replace(plan, rows=rows, stages=(Stage(stage.devices, layers),)))
+    return replace(other, predicted=price(s, other).prediction)
+
+
+def _other_rows(s: Setting, layer: LayerPlan, active: NDArray[np.intp]) -> LayerPlan:
+    """Return the layer with the shares of rows that are best for it; as it is, where it has none, or a person's."""
+    kind = LayerKind(layer.attention.cut, layer.attention.norm, layer.mlp.cut, layer.mlp.norm, Route.DIRECT)
+    units = _units(s, layer)
+    if Axis.ROWS not in units or layer_plan(s, kind, units) != _unrouted(layer, s.rows):
+        return layer
+    mine = {axis: counts[active] for axis, counts in units.items()}
+    crew = s.only(active)
+    every = np.full(active.size, np.inf)
+    draft = redraft(crew, kind, mine, Terms(np.zeros(active.size), every))
+    terms = Terms(np.zeros(active.size), draft.table.held_bytes(mine))  # nobody holds more than now
+    found = improved(draft, terms, by_two=False, axes=(Axis.ROWS,))
+    counts = np.zeros(s.devices, np.int64)
+    counts[active] = found.units[Axis.ROWS]
+    return layer_plan(s, kind, {**units, Axis.ROWS: counts})
+
+
+def _units(s: Setting, layer: LayerPlan) -> Units:
+    """Return a layer's shares in whole units, rounded down where a person's are none."""
+    parts = {
+        Axis.HEADS: layer.attention.inner, Axis.CONTEXT: layer.attention.columns,
+        Axis.FFN: layer.mlp.inner, Axis.OUTPUT: layer.mlp.columns,
+    }  # fmt: skip
+    units = {
+        axis: np.array(part.counts, np.int64) // unit_size(s, axis) for axis, part in parts.items() if part is not None
+    }
+    shares = layer.attention.rows or layer.mlp.rows
+    if shares is not None:
+        units[Axis.ROWS] = np.array(largest_remainder(shares, s.rows), np.int64)
+    return units
+
+
+def _unrouted(layer: LayerPlan, rows: int) -> LayerPlan:
+    """Return the layer with rows as they are rounded, and no routes."""
+
+    def plain(block: BlockPlan) -> BlockPlan:
+        partition = block.row_partition(rows)
+        shares = None if partition is None else tuple((np.array(partition.counts) / rows).tolist())
+        return replace(block, route=Route.DIRECT, rows=shares)
+
+    return LayerPlan(plain(layer.attention), plain(layer.mlp))
