@@ -125,7 +125,7 @@ class Leader:
                 self._cluster = defaults.example_cluster(ranks)
                 self.say("note: the shares are those of example boards, not of these hosts: give --model or --cluster")
             rows = sum(request.rows for request in next(_batches(self._requests), [])) or TYPICAL_ROWS
-            self._plan = make_plan(options.system, self._spec, self._cluster, rows)
+            self._plan = make_plan(options.system, self._spec, self._cluster, rows, options.wire)
         self._plan.check(self._spec, ranks)
         if len(self._plan.stages) > 1:
             raise HeptiError(f"the plan has {len(self._plan.stages)} stages, this version runs 1: merge them into one")

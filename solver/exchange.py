@@ -97,15 +97,28 @@ class Exchange:
 
     def seconds(self, network: Network) -> Floats:
         """Return when each device has all that it needs, from the moment that all have begun."""
-        out = self.sent / network.bandwidth
-        arrived = np.maximum(self.received / network.bandwidth, largest_other(out))
+        return self.arrival(network, np.zeros_like(self.sent))
+
+    def arrival(self, network: Network, begun: Floats) -> Floats:
+        """Return when each device has all that it needs, where each begins to send at `begun`.
+
+        Its own link may be busy since the first of the others has begun. Who needs nothing has it at 0.
+        """
+        out = begun + self.sent / network.bandwidth
+        if np.any(self.hops > 1):
+            # A block that is passed on takes its time, and its last tile that of every further hop.
+            passed = self.encoded * (1 - 1 / np.maximum(self.tiles, 1)) + self.last
+            out = np.maximum(out, begun + passed / network.bandwidth * (self.hops > 1))
+        senders = np.where(self.sent > 0, begun, np.inf)
+        earliest = -largest_other(-senders, alone=-np.inf)
+        incoming = np.where(np.isfinite(earliest), earliest, 0.0) + self.received / network.bandwidth
+        arrived = np.maximum(incoming, largest_other(np.where(self.sent > 0, out, 0.0)))
         for one, other, bandwidth, latency_s in network.narrow:
             for sender, receiver in ((one, other), (other, one)):
                 moved = self.between(sender, receiver)
-                late = np.where(moved > 0, moved / bandwidth + latency_s - network.latency_s, 0.0)
+                late = np.where(moved > 0, begun[..., sender] + moved / bandwidth + latency_s - network.latency_s, 0.0)
                 arrived[..., receiver] = np.maximum(arrived[..., receiver], late)
-        through = np.where(self.hops > 1, (self.last / network.bandwidth).max(-1, keepdims=True), 0.0)
-        return np.where(self.received > 0, self.hops * network.latency_s + arrived + through, 0.0)
+        return np.where(self.received > 0, self.hops * network.latency_s + arrived, 0.0)
 
     def last_seconds(self, network: Network) -> Floats:
         """Return how long after its owner has done it each block's last tile is everywhere."""
@@ -183,10 +196,10 @@ def tile_counts(rows: Floats, tile_rows: int) -> Floats:
     return np.asarray(np.minimum(rows, np.maximum(np.round(rows / tile_rows), 1)))
 
 
-def largest_other(values: Floats) -> Floats:
-    """Return for every device the largest value among the other devices; zero where there is none."""
+def largest_other(values: Floats, alone: float = 0.0) -> Floats:
+    """Return for every device the largest value among the other devices; `alone` where there is none."""
     if values.shape[-1] == 1:
-        return np.zeros_like(values)
+        return np.full_like(values, alone)
     second, first = np.moveaxis(np.partition(values, -2, axis=-1)[..., -2:], -1, 0)
     largest = np.where(values == first[..., None], second[..., None], first[..., None])
     return np.asarray(largest)

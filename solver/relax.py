@@ -9,8 +9,8 @@ the seconds T_s of a step.
                 (C2)  w_i(x) <= cap_i                                bytes of weights, linear in x
                 (C3)  every part >= slope x_a,i + intercept          the lower hull of its curve from `least` on
                 (C4)  E_s,i >= latency + received_s,i / B_i          bytes are linear in x
-                (C5)  E_s,i >= latency + sent_s,j / B_j              for every other sender j (or a narrower pair)
-      gather    (C6)  T_s >= b_i + d_i,    T_s >= K_s + E_s,i + e_i,    K_s >= h_j,    T_s >= b_j + l_j + e_i  (j ≠ i)
+                (C5)  E_s,i >= h_j + latency + sent_s,j / B_j        for every other sender j (or a narrower pair)
+      gather    (C6)  T_s >= b_i + d_i,    T_s >= E_s,i + e_i,    T_s >= b_j + l_j + e_i  (j ≠ i)
       reduce    (C7)  T_s >= D_s + f_i,    T_s >= K_s + E_s,i + f_i,    D_s >= b_j + d_j,    K_s >= b_j + e_j
 
 A curve's lower hull never exceeds the curve, so the optimum is a lower bound for all whole shares of these devices.
@@ -198,7 +198,8 @@ class _Step:
             spent[part] = spent[part] + self.spent[key][0]
         self.constraints += self.lines.values()
         before, during, edge, after = (spent[part] for part in ("before", "during", "edge", "after"))
-        self.exchange = None if axis is None else _Exchange(x, n, pairs, axis, scatters)
+        begun = None if reduces else spent["first"]
+        self.exchange = None if axis is None else _Exchange(x, n, pairs, axis, scatters, begun)
         if self.exchange is None:
             self.constraints.append(before + during <= self.seconds)
             return
@@ -211,8 +212,7 @@ class _Step:
         # (C6); who receives nothing waits for nothing
         late = edge - NEVER * (1 - self.exchange.receives)
         others, constraints = _largest_others(before + spent["last"], n)
-        self.constraints += [spent["first"] <= posted, before + during <= self.seconds]
-        self.constraints += [*constraints, posted + arrived + late <= self.seconds]
+        self.constraints += [before + during <= self.seconds, arrived + late <= self.seconds, *constraints]
         self.constraints += [other + late <= self.seconds for other in others]
 
     def set(self, table: LayerTable, step: TableStep, takes: Mapping[Axis, Mask], least_rows: int) -> None:
@@ -277,17 +277,19 @@ class _Exchange:
     """E of one step: (C4) and (C5), in milliseconds."""
 
     def __init__(
-        self, x: Mapping[Axis, cp.Variable], n: int, pairs: Sequence[tuple[int, int]], axis: Axis, scatters: bool
-    ) -> None:
+        self, x: Mapping[Axis, cp.Variable], n: int, pairs: Sequence[tuple[int, int]],
+        axis: Axis, scatters: bool, begun: cp.Expression | None,
+    ) -> None:  # fmt: skip
         self.arrived = cp.Variable(n)
         shares = x[axis] if axis in x else cp.Constant(np.zeros(n))
-        self.receives, self.latency = cp.Parameter(n), cp.Parameter(n)
+        self.receives, self.sends, self.latency = cp.Parameter(n), cp.Parameter(n), cp.Parameter(n)
         self.slope_in, self.fixed_in = cp.Parameter(n), cp.Parameter(n)
         self.slope_out, self.fixed_out = cp.Parameter(n), cp.Parameter(n)
         self.incoming = self.arrived >= self.latency + cp.multiply(self.slope_in, shares) + self.fixed_in
         self.constraints = [self.incoming]
         self.leaving = cp.multiply(self.slope_out, shares) + self.fixed_out
-        others, self.outgoing = _largest_others(self.leaving, n)  # (C5)
+        gone = self.leaving if begun is None else cp.multiply(self.sends, begun) + self.leaving
+        others, self.outgoing = _largest_others(gone, n)  # (C5)
         self.constraints += [self.arrived >= self.latency + cp.multiply(self.receives, other) for other in others]
         self.constraints += self.outgoing
         # Narrow pairs, both ways: (sender, receiver).
@@ -305,6 +307,7 @@ class _Exchange:
         network = table.setting.machine.network
         receives = own.received.max(0) > 0
         self.receives.value = receives.astype(float)
+        self.sends.value = (own.sent.max(0) > 0).astype(float)
         self.latency.value = receives * float(np.max(own.hops)) * network.latency_s * MS
         for bytes_moved, slope, fixed in (
             (own.received, self.slope_in, self.fixed_in),

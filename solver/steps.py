@@ -4,7 +4,7 @@ A step ends when every device has ended it: where the next begins, each needs wh
 `first`, `during`, `edge` and `after` the compute of device i, E_i its exchange and l_i its last tile's
 (`solver.exchange`), device i ends at
 
-    gather   max(before_i + during_i, A_i + edge_i),  A_i = max(max_j≠i (before_j + l_j), max_j first_j + E_i)
+    gather   max(before_i + during_i, A_i + edge_i),  A_i = max(max_j≠i (before_j + l_j), E_i begun at first_j)
     reduce   max(max_j (before_j + during_j), max_j (before_j + edge_j) + E_i) + after_i
 
 In a gather, `before` is computed tile by tile and every tile is sent at once, `first` is its first tile; i computes on
@@ -126,10 +126,10 @@ class Times:
     end: Floats
 
 
-def gather_ends(before: Floats, first: Floats, during: Floats, edge: Floats, exchange: Floats, last: Floats) -> Floats:
+def gather_ends(before: Floats, during: Floats, edge: Floats, arrival: Floats, last: Floats) -> Floats:
     """Return when every device ends a step that gathers, by the formula above; all arguments in seconds, [..., p]."""
-    arrived = np.maximum(largest_other(before + last), first.max(-1, keepdims=True) + exchange)
-    return np.asarray(np.maximum(before + during, np.where(exchange > 0, arrived + edge, 0.0)))
+    arrived = np.maximum(largest_other(before + last), arrival)
+    return np.asarray(np.maximum(before + during, np.where(arrival > 0, arrived + edge, 0.0)))
 
 
 def reduce_ends(before: Floats, during: Floats, edge: Floats, after: Floats, exchange: Floats) -> Floats:
@@ -165,7 +165,8 @@ def times(
         return Times(before + during + after, seconds, reduce_ends(before, during, edge, after, seconds))
     before, first, during = before + encode, first + encode / np.maximum(exchange.tiles, 1), during + messages + decode
     first = first * (1 + PASSING * (exchange.hops - 1) * (exchange.tiles > 1))
-    end = gather_ends(before, first, during, edge, seconds, exchange.last_seconds(machine.network))
+    arrival = exchange.arrival(machine.network, first)
+    end = gather_ends(before, during, edge, arrival, exchange.last_seconds(machine.network))
     return Times(before + during, seconds, end)
 
 

@@ -84,16 +84,24 @@ def test_rows_that_stay_do_not_move():
 def test_overlapped_exchange_costs_only_what_compute_does_not_hide():
     before, during, edge, none = (np.array(value, float) for value in ([1, 2], [5, 5], [1, 1], [0, 0]))
 
-    hidden = gather_ends(before, before, during, edge, np.array([1.0, 1.0]), none)
-    exposed = gather_ends(before, before, during, edge, np.array([9.0, 3.0]), none)
-    tiled = gather_ends(before, before / 2, during, edge, np.array([9.0, 3.0]), none)
-    late = gather_ends(before, before / 2, during, edge, np.array([1.0, 1.0]), np.array([7.0, 8.0]))
+    hidden = gather_ends(before, during, edge, np.array([3.0, 2.0]), none)
+    exposed = gather_ends(before, during, edge, np.array([11.0, 4.0]), none)
+    late = gather_ends(before, during, edge, np.array([3.0, 2.0]), np.array([7.0, 8.0]))
 
     assert hidden.tolist() == [6, 7]
     assert exposed.tolist() == [12, 7]
-    assert tiled.tolist() == [11, 7]
     # The other's last tile, 10 and 8 after the beginning, and what is computed on it.
     assert late.tolist() == [11, 9]
+
+
+def test_what_is_sent_early_arrives_early():
+    exchange = gather(np.array([70e6, 20e6, 10e6]), EVERY)
+    network = Network(np.full(3, 100e6), 0.001, ())
+
+    found = exchange.arrival(network, np.array([0.2, 0.1, 0.9]))
+
+    # The third's block, the first's two copies, these again.
+    assert found == pytest.approx([0.001 + 0.9 + 0.2, 0.001 + 0.2 + 1.4, 0.001 + 0.2 + 1.4])
 
 
 def test_reduce_ends_with_the_last_summand():
