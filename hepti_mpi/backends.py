@@ -23,11 +23,25 @@ def chosen(name: str) -> str:
     return ("onnxruntime" if installed else "numpy") if name == "auto" else name
 
 
-def backend(name: str) -> Backend:
-    """Return what computes: "numpy" or "onnxruntime"."""
+def check_precision(precision: str, name: str) -> None:
+    """Refuse a precision that a backend does not have.
+
+    Raises
+    ------
+    HeptiError
+        If int8 is asked of numpy.
+    """
+    if precision == "int8" and name == "numpy":
+        raise HeptiError(
+            "--precision int8 needs --backend onnxruntime, here it is numpy: pip install 'hepti[fast]', or take float32"
+        )
+
+
+def backend(name: str, precision: str = "float32") -> Backend:
+    """Return what computes: "numpy" or "onnxruntime", in "float32" or, the latter, in "int8"."""
     keep_freed()
     if name == "numpy":
         return NUMPY
-    from hepti_mpi import ort  # an import of 0.3 s and 50 MiB that numpy does without
+    from hepti_mpi import int8, ort  # an import of 0.3 s and 50 MiB that numpy does without
 
-    return ort.FLOAT32
+    return int8.INT8 if precision == "int8" else ort.FLOAT32

@@ -6,12 +6,13 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
-from hepti_mpi.backends import chosen
+from hepti_mpi.backends import check_precision, chosen
 from solver.errors import HeptiError
 from solver.plan import Wire
 from solver.systems import DEFAULT, PLANNERS
 
 BACKENDS = ("auto", "numpy", "onnxruntime")
+PRECISIONS = ("float32", "int8")
 
 EXAMPLE = """examples:
   mpirun -np 4 python -m hepti_mpi
@@ -42,6 +43,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if options.input == "-" and (options.repeat, options.warmup) != (1, 0):
         raise HeptiError("--repeat and --warmup compute a file again: what standard input asks is answered once")
     options.backend = chosen(options.backend)
+    check_precision(options.precision, options.backend)
     sources = [name for name in ("text", "input", "random") if getattr(options, name) is not None]
     if len(sources) > 1:
         raise HeptiError(f"--{sources[0]} and --{sources[1]} both say what to compute: give one")
@@ -58,6 +60,7 @@ def parse_profile(arguments: list[str]) -> argparse.Namespace:
     """
     options = profile_parser().parse_args(arguments)
     options.backend = chosen(options.backend)
+    check_precision(options.precision, options.backend)
     return options
 
 
@@ -74,6 +77,7 @@ def profile_parser() -> Parser:
     )
     parser.add_argument("--out", required=True, type=Path, metavar="CLUSTER.toml", help="the cluster file to write")
     parser.add_argument("--backend", choices=BACKENDS, default="auto", help="kernels (default: %(default)s)")
+    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of products (default: %(default)s)")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -98,6 +102,7 @@ def parser() -> Parser:
     how.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
     how.add_argument("--system", default=DEFAULT, metavar="NAME", help=f"{', '.join(PLANNERS)} (default: %(default)s)")
     how.add_argument("--backend", choices=BACKENDS, default="auto", help="kernels (default: %(default)s)")
+    how.add_argument("--precision", choices=PRECISIONS, default="float32", help="of products (default: %(default)s)")
     how.add_argument(
         "--wire", choices=list(Wire), type=Wire, default=Wire.FLOAT32, help="how numbers travel (default: %(default)s)"
     )

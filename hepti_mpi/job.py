@@ -41,9 +41,9 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     model = group.from_root(leader.read if leader else None)
     cluster = None
     if group.from_root((lambda: leader.needs_profile) if leader else None):
-        cluster = measured_cluster(model.spec, options.backend, group, leader)
+        cluster = measured_cluster(model.spec, options.backend, options.precision, group, leader)
     plan = group.from_root((lambda: leader.plan(cluster)) if leader else None)
-    computes = backend(options.backend)
+    computes = backend(options.backend, options.precision)
     make = partial(layer_kernels, model.spec, plan, computes.product)
     weights = load_share(model, plan, make, group, leader.console if leader else None)
     stack = Stack(model.spec, plan, weights.layers, group, computes, coding(options.wire, computes.cast))
@@ -51,13 +51,13 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
         leader.lead(stack, weights.ends)
     else:
         follow(stack, group)
-    ranks = group.on_all(lambda: rank_report(model.spec, plan, stack.meter, group.rank))
+    ranks = group.on_all(lambda: rank_report(model.spec, plan, stack.meter, group.rank, options.precision))
     return leader.close(ranks, places) if leader else 0
 
 
-def measured_cluster(spec: ModelSpec, backend: str, group: Group, leader: Leader | None) -> Cluster:
+def measured_cluster(spec: ModelSpec, backend: str, precision: str, group: Group, leader: Leader | None) -> Cluster:
     """Return what was measured of these hosts for this shape of model, now where it was not before."""
-    path = defaults.profile_path(fingerprint(spec, group, backend))
+    path = defaults.profile_path(fingerprint(spec, group, backend, precision))
 
     def known() -> Cluster | None:
         with suppress(HeptiError):  # not measured yet, or written by another version
@@ -71,7 +71,7 @@ def measured_cluster(spec: ModelSpec, backend: str, group: Group, leader: Leader
         return cluster
     if leader:
         leader.say("these hosts have no profile for this model yet: measuring them, which takes some seconds")
-    cluster = profile(spec, group, backend)
+    cluster = profile(spec, group, backend, precision)
     if leader:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_cluster(cluster, path)
@@ -128,7 +128,7 @@ def run_profile(options: argparse.Namespace, group: Group) -> int:
         return named_model(options.model)
 
     spec = group.from_root(prepare if group.rank == 0 else None)
-    cluster = profile(spec, group, options.backend)
+    cluster = profile(spec, group, options.backend, options.precision)
     group.from_root((lambda: write_cluster(cluster, options.out)) if group.rank == 0 else None)
     if group.rank == 0:
         show.show_cluster(show.terminal(stderr=False), cluster)

@@ -263,15 +263,18 @@ def _attend(q: Array, kv: Array, arriving: Iterable[Span], pieces: Sequence[tupl
     ``pieces`` are, for every request, its rows and its keys.
     """
     k, v = np.split(kv, 2, axis=1)
+    context = np.empty(q.shape, np.float32)
     parts: list[list[tuple[Array, Array]]] = [[] for _ in pieces]
     for block in arriving:
         for part, (rows, keys) in zip(parts, pieces, strict=True):
             seen = block.intersect(Span(keys.start, keys.stop)).slice
-            if seen.start < seen.stop:
+            if seen == keys:  # all of them at once: nothing to merge
+                context[rows] = run.backend.attend(q[rows], k[keys], v[keys], [(slice(None),) * 2], run.spec.head_dim)
+            elif seen.start < seen.stop:
                 part.append(run.backend.attend_part(q[rows], k[seen], v[seen], run.spec.head_dim))
-    context = np.empty(q.shape, np.float32)
     for part, (rows, _) in zip(parts, pieces, strict=True):
-        context[rows] = kernels.merge(part)
+        if part:
+            context[rows] = kernels.merge(part)
     return context
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -11,6 +13,7 @@ import numpy as np
 
 from hepti_mpi.arrays import Array
 from hepti_mpi.comm import Group
+from hepti_mpi.memory import freed_at_once
 from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.plan import Plan
@@ -22,6 +25,7 @@ STREAM_BYTES = 4 << 20
 
 Read = Callable[[TensorSlice, Array], object]
 Layer = TypeVar("Layer")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,7 +102,7 @@ def load(
     file
         The rank's weights file; None: rank 0 sends what would have been read, in the same order.
     make
-        Takes the number of a layer and its weights and makes of them what is kept, before the next layer is read.
+        Takes the number of a layer and its weights and makes of them what is kept, while the next layer is read.
     done
         Called with the bytes of every tensor that has been read.
     """
@@ -115,8 +119,25 @@ def load(
         if not piece.name.startswith("layers/"):
             ends[piece.name] = np.empty(piece.shape, np.float32)
             read(piece, ends[piece.name])
-    layers = tuple(make(layer, load_layer(spec, plan, layer, group.rank, read)) for layer in range(spec.layers))
-    return RankWeights(ends, layers)
+    steps = (partial(load_layer, spec, plan, layer, group.rank, read) for layer in range(spec.layers))
+    # MPI is called by one thread only.
+    weights = (step() for step in steps) if file is None else _ahead(steps)
+    with freed_at_once():
+        # Nothing but `make` holds a layer's weights: a loop over them would, while the next but one is read.
+        return RankWeights(ends, tuple(make(layer, next(weights)) for layer in range(spec.layers)))
+
+
+def _ahead(steps: Iterable[Callable[[], Value]]) -> Iterator[Value]:
+    """Yield what the steps return, each run by a thread while the former's result is used."""
+    with ThreadPoolExecutor(1) as thread:
+        pending: Future[Value] | None = None
+        for step in steps:
+            following = thread.submit(step)
+            if pending is not None:
+                yield pending.result()
+            pending = following
+        if pending is not None:
+            yield pending.result()
 
 
 def load_layer(spec: ModelSpec, plan: Plan, layer: int, rank: int, read: Read) -> LayerWeights:

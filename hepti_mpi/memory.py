@@ -36,7 +36,8 @@ def keep_freed() -> None:
 def freed_at_once() -> Iterator[None]:
     """Give large blocks back as soon as they are freed; then as `keep_freed`.
 
-    The weights that onnxruntime has packed and freed would stay in the heap: 2.1 times the weights resident, not 1.0.
+    For loading: holes that weights leave in the heap once they are packed would be too small for the next ones. Twice
+    the weights were resident then, not once.
     """
     _mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
     try:

@@ -38,14 +38,15 @@ FEW_AND_MANY_ROWS = (16, 256)
 SPEED_ROWS = 256  # what a device's GFLOP/s are those of
 
 
-def fingerprint(spec: ModelSpec, group: Group, backend: str) -> str:
+def fingerprint(spec: ModelSpec, group: Group, backend: str, precision: str = "float32") -> str:
     """Return twelve hex digits of all that a profile is for: hosts, cores, versions, kernels, and the layers' shape."""
-    hosts = group.on_all(lambda: (host_name(), os.cpu_count(), os.environ.get("OPENBLAS_NUM_THREADS"), backend))
+    computes = (backend, precision)
+    hosts = group.on_all(lambda: (host_name(), os.cpu_count(), os.environ.get("OPENBLAS_NUM_THREADS"), computes))
     facts = (hosts, spec.fingerprint, spec.activation, python_version(), np.__version__, library())
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
-def profile(spec: ModelSpec, group: Group, backend: str) -> Cluster:
+def profile(spec: ModelSpec, group: Group, backend: str, precision: str = "float32") -> Cluster:
     """Measure all ranks for one shape of model; every rank calls this and gets the same cluster.
 
     Returns
@@ -53,7 +54,7 @@ def profile(spec: ModelSpec, group: Group, backend: str) -> Cluster:
     Cluster
         Devices in rank order, called after their hosts.
     """
-    kernels_here = measure_kernels(spec, backends.backend(backend))
+    kernels_here = measure_kernels(spec, backends.backend(backend, precision))
     links = measure_links(group)
     curves = Curves(spec.head_dim, {**kernels_here.kernels, Kernel.MESSAGE: measure_messages(group, links)})
     measured = group.on_all(lambda: (host_name(), free_bytes(), curves))
@@ -65,12 +66,13 @@ def profile(spec: ModelSpec, group: Group, backend: str) -> Cluster:
     )
     facts = {
         "backend": backend,
+        "precision": precision,
         "model": spec.name,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "python": python_version(),
         "numpy": np.__version__,
         "mpi": library(),
-        "fingerprint": fingerprint(spec, group, backend),
+        "fingerprint": fingerprint(spec, group, backend, precision),
     }
     return Cluster(devices, links.network, links.exceptions(names), facts)
 

@@ -22,7 +22,7 @@ from solver.shares import weights_bytes
 FORMAT = "hepti-report/1"
 
 
-def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int) -> dict[str, Any]:
+def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, precision: str) -> dict[str, Any]:
     """Return what this rank did in all requests that count."""
     return {
         "rank": rank,
@@ -31,7 +31,7 @@ def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int) -> dict[st
         "wait_s": meter.wait_s,
         "sent_bytes": meter.sent_bytes,
         "received_bytes": meter.received_bytes,
-        "weights_bytes": weights_bytes(spec, plan, rank),
+        "weights_bytes": weights_bytes(spec, plan, rank, precision),
         "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
 
@@ -55,6 +55,7 @@ def job_report(
         "model": spec.name,
         "mpi": library(),
         "backend": options.backend,
+        "precision": options.precision,
         "wire": options.wire,
         "repeat": options.repeat,
         "requests": [{"id": name, "seconds": list(values)} for name, values in seconds.items()],

@@ -48,9 +48,14 @@ def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[Ten
     ]
 
 
-def weights_bytes(spec: ModelSpec, plan: Plan, rank: int) -> int:
-    """Return the float32 bytes of everything that `rank` holds."""
-    return sum(4 * math.prod(piece.shape) for piece in rank_slices(spec, plan, rank))
+def weights_bytes(spec: ModelSpec, plan: Plan, rank: int, precision: str = "float32") -> int:
+    """Return the bytes of everything that `rank` holds; int8 is for the matrices of the layers."""
+
+    def each(piece: TensorSlice) -> int:
+        is_matrix = piece.name.startswith("layers/") and len(piece.shape) > 1
+        return 1 if precision == "int8" and is_matrix else 4
+
+    return sum(each(piece) * math.prod(piece.shape) for piece in rank_slices(spec, plan, rank))
 
 
 def _block_slices(name: str, shape: tuple[int, ...], block: BlockPlan, rank: int, width: int) -> Iterator[TensorSlice]:

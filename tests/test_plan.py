@@ -266,6 +266,15 @@ def test_bytes_of_weights_are_those_of_the_slices(plan):
         assert weights_bytes(SPEC, plan, rank) == sum(sizes)
 
 
+def test_in_int8_the_matrices_of_the_layers_take_a_quarter():
+    """Biases, norms, embeddings and heads stay float32."""
+    plan = load(WRITTEN)
+    pieces = [piece for piece in rank_slices(SPEC, plan, 0) if piece.name.startswith("layers/")]
+    numbers = sum(math.prod(piece.shape) for piece in pieces if len(piece.shape) == 2)
+
+    assert weights_bytes(SPEC, plan, 0) - weights_bytes(SPEC, plan, 0, "int8") == 3 * numbers > 0
+
+
 def test_shares_by_hand():
     """Rank 1 of the plan above: whole heads of four columns, its own F columns, all of a block cut by rows."""
     plan = load(WRITTEN)

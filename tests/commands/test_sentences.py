@@ -1,6 +1,7 @@
 """The real sentence encoder of the extra `demo`: the default job, and the recipe of sentence-transformers."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +76,38 @@ def test_embeddings_are_those_of_the_recipe(cache, recipe, tmp_path):
         np.testing.assert_allclose(answer["embedding"], recipe(text), rtol=0, atol=1e-4)
         assert answer.get("truncated", False) == (text is TEXTS[-1])
     assert answers[-1]["tokens"] == 256
+
+
+def sentences(count):
+    """Return sentences of one to a hundred words of many kinds: names, numbers, languages, code, repetitions."""
+    rng = np.random.default_rng(0)
+    words = (
+        "the a of to and in we they board cluster Raspberry network model attention layer measure share river market",
+        "doctor Paris 1987 3.14 -40°C naïve résumé Straße 東京 привет x=f(y) https://example.org #tag don't NASA mRNA",
+        "antidisestablishmentarianism 🙂 quickly blue because although seldom invented",
+    )
+    words = " ".join(words).split()
+    for number in range(count):
+        length = int(rng.integers(1, 12) if number % 3 else rng.integers(12, 100))
+        some = rng.choice(words, size=min(length, 1 + number % 37))
+        text = " ".join(some[rng.integers(0, len(some), length)])
+        yield text.capitalize() + ".?!"[number % 3]
+
+
+def test_int8_keeps_the_meaning_of_every_sentence(cache, tmp_path):
+    """Of 200 sentences, the worst embedding still has a cosine of 0.99 with that of float32; three unequal ranks."""
+    texts = list(sentences(200))
+    (tmp_path / "texts.jsonl").write_text(to_lines({"id": number, "text": text} for number, text in enumerate(texts)))
+    vectors = {}
+
+    for precision in ("float32", "int8"):
+        files = {"--output": tmp_path / f"{precision}.jsonl", "--report": tmp_path / f"{precision}.json"}
+        how = ("--input", tmp_path / "texts.jsonl", "--precision", precision, "--backend", "onnxruntime")
+        succeeded(hepti(3, *how, *(part for pair in files.items() for part in pair), XDG_CACHE_HOME=cache))
+        vectors[precision] = np.array([entry["embedding"] for entry in from_lines(files["--output"].read_text())])
+        assert json.loads(files["--report"].read_text())["precision"] == precision
+
+    cosines = np.einsum("th,th->t", vectors["float32"], vectors["int8"])
+    assert len(set(texts)) > 190
+    assert cosines.shape == (200,)
+    assert 0.99 <= cosines.min() < 0.99999  # int8 it was
