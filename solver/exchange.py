@@ -102,16 +102,14 @@ class Exchange:
     def arrival(self, network: Network, begun: Floats) -> Floats:
         """Return when each device has all that it needs, where each begins to send at `begun`.
 
-        Its own link may be busy since the first of the others has begun. Who needs nothing has it at 0.
+        Its own link is taken to be busy since the last of the others has begun. Who needs nothing has it at 0.
         """
         out = begun + self.sent / network.bandwidth
         if np.any(self.hops > 1):
             # A block that is passed on takes its time, and its last tile that of every further hop.
             passed = self.encoded * (1 - 1 / np.maximum(self.tiles, 1)) + self.last
             out = np.maximum(out, begun + passed / network.bandwidth * (self.hops > 1))
-        senders = np.where(self.sent > 0, begun, np.inf)
-        earliest = -largest_other(-senders, alone=-np.inf)
-        incoming = np.where(np.isfinite(earliest), earliest, 0.0) + self.received / network.bandwidth
+        incoming = largest_other(np.where(self.sent > 0, begun, 0.0)) + self.received / network.bandwidth
         arrived = np.maximum(incoming, largest_other(np.where(self.sent > 0, out, 0.0)))
         for one, other, bandwidth, latency_s in network.narrow:
             for sender, receiver in ((one, other), (other, one)):
@@ -196,10 +194,10 @@ def tile_counts(rows: Floats, tile_rows: int) -> Floats:
     return np.asarray(np.minimum(rows, np.maximum(np.round(rows / tile_rows), 1)))
 
 
-def largest_other(values: Floats, alone: float = 0.0) -> Floats:
-    """Return for every device the largest value among the other devices; `alone` where there is none."""
+def largest_other(values: Floats) -> Floats:
+    """Return for every device the largest value among the other devices; zero where there is none."""
     if values.shape[-1] == 1:
-        return np.full_like(values, alone)
+        return np.zeros_like(values)
     second, first = np.moveaxis(np.partition(values, -2, axis=-1)[..., -2:], -1, 0)
     largest = np.where(values == first[..., None], second[..., None], first[..., None])
     return np.asarray(largest)

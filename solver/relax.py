@@ -8,7 +8,7 @@ the seconds T_s of a step.
     subject to  (C1)  sum_i x_a,i = U_a,   least <= x_a,i <= U_a     for who takes part in axis a, else x_a,i = 0
                 (C2)  w_i(x) <= cap_i                                bytes of weights, linear in x
                 (C3)  every part >= slope x_a,i + intercept          the lower hull of its curve from `least` on
-                (C4)  E_s,i >= latency + received_s,i / B_i          bytes are linear in x
+                (C4)  E_s,i >= h_j + latency + received_s,i / B_i    for every other sender j; bytes are linear in x
                 (C5)  E_s,i >= h_j + latency + sent_s,j / B_j        for every other sender j (or a narrower pair)
       gather    (C6)  T_s >= b_i + d_i,    T_s >= E_s,i + e_i,    T_s >= b_j + l_j + e_i  (j ≠ i)
       reduce    (C7)  T_s >= D_s + f_i,    T_s >= K_s + E_s,i + f_i,    D_s >= b_j + d_j,    K_s >= b_j + e_j
@@ -285,10 +285,17 @@ class _Exchange:
         self.receives, self.sends, self.latency = cp.Parameter(n), cp.Parameter(n), cp.Parameter(n)
         self.slope_in, self.fixed_in = cp.Parameter(n), cp.Parameter(n)
         self.slope_out, self.fixed_out = cp.Parameter(n), cp.Parameter(n)
-        self.incoming = self.arrived >= self.latency + cp.multiply(self.slope_in, shares) + self.fixed_in
-        self.constraints = [self.incoming]
+        started = [cp.Constant(np.zeros(n))]
+        self.constraints: list[cp.Constraint] = []
+        if begun is not None:
+            begun = cp.multiply(self.sends, begun)
+            started, self.constraints = _largest_others(begun, n)
+        arriving = self.latency + cp.multiply(self.slope_in, shares) + self.fixed_in
+        self.incoming = [self.arrived >= arriving + cp.multiply(self.receives, other) for other in started]  # (C4)
+        self.arriving = arriving
+        self.constraints += self.incoming
         self.leaving = cp.multiply(self.slope_out, shares) + self.fixed_out
-        gone = self.leaving if begun is None else cp.multiply(self.sends, begun) + self.leaving
+        gone = self.leaving if begun is None else begun + self.leaving
         others, self.outgoing = _largest_others(gone, n)  # (C5)
         self.constraints += [self.arrived >= self.latency + cp.multiply(self.receives, other) for other in others]
         self.constraints += self.outgoing
@@ -326,7 +333,8 @@ class _Exchange:
 
     def by_link(self) -> Floats:
         """Return the milliseconds that every device's link is worth: duals of (C4) and (C5) times what they bound."""
-        arriving = self.incoming.dual_value * (self.arrived.value - self.latency.value)
+        duals = sum(bound.dual_value for bound in self.incoming)
+        arriving = duals * (self.arriving.value - self.latency.value)
         leaving = [bound.dual_value * self.leaving.value for bound in self.outgoing]
         return np.asarray(arriving + sum(leaving))
 

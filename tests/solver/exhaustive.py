@@ -6,12 +6,14 @@ Priced straight by the steps of a layer, without the planner's tables and search
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
 
 from solver.kinds import KINDS, LayerKind, layer_seconds, layer_weights, unit_count
 from solver.layers import Setting
+from solver.routes import Route
 from solver.steps import Axis
 
 
@@ -24,9 +26,11 @@ def compositions(total: int, parts: int) -> np.ndarray:
     )
 
 
-def all_layers(s: Setting) -> Iterator[tuple[LayerKind, dict[Axis, np.ndarray], np.ndarray, np.ndarray]]:
+def all_layers(
+    s: Setting, route: Route = Route.DIRECT
+) -> Iterator[tuple[LayerKind, dict[Axis, np.ndarray], np.ndarray, np.ndarray]]:
     """Yield for every kind all shares [ways, p], their seconds [ways] and bytes [ways, p]."""
-    for kind in KINDS:
+    for kind in (replace(kind, route=Route(route)) for kind in KINDS):
         single = [compositions(unit_count(s, axis), s.devices) for axis in kind.axes]
         places = np.array(list(product(*[range(len(ways)) for ways in single])))
         units = {

@@ -100,8 +100,8 @@ def test_what_is_sent_early_arrives_early():
 
     found = exchange.arrival(network, np.array([0.2, 0.1, 0.9]))
 
-    # The third's block, the first's two copies, these again.
-    assert found == pytest.approx([0.001 + 0.9 + 0.2, 0.001 + 0.2 + 1.4, 0.001 + 0.2 + 1.4])
+    # What the first receives after the third has begun; its own link, free since then; the first's two copies.
+    assert found == pytest.approx([0.001 + 0.9 + 0.3, 0.001 + 0.9 + 0.8, 0.001 + 0.2 + 1.4])
 
 
 def test_reduce_ends_with_the_last_summand():

@@ -16,7 +16,7 @@ from solver.curves import Curve, Curves, Kernel, derived_curves
 from solver.errors import InfeasiblePlanError
 from solver.lengths import bucket, plans_for_lengths
 from solver.model import named_model
-from solver.plan import Cut
+from solver.plan import Cut, Wire
 from solver.planner import solve
 from solver.search import Terms
 from solver.systems import PLANNERS, make_plan
@@ -47,11 +47,12 @@ def instance(rng, devices, layers=2):
 
 @pytest.mark.parametrize(("devices", "instances"), [(2, 100), (3, 40), (4, 5)])
 def test_best_layer_is_that_of_exhaustive_search(devices, instances):
-    """Affine and bent curves, skewed links, memory caps; every pair of cuts and every share."""
+    """Affine and bent curves, skewed links, memory caps, wires and tiles; every pair of cuts and every share."""
     rng = np.random.default_rng(devices)
     for _ in range(instances):
         spec, cluster, rows = instance(rng, devices)
-        s, caps = setting(spec, cluster, rows), random_caps(rng, spec, devices)
+        wire, tile_rows = list(Wire)[int(rng.integers(3))], int(rng.choice([0, 0, 1, 2]))
+        s, caps = setting(spec, cluster, rows, wire, tile_rows), random_caps(rng, spec, devices)
 
         found = candidates(s, Terms(np.zeros(devices), caps))
 

@@ -11,7 +11,9 @@ from solver.cost import setting
 from solver.errors import InfeasiblePlanError
 from solver.kinds import KINDS, LayerTable, taking, unit_count
 from solver.model import named_model
+from solver.plan import Wire
 from solver.relax import relax
+from solver.routes import Route
 from solver.search import Terms
 from solver.spans import largest_remainder
 from solver.steps import Axis
@@ -20,6 +22,7 @@ from tests.solver.exhaustive import all_layers
 from tests.solver.instances import small_model, unlike_cluster
 
 BERT_LARGE = named_model("bert-large")
+WIRES = np.array(list(Wire), object)
 SPEEDS = (24.6, 70, 24.6, 10)
 
 
@@ -39,12 +42,12 @@ def relaxed(kind, cluster, terms=None):
 
 @pytest.mark.parametrize("devices", [2, 3])
 def test_bound_never_exceeds_the_best_whole_shares(devices):
-    """For every pair of cuts, over all shares of those who take part: affine and bent curves, skewed links."""
+    """For every pair of cuts, over all shares of those who take part: bent curves, skewed links, wires, routes."""
     rng = np.random.default_rng(devices)
     for _ in range(12):
         spec, cluster, rows = small_model(rng, 1, 4), unlike_cluster(rng, devices), int(rng.integers(devices, 6))
-        s = setting(spec, cluster, rows)
-        for kind, units, seconds, _ in all_layers(s):
+        s = setting(spec, cluster, rows, rng.choice(WIRES), int(rng.integers(0, 4)))
+        for kind, units, seconds, _ in all_layers(s, rng.choice(list(Route))):
             if min(unit_count(s, axis) for axis in kind.axes) < devices:
                 continue
             every = np.logical_and.reduce([(counts > 0).all(1) for counts in units.values()])
