@@ -25,7 +25,7 @@ from solver.kinds import KINDS, layer_plan, layer_table, taking
 from solver.layers import Setting
 from solver.model import ModelSpec
 from solver.plan import Plan, Stage, Wire
-from solver.search import Layer, Terms, few_shares, finish, improved, neighbours, redraft, undominated
+from solver.search import JOINING, Layer, Terms, few_shares, finish, improved, neighbours, redraft, undominated
 from solver.sending import best_sending, best_sent
 from solver.spans import Span, largest_remainder
 from solver.steps import Axis
@@ -127,9 +127,9 @@ def solve(
     used = [layer for layer, _ in runs]
     others = sorted((layer for layer in found if layer not in used), key=lambda layer: layer.seconds)
     plan = _plan(s, cluster, runs)
-    if prices.any():
-        plan = best_sending(s, plan)
-    plan = replace(plan, predicted=price(s, plan).prediction)
+    plans = [plan, best_sending(s, plan)] if before is None and s.devices <= JOINING else [plan]
+    priced = [replace(plan, predicted=price(s, plan).prediction) for plan in plans]
+    plan = min(priced, key=lambda plan: plan.predicted.seconds if plan.predicted else np.inf)
     bound_s = mix_bound_s if prices.any() else relaxed.seconds * spec.layers
     gap = max(mix.gap, 1 - bound_s / mix.seconds) if bound_s else mix.gap
     return Solution(plan, tuple(runs), (*used, *others[:KEPT]), prices, relaxed, crew, gap)
