@@ -190,13 +190,17 @@ class Gather:
                 self._group.post_send(self._encode(self.own[span.slice]), peer, tag)
         if not self._inside and (part := self._common.intersect(self._shifted(tile))).size:
             self.array[part.within(self._wanted).slice] = self.own[part.within(self._mine).slice]
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Pass on what has arrived for others, too."""
         self._take(self._group.arrived(self._requests))
 
     def __iter__(self) -> Iterator[Span]:
         while any(self._requests) or self._here:
             if not self._here:
                 self._take(self._group.wait_some(self._requests))
-            self._take(self._group.arrived(self._requests))
+            self.pass_on()
             here, self._here = merged(self._here), []
             yield from here
 
@@ -221,7 +225,7 @@ class Gather:
 def gather_rows(
     group: Group, x: Blocks, have: Partition, want: Sequence[Span], tile_rows: int = 0, route: Route = Route.DIRECT
 ) -> Blocks:
-    """Give every rank the rows of x that it wants: its own as they are computed, then the others' as they come.
+    """Give every rank the rows of x that it wants: its own once they are computed, then the others' as they come.
 
     Arguments as in `Gather`; `x` are this rank's rows. Every rank has to exhaust what it gets: its own rows are sent
     only then.
@@ -233,12 +237,12 @@ def gather_rows(
     common = mine.intersect(wanted)
 
     def spans() -> Iterator[Span]:
+        # What others wait for comes before what this rank computes next.
         for tile in in_order(x, gather.tiles):
             gather.own[tile.slice] = x.array[tile.slice]
             gather.put(tile)
-            part = common.intersect(Span(tile.start + mine.start, tile.stop + mine.start))
-            if part.size:
-                yield part.within(wanted)
+        if common.size:
+            yield common.within(wanted)
         yield from gather
 
     return Tiles(gather.array, spans())

@@ -154,6 +154,7 @@ def attention_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: Blo
         project_kv(x.array[tile.slice], kv.own[tile.slice])
         kv.put(tile)
     q = project_q(x.array)  # while K and V travel
+    kv.pass_on()
     wanted = keys[run.group.rank]
     arriving = chain([mine.within(wanted)] if mine.size else [], kv)
     context = _attend(q, kv.array, arriving, run.batch.pieces(mine, wanted), run)
