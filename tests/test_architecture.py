@@ -13,6 +13,8 @@ ROOT = Path(__file__).parent.parent
 ROOMS = {"solver": set(), "weights": {"solver"}, "hepti_mpi": {"solver", "weights"}, "launch": {"solver"}}
 HEAVY = ("mpi4py", "cvxpy", "pulp", "h5py", "onnxruntime", "subprocess", "safetensors", "tokenizers", "matplotlib")
 # References of the tests, or tools that a board can do without.
+# Stand-alone programs on other runtimes, which Hepti is compared with: started by name, imported by nobody.
+COMPARED = ("single_numpy.py", "single_onnxruntime.py", "single_torch.py")
 FORBIDDEN = {"torch", "transformers", "scipy", "sentence_transformers"}
 
 
@@ -48,7 +50,7 @@ def test_imports_flow_one_way(room):
 @pytest.mark.parametrize("dependency", HEAVY)
 def test_a_heavy_dependency_has_one_address(dependency):
     """At most one module of the packages imports it; processes are started by launch alone."""
-    addresses = [str(path) for path, names in MODULES.items() if dependency in names]
+    addresses = [str(path) for path, names in MODULES.items() if dependency in names and path.name not in COMPARED]
 
     assert len(addresses) <= 1, addresses
     if dependency == "subprocess":
@@ -64,9 +66,15 @@ def test_the_solver_knows_neither_mpi_nor_hdf5():
 
 
 def test_the_packages_do_without_the_references():
-    used = {path: names & FORBIDDEN for path, names in MODULES.items() if names & FORBIDDEN}
+    used = {path: names & FORBIDDEN for path, names in MODULES.items() if path.name not in COMPARED}
 
-    assert not used
+    assert not any(used.values()), used
+
+
+def test_nobody_imports_the_programs_that_hepti_is_compared_with():
+    compared = {f"launch.{name.removesuffix('.py')}" for name in COMPARED}
+
+    assert not [path for path in MODULES if imports(ROOT / path) & compared]
 
 
 def test_there_are_no_circles():
