@@ -110,5 +110,6 @@ def parser() -> Parser:
     measure.add_argument("--repeat", type=int, default=1, metavar="N", help="compute everything N times")
     measure.add_argument("--warmup", type=int, default=0, metavar="N", help="and N times before, untimed")
     measure.add_argument("--report", type=Path, metavar="FILE.json", help="write plan, times and bytes of every rank")
+    measure.add_argument("--trace", type=Path, metavar="FILE.json", help="write the last request as a Chrome trace")
     measure.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
 from hepti_mpi.arrays import Array
+from hepti_mpi.trace import Trace
 from hepti_mpi.wires import EXACT, Coding, Message
 from solver.errors import HeptiError
 
@@ -42,6 +43,8 @@ LAST_WORDS_S = 0.2
 
 DATA, CONTROL = 0, 1  # message tags
 
+ROUND_TRIPS = 10
+
 
 @dataclass(slots=True)
 class Traffic:
@@ -50,10 +53,18 @@ class Traffic:
     wait_s: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0
+    trace: Trace | None = None  # of the waits, where one is recorded
 
     def reset(self) -> None:
         """Count from zero."""
         self.wait_s, self.sent_bytes, self.received_bytes = 0.0, 0, 0
+
+    def waited(self, started: float) -> None:
+        """Count a wait that ends now."""
+        now = time.perf_counter()
+        self.wait_s += now - started
+        if self.trace is not None:
+            self.trace.waits.append((started, now))
 
 
 class Group:
@@ -100,7 +111,7 @@ class Group:
             polls += 1
             if polls > SPINS:
                 time.sleep(PAUSE_S)
-        self.traffic.wait_s += time.perf_counter() - started
+        self.traffic.waited(started)
         return arrived
 
     def finish_sending(self) -> None:
@@ -108,7 +119,7 @@ class Group:
         started = time.perf_counter()
         MPI.Request.Waitall([request for request, _ in self._sending])
         self._sending.clear()
-        self.traffic.wait_s += time.perf_counter() - started
+        self.traffic.waited(started)
 
     def barrier(self) -> None:
         """Wait until all ranks are here."""
@@ -133,6 +144,23 @@ class Group:
             flat = flat[status.Get_count(MPI.FLOAT) :]
 
     # Set-up, control and reports: small pickled objects.
+
+    def clock_ahead(self) -> float:
+        """Return the seconds by which this rank's clock is ahead of rank 0's, from the fastest of some round trips."""
+        ahead, fastest = 0.0, float("inf")
+        for peer in range(1, self.size):
+            for _ in range(ROUND_TRIPS):
+                if self.rank == 0:
+                    self._comm.recv(source=peer, tag=CONTROL)
+                    self._comm.send(time.perf_counter(), peer, CONTROL)
+                elif self.rank == peer:
+                    started = time.perf_counter()
+                    self._comm.send(None, 0, CONTROL)
+                    theirs = self._comm.recv(source=0, tag=CONTROL)
+                    trip = time.perf_counter() - started
+                    if trip < fastest:
+                        fastest, ahead = trip, started + trip / 2 - theirs
+        return ahead
 
     def announce(self, message: Any) -> None:
         """Send a message from rank 0 to all others; they take it by `next_message`."""

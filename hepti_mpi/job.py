@@ -20,6 +20,7 @@ from hepti_mpi.load import Layer, LayerWeights, RankWeights, load, open_weights,
 from hepti_mpi.profile import fingerprint, profile
 from hepti_mpi.report import rank_report
 from hepti_mpi.stack import Stack
+from hepti_mpi.trace import Trace, chrome_trace
 from hepti_mpi.wires import coding
 from solver.cluster import Cluster, read_cluster, write_cluster
 from solver.errors import HeptiError
@@ -47,10 +48,16 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     make = partial(layer_kernels, model.spec, plan, computes.product)
     weights = load_share(model, plan, make, group, leader.console if leader else None)
     stack = Stack(model.spec, plan, weights.layers, group, computes, coding(options.wire, computes.cast))
+    trace = stack.trace = Trace() if options.trace else None
     if leader:
         leader.lead(stack, weights.ends)
     else:
         follow(stack, group)
+    if trace is not None:
+        ahead_s = group.clock_ahead()
+        traces = group.on_all(lambda: trace.shifted(ahead_s))
+        if leader:
+            outputs.write_json(options.trace, chrome_trace(plan.devices, traces))
     ranks = group.on_all(lambda: rank_report(model.spec, plan, stack.meter, group.rank, options.precision))
     return leader.close(ranks, places) if leader else 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -111,9 +112,11 @@ def run_layers(x: Stream, layers: Sequence[LayerKernels], cuts: Sequence[LayerPl
     A block that is cut by rows is computed when the next one asks for it, a tile at a time. So a tile passes through
     the MLP of one layer and the keys and values of the next, and is on the wire while the next tile is computed.
     """
-    for layer, cut in zip(layers, cuts, strict=True):
-        x = block(x, layer.attention, cut.attention, ATTENTION, run)
-        x = block(x, layer.mlp, cut.mlp, MLP, run)
+    for number, (layer, cut) in enumerate(zip(layers, cuts, strict=True)):
+        attention = partial(block, x, layer.attention, cut.attention, ATTENTION, run)
+        x = _traced(f"layer {number} attention", attention, run)
+        mlp = partial(block, x, layer.mlp, cut.mlp, MLP, run)
+        x = _traced(f"layer {number} mlp", mlp, run)
     return x
 
 
@@ -248,6 +251,16 @@ def _normed(x: Blocks, w: BlockKernels, run: Pass) -> Blocks:
             yield span
 
     return Tiles(normed, spans())
+
+
+def _traced(name: str, compute: Callable[[], Stream], run: Pass) -> Stream:
+    """Compute a block; where a trace is recorded, under its name, also when its tiles are asked for."""
+    trace = run.group.traffic.trace
+    if trace is None:
+        return compute()
+    with trace.block(name):
+        stream = compute()
+    return Stream(Tiles(stream.blocks.array, trace.over(name, stream.blocks)), stream.rows)
 
 
 def _wanted(plan: BlockPlan, rows: Partition | None, run: Pass) -> Sequence[Span]:

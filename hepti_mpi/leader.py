@@ -90,7 +90,11 @@ class Leader:
         HeptiError
             If nothing can be computed, or an output could not be written.
         """
-        for path, suffixes in ((self._options.output, outputs.SUFFIXES), (self._options.report, (".json",))):
+        for path, suffixes in (
+            (self._options.output, outputs.SUFFIXES),
+            (self._options.report, (".json",)),
+            (self._options.trace, (".json",)),
+        ):
             if path is not None:
                 outputs.check_path(path, suffixes)
         path = (self._options.model or defaults.default_model()).absolute()

@@ -13,6 +13,7 @@ from hepti_mpi.comm import Group
 from hepti_mpi.exchange import Tiles, gather_rows, whole
 from hepti_mpi.layers import LayerKernels, Pass, Stream, run_layers
 from hepti_mpi.products import Backend
+from hepti_mpi.trace import Trace
 from hepti_mpi.wires import EXACT, Coding
 from solver.model import ModelSpec
 from solver.plan import LayerPlan, Plan
@@ -59,6 +60,7 @@ class Stack:
     ) -> None:
         stage = plan.stages[0]
         self.meter = Meter()
+        self.trace: Trace | None = None  # records the last batch that counts, where one is asked for
         self._spec = spec
         self._layers = layers
         self._world = world
@@ -94,6 +96,9 @@ class Stack:
         started = time.perf_counter()
         traffic = self._world.traffic
         traffic.reset()
+        trace = traffic.trace = self.trace if count else None
+        if trace is not None:
+            trace.begin()
         for group in filter(None, (self._world, self._group)):
             group.coding = EXACT if exact else self._coding
         stream = self._enter(batch, x)
@@ -102,6 +107,8 @@ class Stack:
             stream = run_layers(stream, self._layers, self._cuts, run)
         hidden = self._leave(batch, stream)
         self._world.finish_sending()
+        if trace is not None:
+            trace.end()
         if count:
             self.meter.compute_s += time.perf_counter() - started - traffic.wait_s
             self.meter.wait_s += traffic.wait_s
