@@ -5,14 +5,23 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from launch import bench_command, doctor_command, lab_command
 from solver.errors import HeptiError
 
 
+class Parser(argparse.ArgumentParser):
+    """Argparse with errors of one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage first."""
+        raise HeptiError(f"{message} (see {self.prog} --help)")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run a command line; return the exit code: 0 done, 1 failed, 2 bad usage or input."""
-    parser = argparse.ArgumentParser(
+    parser: argparse.ArgumentParser = Parser(
         prog="python -m launch",
         description="Start Hepti: virtual labs, checks of real clusters, hostfiles, benchmarks.",
         epilog="example: python -m launch lab up mixed4",
@@ -24,12 +33,12 @@ def main(arguments: Sequence[str]) -> int:
     bench_command.add_parser(subparsers)
     # What stands behind the first -- is another program's command line.
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser.parse_args(arguments[:split])
-    options.program = list(arguments[split + 1 :])
     try:
+        options = parser.parse_args(arguments[:split])
+        options.program = list(arguments[split + 1 :])
         code: int = options.function(options)
     except HeptiError as error:
-        if options.debug:
+        if "--debug" in arguments[:split]:
             raise
         print(f"python -m launch: {error}", file=sys.stderr)
         return 2

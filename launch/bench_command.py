@@ -8,6 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from launch import compare_command
 from launch.bench_offload import PUBLISHED_LOCAL_MS, bench_offload, write_picture
 from launch.lab_up import require_tools
 from launch.tables import show
@@ -19,6 +20,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "bench", help="measure", epilog="example, as root: python -m launch bench offload --out results"
     )
     suites = bench.add_subparsers(required=True, metavar="SUITE")
+    compare_command.add_parser(suites)
     parser = suites.add_parser("offload", help="what two devices gain over one, beside the published figures")
     parser.set_defaults(function=_offload)
     parser.add_argument("--cluster", default="paper2", help="cluster file of two devices, or a lab of it")

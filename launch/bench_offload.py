@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launch import lab_down, lab_run, lab_up
-from launch.lab import Lab, lab_name, load_lab, plan_lab, running
+from launch import lab_run, lab_up
+from launch.bench_stage import lab_of
+from launch.lab import Lab
 from launch.plot import Curve, draw
 from solver.errors import HeptiError
-from solver.ready import find_cluster
 
 ROWS = (64, 128, 256, 512, 1024)
 PERCENTS = tuple(range(0, 101, 10))
@@ -49,7 +48,7 @@ PUBLISHED_LOCAL_MS = 109.3
 def bench_offload(cluster: str, runs: int) -> dict[str, Any]:
     """Run all conditions on a lab of two hosts, started and ended here unless it is up already."""
     results = []
-    with _lab(cluster) as lab:
+    with lab_of(cluster) as lab:
         if len(lab.hosts) != 2:
             raise HeptiError(f"lab {lab.name} has {len(lab.hosts)} hosts, offloading is between 2: use paper2")
         results += _measure(lab, CONDITIONS[0], ROWS, (0, 90), runs)
@@ -155,19 +154,6 @@ def _under(lab: Lab, condition: Condition) -> Lab:
         cpu = 1.0 if host is lab.hosts[0] else condition.cpu
         lab = lab_up.change(lab, replace(host, cpu=cpu, bandwidth_bytes_per_s=condition.bandwidth_mbps * 1e6 / 8))
     return lab
-
-
-@contextmanager
-def _lab(cluster: str) -> Iterator[Lab]:
-    name = lab_name(cluster)
-    if name in running():
-        yield load_lab(name)
-        return
-    lab, _, _ = lab_up.up(plan_lab(name, find_cluster(cluster)))
-    try:
-        yield lab
-    finally:
-        lab_down.down(name)
 
 
 def write_picture(report: dict[str, Any], path: Path) -> None:

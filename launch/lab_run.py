@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from launch import shell
 from launch.lab import Host, Lab, load_lab
@@ -22,11 +23,11 @@ POLL_S = 0.1
 HARMLESS = rb"\[[^\]]*\] plm:ssh: Warning: setpgid\([^)]*\) failed in parent with errno=Permission denied\(13\)\n"
 
 
-def run(lab: Lab, ranks: int, program: Sequence[str]) -> int:
+def run(lab: Lab, ranks: int, program: Sequence[str], log: Path | None = None) -> int:
     """Run a program on the lab under mpirun; return mpirun's exit code.
 
-    mpirun starts on the first host and gets our terminal. If we are killed, the kernel tells mpirun to end; if mpirun
-    is killed, we end its processes on every host.
+    mpirun starts on the first host and gets our terminal, or writes to `log`. If we are killed, the kernel tells
+    mpirun to end; if mpirun is killed, we end its processes on every host.
     """
     if not program:
         raise HeptiError(f"nothing to run: lab run {lab.name} -- python -m hepti_mpi …")
@@ -39,7 +40,11 @@ def run(lab: Lab, ranks: int, program: Sequence[str]) -> int:
     mpirun = mpirun_command(ranks, len(lab.hosts), lab.hostfile, lab.agent, program)
     command = ["setpriv", "--pdeathsig", "TERM", "--", *on_host(lab, lab.hosts[0], mpirun)]
     kills = count_kills(lab, cgroups, name)
-    process = shell.start_here(command, {**environment, RUN: name}, hush=HARMLESS)
+    environment[RUN] = name
+    if log is None:
+        process = shell.start_here(command, environment, hush=HARMLESS)
+    else:
+        process = shell.start_logged(command, environment, log)
     # Ctrl-C reaches mpirun itself, which ends its ranks in order; we wait for that.
     before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
     for number in (signal.SIGTERM, signal.SIGHUP):

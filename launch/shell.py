@@ -56,6 +56,14 @@ def start(command: Command) -> Process:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
 
+def start_logged(command: Command, environment: Mapping[str, str], log: Path) -> Process:
+    """Start a program whose output and errors go to a file."""
+    with log.open("w") as file:
+        return subprocess.Popen(
+            command, env=dict(environment), text=True, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+        )
+
+
 def start_here(command: Command, environment: Mapping[str, str], hush: bytes | None = None) -> Process:
     """Start a program on our own terminal: standard input, output and errors are shared with it.
 

@@ -8,12 +8,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+# Columns of words; all others are of numbers.
+WORDS = ("host", "finding", "mend", "links", "system", "kernels", "wire", "why")
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in markdown, aligned as `show` does."""
+    rule = ["---" if column in WORDS else "---:" for column in columns]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (columns, rule, *rows))
+
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; columns whose heads end in a unit stand to the right."""
     table = Table(title=Text(title), title_justify="left")
     for column in columns:
-        table.add_column(column, justify="left" if column in ("host", "finding", "mend", "links") else "right")
+        table.add_column(column, justify="left" if column in WORDS else "right")
     for row in rows:
         table.add_row(*row)
     Console(width=None if Console().is_terminal else 120).print(table)

@@ -13,7 +13,7 @@ from rich.console import Console
 from solver.advice import alternatives, bounds, limits, upgrades
 from solver.cost import price, setting
 from solver.errors import HeptiError
-from solver.model import ImageInput, ModelSpec, named_model
+from solver.model import DEFAULT_ROWS, ModelSpec, named_model, request_rows
 from solver.plan import Wire
 from solver.plan_file import plan_to_json
 from solver.planner import solve
@@ -24,7 +24,6 @@ from solver.systems import DEFAULT, PLANNERS, make_plan
 from solver.whatif import BOARDS, changed
 
 EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4.toml --rows 256 --out plan.json"
-DEFAULT_ROWS = 256
 
 
 class Parser(argparse.ArgumentParser):
@@ -76,7 +75,7 @@ def _parser() -> Parser:
 def _run(options: argparse.Namespace) -> None:
     spec = _model(options.model, options.layers)
     cluster = changed(find_cluster(options.cluster), options.set, options.add, options.without)
-    rows = _rows(options.rows, spec)
+    rows = request_rows(spec, options.rows)
     wire = Wire(options.wire)
     solution = solve(spec, cluster, rows, wire=wire) if options.system == DEFAULT else None
     plan = make_plan(options.system, spec, cluster, rows, wire) if solution is None else solution.plan
@@ -115,20 +114,6 @@ def _model(argument: str, layers: int | None) -> ModelSpec:
     with weights:
         spec: ModelSpec = weights.spec
     return spec
-
-
-def _rows(asked: int | None, spec: ModelSpec) -> int:
-    if isinstance(spec.input, ImageInput):
-        if asked not in (None, spec.input.rows):
-            raise HeptiError(f"--rows is {asked}, an image is {spec.input.rows} rows to {spec.name}")
-        return spec.input.rows
-    if asked is not None and asked < 1:
-        raise HeptiError(f"--rows is {asked}, must be at least 1")
-    if asked is None:
-        return min(DEFAULT_ROWS, spec.input.max_rows)
-    if asked > spec.max_positions:
-        raise HeptiError(f"--rows is {asked}, {spec.name} has {spec.max_positions} positions")
-    return asked
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def alternatives(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> li
             found.append(Alternative(system, np.inf, str(error)))
             continue
         priced = price(s, plan)
-        found.append(Alternative(_name(system, plan), priced.seconds, _lacks(spec, cluster, plan, priced)))
+        found.append(Alternative(_name(system, plan), priced.seconds, lacks(spec, cluster, plan, priced)))
     return found
 
 
@@ -68,6 +68,16 @@ def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price) -> Bound
     bandwidth = np.array([cluster.bandwidth(rank) for rank in range(len(cluster.devices))])
     compute_s = flop / sum(device.compute_flop_per_s for device in cluster.devices)
     return Bounds(compute_s, float((priced.moved_bytes / bandwidth).max()))
+
+
+def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, priced: Price) -> str:
+    """Return what memory a plan lacks, in words; nothing where it fits."""
+    needs = work_bytes(spec, plan.rows)
+    for device, held in zip(cluster.devices, priced.weights_bytes, strict=True):
+        short = held + needs - device.memory_bytes
+        if short > 0 and held > 0:
+            return f"{device.name}: {-(-short // MIB)} MiB short"
+    return ""
 
 
 def limits(cluster: Cluster, solution: Solution) -> list[str]:
@@ -128,13 +138,3 @@ def _with(cluster: Cluster, rank: int, device: Device) -> Cluster:
 
 def _name(system: str, plan: Plan) -> str:
     return f"single:{plan.devices[plan.stages[0].active[0]]}" if system == "single" else system
-
-
-def _lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, priced: Price) -> str:
-    """Return what memory a plan lacks, in words."""
-    needs = work_bytes(spec, plan.rows)
-    for device, held in zip(cluster.devices, priced.weights_bytes, strict=True):
-        short = held + needs - device.memory_bytes
-        if short > 0 and held > 0:
-            return f"{device.name}: {-(-short // MIB)} MiB short"
-    return ""

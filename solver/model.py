@@ -18,6 +18,7 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "lasttoken")
 RESAMPLINGS = ("bilinear", "bicubic", "lanczos", "nearest")
 SCORES = ("softmax", "sigmoid", "identity")
+DEFAULT_ROWS = 256  # of a request that is planned for or measured, where nobody says how long it is
 _SIZES = {"hidden", "ffn", "heads", "layers", "vocab", "positions", "max_rows", "height", "width", "patch", "channels"}
 
 
@@ -191,6 +192,27 @@ def named_model(name: str, layers: int | None = None) -> ModelSpec:
         raise HeptiError(f"unknown model {name}: {hint}")
     spec = NAMED_MODELS[name]
     return replace(spec, layers=layers) if layers is not None else spec
+
+
+def request_rows(spec: ModelSpec, asked: int | None) -> int:
+    """Return the length of a request: the one asked for, that of an image, or the usual one.
+
+    Raises
+    ------
+    HeptiError
+        If the model cannot take as many rows.
+    """
+    if isinstance(spec.input, ImageInput):
+        if asked not in (None, spec.input.rows):
+            raise HeptiError(f"--rows is {asked}, an image is {spec.input.rows} rows to {spec.name}")
+        return spec.input.rows
+    if asked is not None and asked < 1:
+        raise HeptiError(f"--rows is {asked}, must be at least 1")
+    if asked is None:
+        return min(DEFAULT_ROWS, spec.input.max_rows)
+    if asked > spec.max_positions:
+        raise HeptiError(f"--rows is {asked}, {spec.name} has {spec.max_positions} positions")
+    return asked
 
 
 def _norm(prefix: str, width: int) -> dict[str, tuple[int, ...]]:

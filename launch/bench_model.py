@@ -1,0 +1,77 @@
+"""The model of a benchmark: a weights file, or a named architecture with random weights, made once and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch import shell
+from solver.errors import HeptiError
+from solver.model import ModelSpec, named_model
+
+SYNTHESIS_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class BenchModel:
+    """A weights file and what it says of itself."""
+
+    path: Path
+    spec: ModelSpec
+
+
+def check_model(word: str, layers: int | None) -> None:
+    """Refuse, before anything is started, what is neither a file nor an architecture."""
+    if _is_file(word):
+        if layers is not None:
+            raise HeptiError(f"--layers is for named architectures: {word} has the layers that it has")
+        return
+    if layers is not None and layers < 1:
+        raise HeptiError(f"--layers is {layers}, must be at least 1")
+    named_model(word)
+
+
+def bench_model(word: str, layers: int | None) -> BenchModel:
+    """Return a weights file, or the kept one of a named architecture, made now where there is none.
+
+    Raises
+    ------
+    HeptiError
+        If there is no such file or architecture.
+    """
+    check_model(word, layers)
+    if _is_file(word):
+        return BenchModel(Path(word).absolute(), _inspect(Path(word)))
+    spec = named_model(word, layers)
+    path = _cache_folder() / f"{word}-{spec.layers}-random.h5"
+    try:
+        if _inspect(path) == spec:
+            return BenchModel(path, spec)
+    except HeptiError:
+        pass  # not there yet, or of another version
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _weights(["synthesize", word, str(path), "--layers", str(spec.layers)])
+    return BenchModel(path, spec)
+
+
+def _is_file(word: str) -> bool:
+    return bool(Path(word).suffix) or Path(word).exists()
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hepti"
+
+
+def _inspect(path: Path) -> ModelSpec:
+    return ModelSpec.from_json(json.dumps(json.loads(_weights(["inspect", str(path), "--json"]))["model"]))
+
+
+def _weights(words: list[str]) -> str:
+    """Run a command of the room that knows weights files."""
+    code, out, error = shell.attempt([sys.executable, "-m", "weights", *words], SYNTHESIS_S)
+    if code:
+        raise HeptiError(error.strip().partition(": ")[2] or f"python -m weights {words[0]} failed with {code}")
+    return out

@@ -1,0 +1,100 @@
+"""A comparison for people: the tables of the terminal and the same in markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from launch.tables import markdown, show
+
+MIB = 2**20
+Cells = tuple[list[str], list[list[str]]]
+
+
+def print_comparison(report: dict[str, Any]) -> None:
+    """Print all tables."""
+    for title, (columns, rows) in _tables(report):
+        show(title, columns, rows)
+    print(_footnote(report))
+
+
+def comparison_markdown(report: dict[str, Any]) -> str:
+    """Return all tables in markdown."""
+    parts = [f"**{title}**\n\n{markdown(*cells)}" for title, cells in _tables(report)]
+    versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
+    return "\n".join([*parts, _footnote(report), "", f"Versions: {versions}.", ""])
+
+
+def main_cells(report: dict[str, Any]) -> Cells:
+    """Return the table of all entrants, fastest first."""
+    columns = ["system", "kernels", "wire", "devices", "ms", "quartiles", "predicted", "compute bound"]
+    columns += ["exchange bound", "to bound", "to best", "MiB sent"]
+    rows = [
+        [
+            row["system"],
+            _kernels(row),
+            row["wire"],
+            str(row["devices"]),
+            _ms(row["median_s"]),
+            f"{_ms(row['low_s'])}-{_ms(row['high_s'])}",
+            _ms(row["predicted_s"]),
+            _ms(row["compute_bound_s"]),
+            _ms(row["exchange_bound_s"]),
+            f"{row['median_s'] / row['compute_bound_s']:.2f}",
+            f"{row['ratio_to_best']:.2f}",
+            f"{row['bytes_on_wire'] / MIB:.1f}",
+        ]
+        for row in report["results"]
+    ]
+    return columns, rows
+
+
+def rank_cells(report: dict[str, Any]) -> Cells:
+    """Return what every device of every split computes and waits, in ms a request."""
+    splits = [row for row in report["results"] if row["per_rank"]]
+    names = [entry["device"] for entry in splits[0]["per_rank"]] if splits else []
+    rows = [
+        [
+            row["system"],
+            _kernels(row),
+            row["wire"],
+            *(f"{_ms(rank['compute_s'])} + {_ms(rank['wait_s'])}" for rank in row["per_rank"]),
+        ]
+        for row in splits
+    ]
+    return ["system", "kernels", "wire", *names], rows
+
+
+def _tables(report: dict[str, Any]) -> list[tuple[str, Cells]]:
+    layers = f"{report['layers']} layer{'s' * (report['layers'] != 1)}"
+    title = f"{report['model']}, {layers}, {report['rows']} rows on {report['cluster']}: ms a request"
+    tables = [(title, main_cells(report))]
+    ranks = rank_cells(report)
+    if ranks[1]:
+        tables.append(("every device: compute + wait, ms a request", ranks))
+    if report["absent"]:
+        rows = [[entry["system"], _kernels(entry), entry["wire"], entry["why"]] for entry in report["absent"]]
+        tables.append(("not in the table", (["system", "kernels", "wire", "why"], rows)))
+    return tables
+
+
+def _footnote(report: dict[str, Any]) -> str:
+    devices = ", ".join(f"{entry['name']} {entry['gflops']:.1f}" for entry in report["device"])
+    return (
+        f"Medians and quartiles of {report['runs']} interleaved runs of {report['repeat']} requests. "
+        f"Compute bound: the work over the summed speeds (GFLOP/s: {devices}). "
+        "Exchange bound: the plan's bytes at the devices' bandwidth."
+    )
+
+
+def _kernels(row: dict[str, Any]) -> str:
+    return row["backend"] if row["precision"] == "float32" else f"{row['backend']} {row['precision']}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1e3 * seconds:.1f}"
+
+
+def variant(row: dict[str, Any]) -> str:
+    """Return what tells entrants of one system apart: kernels, and wires other than float32."""
+    wire = "" if row["wire"] in ("", "float32") else f" over {row['wire']}"
+    return _kernels(row) + wire
