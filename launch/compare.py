@@ -18,8 +18,9 @@ from typing import Any
 
 from launch.bench_model import BenchModel
 from launch.bench_stage import Stage
-from launch.compare_entrants import Absent, Entrant, Kernels, alone, planned
+from launch.compare_entrants import Absent, Entrant, Entry, Kernels, alone, planned
 from launch.compare_results import Samples, ranked, result
+from launch.compare_show import variant
 from solver.cluster import Cluster, read_cluster
 from solver.errors import HeptiError
 from solver.plan import plan_to_json
@@ -59,16 +60,17 @@ def compare(
     for turn in range(contest.runs):
         for number in list(found):
             entrant, last = entrants[number], turn == contest.runs - 1
+            name = f"{entrant.entry.system} {variant(entrant.entry.facts)}"
             try:
                 seconds = _run(stage, model, contest, entrant, found[number], folder / f"{number:02}", last)
                 outcome = f"{1e3 * statistics.median(seconds):.0f} ms"
             except HeptiError as error:
                 outcome = str(error)
-                absent.append(Absent(entrant.system, entrant.kernels, entrant.wire, outcome))
+                absent.append(Absent(entrant.entry, outcome))
                 del found[number]
-            say(f"round {turn + 1} of {contest.runs}: {entrant.label}: {outcome}")
+            say(f"round {turn + 1} of {contest.runs}: {name}: {outcome}")
     if not found:
-        raise HeptiError(f"nobody came through; {absent[-1].system}: {absent[-1].why}")
+        raise HeptiError(f"nobody came through; {absent[-1].entry.system}: {absent[-1].why}")
     rows = [{**result(entrants[number], samples), "files": f"{number:02}"} for number, samples in found.items()]
     devices = next(iter(clusters.values())).devices
     return {
@@ -82,7 +84,7 @@ def compare(
         "device": [{"name": device.name, "gflops": device.compute_flop_per_s / 1e9} for device in devices],
         "versions": _versions(),
         "results": ranked(rows),
-        "absent": [absence.to_json() for absence in absent],
+        "absent": [{**absence.entry.facts, "why": absence.why} for absence in absent],
     }
 
 
@@ -97,9 +99,8 @@ def _profiles(
         try:
             cluster = _profile(stage, model, kernels, folder)
         except HeptiError as error:
-            absent += [
-                Absent(system, kernels, wire, str(error)) for system in contest.systems for wire in contest.wires
-            ]
+            entries = [Entry(system, kernels, wire) for system in contest.systems for wire in contest.wires]
+            absent += [Absent(entry, str(error)) for entry in entries]
             continue
         # What `auto` stood for.
         clusters[Kernels(cluster.profile["backend"], kernels.precision)] = cluster
@@ -120,11 +121,11 @@ def _run(
     stage: Stage, model: BenchModel, contest: Contest, entrant: Entrant, samples: Samples, files: Path, last: bool
 ) -> list[float]:
     """Run one entrant once, the last time with a trace; return the seconds of its requests."""
+    kernels = entrant.entry.kernels
     times = ["--warmup", str(contest.warmup), "--repeat", str(contest.repeat)]
     if entrant.plan is None:
-        assert entrant.host is not None
         program = ["launch.single", "--spec", model.spec.to_json(), "--rows", str(contest.rows), *times]
-        program += ["--backend", entrant.kernels.backend, "--precision", entrant.kernels.precision]
+        program += ["--backend", kernels.backend, "--precision", kernels.precision]
         code, output, errors = stage.alone(entrant.host, [sys.executable, "-m", *program])
         if code:
             raise HeptiError(_last_words(errors, code))
@@ -133,7 +134,7 @@ def _run(
     plan.write_text(plan_to_json(entrant.plan))
     report.unlink(missing_ok=True)
     program = ["--model", str(model.path), "--random", str(contest.rows), "--plan", str(plan), *times]
-    program += ["--report", str(report), "--wire", entrant.wire, *_kernel_words(entrant.kernels)]
+    program += ["--report", str(report), "--wire", entrant.entry.wire, *_kernel_words(kernels)]
     if last:
         program += ["--trace", str(files.with_suffix(".trace.json"))]
     _mpirun(stage, program, files.with_suffix(".log"))

@@ -118,7 +118,7 @@ def write_comparison(report: dict[str, Any], files: Path, out: Path) -> None:
             label = name.replace(" ", "-").replace(":", "-")
             shutil.copy(trace, out / f"trace-{label}.json")
             if pictures:
-                plot_trace(trace, out / f"timeline-{label}.png", f"{name}: one request")
+                plot_trace(trace, out / f"timeline-{label}.png", f"{name}: one request of {report['rows']} rows")
 
 
 def _contest_words(options: argparse.Namespace) -> dict[str, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 
 from launch.single import RUNTIMES
-from solver.advice import Bounds, bounds, lacks
+from solver.advice import bounds, lacks
 from solver.cluster import Cluster
 from solver.cost import price, setting
 from solver.errors import HeptiError
@@ -20,45 +20,55 @@ from solver.systems import make_plan
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """What computes: a backend and its precision."""
+    """What computes."""
 
     backend: str
     precision: str
 
 
 @dataclass(frozen=True, slots=True)
-class Entrant:
-    """One row of the table.
-
-    Parameters
-    ----------
-    system
-        A planner's name, or `single:DEVICE`.
-    kernels, wire
-        What computes, and what exchanges send ("" where nothing is sent).
-    plan
-        Who computes what; None for a device on a runtime of others.
-    host
-        Number of the device, where there is no plan.
-    predicted_s
-        None where nothing was measured to predict from.
-    bounds
-        What it cannot beat.
-    """
+class Entry:
+    """What a row is called: a planner's name or `single:DEVICE`, its kernels, its wire ("" where nothing is sent)."""
 
     system: str
     kernels: Kernels
     wire: str
-    bounds: Bounds
-    predicted_s: float | None
-    plan: Plan | None = None
-    host: int | None = None
 
     @property
-    def label(self) -> str:
-        """All that tells it from others, in words."""
-        words = [self.system, self.kernels.backend, self.kernels.precision]
-        return " ".join([*words, f"over {self.wire}"] if self.wire else words)
+    def facts(self) -> dict[str, str]:
+        """The entry as the JSON has it."""
+        return {
+            "system": self.system,
+            "backend": self.kernels.backend,
+            "precision": self.kernels.precision,
+            "wire": self.wire,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """One row of the table, and how to run it.
+
+    Parameters
+    ----------
+    entry
+        What it is called.
+    predicted_s, compute_bound_s
+        Seconds of a request; None where these kernels were not measured.
+    exchange_bound_s
+        Of the plan's bytes.
+    plan
+        Who computes what; None for a device alone on a runtime of others.
+    host
+        The number of that device.
+    """
+
+    entry: Entry
+    predicted_s: float | None
+    compute_bound_s: float | None
+    exchange_bound_s: float
+    plan: Plan | None = None
+    host: int = 0
 
     @property
     def devices(self) -> int:
@@ -72,20 +82,8 @@ class Entrant:
 class Absent:
     """Who does not take part, and why not."""
 
-    system: str
-    kernels: Kernels
-    wire: str
+    entry: Entry
     why: str
-
-    def to_json(self) -> dict[str, str]:
-        """Return what the JSON says of it."""
-        return {
-            "system": self.system,
-            "backend": self.kernels.backend,
-            "precision": self.kernels.precision,
-            "wire": self.wire,
-            "why": self.why,
-        }
 
 
 def planned(
@@ -95,40 +93,39 @@ def planned(
     found: list[Entrant] = []
     absent: list[Absent] = []
     for system, (kernels, cluster), wire in product(systems, clusters.items(), wires):
+        entry = Entry(system, kernels, wire)
         try:
             plan = make_plan(system, spec, cluster, rows)
         except HeptiError as error:
-            absent.append(Absent(system, kernels, wire, str(error)))
+            absent.append(Absent(entry, str(error)))
             continue
         priced = price(setting(spec, cluster, rows), plan)
         if missing := lacks(spec, cluster, plan, priced):
-            absent.append(Absent(system, kernels, wire, missing))
+            absent.append(Absent(entry, missing))
             continue
-        found.append(Entrant(system, kernels, wire, bounds(spec, cluster, rows, priced), priced.seconds, plan))
+        bound = bounds(spec, cluster, rows, priced)
+        found.append(Entrant(entry, priced.seconds, bound.compute_s, bound.exchange_s, plan))
     return found, absent
 
 
 def alone(spec: ModelSpec, clusters: Mapping[Kernels, Cluster], rows: int, runtimes: Sequence[str]) -> list[Entrant]:
     """Return the fastest and the slowest device, each on these runtimes."""
-    any_cluster = next(iter(clusters.values()))
-    speeds = [device.compute_flop_per_s for device in any_cluster.devices]
+    measured = {kernels.precision: cluster for kernels, cluster in clusters.items()}
+    devices = next(iter(clusters.values())).devices
+    speeds = [device.compute_flop_per_s for device in devices]
     found = []
     for host in dict.fromkeys((int(np.argmax(speeds)), int(np.argmin(speeds)))):
-        for backend, precision in (RUNTIMES[name] for name in runtimes):
-            kernels = Kernels(backend, precision)
-            one = _only(clusters.get(kernels, any_cluster), host)
-            plan = make_plan("single", spec, one, rows)
-            assert plan.predicted is not None
-            found.append(
-                Entrant(
-                    f"single:{one.names[0]}", kernels, "",
-                    bounds(spec, one, rows, price(setting(spec, one, rows), plan)),
-                    plan.predicted.seconds if kernels in clusters else None,
-                    host=host,
-                )
-            )  # fmt: skip
+        for kernels in (Kernels(*RUNTIMES[name]) for name in runtimes):
+            # What another backend reaches in the same precision bounds this one, but does not predict it.
+            cluster = clusters.get(kernels) or measured.get(kernels.precision)
+            seconds, bound_s = _alone(spec, cluster, rows, host) if cluster else (None, None)
+            entry = Entry(f"single:{devices[host].name}", kernels, "")
+            found.append(Entrant(entry, seconds if kernels in clusters else None, bound_s, 0.0, host=host))
     return found
 
 
-def _only(cluster: Cluster, rank: int) -> Cluster:
-    return replace(cluster, devices=(cluster.devices[rank],), links={})
+def _alone(spec: ModelSpec, cluster: Cluster, rows: int, rank: int) -> tuple[float, float]:
+    """Return what one device alone is predicted to take, and the seconds of the work at its speed."""
+    cluster = replace(cluster, devices=(cluster.devices[rank],), links={})
+    priced = price(setting(spec, cluster, rows), make_plan("single", spec, cluster, rows))
+    return priced.seconds, bounds(spec, cluster, rows, priced).compute_s

@@ -4,59 +4,76 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from launch.compare_show import variant
+from launch.compare_show import heading, variant
 from solver.errors import HeptiError
 from solver.plot import new_figure, save_figure
 
 # Paul Tol's bright colours, which the colour-blind can tell apart.
 COLORS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377")
+LABEL = {"textcoords": "offset points", "va": "center", "fontsize": 8}
 BLOCKS = {"attention": "#4477aa", "mlp": "#66ccee", "other": "#bbbbbb", "wait": "#ee6677"}
 
 
 def plot_bars(report: dict[str, Any], path: Path) -> None:
-    """Draw medians as bars with quartiles as whiskers: a group a system, fastest first, a colour a variant."""
-    rows = report["results"]
+    """Draw medians as bars with quartiles as whiskers: a group a system, splits before single devices, fastest first.
+
+    A colour stands for a variant: kernels and wire.
+    """
+    rows = sorted(report["results"], key=lambda row: not row["per_rank"])
     systems = list(dict.fromkeys(row["system"] for row in rows))
-    colors = dict(zip(sorted({variant(row) for row in rows}), COLORS * len(rows), strict=False))
-    figure = new_figure(9, 1.6 + 0.34 * len(rows) + 0.2 * len(systems))
+    colors = dict(zip(sorted({variant(row) for row in rows}), cycle(COLORS), strict=False))
+    figure = new_figure(9, 1.5 + 0.27 * len(rows) + 0.1 * len(systems))
     axes = figure.subplots()
+    limit = _limit(rows)
     y, middles = 0.0, []
     for system in systems:
         group = [row for row in rows if row["system"] == system]
         for place, row in enumerate(group):
-            _bar(axes, y + place, row, colors[variant(row)])
+            _bar(axes, y + place, row, colors[variant(row)], limit)
         middles.append(y + (len(group) - 1) / 2)
-        y += len(group) + 0.6
+        y += len(group) + 0.4
+    axes.set(xlim=(0, limit), ylim=(y - 0.7, -0.7), xlabel="ms a request: median, whiskers at the quartiles")
     axes.set_yticks(middles, systems)
-    axes.invert_yaxis()
-    _bound(axes, rows)
-    axes.set_xlim(0, 1.12e3 * max(row["high_s"] for row in rows))
-    axes.set_xlabel("ms a request: median, whiskers at the quartiles")
+    axes.tick_params("y", length=0)
     axes.spines[["top", "right"]].set_visible(False)
+    _bound(axes, rows)
     handles = [axes.barh(0, 0, color=color) for color in colors.values()]
     figure.legend(handles, list(colors), loc="outside lower center", ncols=min(4, len(colors)), frameon=False)
-    title = f"{report['model']}, {report['layers']} layers, {report['rows']} rows on {report['cluster']}"
-    axes.set_title(title, loc="left", pad=18)
+    axes.set_title(heading(report), loc="left", pad=18)
     save_figure(figure, path)
 
 
-def _bar(axes: Any, y: float, row: dict[str, Any], color: str) -> None:
+def _limit(rows: Sequence[dict[str, Any]]) -> float:
+    """Return where the axis ends, in ms: behind the slowest split, with room for its label.
+
+    A slow device alone would leave everything else a few pixels; it runs off the picture.
+    """
+    splits = [float(row["high_s"]) for row in rows if row["per_rank"]]
+    return 1.12e3 * max([*splits, min(float(row["high_s"]) for row in rows)])
+
+
+def _bar(axes: Any, y: float, row: dict[str, Any], color: str, limit: float) -> None:
     median, low, high = (1e3 * row[key] for key in ("median_s", "low_s", "high_s"))
+    if median > limit:
+        axes.barh(y, limit, height=0.85, color=color)
+        axes.annotate(f"{median:.0f} \N{RIGHTWARDS ARROW}", (limit, y), xytext=(-4, 0), ha="right", **LABEL)
+        return
     axes.barh(y, median, height=0.85, color=color, xerr=[[median - low], [high - median]], capsize=2, ecolor="#333333")
-    axes.annotate(f"{median:.0f}", (high, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.annotate(f"{median:.0f}", (high, y), xytext=(4, 0), ha="left", **LABEL)
 
 
 def _bound(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """Mark the compute bound of the entrants that may use all devices."""
-    bound = 1e3 * min(row["compute_bound_s"] for row in rows)
-    axes.axvline(bound, color="black", linestyle=":", linewidth=1)
-    axes.annotate(
-        f"compute bound {bound:.0f}", (bound, 1), xycoords=("data", "axes fraction"), xytext=(0, 3),
-        textcoords="offset points", ha="center", va="bottom", fontsize=8,
-    )  # fmt: skip
+    """Mark the compute bound of the splits, which all devices' speeds add up to."""
+    bounds_s = [row["compute_bound_s"] for row in rows if row["per_rank"]]
+    if bounds_s:
+        bound = 1e3 * min(bounds_s)
+        axes.axvline(bound, color="black", linestyle=":", linewidth=1)
+        where = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
+        axes.annotate(f"compute bound {bound:.0f}", (bound, 1), xytext=(0, 3), ha="center", fontsize=8, **where)
 
 
 def plot_trace(trace: Path, path: Path, title: str) -> None:

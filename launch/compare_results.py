@@ -58,17 +58,14 @@ def result(entrant: Entrant, samples: Samples) -> dict[str, Any]:
     """Return one row: quartiles over all requests, medians over the runs' means for every rank."""
     low_s, median_s, high_s = np.quantile(samples.seconds, (0.25, 0.5, 0.75)).tolist()
     return {
-        "system": entrant.system,
-        "backend": entrant.kernels.backend,
-        "precision": entrant.kernels.precision,
-        "wire": entrant.wire,
+        **entrant.entry.facts,
         "devices": entrant.devices,
         "median_s": median_s,
         "low_s": low_s,
         "high_s": high_s,
         "predicted_s": entrant.predicted_s,
-        "compute_bound_s": entrant.bounds.compute_s,
-        "exchange_bound_s": entrant.bounds.exchange_s,
+        "compute_bound_s": entrant.compute_bound_s,
+        "exchange_bound_s": entrant.exchange_bound_s,
         "bytes_on_wire": samples.bytes_on_wire,
         "per_rank": [
             {
@@ -83,7 +80,9 @@ def result(entrant: Entrant, samples: Samples) -> dict[str, Any]:
 
 
 def ranked(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows, fastest first, each with its ratio to the best."""
-    best_s = min((row["median_s"] for row in results), default=0.0)
-    rows = [{**row, "ratio_to_best": row["median_s"] / best_s} for row in results]
+    """Return the rows, fastest first, each with its ratio to the best of its precision."""
+    best_s: dict[str, float] = {}
+    for row in results:
+        best_s[row["precision"]] = min(row["median_s"], best_s.get(row["precision"], row["median_s"]))
+    rows = [{**row, "ratio_to_best": row["median_s"] / best_s[row["precision"]]} for row in results]
     return sorted(rows, key=lambda row: float(row["median_s"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from launch.tables import markdown, show
@@ -24,22 +25,27 @@ def comparison_markdown(report: dict[str, Any]) -> str:
     return "\n".join([*parts, _footnote(report), "", f"Versions: {versions}.", ""])
 
 
+def heading(report: dict[str, Any]) -> str:
+    """Return what was measured, in words."""
+    layers = f"{report['layers']} layer{'s' * (report['layers'] != 1)}"
+    return f"{report['model']}, {layers}, {report['rows']} rows on {report['cluster']}"
+
+
 def main_cells(report: dict[str, Any]) -> Cells:
     """Return the table of all entrants, fastest first."""
-    columns = ["system", "kernels", "wire", "devices", "ms", "quartiles", "predicted", "compute bound"]
-    columns += ["exchange bound", "to bound", "to best", "MiB sent"]
+    columns = ["system", "kernels", "devices", "ms", "quartiles", "predicted", "compute bound", "exchange bound"]
+    columns += ["to bound", "to best", "MiB sent"]
     rows = [
         [
             row["system"],
-            _kernels(row),
-            row["wire"],
+            variant(row),
             str(row["devices"]),
             _ms(row["median_s"]),
             f"{_ms(row['low_s'])}-{_ms(row['high_s'])}",
             _ms(row["predicted_s"]),
             _ms(row["compute_bound_s"]),
             _ms(row["exchange_bound_s"]),
-            f"{row['median_s'] / row['compute_bound_s']:.2f}",
+            f"{row['median_s'] / row['compute_bound_s']:.2f}" if row["compute_bound_s"] else "-",
             f"{row['ratio_to_best']:.2f}",
             f"{row['bytes_on_wire'] / MIB:.1f}",
         ]
@@ -55,46 +61,42 @@ def rank_cells(report: dict[str, Any]) -> Cells:
     rows = [
         [
             row["system"],
-            _kernels(row),
-            row["wire"],
+            variant(row),
             *(f"{_ms(rank['compute_s'])} + {_ms(rank['wait_s'])}" for rank in row["per_rank"]),
         ]
         for row in splits
     ]
-    return ["system", "kernels", "wire", *names], rows
+    return ["system", "kernels", *names], rows
 
 
 def _tables(report: dict[str, Any]) -> list[tuple[str, Cells]]:
-    layers = f"{report['layers']} layer{'s' * (report['layers'] != 1)}"
-    title = f"{report['model']}, {layers}, {report['rows']} rows on {report['cluster']}: ms a request"
-    tables = [(title, main_cells(report))]
+    tables = [(f"{heading(report)}: ms a request", main_cells(report))]
     ranks = rank_cells(report)
     if ranks[1]:
         tables.append(("every device: compute + wait, ms a request", ranks))
     if report["absent"]:
-        rows = [[entry["system"], _kernels(entry), entry["wire"], entry["why"]] for entry in report["absent"]]
-        tables.append(("not in the table", (["system", "kernels", "wire", "why"], rows)))
+        rows = [[entry["system"], variant(entry), entry["why"]] for entry in report["absent"]]
+        tables.append(("not in the table", (["system", "kernels", "why"], rows)))
     return tables
 
 
 def _footnote(report: dict[str, Any]) -> str:
     devices = ", ".join(f"{entry['name']} {entry['gflops']:.1f}" for entry in report["device"])
     return (
-        f"Medians and quartiles of {report['runs']} interleaved runs of {report['repeat']} requests. "
+        f"Medians and quartiles of {report['runs']} x {report['repeat']} requests, interleaved. "
         f"Compute bound: the work over the summed speeds (GFLOP/s: {devices}). "
-        "Exchange bound: the plan's bytes at the devices' bandwidth."
+        "Exchange bound: the plan's bytes at the devices' bandwidth. To best: of the same precision."
     )
 
 
-def _kernels(row: dict[str, Any]) -> str:
-    return row["backend"] if row["precision"] == "float32" else f"{row['backend']} {row['precision']}"
+def variant(row: Mapping[str, Any]) -> str:
+    """Return what tells entrants of one system apart: the backend; precision and wire where they are not float32."""
+    precision = "" if row["precision"] == "float32" else f" {row['precision']}"
+    wire = "" if row["wire"] in ("", "float32") else f" over {row['wire']}"
+    return f"{row['backend']}{precision}{wire}"
 
 
 def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1e3 * seconds:.1f}"
-
-
-def variant(row: dict[str, Any]) -> str:
-    """Return what tells entrants of one system apart: kernels, and wires other than float32."""
-    wire = "" if row["wire"] in ("", "float32") else f" over {row['wire']}"
-    return _kernels(row) + wire
+    if seconds is None:
+        return "-"
+    return f"{1e3 * seconds:.0f}" if seconds >= 0.1 else f"{1e3 * seconds:.1f}"

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 # Columns of words; all others are of numbers.
-WORDS = ("host", "finding", "mend", "links", "system", "kernels", "wire", "why")
+WORDS = ("host", "finding", "mend", "links", "system", "kernels", "why")
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -22,7 +22,10 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
     """Print a table; columns whose heads end in a unit stand to the right."""
     table = Table(title=Text(title), title_justify="left")
     for column in columns:
-        table.add_column(column, justify="left" if column in WORDS else "right")
+        if column in WORDS:
+            table.add_column(column, overflow="fold")
+        else:
+            table.add_column(column.replace(" ", "\n"), justify="right")
     for row in rows:
         table.add_row(*row)
-    Console(width=None if Console().is_terminal else 120).print(table)
+    Console(width=None if Console().is_terminal else 132).print(table)
