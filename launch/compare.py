@@ -23,7 +23,7 @@ from launch.compare_results import Samples, ranked, result
 from launch.compare_show import variant
 from solver.cluster import Cluster, read_cluster
 from solver.errors import HeptiError
-from solver.plan import plan_to_json
+from solver.plan_file import plan_to_json
 
 VERSIONS_OF = ("numpy", "onnxruntime", "torch", "mpi4py", "hepti")
 

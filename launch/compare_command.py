@@ -23,11 +23,11 @@ from launch.lab_up import require_tools
 from launch.single import RUNTIMES
 from solver.errors import HeptiError
 from solver.model import request_rows
+from solver.plan import Wire
 from solver.systems import PLANNERS
 
 BACKENDS = ("auto", "numpy", "onnxruntime")
 PRECISIONS = ("float32", "int8")
-WIRES = ("float32", "float16", "int8")
 NONE = "none"
 EXAMPLE = """examples:
   python -m launch bench compare --cluster mixed4 --layers 4 --out results       # as root
@@ -56,7 +56,7 @@ def add_parser(suites: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         ("--systems", PLANNERS, ",".join(PLANNERS)),
         ("--backends", BACKENDS, "auto"),
         ("--precisions", PRECISIONS, "float32"),
-        ("--wires", WIRES, "float32"),
+        ("--wires", tuple(Wire), "float32"),
         ("--singles", (*RUNTIMES, NONE), ",".join(RUNTIMES)),
     ):
         text = f"of {', '.join(known)} (default: {'all' if default.count(',') else default})"
@@ -132,7 +132,7 @@ def _contest_words(options: argparse.Namespace) -> dict[str, tuple[str, ...]]:
         "systems": chosen("--systems", options.systems, tuple(PLANNERS)),
         "backends": chosen("--backends", options.backends, BACKENDS),
         "precisions": chosen("--precisions", options.precisions, PRECISIONS),
-        "wires": chosen("--wires", options.wires, WIRES),
+        "wires": chosen("--wires", options.wires, tuple(Wire)),
         "singles": () if options.singles == NONE else chosen("--singles", options.singles, (*RUNTIMES, NONE)),
     }
 

@@ -14,7 +14,7 @@ from solver.cluster import Cluster
 from solver.cost import price, setting
 from solver.errors import HeptiError
 from solver.model import ModelSpec
-from solver.plan import Plan
+from solver.plan import Plan, Wire
 from solver.systems import make_plan
 
 
@@ -95,7 +95,7 @@ def planned(
     for system, (kernels, cluster), wire in product(systems, clusters.items(), wires):
         entry = Entry(system, kernels, wire)
         try:
-            plan = make_plan(system, spec, cluster, rows)
+            plan = replace(make_plan(system, spec, cluster, rows), wire=Wire(wire))
         except HeptiError as error:
             absent.append(Absent(entry, str(error)))
             continue

@@ -1,0 +1,70 @@
+"""A small comparison from end to end, on a lab that it brings up and takes down itself."""
+
+import json
+
+import pytest
+
+from tests.lab.conftest import ODD, LabRunner, leftovers, own, write_cluster
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compare")
+    name = own("compare")
+    cluster = write_cluster(folder / f"{name}.toml", **{**ODD, "memory_gib": 1.5})
+    done = LabRunner(name).launch(
+        "bench", "compare", "--cluster", cluster, "--model", "vit-base", "--layers", 2, "--out", folder / "out",
+        "--systems", "hepti,megatron", "--singles", "onnxruntime", "--runs", 2, "--repeat", 3, "--json", timeout=400,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return name, json.loads(done.stdout), folder / "out"
+
+
+def test_everybody_is_in_the_table(comparison):
+    _, report, _ = comparison
+
+    assert {row["system"] for row in report["results"]} == {"hepti", "megatron", "single:pi-0", "single:pi-1"}
+    assert report["absent"] == []
+    assert report["rows"] == 197
+    assert all(len(row["seconds"]) == 6 for row in report["results"])
+
+
+def test_nobody_beats_the_bound_and_the_plan_beats_equal_shares(comparison):
+    _, report, _ = comparison
+    rows = {row["system"]: row for row in report["results"]}
+
+    assert all(row["median_s"] > 0.85 * row["compute_bound_s"] for row in report["results"])
+    assert rows["hepti"]["median_s"] < rows["megatron"]["median_s"]
+    assert rows["single:pi-1"]["median_s"] < rows["single:pi-0"]["median_s"]
+
+
+def test_what_is_predicted_is_near_what_is_measured(comparison):
+    _, report, _ = comparison
+
+    for row in report["results"]:
+        assert row["predicted_s"] == pytest.approx(row["median_s"], rel=0.5)
+
+
+def test_ranks_compute_or_wait_all_the_time(comparison):
+    _, report, _ = comparison
+    row = next(row for row in report["results"] if row["system"] == "megatron")
+
+    for rank in row["per_rank"]:
+        assert rank["compute_s"] + rank["wait_s"] == pytest.approx(row["median_s"], rel=0.3)
+    assert row["bytes_on_wire"] > 0
+
+
+def test_the_trace_has_every_block_of_every_rank(comparison):
+    _, _, out = comparison
+    events = json.loads((out / "trace-megatron-onnxruntime.json").read_text())["traceEvents"]
+    blocks = {(event["tid"], event["name"]) for event in events if event["ph"] == "X"}
+    named = {f"layer {layer} {block}" for layer in (0, 1) for block in ("attention", "mlp")}
+
+    assert {(rank, name) for rank in (0, 1) for name in named} <= blocks
+    assert (out / "timeline-megatron-onnxruntime.png").exists()
+
+
+def test_the_lab_is_down_again(comparison):
+    name, _, _ = comparison
+
+    assert not leftovers(name)
