@@ -58,6 +58,7 @@ def write(path, content):
         (["--random", "5", "--repeat", "0"], "--repeat is 0, must be at least 1"),
         (["--input", "-", "--repeat", "2"], "what standard input asks is answered once"),
         (["--random", "5", "--wire", "float8"], "invalid choice: 'float8'"),
+        (["--random", "5", "--trace", "trace.txt"], "trace.txt"),
     ],
 )
 def test_bad_usage(arguments, complaint, bert, job):

@@ -106,3 +106,28 @@ def test_the_report_of_standard_input_lists_what_was_answered(converted, tmp_pat
     assert [request["id"] for request in one["requests"]] == [7]
     assert none["requests"] == []
     assert none["seconds_median"] is None
+
+
+def test_the_trace_covers_the_last_request_on_every_rank(converted, tmp_path):
+    """Blocks follow each other without gaps, layer by layer; waits lie within; the clocks agree."""
+    checkpoint = converted("bert")
+    plan = write_mixed_plan(tmp_path / "plan.json", checkpoint.model.config, RANKS, seed=4)
+    succeeded(
+        hepti(
+            RANKS, "--model", checkpoint.path, "--plan", plan, "--random", 200, "--repeat", 2, "--warmup", 1,
+            "--wire", "float16", "--report", tmp_path / "report.json", "--trace", tmp_path / "trace.json",
+        )
+    )  # fmt: skip
+    report, trace = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("report", "trace"))
+    seconds = report["requests"][0]["seconds"][-1]
+
+    for rank in range(RANKS):
+        mine = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["tid"] == rank]
+        blocks = [event for event in mine if event["cat"] == "compute"]
+        named = {f"layer {layer} {block}" for layer in range(checkpoint.model.config.num_hidden_layers)
+                 for block in ("attention", "mlp")}  # fmt: skip
+        assert {event["name"] for event in blocks} <= named | {"outside the layers"}
+        took_s = sum(event["dur"] for event in blocks) / 1e6
+        assert 0 < took_s < seconds + 0.05
+        assert sum(event["dur"] for event in mine if event["cat"] == "wait") / 1e6 < took_s
+        assert max(event["ts"] + event["dur"] for event in mine) / 1e6 < seconds + 0.05

@@ -34,7 +34,7 @@ def refused(done):
     [
         (["--systems", "hepti,megatro"], "--systems: there is no 'megatro' (did you mean megatron?)"),
         (["--systems", ","], "--systems is empty (there are: hepti, "),
-        (["--backends", "onnx"], "--backends: there is no 'onnx' (did you mean onnxruntime?)"),
+        (["--backends", "onnxruntim"], "--backends: there is no 'onnxruntim' (did you mean onnxruntime?)"),
         (["--wires", "float8"], "--wires: there is no 'float8' (did you mean float32?)"),
         (["--precisions", "int4"], "--precisions: there is no 'int4' (did you mean int8?)"),
         (["--singles", "tensorflow"], "--singles: there is no 'tensorflow'"),
