@@ -42,6 +42,9 @@ def main(arguments: Sequence[str]) -> int:
             raise
         print(f"python -m launch: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("python -m launch: interrupted", file=sys.stderr)
+        return 1
     return code
 
 

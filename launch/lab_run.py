@@ -45,10 +45,15 @@ def run(lab: Lab, ranks: int, program: Sequence[str], log: Path | None = None) -
         process = shell.start_here(command, environment, hush=HARMLESS)
     else:
         process = shell.start_logged(command, environment, log)
-    # Ctrl-C reaches mpirun itself, which ends its ranks in order; we wait for that.
-    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN)}
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        before[number] = signal.signal(number, lambda number, _: process.send_signal(number))
+    told: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        told.append(number)
+        # Ctrl-C reaches mpirun itself, which ends its ranks in order; we wait for that.
+        if number != signal.SIGINT:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         while (code := shell.wait(process, POLL_S)) is None:
             kills = _report_kills(lab, cgroups, name, ranks, kills)
@@ -61,6 +66,8 @@ def run(lab: Lab, ranks: int, program: Sequence[str], log: Path | None = None) -
         sweep(lab, name)
         for number, handler in before.items():
             signal.signal(number, handler)
+    if told and log is not None:
+        raise KeyboardInterrupt  # one program of many: the next one must not start
     return code if code >= 0 else 128 - code
 
 

@@ -1,10 +1,13 @@
 """A small comparison from end to end, on a lab that it brings up and takes down itself."""
 
 import json
+import subprocess
+import sys
+import time
 
 import pytest
 
-from tests.lab.conftest import ODD, LabRunner, leftovers, own, write_cluster
+from tests.lab.conftest import ODD, ROOT, LabRunner, leftovers, own, write_cluster
 
 
 @pytest.fixture(scope="module")
@@ -67,4 +70,26 @@ def test_the_trace_has_every_block_of_every_rank(comparison):
 def test_the_lab_is_down_again(comparison):
     name, _, _ = comparison
 
+    assert not leftovers(name)
+
+
+def test_a_comparison_that_is_told_to_end_takes_its_lab_down(tmp_path):
+    """While an entrant runs: nobody else starts, and the lab goes."""
+    name = own("ended")
+    cluster = write_cluster(tmp_path / f"{name}.toml", **{**ODD, "memory_gib": 1.5})
+    command = [sys.executable, "-m", "launch", "bench", "compare", "--cluster", cluster, "--model", "vit-base"]
+    process = subprocess.Popen(
+        [*map(str, command), "--layers", "2", "--systems", "hepti,megatron", "--singles", "none"],
+        cwd=ROOT, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("measuring"):
+            break
+    time.sleep(2)
+    process.terminate()
+    _, rest = process.communicate(timeout=60)
+
+    assert rest == "python -m launch: interrupted\n"
+    assert process.returncode == 1
     assert not leftovers(name)
