@@ -43,16 +43,18 @@ def lab_of(cluster: str) -> Iterator[Lab]:
     if name in running():
         yield load_lab(name)
         return
-    lab, _, notes = lab_up.up(plan_lab(name, find_cluster(cluster)))
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-    # A benchmark that is told to end takes its lab down as one that is interrupted.
+    # A benchmark that is told to end takes its lab down, as one that is interrupted.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield lab
+        lab, _, notes = lab_up.up(plan_lab(name, find_cluster(cluster)))
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
+        try:
+            yield lab
+        finally:
+            lab_down.down(name)
     finally:
         signal.signal(signal.SIGTERM, before)
-        lab_down.down(name)
 
 
 @contextmanager
