@@ -14,10 +14,11 @@ from pathlib import Path
 from launch import lab_down, lab_run, lab_up, shell
 from launch.doctor_ask import remote
 from launch.hostfile import read_hostfile
-from launch.lab import Lab, find_cluster, lab_name, load_lab, plan_lab, running
+from launch.lab import Lab, lab_name, load_lab, plan_lab, running
 from launch.lab_agent import on_host
 from launch.mpirun import mpirun_command
 from solver.errors import HeptiError
+from solver.ready import find_cluster
 
 ALONE_S = 600.0  # at most for a program on one host
 

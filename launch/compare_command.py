@@ -18,12 +18,13 @@ from launch.bench_model import bench_model, check_model
 from launch.bench_stage import Stage, hosts_stage, lab_stage
 from launch.compare_plot import plot_bars, plot_trace
 from launch.compare_show import comparison_markdown, print_comparison, variant
-from launch.lab import did_you_mean, find_cluster
+from launch.lab import did_you_mean
 from launch.lab_up import require_tools
 from launch.single import RUNTIMES
 from solver.errors import HeptiError
 from solver.model import request_rows
 from solver.plan import Wire
+from solver.ready import find_cluster
 from solver.systems import PLANNERS
 
 BACKENDS = ("auto", "numpy", "onnxruntime")

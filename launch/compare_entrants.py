@@ -95,11 +95,11 @@ def planned(
     for system, (kernels, cluster), wire in product(systems, clusters.items(), wires):
         entry = Entry(system, kernels, wire)
         try:
-            plan = replace(make_plan(system, spec, cluster, rows), wire=Wire(wire))
+            plan = make_plan(system, spec, cluster, rows, Wire(wire))
+            priced = price(setting(spec, cluster, rows), plan)
         except HeptiError as error:
             absent.append(Absent(entry, str(error)))
             continue
-        priced = price(setting(spec, cluster, rows), plan)
         if missing := lacks(spec, cluster, plan, priced):
             absent.append(Absent(entry, missing))
             continue
