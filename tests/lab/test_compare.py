@@ -32,11 +32,12 @@ def test_everybody_is_in_the_table(comparison):
     assert all(len(row["seconds"]) == 6 for row in report["results"])
 
 
-def test_nobody_beats_the_bound_and_the_plan_beats_equal_shares(comparison):
+def test_no_split_beats_the_bound_and_the_plan_beats_equal_shares(comparison):
+    """The bound's speeds were measured with all hosts at work: a host alone on this machine may exceed its own."""
     _, report, _ = comparison
     rows = {row["system"]: row for row in report["results"]}
 
-    assert all(row["median_s"] > 0.85 * row["compute_bound_s"] for row in report["results"])
+    assert all(row["median_s"] > row["compute_bound_s"] for row in report["results"] if row["per_rank"])
     assert rows["hepti"]["median_s"] < rows["megatron"]["median_s"]
     assert rows["single:pi-1"]["median_s"] < rows["single:pi-0"]["median_s"]
 

@@ -46,7 +46,7 @@ def refused(done):
         (["--model", "bert-larg"], "unknown model bert-larg: did you mean bert-large?"),
         (["--model", "bert.h5", "--layers", "2"], "--layers is for named architectures: bert.h5 has the layers that"),
         (["--layers", "0"], "--layers is 0, must be at least 1"),
-        (["--cluster", "mixed5"], "there is no cluster file mixed5 (did you mean mixed4?)"),
+        (["--cluster", "mixed5"], "there is no cluster file mixed5: did you mean mixed4?"),
         (["--hostfile", "no-such-file"], "cannot read hostfile no-such-file"),
         (["--hostfile", "pis", "--cluster", "mixed4"], "not allowed with argument --hostfile"),
         (["--sytems", "hepti"], "unrecognized arguments: --sytems hepti"),
