@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from launch import bench_command, doctor_command, lab_command
+from solver.command import Parser
 from solver.errors import HeptiError
 
 

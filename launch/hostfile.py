@@ -27,8 +27,10 @@ def read_hostfile(path: Path) -> list[Entry]:
     """
     try:
         text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise HeptiError(f"cannot read hostfile {path}: {error}") from error
+    except OSError as error:
+        raise HeptiError(f"cannot read hostfile {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise HeptiError(f"hostfile {path} is not text: byte {error.start} is no UTF-8") from error
     entries = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()

@@ -6,11 +6,11 @@ import argparse
 import importlib
 import sys
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 
 from solver.advice import alternatives, bounds, limits, upgrades
+from solver.command import Parser
 from solver.cost import price, setting
 from solver.errors import HeptiError
 from solver.model import DEFAULT_ROWS, ModelSpec, named_model, request_rows
@@ -24,14 +24,6 @@ from solver.systems import DEFAULT, PLANNERS, make_plan
 from solver.whatif import BOARDS, changed
 
 EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4.toml --rows 256 --out plan.json"
-
-
-class Parser(argparse.ArgumentParser):
-    """Argparse with errors of one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage first."""
-        raise HeptiError(f"{message} (see python -m solver --help)")
 
 
 def main(arguments: list[str] | None = None) -> int:

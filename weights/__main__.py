@@ -10,12 +10,13 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from solver.command import Parser
 from solver.errors import HeptiError
 from solver.model import NAMED_MODELS, ModelSpec, TextInput, named_model, tensor_shapes
 from solver.shares import TensorSlice
@@ -35,7 +36,11 @@ EXAMPLE = """examples:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, or 2 on bad usage or bad input."""
-    options = _parser().parse_args(arguments)
+    try:
+        options = _parser().parse_args(arguments)
+    except HeptiError as error:
+        print(f"python -m weights: {error}", file=sys.stderr)
+        return 2
     # A terminated converter cleans up behind itself like an interrupted one.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -160,15 +165,8 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="python -m weights",
         description="Convert, synthesize, inspect and verify weights files.",
         epilog=EXAMPLE,

@@ -28,8 +28,15 @@ def test_help_has_an_example(words):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["doctor", "--hostfile", "no-such-file"], "cannot read hostfile no-such-file"),
+        (
+            ["doctor", "--hostfile", "no-such-file"],
+            "python -m launch: cannot read hostfile no-such-file: No such file or directory\n",
+        ),
         (["hostfile", "host.invalid"], "host.invalid does not answer ssh"),
+        ([], "the following arguments are required: COMMAND (see python -m launch --help)"),
+        (["lab", "upp"], "invalid choice: 'upp'"),
+        (["lab", "run", "--np", "two"], "invalid int value: 'two' (see python -m launch lab run --help)"),
+        (["doctor"], "required: --hostfile (see python -m launch doctor --help)"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(words, complaint):
