@@ -68,6 +68,7 @@ class Lab:
     hosts: tuple[Host, ...]
     latency_s: float
     ssh: bool = False
+    started: str = ""  # by whom, where and when: names of labs are the machine's
 
     @property
     def directory(self) -> Path:

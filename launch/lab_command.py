@@ -118,7 +118,11 @@ def _status(options: argparse.Namespace) -> int:
     if options.json:
         print(
             json.dumps(
-                {"lab": lab.name, "hosts": [{**_host(host), **use} for host, use in zip(lab.hosts, used, strict=True)]}
+                {
+                    "lab": lab.name,
+                    "started": lab.started,
+                    "hosts": [{**_host(host), **use} for host, use in zip(lab.hosts, used, strict=True)],
+                }
             )
         )
         return 0
@@ -137,7 +141,7 @@ def _status(options: argparse.Namespace) -> int:
         ]
         for host, use in zip(lab.hosts, used, strict=True)
     ]
-    show(f"lab {lab.name}", columns, rows)
+    show(f"lab {lab.name}, started by {lab.started}", columns, rows)
     return 0
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from solver.cluster import GIB
 from solver.errors import HeptiError
 
 POLL_S = 0.1
+# mpirun that is told to end may never do so: it hung for a quarter of an hour after all ranks had raised at once.
+GRACE_S = 10.0
 # mpirun's quota ran out between starting an agent and a call that the agent has made itself meanwhile.
 HARMLESS = rb"\[[^\]]*\] plm:ssh: Warning: setpgid\([^)]*\) failed in parent with errno=Permission denied\(13\)\n"
 
@@ -45,10 +48,10 @@ def run(lab: Lab, ranks: int, program: Sequence[str], log: Path | None = None) -
         process = shell.start_here(command, environment, hush=HARMLESS)
     else:
         process = shell.start_logged(command, environment, log)
-    told: list[int] = []
+    told: list[float] = []
 
     def pass_on(number: int, _: object) -> None:
-        told.append(number)
+        told.append(time.monotonic())
         # Ctrl-C reaches mpirun itself, which ends its ranks in order; we wait for that.
         if number != signal.SIGINT:
             process.send_signal(number)
@@ -57,6 +60,8 @@ def run(lab: Lab, ranks: int, program: Sequence[str], log: Path | None = None) -
     try:
         while (code := shell.wait(process, POLL_S)) is None:
             kills = _report_kills(lab, cgroups, name, ranks, kills)
+            if told and time.monotonic() - told[0] > GRACE_S:
+                sweep(lab, name)
         _report_kills(lab, cgroups, name, ranks, kills)
         if code == 0 and (killed := _killed_hosts(lab)):
             # mpirun says 0 when a whole host vanishes.

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shutil
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
 from launch import shell
-from launch.lab import Host, Lab
+from launch.lab import Host, Lab, load_lab
 from launch.lab_agent import agent_text, hosts_text, on_host
 from launch.lab_down import down, kill_everything, machine_cgroups, processes
 from launch.lab_limits import OPTIONAL_FILES, Cgroups, cpu_files, memory_files, weight_file
@@ -51,7 +53,8 @@ def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
     if lab.ssh and shutil.which("sshd") is None:
         raise HeptiError("--ssh needs the program sshd, which is not installed: apt install openssh-server")
     if (lab.directory / "lab.json").exists():
-        raise HeptiError(f"lab {lab.name} is up already: lab down {lab.name}, or give this one another --name")
+        by = load_lab(lab.name).started
+        raise HeptiError(f"lab {lab.name} is up already, by {by}: lab down {lab.name}, or give this one another --name")
     core_flop_per_s = core_speed()
     lab = replace(lab, hosts=tuple(replace(host, core_flop_per_s=core_flop_per_s * START) for host in lab.hosts))
     require_capacity(lab)
@@ -73,6 +76,7 @@ def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
         if lab.ssh:
             _start_ssh(lab)
         notes += _robbed_notes(lab, speeds)
+        lab = replace(lab, started=f"{_person()} in {Path.cwd()} at {datetime.now():%Y-%m-%d %H:%M}")
         lab.save()
     except BaseException as error:
         down(lab.name)
@@ -80,6 +84,10 @@ def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
             raise HeptiError(f"this machine does not let us build a lab (is it a container?): {error}") from error
         raise
     return lab, [Achieved(*pair) for pair in zip(speeds, bandwidths, strict=True)], notes
+
+
+def _person() -> str:
+    return os.environ.get("SUDO_USER") or getpass.getuser()
 
 
 def change(lab: Lab, host: Host) -> Lab:
