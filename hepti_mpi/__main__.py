@@ -20,19 +20,25 @@ def limit_threads() -> None:
 
 def main(arguments: list[str]) -> int:
     """Run this rank; return its exit code."""
-    from hepti_mpi import cli, comm, job
+    from hepti_mpi import comm
     from solver.errors import HeptiError
 
     group = comm.world()
-    profiling = arguments[:1] == ["profile"]
     try:
-        if "-h" in arguments or "--help" in arguments:
+        if arguments[:1] == ["profile"]:
+            from hepti_mpi import profile_command
+
+            parser, parse, run = profile_command.parser, profile_command.parse, profile_command.run
+            words = arguments[1:]
+        else:
+            from hepti_mpi import cli, job
+
+            parser, parse, run, words = cli.parser, cli.parse, job.run_job, arguments
+        if "-h" in words or "--help" in words:
             if group.rank == 0:
-                (cli.profile_parser() if profiling else cli.parser()).print_help()
+                parser().print_help()
             return 0
-        if profiling:
-            return job.run_profile(cli.parse_profile(arguments[1:]), group)
-        return job.run_job(cli.parse(arguments), group)
+        return run(parse(words), group)
     except HeptiError as error:
         # Every rank has it; one says it. mpirun takes the job's exit code from the rank that fails.
         if group.rank != 0:

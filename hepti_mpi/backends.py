@@ -8,6 +8,9 @@ from hepti_mpi.memory import keep_freed
 from hepti_mpi.products import NUMPY, Backend
 from solver.errors import HeptiError
 
+NAMES = ("auto", "numpy", "onnxruntime")
+PRECISIONS = ("float32", "int8")
+
 
 def chosen(name: str) -> str:
     """Return what `--backend auto` stands for here, onnxruntime where it is installed, or the name itself.

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import NoReturn
 
-from hepti_mpi.backends import check_precision, chosen
+from hepti_mpi.backends import NAMES, PRECISIONS, check_precision, chosen
+from solver.command import Parser
 from solver.errors import HeptiError
 from solver.plan import Wire
 from solver.systems import DEFAULT, PLANNERS
-
-BACKENDS = ("auto", "numpy", "onnxruntime")
-PRECISIONS = ("float32", "int8")
 
 EXAMPLE = """examples:
   mpirun -np 4 python -m hepti_mpi
   mpirun -np 4 --hostfile pis python -m hepti_mpi --model bert-large.h5 --input questions.txt --output answers.jsonl
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """Argparse with errors of one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing on every rank."""
-        raise HeptiError(f"{message} (see python -m hepti_mpi --help)")
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -50,38 +39,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return options
 
 
-def parse_profile(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line of `profile`.
-
-    Raises
-    ------
-    HeptiError
-        If an option is unknown, malformed or missing.
-    """
-    options = profile_parser().parse_args(arguments)
-    options.backend = chosen(options.backend)
-    check_precision(options.precision, options.backend)
-    return options
-
-
-def profile_parser() -> Parser:
-    """Return the parser of `profile`."""
-    parser = Parser(
-        prog="python -m hepti_mpi profile",
-        description="Measure every rank's kernels and memory and the links between them, in seconds.",
-        epilog="example: mpirun -np 4 --hostfile pis python -m hepti_mpi profile --model bert-large --out pis.toml",
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--model", required=True, metavar="MODEL.h5|NAME", help="whose layers the kernels are measured for"
-    )
-    parser.add_argument("--out", required=True, type=Path, metavar="CLUSTER.toml", help="the cluster file to write")
-    parser.add_argument("--backend", choices=BACKENDS, default="auto", help="kernels (default: %(default)s)")
-    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of products (default: %(default)s)")
-    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser
-
-
 def parser() -> Parser:
     """Return the parser of the main job."""
     parser = Parser(
@@ -101,7 +58,7 @@ def parser() -> Parser:
     how.add_argument("--cluster", type=Path, metavar="CLUSTER.toml", help="speeds, memory and links to plan for")
     how.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
     how.add_argument("--system", default=DEFAULT, metavar="NAME", help=f"{', '.join(PLANNERS)} (default: %(default)s)")
-    how.add_argument("--backend", choices=BACKENDS, default="auto", help="kernels (default: %(default)s)")
+    how.add_argument("--backend", choices=NAMES, default="auto", help="kernels (default: %(default)s)")
     how.add_argument("--precision", choices=PRECISIONS, default="float32", help="of products (default: %(default)s)")
     how.add_argument(
         "--wire", choices=list(Wire), type=Wire, default=Wire.FLOAT32, help="how numbers travel (default: %(default)s)"

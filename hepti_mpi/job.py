@@ -1,4 +1,4 @@
-"""The two jobs: the main one, where rank 0 leads the ranks through what is asked, and `profile`."""
+"""The main job: rank 0 leads the ranks through what is asked."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
-from hepti_mpi import defaults, hosts, outputs, show
+from hepti_mpi import defaults, hosts
 from hepti_mpi.backends import backend
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
@@ -24,7 +23,7 @@ from hepti_mpi.trace import Trace, chrome_trace
 from hepti_mpi.wires import coding
 from solver.cluster import Cluster, read_cluster, write_cluster
 from solver.errors import HeptiError
-from solver.model import ModelSpec, named_model
+from solver.model import ModelSpec
 from solver.plan import Plan
 from solver.shares import weights_bytes
 from weights.progress import progress
@@ -122,21 +121,3 @@ def follow(stack: Stack, group: Group) -> None:
     """Do what rank 0 says until it says that all is done."""
     while (step := group.next_message()) is not None:
         stack.run(Batch.of_lengths(step.lengths), None, count=step.count, exact=step.exact)
-
-
-def run_profile(options: argparse.Namespace, group: Group) -> int:
-    """Measure the cluster and write it down; return the exit code."""
-
-    def prepare() -> ModelSpec:
-        outputs.check_path(options.out, (".toml",))
-        if Path(options.model).suffix or Path(options.model).exists():
-            with WeightsFile(Path(options.model)) as file:
-                return file.spec
-        return named_model(options.model)
-
-    spec = group.from_root(prepare if group.rank == 0 else None)
-    cluster = profile(spec, group, options.backend, options.precision)
-    group.from_root((lambda: write_cluster(cluster, options.out)) if group.rank == 0 else None)
-    if group.rank == 0:
-        show.show_cluster(show.terminal(stderr=False), cluster)
-    return 0
