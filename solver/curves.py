@@ -6,21 +6,22 @@ kernels are of seven kinds; a profile measures, for every device, each kind on a
 =========== ==================== ========================================================================== ============
 kind        arguments            what is timed, float32, with the real kernels                              points
 =========== ==================== ========================================================================== ============
-project     rows, weights        x [rows, H] times W [weights/H, H] transposed, plus bias: query, key,      7 × 3
+project     rows, weights        x [rows, H] times W [weights/H, H] transposed, plus bias: query, key,      5 × 3
                                  value, up. weights = elements of W
-contract    rows, weights        x [rows, weights/H] times W [weights/H, H]: attention output, down         7 × 3
-attend      rows, keys           one head of width `head_dim`: scores, softmax, context, as run among       5 × 3
-                                 many heads (time 16 heads, divide by 16)
-activate    elements             the model's activation in place                                            2
-norm        elements             bias, residual and layer norm of [rows, H]; elements = rows × H            2
-add         elements             y += x, as summands are reduced                                            2
+contract    rows, weights        x [rows, weights/H] times W [weights/H, H]: attention output, down         5 × 4
+attend      rows, keys           one head of width `head_dim`: scores, softmax, context, as run among       5 × 4
+                                 many heads (time 8 heads, divide by 8)
+activate    elements             what the model's activation adds to a product                              2
+norm        elements             bias, residual and layer norm of [rows, H]; elements = rows × H            3
+add         elements             y += x, as summands are reduced                                            3
 message     bytes                CPU that one side spends on one message: post, copy, complete; not wire    3
 =========== ==================== ========================================================================== ============
 
-Good grids for H = 1024, F = 4096, d = 64 up to S = 512 rows: rows 1, 2, 16, 64, 128, 256, 512 (one row is a
-matrix-vector product, from two rows on the weights are packed: the step between 1 and 2 is real); weights H × 3d (one
-head; for contract H × d), H², H × F; keys 64, 256, 512; elements 2^14 and 2^20; bytes 4 KiB, 64 KiB, 1 MiB. The best
-of three timings a point is enough. Weights streaming and packing make the intercept: a proportional model is wrong.
+The grid: rows 1, 2, 16, 40, 256 (one row is a matrix-vector product, from two rows on numpy packs the weights: that
+step is real; up to some 30 rows packed weights wait for the memory, from there on for the arithmetic); weights H × 3d
+(one head; for contract 2dH and (H - d)H: onnxruntime takes a tenth longer for H², a power of two), H², H × F; keys 16,
+64, 256, 512; norm 16, 64, 256 rows, activation 64, 256; bytes 4 KiB, 64 KiB, 1 MiB. Weights streaming and packing make
+the intercept: a proportional model is wrong.
 
 The cluster file carries a curve as two axes named as above and a matrix of seconds, first argument along the rows.
 """

@@ -1,9 +1,16 @@
 """A profile describes every rank, fits the planner, and survives its file."""
 
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
 from hepti_mpi import profile as measure
+from hepti_mpi import profile_links, timing
 from hepti_mpi.memory import free_bytes
 from hepti_mpi.products import NUMPY
-from solver.cluster import read_cluster, write_cluster
+from hepti_mpi.profile_kernels import measure_kernels
+from solver.cluster import Link, read_cluster, write_cluster
 from solver.curves import Kernel
 from solver.model import ModelSpec, TextInput
 from solver.systems import make_plan
@@ -13,7 +20,8 @@ SPEC = ModelSpec("small", hidden=64, ffn=256, heads=4, layers=2, input=TextInput
 
 def test_a_profile_describes_every_rank(world, monkeypatch, tmp_path):
     """Names, speeds, memory, links and all curves; the same on all ranks."""
-    monkeypatch.setattr(measure, "WINDOW_S", 0.001)
+    monkeypatch.setattr(timing, "LEAST_S", 0.05)
+    monkeypatch.setattr(timing, "MOST_S", 0.5)
 
     cluster = measure.profile(SPEC, world, "numpy")
 
@@ -30,11 +38,9 @@ def test_a_profile_describes_every_rank(world, monkeypatch, tmp_path):
     assert plan.predicted.seconds > 0
 
 
-def test_more_work_takes_longer(world, monkeypatch):
+def test_more_work_takes_longer(world):
     """The curve of a product grows with the rows and with the weights."""
-    monkeypatch.setattr(measure, "WINDOW_S", 0.01)
-
-    seconds = measure.measure_kernels(SPEC, NUMPY).kernels[Kernel.PROJECT].seconds
+    seconds = measure_kernels(SPEC, NUMPY, world).kernels[Kernel.PROJECT].seconds
 
     assert 0 < seconds[1][-1] < seconds[-1][-1]  # 2 and 256 rows
     assert 0 < seconds[-1][0] < seconds[-1][-1]  # one head's weights and the MLP's
@@ -49,3 +55,30 @@ def test_a_profile_is_for_these_hosts_and_this_shape(world):
     assert found[0] == found[1]
     assert found[0] != measure.fingerprint(wide, world, "numpy")
     assert found[0] != measure.fingerprint(SPEC, world, "onnxruntime")
+
+
+@pytest.mark.parametrize(("looks", "exceptions"), [([60e6, 117e6], 0), ([30e6, 30e6, 31e6], 1)])
+def test_a_pair_is_an_exception_only_if_further_looks_agree(monkeypatch, looks, exceptions):
+    """Of three devices, the first two seem slow; the best of three looks counts, and less where one shows them fast."""
+    first = iter(looks)
+    monkeypatch.setattr(profile_links, "_own", lambda group, rank: 117e6)
+    monkeypatch.setattr(
+        profile_links, "_pair", lambda group, pair: Link(next(first) if pair == (0, 1) else 117e6, 200e-6)
+    )
+
+    found = profile_links.measure_links(SimpleNamespace(size=3)).exceptions("abc")
+
+    assert len(found) == exceptions
+    assert all(link.bandwidth_bytes_per_s == 31e6 for link in found.values())
+
+
+def test_kernels_are_timed_in_turn(world, monkeypatch):
+    """So that each finds its weights where a layer finds them, not in a cache."""
+    monkeypatch.setattr(timing, "LEAST_S", 0.01)
+    order = []
+
+    seconds = timing.seconds_of([partial(order.append, number) for number in range(3)], world)
+
+    assert len(seconds) == 3
+    assert order == [0, 1, 2] * (len(order) // 3)
+    assert len(order) > 3 * timing.LEAST_ROUNDS

@@ -1,0 +1,65 @@
+"""All ranks profile themselves and time shapes that a profile does not measure, in turn; rank 0 prints them as JSON.
+
+shapes.py MODEL BACKEND TIMES    {host: [[curves, [[kernel, first, second, heads, seconds], …]], …]}
+
+The shapes are those of a layer: 37, 100 and 200 rows of it all, and 3, 7 and 11 heads of 100 and 256 rows.
+"""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from hepti_mpi import backends
+from hepti_mpi.comm import host_name, world
+from hepti_mpi.products import NUMPY
+from hepti_mpi.profile_kernels import kernel_grids, measure_kernels
+from hepti_mpi.timing import seconds_of
+from solver.curves import Kernel, curves_to_table
+from solver.model import named_model
+
+ROWS, HEADS, HEAD_ROWS, KEYS = (37, 100, 200), (3, 7, 11), (100, 256), 256
+
+group = world()
+spec, backend, times = named_model(sys.argv[1]), backends.backend(sys.argv[2]), int(sys.argv[3])
+make = backend.product
+H, F, d = spec.hidden, spec.ffn, spec.head_dim
+numbers = np.random.default_rng(1).standard_normal((KEYS, F), np.float32)
+
+
+def weights(rows, columns):
+    return np.resize(0.02 * numbers, (rows, columns))
+
+
+into = {n: make(weights(n, H), weights(1, n)[0]) for n in (2 * H, *(3 * d * heads for heads in HEADS))}
+out = {n: make(weights(n, H), None) for n in (H, F, *(d * heads for heads in HEADS))}
+up = make(weights(F, H), weights(1, F)[0], spec.activation)
+x = np.ascontiguousarray(numbers[:, :H])
+calls = {}
+for rows in ROWS:
+    calls["mlp in", rows, H * F, 1] = partial(up, x[:rows])
+    calls[Kernel.PROJECT, rows, 2 * H * H, 1] = partial(into[2 * H], x[:rows])
+    calls[Kernel.CONTRACT, rows, H * F, 1] = partial(out[F], np.ascontiguousarray(numbers[:rows]))
+    calls[Kernel.CONTRACT, rows, H * H, 1] = partial(out[H], x[:rows])
+    calls[Kernel.NORM, rows * H, 0, 1] = kernel_grids(spec, NUMPY)[Kernel.NORM].call(rows, 1)
+for rows, heads in ((rows, heads) for heads in HEADS for rows in HEAD_ROWS):
+    calls[Kernel.PROJECT, rows, 3 * d * H * heads, 1] = partial(into[3 * d * heads], x[:rows])
+    calls[Kernel.CONTRACT, rows, d * H * heads, 1] = partial(
+        out[d * heads], np.ascontiguousarray(x[:rows, : d * heads])
+    )
+for rows, heads in (*((rows, spec.heads) for rows in ROWS), *((KEYS, heads) for heads in HEADS)):
+    q, k, pieces = x[:rows, : d * heads], x[:, : d * heads], [(slice(0, rows), slice(0, KEYS))]
+    calls[Kernel.ATTEND, rows, KEYS, heads] = partial(backend.attend, q, k, k, pieces, d)
+
+found = []
+for _ in range(times):
+    curves = measure_kernels(spec, backend, group)
+    seconds = seconds_of(list(calls.values()), group)
+    found.append([curves_to_table(curves), [[*key, taken] for key, taken in zip(calls, seconds, strict=True)]])
+everything = group.on_all(lambda: (host_name(), found))
+if group.rank == 0:
+    print(json.dumps(dict(everything)), flush=True)
