@@ -7,7 +7,11 @@ import pytest
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
-from hepti_mpi import comm
+from hepti_mpi.__main__ import limit_threads
+
+limit_threads()  # as `python -m hepti_mpi` does: BLAS threads of several ranks wait for each other
+
+from hepti_mpi import comm  # noqa: E402
 
 HERE = Path(__file__).parent
 
