@@ -75,6 +75,19 @@ def test_ctrl_c_ends_a_run(small):
     assert processes(small) == set()
 
 
+def test_a_run_that_has_lost_a_host_ends_when_told(small):
+    """A host whose cable is cut keeps mpirun waiting without a word."""
+    with small.running("idle.py") as process:
+        small.lab("cut", "pi-1")
+        try:
+            process.terminate()
+
+            assert process.wait(timeout=40) != 0
+            assert processes(small) == set()
+        finally:
+            small.lab("mend", "pi-1")
+
+
 def test_down_clears_away_what_a_crash_left(tmp_path):
     """`up` killed at different moments; the state file may not even exist."""
     runner = LabRunner(own("crash"))
