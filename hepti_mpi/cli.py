@@ -32,6 +32,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if options.input == "-" and (options.repeat, options.warmup) != (1, 0):
         raise HeptiError("--repeat and --warmup compute a file again: what standard input asks is answered once")
     options.backend = chosen(options.backend)
+    options.wire = Wire(options.wire)
     check_precision(options.precision, options.backend)
     sources = [name for name in ("text", "input", "random") if getattr(options, name) is not None]
     if len(sources) > 1:
@@ -61,7 +62,7 @@ def parser() -> Parser:
     how.add_argument("--backend", choices=NAMES, default="auto", help="kernels (default: %(default)s)")
     how.add_argument("--precision", choices=PRECISIONS, default="float32", help="of products (default: %(default)s)")
     how.add_argument(
-        "--wire", choices=list(Wire), type=Wire, default=Wire.FLOAT32, help="how numbers travel (default: %(default)s)"
+        "--wire", choices=[*map(str, Wire)], default=Wire.FLOAT32, help="how numbers travel (default: %(default)s)"
     )
     measure = parser.add_argument_group("measuring")
     measure.add_argument("--repeat", type=int, default=1, metavar="N", help="compute everything N times")
