@@ -110,7 +110,8 @@ def lab_up(word, folder, *options, **settings):
     path = write_cluster(folder / f"{name}.toml", **settings)
     done = runner.launch("lab", "up", path, "--json", *options)
     assert done.returncode == 0, done.stderr
-    runner.measured = json.loads(done.stdout)["hosts"]
+    report = json.loads(done.stdout)
+    runner.measured, runner.notes = report["hosts"], report["notes"]
     try:
         yield runner
     finally:

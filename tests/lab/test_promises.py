@@ -66,10 +66,14 @@ def test_an_exceptional_link_is_slower_than_the_others(tmp_path):
     assert [host["achieved_mbps"] for host in lab.measured] == pytest.approx(asked, rel=0.05)
 
 
-def test_up_has_measured_what_it_promises(odd, usual):
-    for host in odd.measured + usual.measured:
-        assert host["achieved_gflops"] == pytest.approx(host["asked_gflops"], rel=0.08)
-        assert host["achieved_mbps"] == pytest.approx(host["asked_mbps"], rel=0.05)
+def test_up_has_measured_what_it_promises_or_says_so(odd, usual):
+    """While neighbours of this machine work, a host may get less than it is promised: then a note names it."""
+    for lab in (odd, usual):
+        for host in lab.measured:
+            robbed = any(note.startswith(f"{host['host']} achieved") for note in lab.notes)
+
+            assert robbed or host["achieved_gflops"] == pytest.approx(host["asked_gflops"], rel=0.08)
+            assert host["achieved_mbps"] == pytest.approx(host["asked_mbps"], rel=0.05)
 
 
 def test_speed_follows_within_a_second_of_set(usual):
