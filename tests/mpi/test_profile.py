@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from hepti_mpi import profile as measure
-from hepti_mpi import profile_links, timing
+from hepti_mpi import profile_command, profile_links, timing
 from hepti_mpi.memory import free_bytes
 from hepti_mpi.products import NUMPY
 from hepti_mpi.profile_kernels import measure_kernels
 from solver.cluster import Link, read_cluster, write_cluster
 from solver.curves import Kernel
+from solver.errors import HeptiError
 from solver.model import ModelSpec, TextInput
 from solver.systems import make_plan
 
@@ -82,3 +83,8 @@ def test_kernels_are_timed_in_turn(world, monkeypatch):
     assert len(seconds) == 3
     assert order == [0, 1, 2] * (len(order) // 3)
     assert len(order) > 3 * timing.LEAST_ROUNDS
+
+
+def test_numpy_is_not_profiled_in_int8():
+    with pytest.raises(HeptiError, match="--precision int8 needs --backend onnxruntime, here it is numpy"):
+        profile_command.parse(["--model", "tiny", "--out", "x.toml", "--backend", "numpy", "--precision", "int8"])
