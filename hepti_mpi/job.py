@@ -9,7 +9,7 @@ from functools import partial
 
 from rich.console import Console
 
-from hepti_mpi import defaults, hosts
+from hepti_mpi import defaults, hosts, outputs
 from hepti_mpi.backends import backend
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group

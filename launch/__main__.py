@@ -5,19 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from launch import bench_command, doctor_command, lab_command
 from solver.command import Parser
 from solver.errors import HeptiError
-
-
-class Parser(argparse.ArgumentParser):
-    """Argparse with errors of one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage first."""
-        raise HeptiError(f"{message} (see {self.prog} --help)")
 
 
 def main(arguments: Sequence[str]) -> int:
