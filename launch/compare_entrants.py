@@ -9,11 +9,13 @@ from itertools import product
 import numpy as np
 
 from launch.single import RUNTIMES
-from solver.advice import bounds, lacks
+from solver.advice import bounds
 from solver.cluster import Cluster
+from solver.compare import lacks
 from solver.cost import price, setting
 from solver.errors import HeptiError
 from solver.model import ModelSpec
+from solver.pipeline import price_plan
 from solver.plan import Plan, Wire
 from solver.systems import make_plan
 
@@ -96,15 +98,15 @@ def planned(
         entry = Entry(system, kernels, wire)
         try:
             plan = make_plan(system, spec, cluster, rows, Wire(wire))
-            priced = price(setting(spec, cluster, rows), plan)
+            priced = price_plan(spec, cluster, plan, rows)
         except HeptiError as error:
             absent.append(Absent(entry, str(error)))
             continue
-        if missing := lacks(spec, cluster, plan, priced):
+        if missing := lacks(spec, cluster, plan, priced.weights_bytes):
             absent.append(Absent(entry, missing))
             continue
         bound = bounds(spec, cluster, rows, priced)
-        found.append(Entrant(entry, priced.seconds, bound.compute_s, bound.exchange_s, plan))
+        found.append(Entrant(entry, priced.prediction.seconds, bound.compute_s, bound.exchange_s, plan))
     return found, absent
 
 

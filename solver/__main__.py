@@ -10,20 +10,28 @@ from pathlib import Path
 from rich.console import Console
 
 from solver.advice import alternatives, bounds, limits, upgrades
+from solver.cluster import Cluster
 from solver.command import Parser
+from solver.compare import compare, winners
 from solver.cost import price, setting
 from solver.errors import HeptiError
 from solver.model import DEFAULT_ROWS, ModelSpec, named_model, request_rows
-from solver.plan import Wire
+from solver.pipeline import price_plan
+from solver.plan import Plan, Wire
 from solver.plan_file import plan_to_json
 from solver.planner import solve
-from solver.plot import plot_timeline
+from solver.plot import plot_timeline, plot_winners
 from solver.ready import find_cluster
 from solver.report import print_advice, print_comparison, print_plan, to_json
+from solver.report_systems import print_stages, print_systems, stages_to_json, systems_to_json
 from solver.systems import DEFAULT, PLANNERS, make_plan
 from solver.whatif import BOARDS, changed
 
 EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4.toml --rows 256 --out plan.json"
+OBJECTIVES = ("latency", "throughput")
+# Where the map says who wins: links from slow radio to beyond a gigabit, and times the memory that the devices have.
+MAP_MBPS = (10, 30, 100, 240, 500, 940, 2350)
+MAP_MEMORY = (0.125, 0.25, 0.5, 1, 2)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,6 +59,11 @@ def _parser() -> Parser:
     parser.add_argument(
         "--wire", choices=[*Wire], default=Wire.FLOAT32, help="numbers on the wire (default: %(default)s)"
     )
+    parser.add_argument(
+        "--objective", choices=OBJECTIVES, default="latency", help="one request, or many (default: %(default)s)"
+    )
+    parser.add_argument("--compare", action="store_true", help="predict all systems side by side, and plan by none")
+    parser.add_argument("--map", type=Path, metavar="FILE.svg|png", help="draw who wins over bandwidth and memory")
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan")
     parser.add_argument("--json", action="store_true", help="print the plan and all about it as JSON, not as tables")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg|png", help="draw the timeline (needs matplotlib)")
@@ -69,6 +82,13 @@ def _run(options: argparse.Namespace) -> None:
     cluster = changed(find_cluster(options.cluster), options.set, options.add, options.without)
     rows = request_rows(spec, options.rows)
     wire = Wire(options.wire)
+    if options.compare or options.map:
+        _compare(options, spec, cluster, rows)
+        return
+    if options.objective == "throughput":
+        if options.system not in (DEFAULT, "hepti-throughput"):
+            raise HeptiError(f"--objective throughput is for --system hepti, {options.system} has its own objective")
+        options.system = "hepti-throughput"
     solution = solve(spec, cluster, rows, wire=wire) if options.system == DEFAULT else None
     plan = make_plan(options.system, spec, cluster, rows, wire) if solution is None else solution.plan
     if options.out:
@@ -76,6 +96,9 @@ def _run(options: argparse.Namespace) -> None:
             options.out.write_text(plan_to_json(plan), encoding="utf-8")
         except OSError as error:
             raise HeptiError(f"cannot write plan {options.out}: {error.strerror}") from error
+    if not plan.in_one:
+        _show_stages(options, spec, cluster, plan, rows)
+        return
     priced = price(setting(spec, cluster, rows), plan)
     if options.plot:
         title = f"{spec.name}, {rows} rows, {plan.system}: {1e3 * priced.seconds:.0f} ms"
@@ -90,6 +113,32 @@ def _run(options: argparse.Namespace) -> None:
     print_comparison(console, plan, others, bound)
     if solution:
         print_advice(console, solution, limits(cluster, solution), better)
+
+
+def _show_stages(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> None:
+    if options.plot:
+        raise HeptiError(f"--plot draws one stage of all devices, the plan by {plan.system} has others")
+    found = price_plan(spec, cluster, plan, rows)
+    if options.json:
+        print(stages_to_json(plan, found), end="")
+    else:
+        print_stages(Console(highlight=False), cluster, plan, found)
+
+
+def _compare(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: int) -> None:
+    title = f"{spec.name}, {rows} rows"
+    if options.compare:
+        entries = compare(spec, cluster, rows, Wire(options.wire))
+        if options.json:
+            print(systems_to_json(cluster, entries, rows), end="")
+        else:
+            print_systems(Console(highlight=False), entries, title)
+    if options.map:
+        # What is made for the other objective wins nowhere.
+        systems = [name for name in PLANNERS if options.objective == "throughput" or name != "hepti-throughput"]
+        mbps, times, wire = MAP_MBPS, MAP_MEMORY, Wire(options.wire)
+        names = winners(spec, cluster, rows, [each * 1e6 / 8 for each in mbps], times, systems, options.objective, wire)
+        plot_winners(names, mbps, [f"{each:g} times" for each in times], options.map, f"{title}: {options.objective}")
 
 
 def _model(argument: str, layers: int | None) -> ModelSpec:

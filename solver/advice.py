@@ -8,25 +8,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solver.cluster import GIB, Cluster, Device
-from solver.cost import Price, price, setting, work_bytes
-from solver.errors import InfeasiblePlanError
+from solver.compare import Entry, compare
+from solver.cost import Price
 from solver.model import ModelSpec
-from solver.plan import Plan, Wire
+from solver.pipeline import PricedPlan
+from solver.plan import Wire
 from solver.planner import Solution, solve
-from solver.systems import DEFAULT, PLANNERS, make_plan
+from solver.systems import DEFAULT, PLANNERS
 
-MIB = 2**20
 LINKS_MBPS = (94, 940, 2350, 9400)  # what Ethernet of 0.1 to 10 Gbit/s carries of TCP
 WORTH = 0.005  # of the seconds: what an upgrade has to save to be told
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """Another plan: its seconds, and why it cannot be run, if so."""
-
-    system: str
-    seconds: float
-    lacks: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,39 +36,18 @@ class Upgrade:
     saved_s: float
 
 
-def alternatives(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> list[Alternative]:
+def alternatives(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> list[Entry]:
     """Return what the other systems would reach, with the same wire."""
-    s, found = setting(spec, cluster, rows), []
-    for system in PLANNERS:
-        if system == DEFAULT:
-            continue
-        try:
-            plan = make_plan(system, spec, cluster, rows, wire)
-        except InfeasiblePlanError as error:
-            found.append(Alternative(system, np.inf, str(error)))
-            continue
-        priced = price(s, plan)
-        found.append(Alternative(_name(system, plan), priced.seconds, lacks(spec, cluster, plan, priced)))
-    return found
+    return compare(spec, cluster, rows, wire, [system for system in PLANNERS if not system.startswith(DEFAULT)])
 
 
-def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price) -> Bounds:
+def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price | PricedPlan) -> Bounds:
     """Return the lower bounds of a plan."""
     H, F, S = spec.hidden, spec.ffn, rows
     flop = spec.layers * (8 * S * H * H + 4 * S * S * H + 4 * S * H * F)
     bandwidth = np.array([cluster.bandwidth(rank) for rank in range(len(cluster.devices))])
     compute_s = flop / sum(device.compute_flop_per_s for device in cluster.devices)
     return Bounds(compute_s, float((priced.moved_bytes / bandwidth).max()))
-
-
-def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, priced: Price) -> str:
-    """Return what memory a plan lacks, in words; nothing where it fits."""
-    needs = work_bytes(spec, plan.rows)
-    for device, held in zip(cluster.devices, priced.weights_bytes, strict=True):
-        short = held + needs - device.memory_bytes
-        if short > 0 and held > 0:
-            return f"{device.name}: {-(-short // MIB)} MiB short"
-    return ""
 
 
 def limits(cluster: Cluster, solution: Solution) -> list[str]:
@@ -134,7 +104,3 @@ def _with(cluster: Cluster, rank: int, device: Device) -> Cluster:
     devices = list(cluster.devices)
     devices[rank] = device
     return replace(cluster, devices=tuple(devices))
-
-
-def _name(system: str, plan: Plan) -> str:
-    return f"single:{plan.devices[plan.stages[0].active[0]]}" if system == "single" else system

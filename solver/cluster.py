@@ -129,7 +129,11 @@ class Cluster:
                 f"{source} has {len(self.devices)} devices, the job has {ranks} ranks: "
                 f"start {len(self.devices)} ranks or add devices"
             )
-        devices = self.devices[:ranks]
+        return self.only(range(ranks))
+
+    def only(self, ranks: Iterable[int]) -> Cluster:
+        """Return the cluster of some of the devices, in this order."""
+        devices = tuple(self.devices[rank] for rank in ranks)
         names = {device.name for device in devices}
         links = {pair: link for pair, link in self.links.items() if pair <= names}
         return replace(self, devices=devices, links=links)

@@ -100,10 +100,10 @@ def price(s: Setting, plan: Plan) -> Price:
     Raises
     ------
     HeptiError
-        If the plan has several stages.
+        If the plan has several stages, or its stage not all devices: `solver.pipeline` prices these.
     """
-    if len(plan.stages) > 1:
-        raise HeptiError(f"the plan has {len(plan.stages)} stages: only plans of one stage can be priced so far")
+    if not plan.in_one:
+        raise HeptiError(f"the plan has {len(plan.stages)} stages, or not all devices in one: price it as a pipeline")
     s = replace(s, wire=plan.wire, tile_rows=plan.tile_rows)
     active = np.isin(np.arange(s.devices), plan.stages[0].active)
     steps = [
@@ -115,10 +115,10 @@ def price(s: Setting, plan: Plan) -> Price:
 
 def weights_bytes(spec: ModelSpec, plan: Plan, rank: int) -> int:
     """Return the float32 bytes that `rank` holds: `shares.weights_bytes`, but one layer of each run stands for all."""
+    place = plan.place(rank)
     runs = (
         span.size * sum(math.prod(piece.shape) for piece in layer_slices(spec, plan, span.start, rank))
-        for stage in plan.stages
-        for span, _ in stage.layers
+        for span, _ in (place[0].layers if place else ())
     )
     return FLOAT_BYTES * sum(runs) + (ends_bytes(spec) if rank == 0 else 0)
 

@@ -97,6 +97,24 @@ def prices(seconds: Sequence[float], held: Sequence[Floats], room: Floats, layer
     return Prices(per_byte, program.all_layers.pi, float(pulp.value(program.problem.objective)))
 
 
+def least_windows(seconds: Sequence[float], holds: Sequence[int], layers: int) -> list[int]:
+    """Choose w_m, the layers of every device of a ring: least sum_m t_m w_m, sum_m w_m = L, 1 <= w_m <= what m holds.
+
+    Parameters
+    ----------
+    seconds, holds
+        t_m, and the most layers of every device; they hold L or more between them, and are L or fewer.
+    layers
+        L.
+    """
+    problem = pulp.LpProblem("windows_of_the_ring", pulp.LpMinimize)
+    windows = [problem.add_variable(f"w_{m}", 1, most, pulp.LpInteger) for m, most in enumerate(holds)]
+    problem += pulp.lpDot([value / max(seconds) for value in seconds], windows)
+    problem += pulp.lpSum(windows) == layers, "all_layers"
+    problem.solve(_solver())
+    return [round(window.value()) for window in windows]
+
+
 class _Program:
     """The program; bytes count as parts of the largest layer, since solvers dislike coefficients far from one."""
 

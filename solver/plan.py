@@ -126,6 +126,19 @@ class Stage:
     devices: tuple[str, ...]
     layers: tuple[tuple[Span, LayerPlan], ...]  # runs of equal layers
 
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise HeptiError(f"plan: the stage of {', '.join(self.devices)} has no layers")
+
+    @property
+    def span(self) -> Span:
+        """The layers of the stage."""
+        return Span(self.layers[0][0].start, self.layers[-1][0].stop)
+
+    def layer(self, number: int) -> LayerPlan | None:
+        """Return the cuts of one layer; None where the stage does not have it."""
+        return next((layer for span, layer in self.layers if span.start <= number < span.stop), None)
+
     @property
     def active(self) -> tuple[int, ...]:
         """Ranks that have a share; the others take no part in any exchange."""
@@ -151,7 +164,8 @@ class Plan:
     Parameters
     ----------
     stages
-        In the order of their layers.
+        In the order of their layers, one behind the other; where layer 0 comes again, another replica begins. A device
+        is in one stage at most.
     model_name, model_fingerprint
         What it is for; no fingerprint where a person wrote the plan.
     cluster_fingerprint, system
@@ -164,6 +178,8 @@ class Plan:
         The number format of the exchanges that it was made for.
     predicted
         What the planner expects.
+    devices
+        All devices in rank order, also those that hold nothing; where not given, those of the stages in their order.
     """
 
     stages: tuple[Stage, ...]
@@ -175,11 +191,36 @@ class Plan:
     tile_rows: int = 0
     wire: Wire = Wire.FLOAT32
     predicted: Prediction | None = field(default=None)
+    devices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            names = dict.fromkeys(name for stage in self.stages for name in stage.devices)
+            object.__setattr__(self, "devices", tuple(names))
 
     @property
-    def devices(self) -> tuple[str, ...]:
-        """Device names in rank order, over all stages."""
-        return tuple(dict.fromkeys(name for stage in self.stages for name in stage.devices))
+    def in_one(self) -> bool:
+        """Whether there is one stage, of all devices."""
+        return len(self.stages) == 1 and self.stages[0].devices == self.devices
+
+    @property
+    def replicas(self) -> tuple[tuple[Stage, ...], ...]:
+        """Stages that have every layer between them, for every replica."""
+        found: list[list[Stage]] = []
+        for stage in self.stages:
+            if not found or stage.span.start == 0:
+                found.append([])
+            found[-1].append(stage)
+        return tuple(map(tuple, found))
+
+    def place(self, rank: int) -> tuple[Stage, int] | None:
+        """Return the stage that a rank is in, and its number among the stage's devices; None where it is in none."""
+        name = self.devices[rank]
+        return next(((stage, stage.devices.index(name)) for stage in self.stages if name in stage.devices), None)
+
+    def ranks(self, stage: Stage) -> tuple[int, ...]:
+        """Return the ranks of a stage's devices."""
+        return tuple(self.devices.index(name) for name in stage.devices)
 
     def check(self, spec: ModelSpec, ranks: int) -> None:
         """Refuse a plan that does not fit the model or the number of ranks.
@@ -199,24 +240,28 @@ class Plan:
                 f"the plan is for {len(self.devices)} devices, the job has {ranks} ranks: start mpirun with "
                 f"-np {len(self.devices)} or plan again for {ranks}"
             )
-        runs = [(span, layer, len(stage.devices)) for stage in self.stages for span, layer in stage.layers]
-        try:
-            covered = Partition(tuple(span for span, _, _ in runs))
-        except HeptiError as error:
-            raise HeptiError(f"plan: layers: {error}") from error
-        if covered.total != spec.layers:
-            raise HeptiError(f"the plan has {covered.total} layers, model {spec.name} has {spec.layers}")
-        for span, layer, devices in runs:
-            where = f"plan: layers {span.start} to {span.stop - 1}"
-            _check_block(layer.attention, f"{where}, attention", spec, devices, spec.heads, "heads")
-            _check_block(layer.mlp, f"{where}, mlp", spec, devices, spec.ffn, "ffn columns")
+        self._check_devices()
+        for replica in self.replicas or ((),):
+            _check_replica(replica, spec)
+
+    def _check_devices(self) -> None:
+        seen: set[str] = set()
+        for stage in self.stages:
+            order = [name for name in self.devices if name in stage.devices]
+            if list(stage.devices) != order:
+                raise HeptiError(
+                    f"plan: devices {', '.join(stage.devices)} of a stage do not stand in the order of the ranks, "
+                    f"{', '.join(self.devices)}"
+                )
+            for name in seen.intersection(stage.devices):
+                raise HeptiError(f"plan: device {name} is in two stages: a device can be in one")
+            seen.update(stage.devices)
 
     def layer(self, number: int) -> LayerPlan:
-        """Return the cuts of one layer."""
+        """Return the cuts of one layer, in the first replica."""
         for stage in self.stages:
-            for span, layer in stage.layers:
-                if span.start <= number < span.stop:
-                    return layer
+            if (layer := stage.layer(number)) is not None:
+                return layer
         raise HeptiError(f"the plan has no layer {number}")
 
 
@@ -233,6 +278,20 @@ def _check_shares(shares: tuple[float, ...]) -> None:
         raise HeptiError(f"shares of rows {list(shares)}: every one must be between 0 and 1")
     if abs(math.fsum(shares) - 1) > slack:
         raise HeptiError(f"shares of rows {list(shares)} add up to {math.fsum(shares):g}, not 1")
+
+
+def _check_replica(replica: Sequence[Stage], spec: ModelSpec) -> None:
+    runs = [(span, layer, len(stage.devices)) for stage in replica for span, layer in stage.layers]
+    try:
+        covered = Partition(tuple(span for span, _, _ in runs))
+    except HeptiError as error:
+        raise HeptiError(f"plan: layers: {error}") from error
+    if covered.total != spec.layers:
+        raise HeptiError(f"the plan has {covered.total} layers, model {spec.name} has {spec.layers}")
+    for span, layer, devices in runs:
+        where = f"plan: layers {span.start} to {span.stop - 1}"
+        _check_block(layer.attention, f"{where}, attention", spec, devices, spec.heads, "heads")
+        _check_block(layer.mlp, f"{where}, mlp", spec, devices, spec.ffn, "ffn columns")
 
 
 def _check_block(block: BlockPlan, where: str, spec: ModelSpec, devices: int, inner: int, unit: str) -> None:

@@ -65,6 +65,7 @@ def plan_to_json(plan: Plan) -> str:
         "rows": plan.rows,
         "tile_rows": plan.tile_rows,
         "wire": str(plan.wire),
+        "devices": list(plan.devices),
         "stages": [
             {
                 "devices": list(stage.devices),
@@ -94,8 +95,12 @@ def plan_to_json(plan: Plan) -> str:
 
 def _plan(table: dict[str, Any]) -> Plan:
     model, cluster = _get(table, "model", dict), _get(table, "cluster", dict, {})
+    stages = tuple(_stage(entry) for entry in _get(table, "stages", list))
+    devices = _devices(table) if "devices" in table else ()
+    for name in (name for stage in stages for name in stage.devices if devices and name not in devices):
+        raise HeptiError(f"plan: a stage has device {name}, devices are {', '.join(devices)}")
     return Plan(
-        stages=tuple(_stage(entry) for entry in _get(table, "stages", list)),
+        stages=stages,
         model_name=_get(model, "name", str),
         model_fingerprint=_get(model, "fingerprint", str, ""),
         cluster_fingerprint=_get(cluster, "fingerprint", str, ""),
@@ -104,6 +109,7 @@ def _plan(table: dict[str, Any]) -> Plan:
         tile_rows=_not_negative(_get(table, "tile_rows", int, 0), "tile_rows"),
         wire=Wire(_one_of(_get(table, "wire", str, "float32"), "wire", list(Wire))),
         predicted=_prediction(_get(table, "predicted", dict)) if "predicted" in table else None,
+        devices=devices,
     )
 
 
@@ -118,10 +124,14 @@ def _prediction(entry: Any) -> Prediction:
 
 
 def _stage(entry: Any) -> Stage:
+    return Stage(_devices(entry), tuple(_run(run) for run in _get(entry, "layers", list)))
+
+
+def _devices(entry: Any) -> tuple[str, ...]:
     devices = tuple(_is(name, str, "the name of a device") for name in _get(entry, "devices", list))
     if len(set(devices)) < len(devices):
         raise HeptiError(f"plan: devices {', '.join(devices)}: one is named twice")
-    return Stage(devices, tuple(_run(run) for run in _get(entry, "layers", list)))
+    return devices
 
 
 def _run(entry: Any) -> tuple[Span, LayerPlan]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,26 @@ def plot_timeline(cluster: Cluster, price: Price, path: Path, title: str) -> Non
     axes.set_xlabel("ms; of layers that follow each other alike, one is drawn")
     figure.suptitle(title, x=0.01, ha="left")
     figure.legend(loc="outside upper right", ncols=2)
+    save_figure(figure, path)
+
+
+def plot_winners(
+    names: Sequence[Sequence[str]], bandwidths_mbps: Sequence[float], memories: Sequence[str], path: Path, title: str
+) -> None:
+    """Draw who wins where: `names` are [memory][bandwidth], "" where nothing can be run."""
+    known = sorted({name for row in names for name in row})
+    figure = new_figure(2 + 1.5 * len(bandwidths_mbps), 1.5 + 0.7 * len(memories))
+    axes = figure.subplots()
+    places = [[known.index(name) for name in row] for row in names]
+    axes.imshow(places, cmap="Pastel1", vmin=0, vmax=max(8, len(known)), aspect="auto", origin="lower")
+    for row, line in enumerate(names):
+        for column, name in enumerate(line):
+            axes.text(column, row, name or "nothing fits", ha="center", va="center", fontsize=8)
+    axes.set_xticks(range(len(bandwidths_mbps)), [f"{mbps:g}" for mbps in bandwidths_mbps])
+    axes.set_yticks(range(len(memories)), memories)
+    axes.set_xlabel("Mbps of every link")
+    axes.set_ylabel("memory of every device")
+    figure.suptitle(title, x=0.01, ha="left")
     save_figure(figure, path)
 
 

@@ -10,8 +10,9 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from solver.advice import Alternative, Bounds, Upgrade
+from solver.advice import Bounds, Upgrade
 from solver.cluster import Cluster
+from solver.compare import Entry
 from solver.cost import Price
 from solver.plan import BlockPlan, LayerPlan, Plan, Wire
 from solver.plan_file import plan_to_json
@@ -52,7 +53,7 @@ def _routes(plan: Plan) -> str:
     return " and ".join(sorted({str(block.route) for block in blocks} - {Route.DIRECT}))
 
 
-def print_comparison(console: Console, plan: Plan, others: Sequence[Alternative], bound: Bounds) -> None:
+def print_comparison(console: Console, plan: Plan, others: Sequence[Entry], bound: Bounds) -> None:
     """Print the plan beside what else there is, and what it cannot beat."""
     assert plan.predicted is not None
     table = Table(title="predicted", title_justify="left")
@@ -85,7 +86,7 @@ def print_advice(console: Console, solution: Solution, spent: Sequence[str], upg
 
 
 def to_json(
-    cluster: Cluster, plan: Plan, priced: Price, others: Sequence[Alternative], bound: Bounds,
+    cluster: Cluster, plan: Plan, priced: Price, others: Sequence[Entry], bound: Bounds,
     solution: Solution | None, upgrades: Sequence[Upgrade],
 ) -> str:  # fmt: skip
     """Return the plan's JSON, which can be run as it is, with all that the tables say."""

@@ -21,8 +21,8 @@ ROUTED = 48  # tiles that routes are tried with besides: what is passed on has t
 
 
 def best_sending(s: Setting, plan: Plan) -> Plan:
-    """Return the plan with the tiles and the routes that make it fastest; as it is, if it has several stages."""
-    if len(plan.stages) > 1:
+    """Return the plan with the tiles and routes that make it fastest; as it is, where not all devices share a stage."""
+    if not plan.in_one:
         return plan
     devices = len(plan.stages[0].active)
     return _best(devices, lambda tile_rows, route: _sent(plan, tile_rows, route), lambda sent: price(s, sent).seconds)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from solver.model import ModelSpec, layer_tensor_shapes, tensor_shapes
 from solver.plan import BlockPlan, Cut, Plan
@@ -24,19 +24,35 @@ class TensorSlice:
     axis: int = 0
 
 
+def own_plan(plan: Plan, rank: int) -> Plan:
+    """Return the plan with the stage of this rank alone, of whose layers it holds a share; as it is without one."""
+    place = plan.place(rank)
+    return plan if place is None else replace(plan, stages=place[:1])
+
+
+def held_layers(plan: Plan, rank: int) -> Span:
+    """Return the layers of which a rank may hold a share."""
+    place = plan.place(rank)
+    return Span(0, 0) if place is None else place[0].span
+
+
 def rank_slices(spec: ModelSpec, plan: Plan, rank: int) -> list[TensorSlice]:
     """Return everything that `rank` holds, in file order; embeddings and heads are rank 0's."""
     slices = []
     if rank == 0:
         slices += [_whole(name, shape) for name, shape in tensor_shapes(spec).items() if not name.startswith("layers/")]
-    for layer in range(spec.layers):
+    held = held_layers(plan, rank)
+    for layer in range(held.start, held.stop):
         slices += layer_slices(spec, plan, layer, rank)
     return slices
 
 
 def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[TensorSlice]:
-    """Return what `rank` holds of one layer."""
-    cuts = plan.layer(layer)
+    """Return what `rank` holds of one layer; nothing of those that its stage does not have."""
+    place = plan.place(rank)
+    cuts = place and place[0].layer(layer)
+    if place is None or cuts is None:
+        return []
     shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
     blocks = (("attention", cuts.attention, spec.head_dim), ("mlp", cuts.mlp, 1))
     return [
@@ -44,7 +60,7 @@ def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[Ten
         for prefix, block, width in blocks
         for name, shape in shapes.items()
         if name.startswith(prefix)
-        for piece in _block_slices(f"layers/{layer}/{name}", shape, block, rank, width)
+        for piece in _block_slices(f"layers/{layer}/{name}", shape, block, place[1], width)
     ]
 
 
@@ -59,7 +75,7 @@ def weights_bytes(spec: ModelSpec, plan: Plan, rank: int, precision: str = "floa
 
 
 def _block_slices(name: str, shape: tuple[int, ...], block: BlockPlan, rank: int, width: int) -> Iterator[TensorSlice]:
-    """Yield the slice of one tensor; nothing where the rank's share is empty."""
+    """Yield the slice of one tensor; nothing where the share of `rank`, within its stage, is empty."""
     tensor = name.split("/", 2)[2]
     if tensor.endswith(COMMON_TENSORS):
         yield _whole(name, shape)

@@ -27,7 +27,7 @@ def starts_of(table: LayerTable, crew: Mask, seconds: Mapping[Axis, Floats], cap
             most = np.where(crew, _room(table, axis, caps, units if order else None), 0)
             if most.sum() < table.units[axis]:
                 break
-            units[axis] = _least_makespan(seconds[axis], most, table.units[axis])
+            units[axis] = least_makespan(seconds[axis], most, table.units[axis])
         else:
             starts.append({axis: units[axis] for axis in axes})
     if Axis.ROWS not in axes or len(axes) == 1:
@@ -56,7 +56,7 @@ def _room(table: LayerTable, axis: Axis, caps: Floats, given: Units | None) -> I
     return np.ceil(np.clip(room / whole, 0.0, 1.0) * total).astype(np.int64)
 
 
-def _least_makespan(seconds: Floats, most: Integers, total: int) -> Integers:
+def least_makespan(seconds: Floats, most: Integers, total: int) -> Integers:
     """Share `total` units so that the slowest device is as fast as can be; `seconds` [total + 1, p] never falls.
 
     Every unit that a device may take has the time at which it is done, if the device takes all units up to it. The

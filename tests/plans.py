@@ -32,16 +32,45 @@ def blocks(draw, ranks, inner, columns):
 
 
 @st.composite
-def plans(draw, spec=SPEC, max_ranks=4):
-    ranks = draw(st.integers(1, max_ranks))
-    stops = sorted(draw(st.sets(st.integers(1, spec.layers - 1))) | {0, spec.layers})
-    runs = tuple(
+def runs(draw, spec, start, stop, ranks):
+    """Draw what a stage of so many ranks does with layers `start` to `stop`."""
+    stops = sorted({start, stop} | draw(st.sets(st.integers(start, stop))))
+    return tuple(
         (
-            Span(start, stop),
+            Span(*ends),
             LayerPlan(draw(blocks(ranks, spec.heads, spec.hidden)), draw(blocks(ranks, spec.ffn, spec.hidden))),
         )
-        for start, stop in pairwise(stops)
+        for ends in pairwise(stops)
     )
+
+
+@st.composite
+def stages(draw, spec, names, max_replicas):
+    """Draw stages of one or more replicas; every device is in one, in any order of the ranks."""
+    shuffled = draw(st.permutations(range(len(names))))
+    crews = split(shuffled, draw(st.sets(st.integers(1, len(names)), max_size=len(names))))
+    starts = sorted(draw(st.sets(st.integers(1, len(crews)), max_size=max_replicas - 1)))
+    found = []
+    for crew_group in split(crews, starts):
+        crew_group = crew_group[: spec.layers]
+        size = len(crew_group) - 1
+        inner = draw(st.sets(st.integers(1, spec.layers - 1), min_size=size, max_size=size))
+        for crew, ends in zip(crew_group, pairwise(sorted({0, spec.layers} | inner)), strict=True):
+            devices = tuple(names[rank] for rank in sorted(crew))
+            found.append(Stage(devices, draw(runs(spec, *ends, len(crew)))))
+    return tuple(found)
+
+
+def split(items, stops):
+    """Cut a list at these places; no part is empty."""
+    ends = sorted({0, len(items)} | {stop for stop in stops if stop < len(items)})
+    return [list(items[start:stop]) for start, stop in pairwise(ends)]
+
+
+@st.composite
+def plans(draw, spec=SPEC, max_ranks=4, max_replicas=1):
+    ranks = draw(st.integers(1, max_ranks))
+    names = tuple(f"pi-{rank}" for rank in range(ranks))
     numbers = st.integers(0, 10**12)
     prediction = st.builds(
         Prediction,
@@ -50,7 +79,7 @@ def plans(draw, spec=SPEC, max_ranks=4):
         bytes_on_wire=numbers,
     )
     return Plan(
-        (Stage(tuple(f"pi-{rank}" for rank in range(ranks)), runs),),
+        draw(stages(spec, names, max_replicas)),
         model_name=spec.name,
         model_fingerprint=draw(st.sampled_from(["", spec.fingerprint])),
         cluster_fingerprint=draw(st.sampled_from(["", "0123456789ab"])),
@@ -59,4 +88,5 @@ def plans(draw, spec=SPEC, max_ranks=4):
         tile_rows=draw(st.integers(0, 512)),
         wire=draw(st.sampled_from(Wire)),
         predicted=draw(st.none() | prediction),
+        devices=names,
     )

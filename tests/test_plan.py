@@ -66,7 +66,7 @@ def load(table):
     return plan_from_json(json.dumps(table))
 
 
-@given(plans())
+@given(plans(max_replicas=3))
 def test_a_plan_survives_its_file(plan):
     """A plan written and read back is the same plan, and fits the model it was made for."""
     again = plan_from_json(plan_to_json(plan))
@@ -179,6 +179,58 @@ def test_a_plan_that_does_not_fit_is_refused(table, ranks, message):
         load(table).check(SPEC, ranks)
 
 
+ROWS = {"cut": "rows", "rows": [1]}
+
+
+def staged(*stages, **keys):
+    """Return the JSON of a plan of (devices, first layer, end) stages, one device each or equal rows."""
+    found = []
+    for devices, start, stop in stages:
+        rows = ROWS | {"rows": [1 / len(devices)] * len(devices)}
+        found.append({"devices": devices, "layers": [{"layers": [start, stop], "attention": rows, "mlp": rows}]})
+    return {"format": "hepti-plan/1", "model": {"name": "tiny"}, "stages": found} | keys
+
+
+def test_where_layer_0_comes_again_a_replica_begins():
+    plan = load(staged((["a", "b"], 0, 2), (["c"], 2, 4), (["d"], 0, 4), devices=["a", "b", "c", "d", "idle"]))
+    plan.check(SPEC, 5)
+
+    assert [[stage.devices for stage in replica] for replica in plan.replicas] == [[("a", "b"), ("c",)], [("d",)]]
+    assert [place and (place[0].span, place[1]) for place in map(plan.place, range(5))] == [
+        (Span(0, 2), 0), (Span(0, 2), 1), (Span(2, 4), 0), (Span(0, 4), 0), None,
+    ]  # fmt: skip
+    assert plan.ranks(plan.stages[1]) == (2,)
+    # Rank 2 holds its own two layers, and the one that is in no stage nothing.
+    held = {piece.name.split("/")[1] for piece in rank_slices(SPEC, plan, 2)}
+    assert held == {"2", "3"}
+    assert rank_slices(SPEC, plan, 4) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (staged((["a"], 0, 2), (["a"], 2, 4)), "device a is in two stages: a device can be in one"),
+        (staged((["b", "a"], 0, 4), devices=["a", "b"]), "devices b, a of a stage do not stand in the order of the"),
+        (staged((["a"], 0, 2), (["b"], 3, 4)), r"plan: layers: nobody has \[2, 3\)"),
+        (staged((["a"], 0, 4), (["b"], 0, 3)), "the plan has 3 layers, model tiny has 4"),
+        (staged((["a"], 0, 2), (["b"], 0, 4)), "the plan has 2 layers, model tiny has 4"),
+        (staged((["c"], 0, 4), devices=["a", "b"]), "a stage has device c, devices are a, b"),
+        (staged((["a"], 0, 4), devices=["a", "a"]), "devices a, a: one is named twice"),
+        (changed("layers", value=[], table=staged((["a"], 0, 4))["stages"][0]), "the stage of a has no layers"),
+    ],
+)
+def test_stages_that_do_not_fit_are_refused(table, message):
+    if "format" not in table:
+        table = staged() | {"stages": [table]}
+
+    def read_and_check():
+        plan = load(table)
+        plan.check(SPEC, len(plan.devices))
+
+    with pytest.raises(HeptiError, match=message):
+        read_and_check()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -258,7 +310,7 @@ def test_every_element_of_a_cut_matrix_is_held_once(plan):
             assert (times == 1).all(), name
 
 
-@given(plans())
+@given(plans(max_replicas=3))
 def test_bytes_of_weights_are_those_of_the_slices(plan):
     for rank in range(len(plan.devices)):
         sizes = [4 * math.prod(piece.shape) for piece in rank_slices(SPEC, plan, rank)]

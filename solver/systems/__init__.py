@@ -7,24 +7,41 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from solver.cluster import Cluster
-from solver.cost import predict, setting
+from solver.cost import setting
 from solver.errors import HeptiError
 from solver.model import ModelSpec
+from solver.pipeline import predict_plan
 from solver.plan import Plan, Wire
 from solver.sending import best_sending
-from solver.systems.hepti import plan_hepti
+from solver.systems.data import plan_data
+from solver.systems.edgeshard import plan_edgeshard
+from solver.systems.galaxy import plan_galaxy
+from solver.systems.hepti import plan_hepti, plan_hepti_throughput
+from solver.systems.hepti_additive import plan_hepti_additive
 from solver.systems.megatron import plan_megatron, plan_megatron_weighted
-from solver.systems.rows import plan_rows
+from solver.systems.pipeedge import plan_pipeedge
+from solver.systems.prima import plan_prima
+from solver.systems.sequence import plan_sequence, plan_sequence_weighted
 from solver.systems.single import plan_single
+from solver.systems.voltage import plan_voltage
 
 Planner = Callable[[ModelSpec, Cluster, int], Plan]
 
 PLANNERS: Mapping[str, Planner] = {
     "hepti": plan_hepti,
+    "hepti-throughput": plan_hepti_throughput,
+    "hepti-additive": plan_hepti_additive,
     "single": plan_single,
     "megatron": plan_megatron,
     "megatron-weighted": plan_megatron_weighted,
-    "rows": plan_rows,
+    "sequence": plan_sequence,
+    "sequence-weighted": plan_sequence_weighted,
+    "voltage": plan_voltage,
+    "galaxy": plan_galaxy,
+    "pipeedge": plan_pipeedge,
+    "edgeshard": plan_edgeshard,
+    "prima": plan_prima,
+    "data": plan_data,
 }
 DEFAULT = "hepti"
 
@@ -49,4 +66,4 @@ def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: W
     if system == DEFAULT:
         return plan_hepti(spec, cluster, rows, wire)
     plan = best_sending(setting(spec, cluster, rows), replace(PLANNERS[system](spec, cluster, rows), wire=wire))
-    return replace(plan, predicted=predict(spec, cluster, plan, rows))
+    return replace(plan, predicted=predict_plan(spec, cluster, plan, rows))

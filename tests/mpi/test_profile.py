@@ -34,7 +34,7 @@ def test_a_profile_describes_every_rank(world, monkeypatch, tmp_path):
     path = tmp_path / "cluster.toml"
     write_cluster(cluster, path)
     assert read_cluster(path).fingerprint == cluster.fingerprint
-    plan = make_plan("rows", SPEC, cluster, 32)
+    plan = make_plan("sequence-weighted", SPEC, cluster, 32)
     plan.check(SPEC, world.size)
     assert plan.predicted.seconds > 0
 

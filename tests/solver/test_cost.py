@@ -201,7 +201,10 @@ def test_stream_that_changes_rows_pays_for_the_move():
 def test_compute_exchange_and_idle_of_a_device_are_all_of_its_time():
     cluster = pis(24.6, 70, 10)
     for system in PLANNERS:
-        found = price(setting(SPEC, cluster, 100), make_plan(system, SPEC, cluster, 100))
+        plan = make_plan(system, SPEC, cluster, 100)
+        if not plan.in_one:
+            continue
+        found = price(setting(SPEC, cluster, 100), plan)
 
         assert found.compute_s + found.exchange_s + found.idle_s == pytest.approx(np.full(3, found.seconds))
         assert min(found.compute_s.min(), found.exchange_s.min(), found.idle_s.min()) > -1e-12

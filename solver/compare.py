@@ -1,0 +1,120 @@
+"""All systems side by side for one model and cluster, and which one wins where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from solver.cluster import Cluster
+from solver.cost import work_bytes
+from solver.errors import InfeasiblePlanError
+from solver.model import ModelSpec
+from solver.pipeline import price_plan
+from solver.plan import Plan, Wire
+from solver.systems import PLANNERS, make_plan
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A system's plan, predicted.
+
+    Parameters
+    ----------
+    system
+        Its name; with the device's where that alone computes.
+    seconds, requests_per_s, bytes_on_wire
+        Of one request, of many, of one; infinite, 0 and 0 where there is no plan.
+    weights_bytes
+        Of every device; () where there is no plan.
+    lacks
+        Why it cannot be run, "" if it can.
+    """
+
+    system: str
+    seconds: float
+    requests_per_s: float
+    bytes_on_wire: int
+    weights_bytes: tuple[int, ...]
+    lacks: str = ""
+
+
+def compare(
+    spec: ModelSpec,
+    cluster: Cluster,
+    rows: int,
+    wire: Wire = Wire.FLOAT32,
+    systems: Iterable[str] = tuple(PLANNERS),
+) -> list[Entry]:
+    """Plan by each of the systems and predict what comes of it."""
+    return [_entry(system, spec, cluster, rows, wire) for system in systems]
+
+
+def winner(entries: Sequence[Entry], objective: str) -> Entry | None:
+    """Return the best of those that can be run, by `latency` or `throughput`; None where there is none."""
+    able = [entry for entry in entries if not entry.lacks]
+    if objective == "throughput":
+        return max(able, key=lambda entry: entry.requests_per_s, default=None)
+    return min(able, key=lambda entry: entry.seconds, default=None)
+
+
+def winners(
+    spec: ModelSpec,
+    cluster: Cluster,
+    rows: int,
+    bandwidths: Sequence[float],
+    memories: Sequence[float],
+    systems: Iterable[str],
+    objective: str,
+    wire: Wire = Wire.FLOAT32,
+) -> list[list[str]]:
+    """Return who wins where, [memory][bandwidth]; "" where nothing can be run.
+
+    Parameters
+    ----------
+    bandwidths
+        Bytes a second of every device's link.
+    memories
+        What every device has, in times of what it has in the cluster.
+    """
+    systems = tuple(systems)
+
+    def best(bandwidth: float, memory: float) -> str:
+        found = winner(compare(spec, _changed(cluster, bandwidth, memory), rows, wire, systems), objective)
+        return found.system if found else ""
+
+    return [[best(bandwidth, memory) for bandwidth in bandwidths] for memory in memories]
+
+
+def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> str:
+    """Return what memory a plan lacks, in words; "" where it fits."""
+    needs = work_bytes(spec, plan.rows)
+    for device, held in zip(cluster.devices, weights_bytes, strict=True):
+        short = held + needs - device.memory_bytes
+        if short > 0 and held > 0:
+            return f"{device.name}: {-(-short // MIB)} MiB short"
+    return ""
+
+
+def _entry(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> Entry:
+    try:
+        plan = make_plan(system, spec, cluster, rows, wire)
+    except InfeasiblePlanError as error:
+        return Entry(system, np.inf, 0.0, 0, (), str(error))
+    priced = price_plan(spec, cluster, plan, rows)
+    facts = priced.prediction
+    name = f"single:{plan.devices[plan.stages[0].active[0]]}" if system == "single" else system
+    missing = lacks(spec, cluster, plan, facts.weights_bytes)
+    return Entry(name, facts.seconds, priced.requests_per_s, facts.bytes_on_wire, facts.weights_bytes, missing)
+
+
+def _changed(cluster: Cluster, bandwidth: float, memory: float) -> Cluster:
+    devices = tuple(
+        replace(device, bandwidth_bytes_per_s=None, memory_bytes=int(memory * device.memory_bytes))
+        for device in cluster.devices
+    )
+    network = replace(cluster.network, bandwidth_bytes_per_s=bandwidth)
+    return replace(cluster, devices=devices, network=network, links={})

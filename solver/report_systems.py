@@ -1,0 +1,118 @@
+"""Systems side by side, and plans of several stages and replicas, as tables and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from solver.cluster import Cluster
+from solver.compare import Entry, winner
+from solver.pipeline import PricedPlan
+from solver.plan import Plan
+from solver.plan_file import plan_to_json
+
+MIB = 2**20
+
+
+def print_systems(console: Console, entries: Sequence[Entry], title: str) -> None:
+    """Print every system's prediction, the fastest first, and who wins."""
+    table = Table(title=title, title_justify="left")
+    for heading in ("system", "ms", "requests/s", "MiB sent", "MiB of weights, most and least", "lacks"):
+        words = heading in ("system", "lacks")
+        table.add_column(heading, justify="left" if words else "right", no_wrap=heading == "system")
+    best = {objective: winner(entries, objective) for objective in ("latency", "throughput")}
+    for entry in sorted(entries, key=lambda entry: entry.seconds):
+        planned = bool(entry.weights_bytes)
+        held = [f"{size / MIB:.0f}" for size in (max(entry.weights_bytes), min(entry.weights_bytes))] if planned else []
+        table.add_row(
+            entry.system,
+            f"{1e3 * entry.seconds:.1f}" if planned else "-",
+            f"{entry.requests_per_s:.2f}" if planned else "-",
+            f"{entry.bytes_on_wire / MIB:.1f}" if planned else "-",
+            " ".join(held) or "-",
+            entry.lacks,
+            style="dim" if entry.lacks else "bold" if entry in best.values() else "",
+        )
+    console.print(table)
+    for objective, entry in best.items():
+        if entry is not None:
+            value = (
+                f"{1e3 * entry.seconds:.1f} ms" if objective == "latency" else f"{entry.requests_per_s:.2f} a second"
+            )
+            console.print(f"{objective}: {entry.system} wins with {value}.")
+
+
+def systems_to_json(cluster: Cluster, entries: Sequence[Entry], rows: int) -> str:
+    """Return the same as JSON; the winners by name, null where nothing can be run."""
+    best = {objective: winner(entries, objective) for objective in ("latency", "throughput")}
+    table = {
+        "rows": rows,
+        "devices": list(cluster.names),
+        "systems": [
+            {
+                "system": entry.system,
+                "seconds": entry.seconds if np.isfinite(entry.seconds) else None,
+                "requests_per_s": entry.requests_per_s,
+                "bytes_on_wire": entry.bytes_on_wire,
+                "weights_bytes": list(entry.weights_bytes),
+                "lacks": entry.lacks,
+            }
+            for entry in entries
+        ],
+        "winners": {objective: entry and entry.system for objective, entry in best.items()},
+    }
+    return json.dumps(table, indent=1) + "\n"
+
+
+def print_stages(console: Console, cluster: Cluster, plan: Plan, priced: PricedPlan) -> None:
+    """Print who has which layers, and what every stage and replica takes."""
+    table = Table(title=f"{plan.model_name} by {plan.system}", title_justify="left")
+    for heading in ("replica", "layers", "devices", "ms", "ms to get there", "results/s"):
+        table.add_column(heading, justify="left" if heading == "devices" else "right")
+    for number, replica in enumerate(priced.replicas):
+        for stage in replica.stages:
+            span = stage.stage.span
+            table.add_row(
+                str(number),
+                f"{span.start}-{span.stop - 1}",
+                ", ".join(stage.stage.devices),
+                f"{1e3 * stage.layers.seconds:.1f}",
+                f"{1e3 * float(stage.enter.times.end.max()):.1f}",
+                f"{1 / stage.busy_s:.2f}",
+            )
+    console.print(table)
+    held = [
+        f"{name} {size / MIB:.0f}" + (f" of {device.memory_bytes / MIB:.0f}" if size > device.memory_bytes else "")
+        for name, size, device in zip(plan.devices, priced.weights_bytes, cluster.devices, strict=True)
+        if size
+    ]
+    console.print(f"MiB of weights: {', '.join(held)}.")
+    facts = priced.prediction
+    console.print(
+        f"[bold]{1e3 * facts.seconds:.1f} ms[/] for a request of {plan.rows} rows that is alone, "
+        f"[bold]{priced.requests_per_s:.2f} requests a second[/] of many; a request sends "
+        f"{facts.bytes_on_wire / MIB:.1f} MiB."
+    )
+
+
+def stages_to_json(plan: Plan, priced: PricedPlan) -> str:
+    """Return the plan's JSON, which can be run as it is, with what the table says."""
+    table: dict[str, Any] = json.loads(plan_to_json(plan))
+    table["requests_per_s"] = priced.requests_per_s
+    table["replicas"] = [
+        {
+            "seconds": replica.seconds,
+            "period_s": replica.period_s,
+            "stages": [
+                {"devices": list(stage.stage.devices), "seconds": stage.layers.seconds, "busy_s": stage.busy_s}
+                for stage in replica.stages
+            ],
+        }
+        for replica in priced.replicas
+    ]
+    return json.dumps(table, indent=1) + "\n"

@@ -1,0 +1,121 @@
+"""EdgeShard: Zhang et al., "EdgeShard: Efficient LLM Inference via Collaborative Edge Computing", arXiv 2405.14371.
+
+Contiguous shards of layers on a chosen subset of the devices; for one request, the least sum of compute and transfers,
+by a dynamic program over (layers done, devices used, last device):
+
+    f(0, {}, source) = 0
+    f(j, U + v, v) = min over i < j, u of f(i, U, u) + comm(u, v) + comp(v, i..j)    if v is not in U and i..j fit on v
+    answer = min over U, u of f(L, U, u) + comm(u, source)
+
+The source holds the requests, and keeps the first layer so that they never leave it: here that is the embedding, which
+is rank 0's in every plan. comm counts latency and bytes of all rows over the link of the two. All layers are equal, so
+the program has p^2 2^p steps on vectors of L: of more than MOST devices it sees the MOST whose layers and transfer
+take least time. Where those do not hold the model, devices are filled in that order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.cluster import Cluster
+from solver.cost import weights_room
+from solver.curves import Floats
+from solver.errors import InfeasiblePlanError
+from solver.kinds import Integers
+from solver.model import ModelSpec
+from solver.pipeline import chain, layer_seconds, whole_layer_bytes
+from solver.plan import Plan
+from solver.steps import FLOAT_BYTES
+
+MOST = 8
+
+
+def plan_edgeshard(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
+    """Choose shards by the dynamic program for latency."""
+    seconds = layer_seconds(spec, cluster, rows)
+    room = weights_room(spec, cluster, rows)
+    holds = np.clip(room // whole_layer_bytes(spec), 0, spec.layers).astype(int)
+    elements = rows * spec.hidden
+    # A hop is worth the more, the more layers there are behind it.
+    worth = {
+        rank: seconds[rank] + _hop_s(cluster, 0, rank, elements) / holds[rank]
+        for rank in np.flatnonzero(holds).tolist()
+    }
+    order = sorted(worth, key=lambda rank: float(worth[rank]))
+    ranks = order[:MOST]
+    if holds[ranks].sum() < spec.layers <= holds.sum():
+        return chain(spec, cluster, _filled(order, holds, spec.layers), "edgeshard", rows)
+    hops = np.array([[_hop_s(cluster, u, v, elements) for v in ranks] for u in (0, *ranks)])
+    back = np.array([_hop_s(cluster, u, 0, elements) for u in ranks])
+    found = least_sum(seconds[ranks], holds[ranks], hops, back, spec.layers) if ranks else None
+    if found is None:
+        raise InfeasiblePlanError(f"{spec.name} has {spec.layers} layers, the devices hold {int(holds.sum())}")
+    return chain(spec, cluster, [(ranks[v], count) for v, count in found[1]], "edgeshard", rows)
+
+
+def least_sum(
+    seconds: Floats, holds: Integers, hops: Floats, back: Floats, layers: int
+) -> tuple[float, list[tuple[int, int]]] | None:
+    """Run the dynamic program.
+
+    Parameters
+    ----------
+    seconds, holds : [p]
+        Of one layer on every device; how many layers it holds.
+    hops : [1 + p, p]
+        Seconds from the source (row 0) or device u (row 1 + u) to device v.
+    back : [p]
+        Seconds from every device to the source.
+    layers
+        L.
+
+    Returns
+    -------
+    (seconds, [(device, number of layers), ...]) or None
+    """
+    p = seconds.size
+    done = np.arange(layers + 1)
+    count = done[None, :] - done[:, None]  # [i, j]: layers i..j
+    shard = [np.where((count > 0) & (count <= holds[v]), count * seconds[v], np.inf) for v in range(p)]
+    start = np.where(done == 0, 0.0, np.inf)
+    # (set of devices, last device) -> least seconds by layers done, and for each the layers done before the last shard.
+    table: dict[tuple[int, int], tuple[Floats, Integers, Integers]] = {}
+    for used in range(1, 1 << p):
+        for v in (v for v in range(p) if used >> v & 1):
+            before = [(-1, start + hops[0, v])] if used == 1 << v else []
+            rest = used & ~(1 << v)
+            before += [(u, table[rest, u][0] + hops[1 + u, v]) for u in range(p) if rest >> u & 1]
+            arrived = np.stack([reached for _, reached in before])
+            from_u = arrived.argmin(0)
+            sums = arrived.min(0)[:, None] + shard[v]
+            from_i = sums.argmin(0)
+            last = np.array([u for u, _ in before])[from_u[from_i]]
+            table[used, v] = sums.min(0), from_i, last
+    ends = {state: float(found[0][layers] + back[state[1]]) for state, found in table.items()}
+    used, v = min(ends, key=lambda state: ends[state])
+    if not np.isfinite(best := ends[used, v]):
+        return None
+    shards, j = [], layers
+    while j:
+        _, from_i, last = table[used, v]
+        i, u = int(from_i[j]), int(last[j])
+        shards.append((v, j - i))
+        used, v, j = used & ~(1 << v), u, i
+    return best, shards[::-1]
+
+
+def _filled(order: list[int], holds: Integers, layers: int) -> list[tuple[int, int]]:
+    parts, left = [], layers
+    for rank in order:
+        parts.append((rank, count := min(int(holds[rank]), left)))
+        left -= count
+        if not left:
+            break
+    return parts
+
+
+def _hop_s(cluster: Cluster, one: int, other: int, elements: int) -> float:
+    if one == other:
+        return 0.0
+    link = cluster.link(one, other)
+    return link.latency_s + FLOAT_BYTES * elements / link.bandwidth_bytes_per_s

@@ -1,0 +1,90 @@
+"""Galaxy: Ye et al., "Galaxy: A Resource-Efficient Collaborative Edge AI System for In-situ Transformer Inference".
+
+INFOCOM 2024, arXiv 2405.17245: attention by heads and MLP by columns (cut `block`), the connective parts (residual and
+norm) by rows; a reduce-scatter behind each block and an all-gather before the next, four times (p - 1)/p S H elements
+a layer and device, which the engine overlaps with the products as Galaxy does. Its planner:
+
+    V_d = 1 / (t_MHA,d + t_MLP,d)                            capacity of device d for one layer
+    1. heads and columns in proportion to V_d, as if memory had no end; rows of the connective parts equal
+    2. what overflows a device's memory goes to devices with room, in proportion to V_d: columns first, then heads
+    3. failure where the room of all does not suffice
+
+Columns are counted in tiles, and rounded by the largest remainder.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from solver.cluster import Cluster
+from solver.cost import setting, weights_room
+from solver.curves import Floats
+from solver.errors import InfeasiblePlanError
+from solver.kinds import Integers, LayerKind, layer_plan, layer_table
+from solver.model import ModelSpec
+from solver.plan import Cut, Layout, Plan, uniform_plan
+from solver.spans import largest_remainder
+from solver.steps import Axis
+
+KIND = LayerKind(Cut.BLOCK, Layout.ROWS, Cut.BLOCK, Layout.ROWS)
+
+
+def plan_galaxy(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
+    """Share heads and columns by capacity, then repair what memory does not hold."""
+    s = setting(spec, cluster, rows)
+    table, devices = layer_table(s, KIND), len(cluster.devices)
+    axes = (Axis.FFN, Axis.HEADS)  # columns are repaired first
+    whole = sum(table.axis_seconds(axis, owners=devices)[-1] for axis in axes)
+    room = np.maximum(weights_room(spec, cluster, rows), 0.0) / spec.layers
+    sizes = [table.weights.per_unit[axis] for axis in axes]
+    columns, heads = allocate(1 / np.asarray(whole), [table.units[axis] for axis in axes], sizes, room)
+    units = {
+        Axis.FFN: columns,
+        Axis.HEADS: heads,
+        Axis.ROWS: np.array(largest_remainder([1.0] * devices, rows)),
+    }
+    return uniform_plan(
+        spec, cluster.names, layer_plan(s, KIND, units),
+        system="galaxy", rows=rows, cluster_fingerprint=cluster.fingerprint,
+    )  # fmt: skip
+
+
+def allocate(capacity: Floats, totals: list[int], sizes: list[int], room: Floats) -> list[Integers]:
+    """Share units of several kinds.
+
+    Parameters
+    ----------
+    capacity : [p]
+        V_d.
+    totals, sizes
+        Of every kind how many units there are, and the bytes of one; the first is repaired first.
+    room : [p] bytes
+        What every device may hold.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If what overflows finds no room.
+    """
+    counts = [np.array(largest_remainder(capacity.tolist(), total)) for total in totals]
+    for number, size in enumerate(sizes):
+        over = np.maximum(_held(counts, sizes) - room, 0.0)
+        cut = np.minimum(counts[number], np.ceil(over / size).astype(int))
+        counts[number] = counts[number] - cut
+        left = int(cut.sum())
+        while left:
+            free = np.maximum((room - _held(counts, sizes)) // size, 0).astype(int)
+            if not free.any():
+                raise InfeasiblePlanError(f"galaxy: {left * size >> 20} MiB of every layer fit on no device")
+            shares = np.where(free > 0, capacity, 0.0).tolist()
+            given = np.minimum(np.array(largest_remainder(shares, left)), free)
+            counts[number] = counts[number] + given
+            left -= int(given.sum())
+    over = _held(counts, sizes) - room
+    if (over > 0).any():
+        raise InfeasiblePlanError(f"galaxy: {int(over.max()) >> 20} MiB of every layer fit on no device")
+    return counts
+
+
+def _held(counts: list[Integers], sizes: list[int]) -> Floats:
+    return np.asarray(sum(size * units for size, units in zip(sizes, counts, strict=True)), float)

@@ -1,0 +1,153 @@
+"""The planner for many requests: which devices share a replica, and whether they are its stages or share its layers.
+
+A group of devices is worth the requests a second of the best replica that it makes: one of shared layers, as
+`solver.planner` finds it for one request, or one of stages of one device each, by PipeEdge's dynamic program. Few
+devices: every way to put them into groups, where some may be left out, by a dynamic program over sets,
+
+    T(S) = max(T(S - d), max over groups G in S with d of rate(G) + T(S - G))     for any one d in S.
+
+More: every device that holds the model is a group of its own, and the others, the fastest first, are put into groups of
+one size, the best of several sizes. Of equal rates, the plan with fewer seconds for one request wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from solver.cluster import Cluster
+from solver.cost import weights_room
+from solver.errors import InfeasiblePlanError
+from solver.model import ModelSpec
+from solver.pipeline import layer_seconds, price_plan, whole_layer_bytes
+from solver.plan import Plan, Stage
+from solver.planner import solve
+from solver.systems.pipeedge import plan_pipeedge
+
+FEW = 4  # devices, up to which all groups are tried
+SIZES = (2, 3, 4, 6, 8, 12, 16, 24)  # of groups of many devices
+
+Group = tuple[int, ...]
+
+
+def solve_throughput(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
+    """Plan for the most requests of `rows` rows a second.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If no group holds the model.
+    """
+    groups = _Groups(spec, cluster, rows)
+    p = len(cluster.devices)
+    ways = [_best_partition(groups, p)] if p <= FEW else list(_by_size(groups, spec, cluster, rows))
+    ways.append([tuple(range(p))])
+    plans = [groups.plan(way) for way in ways if all(groups.rate(group) for group in way) and way]
+    if not plans:
+        solve(spec, cluster, rows)  # says what is missing
+        raise InfeasiblePlanError(f"{spec.name} fits on no group of devices")
+
+    def worth(plan: Plan) -> tuple[float, float]:
+        priced = price_plan(spec, cluster, plan, rows)
+        return priced.requests_per_s, -priced.prediction.seconds
+
+    return max(plans, key=worth)
+
+
+class _Groups:
+    """The best replica of every group that is asked for; groups of like devices have the same rate."""
+
+    def __init__(self, spec: ModelSpec, cluster: Cluster, rows: int) -> None:
+        self._spec, self._cluster, self._rows = spec, cluster, rows
+        self._plans: dict[Group, Plan] = {}
+        self._rates: dict[object, float] = {}
+
+    def rate(self, group: Group) -> float:
+        """Return the requests a second of a group; 0 where it does not hold the model."""
+        key = self._key(group)
+        if key not in self._rates:
+            self._rates[key] = self._best(group)
+        return self._rates[key]
+
+    def plan(self, groups: Sequence[Group]) -> Plan:
+        """Return the plan whose replicas are these groups, the one with the highest rate first."""
+        found = []
+        for group in sorted(groups, key=lambda group: -self.rate(group)):
+            if group not in self._plans:
+                self._best(group)
+            found.append(self._plans[group])
+        # A plan has tiles of one size: those of the first replica that exchanges anything.
+        return self._plan(
+            tuple(stage for plan in found for stage in plan.stages),
+            next((plan.tile_rows for plan in found if plan.tile_rows), 0),
+        )
+
+    def _best(self, group: Group) -> float:
+        best = 0.0
+        own = self._cluster.only(group)
+        for planner in (_shared, plan_pipeedge):
+            try:
+                found = planner(self._spec, own, self._rows)
+            except InfeasiblePlanError:
+                continue
+            plan = self._plan(found.stages, found.tile_rows)
+            rate = price_plan(self._spec, self._cluster, plan, self._rows).requests_per_s
+            if rate > best:
+                best, self._plans[group] = rate, plan
+        return best
+
+    def _plan(self, stages: tuple[Stage, ...], tile_rows: int) -> Plan:
+        return Plan(
+            stages, self._spec.name, self._spec.fingerprint, self._cluster.fingerprint,
+            "hepti-throughput", self._rows, tile_rows, devices=self._cluster.names,
+        )  # fmt: skip
+
+    def _key(self, group: Group) -> object:
+        """Return what a group's rate depends on: its devices, whether rank 0 is one of them, and odd links."""
+        if self._cluster.links:
+            return group
+        devices = [self._cluster.devices[rank] for rank in group]
+        facts = [
+            (device.compute_flop_per_s, device.memory_bytes, device.bandwidth_bytes_per_s, id(device.curves))
+            for device in devices
+        ]
+        return (0 in group, *facts)
+
+
+def _shared(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
+    return solve(spec, cluster, rows).plan
+
+
+def _best_partition(groups: _Groups, p: int) -> list[Group]:
+    """Run the dynamic program over sets of devices."""
+    best: list[tuple[float, list[Group]]] = [(0.0, [])]
+    for members in range(1, 1 << p):
+        low = members & -members
+        found = best[members ^ low]
+        rest = members ^ low
+        part = rest
+        while True:  # all subsets of the rest, and the lowest device with them
+            group = tuple(rank for rank in range(p) if (part | low) >> rank & 1)
+            rate = groups.rate(group)
+            left = best[rest ^ part]
+            if rate and rate + left[0] > found[0]:
+                found = rate + left[0], [group, *left[1]]
+            if not part:
+                break
+            part = (part - 1) & rest
+        best.append(found)
+    return best[-1][1]
+
+
+def _by_size(groups: _Groups, spec: ModelSpec, cluster: Cluster, rows: int) -> Iterator[list[Group]]:
+    """Yield ways to put many devices into groups: those that hold the model alone, the others by size."""
+    holds = weights_room(spec, cluster, rows) >= spec.layers * whole_layer_bytes(spec)
+    order = np.argsort(layer_seconds(spec, cluster, rows), kind="stable").tolist()
+    alone: list[Group] = [(rank,) for rank in order if holds[rank]]
+    if alone:
+        yield alone
+    others = [rank for rank in order if not holds[rank]]
+    for size in (size for size in SIZES if size <= len(others)):
+        chunks = [tuple(sorted(others[start : start + size])) for start in range(0, len(others), size)]
+        yield alone + [chunk for chunk in chunks if groups.rate(chunk)]

@@ -1,0 +1,181 @@
+"""Planners of one stage: worked examples done by hand from the papers' formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from solver.cost import setting, weights_room
+from solver.curves import Kernel
+from solver.errors import InfeasiblePlanError
+from solver.kinds import layer_table
+from solver.model import named_model
+from solver.pipeline import whole_layer_bytes
+from solver.plan import Cut, Layout
+from solver.systems import make_plan
+from solver.systems.galaxy import allocate
+from solver.systems.hepti_additive import STRATEGIES, additive_seconds, least
+from solver.systems.voltage import device_seconds
+from tests.solver.clusters import pis
+
+SPEC = named_model("bert-base", layers=3)
+
+
+def test_sequence_gives_equal_chunks_or_chunks_by_speed():
+    layer = make_plan("sequence", SPEC, pis(10, 20, 90), 96).layer(0)
+
+    assert layer.attention.row_partition(96).counts == layer.mlp.row_partition(96).counts == (32, 32, 32)
+    assert layer.attention.cut is Cut.ROWS
+    weighted = make_plan("sequence-weighted", SPEC, pis(10, 20, 90), 96).layer(0)
+    assert weighted.attention.row_partition(96).counts == (8, 16, 72)
+
+
+@pytest.mark.parametrize("system", ["sequence", "sequence-weighted", "voltage"])
+def test_keys_and_values_are_all_that_cutting_by_rows_sends(system):
+    """systems.md 8.5: 2 (p - 1)/p S H elements from every device in a layer, with equal shares."""
+    cluster = pis(10, 10, 10)
+    three, two = (
+        make_plan(system, replace(SPEC, layers=layers), cluster, 96).predicted.bytes_on_wire for layers in (3, 2)
+    )
+
+    assert three - two == 3 * 2 * 2 / 3 * 96 * 768 * 4
+
+
+def test_voltage_counts_keys_and_values_of_all_rows():
+    """t_i(P) = a_i + b_i(P): one row costs K and V of all 96 besides its own; no row costs nothing."""
+    cluster = pis(10, 20)
+    bank = setting(SPEC, cluster, 96).machine.bank
+
+    seconds = device_seconds(SPEC, cluster, 96)
+
+    H, F = 768, 3072
+    own = sum(bank.seconds(kernel, 8, weights) for kernel, weights in (
+        (Kernel.PROJECT, H * H), (Kernel.CONTRACT, H * H), (Kernel.PROJECT, H * F), (Kernel.CONTRACT, F * H),
+    ))  # fmt: skip
+    own += bank.attend(8, 96, 12, 64) + bank.seconds(Kernel.ACTIVATE, 8 * F) + 2 * bank.seconds(Kernel.NORM, 8 * H)
+    assert seconds[8] == pytest.approx(own + bank.seconds(Kernel.PROJECT, 96, 2 * H * H))
+    assert seconds[0].tolist() == [0, 0]
+
+
+def test_voltage_makes_the_slowest_as_fast_as_can_be():
+    cluster = pis(10, 20, 5)
+    seconds = device_seconds(SPEC, cluster, 24)
+    every = [(a, b, 24 - a - b) for a in range(25) for b in range(25 - a)]
+
+    counts = make_plan("voltage", SPEC, cluster, 24).layer(0).attention.row_partition(24).counts
+
+    def makespan(shares):
+        return max(seconds[count, device] for device, count in enumerate(shares))
+
+    assert makespan(counts) == pytest.approx(min(map(makespan, every)))
+
+
+def test_voltage_leaves_out_devices_that_do_not_hold_the_model():
+    cluster = pis(10, 20, 5)
+    small = replace(cluster.devices[1], memory_bytes=200 * 2**20)
+    cluster = replace(cluster, devices=(cluster.devices[0], small, cluster.devices[2]))
+
+    counts = make_plan("voltage", SPEC, cluster, 24).layer(0).attention.row_partition(24).counts
+
+    assert counts[1] == 0
+    with pytest.raises(InfeasiblePlanError, match="bert-base fits on no device whole"):
+        make_plan("voltage", SPEC, pis(10, 20, memory_gib=0.2), 24)
+
+
+def test_galaxy_allocates_by_capacity_then_by_memory():
+    """By hand: capacities 2 : 1 : 1, eight tiles of 10 bytes and four heads of 5.
+
+    In proportion 4, 2, 2 tiles and 2, 1, 1 heads: 50, 25 and 25 bytes. Device 0 has 28: three tiles go. Devices 1 and 2
+    have room for one and for three more: the three go by capacity as 2 and 1, of which device 1 can take one; the last
+    goes to device 2. Then no head needs to move.
+    """
+    capacity, room = np.array([2.0, 1.0, 1.0]), np.array([28.0, 38.0, 60.0])
+
+    tiles, heads = allocate(capacity, [8, 4], [10, 5], room)
+
+    assert (tiles.tolist(), heads.tolist()) == ([1, 3, 4], [2, 1, 1])
+    # With 6 bytes device 0 has neither tiles nor the second head.
+    tiles, heads = allocate(capacity, [8, 4], [10, 5], np.array([6.0, 60.0, 60.0]))
+    assert (tiles.tolist(), heads.tolist()) == ([0, 4, 4], [1, 2, 1])
+    with pytest.raises(InfeasiblePlanError, match="fit on no device"):
+        allocate(capacity, [8, 4], [10, 5], np.array([28.0, 38.0, 30.0]))
+
+
+def test_galaxy_measures_capacity_on_both_blocks():
+    cluster = pis(10, 20, 10)
+    layer = make_plan("galaxy", SPEC, cluster, 96).layer(0)
+
+    # Derived curves make seconds proportional to speed: 12 heads and 48 tiles as 1 : 2 : 1, rows equal.
+    assert layer.attention.inner.counts == (3, 6, 3)
+    assert layer.mlp.inner.counts == (768, 1536, 768)
+    assert layer.attention.rows == layer.mlp.rows == (1 / 3, 1 / 3, 1 / 3)
+    assert (layer.attention.cut, layer.attention.norm, layer.mlp.norm) == (Cut.BLOCK, Layout.ROWS, Layout.ROWS)
+
+
+def test_galaxy_fits_where_memory_is_scarce():
+    cluster = pis(10, 40, 10)
+    room = weights_room(SPEC, cluster, 96)
+    # The fast one has room for half of every layer, whereas it should have two thirds.
+    short = cluster.devices[1].memory_bytes - int(room[1] - 1.5 * whole_layer_bytes(SPEC))
+    devices = (cluster.devices[0], replace(cluster.devices[1], memory_bytes=short), cluster.devices[2])
+    cluster = replace(cluster, devices=devices)
+
+    layer = make_plan("galaxy", SPEC, cluster, 96).layer(0)
+
+    assert layer.attention.inner.counts == (2, 8, 2)  # columns went first, and were enough
+    assert layer.mlp.inner.counts[1] < 0.5 * 3072
+
+
+def test_additive_accounting_reproduces_the_papers_best_ratio():
+    """Hepti, section 3, in steps of 10 %: 109.3 ms alone, 34.2 ms on the secondary and 20.8 ms of exchange at 90 %.
+
+    The primary's affine time and the exchange as fitted in systems.md 1.3: 25 + 84.3 (1 - r) and 10.7 + 11.25 r ms.
+    """
+
+    def total_ms(shares):
+        r = shares[..., 1] / 10
+        compute = np.maximum((25 + 84.3 * (1 - r)) * (shares[..., 0] > 0), 34.2 / 0.9 * r)
+        return compute + (10.7 + 11.25 * r) * (r > 0)
+
+    best = least(total_ms, np.array([5, 5]))
+
+    assert best.tolist() == [1, 9]
+    assert total_ms(best) == pytest.approx(55.1, abs=0.2)
+    assert total_ms(np.array([10, 0])) == pytest.approx(109.3)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_additive_shares_are_those_of_exhaustive_search(seed):
+    rng = np.random.default_rng(seed)
+    speed, fixed, link = rng.uniform(0.2, 3, 3), rng.uniform(0, 30, 3), rng.uniform(0.01, 0.3)
+    every = np.array([(a, b, 100 - a - b) for a in range(101) for b in range(101 - a)])
+
+    def cost(shares):
+        return ((fixed + shares / speed) * (shares > 0)).max(-1) + link * (100 - shares[..., 0])
+
+    best = least(cost, np.array([33, 33, 34]))
+
+    assert cost(best) == pytest.approx(cost(every).min(), rel=0.02)
+
+
+@pytest.mark.parametrize("kind", STRATEGIES, ids=str)
+def test_additive_seconds_add_what_the_engine_overlaps(kind):
+    table = layer_table(setting(SPEC, pis(10, 20), 96), kind)
+    units = {axis: np.array([total - total // 2, total // 2]) for axis, total in table.units.items()}
+
+    assert additive_seconds(table, units) >= table.seconds(units) * (1 - 1e-9)
+
+
+def test_additive_takes_the_cut_that_memory_allows():
+    """Rows, which send least, where all weights fit everywhere; shares of the weights where they do not."""
+    plenty = make_plan("hepti-additive", SPEC, pis(20, 20, mbps=240), 96).layer(0)
+    model_gib = 3 * whole_layer_bytes(SPEC) / 2**30
+    room_gib = 8 - weights_room(SPEC, pis(20, 20), 96)[0] / 2**30
+    scarce = make_plan("hepti-additive", SPEC, pis(20, 20, memory_gib=room_gib + 0.7 * model_gib), 96).layer(0)
+
+    assert plenty.attention.cut is Cut.ROWS
+    assert scarce.attention.cut is not Cut.ROWS
+    with pytest.raises(InfeasiblePlanError, match="none of the three cuts fits"):
+        make_plan("hepti-additive", SPEC, pis(20, 20, memory_gib=0.2), 96)

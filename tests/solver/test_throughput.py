@@ -1,0 +1,100 @@
+"""The planner for many requests against every way to put the devices into groups, and the table of all systems."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from solver.compare import compare, lacks, winner, winners
+from solver.cost import weights_room
+from solver.errors import InfeasiblePlanError
+from solver.model import named_model
+from solver.pipeline import price_plan, whole_layer_bytes
+from solver.systems import PLANNERS, make_plan
+from solver.throughput import _best_partition, solve_throughput
+from tests.solver.clusters import pis
+
+SPEC = named_model("bert-base", layers=6)
+ROWS = 64
+
+
+def requests_per_s(cluster, system):
+    return price_plan(SPEC, cluster, make_plan(system, SPEC, cluster, ROWS), ROWS).requests_per_s
+
+
+@pytest.mark.parametrize("cluster", [pis(10, 20, 5), pis(10, 20, 5, mbps=20), pis(10, 20, 5, 10, memory_gib=0.3)])
+def test_no_system_answers_more_requests(cluster):
+    ours = requests_per_s(cluster, "hepti-throughput")
+
+    for system in PLANNERS:
+        try:
+            plan = make_plan(system, SPEC, cluster, ROWS)
+        except InfeasiblePlanError:
+            continue
+        if not lacks(SPEC, cluster, plan, plan.predicted.weights_bytes):
+            assert ours >= price_plan(SPEC, cluster, plan, ROWS).requests_per_s * (1 - 1e-9), system
+
+
+class Rates:
+    """Groups of which the rates are given."""
+
+    def __init__(self, rates):
+        self._rates = rates
+
+    def rate(self, group):
+        return self._rates.get(group, 0.0)
+
+
+def test_groups_by_hand():
+    """Two pairs at 3 each beat four alone at 1, and one device of its own beside the other three at 7 beats both."""
+    alone = {(rank,): 1.0 for rank in range(4)}
+    pairs = alone | {(0, 2): 3.0, (1, 3): 3.0}
+
+    assert sorted(_best_partition(Rates(alone), 4)) == [(0,), (1,), (2,), (3,)]
+    assert sorted(_best_partition(Rates(pairs), 4)) == [(0, 2), (1, 3)]
+    assert sorted(_best_partition(Rates(pairs | {(0, 1, 3): 7.0}), 4)) == [(0, 1, 3), (2,)]
+    assert _best_partition(Rates({(2,): 1.0}), 3) == [(2,)]
+
+
+def test_where_the_model_fits_on_no_device_the_groups_share_it():
+    """Eight boards of half the model each are four pairs or fewer, larger groups."""
+    cluster = pis(*[10.0] * 8)
+    room = weights_room(SPEC, cluster, ROWS)
+    devices = [
+        replace(device, memory_bytes=int(device.memory_bytes - room[rank] + 3.6 * whole_layer_bytes(SPEC)))
+        for rank, device in enumerate(cluster.devices)
+    ]
+    cluster = replace(cluster, devices=tuple(devices))
+
+    plan = solve_throughput(SPEC, cluster, ROWS)
+
+    plan.check(SPEC, 8)
+    assert plan.devices == cluster.names
+    assert 1 < len(plan.replicas) <= 4
+    assert not lacks(SPEC, cluster, plan, price_plan(SPEC, cluster, plan, ROWS).weights_bytes)
+    assert price_plan(SPEC, cluster, plan, ROWS).requests_per_s >= requests_per_s(cluster, "pipeedge") * (1 - 1e-9)
+
+
+def test_a_model_that_fits_nowhere_is_refused_with_what_is_missing():
+    with pytest.raises(InfeasiblePlanError, match="MiB short"):
+        solve_throughput(SPEC, pis(10, 20, memory_gib=0.2), ROWS)
+
+
+def test_every_system_is_compared_and_who_does_not_fit_says_why():
+    cluster = pis(10, 20, memory_gib=0.3)
+
+    entries = {entry.system: entry for entry in compare(SPEC, cluster, ROWS)}
+
+    assert {name.split(":")[0] for name in entries} == set(PLANNERS)
+    assert "fits on no device alone" in entries["data"].lacks
+    assert "MiB short" in entries["sequence"].lacks
+    assert not entries["hepti"].lacks
+    assert winner(list(entries.values()), "latency").system == "hepti"
+    assert winner(list(entries.values()), "throughput").requests_per_s >= 1 / entries["hepti"].seconds
+
+
+def test_one_device_wins_on_a_slow_network_and_nothing_where_nothing_fits():
+    found = winners(SPEC, pis(10, 20), ROWS, [1e5, 1e9], [0.01, 1], ["single", "megatron-weighted"], "latency")
+
+    assert found == [["", ""], ["single:pi-1", "megatron-weighted"]]
