@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar, cast
 
@@ -114,6 +114,16 @@ class Group:
         self.traffic.waited(started)
         return arrived
 
+    def has_message(self, peer: int) -> bool:
+        """Return whether something that a rank sent is here, and nobody has asked for it yet."""
+        return bool(self._comm.Iprobe(peer, MPI.ANY_TAG))
+
+    def pause(self) -> None:
+        """Wait a little for the others, where there is nothing to do."""
+        started = time.perf_counter()
+        time.sleep(PAUSE_S)
+        self.traffic.waited(started)
+
     def finish_sending(self) -> None:
         """Wait until everything that this rank sent has left it."""
         started = time.perf_counter()
@@ -162,10 +172,11 @@ class Group:
                         fastest, ahead = trip, started + trip / 2 - theirs
         return ahead
 
-    def announce(self, message: Any) -> None:
-        """Send a message from rank 0 to all others; they take it by `next_message`."""
-        for peer in range(1, self.size):
-            self._comm.send(message, peer, CONTROL)
+    def announce(self, message: Any, ranks: Iterable[int]) -> None:
+        """Send a message from rank 0 to others of these ranks; they take it by `next_message`."""
+        for peer in ranks:
+            if peer != 0:
+                self._comm.send(message, peer, CONTROL)
 
     def next_message(self) -> Any:
         """Wait for rank 0's next message, ever more asleep, since it may take hours."""

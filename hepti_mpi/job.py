@@ -25,7 +25,7 @@ from solver.cluster import Cluster, read_cluster, write_cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.plan import Plan
-from solver.shares import weights_bytes
+from solver.shares import own_plan, weights_bytes
 from weights.progress import progress
 from weights.store import WeightsFile
 
@@ -44,7 +44,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
         cluster = measured_cluster(model.spec, options.backend, options.precision, group, leader)
     plan = group.from_root((lambda: leader.plan(cluster)) if leader else None)
     computes = backend(options.backend, options.precision)
-    make = partial(layer_kernels, model.spec, plan, computes.product)
+    make = partial(layer_kernels, model.spec, own_plan(plan, group.rank), computes.product)
     weights = load_share(model, plan, make, group, leader.console if leader else None)
     stack = Stack(model.spec, plan, weights.layers, group, computes, coding(options.wire, computes.cast))
     trace = stack.trace = Trace() if options.trace else None

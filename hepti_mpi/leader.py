@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from hepti_mpi import defaults, ends, outputs, show
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
+from hepti_mpi.flow import Flow, Step
 from hepti_mpi.hosts import Place
 from hepti_mpi.inputs import Reader, Request
 from hepti_mpi.report import job_report
@@ -46,15 +49,6 @@ class Model:
     spec: ModelSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Rank 0's word to the others: run a batch of these row counts."""
-
-    lengths: tuple[int, ...]
-    count: bool  # whether it counts in the report
-    exact: bool = False  # whether numbers travel as they are, whatever the wire
-
-
 class Leader:
     """Reads, plans, leads the ranks through every batch, answers and reports; on rank 0 only.
 
@@ -76,6 +70,7 @@ class Leader:
         self._answers: list[dict[str, Any]] = []
         self._hidden: dict[str, Array] = {}  # last hidden states by id, for .npz
         self._seconds: dict[str | int, list[float]] = {}
+        self._busy_s = 0.0  # of all passes that count
         self._rounding: float | None = None
 
     def say(self, line: str) -> None:
@@ -131,34 +126,36 @@ class Leader:
             rows = sum(request.rows for request in next(_batches(self._requests), [])) or TYPICAL_ROWS
             self._plan = make_plan(options.system, self._spec, self._cluster, rows, options.wire)
         self._plan.check(self._spec, ranks)
-        if len(self._plan.stages) > 1:
-            raise HeptiError(f"the plan has {len(self._plan.stages)} stages, this version runs 1: merge them into one")
         return self._plan
 
     def lead(self, stack: Stack, tensors: ends.Tensors) -> None:
         """Run every batch on all ranks, and answer it."""
+        flow = Flow(stack, self._group)
         if self._serves:
             for request in self._reader.standard_input():
-                for answer in self._compute([request], stack, tensors, count=True):
-                    print(json.dumps(answer), flush=True)
+                for answers in self._compute([[request]], flow, tensors, count=True):
+                    print(json.dumps(answers[0]), flush=True)
         else:
             batches = list(_batches(self._requests))
             if self._options.wire is not Wire.FLOAT32:
-                self._rounding = self._measure_rounding(batches[0], stack, tensors)
+                self._rounding = self._measure_rounding(batches[0], flow, tensors)
             passes = self._options.warmup + self._options.repeat
             with progress("computing", passes * len(batches), console=self.console, unit="batches") as done:
                 for number in range(passes):
                     self._answers.clear()
-                    for batch in batches:
-                        self._compute(batch, stack, tensors, count=number >= self._options.warmup)
+                    started, count = time.perf_counter(), number >= self._options.warmup
+                    for _ in self._compute(batches, flow, tensors, count=count):
                         done(1)
-        self._group.announce(None)
+                    self._busy_s += (time.perf_counter() - started) * count
+        self._group.announce(None, range(self._group.size))
 
     def close(self, ranks: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:
         """Write and show what was asked for; return the exit code."""
         options = self._options
         report = job_report(self._spec, self._plan, self._cluster, self._seconds, ranks, places, options)
         report["wire_rounding"] = self._rounding
+        done = sum(map(len, self._seconds.values()))
+        report["requests_per_s"] = done / self._busy_s if self._busy_s else None
         if options.output is not None:
             outputs.write_answers(options.output, self._answers, self._hidden)
         if options.report is not None:
@@ -175,45 +172,64 @@ class Leader:
         return 2 if self._complaints else 0
 
     def _compute(
-        self, requests: list[Request], stack: Stack, tensors: ends.Tensors, *, count: bool
-    ) -> list[dict[str, Any]]:
-        """Run one batch on all ranks and return its answers."""
-        started = time.perf_counter()
-        hidden = self._hidden_states(requests, stack, tensors, count=count)
-        batch = Batch.of_lengths([request.rows for request in requests])
-        states = [hidden[span.slice] for span in batch.requests]
-        results = [ends.result(self._spec, tensors, state) for state in states]
-        seconds = time.perf_counter() - started
-        answers = [outputs.answer(request, seconds, result) for request, result in zip(requests, results, strict=True)]
-        if count:
-            for request in requests:
-                self._seconds.setdefault(request.id, []).append(seconds)
-        if self._options.output is not None or not self._serves:
-            self._answers += answers
-        if self._options.output is not None and self._options.output.suffix == ".npz":
-            self._hidden |= {str(request.id): state.copy() for request, state in zip(requests, states, strict=True)}
-        return answers
+        self, batches: Iterable[list[Request]], flow: Flow, tensors: ends.Tensors, *, count: bool
+    ) -> Iterator[list[dict[str, Any]]]:
+        """Run batches on all ranks and yield each one's answers."""
+        for requests, hidden, started in self._hidden_states(batches, flow, tensors, count=count):
+            batch = Batch.of_lengths([request.rows for request in requests])
+            states = [hidden[span.slice] for span in batch.requests]
+            results = [ends.result(self._spec, tensors, state) for state in states]
+            seconds = time.perf_counter() - started
+            answers = [
+                outputs.answer(request, seconds, result) for request, result in zip(requests, results, strict=True)
+            ]
+            if count:
+                for request in requests:
+                    self._seconds.setdefault(request.id, []).append(seconds)
+            if self._options.output is not None or not self._serves:
+                self._answers += answers
+            if self._options.output is not None and self._options.output.suffix == ".npz":
+                self._hidden |= {str(request.id): state.copy() for request, state in zip(requests, states, strict=True)}
+            yield answers
 
     def _hidden_states(
-        self, requests: Sequence[Request], stack: Stack, tensors: ends.Tensors, *, count: bool, exact: bool = False
-    ) -> Array:
-        """Run a batch on all ranks and return the last hidden states [S, H]."""
-        lengths = tuple(request.rows for request in requests)
-        self._group.announce(Step(lengths, count, exact))
-        x = np.concatenate([ends.embed(self._spec, tensors, request.content) for request in requests])
-        return ends.last_hidden(self._spec, tensors, stack.run(Batch.of_lengths(lengths), x, count=count, exact=exact))
+        self,
+        batches: Iterable[list[Request]],
+        flow: Flow,
+        tensors: ends.Tensors,
+        *,
+        count: bool,
+        exact: bool = False,
+    ) -> Iterator[tuple[list[Request], Array, float]]:
+        """Run batches on all ranks; yield each with its last hidden states [S, H] and the time at which it began."""
+        begun: deque[tuple[list[Request], float]] = deque()
 
-    def _measure_rounding(self, requests: Sequence[Request], stack: Stack, tensors: ends.Tensors) -> float:
+        def embed(requests: list[Request]) -> Array:
+            begun.append((requests, time.perf_counter()))
+            return np.concatenate([ends.embed(self._spec, tensors, request.content) for request in requests])
+
+        steps = (
+            (Step(tuple(request.rows for request in requests), count, exact), partial(embed, requests))
+            for requests in batches
+        )
+        for hidden in flow.run(steps):
+            requests, started = begun.popleft()
+            yield requests, ends.last_hidden(self._spec, tensors, hidden), started
+
+    def _measure_rounding(self, requests: list[Request], flow: Flow, tensors: ends.Tensors) -> float:
         """Return what thin wires cost: the largest error of a hidden state, of the root mean square of all."""
         exact, rounded = (
-            self._hidden_states(requests, stack, tensors, count=False, exact=exact) for exact in (True, False)
+            hidden
+            for exact in (True, False)
+            for _, hidden, _ in self._hidden_states([requests], flow, tensors, count=False, exact=exact)
         )
         return float(np.abs(rounded - exact).max() / np.sqrt(np.square(exact).mean()))
 
     def _doubt_profile(self, seconds: float, predicted: float | None) -> None:
         """Say so where a kept profile cannot hold any more."""
         facts = self._cluster.profile if self._cluster and self.needs_profile else {}
-        if facts and predicted and seconds > FAR * predicted:
+        # Where many batches are under way, each waits for others besides.
+        if facts and predicted and seconds > FAR * predicted and self._plan.in_one:
             path = defaults.profile_path(facts["fingerprint"])
             self.say(
                 f"note: {seconds / predicted:.1f} times as long as predicted: the hosts are not as they were on "

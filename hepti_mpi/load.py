@@ -17,7 +17,7 @@ from hepti_mpi.memory import freed_at_once
 from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.plan import Plan
-from solver.shares import TensorSlice, layer_slices, rank_slices
+from solver.shares import TensorSlice, held_layers, layer_slices, rank_slices
 from weights.store import WeightsFile
 
 # What rank 0 holds at a time of a share that it sends to a rank without the file.
@@ -119,12 +119,14 @@ def load(
         if not piece.name.startswith("layers/"):
             ends[piece.name] = np.empty(piece.shape, np.float32)
             read(piece, ends[piece.name])
-    steps = (partial(load_layer, spec, plan, layer, group.rank, read) for layer in range(spec.layers))
+    held = held_layers(plan, group.rank)
+    layers = range(held.start, held.stop)
+    steps = (partial(load_layer, spec, plan, layer, group.rank, read) for layer in layers)
     # MPI is called by one thread only.
     weights = (step() for step in steps) if file is None else _ahead(steps)
     with freed_at_once():
         # Nothing but `make` holds a layer's weights: a loop over them would, while the next but one is read.
-        return RankWeights(ends, tuple(make(layer, next(weights)) for layer in range(spec.layers)))
+        return RankWeights(ends, tuple(make(layer, next(weights)) for layer in layers))
 
 
 def _ahead(steps: Iterable[Callable[[], Value]]) -> Iterator[Value]:

@@ -13,8 +13,8 @@ from hepti_mpi.comm import library
 from hepti_mpi.hosts import Place
 from hepti_mpi.stack import Meter
 from solver.cluster import Cluster
-from solver.cost import predict
 from solver.model import ModelSpec
+from solver.pipeline import predict_plan
 from solver.plan import Plan
 from solver.plan_file import plan_to_json
 from solver.shares import weights_bytes
@@ -49,7 +49,7 @@ def job_report(
     every = [value for values in seconds.values() for value in values]
     predicted = plan.predicted.seconds if plan.predicted else None
     if cluster is not None and plan.rows:
-        predicted = predict(spec, cluster, plan, plan.rows).seconds
+        predicted = predict_plan(spec, cluster, plan, plan.rows).seconds
     return {
         "format": FORMAT,
         "model": spec.name,

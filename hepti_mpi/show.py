@@ -71,17 +71,17 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan) -> None:
     table = Table(title="who computed what", title_justify="left")
     table.add_column("rank")
     table.add_column("device")
+    if not plan.in_one:
+        table.add_column("layers", justify="right")
     table.add_column("attention", justify="right")
     table.add_column("MLP", justify="right")
     for heading in ("weights MiB", "compute ms", "wait ms", "sent KiB"):
         table.add_column(heading, justify="right")
-    first = plan.layer(0)
     for entry in report["per_rank"]:
         table.add_row(
             str(entry["rank"]),
             entry["device"],
-            _share(first.attention, entry["rank"], "heads"),
-            _share(first.mlp, entry["rank"], "columns"),
+            *_shares(plan, entry["rank"]),
             f"{entry['weights_bytes'] / MIB:.1f}",
             f"{1e3 * entry['compute_s'] / report['repeat']:.1f}",
             f"{1e3 * entry['wait_s'] / report['repeat']:.1f}",
@@ -91,6 +91,8 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan) -> None:
     line = Text.assemble((f"{1e3 * report['seconds_median']:.1f} ms", "bold"), " from request to answer")
     if report["predicted_seconds"] is not None:
         line.append(f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {plan.rows} rows")
+    if not plan.in_one:
+        line.append(f"; {report['requests_per_s']:.1f} requests a second")
     console.print(line)
 
 
@@ -107,6 +109,17 @@ def show_cluster(console: Console, cluster: Cluster) -> None:
     for pair, link in cluster.links.items():
         speed, latency = link.bandwidth_bytes_per_s * 8 / 1e6, link.latency_s * 1e6
         console.print(f"between {' and '.join(sorted(pair))}: {speed:.0f} Mbps, {latency:.0f} µs")
+
+
+def _shares(plan: Plan, rank: int) -> list[str]:
+    """Return a rank's layers, where not all have all, and its shares of the first of them."""
+    place = plan.place(rank)
+    if place is None:
+        return ["none", "-", "-"]
+    stage, within = place
+    _, first = stage.layers[0]
+    shares = [_share(first.attention, within, "heads"), _share(first.mlp, within, "columns")]
+    return shares if plan.in_one else [f"{stage.span.start}-{stage.span.stop - 1}", *shares]
 
 
 def _share(block: BlockPlan, rank: int, unit: str) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,14 +12,18 @@ import numpy as np
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
-from hepti_mpi.exchange import Tiles, gather_rows, whole
+from hepti_mpi.exchange import Blocks, Tiles, gather_rows, whole
+from hepti_mpi.lane import Lane
 from hepti_mpi.layers import LayerKernels, Pass, Stream, run_layers
 from hepti_mpi.products import Backend
 from hepti_mpi.trace import Trace
 from hepti_mpi.wires import EXACT, Coding
 from solver.model import ModelSpec
 from solver.plan import LayerPlan, Plan
-from solver.spans import Partition, Span
+
+# Carries a batch on. Yields the hop before which it stands and the rank whose rows it needs there, None where it needs
+# nobody's; returns the rows that this rank ends with.
+Carrying = Generator[tuple[int, int | None], None, Array]
 
 
 @dataclass(slots=True)
@@ -40,7 +46,7 @@ class Stack:
     plan
         Who computes what, checked against model and ranks.
     layers
-        This rank's share of every layer.
+        This rank's share of every layer of its stage.
     world
         All ranks; those without a share take no part in the layers.
     backend
@@ -58,25 +64,34 @@ class Stack:
         backend: Backend,
         coding: Coding = EXACT,
     ) -> None:
-        stage = plan.stages[0]
         self.meter = Meter()
         self.trace: Trace | None = None  # records the last batch that counts, where one is asked for
+        self.lanes = tuple(Lane(plan, replica) for replica in plan.replicas)
         self._spec = spec
         self._layers = layers
         self._world = world
         self._backend = backend
-        self._active = stage.active
         self._tile_rows = plan.tile_rows
         self._coding = coding
-        self._cuts = [
-            LayerPlan(layer.attention.only(self._active), layer.mlp.only(self._active))
-            for span, layer in stage.layers
-            for _ in range(span.size)
-        ]
-        self._group = world.subgroup(self._active)
+        self._lane = next((lane for lane in self.lanes if world.rank in lane.ranks), None)
+        self._cuts: list[LayerPlan] = []
+        self._group: Group | None = None
+        # Making a group takes every rank: all make all, and keep their own.
+        for lane in self.lanes:
+            for stage, ranks in zip(lane.stages, lane.active, strict=True):
+                group = world.subgroup(ranks)
+                if group is not None and world.rank in ranks:
+                    self._group = group
+                    self._cuts = [
+                        LayerPlan(layer.attention.only(stage.active), layer.mlp.only(stage.active))
+                        for span, layer in stage.layers
+                        for _ in range(span.size)
+                    ]
 
     def run(self, batch: Batch, x: Array | None, *, count: bool, exact: bool = False) -> Array:
-        """Carry a batch through all layers; every rank calls this.
+        """Carry a batch through this rank's replica, rank 0 through the first, from beginning to end.
+
+        Every rank of the replica calls this, and rank 0; for others nothing happens.
 
         Parameters
         ----------
@@ -93,20 +108,56 @@ class Stack:
         -------
         [S, H] on rank 0, [0, H] on the others
         """
+        lane = self.lanes[0] if self._world.rank == 0 else self._lane
+        if lane is None:
+            return self._or_nothing(None)
+        carrying = self.carry(lane, batch, x, exact=exact)
+        with self.metered(count):
+            while True:
+                try:
+                    next(carrying)
+                except StopIteration as end:
+                    hidden: Array = end.value
+                    break
+            # Between stages nobody waits until a batch has left: the next stage may still be busy with those before.
+            if len(lane.stages) == 1:
+                self._world.finish_sending()
+        return hidden
+
+    def carry(self, lane: Lane, batch: Batch, x: Array | None, *, exact: bool = False) -> Carrying:
+        """Carry a batch through a replica as far as this rank takes part in it.
+
+        Whoever advances it may do so at once, and waits then, or only when the rank that it yields has sent something.
+        No batch passes a hop before those that came before it. Arguments as in `run`.
+        """
+        rank, rows = self._world.rank, batch.rows
+        mine = lane.stage_of(rank)
+        stream: Blocks = Tiles.here(self._or_nothing(x))
+        here = stream.array
+        for hop in lane.hops_of(rank):
+            if hop and hop in (mine, lane.hops - 1):
+                yield hop, lane.source(hop, rows, rank)
+            for group in filter(None, (self._world, self._group)):
+                group.coding = EXACT if exact else self._coding
+            here = self._hop(lane, hop, rows, stream)
+            stream = Tiles.here(self._or_nothing(None))
+            if hop == mine:
+                assert self._group is not None
+                run = Pass(self._spec, batch, self._group, self._tile_rows, self._backend)
+                entering = Stream(Tiles.here(here), lane.rows_into(hop, rows))
+                stream = run_layers(entering, self._layers, self._cuts, run).blocks
+        return here
+
+    @contextmanager
+    def metered(self, count: bool, *, begins: bool = True) -> Iterator[None]:
+        """Count what is done meanwhile, if it counts; with what begins a batch, its trace begins."""
         started = time.perf_counter()
         traffic = self._world.traffic
         traffic.reset()
         trace = traffic.trace = self.trace if count else None
-        if trace is not None:
+        if trace is not None and begins:
             trace.begin()
-        for group in filter(None, (self._world, self._group)):
-            group.coding = EXACT if exact else self._coding
-        stream = self._enter(batch, x)
-        if self._group is not None:
-            run = Pass(self._spec, batch, self._group, self._tile_rows, self._backend)
-            stream = run_layers(stream, self._layers, self._cuts, run)
-        hidden = self._leave(batch, stream)
-        self._world.finish_sending()
+        yield
         if trace is not None:
             trace.end()
         if count:
@@ -114,41 +165,14 @@ class Stack:
             self.meter.wait_s += traffic.wait_s
             self.meter.sent_bytes += traffic.sent_bytes
             self.meter.received_bytes += traffic.received_bytes
-        return hidden
 
-    def _enter(self, batch: Batch, x: Array | None) -> Stream:
-        """Give every active rank its rows of the first block, or all where that has no rows.
-
-        A block that needs all rows gathers them: rank 0 does not send everything to everyone.
-        """
-        rows = self._cuts[0].attention.row_partition(batch.rows)
-        want = self._spread([Span(0, batch.rows)] * len(self._active) if rows is None else list(rows))
-        rows_here = gather_rows(self._world, Tiles.here(self._or_nothing(x)), self._on_root(batch), want)
-        return Stream(Tiles.here(whole(rows_here)), rows)
-
-    def _leave(self, batch: Batch, stream: Stream) -> Array:
-        """Gather what the last block left, on rank 0."""
-        rows = self._cuts[-1].mlp.row_partition(batch.rows)
-        if rows is None:
-            # All active ranks have it; it comes from the first, rank 0 itself where that is active.
-            rows = Partition.of_counts([batch.rows] + [0] * (len(self._active) - 1))
-        have = self._spread(list(rows))
-        mine = have[self._world.rank]
-        x_rows = whole(stream.blocks)
-        x_rows = x_rows if mine.size else self._or_nothing(None)
-        return whole(gather_rows(self._world, Tiles.here(x_rows), Partition(tuple(have)), self._on_root(batch).spans))
-
-    def _on_root(self, batch: Batch) -> Partition:
-        return Partition.of_counts([batch.rows] + [0] * (self._world.size - 1))
-
-    def _spread(self, spans: list[Span]) -> list[Span]:
-        """Turn spans of the active ranks into spans of all ranks, empty ones between them."""
-        given = dict(zip(self._active, spans, strict=True))
-        spread: list[Span] = []
-        for rank in range(self._world.size):
-            stop = spread[-1].stop if spread else 0
-            spread.append(given.get(rank, Span(stop, stop)))
-        return spread
+    def _hop(self, lane: Lane, hop: int, rows: int, stream: Blocks) -> Array:
+        """Send what this rank has of the rows, and return those that it needs next."""
+        have = lane.have(hop, rows)
+        x = whole(stream)
+        if not have[self._world.rank].size:
+            x = self._or_nothing(None)  # where all have all, the first of them sends it
+        return whole(gather_rows(self._world, Tiles.here(x), have, lane.want(hop, rows)))
 
     def _or_nothing(self, x: Array | None) -> Array:
         return np.empty((0, self._spec.hidden), np.float32) if x is None else x

@@ -109,7 +109,7 @@ class PricedPlan:
 
     @property
     def moved_bytes(self) -> Floats:
-        """Bytes that every device sends, or receives where that is more, for one request on the fastest replica, [p]."""
+        """Bytes that every device sends, or receives where that is more, of a request on the fastest replica, [p]."""
         steps = [*(stage.enter for stage in self.fastest.stages), self.fastest.leave]
         sent, received = sum(step.sent for step in steps), sum(step.received for step in steps)
         moved = np.asarray(np.maximum(sent, received))

@@ -77,8 +77,11 @@ def test_a_real_size_over_mixed_cuts(converted, tmp_path):
         ("single", "roberta-classifier", {}, 3),
         ("megatron", "bert", {"activation": "relu"}, 8),
         ("megatron-weighted", "sentence", {"pooling": "max", "dense": 24, "modern": True}, 5),
-        ("rows", "distilbert-classifier", {"labels": 5, "shard": "20KB"}, 8),
-        ("rows", "deit-teacher", {}, 2),
+        ("sequence-weighted", "distilbert-classifier", {"labels": 5, "shard": "20KB"}, 8),
+        ("sequence", "deit-teacher", {}, 2),
+        ("pipeedge", "bert", {}, 3),
+        ("data", "sentence", {}, 3),
+        ("hepti-throughput", "roberta-classifier", {}, 2),
     ],
 )
 def test_ragged_batches_through_every_system(system, family, settings, ranks, converted, tmp_path):

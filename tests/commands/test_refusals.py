@@ -191,18 +191,15 @@ def test_a_plan_that_does_not_fit(plan, ranks, complaint, bert, job, tmp_path):
     job(complaint, "--model", bert.path, "--random", 5, "--plan", write(tmp_path / "plan.json", plan), ranks=ranks)
 
 
-def test_a_plan_of_several_stages(bert, job, tmp_path):
+def test_a_device_in_two_stages(bert, job, tmp_path):
     run = {
         "attention": {"cut": "block", "heads": [[0, 5]]},
         "mlp": {"cut": "block", "ffn": [[0, 83]]},
     }
-    stages = [
-        {"devices": ["a"], "layers": [{"layers": [0, 1], **run}]},
-        {"devices": ["b"], "layers": [{"layers": [1, 3], **run}]},
-    ]
-    plan = write(tmp_path / "plan.json", PLAN | {"stages": stages})
+    stages = [{"devices": ["a"], "layers": [{"layers": layers, **run}]} for layers in ([0, 1], [1, 3])]
+    plan = write(tmp_path / "plan.json", PLAN | {"stages": stages, "devices": ["a", "b"]})
 
-    job("the plan has 2 stages, this version runs 1", "--model", bert.path, "--random", 5, "--plan", plan)
+    job("device a is in two stages: a device can be in one", "--model", bert.path, "--random", 5, "--plan", plan)
 
 
 def test_more_ranks_than_the_cluster_has_devices(bert, job, tmp_path):

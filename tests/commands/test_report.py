@@ -131,3 +131,31 @@ def test_the_trace_covers_the_last_request_on_every_rank(converted, tmp_path):
         assert 0 < took_s < seconds + 0.05
         assert sum(event["dur"] for event in mine if event["cat"] == "wait") / 1e6 < took_s
         assert max(event["ts"] + event["dur"] for event in mine) / 1e6 < seconds + 0.05
+
+
+def test_replicas_answer_every_request_in_order_and_say_how_many_a_second(converted, tmp_path):
+    """Two replicas, one of them two stages: who has which layers, and one request after the other in the answers."""
+    checkpoint = converted("bert", heads=5, hidden=40, ffn=83)
+    layers = checkpoint.model.config.num_hidden_layers
+    rows = {"cut": "rows", "rows": [1]}
+    spans = [(["a"], 0, layers), (["b"], 0, 1), (["c"], 1, layers)]
+    stages = [
+        {"devices": devices, "layers": [{"layers": [start, stop], "attention": rows, "mlp": rows}]}
+        for devices, start, stop in spans
+    ]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"format": "hepti-plan/1", "model": {"name": "by hand"}, "stages": stages}))
+    (tmp_path / "in.jsonl").write_text(to_lines([{"id": n, "tokens": [n % 7 + 1] * 300} for n in range(20)]))
+
+    done = hepti(
+        3, "--model", checkpoint.path, "--plan", plan, "--input", tmp_path / "in.jsonl",
+        "--output", tmp_path / "out.jsonl", "--report", tmp_path / "report.json",
+    )  # fmt: skip
+
+    succeeded(done)
+    assert [json.loads(line)["id"] for line in (tmp_path / "out.jsonl").read_text().splitlines()] == list(range(20))
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["requests_per_s"] > 0
+    assert "requests a second" in done.stdout
+    assert f"1-{layers - 1}" in done.stdout
+    assert all(entry["sent_bytes"] > 0 for entry in report["per_rank"][1:])

@@ -18,6 +18,7 @@ from hepti_mpi.wires import coding
 from solver.model import ImageInput, ModelSpec, TextInput, tensor_shapes
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
 from solver.routes import Route
+from solver.shares import held_layers, own_plan
 from solver.spans import Partition, Span
 from tests import reference
 from weights.synthesize import synthetic_rows
@@ -41,9 +42,10 @@ def make_stack(spec, plan, tensors, world, computes, wire):
         out[...] = tensors[piece.name][(slice(None),) * piece.axis + (piece.span.slice,)]
 
     plan.check(spec, world.size)
+    own, held = own_plan(plan, world.rank), held_layers(plan, world.rank)
     layers = tuple(
-        layer_kernels(spec, plan, computes.product, layer, load_layer(spec, plan, layer, world.rank, read))
-        for layer in range(spec.layers)
+        layer_kernels(spec, own, computes.product, layer, load_layer(spec, plan, layer, world.rank, read))
+        for layer in range(held.start, held.stop)
     )
     return Stack(spec, plan, layers, world, computes, coding(wire))
 

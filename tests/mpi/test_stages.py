@@ -1,0 +1,214 @@
+"""Stages and replicas, whatever their ranks, cuts and shares, give what the oracle gives, in order."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hepti_mpi import ends
+from hepti_mpi.flow import MOST, SPREAD, Flow, Step
+from hepti_mpi.job import follow
+from hepti_mpi.products import NUMPY
+from hepti_mpi.stack import Stack
+from solver.cluster import GIB, Cluster, Device, Link
+from solver.pipeline import price_plan
+from solver.plan import Layout, Plan, Stage, Wire
+from solver.spans import Span
+from tests.mpi.test_layers import CUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
+
+SPEC = replace(POST, layers=5)
+PRE_SPEC = replace(PRE, layers=4)
+LENGTHS = [[3, 1, 17], [2], [30], [5, 5], [1], [40], [8], [2, 9]]
+
+
+def random_plan(spec, ranks, rng, replicas):
+    """Return a plan whose stages have any ranks, in any order, and any cuts and shares; some ranks may be in none."""
+    names = tuple(f"pi-{rank}" for rank in range(ranks))
+    crews = np.split(rng.permutation(ranks), np.unique(rng.integers(1, ranks, ranks - 1)) if ranks > 1 else [])
+    chains = np.array_split(np.arange(len(crews)), min(replicas, len(crews)))
+    stages = []
+    for chain in chains:
+        chain = chain[: spec.layers]
+        stops = np.sort(rng.choice(np.arange(1, spec.layers), len(chain) - 1, replace=False)).tolist()
+        for crew, start, stop in zip(chain, [0, *stops], [*stops, spec.layers], strict=True):
+            members = sorted(crews[crew].tolist())
+            runs = []
+            for layer in range(start, stop):
+                attention, mlp = (CUTS[rng.integers(len(CUTS))] for _ in range(2))
+                kind = ["equal", "uneven", "empty"][rng.integers(3)]
+                runs.append(
+                    (Span(layer, layer + 1), random_layer(spec, attention, mlp, kind, len(members), rng)),
+                )
+            stages.append(Stage(tuple(names[rank] for rank in members), tuple(runs)))
+    return Plan(tuple(stages), spec.name, tile_rows=int(rng.integers(0, 9)), devices=names)
+
+
+def one_device_plan(spec, parts, ranks):
+    """Return stages of one device each, `parts` being (rank, first layer, end)."""
+    rng = np.random.default_rng(0)
+    cut = CUTS[0]
+    stages = tuple(
+        Stage((f"pi-{rank}",), ((Span(start, stop), random_layer(spec, cut, cut, "equal", 1, rng)),))
+        for rank, start, stop in parts
+    )
+    return Plan(stages, spec.name, devices=tuple(f"pi-{rank}" for rank in range(ranks)))
+
+
+def run(spec, plan, batches, world):
+    """Run batches through the plan on all ranks; return the stack, and on rank 0 the results."""
+    tensors = tensors_of(spec)
+    stack = make_stack(spec, plan, tensors, world, NUMPY, Wire.FLOAT32)
+    if world.rank:
+        follow(stack, world)
+        return stack, []
+    steps = (
+        (Step(tuple(lengths), True), lambda lengths=lengths: embedded(spec, tensors, lengths)) for lengths in batches
+    )
+    results = [ends.last_hidden(spec, tensors, hidden) for hidden in Flow(stack, world).run(steps)]
+    world.announce(None, range(world.size))
+    return stack, results
+
+
+def embedded(spec, tensors, lengths):
+    contents, _ = expected(spec, tuple(lengths))
+    return np.concatenate([ends.embed(spec, tensors, content) for content in contents])
+
+
+def check(spec, plan, batches, world):
+    stack, results = run(spec, plan, batches, world)
+    if world.rank == 0:
+        assert len(results) == len(batches)
+        for lengths, hidden in zip(batches, results, strict=True):
+            _, answers = expected(spec, tuple(lengths))
+            np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
+    return stack
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_any_stages_and_replicas_give_the_reference_in_order(seed, replicas, world):
+    rng = np.random.default_rng([seed, replicas, world.size])
+    check(SPEC, random_plan(SPEC, world.size, rng, replicas), LENGTHS, world)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_stages_give_the_reference_with_norms_in_front(seed, world):
+    rng = np.random.default_rng([seed, world.size])
+    rows = PRE_SPEC.input.rows
+    check(PRE_SPEC, random_plan(PRE_SPEC, world.size, rng, 2), [[rows], [rows, rows], [rows]], world)
+
+
+def test_a_stage_of_several_ranks_hands_on_rows_to_one_that_wants_all(world):
+    """Every pair of layouts meets at a boundary: rows and full, on the way in, between, and out."""
+    if world.size < 3:
+        return
+    rng = np.random.default_rng(4)
+    names = tuple(f"pi-{rank}" for rank in range(world.size))
+    layouts = {layout: [cut for cut in CUTS if cut[1] is layout] for layout in Layout}
+    for last in Layout:
+        for first in Layout:
+            layers = [
+                random_layer(SPEC, layouts[first][0], layouts[last][0], "uneven", size, rng)
+                for size in (2, world.size - 2)
+            ]
+            stages = (
+                Stage(names[1:3], ((Span(0, 2), layers[0]),)),
+                Stage((names[0], *names[3:]), ((Span(2, 5), layers[1]),)),
+            )
+            check(SPEC, Plan(stages, SPEC.name, devices=names), LENGTHS[:3], world)
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_large_messages_and_full_queues_do_not_wait_for_each_other(place, world):
+    """Rank 0 in every stage of three, and messages that are too large to be sent before they are asked for."""
+    if world.size < 3:
+        return
+    others = [1, 2]
+    crew = [others.pop() if number != place else 0 for number in range(3)]
+    plan = one_device_plan(SPEC, [(crew[0], 0, 2), (crew[1], 2, 3), (crew[2], 3, 5)], world.size)
+
+    check(SPEC, plan, [[500], [300, 200]] * 12, world)
+
+
+def test_a_rank_that_becomes_slow_gets_less(world, monkeypatch):
+    """The last replica sleeps in every batch: the others do most of them."""
+    if world.size < 2:
+        return
+    if world.rank == world.size - 1:
+        carry = Stack.carry
+
+        def slow(*arguments, **options):
+            time.sleep(0.05)
+            return carry(*arguments, **options)
+
+        monkeypatch.setattr(Stack, "carry", slow)
+    plan = one_device_plan(SPEC, [(rank, 0, SPEC.layers) for rank in range(world.size)], world.size)
+
+    stack = check(SPEC, plan, [[30]] * 60, world)
+
+    moved = world.on_all(lambda: stack.meter.sent_bytes)
+    assert 0 < moved[-1] // (30 * SPEC.hidden * 4) <= 60 / world.size / 2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bytes_on_the_wire_are_those_that_the_price_says(seed, world):
+    """Of all ranks together, for one request through stages of one device, one on each rank that has a layer."""
+    rng = np.random.default_rng([seed, world.size])
+    crew = rng.permutation(world.size)[: SPEC.layers].tolist()
+    stops = [0, *np.sort(rng.choice(np.arange(1, SPEC.layers), len(crew) - 1, replace=False)).tolist(), SPEC.layers]
+    plan = one_device_plan(SPEC, zip(crew, stops[:-1], stops[1:], strict=True), world.size)
+    devices = tuple(Device(name, 1e10, GIB) for name in plan.devices)
+
+    stack, _ = run(SPEC, plan, [[12]], world)
+
+    sent = sum(world.on_all(lambda: stack.meter.sent_bytes))
+    assert sent == price_plan(SPEC, Cluster(devices, Link(1e8, 1e-4)), plan, 12).prediction.bytes_on_wire
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bytes_of_any_stages_are_those_that_the_price_says(seed, world):
+    """Any ranks, cuts and shares in a stage, one request."""
+    rng = np.random.default_rng([seed, world.size])
+    plan = replace(random_plan(SPEC, world.size, rng, 1), tile_rows=0)
+    devices = tuple(Device(name, 1e10, GIB) for name in plan.devices)
+
+    stack, _ = run(SPEC, plan, [[40]], world)
+
+    sent = sum(world.on_all(lambda: stack.meter.sent_bytes))
+    assert sent == price_plan(SPEC, Cluster(devices, Link(1e8, 1e-4)), plan, 40).prediction.bytes_on_wire
+
+
+def test_a_slow_consumer_does_not_grow_what_is_under_way(world):
+    """Batches are taken from their source only as answers are taken: never more ahead than the replicas can have."""
+    plan = one_device_plan(SPEC, [(rank, 0, SPEC.layers) for rank in range(world.size)], world.size)
+    stack = make_stack(SPEC, plan, tensors_of(SPEC), world, NUMPY, Wire.FLOAT32)
+    if world.rank:
+        follow(stack, world)
+        return
+    taken, ahead = [], []
+
+    def steps():
+        for number in range(300):
+            taken.append(number)
+            yield Step((2,), True), lambda: embedded(SPEC, tensors_of(SPEC), [2])
+
+    for done, _ in enumerate(Flow(stack, world).run(steps()), start=1):
+        ahead.append(len(taken) - done)
+    world.announce(None, range(world.size))
+
+    assert len(ahead) == 300
+    assert max(ahead) <= SPREAD * MOST * world.size + 1
+
+
+def test_every_replica_gets_a_share(world):
+    """Of many batches, no rank is left without; what all did adds up."""
+    plan = one_device_plan(SPEC, [(rank, 0, SPEC.layers) for rank in range(world.size)], world.size)
+    stack = check(SPEC, plan, [[30]] * 40, world)
+
+    moved = world.on_all(lambda: (stack.meter.sent_bytes, stack.meter.received_bytes))
+    batch_bytes = 30 * SPEC.hidden * 4
+    away = [sent // batch_bytes for sent, _ in moved[1:]]
+    assert all(away)
+    assert sum(away) < 40
+    assert moved[0] == (sum(away) * batch_bytes, sum(away) * batch_bytes)
