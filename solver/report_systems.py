@@ -39,12 +39,11 @@ def print_systems(console: Console, entries: Sequence[Entry], title: str) -> Non
             style="dim" if entry.lacks else "bold" if entry in best.values() else "",
         )
     console.print(table)
-    for objective, entry in best.items():
-        if entry is not None:
-            value = (
-                f"{1e3 * entry.seconds:.1f} ms" if objective == "latency" else f"{entry.requests_per_s:.2f} a second"
-            )
-            console.print(f"{objective}: {entry.system} wins with {value}.")
+    for objective, won in best.items():
+        if won is not None:
+            many = objective == "throughput"
+            value = f"{won.requests_per_s:.2f} requests a second" if many else f"{1e3 * won.seconds:.1f} ms"
+            console.print(f"{objective}: {won.system} wins with {value}.")
 
 
 def systems_to_json(cluster: Cluster, entries: Sequence[Entry], rows: int) -> str:

@@ -13,6 +13,7 @@ one size, the best of several sizes. Of equal rates, the plan with fewer seconds
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -26,6 +27,7 @@ from solver.planner import solve
 from solver.systems.pipeedge import plan_pipeedge
 
 FEW = 4  # devices, up to which all groups are tried
+ALL = 16  # devices of the largest group that is tried besides
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24)  # of groups of many devices
 
 Group = tuple[int, ...]
@@ -42,7 +44,7 @@ def solve_throughput(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     groups = _Groups(spec, cluster, rows)
     p = len(cluster.devices)
     ways = [_best_partition(groups, p)] if p <= FEW else list(_by_size(groups, spec, cluster, rows))
-    ways.append([tuple(range(p))])
+    ways.append([tuple(range(min(p, ALL)))])
     plans = [groups.plan(way) for way in ways if all(groups.rate(group) for group in way) and way]
     if not plans:
         solve(spec, cluster, rows)  # says what is missing
@@ -60,31 +62,31 @@ class _Groups:
 
     def __init__(self, spec: ModelSpec, cluster: Cluster, rows: int) -> None:
         self._spec, self._cluster, self._rows = spec, cluster, rows
-        self._plans: dict[Group, Plan] = {}
-        self._rates: dict[object, float] = {}
+        self._known: dict[object, tuple[float, tuple[Stage, ...], int]] = {}
 
     def rate(self, group: Group) -> float:
         """Return the requests a second of a group; 0 where it does not hold the model."""
-        key = self._key(group)
-        if key not in self._rates:
-            self._rates[key] = self._best(group)
-        return self._rates[key]
+        return self._best(group)[0]
 
     def plan(self, groups: Sequence[Group]) -> Plan:
         """Return the plan whose replicas are these groups, the one with the highest rate first."""
-        found = []
-        for group in sorted(groups, key=lambda group: -self.rate(group)):
-            if group not in self._plans:
-                self._best(group)
-            found.append(self._plans[group])
+        found = [self._best(group) for group in sorted(groups, key=lambda group: -self.rate(group))]
         # A plan has tiles of one size: those of the first replica that exchanges anything.
-        return self._plan(
-            tuple(stage for plan in found for stage in plan.stages),
-            next((plan.tile_rows for plan in found if plan.tile_rows), 0),
-        )
+        tile_rows = next((tile_rows for _, _, tile_rows in found if tile_rows), 0)
+        return self._plan(tuple(stage for _, stages, _ in found for stage in stages), tile_rows)
 
-    def _best(self, group: Group) -> float:
-        best = 0.0
+    def _best(self, group: Group) -> tuple[float, tuple[Stage, ...], int]:
+        """Return a group's rate, its stages and their tiles; like groups are planned once."""
+        key, names = self._key(group), [self._cluster.names[rank] for rank in group]
+        if key not in self._known:
+            self._known[key] = self._search(group)
+        rate, stages, tile_rows = self._known[key]
+        own = tuple(replace(stage, devices=tuple(names[int(place)] for place in stage.devices)) for stage in stages)
+        return rate, own, tile_rows
+
+    def _search(self, group: Group) -> tuple[float, tuple[Stage, ...], int]:
+        """Plan for a group; the stages' devices are places within the group."""
+        best: tuple[float, tuple[Stage, ...], int] = (0.0, (), 0)
         own = self._cluster.only(group)
         for planner in (_shared, plan_pipeedge):
             try:
@@ -93,8 +95,12 @@ class _Groups:
                 continue
             plan = self._plan(found.stages, found.tile_rows)
             rate = price_plan(self._spec, self._cluster, plan, self._rows).requests_per_s
-            if rate > best:
-                best, self._plans[group] = rate, plan
+            if rate > best[0]:
+                places = (
+                    replace(stage, devices=tuple(str(own.names.index(name)) for name in stage.devices))
+                    for stage in found.stages
+                )
+                best = rate, tuple(places), found.tile_rows
         return best
 
     def _plan(self, stages: tuple[Stage, ...], tile_rows: int) -> Plan:
