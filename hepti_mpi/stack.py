@@ -12,7 +12,7 @@ import numpy as np
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
-from hepti_mpi.exchange import Blocks, Tiles, gather_rows, whole
+from hepti_mpi.exchange import Tiles, gather_rows, whole
 from hepti_mpi.lane import Lane
 from hepti_mpi.layers import LayerKernels, Pass, Stream, run_layers
 from hepti_mpi.products import Backend
@@ -132,20 +132,20 @@ class Stack:
         """
         rank, rows = self._world.rank, batch.rows
         mine = lane.stage_of(rank)
-        stream: Blocks = Tiles.here(self._or_nothing(x))
-        here = stream.array
+        here = x_out = self._or_nothing(x)
         for hop in lane.hops_of(rank):
             if hop and hop in (mine, lane.hops - 1):
                 yield hop, lane.source(hop, rows, rank)
             for group in filter(None, (self._world, self._group)):
                 group.coding = EXACT if exact else self._coding
-            here = self._hop(lane, hop, rows, stream)
-            stream = Tiles.here(self._or_nothing(None))
+            here = self._hop(lane, hop, rows, x_out)
+            x_out = self._or_nothing(None)
             if hop == mine:
                 assert self._group is not None
                 run = Pass(self._spec, batch, self._group, self._tile_rows, self._backend)
                 entering = Stream(Tiles.here(here), lane.rows_into(hop, rows))
-                stream = run_layers(entering, self._layers, self._cuts, run).blocks
+                # To the end, before this rank waits for others' results: they may wait for its rows in the last block.
+                x_out = whole(run_layers(entering, self._layers, self._cuts, run).blocks)
         return here
 
     @contextmanager
@@ -166,10 +166,9 @@ class Stack:
             self.meter.sent_bytes += traffic.sent_bytes
             self.meter.received_bytes += traffic.received_bytes
 
-    def _hop(self, lane: Lane, hop: int, rows: int, stream: Blocks) -> Array:
+    def _hop(self, lane: Lane, hop: int, rows: int, x: Array) -> Array:
         """Send what this rank has of the rows, and return those that it needs next."""
         have = lane.have(hop, rows)
-        x = whole(stream)
         if not have[self._world.rank].size:
             x = self._or_nothing(None)  # where all have all, the first of them sends it
         return whole(gather_rows(self._world, Tiles.here(x), have, lane.want(hop, rows)))

@@ -99,24 +99,23 @@ def test_stages_give_the_reference_with_norms_in_front(seed, world):
     check(PRE_SPEC, random_plan(PRE_SPEC, world.size, rng, 2), [[rows], [rows, rows], [rows]], world)
 
 
-def test_a_stage_of_several_ranks_hands_on_rows_to_one_that_wants_all(world):
-    """Every pair of layouts meets at a boundary: rows and full, on the way in, between, and out."""
+@pytest.mark.parametrize("last", Layout)
+@pytest.mark.parametrize("first", Layout)
+def test_every_pair_of_layouts_meets_at_a_boundary(first, last, world):
+    """A stage of two ranks before one of rank 0 and all others: on the way in, between, and out."""
     if world.size < 3:
         return
     rng = np.random.default_rng(4)
     names = tuple(f"pi-{rank}" for rank in range(world.size))
     layouts = {layout: [cut for cut in CUTS if cut[1] is layout] for layout in Layout}
-    for last in Layout:
-        for first in Layout:
-            layers = [
-                random_layer(SPEC, layouts[first][0], layouts[last][0], "uneven", size, rng)
-                for size in (2, world.size - 2)
-            ]
-            stages = (
-                Stage(names[1:3], ((Span(0, 2), layers[0]),)),
-                Stage((names[0], *names[3:]), ((Span(2, 5), layers[1]),)),
-            )
-            check(SPEC, Plan(stages, SPEC.name, devices=names), LENGTHS[:3], world)
+    layers = [
+        random_layer(SPEC, layouts[first][0], layouts[last][0], "uneven", size, rng) for size in (2, world.size - 2)
+    ]
+    stages = (
+        Stage(names[1:3], ((Span(0, 2), layers[0]),)),
+        Stage((names[0], *names[3:]), ((Span(2, 5), layers[1]),)),
+    )
+    check(SPEC, Plan(stages, SPEC.name, devices=names), LENGTHS[:3], world)
 
 
 @pytest.mark.parametrize("place", range(3))
