@@ -84,7 +84,7 @@ def test_a_cluster_file_gives_a_prediction_and_names(converted, tmp_path):
     done = succeeded(
         hepti(
             2, "--model", checkpoint.path, "--cluster", tmp_path / "cluster.toml", "--random", 100, "--repeat", 2,
-            "--system", "rows", "--report", tmp_path / "report.json",
+            "--system", "sequence-weighted", "--report", tmp_path / "report.json",
         )
     )  # fmt: skip
 
