@@ -1,6 +1,6 @@
 """`mpirun … python -m tests.commands.odd_rank ODDITY …`: the main job, with something odd about rank 1.
 
-`fails`: its third head is its last. `no-file`: its host has no copy of the weights file.
+`fails`: its third norm is its last. `no-file`: its host has no copy of the weights file.
 """
 
 import sys
@@ -8,19 +8,19 @@ import sys
 from hepti_mpi import __main__, job, kernels
 from hepti_mpi.comm import MPI
 
-attend, calls = kernels.attend, []
+layer_norm, calls = kernels.layer_norm, []
 
 
 def fail_later(*arguments):
     calls.append(arguments)
     if len(calls) == 3:
         raise FloatingPointError("one bit has fallen over")
-    return attend(*arguments)
+    return layer_norm(*arguments)
 
 
 oddity = sys.argv[1]
 if MPI.COMM_WORLD.rank == 1 and oddity == "fails":
-    kernels.attend = fail_later
+    kernels.layer_norm = fail_later
 if MPI.COMM_WORLD.rank == 1 and oddity == "no-file":
     job.open_weights = lambda path, fingerprint: None
 sys.exit(__main__.main(sys.argv[2:]))

@@ -215,7 +215,7 @@ def test_no_other_system_is_predicted_faster(speeds, mbps):
     cluster = pis(*speeds, mbps=mbps)
     seconds = {system: make_plan(system, BERT_LARGE, cluster, 128).predicted.seconds for system in PLANNERS}
 
-    assert seconds["hepti"] == min(seconds.values())
+    assert seconds["hepti"] == pytest.approx(min(seconds.values()), rel=1e-9)
 
 
 def test_no_neighbouring_plan_is_predicted_faster():
@@ -254,7 +254,7 @@ def test_plan_is_made_for_the_rows_at_hand():
 
 
 @pytest.mark.parametrize("memory_gib", [4.0, 0.9])
-@pytest.mark.parametrize("system", ["hepti", "rows"])
+@pytest.mark.parametrize("system", ["hepti", "sequence-weighted"])
 def test_other_lengths_keep_the_weights_where_they_are(system, memory_gib):
     cluster = pis(24.6, 70, 24.6, 10, memory_gib=memory_gib)
     plan = make_plan(system, BERT_LARGE, cluster, 256)
