@@ -1,0 +1,173 @@
+"""What is measured moves the devices' factors: changes that last do, blips and noise do not."""
+
+import math
+
+import numpy as np
+import pytest
+
+from solver.cost import predict, price, setting
+from solver.drift import SOON, Drift, Tracker, scaled
+from solver.model import named_model
+from solver.systems import make_plan
+from tests.solver.clusters import pis
+
+SPEC = named_model("bert-base")
+
+
+def noise(count, seed=0, width=0.1):
+    return np.exp(np.random.default_rng(seed).normal(0, width / 2, count))
+
+
+def follow(trace):
+    """Return the factor after every measurement of a trace."""
+    tracker, factors = Tracker(), []
+    for measured in trace:
+        tracker.observe(measured)
+        factors.append(tracker.factor)
+    return tracker, np.array(factors)
+
+
+@pytest.mark.parametrize("level", [0.1, 0.25, 0.6, 1.6, 4.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_step_is_followed_after_two_measurements(level, seed):
+    trace = noise(60, seed) * np.repeat([1.0, level, 1.0], 20)
+
+    tracker, factors = follow(trace)
+
+    assert tracker.changes == 2
+    for start, wanted in ((21, level), (41, 1.0)):
+        assert np.all(np.abs(np.log(factors[start : start + 18] / wanted)) < math.log(1.2))
+
+
+def test_a_step_within_a_request_counts_from_the_next():
+    """The request during which it changed shows something between."""
+    _, factors = follow([1.0] * 5 + [0.6, 0.25])
+
+    assert factors[-1] == 0.25
+
+
+@pytest.mark.parametrize("blip", [0.02, 0.5, 3.0])
+def test_a_blip_moves_nothing(blip):
+    trace = np.ones(100)
+    trace[::10] = blip
+
+    tracker, factors = follow(trace)
+
+    assert tracker.changes == 0
+    assert np.all(factors == 1)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_is_no_change_in_500_requests(seed):
+    tracker, factors = follow(noise(500, seed, width=0.12))
+
+    assert tracker.changes == 0
+    assert np.all(np.abs(np.log(factors)) < 0.08)
+
+
+def test_slow_drift_is_followed_without_a_change():
+    """A board that gets hot over 200 requests."""
+    trace = noise(200) * np.linspace(1, 0.6, 200)
+
+    tracker, factors = follow(trace)
+
+    assert tracker.changes == 0
+    assert abs(math.log(factors[-1] / 0.6)) < 0.1
+
+
+@pytest.mark.parametrize("period", range(1, SOON + 1))
+def test_what_alternates_is_followed_a_few_times_only(period):
+    trace = np.where(np.arange(1000) // period % 2, 0.3, 1.0)
+
+    tracker, _ = follow(trace)
+
+    assert tracker.changes <= 5
+
+
+def test_after_a_calm_time_a_step_is_followed_at_once_again():
+    tracker, _ = follow(np.where(np.arange(300) // 4 % 2, 0.3, 1.0))
+    waited = tracker.factor
+
+    for _ in range(200):
+        tracker.observe(1.0)
+    tracker.observe(0.3)
+    tracker.observe(0.3)
+
+    assert waited in (0.3, 1.0)
+    assert tracker.factor == 0.3
+
+
+def test_compute_is_compared_with_what_the_plan_asked_of_each_device():
+    """Whatever the shares, the factor is the device's own; a device without a share says nothing."""
+    cluster = pis(24.6, 70, 24.6, 10)
+    drift = Drift(SPEC, cluster)
+    for system in ("megatron", "sequence-weighted", "single"):
+        plan = make_plan(system, SPEC, cluster, 96)
+        due = sum(s.repeats * s.times.compute for s in price(setting(SPEC, cluster, 96), plan).steps[1:])
+        for _ in range(3):
+            drift.computed(plan, 96, due / np.array([1, 0.25, 1, 1]), [0] * 4)
+
+    assert [round(tracker.factor, 6) for tracker in drift.compute] == [1, 0.25, 1, 1]
+
+
+def test_who_waits_much_only_seems_faster():
+    """A rank under a quota computes fast what it has rested for; but it may recover to what its profile says."""
+    cluster = pis(24.6, 70)
+    drift, plan = Drift(SPEC, cluster), make_plan("sequence-weighted", SPEC, cluster, 96)
+    due = price(setting(SPEC, cluster, 96), plan).compute_s
+    for waits, speed, wanted in ((2, 3, 1), (2, 0.25, 1), (0.1, 0.25, 0.25), (2, 3, 1), (0.1, 3, 3)):
+        for _ in range(40):
+            drift.computed(plan, 96, due / speed, waits * due / speed)
+        assert [tracker.factor for tracker in drift.compute] == pytest.approx([wanted] * 2, rel=0.1)
+
+
+def test_other_lengths_say_the_same_of_a_device():
+    cluster = pis(24.6, 70)
+    drift, plan = Drift(SPEC, cluster), make_plan("sequence-weighted", SPEC, cluster, 128)
+
+    for rows in (31, 40, 96, 128, 200, 384):
+        drift.computed(plan, rows, price(setting(SPEC, cluster, rows), plan).compute_s, [0, 0])
+
+    assert all(abs(math.log(tracker.factor)) < 0.1 for tracker in drift.compute)
+
+
+def test_a_slow_link_is_found_among_those_that_it_slows_down():
+    """What four devices' connections carried in the lab, 20 all-gathers: before and after pi-1 went to 240 Mbps."""
+    sent = 1e6 * np.array([[0, 9.83, 9.83, 9.83], [19.3, 0, 19.3, 19.3], [9.83, 9.83, 0, 9.83], [2.62, 2.62, 2.62, 0]])
+    before = 1e-3 * np.array([[0, 268, 224, 248], [500, 0, 476, 464], [284, 272, 0, 252], [88, 100, 136, 0]])
+    after = 1e-3 * np.array([[0, 736, 208, 216], [1684, 0, 1860, 1680], [244, 660, 0, 208], [120, 272, 96, 0]])
+    cluster = pis(24.6, 70, 24.6, 10)
+    drift, plan = Drift(SPEC, cluster), make_plan("sequence-weighted", SPEC, cluster, 128)
+
+    for _ in range(5):
+        assert drift.carried(plan, sent, before) == []
+    changed = [drift.carried(plan, sent, after) for _ in range(3)]
+
+    assert changed == [[], [1], []]
+    assert [tracker.factor for tracker in drift.links] == [1, pytest.approx(240 / 940, rel=0.3), 1, 1]
+    assert [drift.carried(plan, sent, before) for _ in range(2)] == [[], [1]]
+    assert [tracker.factor for tracker in drift.links] == [1, 1, 1, 1]
+
+
+def test_small_messages_show_latency_not_a_slow_link():
+    """Blocks of a few kilobytes never fill a link; a new plan with larger ones does not make it faster either."""
+    cluster = pis(24.6, 70)
+    drift, small, large = (
+        Drift(SPEC, cluster),
+        *(make_plan(name, SPEC, cluster, 8) for name in ("sequence-weighted", "megatron")),
+    )
+
+    for plan, rate in ((small, 5e6), (large, 100e6)):
+        for _ in range(6):
+            assert drift.carried(plan, np.array([[0, 1], [1, 0]]) * rate, np.array([[0, 1.0], [1.0, 0]])) == []
+
+    assert [tracker.factor for tracker in drift.links] == [1, 1]
+
+
+def test_a_scaled_cluster_costs_what_its_factors_say():
+    cluster = pis(24.6, 70)
+    plan = make_plan("sequence-weighted", SPEC, cluster, 128)
+
+    half = scaled(cluster, [0.5, 0.5], [0.5, 0.5], [device.memory_bytes for device in cluster.devices])
+
+    assert predict(SPEC, half, plan, 128).seconds == pytest.approx(2 * predict(SPEC, cluster, plan, 128).seconds, 0.02)
