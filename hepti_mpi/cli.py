@@ -34,6 +34,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options.backend = chosen(options.backend)
     options.wire = Wire(options.wire)
     check_precision(options.precision, options.backend)
+    hepti = options.plan is None and options.system == DEFAULT
+    if options.replan != "off" and not hepti:
+        given = "--plan" if options.plan is not None else f"--system {options.system}"
+        raise HeptiError(f"--replan {options.replan} changes plans of one stage that hepti makes: leave out {given}")
+    if options.watch and options.replan == "off":
+        raise HeptiError("--watch shows what is measured for planning: add --replan dry-run, or auto")
     sources = [name for name in ("text", "input", "random") if getattr(options, name) is not None]
     if len(sources) > 1:
         raise HeptiError(f"--{sources[0]} and --{sources[1]} both say what to compute: give one")
@@ -64,10 +70,15 @@ def parser() -> Parser:
     how.add_argument(
         "--wire", choices=[*map(str, Wire)], default=Wire.FLOAT32, help="how numbers travel (default: %(default)s)"
     )
+    how.add_argument(
+        "--replan", choices=("off", "auto", "dry-run"), default="off",
+        help="change the shares when devices or links change, dry-run: only say so (default: off, no gain is measured)",
+    )  # fmt: skip
     measure = parser.add_argument_group("measuring")
     measure.add_argument("--repeat", type=int, default=1, metavar="N", help="compute everything N times")
     measure.add_argument("--warmup", type=int, default=0, metavar="N", help="and N times before, untimed")
     measure.add_argument("--report", type=Path, metavar="FILE.json", help="write plan, times and bytes of every rank")
     measure.add_argument("--trace", type=Path, metavar="FILE.json", help="write the last request as a Chrome trace")
+    measure.add_argument("--watch", action="store_true", help="show every device's share, speed and waiting, live")
     measure.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser

@@ -41,7 +41,9 @@ IDLE_PAUSE_S = 5e-3  # the longest pause between requests
 # spoiled its beginning, in 15 of 40 runs.
 LAST_WORDS_S = 0.2
 
-DATA, CONTROL = 0, 1  # message tags
+# Message tags.
+DATA, CONTROL = 0, 1
+REPORT, PIECE = 3, 4  # what ranks measured; weights that rank 0 sends while requests run
 
 ROUND_TRIPS = 10
 
@@ -81,6 +83,7 @@ class Group:
         # A subgroup's traffic is its parent's too.
         self.traffic: Traffic = parent.traffic if parent else Traffic()
         self._sending: list[tuple[MPI.Request, Message]] = parent._sending if parent else []
+        self._told: list[tuple[MPI.Request, Array | None]] = []
 
     # For exchanges: nonblocking messages.
 
@@ -178,13 +181,48 @@ class Group:
             if peer != 0:
                 self._comm.send(message, peer, CONTROL)
 
-    def next_message(self) -> Any:
-        """Wait for rank 0's next message, ever more asleep, since it may take hours."""
+    def next_message(self, meanwhile: Callable[[], bool] | None = None) -> Any:
+        """Wait for rank 0's next message, ever more asleep, since it may take hours.
+
+        `meanwhile` does a bounded piece of other work, and returns False once there is none.
+        """
         pause = PAUSE_S
         while not self._comm.Iprobe(0, CONTROL):
+            if meanwhile is not None and meanwhile():
+                continue
             time.sleep(pause)
             pause = min(pause * 1.2, IDLE_PAUSE_S)
         return self._comm.recv(source=0, tag=CONTROL)
+
+    def tell_root(self, message: Any) -> None:
+        """Send a small message to rank 0 without waiting; it takes it by `heard`, when it likes."""
+        self._told[:] = [entry for entry in self._told if not entry[0].Test()]
+        self._told.append((self._comm.isend(message, 0, REPORT), None))
+
+    def heard(self) -> Iterator[tuple[int, Any]]:
+        """Yield what other ranks have told rank 0 and has arrived: the rank, and its message."""
+        status = MPI.Status()
+        while self._comm.Iprobe(MPI.ANY_SOURCE, REPORT, status):
+            yield status.source, self._comm.recv(source=status.source, tag=REPORT)
+
+    @property
+    def untold(self) -> int:
+        """How many messages and pieces have not yet left this rank."""
+        self._told[:] = [entry for entry in self._told if not entry[0].Test()]
+        return len(self._told)
+
+    def send_piece(self, array: Array, peer: int) -> None:
+        """Send weights to a rank that takes them by `take_piece`, when it likes."""
+        self._told.append((self._comm.Isend(array, peer, PIECE), array))
+
+    def take_piece(self, flat: Array) -> int:
+        """Fill the front of an array with the next piece from rank 0; return its elements, 0 if none is there."""
+        status = MPI.Status()
+        if not self._comm.Iprobe(0, PIECE, status):
+            return 0
+        count = int(status.Get_count(MPI.FLOAT))
+        self._comm.Recv(flat[:count], 0, PIECE)
+        return count
 
     def from_root(self, step: Callable[[], Value] | None) -> Value:
         """Run rank 0's step and give its result to all, or raise its complaint on all."""

@@ -34,6 +34,7 @@ class Step:
     lengths: tuple[int, ...]
     count: bool  # whether it counts in the report
     exact: bool = False  # whether numbers travel as they are, whatever the wire
+    tell: int | None = None  # the number under which all ranks tell what they measured; None: they do not
 
 
 @dataclass(slots=True, eq=False)
@@ -77,7 +78,7 @@ class Flow:
 
     def __init__(self, stack: Stack, group: Group) -> None:
         self._stack, self._group = stack, group
-        self._replicas = [Replica(lane, lane.stage_of(0) is not None) for lane in stack.lanes]
+        self._replicas: list[Replica] = []
 
     def run(self, batches: Iterable[tuple[Step, Callable[[], Array]]]) -> Iterator[Array]:
         """Run batches and yield what rank 0 gets of each [S, H], in order.
@@ -87,6 +88,8 @@ class Flow:
         batches
             What is announced, and what embeds it [S, H]; taken as they can be dealt out.
         """
+        if [replica.lane for replica in self._replicas] != [*self._stack.lanes]:  # another plan was adopted
+            self._replicas = [Replica(lane, lane.stage_of(0) is not None) for lane in self._stack.lanes]
         coming = iter(batches)
         following = next(coming, None)
         order: deque[Job] = deque()
@@ -129,7 +132,7 @@ class Flow:
         return min(MOST, stages + 1 + math.ceil(leader.row_s / replica.row_s))
 
     def _deal(self, replica: Replica, step: Step, embed: Callable[[], Array]) -> Job:
-        self._group.announce(step, replica.lane.ranks)
+        self._group.announce(step, replica.lane.ranks if step.tell is None else range(self._group.size))
         batch, started = Batch.of_lengths(step.lengths), time.perf_counter()
         carrying = self._stack.carry(replica.lane, batch, embed(), exact=step.exact)
         job = Job(batch.rows, step.count, carrying, started)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 
@@ -11,11 +13,13 @@ from rich.console import Console
 
 from hepti_mpi import defaults, hosts, outputs
 from hepti_mpi.backends import backend
-from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
 from hepti_mpi.layers import layer_kernels
 from hepti_mpi.leader import Leader, Model
+from hepti_mpi.live import Member, follow
 from hepti_mpi.load import Layer, LayerWeights, RankWeights, load, open_weights, serve_weights
+from hepti_mpi.monitor import Monitor
+from hepti_mpi.move import Mover
 from hepti_mpi.profile import fingerprint, profile
 from hepti_mpi.report import rank_report
 from hepti_mpi.stack import Stack
@@ -28,6 +32,9 @@ from solver.plan import Plan
 from solver.shares import own_plan, weights_bytes
 from weights.progress import progress
 from weights.store import WeightsFile
+
+# A share of fewer bytes does not say how fast a rank reads; a card in a Raspberry Pi reads so much, if none does.
+MUCH_BYTES, USUAL_BYTES_PER_S = 16 << 20, 50e6
 
 
 def run_job(options: argparse.Namespace, group: Group) -> int:
@@ -45,19 +52,26 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     plan = group.from_root((lambda: leader.plan(cluster)) if leader else None)
     computes = backend(options.backend, options.precision)
     make = partial(layer_kernels, model.spec, own_plan(plan, group.rank), computes.product)
-    weights = load_share(model, plan, make, group, leader.console if leader else None)
+    started = time.perf_counter()
+    weights, file, without_file = load_share(model, plan, make, group, leader.console if leader else None)
+    loaded = weights_bytes(model.spec, plan, group.rank), time.perf_counter() - started
     stack = Stack(model.spec, plan, weights.layers, group, computes, coding(options.wire, computes.cast))
     trace = stack.trace = Trace() if options.trace else None
+    mover = Mover(model.spec, stack, group, file, computes, without_file)
+    member = Member(group, stack, mover, Monitor(model.spec, computes))
+    speeds = reading_speeds(group.on_all(lambda: loaded))
     if leader:
-        leader.lead(stack, weights.ends)
+        leader.lead(member, weights.ends, speeds)
     else:
-        follow(stack, group)
+        follow(member, lives=options.replan != "off")
     if trace is not None:
         ahead_s = group.clock_ahead()
         traces = group.on_all(lambda: trace.shifted(ahead_s))
         if leader:
             outputs.write_json(options.trace, chrome_trace(plan.devices, traces))
-    ranks = group.on_all(lambda: rank_report(model.spec, plan, stack.meter, group.rank, options.precision))
+    if file is not None:
+        file.close()
+    ranks = group.on_all(lambda: rank_report(model.spec, stack.plan, stack.meter, group.rank, options.precision))
     return leader.close(ranks, places) if leader else 0
 
 
@@ -86,8 +100,11 @@ def measured_cluster(spec: ModelSpec, backend: str, precision: str, group: Group
 
 def load_share(
     model: Model, plan: Plan, make: Callable[[int, LayerWeights], Layer], group: Group, console: Console | None
-) -> RankWeights[Layer]:
-    """Load this rank's share; rank 0 first sends theirs to the ranks that have no file, and shows how it gets on."""
+) -> tuple[RankWeights[Layer], WeightsFile | None, list[int]]:
+    """Load this rank's share; rank 0 first sends theirs to the ranks that have no file, and shows how it gets on.
+
+    Return with it the file, still open since the plan may change, None where there is none; and the ranks without one.
+    """
     file: WeightsFile | None = None
 
     def open_own() -> bool:
@@ -95,10 +112,10 @@ def load_share(
         file = open_weights(model.path, model.fingerprint)
         return file is not None
 
-    has_file = group.on_all(open_own)
+    without_file = [rank for rank, has in enumerate(group.on_all(open_own)) if not has]
     if group.rank == 0:
         assert file is not None
-        for peer in (rank for rank, has in enumerate(has_file) if not has):
+        for peer in without_file:
             try:
                 serve_weights(file, model.spec, plan, peer, group)
             except HeptiError as error:
@@ -112,12 +129,11 @@ def load_share(
             loaded.append(load(file, model.spec, plan, group, make, done))
 
     group.on_all(load_own)
-    if file is not None:
-        file.close()
-    return loaded[0]
+    return loaded[0], file, without_file
 
 
-def follow(stack: Stack, group: Group) -> None:
-    """Do what rank 0 says until it says that all is done."""
-    while (step := group.next_message()) is not None:
-        stack.run(Batch.of_lengths(step.lengths), None, count=step.count, exact=step.exact)
+def reading_speeds(loaded: Sequence[tuple[int, float]]) -> list[float]:
+    """Return how fast each rank gets weights, of the bytes and seconds of its share; little says little."""
+    speeds = [size / seconds if size >= MUCH_BYTES else 0.0 for size, seconds in loaded]
+    usual = statistics.median([speed for speed in speeds if speed] or [USUAL_BYTES_PER_S])
+    return [speed or usual for speed in speeds]

@@ -7,10 +7,11 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +19,14 @@ from hepti_mpi import defaults, ends, outputs, show
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
+from hepti_mpi.conductor import Conductor
 from hepti_mpi.flow import Flow, Step
 from hepti_mpi.hosts import Place
 from hepti_mpi.inputs import Reader, Request
+from hepti_mpi.live import Member
 from hepti_mpi.report import job_report
 from hepti_mpi.stack import Stack
+from hepti_mpi.watch import Watch
 from solver.cluster import Cluster, read_cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec
@@ -31,6 +35,9 @@ from solver.plan_file import read_plan
 from solver.systems import make_plan
 from weights.progress import progress
 from weights.store import WeightsFile
+
+if TYPE_CHECKING:
+    from solver.planner import Solution
 
 # Requests of a file run together up to this many rows: more rows make better GEMMs, and later answers.
 BATCH_ROWS = 512
@@ -72,6 +79,9 @@ class Leader:
         self._seconds: dict[str | int, list[float]] = {}
         self._busy_s = 0.0  # of all passes that count
         self._rounding: float | None = None
+        self._solution: Solution | None = None  # where the plan may change
+        self._conductor: Conductor | None = None
+        self._watch = Watch(self.console) if options.watch else None
 
     def say(self, line: str) -> None:
         """Tell the person at the terminal."""
@@ -124,29 +134,51 @@ class Leader:
                 self._cluster = defaults.example_cluster(ranks)
                 self.say("note: the shares are those of example boards, not of these hosts: give --model or --cluster")
             rows = sum(request.rows for request in next(_batches(self._requests), [])) or TYPICAL_ROWS
-            self._plan = make_plan(options.system, self._spec, self._cluster, rows, options.wire)
+            if options.replan == "off":
+                self._plan = make_plan(options.system, self._spec, self._cluster, rows, options.wire)
+            else:
+                from solver.planner import solve  # the solvers are for rank 0 alone
+
+                solution = solve(self._spec, self._cluster, rows, wire=options.wire)
+                self._plan = solution.plan
+                # Example boards have nothing that could change.
+                measured_or_given = measured is not None or options.cluster is not None
+                self._solution = solution if ranks > 1 and measured_or_given else None
         self._plan.check(self._spec, ranks)
         return self._plan
 
-    def lead(self, stack: Stack, tensors: ends.Tensors) -> None:
-        """Run every batch on all ranks, and answer it."""
-        flow = Flow(stack, self._group)
+    def lead(self, member: Member, tensors: ends.Tensors, read_bytes_per_s: Sequence[float]) -> None:
+        """Run every batch on all ranks, and answer it; between batches, let the plan follow what they measure."""
+        flow = Flow(member.stack, self._group)
+        batches = list(_batches(self._requests))
+        if self._options.wire is not Wire.FLOAT32 and batches:
+            self._rounding = self._measure_rounding(batches[0], flow, tensors)
+        if self._solution is not None and self._cluster is not None:
+            from solver.replan import Replanner
+
+            replanner = Replanner(self._spec, self._cluster, self._solution, read_bytes_per_s)
+            self._conductor = Conductor(self._spec, member, replanner, self._options.replan == "auto", self.say)
         if self._serves:
-            for request in self._reader.standard_input():
-                for answers in self._compute([[request]], flow, tensors, count=True):
-                    print(json.dumps(answers[0]), flush=True)
+            with self._watch or nullcontext():
+                for request in self._reader.standard_input():
+                    for answers in self._compute([[request]], flow, tensors, count=True):
+                        print(json.dumps(answers[0]), flush=True)
+                    self._between([request], member.stack)
         else:
-            batches = list(_batches(self._requests))
-            if self._options.wire is not Wire.FLOAT32:
-                self._rounding = self._measure_rounding(batches[0], flow, tensors)
             passes = self._options.warmup + self._options.repeat
-            with progress("computing", passes * len(batches), console=self.console, unit="batches") as done:
+            bar = progress("computing", passes * len(batches), console=self.console, unit="batches")
+            # A plan changes while no batch is under way.
+            together = [[batch] for batch in batches] if self._conductor else [batches]
+            with self._watch or nullcontext(), nullcontext(lambda _: None) if self._watch else bar as done:
                 for number in range(passes):
                     self._answers.clear()
                     started, count = time.perf_counter(), number >= self._options.warmup
-                    for _ in self._compute(batches, flow, tensors, count=count):
-                        done(1)
+                    for some in together:
+                        for _ in self._compute(some, flow, tensors, count=count):
+                            done(1)
+                        self._between(some[0], member.stack)
                     self._busy_s += (time.perf_counter() - started) * count
+        self._plan = member.stack.plan
         self._group.announce(None, range(self._group.size))
 
     def close(self, ranks: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:
@@ -154,6 +186,7 @@ class Leader:
         options = self._options
         report = job_report(self._spec, self._plan, self._cluster, self._seconds, ranks, places, options)
         report["wire_rounding"] = self._rounding
+        report["replans"] = self._conductor.decisions if self._conductor else []
         done = sum(map(len, self._seconds.values()))
         report["requests_per_s"] = done / self._busy_s if self._busy_s else None
         if options.output is not None:
@@ -192,6 +225,13 @@ class Leader:
                 self._hidden |= {str(request.id): state.copy() for request, state in zip(requests, states, strict=True)}
             yield answers
 
+    def _between(self, requests: Sequence[Request], stack: Stack) -> None:
+        """Let the plan follow what a batch of these requests has shown."""
+        if self._conductor:
+            self._conductor.ran(sum(request.rows for request in requests))
+            if self._watch:
+                self._watch.show(self._conductor, stack.plan, stack.last.compute_s + stack.last.wait_s)
+
     def _hidden_states(
         self,
         batches: Iterable[list[Request]],
@@ -208,11 +248,11 @@ class Leader:
             begun.append((requests, time.perf_counter()))
             return np.concatenate([ends.embed(self._spec, tensors, request.content) for request in requests])
 
-        steps = (
-            (Step(tuple(request.rows for request in requests), count, exact), partial(embed, requests))
-            for requests in batches
-        )
-        for hidden in flow.run(steps):
+        def step(requests: list[Request]) -> Step:
+            tell = self._conductor.begin() if self._conductor else None
+            return Step(tuple(request.rows for request in requests), count, exact, tell)
+
+        for hidden in flow.run((step(requests), partial(embed, requests)) for requests in batches):
             requests, started = begun.popleft()
             yield requests, ends.last_hidden(self._spec, tensors, hidden), started
 

@@ -62,6 +62,5 @@ def job_report(
         "seconds_median": statistics.median(every) if every else None,
         "predicted_seconds": predicted,
         "per_rank": [entry | {"host": place.host} for entry, place in zip(ranks, places, strict=True)],
-        "replans": [],
         "plan": json.loads(plan_to_json(plan)),
     }

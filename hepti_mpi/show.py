@@ -81,7 +81,7 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan) -> None:
         table.add_row(
             str(entry["rank"]),
             entry["device"],
-            *_shares(plan, entry["rank"]),
+            *shares(plan, entry["rank"]),
             f"{entry['weights_bytes'] / MIB:.1f}",
             f"{1e3 * entry['compute_s'] / report['repeat']:.1f}",
             f"{1e3 * entry['wait_s'] / report['repeat']:.1f}",
@@ -111,15 +111,15 @@ def show_cluster(console: Console, cluster: Cluster) -> None:
         console.print(f"between {' and '.join(sorted(pair))}: {speed:.0f} Mbps, {latency:.0f} µs")
 
 
-def _shares(plan: Plan, rank: int) -> list[str]:
+def shares(plan: Plan, rank: int) -> list[str]:
     """Return a rank's layers, where not all have all, and its shares of the first of them."""
     place = plan.place(rank)
     if place is None:
         return ["none", "-", "-"]
     stage, within = place
     _, first = stage.layers[0]
-    shares = [_share(first.attention, within, "heads"), _share(first.mlp, within, "columns")]
-    return shares if plan.in_one else [f"{stage.span.start}-{stage.span.stop - 1}", *shares]
+    blocks = [_share(first.attention, within, "heads"), _share(first.mlp, within, "columns")]
+    return blocks if plan.in_one else [f"{stage.span.start}-{stage.span.stop - 1}", *blocks]
 
 
 def _share(block: BlockPlan, rank: int, unit: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -35,6 +35,13 @@ class Meter:
     sent_bytes: int = 0
     received_bytes: int = 0
 
+    def add(self, other: Meter) -> None:
+        """Add what another one counted."""
+        self.compute_s += other.compute_s
+        self.wait_s += other.wait_s
+        self.sent_bytes += other.sent_bytes
+        self.received_bytes += other.received_bytes
+
 
 class Stack:
     """The rank's part of the layers, and the ranks that share them.
@@ -59,34 +66,47 @@ class Stack:
         self,
         spec: ModelSpec,
         plan: Plan,
-        layers: tuple[LayerKernels, ...],
+        layers: Sequence[LayerKernels],
         world: Group,
         backend: Backend,
         coding: Coding = EXACT,
     ) -> None:
         self.meter = Meter()
+        self.last = Meter()  # of the batch that began last, whether it counts or not
         self.trace: Trace | None = None  # records the last batch that counts, where one is asked for
-        self.lanes = tuple(Lane(plan, replica) for replica in plan.replicas)
         self._spec = spec
-        self._layers = layers
         self._world = world
         self._backend = backend
-        self._tile_rows = plan.tile_rows
         self._coding = coding
-        self._lane = next((lane for lane in self.lanes if world.rank in lane.ranks), None)
+        self._groups: dict[tuple[int, ...], Group | None] = {}
+        self.adopt(plan, layers)
+
+    def adopt(self, plan: Plan, layers: Sequence[LayerKernels]) -> None:
+        """Go on with another plan and this rank's share under it; all ranks call this, between the same two batches."""
+        self.plan = plan
+        self.layers = tuple(layers)
+        self.lanes = tuple(Lane(plan, replica) for replica in plan.replicas)
+        rank = self._world.rank
+        self._lane = next((lane for lane in self.lanes if rank in lane.ranks), None)
         self._cuts: list[LayerPlan] = []
         self._group: Group | None = None
         # Making a group takes every rank: all make all, and keep their own.
         for lane in self.lanes:
             for stage, ranks in zip(lane.stages, lane.active, strict=True):
-                group = world.subgroup(ranks)
-                if group is not None and world.rank in ranks:
-                    self._group = group
+                if ranks not in self._groups:
+                    self._groups[ranks] = self._world.subgroup(ranks)
+                if rank in ranks:
+                    self._group = self._groups[ranks]
                     self._cuts = [
                         LayerPlan(layer.attention.only(stage.active), layer.mlp.only(stage.active))
                         for span, layer in stage.layers
                         for _ in range(span.size)
                     ]
+
+    @property
+    def active(self) -> bool:
+        """Whether this rank has a share."""
+        return self._lane is not None
 
     def run(self, batch: Batch, x: Array | None, *, count: bool, exact: bool = False) -> Array:
         """Carry a batch through this rank's replica, rank 0 through the first, from beginning to end.
@@ -109,10 +129,10 @@ class Stack:
         [S, H] on rank 0, [0, H] on the others
         """
         lane = self.lanes[0] if self._world.rank == 0 else self._lane
-        if lane is None:
-            return self._or_nothing(None)
-        carrying = self.carry(lane, batch, x, exact=exact)
         with self.metered(count):
+            if lane is None:
+                return self._or_nothing(None)
+            carrying = self.carry(lane, batch, x, exact=exact)
             while True:
                 try:
                     next(carrying)
@@ -142,10 +162,10 @@ class Stack:
             x_out = self._or_nothing(None)
             if hop == mine:
                 assert self._group is not None
-                run = Pass(self._spec, batch, self._group, self._tile_rows, self._backend)
+                run = Pass(self._spec, batch, self._group, self.plan.tile_rows, self._backend)
                 entering = Stream(Tiles.here(here), lane.rows_into(hop, rows))
                 # To the end, before this rank waits for others' results: they may wait for its rows in the last block.
-                x_out = whole(run_layers(entering, self._layers, self._cuts, run).blocks)
+                x_out = whole(run_layers(entering, self.layers, self._cuts, run).blocks)
         return here
 
     @contextmanager
@@ -160,11 +180,13 @@ class Stack:
         yield
         if trace is not None:
             trace.end()
+        compute_s = time.perf_counter() - started - traffic.wait_s
+        spent = Meter(compute_s, traffic.wait_s, traffic.sent_bytes, traffic.received_bytes)
+        if begins:
+            self.last = Meter()
+        self.last.add(spent)
         if count:
-            self.meter.compute_s += time.perf_counter() - started - traffic.wait_s
-            self.meter.wait_s += traffic.wait_s
-            self.meter.sent_bytes += traffic.sent_bytes
-            self.meter.received_bytes += traffic.received_bytes
+            self.meter.add(spent)
 
     def _hop(self, lane: Lane, hop: int, rows: int, x: Array) -> Array:
         """Send what this rank has of the rows, and return those that it needs next."""

@@ -59,6 +59,8 @@ def write(path, content):
         (["--input", "-", "--repeat", "2"], "what standard input asks is answered once"),
         (["--random", "5", "--wire", "float8"], "invalid choice: 'float8'"),
         (["--random", "5", "--trace", "trace.txt"], "trace.txt"),
+        (["--random", "5", "--system", "prima", "--replan", "auto"], "that hepti makes: leave out --system prima"),
+        (["--random", "5", "--watch"], "add --replan dry-run, or auto"),
     ],
 )
 def test_bad_usage(arguments, complaint, bert, job):

@@ -67,7 +67,7 @@ def expected_layers(plan, rank):
 
 def load_share(model, world):
     """Load what the rank holds of the mixed plan, as weights, not yet as kernels."""
-    return job.load_share(model, mixed_plan(world.size), lambda number, layer: layer, world, None)
+    return job.load_share(model, mixed_plan(world.size), lambda number, layer: layer, world, None)[0]
 
 
 def check(loaded, plan, world):

@@ -8,7 +8,9 @@ import pytest
 
 from hepti_mpi import ends
 from hepti_mpi.flow import MOST, SPREAD, Flow, Step
-from hepti_mpi.job import follow
+from hepti_mpi.live import Member, follow
+from hepti_mpi.monitor import Monitor
+from hepti_mpi.move import Mover
 from hepti_mpi.products import NUMPY
 from hepti_mpi.stack import Stack
 from solver.cluster import GIB, Cluster, Device, Link
@@ -60,7 +62,7 @@ def run(spec, plan, batches, world):
     tensors = tensors_of(spec)
     stack = make_stack(spec, plan, tensors, world, NUMPY, Wire.FLOAT32)
     if world.rank:
-        follow(stack, world)
+        follow(member(spec, stack, world), lives=False)
         return stack, []
     steps = (
         (Step(tuple(lengths), True), lambda lengths=lengths: embedded(spec, tensors, lengths)) for lengths in batches
@@ -68,6 +70,10 @@ def run(spec, plan, batches, world):
     results = [ends.last_hidden(spec, tensors, hidden) for hidden in Flow(stack, world).run(steps)]
     world.announce(None, range(world.size))
     return stack, results
+
+
+def member(spec, stack, world):
+    return Member(world, stack, Mover(spec, stack, world, None, NUMPY), Monitor(spec, NUMPY))
 
 
 def embedded(spec, tensors, lengths):
@@ -187,7 +193,7 @@ def test_a_slow_consumer_does_not_grow_what_is_under_way(world):
     plan = one_device_plan(SPEC, [(rank, 0, SPEC.layers) for rank in range(world.size)], world.size)
     stack = make_stack(SPEC, plan, tensors_of(SPEC), world, NUMPY, Wire.FLOAT32)
     if world.rank:
-        follow(stack, world)
+        follow(member(SPEC, stack, world), lives=False)
         return
     taken, ahead = [], []
 

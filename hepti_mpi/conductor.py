@@ -1,0 +1,185 @@
+"""Rank 0's side of a plan that lives: it hears what was measured, decides, and tells all ranks when to change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hepti_mpi.live import Member
+from hepti_mpi.monitor import PROBE_ROWS, Measured, between_ranks
+from hepti_mpi.move import Adopt, Prepare
+from solver.curves import Bank, Kernel
+from solver.drift import Drift
+from solver.model import ModelSpec
+from solver.moves import moved_bytes
+from solver.plan import Plan
+from solver.shares import weights_bytes
+
+if TYPE_CHECKING:
+    from solver.replan import Decision, Replanner  # only rank 0 plans
+
+# Telling, hearing and following takes rank 0 about a millisecond: not more often than this.
+LISTEN_EVERY_S = 0.1
+
+
+class Conductor:
+    """Rank 0's side: hears what was measured, decides, and tells all ranks when to change.
+
+    Parameters
+    ----------
+    spec
+        The model.
+    member
+        Rank 0's own part.
+    replanner
+        Decides.
+    acts
+        Whether decisions are carried out; else they are only said.
+    say
+        Takes every decision's line.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, member: Member, replanner: Replanner, acts: bool, say: Callable[[str], object]
+    ) -> None:
+        self._spec, self._member, self._replanner, self._acts, self._say = spec, member, replanner, acts, say
+        self._started = time.perf_counter()
+        self._ranks = member.group.size
+        self._heard: dict[int, dict[int, Measured]] = {}
+        self._batches = 0  # begun so far
+        self._listens = True  # whether the ranks tell what they measure of the batch that runs
+        self._listened_at = -LISTEN_EVERY_S
+        self._run: dict[int, tuple[Plan, int]] = {}  # plan and rows of batches that not all have spoken of
+        self._flows = (np.zeros((self._ranks, self._ranks)), np.zeros((self._ranks, self._ranks)))
+        self._own_bytes: list[int | None] = [None] * self._ranks  # what each had for the model when its plan was new
+        self._weighed: Plan | None = None
+        self._weights: Sequence[int] = ()  # of each rank, under the plan weighed last
+        self._ready = [spec.layers] * self._ranks
+        self._short = [False] * self._ranks
+        self._adopted = 0
+        self.latest: Sequence[Measured] = ()
+        self.decisions: list[dict[str, Any]] = []
+
+    @property
+    def drift(self) -> Drift:
+        """What is known of the devices now."""
+        return self._replanner.drift
+
+    @property
+    def lines(self) -> list[str]:
+        """All decisions, as a person reads them."""
+        return [entry["line"] for entry in self.decisions]
+
+    def begin(self) -> int | None:
+        """Begin a batch; return the number under which the ranks are to tell what they measure of it; None: not.
+
+        After very short ones nobody tells anything: it would take longer than 1 % of their time.
+        """
+        self._batches += 1
+        now = time.perf_counter()
+        self._listens = now - self._listened_at >= LISTEN_EVERY_S
+        if not self._listens:
+            return None
+        self._listened_at = now
+        return self._batches
+
+    def ran(self, rows: int) -> None:
+        """Take note of a batch of `rows` rows that has just run, and do what can be done between two."""
+        mover = self._member.mover
+        if self._listens:
+            self._take_in(rows)
+        decision = None
+        if self._listens and (not mover.busy or mover.turns):
+            # In the middle of a move, too: where the devices have changed again, it may be for nothing.
+            self._replanner.take(self._member.stack.plan)
+            decision = self._decide()
+        if decision is not None:
+            self._act(decision)
+        elif mover.busy:
+            self._go_on()
+
+    def _take_in(self, rows: int) -> None:
+        """Hear what others say, and hand on what all have spoken of."""
+        own = self._member.measured(self._batches)
+        self._run[own.batch] = self._member.stack.plan, rows
+        self._hear(0, own)
+        for rank, measured in self._member.group.heard():
+            self._hear(rank, measured)
+        for batch in sorted(self._heard):
+            if len(self._heard[batch]) == self._ranks:
+                self._observe(*self._run.pop(batch), self._heard.pop(batch))
+
+    def _hear(self, rank: int, measured: Measured) -> None:
+        self._heard.setdefault(measured.batch, {})[rank] = measured
+        if measured.change == self._member.change:
+            self._ready[rank], self._short[rank] = measured.ready, measured.short
+
+    def _observe(self, plan: Plan, rows: int, by_rank: dict[int, Measured]) -> None:
+        """Hand on what all ranks measured of one batch."""
+        if plan is not self._weighed:
+            self._weighed, self._weights = plan, [weights_bytes(self._spec, plan, r) for r in range(self._ranks)]
+        self.latest = [by_rank[rank] for rank in range(self._ranks)]
+        totals = between_ranks({rank: measured.flows for rank, measured in by_rank.items()}, self._ranks)
+        since = [np.maximum(now - before, 0.0) for now, before in zip(totals, self._flows, strict=True)]
+        self._flows = totals
+        compute_s, wait_s = zip(*((measured.compute_s, measured.wait_s) for measured in self.latest), strict=True)
+        self._replanner.observe(plan, rows, compute_s, wait_s, *since)
+        drift = self.drift
+        for rank, measured in enumerate(self.latest):
+            if measured.probe_s:
+                H = self._spec.hidden
+                curves = Bank([drift.profile.devices[rank].kernels])
+                due_s = float(curves.seconds(Kernel.CONTRACT, PROBE_ROWS, H * H)[0])
+                drift.probed(rank, due_s / measured.probe_s)
+            for_model = measured.free_bytes + self._weights[rank]
+            was = self._own_bytes[rank]
+            if was is None:
+                self._own_bytes[rank] = for_model
+            else:
+                drift.free_memory(rank, drift.profile.devices[rank].memory_bytes - (was - for_model))
+
+    def _decide(self) -> Decision | None:
+        """Decide, and say so; return what is to be done, if anything."""
+        started = time.perf_counter()
+        decision = self._replanner.decide(self._member.mover.aim)
+        if decision is None:
+            return None
+        now = time.perf_counter()
+        acts = self._acts and decision.taken
+        if not self._acts:
+            self._say(f"dry run: {decision.line}")
+        elif decision.taken:
+            self._say(decision.line)
+        entry = decision.to_table(self._batches, now - self._started)
+        self.decisions.append(entry | {"solve_s": now - started, "acted": acts})
+        return decision if acts else None
+
+    def _moves(self, plan: Plan) -> bool:
+        """Return whether any rank lacks weights for a plan."""
+        before = self._member.stack.plan
+        return any(moved_bytes(self._spec, before, plan, rank) for rank in range(self._ranks))
+
+    def _act(self, decision: Decision) -> None:
+        """Begin to change over between two batches."""
+        moves = self._moves(decision.plan)
+        word = Prepare(decision.plan, decision.before_s / self._spec.layers)
+        self._replanner.take(decision.plan)
+        self._member.group.announce(word, range(self._ranks))
+        self._member.prepare(word)
+        self._ready = [0 if moves else self._spec.layers] * self._ranks
+        self._adopted = 0
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Prepare some more, and adopt what all ranks have prepared: all of it, or what frees memory."""
+        self._member.work()
+        if self._ready[0] < self._spec.layers:
+            self._ready[0], self._short[0] = self._member.mover.ready, self._member.mover.short
+        layers = min(self._ready)
+        if layers == self._spec.layers or (any(self._short) and layers > self._adopted):
+            self._adopted = layers
+            self._member.group.announce(Adopt(layers), range(self._ranks))
+            self._member.mover.adopt(layers)

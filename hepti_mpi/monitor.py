@@ -1,0 +1,165 @@
+"""What a rank measures while it computes, for rank 0: its compute and wait, its connections, its memory."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from hepti_mpi.memory import free_bytes
+from hepti_mpi.products import Backend
+from solver.curves import Floats
+from solver.model import ModelSpec
+
+# Of Linux's struct tcp_info (linux/tcp.h): bytes that the other side has acknowledged, and microseconds for which there
+# was something to send or to be acknowledged. Their ratio is what the connection carried, whatever the program did.
+ACKNOWLEDGED_AT, BUSY_US_AT, INFO_BYTES = 120, 168, 176
+OPEN_FILES = Path("/proc/self/fd")
+FREE_EVERY_S = 1.0  # reading what is free takes 0.2 ms
+# A device without a share computes for so long, so often: under a CPU quota a shorter time says little.
+PROBE_S, PROBE_EVERY_S, PROBE_ROWS = 0.05, 2.0, 64
+
+Connection = tuple[object, object]  # own and other address
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One rank's word about one batch.
+
+    Parameters
+    ----------
+    batch
+        Its number.
+    compute_s, wait_s
+        Of this batch; 0 where the rank had no share.
+    flows
+        For every connection, bytes and busy seconds since it was made.
+    free_bytes
+        What its host can still give.
+    probe_s
+        Seconds of the probe's product where it was run since the last batch, else 0.
+    change, ready, short
+        Which change of plan it prepares, how many layers of it are prepared, and whether memory holds it up.
+    """
+
+    batch: int
+    compute_s: float
+    wait_s: float
+    flows: Mapping[Connection, tuple[int, float]]
+    free_bytes: int
+    probe_s: float
+    change: int
+    ready: int
+    short: bool
+
+
+class Monitor:
+    """Looks at this rank's process and host; cheap enough for every batch.
+
+    Parameters
+    ----------
+    spec, backend
+        What a probe computes, and with what.
+    """
+
+    def __init__(self, spec: ModelSpec, backend: Backend) -> None:
+        self._spec, self._backend = spec, backend
+        self._sockets: list[int] = []
+        self._batches = 0
+        self._free, self._looked_at, self._probed_at = 0, 0.0, time.perf_counter()
+        self.probe_s = 0.0
+
+    def flows(self) -> dict[Connection, tuple[int, float]]:
+        """Return what this process's TCP connections have carried; nothing where the system does not say.
+
+        Looking for sockets takes 0.3 ms and is done at the first, second, fourth, … batch: connections come early.
+        """
+        self._batches += 1
+        if self._batches & (self._batches - 1) == 0:
+            self._sockets = _sockets()
+        carried = {}
+        for number in self._sockets:
+            try:
+                connection = socket.socket(fileno=number)
+            except OSError:  # closed meanwhile
+                continue
+            try:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+                ends = connection.getsockname()[:2], connection.getpeername()[:2]
+            except OSError:
+                continue
+            finally:
+                connection.detach()  # it stays MPI's
+            if len(info) >= INFO_BYTES:
+                (acknowledged,), (busy_us,) = (
+                    struct.unpack_from("Q", info, at) for at in (ACKNOWLEDGED_AT, BUSY_US_AT)
+                )
+                carried[ends] = acknowledged, busy_us / 1e6
+        return carried
+
+    def free(self) -> int:
+        """Return the bytes that this host can still give, as of a second ago."""
+        now = time.perf_counter()
+        if now - self._looked_at >= FREE_EVERY_S:
+            self._looked_at, self._free = now, free_bytes()
+        return self._free
+
+    def probe(self) -> bool:
+        """Now and then, time a product, for a device that has no share; return whether it was time."""
+        started = time.perf_counter()
+        if started - self._probed_at < PROBE_EVERY_S:
+            return False
+        H = self._spec.hidden
+        product = self._backend.product(np.zeros((H, H), np.float32), None)
+        x = np.zeros((PROBE_ROWS, H), np.float32)
+        product(x)
+        calls, begun = 0, time.perf_counter()
+        while time.perf_counter() - begun < PROBE_S:
+            product(x)
+            calls += 1
+        self._probed_at = time.perf_counter()
+        self.probe_s = (self._probed_at - begun) / calls
+        return True
+
+    def take_probe(self) -> float:
+        """Return what the last probe measured, once."""
+        probe_s, self.probe_s = self.probe_s, 0.0
+        return probe_s
+
+
+def between_ranks(flows: Mapping[int, Mapping[Connection, tuple[int, float]]], ranks: int) -> tuple[Floats, Floats]:
+    """Return the bytes and busy seconds from every rank to every other, [p, p], of what all ranks say of their own.
+
+    The two ranks of a connection see its addresses the other way round.
+    """
+    owners = {ends: rank for rank, own in flows.items() for ends in own}
+    sent, busy_s = np.zeros((ranks, ranks)), np.zeros((ranks, ranks))
+    for rank, own in flows.items():
+        for (here, there), (acknowledged, busy) in own.items():
+            peer = owners.get((there, here))
+            if peer is not None and peer != rank:
+                sent[rank, peer] += acknowledged
+                busy_s[rank, peer] += busy
+    return sent, busy_s
+
+
+def _sockets() -> list[int]:
+    """Return the numbers of this process's open TCP sockets."""
+    found = []
+    for number in OPEN_FILES.iterdir() if OPEN_FILES.is_dir() else ():
+        try:
+            if not str(number.readlink()).startswith("socket:"):
+                continue
+            connection = socket.socket(fileno=int(number.name))
+        except OSError:
+            continue
+        internet = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+        connection.detach()
+        if internet:
+            found.append(int(number.name))
+    return found

@@ -1,0 +1,187 @@
+"""Bring a rank from one plan to another while requests run under the first: get what it lacks, piece by piece.
+
+All ranks prepare the layers in order, each at its own pace, in bounded pieces of work between and after requests. What
+is prepared is adopted at a boundary that rank 0 names; a rank whose memory is short prepares no further layer before
+that, and then frees the old one. Between, layers in front lie by the new plan and the others by the old.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from hepti_mpi.arrays import Array
+from hepti_mpi.comm import Group
+from hepti_mpi.layers import LayerKernels, layer_kernels
+from hepti_mpi.load import STREAM_BYTES, load_layer
+from hepti_mpi.memory import free_bytes
+from hepti_mpi.products import Backend
+from hepti_mpi.stack import Stack
+from solver.model import ModelSpec
+from solver.moves import layers_to_load
+from solver.plan import Plan, Stage
+from solver.shares import TensorSlice, layer_slices
+from solver.spans import Span
+from weights.store import WeightsFile
+
+# Kernels pack a copy of the weights before these are freed, and some room has to stay: times a layer's bytes.
+ROOM = 3
+UNDERWAY = 2  # pieces that rank 0 lets be on their way
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Rank 0's word: get what this plan needs, layer by layer; requests may wait for it for `budget_s` seconds each."""
+
+    plan: Plan
+    budget_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Rank 0's word: from now on these layers in front lie by the plan that was prepared."""
+
+    layers: int
+
+
+class Mover:
+    """Changes a rank's share of the layers.
+
+    Parameters
+    ----------
+    spec, stack, group
+        The model, this rank's layers, and all ranks.
+    file
+        The rank's weights; None: rank 0 sends what it lacks.
+    backend
+        What makes the kernels.
+    without_file
+        Ranks that rank 0 sends weights to.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        stack: Stack,
+        group: Group,
+        file: WeightsFile | None,
+        backend: Backend,
+        without_file: Sequence[int] = (),
+    ) -> None:
+        self._spec, self._stack, self._group, self._file, self._backend = spec, stack, group, file, backend
+        self.turns = not without_file  # whether a change may be given up: no piece of it is on its way
+        self._without_file = without_file if group.rank == 0 else ()
+        self._before = self._after = stack.plan
+        self._prepared: dict[int, LayerKernels] = {}
+        self._adopted = 0
+        self._work: list[Iterator[bool]] = []
+        self.ready = spec.layers  # layers in front that are prepared or adopted
+        self.short = False  # whether it waits for layers to be adopted, and their memory
+
+    def prepare(self, plan: Plan) -> None:
+        """Begin to get what a plan needs; what runs meanwhile stays as it is. Another change under way is given up."""
+        self._before, self._after = self._stack.plan, plan
+        self._prepared.clear()
+        self._adopted = self.ready = 0
+        self._work = [self._get(), *(self._serve(peer) for peer in self._without_file)]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a change is under way."""
+        return self._stack.plan is not self._after
+
+    @property
+    def aim(self) -> Plan | None:
+        """The plan that is being prepared."""
+        return self._after if self.busy else None
+
+    def step(self) -> bool:
+        """Do a bounded piece of the work, for this rank and for each that it serves; return whether any was done."""
+        self.short = False
+        done = False
+        for work in list(self._work):
+            worked = next(work, None)
+            if worked is None:
+                self._work.remove(work)
+            done = done or bool(worked)
+        return done
+
+    def adopt(self, layers: int) -> None:
+        """Let the layers in front lie by the new plan, and free what they had; all of them: the change is done."""
+        self._catch_up(layers)
+        kernels = list(self._stack.layers)
+        for number in range(self._adopted, layers):
+            kernels[number] = self._prepared.pop(number, kernels[number])
+        self._adopted = layers
+        plan = self._after if layers == self._spec.layers else blend(self._after, self._before, layers)
+        self._stack.adopt(plan, kernels)
+
+    def _catch_up(self, layers: int) -> None:
+        """Pass over layers that stay as they are: where no rank lacks anything, rank 0 does not ask who is ready."""
+        while self.ready < layers and self.step():
+            pass
+        assert self.ready >= layers, f"{self.ready} layers are prepared, {layers} are to be adopted"
+
+    def _get(self) -> Iterator[bool]:
+        """Prepare this rank's layers, one after the other; yield whether there was something to do."""
+        rank = self._group.rank
+        lacking = set(layers_to_load(self._spec, self._before, self._after, rank))
+        for layer in range(self._spec.layers):
+            if layer in lacking:
+                size = 4 * sum(math.prod(piece.shape) for piece in layer_slices(self._spec, self._after, layer, rank))
+                while self._prepared and free_bytes() < ROOM * size:
+                    self.short = True
+                    yield False
+                todo: list[tuple[TensorSlice, Array]] = []
+                weights = load_layer(self._spec, self._after, layer, rank, partial(_note, todo))
+                for piece, out in todo:
+                    yield from self._read(piece, out)
+                self._prepared[layer] = layer_kernels(self._spec, self._after, self._backend.product, layer, weights)
+                self.ready = layer + 1
+                yield True
+            self.ready = layer + 1
+
+    def _read(self, piece: TensorSlice, out: Array) -> Iterator[bool]:
+        """Fill an array with a slice, a bounded part of it at a time."""
+        flat = out.reshape(-1, copy=False)
+        if self._file is not None:
+            for block in self._file.read_pieces(piece, STREAM_BYTES):
+                flat[: block.size] = block.reshape(-1)
+                flat = flat[block.size :]
+                yield True
+            return
+        while flat.size:
+            taken = self._group.take_piece(flat)
+            flat = flat[taken:]
+            yield taken > 0
+
+    def _serve(self, peer: int) -> Iterator[bool]:
+        """Send a rank without the file what it lacks, in the order in which it reads."""
+        assert self._file is not None
+        for layer in layers_to_load(self._spec, self._before, self._after, peer):
+            for piece in layer_slices(self._spec, self._after, layer, peer):
+                for block in self._file.read_pieces(piece, STREAM_BYTES):
+                    while self._group.untold > UNDERWAY:
+                        yield False
+                    self._group.send_piece(block, peer)
+                    yield True
+
+
+def _note(todo: list[tuple[TensorSlice, Array]], piece: TensorSlice, out: Array) -> None:
+    todo.append((piece, out))
+
+
+def blend(front: Plan, back: Plan, layers: int) -> Plan:
+    """Return the plan of which so many layers in front are of one plan and the others of another."""
+    runs = [
+        *((_cut(span, 0, layers), layer) for span, layer in front.stages[0].layers),
+        *((_cut(span, layers, span.stop), layer) for span, layer in back.stages[0].layers),
+    ]
+    stage = Stage(front.devices, tuple((span, layer) for span, layer in runs if span.size))
+    return replace(front, stages=(stage,), predicted=None)
+
+
+def _cut(span: Span, start: int, stop: int) -> Span:
+    return span.intersect(Span(start, max(start, stop)))

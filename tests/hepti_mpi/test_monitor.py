@@ -1,0 +1,83 @@
+"""What a rank can say of itself and its connections."""
+
+import socket
+
+import numpy as np
+import pytest
+
+from hepti_mpi import monitor
+from hepti_mpi.monitor import OPEN_FILES, Monitor, between_ranks
+from hepti_mpi.products import NUMPY
+from solver.model import named_model
+
+SPEC = named_model("bert-base")
+
+
+@pytest.fixture
+def connection():
+    """Return both ends of a TCP connection over loopback."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+        with here, there:
+            yield here, there
+
+
+def test_a_connections_bytes_are_those_that_were_sent(connection):
+    here, there = connection
+    watching = Monitor(SPEC, NUMPY)
+    before = watching.flows()
+
+    here.sendall(bytes(1 << 16))
+    received = 0
+    while received < 1 << 16:
+        received += len(there.recv(1 << 16))
+    carried = watching.flows()
+
+    ends = here.getsockname()[:2], here.getpeername()[:2]
+    assert carried[ends][0] - before[ends][0] == 1 << 16
+    assert carried[ends[::-1]][0] == before[ends[::-1]][0]
+    here.sendall(b"the sockets are as they were")
+
+
+def test_a_connection_that_has_gone_is_left_out(connection):
+    here, _ = connection
+    watching = Monitor(SPEC, NUMPY)
+    ends = here.getsockname()[:2], here.getpeername()[:2]
+    assert ends in watching.flows()
+
+    here.close()
+
+    assert ends not in watching.flows()
+
+
+def test_the_two_ends_of_a_connection_make_a_flow_each_way():
+    a, b, c = ("10.0.0.1", 5), ("10.0.0.2", 6), ("10.0.0.9", 7)
+    flows = {0: {(a, b): (100, 0.1), (a, c): (7, 1.0)}, 1: {(b, a): (300, 0.2)}, 2: {}}
+
+    sent, busy_s = between_ranks(flows, 3)
+
+    np.testing.assert_array_equal(sent, [[0, 100, 0], [300, 0, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(busy_s, [[0, 0.1, 0], [0.2, 0, 0], [0, 0, 0]])
+
+
+def test_a_probe_is_run_now_and_then_and_told_once(monkeypatch):
+    monkeypatch.setattr(monitor, "PROBE_EVERY_S", 0.0)
+    monkeypatch.setattr(monitor, "PROBE_S", 0.001)
+    watching = Monitor(SPEC, NUMPY)
+
+    assert watching.probe()
+    assert 0 < watching.take_probe() < 1
+    assert watching.take_probe() == 0.0
+    monkeypatch.setattr(monitor, "PROBE_EVERY_S", 60.0)
+    assert not watching.probe()
+
+
+def test_looking_leaves_no_open_files_behind(connection):
+    watching = Monitor(SPEC, NUMPY)
+    before = len(list(OPEN_FILES.iterdir()))
+
+    for _ in range(20):
+        watching.flows()
+
+    assert len(list(OPEN_FILES.iterdir())) == before

@@ -1,0 +1,117 @@
+"""Rank 0 leads the ranks through requests and changes of plan: every request is answered, once, as the oracle does."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from hepti_mpi import conductor as conducting
+from hepti_mpi import ends
+from hepti_mpi.conductor import Conductor
+from hepti_mpi.flow import Flow, Step
+from hepti_mpi.live import Member, follow
+from hepti_mpi.monitor import Monitor
+from hepti_mpi.products import NUMPY
+from solver.cost import predict
+from solver.planner import solve
+from solver.replan import Decision, Replanner
+from tests.mpi.test_layers import POST, expected, tensors_of
+from tests.mpi.test_move import Run, files, lengths_of, random_plan, rows_plan
+from tests.solver.clusters import pis
+
+REQUESTS = 40
+
+
+@cache
+def planned(ranks):
+    """Return boards and the plan for them."""
+    cluster = pis(*[20.0] * ranks)
+    return cluster, solve(POST, cluster, 32)
+
+
+class Forced(Replanner):
+    """Changes to plans at random, whatever was measured."""
+
+    def __init__(self, cluster, solution, plans, rng):
+        super().__init__(POST, cluster, solution, [1e9] * len(cluster.devices))
+        self._cluster, self._plans, self._rng = cluster, plans, rng
+
+    def decide(self, aim=None):
+        if self._rng.random() < 0.3:
+            return None
+        plan = self._plans()
+        plan = plan if plan.predicted else _predicted(self._cluster, plan)
+        return Decision(plan, True, "chance", "others", 1.0, 0.9, 0.0)
+
+
+def _predicted(cluster, plan):
+    plan = replace(plan, rows=32)
+    return replace(plan, predicted=predict(POST, cluster, plan, 32))
+
+
+def lead(run, replanner, rng):
+    """Answer requests as the leader does; return how many were asked and what was decided."""
+    member = member_of(run)
+    conductor = Conductor(POST, member, replanner, True, lambda line: None)
+    try:
+        answer(run, conductor, rng)
+    finally:
+        run.world.announce(None, range(run.world.size))  # the others wait for it, whatever happens here
+    return conductor
+
+
+def answer(run, conductor, rng):
+    flow = Flow(run.stack, run.world)
+    for _ in range(REQUESTS):
+        lengths = tuple(lengths_of(POST, rng))
+        contents, answers = expected(POST, lengths)
+        x = np.concatenate([ends.embed(POST, tensors_of(POST), content) for content in contents])
+        (hidden,) = flow.run([(Step(lengths, True, tell=conductor.begin()), lambda x=x: x)])
+        hidden = ends.last_hidden(POST, tensors_of(POST), hidden)
+        np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
+        conductor.ran(sum(lengths))
+
+
+def member_of(run):
+    return Member(run.world, run.stack, run.mover, Monitor(POST, NUMPY))
+
+
+@pytest.mark.parametrize("kind", ["rows", "any"])
+@pytest.mark.parametrize("with_file", ["all", "rank 0"])
+def test_forced_changes_lose_no_request(kind, with_file, world, files, monkeypatch):
+    """Plans by rows change between two requests; the others are prepared while requests run, and may be given up."""
+    monkeypatch.setattr(conducting, "LISTEN_EVERY_S", 0.0)
+    rng = np.random.default_rng(7)
+    cluster, solution = planned(world.size) if world.rank == 0 else (None, None)
+    plan = world.from_root(lambda: solution.plan) if world.rank == 0 else world.from_root(None)
+    run = Run(POST, plan, world, files, with_file=None if with_file == "all" else [0])
+
+    def plans():
+        return rows_plan(rng.uniform(0.1, 1, world.size)) if kind == "rows" else random_plan(POST, rng, world.size)
+
+    if world.rank:
+        follow(member_of(run), lives=True)
+    else:
+        conductor = lead(run, Forced(cluster, solution, plans, rng), rng)
+        assert sum(entry["acted"] for entry in conductor.decisions) >= 5
+    assert len(set(world.on_all(lambda: run.stack.plan))) == 1
+
+
+def test_what_ranks_measure_arrives_and_changes_nothing_without_a_change(world, files, monkeypatch):
+    """Every batch is heard of by all ranks; the factors follow."""
+    monkeypatch.setattr(conducting, "LISTEN_EVERY_S", 0.0)
+    cluster, solution = planned(world.size) if world.rank == 0 else (None, None)
+    plan = world.from_root(lambda: solution.plan) if world.rank == 0 else world.from_root(None)
+    run = Run(POST, plan, world, files)
+    if world.rank:
+        follow(member_of(run), lives=True)
+        return
+    conductor = lead(run, Replanner(POST, cluster, solution, [1e9] * world.size), np.random.default_rng(8))
+
+    assert len(conductor.latest) == world.size
+    assert all(measured.free_bytes > 0 for measured in conductor.latest)
+    assert conductor.drift.compute[0].factor != 1.0 or not conductor.latest[0].compute_s
+
+
+__all__ = ["files"]

@@ -1,0 +1,198 @@
+"""Plans change at any moment between requests: every result is the oracle's, none is lost or twice."""
+
+import shutil
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hepti_mpi import ends, move
+from hepti_mpi.backends import backend
+from hepti_mpi.batch import Batch
+from hepti_mpi.move import Mover, blend
+from hepti_mpi.products import NUMPY
+from solver.moves import moved_bytes
+from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
+from solver.spans import Span
+from tests.mpi.test_layers import CUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
+from weights.store import WeightsFile
+from weights.synthesize import synthesize
+
+CHANGES = 20  # of every case; the cases of one size of world make more than 200
+
+
+@pytest.fixture(scope="module")
+def files(world):
+    """Return weights files of both families, which all ranks see."""
+    folder = world.from_root((lambda: Path(tempfile.mkdtemp())) if world.rank == 0 else None)
+    if world.rank == 0:
+        for spec in (POST, PRE):
+            synthesize(folder / f"{spec.name}.h5", spec, 0)
+    world.barrier()
+    opened = {spec.name: WeightsFile(folder / f"{spec.name}.h5") for spec in (POST, PRE)}
+    yield opened
+    world.barrier()
+    for file in opened.values():
+        file.close()
+    if world.rank == 0:
+        shutil.rmtree(folder)
+
+
+def random_plan(spec, rng, ranks):
+    """Return a plan of any cuts, in runs of equal layers or not, with equal, uneven or empty shares."""
+    layers = []
+    while len(layers) < spec.layers:
+        kind = ["equal", "uneven", "empty"][rng.integers(3)]
+        cuts = (CUTS[rng.integers(len(CUTS))] for _ in range(2))
+        layers += [random_layer(spec, *cuts, kind, ranks, rng)] * int(rng.integers(1, spec.layers + 1))
+    return plan_of(spec, layers[: spec.layers], ranks)
+
+
+def plan_of(spec, layers, ranks):
+    stage = Stage(tuple(f"pi-{r}" for r in range(ranks)), tuple((Span(n, n + 1), cut) for n, cut in enumerate(layers)))
+    return Plan((stage,), spec.name)
+
+
+class Run:
+    """The layers and their mover, which every rank of the test has."""
+
+    def __init__(self, spec, plan, world, files, computes=NUMPY, with_file=None):
+        self.spec, self.world = spec, world
+        self.stack = make_stack(spec, plan, tensors_of(spec), world, computes, Wire.FLOAT32)
+        has = range(world.size) if with_file is None else with_file
+        without = [rank for rank in range(world.size) if rank not in has]
+        self.mover = Mover(spec, self.stack, world, files[spec.name] if world.rank in has else None, computes, without)
+
+    def prepare(self, plan, steps=None):
+        """Prepare a plan, all of it or so many pieces of work on every rank."""
+        self.mover.prepare(plan)
+        self.work(steps)
+
+    def work(self, steps=None):
+        while min(self.world.on_all(lambda: self.mover.ready)) < self.spec.layers and steps != 0:
+            self.mover.step()
+            steps = steps and steps - 1
+
+    def check(self, lengths):
+        """Answer a batch; compare with the oracle."""
+        contents, answers = expected(self.spec, tuple(lengths))
+        tensors = tensors_of(self.spec)
+        x = np.concatenate([ends.embed(self.spec, tensors, content) for content in contents])
+        hidden = self.stack.run(Batch.of_lengths(lengths), x if self.world.rank == 0 else None, count=True)
+        if self.world.rank == 0:
+            hidden = ends.last_hidden(self.spec, tensors, hidden)
+            np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
+        else:
+            assert hidden.shape == (0, self.spec.hidden)
+
+
+def lengths_of(spec, rng):
+    if spec is PRE:
+        return [spec.input.rows] * int(rng.integers(1, 3))
+    return [[3, 1, 17, 2, 30], [1], [2], [40], [5, 64]][rng.integers(5)]
+
+
+@pytest.mark.parametrize("spec", [POST, PRE], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("seed", range(2))
+def test_between_requests_any_plan_follows_any_other(spec, seed, world, files):
+    rng = np.random.default_rng(seed)
+    run = Run(spec, random_plan(spec, rng, world.size), world, files)
+    for _ in range(CHANGES):
+        if rng.random() < 0.2:
+            run.prepare(random_plan(spec, rng, world.size), steps=int(rng.integers(4)))  # and given up
+        run.prepare(random_plan(spec, rng, world.size), steps=int(rng.integers(4)))
+        run.check(lengths_of(spec, rng))  # the old plan runs while the new one is prepared
+        run.work()
+        run.mover.adopt(spec.layers)
+        run.check(lengths_of(spec, rng))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_layers_change_one_after_the_other_where_memory_is_short(seed, world, files, monkeypatch):
+    """No rank holds more than one layer besides its share; between, the front lies by the new plan."""
+    monkeypatch.setattr(move, "free_bytes", lambda: 0)
+    rng = np.random.default_rng([seed, 2])
+    run = Run(POST, random_plan(POST, rng, world.size), world, files)
+    for _ in range(CHANGES):
+        run.mover.prepare(random_plan(POST, rng, world.size))
+        adopted = 0
+        while adopted < POST.layers:
+            while run.mover.step():
+                assert len(run.mover._prepared) <= 1
+            layers = min(world.on_all(lambda: run.mover.ready))
+            assert layers > adopted
+            run.mover.adopt(adopted := layers)
+            run.check(lengths_of(POST, rng))
+        assert not run.mover.busy
+
+
+@pytest.mark.parametrize("who", ["every second", "rank 0 alone"])
+def test_ranks_without_the_file_get_from_rank_0_what_they_lack(who, world, files, monkeypatch):
+    """In bounded pieces, while requests run."""
+    monkeypatch.setattr(move, "STREAM_BYTES", 2000)
+    rng = np.random.default_rng(3)
+    with_file = range(0, world.size, 2) if who == "every second" else [0]
+    run = Run(POST, random_plan(POST, rng, world.size), world, files, with_file=with_file)
+    for _ in range(CHANGES // 3):
+        run.prepare(random_plan(POST, rng, world.size), steps=3)
+        run.check(lengths_of(POST, rng))
+        run.work()
+        run.mover.adopt(POST.layers)
+        run.check(lengths_of(POST, rng))
+
+
+def rows_plan(weights):
+    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(np.array(weights) / sum(weights)))
+    return plan_of(POST, [LayerPlan(rows, rows)] * POST.layers, len(weights))
+
+
+def test_shares_of_rows_move_no_weights_and_keep_the_kernels(world, files):
+    rng = np.random.default_rng(4)
+    run = Run(POST, rows_plan([1.0] * world.size), world, files)
+    kernels = run.stack.layers
+    for _ in range(CHANGES):
+        plan = rows_plan(rng.uniform(0.1, 1, world.size))
+        assert moved_bytes(POST, run.stack.plan, plan, world.rank) == 0
+        run.mover.prepare(plan)
+        run.mover.adopt(POST.layers)
+        run.check([30])
+
+    assert all(ours is theirs for ours, theirs in zip(run.stack.layers, kernels, strict=True))
+
+
+def test_a_rank_is_emptied_and_comes_back(world, files):
+    """Its weights are freed, and got again."""
+    run = Run(POST, rows_plan([1.0] * world.size), world, files)
+    for number in range(2 * world.size):
+        weights = np.ones(world.size)
+        if world.size > 1 and number % 2:
+            weights[number // 2] = 0
+        run.prepare(rows_plan(weights))
+        run.mover.adopt(POST.layers)
+        run.check([7, 20])
+
+        held = run.stack.layers[0].attention.width
+        assert (held > 0) == (weights[world.rank] > 0)
+
+
+def test_packed_kernels_follow_as_well(world, files):
+    pytest.importorskip("onnxruntime", reason="the extra `fast` is not installed")
+    rng = np.random.default_rng(5)
+    run = Run(POST, random_plan(POST, rng, world.size), world, files, backend("onnxruntime"))
+    for _ in range(CHANGES // 5):
+        run.prepare(random_plan(POST, rng, world.size))
+        run.mover.adopt(POST.layers)
+        run.check([3, 1, 30])
+
+
+def test_a_blend_of_two_plans_has_the_layers_of_both(world):
+    rng = np.random.default_rng(6)
+    spec = replace(POST, layers=5)
+    front, back = random_plan(spec, rng, world.size), random_plan(spec, rng, world.size)
+
+    for layers in range(6):
+        mixed = blend(front, back, layers)
+        mixed.check(spec, world.size)
+        assert [mixed.layer(n) for n in range(5)] == [(front if n < layers else back).layer(n) for n in range(5)]
