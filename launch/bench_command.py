@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from launch import compare_command
 from launch.bench_offload import PUBLISHED_LOCAL_MS, bench_offload, write_picture
+from launch.bench_shift import STRATEGIES, bench_shift
+from launch.bench_shift import write_picture as write_shift
+from launch.bench_stage import lab_of
 from launch.lab_up import require_tools
 from launch.tables import show
+from solver.cluster import did_you_mean
+from solver.errors import HeptiError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -27,21 +34,63 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--runs", type=int, default=9, help="runs of every point (default: 9)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write offload.json and offload.png there")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = suites.add_parser("shift", help="latency while devices and links change, for plans that stay or follow")
+    parser.set_defaults(function=_shift)
+    parser.add_argument("--cluster", default="mixed4", help="a lab that is up, or its cluster file (default: mixed4)")
+    parser.add_argument("--model", type=Path, required=True, metavar="MODEL.h5", help="from python -m weights")
+    parser.add_argument("--rows", type=int, default=128, help="of every request (default: 128)")
+    parser.add_argument("--requests", type=int, default=15, help="in every state of the lab (default: 15)")
+    parser.add_argument("--strategies", default=",".join(STRATEGIES), help="default: %(default)s")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write shift.json and shift.png there")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _shift(options: argparse.Namespace) -> int:
+    require_tools()
+    strategies = options.strategies.split(",")
+    for name in strategies:
+        if name not in STRATEGIES:
+            raise HeptiError(f"unknown strategy {name!r}{did_you_mean(name, STRATEGIES)}")
+    with lab_of(options.cluster) as lab:
+        report = bench_shift(lab, options.model, options.rows, options.requests, strategies)
+    _write(report, options, write_shift)
+    if not options.json:
+        columns = ["strategy", "total s", "median ms", "longest ms", "plan changes"]
+        rows = [
+            [
+                entry["system"],
+                f"{entry['total_s']:.2f}",
+                f"{1e3 * statistics.median(entry['latency_s']):.0f}",
+                f"{1e3 * max(entry['latency_s']):.0f}",
+                f"{sum(replan['taken'] for replan in entry['replans'])}",
+            ]
+            for entry in report["results"]
+        ]
+        names = ", ".join(phase["name"] for phase in report["phases"] if phase["name"] != "calm")
+        show(f"{len(report['results'][0]['latency_s'])} requests while the lab changes: {names}", columns, rows)
+    return 0
+
+
+def _write(
+    report: dict[str, Any], options: argparse.Namespace, picture: Callable[[dict[str, Any], Path], None]
+) -> None:
+    """Write a suite's JSON and picture, and print it where JSON is asked for."""
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / f"{report['suite']}.json").write_text(json.dumps(report, indent=1))
+        if find_spec("matplotlib") is None:
+            print("note: no picture without matplotlib: pip install 'hepti[plot]'")
+        else:
+            picture(report, options.out / f"{report['suite']}.png")
+    if options.json:
+        print(json.dumps(report))
 
 
 def _offload(options: argparse.Namespace) -> int:
     require_tools()
     report = bench_offload(options.cluster, options.runs)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "offload.json").write_text(json.dumps(report, indent=1))
-        if find_spec("matplotlib") is None:
-            print("note: no picture without matplotlib: pip install 'hepti[plot]'")
-        else:
-            write_picture(report, options.out / "offload.png")
-    if options.json:
-        print(json.dumps(report))
-    else:
+    _write(report, options, write_picture)
+    if not options.json:
         _show_offload(report)
     return 0
 
