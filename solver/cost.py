@@ -79,7 +79,7 @@ class Price:
     def prediction(self) -> Prediction:
         """What the plan file carries: the seconds of the slowest device's compute in every step, and the rest."""
         compute_s = math.fsum(step.repeats * float(step.times.compute.max()) for step in self.steps)
-        on_wire = sum(step.repeats * int(step.sent.sum()) for step in self.steps)
+        on_wire = sum(step.repeats * round(step.sent.sum()) for step in self.steps)
         return Prediction(self.seconds, compute_s, self.seconds - compute_s, self.weights_bytes, on_wire)
 
 

@@ -168,8 +168,11 @@ def scatter(blocks: Floats, senders: Mask, tiles: Floats | None = None) -> Excha
     )
 
 
-def move(have: Floats, want: Floats, row_bytes: float, tiles: Floats) -> Exchange:
-    """Rows change hands: consecutive spans of these sizes, [p], become consecutive spans of those."""
+def move(have: Floats, want: Floats, row_bytes: float | Floats, tiles: Floats) -> Exchange:
+    """Rows change hands: consecutive spans of these sizes, [p], become consecutive spans of those.
+
+    A row has so many bytes, for every receiver its own number where these are [p].
+    """
     stop, other_stop = np.cumsum(have), np.cumsum(want)
     start, other_start = stop - have, other_stop - want
     common = np.minimum.outer(stop, other_stop) - np.maximum.outer(start, other_start)

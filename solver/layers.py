@@ -181,6 +181,7 @@ class LayerSteps:
             self._compute(block.axis, block.into(S, units))
         else:
             # A product for every block of rows that arrives.
+            self._move_residual(units > 0)
             counted, blocks = self._blocks(self._owners_of(self.stream))
             piece = block.into(S / blocks, units)
             transfer = self._gather(self.stream, Axis.ROWS, H, peers=block.axis)
@@ -234,7 +235,9 @@ class LayerSteps:
         def owned(active: Mask, alone: float) -> Floats:
             """Return whose rows a device adds: equal ones, or of two devices all."""
             devices = active.sum(-1, keepdims=True)
-            return np.asarray(active * np.where(devices > 2, s.rows / np.maximum(devices, 1), alone))
+            each, over = np.divmod(s.rows, np.maximum(devices, 1))
+            equal = each + (np.cumsum(active, axis=-1) <= over)
+            return np.asarray(active * np.where(devices > 2, equal, alone))
 
         def tiles(active: Mask) -> Floats:
             by_two = active.sum(-1, keepdims=True) <= 2
@@ -307,12 +310,24 @@ class LayerSteps:
 
     def _lay_by_rows(self) -> Floats:
         """Bring the stream to this block's rows; nothing moves where it lies so already, or in full."""
-        s, rows = self._setting, self.values[Axis.ROWS]
-        if self.stream is not None and self.stream is not rows:
-            tiles = tile_counts(self.stream, s.tile_rows)
-            self.send("move rows", move(self.stream, rows, s.row_bytes(s.spec.hidden), tiles))
+        rows = self.values[Axis.ROWS]
+        self._move_residual(np.zeros(rows.shape, bool))
         self.stream = rows
         return rows
+
+    def _move_residual(self, gathering: Mask) -> None:
+        """Bring the rows that a device keeps to it, where the stream lies by others and it does not gather them all.
+
+        With the norm in front what is normed and the residual are two, and only what is normed is gathered.
+        """
+        s, rows, stream = self._setting, self.values.get(Axis.ROWS), self.stream
+        if stream is None or rows is None or stream is rows:
+            return
+        row_bytes, tiles = s.row_bytes(s.spec.hidden), tile_counts(stream, s.tile_rows)
+        if s.spec.norm == "pre":
+            self.send("move residual", move(stream, rows, row_bytes, tiles))
+        if not gathering.all():
+            self.send("move rows", move(stream, rows, row_bytes * ~gathering, tiles))
 
     def _norm(self, norm: Layout) -> None:
         """Add bias, residual and norm, on rows or on full."""

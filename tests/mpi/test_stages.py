@@ -171,21 +171,18 @@ def test_bytes_on_the_wire_are_those_that_the_price_says(seed, world):
     assert sent == price_plan(SPEC, Cluster(devices, Link(1e8, 1e-4)), plan, 12).prediction.bytes_on_wire
 
 
+@pytest.mark.parametrize(("spec", "rows"), [(SPEC, 40), (PRE_SPEC, PRE_SPEC.input.rows)], ids=["post", "pre"])
 @pytest.mark.parametrize("seed", range(6))
-def test_bytes_of_any_stages_are_nearly_those_that_the_price_says(seed, world):
-    """Any ranks, cuts and shares in a stage, one request.
-
-    Not exact yet: 225280 bytes are sent where 221600 are priced, with 5 ranks and seed 0; the cause is not known.
-    """
+def test_bytes_of_any_stages_are_those_that_the_price_says(seed, spec, rows, world):
+    """Any ranks, cuts and shares in a stage, one request."""
     rng = np.random.default_rng([seed, world.size])
-    plan = replace(random_plan(SPEC, world.size, rng, 1), tile_rows=0)
+    plan = replace(random_plan(spec, world.size, rng, 1), tile_rows=0)
     devices = tuple(Device(name, 1e10, GIB) for name in plan.devices)
 
-    stack, _ = run(SPEC, plan, [[40]], world)
+    stack, _ = run(spec, plan, [[rows]], world)
 
     sent = sum(world.on_all(lambda: stack.meter.sent_bytes))
-    priced = price_plan(SPEC, Cluster(devices, Link(1e8, 1e-4)), plan, 40)
-    assert sent == pytest.approx(priced.prediction.bytes_on_wire, rel=0.02)
+    assert sent == price_plan(spec, Cluster(devices, Link(1e8, 1e-4)), plan, rows).prediction.bytes_on_wire
 
 
 def test_a_slow_consumer_does_not_grow_what_is_under_way(world):
