@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.curves import Kernel
-from solver.kinds import KINDS, LayerKind
+from solver.kinds import KINDS, LayerKind, taking
 from solver.layers import Setting
 from solver.plan import Cut, Layout
 from solver.search import Draft, Layer, Terms, drafts, finish, improved, redraft
@@ -57,7 +57,11 @@ def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
     """Price the layers of a former solution anew, and improve the likeliest of them and of some fresh drafts."""
     found = [redraft(s, layer.kind, layer.units, terms) for layer in layers]
     if s.devices <= FEW and not np.isfinite(terms.caps).all():
-        found += _one_of_each_kind(_drafts(s, MAIN_KINDS, terms))
+        # Shares may have to change much; who takes part seldom does, and moves let devices leave and join.
+        crews = {tuple(taking(layer.units)): taking(layer.units) for layer in layers}
+        crews[(True,) * s.devices] = np.ones(s.devices, bool)
+        fresh = [draft for kind in MAIN_KINDS for draft in drafts(s, kind, list(crews.values()), terms)]
+        found += _one_of_each_kind(sorted(fresh, key=lambda draft: draft.score))
     found.sort(key=lambda draft: draft.score)
     better = [improved(draft, terms, by_two=False) for draft in found[:AGAIN]]
     # Where memory has a price, what the mix is made of has to stay, good or not.
@@ -87,15 +91,15 @@ def _drafts(s: Setting, kinds: Sequence[LayerKind], terms: Terms) -> list[Draft]
 def _drafts_of_first(s: Setting, kind: LayerKind, order: NDArray[np.intp], terms: Terms) -> Iterator[Draft]:
     """Yield first shares of the first n devices, for growing n as long as that leads somewhere."""
     best = np.inf
-    size = 1
-    while size <= min(s.devices, LARGEST):
+    size, most = 1, min(s.devices, LARGEST)
+    while True:
         found = drafts(s, kind, [np.isin(np.arange(s.devices), order[:size])], terms)
         yield from found
         score = min((draft.score for draft in found), default=np.inf)
-        if score > HOPELESS * best:
+        if score > HOPELESS * best or size == most:
             return
         best = min(best, score)
-        size = max(size + 1, size * 5 // 4)
+        size = min(max(size + 1, size * 5 // 4), most)
 
 
 def _orders(s: Setting, terms: Terms) -> list[NDArray[np.intp]]:

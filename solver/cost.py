@@ -79,7 +79,7 @@ class Price:
     def prediction(self) -> Prediction:
         """What the plan file carries: the seconds of the slowest device's compute in every step, and the rest."""
         compute_s = math.fsum(step.repeats * float(step.times.compute.max()) for step in self.steps)
-        on_wire = sum(step.repeats * round(step.sent.sum()) for step in self.steps)
+        on_wire = sum(step.repeats * round(float(step.sent.sum())) for step in self.steps)
         return Prediction(self.seconds, compute_s, self.seconds - compute_s, self.weights_bytes, on_wire)
 
 
@@ -102,15 +102,23 @@ def price(s: Setting, plan: Plan) -> Price:
     HeptiError
         If the plan has several stages, or its stage not all devices: `solver.pipeline` prices these.
     """
+    return Price(_priced_steps(s, plan), tuple(weights_bytes(s.spec, plan, rank) for rank in range(len(plan.devices))))
+
+
+def plan_seconds(s: Setting, plan: Plan) -> float:
+    """Return the seconds of a request; errors as in `price`, which of 1024 devices takes longer over weights."""
+    return Price(_priced_steps(s, plan), ()).seconds
+
+
+def _priced_steps(s: Setting, plan: Plan) -> tuple[PricedStep, ...]:
     if not plan.in_one:
         raise HeptiError(f"the plan has {len(plan.stages)} stages, or not all devices in one: price it as a pipeline")
     s = replace(s, wire=plan.wire, tile_rows=plan.tile_rows)
     active = np.isin(np.arange(s.devices), plan.stages[0].active)
-    steps = [
+    return tuple(
         PricedStep(layers, step.name, repeats, step_times(step, {}, active, s.machine), *_moved(step, active))
         for layers, repeats, step in _plan_steps(s, plan, active)
-    ]
-    return Price(tuple(steps), tuple(weights_bytes(s.spec, plan, rank) for rank in range(len(plan.devices))))
+    )
 
 
 def weights_bytes(spec: ModelSpec, plan: Plan, rank: int) -> int:

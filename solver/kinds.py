@@ -6,7 +6,7 @@ that kind leaves it. Shares are counted in units: rows, heads, tiles of F or out
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,7 +20,20 @@ from solver.layers import LayerSteps, Setting
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout
 from solver.routes import Route
 from solver.spans import Partition
-from solver.steps import FLOAT_BYTES, Axis, Blocks, Load, Step, Times, Transfer, Values, step_times, times
+from solver.steps import (
+    FLOAT_BYTES,
+    Axis,
+    Blocks,
+    Load,
+    Machine,
+    Step,
+    Times,
+    Transfer,
+    Values,
+    ends,
+    step_times,
+    times,
+)
 
 Integers = NDArray[np.int64]
 Units = Mapping[Axis, Integers]  # [..., p], in units of the axis
@@ -147,13 +160,15 @@ class LayerTable:
 
     def seconds(self, units: Units) -> Floats:
         """Return the seconds of one layer, [...]."""
-        return np.asarray(sum(step.end.max(-1) for step in self.step_times(units)))
+        return np.asarray(sum(end.max(-1) for end in self.step_ends(units)))
+
+    def step_ends(self, units: Units) -> list[Floats]:
+        """Return when every device ends each step, [..., p]."""
+        return [ends(*arguments) for arguments in self._priced(units)]
 
     def step_times(self, units: Units) -> list[Times]:
-        """Return when every device ends each step, [..., p]."""
-        values = {axis: counts.astype(float) * self.sizes[axis] for axis, counts in units.items()}
-        active = taking(units)
-        return [self._times(step, units, values, active) for step in self.steps]
+        """Return what every device does in each step, [..., p]; `step_ends` takes two thirds of the time."""
+        return [times(*arguments) for arguments in self._priced(units)]
 
     def axis_seconds(self, axis: Axis, owners: int) -> Floats:
         """Return what every share of an axis costs in compute, [units + 1, p], where so many devices have rows."""
@@ -171,7 +186,15 @@ class LayerTable:
             held = held + self.weights.whole * (units[Axis.ROWS] > 0)
         return np.asarray(held, float)
 
-    def _times(self, step: TableStep, units: Units, values: Values, active: Mask) -> Times:
+    def _priced(self, units: Units) -> Iterator[tuple[list[Floats], Transfer | None, bool, Values, Mask, Machine]]:
+        """Yield the arguments of `ends` for every step."""
+        values = {axis: counts.astype(float) * self.sizes[axis] for axis, counts in units.items()}
+        active = taking(units)
+        for step in self.steps:
+            loads = self._loads(step, units, values, active)
+            yield loads, step.transfer, step.reduces, values, active, self.setting.machine
+
+    def _loads(self, step: TableStep, units: Units, values: Values, active: Mask) -> list[Floats]:
         blocks = 0 if step.blocks is None else step.blocks(values, active).astype(np.intp)
         parts = [
             table[blocks if len(table) > 1 else 0, units[axis], self._devices]
@@ -180,8 +203,7 @@ class LayerTable:
             for axis, table in step.loads.items()
         ]
         load = np.add.reduce(np.broadcast_arrays(*parts)) if parts else np.zeros((*active.shape, len(PARTS)))
-        loads = [load[..., part] for part in range(len(PARTS))]
-        return times(loads, step.transfer, step.reduces, values, active, self.setting.machine)
+        return [load[..., part] for part in range(len(PARTS))]
 
     def _table(self, step: Step) -> TableStep:
         def stacked(axis: Axis) -> Floats:

@@ -327,7 +327,7 @@ class LayerSteps:
         if s.spec.norm == "pre":
             self.send("move residual", move(stream, rows, row_bytes, tiles))
         if not gathering.all():
-            self.send("move rows", move(stream, rows, row_bytes * ~gathering, tiles))
+            self.send("move rows", move(stream, rows, np.where(gathering, 0.0, row_bytes), tiles))
 
     def _norm(self, norm: Layout) -> None:
         """Add bias, residual and norm, on rows or on full."""

@@ -76,7 +76,7 @@ class PricedReplica:
     def bytes_on_wire(self) -> int:
         """Bytes that one request moves."""
         steps = [*(stage.enter for stage in self.stages), self.leave]
-        return sum(round(step.sent.sum()) for step in steps) + sum(
+        return sum(round(float(step.sent.sum())) for step in steps) + sum(
             stage.layers.prediction.bytes_on_wire for stage in self.stages
         )
 

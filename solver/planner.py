@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy as np
 from solver import integer
 from solver.candidates import MAIN_KINDS, again, candidates, finished
 from solver.cluster import Cluster
-from solver.cost import price, setting, weights_room
+from solver.cost import plan_seconds, price, setting, weights_room
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.kinds import KINDS, layer_plan, layer_table, taking
@@ -57,20 +58,42 @@ class Solution:
         These layers and the fastest of the others; a later solve begins with them.
     prices : [p]
         Seconds that a byte more saves on every device; zero where memory does not limit.
-    relaxed
-        The convex program for the cuts and the devices (`crew`, ranks) of the layer that is best at these prices.
-    gap
-        By how much the layers may be from the best, relative: against the convex bound for their cuts and devices, or,
-        where memory is scarce, against the relaxed mix.
+    best, setting, terms
+        The layer that is best at these prices, and what its convex program is for.
+    mix_gap, mix_s, mix_bound_s
+        How far the program of the mix says to be from its best, its seconds, and those of the relaxed mix where memory
+        is scarce, else 0.
     """
 
     plan: Plan
     runs: tuple[tuple[Layer, int], ...]
     layers: tuple[Layer, ...]
     prices: Floats
-    relaxed: Relaxed
-    crew: tuple[int, ...]
-    gap: float
+    best: Layer
+    setting: Setting
+    terms: Terms
+    mix_gap: float
+    mix_s: float
+    mix_bound_s: float
+
+    @property
+    def relaxed(self) -> Relaxed:
+        """The convex program for the cuts and the devices of the best layer, solved when first asked for."""
+        return _relaxed(self.setting, self.best, self.terms)
+
+    @property
+    def crew(self) -> tuple[int, ...]:
+        """Ranks of the devices of the best layer."""
+        return _crew(self.best)
+
+    @property
+    def gap(self) -> float:
+        """By how much the layers may be from the best, relative.
+
+        Against the convex bound for their cuts and devices, or, where memory is scarce, against the relaxed mix.
+        """
+        bound_s = self.mix_bound_s if self.prices.any() else self.relaxed.seconds * self.setting.spec.layers
+        return max(self.mix_gap, 1 - bound_s / self.mix_s) if bound_s else self.mix_gap
 
 
 def solve(
@@ -111,9 +134,8 @@ def solve(
         found = again(s, before.layers, _terms(prices, room))
     terms = _terms(prices, room)
     best = min(found, key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
-    relaxed, crew = _relaxed(s, best, terms)
     if before is None:
-        found += _rounded(s, best, relaxed, crew, terms)
+        found += _rounded(s, best, terms)
     mix = _mix(s, found, room)
     if mix.short_bytes.max() > 1:
         if before is not None:
@@ -130,9 +152,8 @@ def solve(
     plans = [plan, best_sending(s, plan)] if before is None and s.devices <= JOINING else [plan]
     priced = [replace(plan, predicted=price(s, plan).prediction) for plan in plans]
     plan = min(priced, key=lambda plan: plan.predicted.seconds if plan.predicted else np.inf)
-    bound_s = mix_bound_s if prices.any() else relaxed.seconds * spec.layers
-    gap = max(mix.gap, 1 - bound_s / mix.seconds) if bound_s else mix.gap
-    return Solution(plan, tuple(runs), (*used, *others[:KEPT]), prices, relaxed, crew, gap)
+    layers = (*used, *others[:KEPT])
+    return Solution(plan, tuple(runs), layers, prices, best, s, terms, mix.gap, mix.seconds, mix_bound_s)
 
 
 def _sent_best(s: Setting, found: Sequence[Layer]) -> tuple[Setting, list[Layer]]:
@@ -153,7 +174,7 @@ def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: 
         for layer in found
         if layer.seconds <= CLOSE * best.seconds and (layer.held_bytes * s.spec.layers <= room).all()
     ]
-    return min(close, key=lambda layer: price(s, _plan(s, cluster, [(layer, s.spec.layers)])).seconds)
+    return min(close, key=lambda layer: plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)])))
 
 
 def _terms(prices: Floats, room: Floats) -> Terms:
@@ -171,23 +192,28 @@ def _prices(s: Setting, found: Sequence[Layer], room: Floats) -> integer.Prices:
     return integer.prices(seconds, held, room, s.spec.layers)
 
 
-def _relaxed(s: Setting, best: Layer, terms: Terms) -> tuple[Relaxed, tuple[int, ...]]:
-    """Solve the convex program for a layer's cuts and devices; return it and the devices."""
+def _crew(layer: Layer) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(taking(layer.units)).tolist())
+
+
+@lru_cache(maxsize=8)
+def _relaxed(s: Setting, best: Layer, terms: Terms) -> Relaxed:
+    """Solve the convex program for a layer's cuts and devices."""
     from solver.relax import relax  # imports cvxpy, which takes a second: for those who plan, not for those who read
 
-    crew = np.flatnonzero(taking(best.units))
+    crew = np.array(_crew(best))
     takes = {axis: counts[crew] > 0 for axis, counts in best.units.items()}
     rows = best.units.get(Axis.ROWS, np.zeros(1, np.int64))
     table = layer_table(s.only(crew), best.kind)
-    relaxed = relax(table, takes, terms.only(crew), least_rows=2 if rows[rows > 0].min(initial=2) >= 2 else 1)
-    return relaxed, tuple(crew.tolist())
+    return relax(table, takes, terms.only(crew), least_rows=2 if rows[rows > 0].min(initial=2) >= 2 else 1)
 
 
-def _rounded(s: Setting, best: Layer, relaxed: Relaxed, crew: Sequence[int], terms: Terms) -> list[Layer]:
+def _rounded(s: Setting, best: Layer, terms: Terms) -> list[Layer]:
     """Return the convex program's shares in whole units, improved; nothing if that breaks a cap."""
     units = {axis: np.zeros(s.devices, np.int64) for axis in best.units}
-    for axis, shares in relaxed.units.items():
-        units[axis][list(crew)] = largest_remainder(np.maximum(shares, 0.0).tolist(), int(best.units[axis].sum()))
+    crew = list(_crew(best))
+    for axis, shares in _relaxed(s, best, terms).units.items():
+        units[axis][crew] = largest_remainder(np.maximum(shares, 0.0).tolist(), int(best.units[axis].sum()))
     draft = improved(redraft(s, best.kind, units, terms), terms, by_two=False)
     layer = finish(draft, terms, s.devices)
     return [] if layer is None else [layer]

@@ -201,8 +201,7 @@ def _compositions(total: int, parts: int) -> Integers:
 
 
 def _score(table: LayerTable, units: Units, terms: Terms) -> Floats:
-    every_end = [step.end for step in table.step_times(units)]
-    seconds = sum(end.max(-1) + SLACK * end.mean(-1) for end in every_end)
+    seconds = sum(end.max(-1) + SLACK * end.mean(-1) for end in table.step_ends(units))
     return np.asarray(seconds + terms.charge(table.held_bytes(units)))
 
 
@@ -211,7 +210,7 @@ def _moves(table: LayerTable, units: Units, axes: Collection[Axis]) -> Integers:
     devices = table.setting.devices
     givers = takers = np.arange(devices)
     if devices > MANY:
-        every_end = np.stack([step.end for step in table.step_times(units)])
+        every_end = np.stack(table.step_ends(units))
         order = np.argsort(every_end, axis=1)
         givers, takers = np.unique(order[:, -4:]), np.unique(order[:, :4])
     listed = [

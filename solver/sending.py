@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from solver.cost import price
+from solver.cost import plan_seconds
 from solver.kinds import LayerKind, Units, layer_seconds, taking
 from solver.layers import Setting
 from solver.plan import BlockPlan, LayerPlan, Layout, Plan, Stage
@@ -25,7 +25,7 @@ def best_sending(s: Setting, plan: Plan) -> Plan:
     if not plan.in_one:
         return plan
     devices = len(plan.stages[0].active)
-    return _best(devices, lambda tile_rows, route: _sent(plan, tile_rows, route), lambda sent: price(s, sent).seconds)
+    return _best(devices, lambda tile_rows, route: _sent(plan, tile_rows, route), lambda sent: plan_seconds(s, sent))
 
 
 def best_sent(s: Setting, kind: LayerKind, units: Units) -> tuple[int, LayerKind, float]:

@@ -218,6 +218,16 @@ def test_no_other_system_is_predicted_faster(speeds, mbps):
     assert seconds["hepti"] == pytest.approx(min(seconds.values()), rel=1e-9)
 
 
+def test_equal_boards_of_which_not_every_number_is_tried_are_all_tried():
+    """Crews grow by a quarter: 12 and 15 of 16, then all 16, whose shares are those of `sequence`."""
+    cluster = pis(*[24.6] * 16)
+    seconds = {
+        system: make_plan(system, BERT_LARGE, cluster, 256).predicted.seconds for system in ("hepti", "sequence")
+    }
+
+    assert seconds["hepti"] <= seconds["sequence"]
+
+
 def test_no_neighbouring_plan_is_predicted_faster():
     """One head, tile or sixteen rows moved either way between any two devices."""
     cluster = pis(24.6, 70, 24.6, 10)
