@@ -15,7 +15,7 @@ from solver.curves import Kernel
 from solver.kinds import KINDS, LayerKind, taking
 from solver.layers import Setting
 from solver.plan import Cut, Layout
-from solver.search import Draft, Layer, Terms, drafts, finish, improved, redraft
+from solver.search import JOINING, Draft, Layer, Terms, drafts, finish, improved, redraft
 from solver.steps import FLOAT_BYTES
 
 # Kinds that are priced for every crew; the others, seldom best, only for the crew of the best of these.
@@ -89,7 +89,10 @@ def _drafts(s: Setting, kinds: Sequence[LayerKind], terms: Terms) -> list[Draft]
 
 
 def _drafts_of_first(s: Setting, kind: LayerKind, order: NDArray[np.intp], terms: Terms) -> Iterator[Draft]:
-    """Yield first shares of the first n devices, for growing n as long as that leads somewhere."""
+    """Yield first shares of the first n devices, for growing n as long as that leads somewhere.
+
+    n grows by a quarter, of very many devices by a third: of 1024 that takes 0.6 s less of 2.2 and loses 0.1 %.
+    """
     best = np.inf
     size, most = 1, min(s.devices, LARGEST)
     while True:
@@ -99,7 +102,7 @@ def _drafts_of_first(s: Setting, kind: LayerKind, order: NDArray[np.intp], terms
         if score > HOPELESS * best or size == most:
             return
         best = min(best, score)
-        size = min(max(size + 1, size * 5 // 4), most)
+        size = min(max(size + 1, size + size // (4 if s.devices <= JOINING else 3)), most)
 
 
 def _orders(s: Setting, terms: Terms) -> list[NDArray[np.intp]]:

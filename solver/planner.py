@@ -38,7 +38,8 @@ MIB = 2**20
 ROUNDS = 12  # of column generation
 WORTH = 1e-4  # of a layer's seconds: what a further configuration has to save at the current prices
 NEIGHBOURS = 200  # configurations near those used that the integer program may choose besides
-CLOSE = 1.2  # times the seconds of the best layer: others' plans are priced, too
+CLOSE = 1.2  # times the seconds of the best layer: others' plans are priced, too,
+WITH_ENDS = 8  # the fastest of them: where memory is scarce there are 20, at 5 ms each
 TILE_ROWS = 0  # of plans while layers are sought; the best get those that are best for them
 SENT = 3  # layers that are
 KEPT = 4  # configurations beside those of the plan, for a later solve
@@ -171,10 +172,10 @@ def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: 
     """Return the layer whose plan is fastest with all that stands before and behind the layers; it may be another."""
     close = [
         layer
-        for layer in found
+        for layer in sorted(found, key=lambda layer: layer.seconds)
         if layer.seconds <= CLOSE * best.seconds and (layer.held_bytes * s.spec.layers <= room).all()
     ]
-    return min(close, key=lambda layer: plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)])))
+    return min(close[:WITH_ENDS], key=lambda layer: plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)])))
 
 
 def _terms(prices: Floats, room: Floats) -> Terms:

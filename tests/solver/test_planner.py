@@ -219,7 +219,7 @@ def test_no_other_system_is_predicted_faster(speeds, mbps):
 
 
 def test_equal_boards_of_which_not_every_number_is_tried_are_all_tried():
-    """Crews grow by a quarter: 12 and 15 of 16, then all 16, whose shares are those of `sequence`."""
+    """Crews grow by a quarter: 12 and 15 of 16, then all of them, whose shares are those of `sequence`."""
     cluster = pis(*[24.6] * 16)
     seconds = {
         system: make_plan(system, BERT_LARGE, cluster, 256).predicted.seconds for system in ("hepti", "sequence")
