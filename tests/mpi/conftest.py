@@ -1,6 +1,8 @@
 """`mpirun -n 3 python -m pytest tests/mpi`: every test runs on all ranks, for any number of them."""
 
 import io
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,11 @@ limit_threads()  # as `python -m hepti_mpi` does: BLAS threads of several ranks 
 from hepti_mpi import comm  # noqa: E402
 
 HERE = Path(__file__).parent
+
+# Every rank is a pytest session: in one folder their clean-ups at the end meet, and remove the same link.
+ROOT = Path(tempfile.gettempdir(), f"pytest-of-rank-{MPI.COMM_WORLD.rank}")
+ROOT.mkdir(exist_ok=True)
+os.environ["PYTEST_DEBUG_TEMPROOT"] = str(ROOT)
 
 
 @pytest.hookimpl(trylast=True)
