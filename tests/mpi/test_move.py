@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hepti_mpi import ends, move
+from hepti_mpi import comm, ends, move
 from hepti_mpi.backends import backend
 from hepti_mpi.batch import Batch
 from hepti_mpi.move import Mover, blend
@@ -59,6 +59,8 @@ class Run:
     """The layers and their mover, which every rank of the test has."""
 
     def __init__(self, spec, plan, world, files, computes=NUMPY, with_file=None):
+        # A communicator of its own: pieces of weights of a change that a job ended in stay in it.
+        world = comm.world()
         self.spec, self.world = spec, world
         self.stack = make_stack(spec, plan, tensors_of(spec), world, computes, Wire.FLOAT32)
         has = range(world.size) if with_file is None else with_file
