@@ -137,7 +137,7 @@ class Gather:
     """Gives every rank the rows that it wants; where all want all, this is the all-gather.
 
     Write the own rows into `own`, and `put` every tile that is done, in order; then iterate over what arrives, spans
-    within `array` [wanted rows, width]. The own rows that are wanted are in `array`, too, and are not iterated over.
+    within `array` [wanted rows, width]. The own rows that are wanted are in `array`, too (`kept`), not iterated over.
 
     Parameters
     ----------
@@ -162,10 +162,10 @@ class Gather:
         self._group, self._tensors = group, tensors
         mine, wanted = have[group.rank], want[group.rank]
         self.array = np.empty((wanted.size, width), np.float32)
-        self._common = mine.intersect(wanted)
-        inside = self._common == mine
-        self.own = self.array[mine.within(wanted).slice] if inside else np.empty((mine.size, width), np.float32)
-        self._mine, self._wanted, self._inside = mine, wanted, inside
+        common = mine.intersect(wanted)
+        self.kept = common.within(wanted)
+        self._kept_of_own, self._inside = common.within(mine), common == mine
+        self.own = self.array[self.kept.slice] if self._inside else np.empty((mine.size, width), np.float32)
         plan = schedule(have, tuple(want), tile_rows, route, group.rank)
         self._departures = iter(plan.departures)
         self.tiles = tuple(tile.within(mine) for tile in tiles(mine, tile_rows))
@@ -188,8 +188,8 @@ class Gather:
                 self._group.post_send(message, peer, tag)
             else:
                 self._group.post_send(self._encode(self.own[span.slice]), peer, tag)
-        if not self._inside and (part := self._common.intersect(self._shifted(tile))).size:
-            self.array[part.within(self._wanted).slice] = self.own[part.within(self._mine).slice]
+        if not self._inside and (part := self._kept_of_own.intersect(tile)).size:
+            self.array[self.kept.slice][part.within(self._kept_of_own).slice] = self.own[part.slice]
         self.pass_on()
 
     def pass_on(self) -> None:
@@ -218,9 +218,6 @@ class Gather:
     def _by_tensor(self, x: Array) -> Array:
         return x.reshape(x.shape[0] * self._tensors, -1, copy=False) if x.size else x
 
-    def _shifted(self, tile: Span) -> Span:
-        return Span(tile.start + self._mine.start, tile.stop + self._mine.start)
-
 
 def gather_rows(
     group: Group, x: Blocks, have: Partition, want: Sequence[Span], tile_rows: int = 0, route: Route = Route.DIRECT
@@ -234,15 +231,14 @@ def gather_rows(
     if mine == wanted and not any(mine.intersect(other).size for peer, other in enumerate(want) if peer != group.rank):
         return x
     gather = Gather(group, have, want, x.array.shape[1], tile_rows, route)
-    common = mine.intersect(wanted)
 
     def spans() -> Iterator[Span]:
         # What others wait for comes before what this rank computes next.
         for tile in in_order(x, gather.tiles):
             gather.own[tile.slice] = x.array[tile.slice]
             gather.put(tile)
-        if common.size:
-            yield common.within(wanted)
+        if gather.kept.size:
+            yield gather.kept
         yield from gather
 
     return Tiles(gather.array, spans())

@@ -158,9 +158,8 @@ def attention_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: Blo
         kv.put(tile)
     q = project_q(x.array)  # while K and V travel
     kv.pass_on()
-    wanted = keys[run.group.rank]
-    arriving = chain([mine.within(wanted)] if mine.size else [], kv)
-    context = _attend(q, kv.array, arriving, run.batch.pieces(mine, wanted), run)
+    pieces = run.batch.pieces(mine, keys[run.group.rank])
+    context = _attend(q, kv.array, chain([kv.kept], kv), pieces, run)
     return ((tile, w.out(context[tile.slice])) for tile in kv.tiles)
 
 
@@ -186,13 +185,13 @@ def mlp_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan
 
 def mlp_block(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
     """Compute this rank's F columns of all rows and its summand of the second product."""
-    return _reduced(_up(x, w, run), rows, w, plan, run)
+    return _reduced(_project(x, w.width, w, run), rows, w, plan, run)
 
 
 def mlp_columns(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
     """Compute this rank's F columns of all rows, gather them, compute this rank's output columns."""
     assert plan.inner is not None
-    return _output_columns(_up(x, w, run), plan.inner, rows, w, plan, run)
+    return _output_columns(_project(x, w.width, w, run), plan.inner, rows, w, plan, run)
 
 
 ATTENTION: Mapping[Cut, Compute] = {
@@ -295,16 +294,13 @@ def _attend(q: Array, kv: Array, arriving: Iterable[Span], pieces: Sequence[tupl
 def _heads(x: Blocks, w: BlockKernels, run: Pass) -> Array:
     """Compute the context [S, A' d] of this rank's heads, projecting rows as they arrive."""
     everything = Span(0, run.batch.rows)
-    qkv = np.empty((everything.size, 3 * w.width), np.float32)
-    for span in x:
-        w.into[0](x.array[span.slice], qkv[span.slice])
-    q, k, v = np.split(qkv, 3, axis=1)
+    q, k, v = np.split(_project(x, 3 * w.width, w, run), 3, axis=1)
     return run.backend.attend(q, k, v, run.batch.pieces(everything, everything), run.spec.head_dim)
 
 
-def _up(x: Blocks, w: BlockKernels, run: Pass) -> Array:
-    """Compute act(x Wᵀ + b) [S, F'], on rows as they arrive."""
-    h = np.empty((run.batch.rows, w.width), np.float32)
+def _project(x: Blocks, width: int, w: BlockKernels, run: Pass) -> Array:
+    """Compute the first product of all rows [S, width], on rows as they arrive."""
+    h = np.empty((run.batch.rows, width), np.float32)
     for span in x:
         w.into[0](x.array[span.slice], h[span.slice])
     return h
@@ -322,7 +318,7 @@ def _reduced(h: Array, rows: Partition | None, w: BlockKernels, plan: BlockPlan,
         y = all_reduce(group, part, run.batch.rows, plan.inner, H, run.tile_rows)
     else:
         y = reduce_rows(group, part, rows.spans, plan.inner, H, run.tile_rows)
-    return ((tile, y[tile.slice]) for tile in tiles(Span(0, y.shape[0]), run.tile_rows if rows else 0))
+    return _in_tiles(y, rows, run)
 
 
 def _output_columns(
@@ -335,4 +331,9 @@ def _output_columns(
     y_cols = w.out(h_full) if plan.columns[group.rank].size else h_full
     y_full = gather_columns(group, y_cols, plan.columns, [True] * group.size)
     y = y_full if rows is None else y_full[rows[group.rank].slice]
+    return _in_tiles(y, rows, run)
+
+
+def _in_tiles(y: Array, rows: Partition | None, run: Pass) -> Result:
+    """Hand out a result that is all there in the tiles in which a rank sends its rows; in full, at once."""
     return ((tile, y[tile.slice]) for tile in tiles(Span(0, y.shape[0]), run.tile_rows if rows else 0))

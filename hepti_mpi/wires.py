@@ -18,7 +18,7 @@ Message = NDArray[Any]
 Cast = Callable[[NDArray[Any], NDArray[Any]], object]  # from, into
 
 INT8_LARGEST = 127
-SCALE_BYTES = 4
+SCALE_BYTES = Wire.INT8.scale_bytes
 TINY = 1e-30  # the scale of a row of zeros
 
 
