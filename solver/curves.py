@@ -17,10 +17,10 @@ add         elements             y += x, as summands are reduced                
 message     bytes                CPU that one side spends on one message: post, copy, complete; not wire    3
 =========== ==================== ========================================================================== ============
 
-The grid: rows 1, 2, 16, 40, 256 (one row is a matrix-vector product, from two rows on numpy packs the weights: that
+The grid: rows 1, 2, 18, 42, 256 (one row is a matrix-vector product, from two rows on numpy packs the weights: that
 step is real; up to some 30 rows packed weights wait for the memory, from there on for the arithmetic); weights H × 3d
 (one head; for contract 2dH and (H - d)H: onnxruntime takes a tenth longer for H², a power of two), H², H × F; keys 16,
-64, 256, 512; norm 16, 64, 256 rows, activation 64, 256; bytes 4 KiB, 64 KiB, 1 MiB. Weights streaming and packing make
+64, 256, 512; norm 18, 66, 256 rows, activation 64, 256; bytes 4 KiB, 64 KiB, 1 MiB. Weights streaming and packing make
 the intercept: a proportional model is wrong.
 
 The cluster file carries a curve as two axes named as above and a matrix of seconds, first argument along the rows.

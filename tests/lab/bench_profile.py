@@ -1,8 +1,8 @@
 """How well a profile repeats and predicts, in the lab: python tests/lab/bench_profile.py [BACKEND …] [--times N].
 
 As root, on the ready cluster mixed4, with bert-large. Every device profiles itself and then times shapes that no
-profile measures, several times in one run. Shown per device and kernel: how far profiles lie from their mean, and how
-far off they predict (mean and worst of all points, times and shapes). The bar is 5 and 8 %.
+profile measures, several times in one run. Shown per device, kernel and shape: how far profiles lie from their mean,
+and how far off they predict (mean and worst of all points and times). The bar is 5 % for curves and 8 % for shapes.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ def spread(profiles: list[dict]) -> dict[str, np.ndarray]:
 
 
 def errors(profile: dict, shapes: list) -> dict[str, list[float]]:
-    """Return by how much the profile's times of the shapes are off."""
+    """Return by how much the profile's times of the shapes are off: of every kernel's calls, and of whole shapes."""
     message = curves_to_table(derived_curves(1e9))["message"]
     bank = Bank([curves_from_table({**profile, "message": message})])
-    found = defaultdict(list)
-    for kernel, first, second, heads, taken in shapes:
+    found, whole = defaultdict(list), defaultdict(lambda: np.zeros(2))
+    for shape, kernel, first, second, heads, taken in shapes:
         if kernel == "mlp in":
             elements = first * second / named_model(MODEL).hidden
             predicted = bank.seconds(Kernel.PROJECT, first, second) + bank.seconds(Kernel.ACTIVATE, elements)
         else:
             predicted = heads * bank.seconds(Kernel(kernel), first, second)
         found[kernel].append(float(predicted[0]) / taken - 1)
-    return found
+        whole[shape] += predicted[0], taken
+    return {**found, **{shape: [float(predicted / taken - 1)] for shape, (predicted, taken) in whole.items()}}
 
 
 def main() -> None:
@@ -88,22 +89,29 @@ def measure(backend: str, times: str) -> None:
 def show(found: dict) -> None:
     """Print who repeats and predicts how well."""
     table = Table(title="percent: mean, worst")
-    for heading in ("device", "kernel", "repeats", "predicts"):
+    for heading in ("device", "kernel or shape", "repeats", "predicts"):
         table.add_column(heading)
     for host, runs in found.items():
         repeats = spread([curves for curves, _ in runs])
         predicts = defaultdict(list)
         for curves, shapes in runs:
-            for kernel, values in errors(curves, shapes).items():
-                predicts[kernel] += values
-        for kernel in sorted({*repeats, *predicts}):
-            cells = [np.abs(values[kernel]) * 100 if kernel in values else None for values in (repeats, predicts)]
-            table.add_row(
-                host, kernel, *("" if cell is None else f"{cell.mean():.1f}  {cell.max():.0f}" for cell in cells)
-            )
-        everything = [np.abs(np.concatenate(list(values.values()))) * 100 for values in (repeats, predicts)]
-        table.add_row(host, "all", *(f"{cell.mean():.1f}  {cell.max():.0f}" for cell in everything), end_section=True)
+            for name, values in errors(curves, shapes).items():
+                predicts[name] += values
+        kernels = [name for name in {*repeats, *predicts} if not name[0].isdigit()]
+        shapes = [name for name in predicts if name[0].isdigit()]
+        for name in (*sorted(kernels), *shapes):
+            table.add_row(host, name, *(cell(values.get(name)) for values in (repeats, predicts)))
+        table.add_row(
+            host, "all curves, all shapes",
+            cell(np.concatenate(list(repeats.values()))), cell(np.concatenate([predicts[name] for name in shapes])),
+            end_section=True,
+        )  # fmt: skip
     Console().print(table)
+
+
+def cell(values: np.ndarray | list[float] | None) -> str:
+    """Return the mean and the largest of the values' sizes, in percent."""
+    return "" if values is None else f"{np.abs(values).mean() * 100:.1f}  {np.abs(values).max() * 100:.0f}"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """All ranks profile themselves and time shapes that a profile does not measure, in turn; rank 0 prints them as JSON.
 
-shapes.py MODEL BACKEND TIMES    {host: [[curves, [[kernel, first, second, heads, seconds], …]], …]}
+shapes.py MODEL BACKEND TIMES    {host: [[curves, [[shape, kernel, first, second, heads, seconds], …]], …]}
 
-The shapes are those of a layer: 37, 100 and 200 rows of it all, and 3, 7 and 11 heads of 100 and 256 rows.
+The shapes are 37, 100 and 200 rows of a layer, and 3, 7 and 11 heads of its attention for 100 and 256 rows.
 """
 
 import json
@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from hepti_mpi import backends
 from hepti_mpi.comm import host_name, world
-from hepti_mpi.products import NUMPY
-from hepti_mpi.profile_kernels import kernel_grids, measure_kernels
+from hepti_mpi.kernels import layer_norm
+from hepti_mpi.layers import add
+from hepti_mpi.profile_kernels import measure_kernels
 from hepti_mpi.timing import seconds_of
 from solver.curves import Kernel, curves_to_table
 from solver.model import named_model
@@ -35,25 +36,35 @@ def weights(rows, columns):
     return np.resize(0.02 * numbers, (rows, columns))
 
 
-into = {n: make(weights(n, H), weights(1, n)[0]) for n in (2 * H, *(3 * d * heads for heads in HEADS))}
+into = {n: make(weights(n, H), weights(1, n)[0]) for n in (3 * H, *(3 * d * heads for heads in HEADS))}
 out = {n: make(weights(n, H), None) for n in (H, F, *(d * heads for heads in HEADS))}
 up = make(weights(F, H), weights(1, F)[0], spec.activation)
-x = np.ascontiguousarray(numbers[:, :H])
+x, bias = np.ascontiguousarray(numbers[:, :H]), weights(1, H)[0]
+
+
+def norm(rows):
+    total = add(x[:rows], bias, x[:rows])
+    layer_norm(total, bias, bias, spec.norm_eps, out=total)
+
+
+def attention(rows, keys, heads):
+    """Yield the calls of an attention block by their kernels and arguments, in a layer's order."""
+    width, pieces = d * heads, [(slice(0, rows), slice(0, keys))]
+    q, k, context = x[:rows, :width], x[:keys, :width], np.ascontiguousarray(x[:rows, :width])
+    yield (Kernel.PROJECT, rows, 3 * width * H, 1), partial(into[3 * width], x[:rows])
+    yield (Kernel.ATTEND, rows, keys, heads), partial(backend.attend, q, k, k, pieces, d)
+    yield (Kernel.CONTRACT, rows, width * H, 1), partial(out[width], context)
+
+
 calls = {}
 for rows in ROWS:
-    calls["mlp in", rows, H * F, 1] = partial(up, x[:rows])
-    calls[Kernel.PROJECT, rows, 2 * H * H, 1] = partial(into[2 * H], x[:rows])
-    calls[Kernel.CONTRACT, rows, H * F, 1] = partial(out[F], np.ascontiguousarray(numbers[:rows]))
-    calls[Kernel.CONTRACT, rows, H * H, 1] = partial(out[H], x[:rows])
-    calls[Kernel.NORM, rows * H, 0, 1] = kernel_grids(spec, NUMPY)[Kernel.NORM].call(rows, 1)
+    shape = f"{rows} rows"
+    calls |= {(shape, *kernel): call for kernel, call in attention(rows, KEYS, spec.heads)}
+    calls[shape, Kernel.NORM, rows * H, 0, 1] = partial(norm, rows)
+    calls[shape, "mlp in", rows, H * F, 1] = partial(up, x[:rows])
+    calls[shape, Kernel.CONTRACT, rows, H * F, 1] = partial(out[F], np.ascontiguousarray(numbers[:rows]))
 for rows, heads in ((rows, heads) for heads in HEADS for rows in HEAD_ROWS):
-    calls[Kernel.PROJECT, rows, 3 * d * H * heads, 1] = partial(into[3 * d * heads], x[:rows])
-    calls[Kernel.CONTRACT, rows, d * H * heads, 1] = partial(
-        out[d * heads], np.ascontiguousarray(x[:rows, : d * heads])
-    )
-for rows, heads in (*((rows, spec.heads) for rows in ROWS), *((KEYS, heads) for heads in HEADS)):
-    q, k, pieces = x[:rows, : d * heads], x[:, : d * heads], [(slice(0, rows), slice(0, KEYS))]
-    calls[Kernel.ATTEND, rows, KEYS, heads] = partial(backend.attend, q, k, k, pieces, d)
+    calls |= {(f"{heads} heads of {rows} rows", *kernel): call for kernel, call in attention(rows, rows, heads)}
 
 found = []
 for _ in range(times):
