@@ -1,0 +1,175 @@
+"""Are plans true, and is there no better one? In the lab: python tests/lab/bench_plans.py [--help].
+
+As root. For every ready cluster, bandwidth and row count: the plan of `hepti`, and what it predicts against what it
+takes; beside it, in the same program and in turn, equal and proportional shares, every pair of cuts, every device left
+out, and the plan with sixteen rows, a head or a tile moved between two devices. Bars: predictions off by 10 % on
+average and 20 % at most, and nobody faster than `hepti` by more than 5 % beyond the noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from solver.cluster import Cluster, read_cluster, write_cluster
+from solver.cost import setting
+from solver.kinds import KINDS, layer_plan
+from solver.layers import Setting
+from solver.model import ModelSpec, named_model
+from solver.pipeline import predict_plan
+from solver.plan import Cut, LayerPlan, Plan, Stage
+from solver.plan_file import plan_to_json
+from solver.planner import Solution, solve
+from solver.ready import find_cluster
+from solver.search import Layer, Terms, drafts, finish, improved
+from solver.sending import best_sending
+from solver.spans import Span
+from solver.steps import Axis
+from solver.systems import make_plan
+from solver.whatif import changed as what_if
+
+ROOT = Path(__file__).parents[2]
+NAME, LAYERS = "plans-bench", 4
+MOVED_ROWS = 16
+HOPELESS = 1.3  # times the best prediction: such plans are not run, unless all are asked for
+
+
+def launch(*words: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "launch", "lab", *words], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(done.returncode)
+    return done.stdout
+
+
+def rivals(spec: ModelSpec, cluster: Cluster, rows: int, solution: Solution) -> Iterator[tuple[str, Plan]]:
+    """Yield named plans to hold beside the solution's."""
+    for system in ("megatron", "megatron-weighted", "sequence", "sequence-weighted", "single"):
+        yield system, make_plan(system, spec, cluster, rows)
+    s = setting(spec, cluster, rows)
+    terms = Terms(np.zeros(s.devices), np.full(s.devices, np.inf))
+    everyone = np.ones(s.devices, bool)
+    for attention, mlp in product((Cut.ROWS, Cut.BLOCK, Cut.COLUMNS), repeat=2):
+        kinds = [kind for kind in KINDS if (kind.attention, kind.mlp) == (attention, mlp)]
+        found = [improved(draft, terms, by_two=False) for kind in kinds for draft in drafts(s, kind, [everyone], terms)]
+        layer = finish(min(found, key=lambda draft: draft.score), terms, s.devices)
+        yield f"{attention}/{mlp}", best_sending(s, one_kind(cluster, s, layer))
+    for name in cluster.names[1:]:
+        plan = solve(spec, what_if(cluster, [], [], [name]), rows).plan
+        yield f"without {name}", replace(plan, devices=cluster.names)
+    main = solution.runs[0][0]
+    for axis, units in main.units.items():
+        step = MOVED_ROWS if axis is Axis.ROWS else 1
+        pairs = [(one, (one + 1) % s.devices) for one in range(s.devices)]
+        for source, target in (*pairs, *(pair[::-1] for pair in pairs)):
+            if units[source] >= step:
+                moved = units.copy()
+                moved[[source, target]] += -step, step
+                name = f"{step} {axis} {cluster.names[source]} > {cluster.names[target]}"
+                yield name, changed(solution.plan, layer_plan(s, main.kind, {**main.units, axis: moved}))
+
+
+def one_kind(cluster: Cluster, s: Setting, layer: Layer) -> Plan:
+    run = Span(0, s.spec.layers), layer_plan(s, layer.kind, layer.units)
+    return Plan((Stage(cluster.names, (run,)),), s.spec.name, rows=s.rows)
+
+
+def changed(plan: Plan, layer: LayerPlan) -> Plan:
+    """Return the plan with its first run of layers as given, routes and tiles as they are."""
+    (stage,) = plan.stages
+    (span, before), *others = stage.layers
+    blocks = {name: replace(getattr(layer, name), route=getattr(before, name).route) for name in ("attention", "mlp")}
+    return replace(plan, stages=(Stage(stage.devices, ((span, replace(layer, **blocks)), *others)),), predicted=None)
+
+
+def measure(model: Path, cluster: Cluster, rows: int, every: bool, turns: int, folder: Path) -> dict:
+    """Return predictions and measurements of all plans for one cluster and row count."""
+    spec = replace(named_model("bert-large"), layers=LAYERS)
+    solution = solve(spec, cluster, rows)
+    plans = {"hepti": solution.plan}
+    for name, plan in rivals(spec, cluster, rows, solution):
+        plans[name] = plan
+    predicted = {name: predict_plan(spec, cluster, plan, rows).seconds for name, plan in plans.items()}
+    limit = HOPELESS * min(predicted.values())
+    chosen = [name for name in plans if every or predicted[name] <= limit or name == "hepti"]
+    path = folder / "plans.json"
+    path.write_text(json.dumps({name: json.loads(plan_to_json(plans[name])) for name in chosen}))
+    program = str(Path(__file__).with_name("programs") / "plans.py")
+    out = launch("run", NAME, "--", sys.executable, program, str(model), str(path), str(rows), str(turns))
+    seconds = json.loads(out)
+    return {name: {"predicted_s": predicted[name], "seconds": seconds.get(name)} for name in plans}
+
+
+def show(points: list[dict]) -> None:
+    """Print how true the plans are, and who came near."""
+    table = Table(title="ms; quartiles in brackets")
+    for heading in ("cluster", "Mbps", "rows", "predicted", "measured", "off by", "fastest other", "of hepti's time"):
+        table.add_column(heading)
+    errors, everyone = [], []
+    for point in points:
+        timed = {name: found["seconds"] for name, found in point["plans"].items() if found["seconds"]}
+        mine = statistics.median(timed.pop("hepti"))
+        predicted = point["plans"]["hepti"]["predicted_s"]
+        errors.append(abs(predicted / mine - 1))
+        everyone += [
+            abs(point["plans"][name]["predicted_s"] / statistics.median(times) - 1) for name, times in timed.items()
+        ]
+        other = min(timed, key=lambda name: statistics.median(timed[name]))
+        low, middle, high = np.quantile(timed[other], (0.25, 0.5, 0.75))
+        table.add_row(
+            point["cluster"], str(point["mbps"]), str(point["rows"]), f"{1e3 * predicted:.0f}", f"{1e3 * mine:.0f}",
+            f"{predicted / mine - 1:+.1%}", f"{other} ({len(timed)} tried)",
+            f"{middle / mine:.2f} ({low / mine:.2f} to {high / mine:.2f})",
+        )  # fmt: skip
+    Console(width=140).print(table)
+    print(f"hepti is off by {np.mean(errors):.1%} on average, {max(errors):.1%} at most; all plans by", end=" ")
+    print(f"{np.mean(errors + everyone):.1%} on average, {max(errors + everyone):.1%} at most")
+
+
+def main() -> None:
+    """Measure the points that are asked for, add them to a file, and print all that it has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clusters", default="pi4x4,mixed3,mixed4")
+    parser.add_argument("--mbps", default="940,240,80")
+    parser.add_argument("--rows", default="64,128,256")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--all", action="store_true", help=f"also plans predicted {HOPELESS} times as slow as the best")
+    parser.add_argument("--out", type=Path, default=Path("plans.jsonl"), help="default: %(default)s")
+    options = parser.parse_args()
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        model = folder / "model.h5"
+        words = ["synthesize", "bert-large", str(model), "--layers", str(LAYERS)]
+        subprocess.run([sys.executable, "-m", "weights", *words], cwd=ROOT, check=True)
+        for name, mbps in product(options.clusters.split(","), map(int, options.mbps.split(","))):
+            cluster = read_cluster(find_cluster(name))
+            file, profile = folder / f"{name}.toml", folder / f"{name}-{mbps}.toml"
+            write_cluster(what_if(cluster, [f"network.bandwidth_mbps={mbps}"], [], []), file)
+            launch("up", str(file), "--name", NAME)
+            try:
+                profiling = ["profile", "--model", str(model), "--out", str(profile)]
+                launch("run", NAME, "--", sys.executable, "-m", "hepti_mpi", *profiling)
+                for rows in map(int, options.rows.split(",")):
+                    plans = measure(model, read_cluster(profile), rows, options.all, options.turns, folder)
+                    with options.out.open("a") as out:
+                        out.write(json.dumps({"cluster": name, "mbps": mbps, "rows": rows, "plans": plans}) + "\n")
+            finally:
+                launch("down", NAME)
+    show([json.loads(line) for line in options.out.read_text().splitlines()])
+
+
+if __name__ == "__main__":
+    main()

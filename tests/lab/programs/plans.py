@@ -1,0 +1,64 @@
+"""All ranks run several plans of one model in turn, in one program; rank 0 prints the seconds of every request as JSON.
+
+plans.py MODEL.h5 PLANS.json ROWS TURNS    PLANS.json: {name: plan file}; out: {name: [seconds]}
+"""
+
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from hepti_mpi import backends, ends
+from hepti_mpi.__main__ import limit_threads
+from hepti_mpi.batch import Batch
+from hepti_mpi.comm import world
+from hepti_mpi.layers import layer_kernels
+from hepti_mpi.load import load
+from hepti_mpi.stack import Stack
+from solver.plan_file import plan_from_json
+from solver.shares import own_plan
+from weights.store import WeightsFile
+
+WARM, TIMED = 1, 2  # requests of a plan in a turn
+
+limit_threads()
+group, backend = world(), backends.backend("onnxruntime")
+plans = {name: plan_from_json(json.dumps(text)) for name, text in json.loads(Path(sys.argv[2]).read_text()).items()}
+rows, turns = int(sys.argv[3]), int(sys.argv[4])
+batch, ids = Batch.of_lengths([rows]), np.random.default_rng(0).integers(1000, 20000, rows)
+made = {}  # kernels by their share: plans that differ only in rows have them in common
+
+
+def kernels(own, number, weights):
+    blocks = (own.layer(number).attention, own.layer(number).mlp)
+    share = number, *((block.cut, block.inner, block.columns) for block in blocks)
+    if share not in made:
+        made[share] = layer_kernels(file.spec, own, backend.product, number, weights)
+    return made[share]
+
+
+stacks = {}
+with WeightsFile(Path(sys.argv[1])) as file:
+    for name, plan in plans.items():
+        weights = load(file, file.spec, plan, group, partial(kernels, own_plan(plan, group.rank)), lambda size: None)
+        stacks[name] = Stack(file.spec, plan, weights.layers, group, backend)
+        tensors = weights.ends
+
+seconds = {name: [] for name in stacks}
+for _ in range(turns):
+    for name, stack in stacks.items():
+        for number in range(WARM + TIMED):
+            group.on_all(lambda: None)
+            began = time.perf_counter()
+            x = ends.embed(file.spec, tensors, ids) if group.rank == 0 else None
+            hidden = stack.run(batch, x, count=True)
+            if group.rank == 0:
+                ends.last_hidden(file.spec, tensors, hidden)
+                seconds[name] += [time.perf_counter() - began] * (number >= WARM)
+if group.rank == 0:
+    print(json.dumps(seconds), flush=True)
