@@ -155,7 +155,7 @@ def main() -> None:
         words = ["synthesize", "bert-large", str(model), "--layers", str(LAYERS)]
         subprocess.run([sys.executable, "-m", "weights", *words], cwd=ROOT, check=True)
         for name, mbps in product(options.clusters.split(","), map(int, options.mbps.split(","))):
-            cluster = read_cluster(find_cluster(name))
+            cluster = find_cluster(name)
             file, profile = folder / f"{name}.toml", folder / f"{name}-{mbps}.toml"
             write_cluster(what_if(cluster, [f"network.bandwidth_mbps={mbps}"], [], []), file)
             launch("up", str(file), "--name", NAME)

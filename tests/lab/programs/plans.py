@@ -35,8 +35,8 @@ made = {}  # kernels by their share: plans that differ only in rows have them in
 
 
 def kernels(own, number, weights):
-    blocks = (own.layer(number).attention, own.layer(number).mlp)
-    share = number, *((block.cut, block.inner, block.columns) for block in blocks)
+    blocks = ((own.layer(number).attention, weights.attention), (own.layer(number).mlp, weights.mlp))
+    share = number, *((block.cut, block.inner, block.columns, held.into.shape) for block, held in blocks)
     if share not in made:
         made[share] = layer_kernels(file.spec, own, backend.product, number, weights)
     return made[share]
