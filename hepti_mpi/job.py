@@ -24,7 +24,6 @@ from hepti_mpi.profile import fingerprint, profile
 from hepti_mpi.report import rank_report
 from hepti_mpi.stack import Stack
 from hepti_mpi.trace import Trace, chrome_trace
-from hepti_mpi.wires import coding
 from solver.cluster import Cluster, read_cluster, write_cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec
@@ -55,7 +54,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     started = time.perf_counter()
     weights, file, without_file = load_share(model, plan, make, group, leader.console if leader else None)
     loaded = weights_bytes(model.spec, plan, group.rank), time.perf_counter() - started
-    stack = Stack(model.spec, plan, weights.layers, group, computes, coding(options.wire, computes.cast))
+    stack = Stack(model.spec, plan, weights.layers, group, computes, options.wire)
     trace = stack.trace = Trace() if options.trace else None
     mover = Mover(model.spec, stack, group, file, computes, without_file)
     member = Member(group, stack, mover, Monitor(model.spec, computes))

@@ -145,13 +145,16 @@ class Leader:
                 measured_or_given = measured is not None or options.cluster is not None
                 self._solution = solution if ranks > 1 and measured_or_given else None
         self._plan.check(self._spec, ranks)
+        if self._plan.in_one:
+            options.wire.check_one_stage()
         return self._plan
 
     def lead(self, member: Member, tensors: ends.Tensors, read_bytes_per_s: Sequence[float]) -> None:
         """Run every batch on all ranks, and answer it; between batches, let the plan follow what they measure."""
         flow = Flow(member.stack, self._group)
         batches = list(_batches(self._requests))
-        if self._options.wire is not Wire.FLOAT32 and batches:
+        # What adapts begins with all bits: the report says what came of it.
+        if self._options.wire not in (Wire.FLOAT32, Wire.ADAPTIVE) and batches:
             self._rounding = self._measure_rounding(batches[0], flow, tensors)
         if self._solution is not None and self._cluster is not None:
             from solver.replan import Replanner
@@ -201,6 +204,8 @@ class Leader:
             if self._rounding is not None:
                 size = f"{100 * self._rounding:.2g} % of their root mean square"
                 console.print(f"{options.wire} on the wire: hidden states differ from exact ones by {size} at most")
+            if options.wire is Wire.ADAPTIVE:
+                console.print(f"batches sent from stage to stage: {show.by_bits(ranks) or 'none'}")
             self._doubt_profile(report["seconds_median"], report["predicted_seconds"])
         return 2 if self._complaints else 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +18,23 @@ from solver.model import ModelSpec
 
 # Of Linux's struct tcp_info (linux/tcp.h): bytes that the other side has acknowledged, and microseconds for which there
 # was something to send or to be acknowledged. Their ratio is what the connection carried, whatever the program did.
-ACKNOWLEDGED_AT, BUSY_US_AT, INFO_BYTES = 120, 168, 176
+# Between them, bytes a second: of the last round trip in which there was enough to send, without late acknowledgements.
+ACKNOWLEDGED_AT, DELIVERY_RATE_AT, BUSY_US_AT, INFO_BYTES = 120, 160, 168, 176
 OPEN_FILES = Path("/proc/self/fd")
 FREE_EVERY_S = 1.0  # reading what is free takes 0.2 ms
 # A device without a share computes for so long, so often: under a CPU quota a shorter time says little.
 PROBE_S, PROBE_EVERY_S, PROBE_ROWS = 0.05, 2.0, 64
 
 Connection = tuple[object, object]  # own and other address
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What a connection has carried: bytes acknowledged and seconds busy since it was made; bytes a second lately."""
+
+    acknowledged: int
+    delivery_rate: int
+    busy_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,26 +91,8 @@ class Monitor:
         """
         self._batches += 1
         if self._batches & (self._batches - 1) == 0:
-            self._sockets = _sockets()
-        carried = {}
-        for number in self._sockets:
-            try:
-                connection = socket.socket(fileno=number)
-            except OSError:  # closed meanwhile
-                continue
-            try:
-                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
-                ends = connection.getsockname()[:2], connection.getpeername()[:2]
-            except OSError:
-                continue
-            finally:
-                connection.detach()  # it stays MPI's
-            if len(info) >= INFO_BYTES:
-                (acknowledged,), (busy_us,) = (
-                    struct.unpack_from("Q", info, at) for at in (ACKNOWLEDGED_AT, BUSY_US_AT)
-                )
-                carried[ends] = acknowledged, busy_us / 1e6
-        return carried
+            self._sockets = open_sockets()
+        return {ends: (flow.acknowledged, flow.busy_s) for ends, flow in carried(self._sockets).items()}
 
     def free(self) -> int:
         """Return the bytes that this host can still give, as of a second ago."""
@@ -148,7 +140,30 @@ def between_ranks(flows: Mapping[int, Mapping[Connection, tuple[int, float]]], r
     return sent, busy_s
 
 
-def _sockets() -> list[int]:
+def carried(sockets: Iterable[int]) -> dict[Connection, Carried]:
+    """Return what these TCP connections have carried; nothing where the system does not say."""
+    found = {}
+    for number in sockets:
+        try:
+            connection = socket.socket(fileno=number)
+        except OSError:  # closed meanwhile
+            continue
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, INFO_BYTES)
+            ends = connection.getsockname()[:2], connection.getpeername()[:2]
+        except OSError:
+            continue
+        finally:
+            connection.detach()  # it stays MPI's
+        if len(info) >= INFO_BYTES:
+            acknowledged, rate, busy_us = (
+                struct.unpack_from("Q", info, at)[0] for at in (ACKNOWLEDGED_AT, DELIVERY_RATE_AT, BUSY_US_AT)
+            )
+            found[ends] = Carried(acknowledged, rate, busy_us / 1e6)
+    return found
+
+
+def open_sockets() -> list[int]:
     """Return the numbers of this process's open TCP sockets."""
     found = []
     for number in OPEN_FILES.iterdir() if OPEN_FILES.is_dir() else ():

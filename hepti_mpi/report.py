@@ -31,6 +31,7 @@ def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, precision:
         "wait_s": meter.wait_s,
         "sent_bytes": meter.sent_bytes,
         "received_bytes": meter.received_bytes,
+        "batches_by_bits": {str(bits): count for bits, count in meter.batches_by_bits.items()},
         "weights_bytes": weights_bytes(spec, plan, rank, precision),
         "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }

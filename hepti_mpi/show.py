@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -94,6 +95,12 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan) -> None:
     if not plan.in_one:
         line.append(f"; {report['requests_per_s']:.1f} requests a second")
     console.print(line)
+
+
+def by_bits(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many batches went from stage to stage, by the bits of their numbers."""
+    total = sum((Counter(entry["batches_by_bits"]) for entry in ranks), Counter[str]())
+    return ", ".join(f"{total[bits]} with {bits} bits" for bits in sorted(total, key=int, reverse=True))
 
 
 def show_cluster(console: Console, cluster: Cluster) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from hepti_mpi.adaptive import Adaptive, SendRate
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
@@ -17,9 +19,9 @@ from hepti_mpi.lane import Lane
 from hepti_mpi.layers import LayerKernels, Pass, Stream, run_layers
 from hepti_mpi.products import Backend
 from hepti_mpi.trace import Trace
-from hepti_mpi.wires import EXACT, Coding
+from hepti_mpi.wires import EXACT, Coding, coding
 from solver.model import ModelSpec
-from solver.plan import LayerPlan, Plan
+from solver.plan import LayerPlan, Plan, Wire
 
 # Carries a batch on. Yields the hop before which it stands and the rank whose rows it needs there, None where it needs
 # nobody's; returns the rows that this rank ends with.
@@ -34,6 +36,7 @@ class Meter:
     wait_s: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0
+    batches_by_bits: Counter[int] = field(default_factory=Counter)  # sent to other stages: bits of their numbers
 
     def add(self, other: Meter) -> None:
         """Add what another one counted."""
@@ -41,6 +44,7 @@ class Meter:
         self.wait_s += other.wait_s
         self.sent_bytes += other.sent_bytes
         self.received_bytes += other.received_bytes
+        self.batches_by_bits += other.batches_by_bits
 
 
 class Stack:
@@ -58,7 +62,7 @@ class Stack:
         All ranks; those without a share take no part in the layers.
     backend
         What made the layers' products, and attends.
-    coding
+    wire
         How numbers travel.
     """
 
@@ -69,7 +73,7 @@ class Stack:
         layers: Sequence[LayerKernels],
         world: Group,
         backend: Backend,
-        coding: Coding = EXACT,
+        wire: Wire = Wire.FLOAT32,
     ) -> None:
         self.meter = Meter()
         self.last = Meter()  # of the batch that began last, whether it counts or not
@@ -77,7 +81,9 @@ class Stack:
         self._spec = spec
         self._world = world
         self._backend = backend
-        self._coding = coding
+        self._wire = wire
+        self._within_stages = coding(wire.within, backend.cast)
+        self._bits: Counter[int] = Counter()  # as in `Meter`, since it was asked
         self._groups: dict[tuple[int, ...], Group | None] = {}
         self.adopt(plan, layers)
 
@@ -86,6 +92,7 @@ class Stack:
         self.plan = plan
         self.layers = tuple(layers)
         self.lanes = tuple(Lane(plan, replica) for replica in plan.replicas)
+        self._between_stages = {lane: self._coding_between() for lane in self.lanes}
         rank = self._world.rank
         self._lane = next((lane for lane in self.lanes if rank in lane.ranks), None)
         self._cuts: list[LayerPlan] = []
@@ -151,21 +158,26 @@ class Stack:
         No batch passes a hop before those that came before it. Arguments as in `run`.
         """
         rank, rows = self._world.rank, batch.rows
-        mine = lane.stage_of(rank)
+        mine, between = lane.stage_of(rank), EXACT if exact else self._between_stages[lane]
         here = x_out = self._or_nothing(x)
         for hop in lane.hops_of(rank):
             if hop and hop in (mine, lane.hops - 1):
                 yield hop, lane.source(hop, rows, rank)
-            for group in filter(None, (self._world, self._group)):
-                group.coding = EXACT if exact else self._coding
+            self._world.coding = between
             here = self._hop(lane, hop, rows, x_out)
             x_out = self._or_nothing(None)
             if hop == mine:
                 assert self._group is not None
+                self._group.coding = EXACT if exact else self._within_stages
+                started = time.perf_counter()
                 run = Pass(self._spec, batch, self._group, self.plan.tile_rows, self._backend)
                 entering = Stream(Tiles.here(here), lane.rows_into(hop, rows))
                 # To the end, before this rank waits for others' results: they may wait for its rows in the last block.
                 x_out = whole(run_layers(entering, self.layers, self._cuts, run).blocks)
+                if isinstance(between, Adaptive):
+                    between.worked(time.perf_counter() - started, rows)
+        if isinstance(between, Adaptive):
+            between.sent(rows)
         return here
 
     @contextmanager
@@ -181,7 +193,8 @@ class Stack:
         if trace is not None:
             trace.end()
         compute_s = time.perf_counter() - started - traffic.wait_s
-        spent = Meter(compute_s, traffic.wait_s, traffic.sent_bytes, traffic.received_bytes)
+        bits, self._bits = self._bits, Counter()
+        spent = Meter(compute_s, traffic.wait_s, traffic.sent_bytes, traffic.received_bytes, bits)
         if begins:
             self.last = Meter()
         self.last.add(spent)
@@ -193,7 +206,20 @@ class Stack:
         have = lane.have(hop, rows)
         if not have[self._world.rank].size:
             x = self._or_nothing(None)  # where all have all, the first of them sends it
-        return whole(gather_rows(self._world, Tiles.here(x), have, lane.want(hop, rows)))
+        world = self._world
+        coding, traffic = world.coding, world.traffic
+        bits, before = coding.bits, traffic.sent_bytes
+        here = whole(gather_rows(world, Tiles.here(x), have, lane.want(hop, rows)))
+        if traffic.sent_bytes > before:
+            self._bits[bits] += 1
+        if isinstance(coding, Adaptive):
+            traffic.received_bytes -= coding.spare_bytes
+            coding.spare_bytes = 0
+        return here
+
+    def _coding_between(self) -> Coding:
+        adapts = self._wire is Wire.ADAPTIVE
+        return Adaptive(self._backend.cast, SendRate()) if adapts else coding(self._wire, self._backend.cast)
 
     def _or_nothing(self, x: Array | None) -> Array:
         return np.empty((0, self._spec.hidden), np.float32) if x is None else x

@@ -60,7 +60,7 @@ class Setting:
 
     def row_bytes(self, width: int, tensors: int = 1) -> int:
         """Return the bytes on the wire of a row of so many numbers of so many tensors."""
-        return width * self.wire.number_bytes + tensors * self.wire.scale_bytes
+        return self.wire.row_bytes(width, tensors)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,7 +29,7 @@ from solver.exchange import Exchange, move, of_matrix, tile_counts
 from solver.kinds import LayerKind, layer_table
 from solver.layers import Setting
 from solver.model import ModelSpec, layer_tensor_shapes
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Prediction, Stage, uniform_plan
+from solver.plan import STAGE_WIRES, BlockPlan, Cut, LayerPlan, Layout, Plan, Prediction, Stage, Wire, uniform_plan
 from solver.shares import COMMON_TENSORS
 from solver.spans import Partition, Span
 from solver.steps import FLOAT_BYTES, Axis, Step, Times, Transfer, step_times
@@ -205,23 +205,24 @@ def _embed_s(spec: ModelSpec, cluster: Cluster, rows: int) -> float:
 def _replica(s: Setting, cluster: Cluster, plan: Plan, stages: tuple[Stage, ...]) -> PricedReplica:
     root = np.arange(s.devices) == 0
     have, found = s.rows * root.astype(float), []
-    for stage in stages:
+    layers = [_layers(s, cluster, plan, stage, plan.ranks(stage)) for stage in stages]
+    slowest_s = max(stage.seconds for stage in layers)
+    for stage, own in zip(stages, layers, strict=True):
         ranks = plan.ranks(stage)
         active = [ranks[within] for within in stage.active]
         first, last = stage.layers[0][1].attention, stage.layers[-1][1].mlp
-        layers = _layers(s, cluster, plan, stage, ranks)
-        found.append(PricedStage(stage, ranks, _hand(s, have, _lies(s, first, ranks), active), layers))
+        found.append(PricedStage(stage, ranks, _hand(s, have, _lies(s, first, ranks), active, slowest_s), own))
         lies = _lies(s, last, ranks)
         # Where all have all, the first of them sends it: rank 0 itself, if it is one of them.
         have = s.rows * (np.arange(s.devices) == active[0]).astype(float) if lies is None else lies
-    return PricedReplica(tuple(found), _hand(s, have, s.rows * root.astype(float), [0]))
+    return PricedReplica(tuple(found), _hand(s, have, s.rows * root.astype(float), [0], slowest_s))
 
 
 def _layers(s: Setting, cluster: Cluster, plan: Plan, stage: Stage, ranks: tuple[int, ...]) -> Price:
     """Price a stage's layers as a model of their own on a cluster of their own, without its ends."""
     spec, start = replace(s.spec, layers=stage.span.size), stage.span.start
     runs = tuple((Span(span.start - start, span.stop - start), layer) for span, layer in stage.layers)
-    own = replace(plan, stages=(Stage(stage.devices, runs),), devices=stage.devices)
+    own = replace(plan, stages=(Stage(stage.devices, runs),), devices=stage.devices, wire=plan.wire.within)
     found = price(setting(spec, cluster.only(ranks), s.rows), own)
     # The first step embeds and hands out. The last hands in, behind what is computed since the last exchange.
     _, *inner, last = found.steps
@@ -241,8 +242,15 @@ def _lies(s: Setting, block: BlockPlan, ranks: tuple[int, ...]) -> Floats | None
     return counts
 
 
-def _hand(s: Setting, have: Floats, want: Floats | None, receivers: list[int]) -> PricedStep:
-    """Price bringing rows from where they lie to where they are wanted; None: all to every receiver."""
+def _hand(s: Setting, have: Floats, want: Floats | None, receivers: list[int], slowest_s: float) -> PricedStep:
+    """Price bringing rows from where they lie to where they are wanted; None: all to every receiver.
+
+    What adapts takes the most bits with which it is no slower than the slowest stage.
+    """
+    if s.wire is Wire.ADAPTIVE:
+        found = (_hand(replace(s, wire=wire), have, want, receivers, slowest_s) for wire in STAGE_WIRES)
+        *_, fewest = tried = list(found)
+        return next((step for step in tried if float(step.times.exchange.max()) <= slowest_s), fewest)
     row_bytes = s.row_bytes(s.spec.hidden)
     if want is None:
         everyone = np.isin(np.arange(s.devices), receivers)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from solver.errors import HeptiError
+from solver.errors import HeptiError, InfeasiblePlanError
 from solver.model import ModelSpec
 from solver.routes import Route
 from solver.spans import Partition, Span
@@ -27,21 +27,56 @@ class Cut(StrEnum):
 
 
 class Wire(StrEnum):
-    """How numbers travel: exactly, or as half of the bytes, or as a quarter with a scale for every row."""
+    """How numbers travel: exactly, or as half of the bytes, or as fewer with a scale for every row.
+
+    Six bits and fewer, and as many as the links carry, are for what goes from stage to stage (QuantPipe).
+    """
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     INT8 = "int8"
+    INT6 = "int6"
+    INT4 = "int4"
+    INT2 = "int2"
+    ADAPTIVE = "adaptive"
 
     @property
-    def number_bytes(self) -> int:
-        """Bytes of one number."""
-        return {Wire.FLOAT32: 4, Wire.FLOAT16: 2, Wire.INT8: 1}[self]
+    def bits(self) -> int:
+        """Bits of one number."""
+        return {Wire.FLOAT16: 16, Wire.INT8: 8, Wire.INT6: 6, Wire.INT4: 4, Wire.INT2: 2}.get(self, 32)
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes that come with every row of a tensor."""
-        return 4 if self is Wire.INT8 else 0
+        """Bytes that come with every row of a tensor: a scale, of few bits also the least value."""
+        return 0 if self.bits > 8 else 4 if self is Wire.INT8 else 8
+
+    def row_bytes(self, width: int, tensors: int = 1) -> int:
+        """Return the bytes of a row of so many numbers of so many tensors; few bits fill whole bytes together."""
+        together = 8 // math.gcd(8, self.bits)
+        return -(-width // together) * together * self.bits // 8 + tensors * self.scale_bytes
+
+    @property
+    def within(self) -> Wire:
+        """What the ranks of one stage send each other where this is between stages."""
+        return self if self in (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8) else Wire.FLOAT32
+
+    def check_one_stage(self) -> None:
+        """Refuse a format that only goes from stage to stage, where one stage has all layers and devices.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            If it is one.
+        """
+        if self is not self.within:
+            raise InfeasiblePlanError(
+                f"{self} on the wire is for what goes from stage to stage, this plan has 1 stage: "
+                f"take float32, float16 or int8, or --system pipeedge"
+            )
+
+
+# What `adaptive` chooses from.
+STAGE_WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8, Wire.INT6, Wire.INT4, Wire.INT2)
 
 
 class Layout(StrEnum):

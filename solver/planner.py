@@ -115,8 +115,9 @@ def solve(
     Raises
     ------
     InfeasiblePlanError
-        If no plan fits, saying how much memory is missing and where.
+        If no plan fits, saying how much memory is missing and where; if the wire is for stages only.
     """
+    wire.check_one_stage()
     tile_rows = TILE_ROWS if before is None else before.plan.tile_rows
     s, room = setting(spec, cluster, rows, wire, tile_rows), weights_room(spec, cluster, rows)
     lacking = np.maximum(-room, 0.0)

@@ -30,7 +30,7 @@ from solver.routes import Route
 FLOAT_BYTES = 4
 
 # What turning a number into the wire's format or back costs, in numbers added.
-CODING = {Wire.FLOAT16: 1, Wire.INT8: 2}
+CODING = {Wire.FLOAT32: 0, Wire.FLOAT16: 1, Wire.INT8: 2, Wire.INT6: 6, Wire.INT4: 6, Wire.INT2: 6, Wire.ADAPTIVE: 0}
 # Who passes a tile on does it when a tile of its own is done: half of one later, on average.
 PASSING = 0.5
 
@@ -202,11 +202,12 @@ def cpu_seconds(exchange: Exchange, wire: Wire, bank: Bank) -> tuple[Floats, Flo
     """Return the CPU time of an exchange on every device: encoding, messages, decoding, and adding what arrives."""
     size = (exchange.sent + exchange.received) / np.maximum(exchange.messages, 1)
     messages = np.asarray(exchange.messages * bank.seconds(Kernel.MESSAGE, size))
-    add = bank.seconds(Kernel.ADD, exchange.received / wire.number_bytes)
-    if wire is Wire.FLOAT32:
+    numbers = 8 / wire.bits  # a byte
+    add = bank.seconds(Kernel.ADD, exchange.received * numbers)
+    if not CODING[wire]:
         nothing = np.zeros_like(messages)
         return nothing, messages, nothing, add
-    encode = CODING[wire] * bank.seconds(Kernel.ADD, exchange.encoded / wire.number_bytes)
+    encode = CODING[wire] * bank.seconds(Kernel.ADD, exchange.encoded * numbers)
     return encode, messages, CODING[wire] * add, add
 
 

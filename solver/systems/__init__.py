@@ -65,5 +65,9 @@ def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: W
         raise HeptiError(f"--rows is {rows}, must be at least 1")
     if system == DEFAULT:
         return plan_hepti(spec, cluster, rows, wire)
-    plan = best_sending(setting(spec, cluster, rows), replace(PLANNERS[system](spec, cluster, rows), wire=wire))
+    pipes = system == "pipeedge"  # whose stages depend on what they send
+    plan = plan_pipeedge(spec, cluster, rows, wire) if pipes else PLANNERS[system](spec, cluster, rows)
+    if plan.in_one:
+        wire.check_one_stage()
+    plan = best_sending(setting(spec, cluster, rows), replace(plan, wire=wire))
     return replace(plan, predicted=predict_plan(spec, cluster, plan, rows))

@@ -24,8 +24,7 @@ from solver.cost import weights_room
 from solver.errors import InfeasiblePlanError
 from solver.model import ModelSpec
 from solver.pipeline import chain, layer_seconds, whole_layer_bytes
-from solver.plan import Plan
-from solver.steps import FLOAT_BYTES
+from solver.plan import Plan, Wire
 
 Found = tuple[float, list[tuple[int, int]]]  # bottleneck, and (type, number of layers) of every stage
 
@@ -40,10 +39,11 @@ class Boards:
     most: int
 
 
-def plan_pipeedge(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
-    """Choose stages by the dynamic program over device types."""
+def plan_pipeedge(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan:
+    """Choose stages by the dynamic program over device types; what adapts counts with its fewest bits."""
     boards = device_types(spec, cluster, rows)
-    found = best_stages(boards, spec.layers, FLOAT_BYTES * rows * spec.hidden)
+    sent = Wire.INT2 if wire is Wire.ADAPTIVE else wire
+    found = best_stages(boards, spec.layers, rows * sent.row_bytes(spec.hidden))
     if found is None:
         holds = sum(len(board.ranks) * board.most for board in boards)
         raise InfeasiblePlanError(f"{spec.name} has {spec.layers} layers, the devices hold {holds} between them")

@@ -159,3 +159,29 @@ def test_replicas_answer_every_request_in_order_and_say_how_many_a_second(conver
     assert "requests a second" in done.stdout
     assert f"1-{layers - 1}" in done.stdout
     assert all(entry["sent_bytes"] > 0 for entry in report["per_rank"][1:])
+
+
+@pytest.mark.parametrize(
+    ("wire", "bits", "says"),
+    [("int4", "4", "int4 on the wire: hidden states differ from"), ("adaptive", "32", "20 with 32 bits")],
+)
+def test_the_report_says_with_how_many_bits_stages_send(wire, bits, says, converted, tmp_path):
+    """Two stages on one host, whose connection is fast: what adapts has no reason to."""
+    checkpoint = converted("bert")
+    rows, layers = {"cut": "rows", "rows": [1]}, checkpoint.model.config.num_hidden_layers
+    stages = [
+        {"devices": [device], "layers": [{"layers": span, "attention": rows, "mlp": rows}]}
+        for device, span in (("a", [0, 1]), ("b", [1, layers]))
+    ]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"format": "hepti-plan/1", "model": {"name": "by hand"}, "stages": stages}))
+
+    done = hepti(
+        2, "--model", checkpoint.path, "--plan", plan, "--random", 9, "--repeat", 10, "--wire", wire,
+        "--report", tmp_path / "report.json",
+    )  # fmt: skip
+
+    succeeded(done)
+    assert says in done.stdout
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [entry["batches_by_bits"] for entry in report["per_rank"]] == [{bits: 10}] * 2

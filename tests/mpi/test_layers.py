@@ -14,7 +14,6 @@ from hepti_mpi.layers import layer_kernels
 from hepti_mpi.load import load_layer
 from hepti_mpi.products import NUMPY
 from hepti_mpi.stack import Stack
-from hepti_mpi.wires import coding
 from solver.model import ImageInput, ModelSpec, TextInput, tensor_shapes
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
 from solver.routes import Route
@@ -47,7 +46,7 @@ def make_stack(spec, plan, tensors, world, computes, wire):
         layer_kernels(spec, own, computes.product, layer, load_layer(spec, plan, layer, world.rank, read))
         for layer in range(held.start, held.stop)
     )
-    return Stack(spec, plan, layers, world, computes, coding(wire))
+    return Stack(spec, plan, layers, world, computes, wire)
 
 
 def shares(kind, ranks, rng):

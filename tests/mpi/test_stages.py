@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from hepti_mpi import ends
+from hepti_mpi.adaptive import HEADER_BYTES, WINDOW, SendRate
 from hepti_mpi.flow import MOST, SPREAD, Flow, Step
 from hepti_mpi.live import Member, follow
 from hepti_mpi.monitor import Monitor
@@ -15,7 +16,7 @@ from hepti_mpi.products import NUMPY
 from hepti_mpi.stack import Stack
 from solver.cluster import GIB, Cluster, Device, Link
 from solver.pipeline import price_plan
-from solver.plan import Layout, Plan, Stage, Wire
+from solver.plan import STAGE_WIRES, Layout, Plan, Stage, Wire
 from solver.spans import Span
 from tests.mpi.test_layers import CUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 
@@ -57,10 +58,10 @@ def one_device_plan(spec, parts, ranks):
     return Plan(stages, spec.name, devices=tuple(f"pi-{rank}" for rank in range(ranks)))
 
 
-def run(spec, plan, batches, world):
+def run(spec, plan, batches, world, wire=Wire.FLOAT32):
     """Run batches through the plan on all ranks; return the stack, and on rank 0 the results."""
     tensors = tensors_of(spec)
-    stack = make_stack(spec, plan, tensors, world, NUMPY, Wire.FLOAT32)
+    stack = make_stack(spec, plan, tensors, world, NUMPY, wire)
     if world.rank:
         follow(member(spec, stack, world), lives=False)
         return stack, []
@@ -183,6 +184,67 @@ def test_bytes_of_any_stages_are_those_that_the_price_says(seed, spec, rows, wor
 
     sent = sum(world.on_all(lambda: stack.meter.sent_bytes))
     assert sent == price_plan(spec, Cluster(devices, Link(1e8, 1e-4)), plan, rows).prediction.bytes_on_wire
+
+
+def rank_by_rank(spec, world):
+    """Return stages of one layer or more, one on each rank, the last of them first."""
+    crew = [*range(world.size - 1, -1, -1)][: spec.layers]
+    stops = np.linspace(0, spec.layers, len(crew) + 1).astype(int).tolist()
+    return one_device_plan(spec, zip(crew, stops[:-1], stops[1:], strict=True), world.size)
+
+
+def test_fewer_bits_between_stages_send_less_and_err_more(world):
+    """Bytes to the byte as the price says; the error grows as the bits shrink, from none at all."""
+    plan, lengths, errors = rank_by_rank(SPEC, world), [3, 30], []
+    devices = tuple(Device(name, 1e10, GIB) for name in plan.devices)
+    for wire in STAGE_WIRES:
+        stack, results = run(SPEC, plan, [lengths], world, wire)
+
+        priced = price_plan(SPEC, Cluster(devices, Link(1e8, 1e-4)), replace(plan, wire=wire), sum(lengths))
+        assert sum(world.on_all(lambda stack=stack: stack.meter.sent_bytes)) == priced.prediction.bytes_on_wire
+        assert set(stack.meter.batches_by_bits) == ({wire.bits} if world.size > 1 else set())
+        if world.rank == 0:
+            answer = np.concatenate(expected(SPEC, tuple(lengths))[1])
+            errors.append(float(np.sqrt(np.square(results[0] - answer).mean() / np.square(answer).mean())))
+    if world.rank == 0 and world.size > 1:
+        assert errors == sorted(errors)
+        bounds = {32: 1e-5, 16: 1e-3, 8: 0.02, 6: 0.06, 4: 0.3, 2: 1.2}
+        assert all(error < bounds[wire.bits] for wire, error in zip(STAGE_WIRES, errors, strict=True))
+
+
+def test_stages_of_several_ranks_send_few_bits_to_each_other_and_exact_numbers_within(world):
+    rng = np.random.default_rng(3)
+    plan = replace(random_plan(SPEC, world.size, rng, 1), tile_rows=0)
+    devices = tuple(Device(name, 1e10, GIB) for name in plan.devices)
+
+    stack, _ = run(SPEC, plan, [[40]], world, Wire.INT4)
+
+    priced = price_plan(SPEC, Cluster(devices, Link(1e8, 1e-4)), replace(plan, wire=Wire.INT4), 40)
+    if not plan.in_one:
+        assert sum(world.on_all(lambda: stack.meter.sent_bytes)) == priced.prediction.bytes_on_wire
+
+
+def test_adaptive_stages_send_as_few_bits_as_a_slow_link_carries(world, monkeypatch):
+    """Where the kernel says that the link carries next to nothing, two bits after a window; all is counted."""
+    monkeypatch.setattr(SendRate, "__call__", lambda self: 1.0)
+    stack, results = run(SPEC, rank_by_rank(SPEC, world), [[8]] * 3 * WINDOW, world, Wire.ADAPTIVE)
+
+    used, moved = (
+        stack.meter.batches_by_bits,
+        world.on_all(lambda: (stack.meter.sent_bytes, stack.meter.received_bytes)),
+    )
+    assert sum(sent for sent, _ in moved) == sum(received for _, received in moved)
+    if used:
+        assert used[32] <= 2 * WINDOW
+        assert set(used) == {32, 2}
+        hops = sum(used.values()) // (3 * WINDOW)
+        assert moved[world.rank][0] == sum(
+            count * (HEADER_BYTES + 8 * wire.row_bytes(SPEC.hidden))
+            for wire in STAGE_WIRES
+            for count in [used[wire.bits]]
+        )
+        assert hops in (1, 2)
+    assert len(results) == (3 * WINDOW if world.rank == 0 else 0)
 
 
 def test_a_slow_consumer_does_not_grow_what_is_under_way(world):

@@ -11,7 +11,8 @@ import pytest
 from solver.cost import weights_room
 from solver.errors import InfeasiblePlanError
 from solver.model import named_model
-from solver.pipeline import whole_layer_bytes
+from solver.pipeline import layer_seconds, price_plan, whole_layer_bytes
+from solver.plan import Wire
 from solver.systems import make_plan
 from solver.systems.edgeshard import least_sum
 from solver.systems.pipeedge import Boards, best_stages
@@ -77,6 +78,31 @@ def test_pipeedge_is_as_good_as_exhaustive_search(seed):
     if found:
         assert found[0] == pytest.approx(min(every))
         assert sum(count for _, count in found[1]) == layers
+
+
+def test_few_bits_let_a_slow_link_carry_stages():
+    """By hand: at 2 Mbps 32 rows of float32 take longer than all layers on the faster board; of 4 bits they do not."""
+    cluster = pis(10, 20, mbps=2)
+    hop_s = {wire: 32 * wire.row_bytes(SPEC.hidden) * 8 / 2e6 for wire in (Wire.FLOAT32, Wire.INT8, Wire.INT4)}
+    layer_s = layer_seconds(SPEC, cluster, 32)
+    assert hop_s[Wire.INT8] < 4 * layer_s[1] < 6 * layer_s[1] < hop_s[Wire.FLOAT32]
+
+    plans = {wire: make_plan("pipeedge", SPEC, cluster, 32, wire) for wire in (*hop_s, Wire.ADAPTIVE)}
+
+    assert [len(plans[wire].stages) for wire in plans] == [1, 2, 2, 2]
+    priced = {wire: price_plan(SPEC, cluster, plan, 32) for wire, plan in plans.items()}
+    assert priced[Wire.FLOAT32].requests_per_s < 0.7 * priced[Wire.INT8].requests_per_s
+    # The most bits that keep up are 8 here, of 16 the hop takes 0.2 s.
+    assert priced[Wire.ADAPTIVE].requests_per_s == priced[Wire.INT8].requests_per_s
+    assert priced[Wire.ADAPTIVE].prediction.bytes_on_wire == priced[Wire.INT8].prediction.bytes_on_wire
+
+
+@pytest.mark.parametrize("system", ["hepti", "megatron", "edgeshard"])
+def test_few_bits_are_for_what_goes_from_stage_to_stage(system):
+    with pytest.raises(
+        InfeasiblePlanError, match="int4 on the wire is for what goes from stage to stage, this plan has 1"
+    ):
+        make_plan(system, SPEC, pis(10), 32, Wire.INT4)
 
 
 def test_edgeshard_by_hand():
