@@ -64,6 +64,10 @@ class Lane:
         everything = [Span(0, rows)] * len(self.active[hop])
         return self._spread(self.active[hop], everything if partition is None else partition.spans)
 
+    def sublayers_before(self, hop: int) -> int:
+        """Return how many sub-layers of the model are done before a hop."""
+        return self.stages[hop - 1].sublayers.stop if hop else 0
+
     def source(self, hop: int, rows: int, rank: int) -> int | None:
         """Return the first rank from which a rank receives rows in a hop; None where it waits for nobody."""
         wanted = self.want(hop, rows)[rank]
@@ -72,8 +76,7 @@ class Lane:
 
     def _within(self, stage: int, end: int, rows: int) -> Partition | None:
         """Return how the rows lie on a stage's ranks with a share, at its beginning (0) or end (-1)."""
-        layer = self.stages[stage].layers[end][1]
-        block = layer.attention if end == 0 else layer.mlp
+        block = self.stages[stage].first if end == 0 else self.stages[stage].last
         return block.only(self.stages[stage].active).row_partition(rows)
 
     def _spread(self, ranks: Sequence[int], spans: Sequence[Span]) -> list[Span]:

@@ -34,6 +34,7 @@ from solver.model import ModelSpec
 from solver.plan import BlockPlan, Cut, LayerPlan, Plan
 from solver.routes import Route
 from solver.spans import Partition, Span, tiles
+from solver.sublayers import BLOCK
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,22 +107,64 @@ def layer_kernels(spec: ModelSpec, plan: Plan, make: MakeProduct, number: int, w
     )  # fmt: skip
 
 
-def run_layers(x: Stream, layers: Sequence[LayerKernels], cuts: Sequence[LayerPlan], run: Pass) -> Stream:
-    """Carry the residual stream through all layers; what comes out lies as the last cut leaves it.
+def run_layers(
+    x: Stream, layers: Sequence[LayerKernels], cuts: Sequence[LayerPlan], parts: Sequence[Span], run: Pass
+) -> Stream:
+    """Carry the residual stream through layers, or parts of them; what comes out lies as the last cut leaves it.
 
     A block that is cut by rows is computed when the next one asks for it, a tile at a time. So a tile passes through
     the MLP of one layer and the keys and values of the next, and is on the wire while the next tile is computed.
+
+    Parameters
+    ----------
+    x
+        The stream; where the first part begins within a block, what `first_half` returns.
+    layers, cuts, parts
+        Of every layer what computes it, its cuts, and which of its sub-layers are computed (`solver.sublayers`).
     """
-    for number, (layer, cut) in enumerate(zip(layers, cuts, strict=True)):
-        attention = partial(block, x, layer.attention, cut.attention, ATTENTION, run)
-        x = _traced(f"layer {number} attention", attention, run)
-        mlp = partial(block, x, layer.mlp, cut.mlp, MLP, run)
-        x = _traced(f"layer {number} mlp", mlp, run)
+    for number, (layer, cut, part) in enumerate(zip(layers, cuts, parts, strict=True)):
+        for name, first, w, plan, computes, opens in (
+            ("attention", 0, layer.attention, cut.attention, ATTENTION, context_rows),
+            ("mlp", BLOCK, layer.mlp, cut.mlp, MLP, inner_rows),
+        ):
+            halves = part.intersect(Span(first, first + BLOCK))
+            if halves.size == BLOCK:
+                compute = partial(block, x, w, plan, computes, run)
+            elif halves.size and halves.start == first:
+                compute = partial(first_half, x, w, plan, opens, run)
+            elif halves.size:
+                compute = partial(second_half, x, w, run)
+            else:
+                continue
+            x = _traced(f"layer {number} {name}", compute, run)
     return x
 
 
 def block(x: Stream, w: BlockKernels, plan: BlockPlan, computes: Mapping[Cut, Compute], run: Pass) -> Stream:
     """Compute norm(x + f(x)) (post-norm) or x + f(norm(x)) (pre-norm), f being one block under the plan's cut."""
+    incoming, residual, rows = _entered(x, w, plan, run)
+    return Stream(_added(computes[plan.cut](incoming, rows, w, plan, run), residual, w, run), rows)
+
+
+def first_half(x: Stream, w: BlockKernels, plan: BlockPlan, opens: Compute, run: Pass) -> Stream:
+    """Compute a block up to its second product: [own rows, inner columns and residual], which another stage takes."""
+    incoming, residual, rows = _entered(x, w, plan, run)
+    both = np.empty((residual.shape[0], w.width + run.spec.hidden), np.float32)
+    for tile, inner in opens(incoming, rows, w, plan, run):
+        both[tile.slice, : w.width] = inner
+    both[:, w.width :] = residual
+    return Stream(Tiles.here(both), rows)
+
+
+def second_half(x: Stream, w: BlockKernels, run: Pass) -> Stream:
+    """Compute the rest of a block from what `first_half` returned."""
+    inner, residual = map(np.ascontiguousarray, np.split(x.blocks.array, [-run.spec.hidden], axis=1))
+    y = ((tile, w.out(inner[tile.slice])) for tile in x.blocks)
+    return Stream(_added(y, residual, w, run), x.rows)
+
+
+def _entered(x: Stream, w: BlockKernels, plan: BlockPlan, run: Pass) -> tuple[Blocks, Array, Partition | None]:
+    """Bring a block what it needs; return that, the residual, and how the block's rows will lie."""
     rows = plan.row_partition(run.batch.rows)  # where the result will lie; None: full
     if rows is None:
         x = relayout(x, None, run)
@@ -133,21 +176,24 @@ def block(x: Stream, w: BlockKernels, plan: BlockPlan, computes: Mapping[Cut, Co
             residual = whole(relayout(Stream(Tiles.here(stream), x.rows), rows, run).blocks)
             x = Stream(Tiles.here(stream), x.rows)
         normed = Stream(_normed(x.blocks, w, run), x.rows)
-        y = computes[plan.cut](bring(normed, wanted, plan.route, run), rows, w, plan, run)
-    else:
-        incoming = bring(x, wanted, plan.route, run)
-        y = computes[plan.cut](incoming, rows, w, plan, run)
-        # What the block needed contains the rows that this rank keeps: the residual costs no exchange of its own.
-        mine = run.group.rank
-        residual = x.blocks.array if rows is None else incoming.array[rows[mine].within(wanted[mine]).slice]
-    return Stream(_added(y, residual, w, run), rows)
+        return bring(normed, wanted, plan.route, run), residual, rows
+    incoming = bring(x, wanted, plan.route, run)
+    # What the block needs contains the rows that this rank keeps: the residual costs no exchange of its own.
+    mine = run.group.rank
+    residual = x.blocks.array if rows is None else incoming.array[rows[mine].within(wanted[mine]).slice]
+    return incoming, residual, rows
 
 
 # Attention: [wanted rows, H] -> [rows where the result lies, H].
 
 
 def attention_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
-    """Compute all heads of this rank's rows; K and V of the rows they attend to are gathered."""
+    """Compute all heads of this rank's rows, and project them."""
+    return ((tile, w.out(context)) for tile, context in context_rows(x, rows, w, plan, run))
+
+
+def context_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
+    """Compute the context of this rank's rows; K and V of the rows they attend to are gathered."""
     assert rows is not None
     mine, H = rows[run.group.rank], run.spec.hidden
     project_kv, project_q = w.into
@@ -160,7 +206,7 @@ def attention_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: Blo
     kv.pass_on()
     pieces = run.batch.pieces(mine, keys[run.group.rank])
     context = _attend(q, kv.array, chain([kv.kept], kv), pieces, run)
-    return ((tile, w.out(context[tile.slice])) for tile in kv.tiles)
+    return ((tile, context[tile.slice]) for tile in kv.tiles)
 
 
 def attention_block(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
@@ -180,7 +226,12 @@ def attention_columns(x: Blocks, rows: Partition | None, w: BlockKernels, plan: 
 
 def mlp_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
     """Compute the whole MLP of this rank's rows."""
-    return ((tile, w.out(w.into[0](x.array[tile.slice]))) for tile in x)
+    return ((tile, w.out(h)) for tile, h in inner_rows(x, rows, w, plan, run))
+
+
+def inner_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
+    """Compute all inner columns of this rank's rows."""
+    return ((tile, w.into[0](x.array[tile.slice])) for tile in x)
 
 
 def mlp_block(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:

@@ -126,7 +126,7 @@ def shares(plan: Plan, rank: int) -> list[str]:
     stage, within = place
     _, first = stage.layers[0]
     blocks = [_share(first.attention, within, "heads"), _share(first.mlp, within, "columns")]
-    return blocks if plan.in_one else [f"{stage.span.start}-{stage.span.stop - 1}", *blocks]
+    return blocks if plan.in_one else [stage.label, *blocks]
 
 
 def _share(block: BlockPlan, rank: int, unit: str) -> str:

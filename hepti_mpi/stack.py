@@ -22,6 +22,8 @@ from hepti_mpi.trace import Trace
 from hepti_mpi.wires import EXACT, Coding, coding
 from solver.model import ModelSpec
 from solver.plan import LayerPlan, Plan, Wire
+from solver.spans import Partition, Span
+from solver.sublayers import widths
 
 # Carries a batch on. Yields the hop before which it stands and the rank whose rows it needs there, None where it needs
 # nobody's; returns the rows that this rank ends with.
@@ -96,6 +98,7 @@ class Stack:
         rank = self._world.rank
         self._lane = next((lane for lane in self.lanes if rank in lane.ranks), None)
         self._cuts: list[LayerPlan] = []
+        self._parts: list[Span] = []
         self._group: Group | None = None
         # Making a group takes every rank: all make all, and keep their own.
         for lane in self.lanes:
@@ -109,6 +112,7 @@ class Stack:
                         for span, layer in stage.layers
                         for _ in range(span.size)
                     ]
+                    self._parts = [stage.part(layer) for layer in range(stage.span.start, stage.span.stop)]
 
     @property
     def active(self) -> bool:
@@ -173,7 +177,7 @@ class Stack:
                 run = Pass(self._spec, batch, self._group, self.plan.tile_rows, self._backend)
                 entering = Stream(Tiles.here(here), lane.rows_into(hop, rows))
                 # To the end, before this rank waits for others' results: they may wait for its rows in the last block.
-                x_out = whole(run_layers(entering, self.layers, self._cuts, run).blocks)
+                x_out = whole(run_layers(entering, self.layers, self._cuts, self._parts, run).blocks)
                 if isinstance(between, Adaptive):
                     between.worked(time.perf_counter() - started, rows)
         if isinstance(between, Adaptive):
@@ -203,13 +207,18 @@ class Stack:
 
     def _hop(self, lane: Lane, hop: int, rows: int, x: Array) -> Array:
         """Send what this rank has of the rows, and return those that it needs next."""
-        have = lane.have(hop, rows)
-        if not have[self._world.rank].size:
-            x = self._or_nothing(None)  # where all have all, the first of them sends it
-        world = self._world
+        have, world = lane.have(hop, rows), self._world
         coding, traffic = world.coding, world.traffic
         bits, before = coding.bits, traffic.sent_bytes
-        here = whole(gather_rows(world, Tiles.here(x), have, lane.want(hop, rows)))
+        tensors = Partition.of_counts(widths(self._spec, lane.sublayers_before(hop)))
+        if not have[world.rank].size:
+            x = np.empty((0, tensors.total), np.float32)  # where all have all, the first of them sends it
+        # A tensor is coded, and has its bounds, by itself.
+        moved = [
+            whole(gather_rows(world, Tiles.here(x[:, columns.slice]), have, lane.want(hop, rows)))
+            for columns in tensors
+        ]
+        here = moved[0] if len(moved) == 1 else np.concatenate(moved, axis=1)
         if traffic.sent_bytes > before:
             self._bits[bits] += 1
         if isinstance(coding, Adaptive):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -18,10 +19,11 @@ from solver.errors import HeptiError
 from solver.exchange import Exchange, Mask, Network, of_matrix, tile_counts
 from solver.layers import LayerSteps, Setting
 from solver.model import ImageInput, ModelSpec, layer_tensor_shapes, tensor_shapes
-from solver.plan import BlockPlan, Plan, Prediction, Wire
+from solver.plan import BlockPlan, LayerPlan, Plan, Prediction, Stage, Wire
 from solver.shares import COMMON_TENSORS, layer_slices
-from solver.spans import Partition
+from solver.spans import Partition, Span
 from solver.steps import FLOAT_BYTES, Axis, Machine, Step, Times, Transfer, Values, step_times
+from solver.sublayers import BLOCK, SUBLAYERS
 
 # The interpreter, numpy, MPI and its socket buffers, beside weights and activations.
 PROGRAM_BYTES = 150 * 2**20
@@ -125,10 +127,18 @@ def weights_bytes(spec: ModelSpec, plan: Plan, rank: int) -> int:
     """Return the float32 bytes that `rank` holds: `shares.weights_bytes`, but one layer of each run stands for all."""
     place = plan.place(rank)
     runs = (
-        span.size * sum(math.prod(piece.shape) for piece in layer_slices(spec, plan, span.start, rank))
-        for span, _ in (place[0].layers if place else ())
+        count * sum(math.prod(piece.shape) for piece in layer_slices(spec, plan, number, rank))
+        for number, count, _ in (_alike(place[0]) if place else ())
     )
     return FLOAT_BYTES * sum(runs) + (ends_bytes(spec) if rank == 0 else 0)
+
+
+def _alike(stage: Stage) -> Iterator[tuple[int, int, LayerPlan]]:
+    """Yield runs of layers that cost the same: the first of them, how many, and their cuts."""
+    ends = () if stage.is_whole else (stage.span.start + 1, stage.span.stop - 1)
+    for span, layer in stage.layers:
+        stops = sorted({span.start, span.stop, *(end for end in ends if span.start < end < span.stop)})
+        yield from ((start, stop - start, layer) for start, stop in pairwise(stops))
 
 
 def ends_bytes(spec: ModelSpec) -> int:
@@ -161,21 +171,24 @@ def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
 
 def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int, Step]]:
     """Yield all steps of a request: where, how often in a row, which."""
-    runs = plan.stages[0].layers
+    stage = plan.stages[0]
     known: dict[Partition, Floats] = {}
-    first = _values(runs[0][1].attention, Axis.HEADS, Axis.CONTEXT, s.rows, known)
+    first = _values(stage.first, Axis.HEADS, Axis.CONTEXT, s.rows, known)
     building = LayerSteps(s, first, first.get(Axis.ROWS), active)
     yield "start", 1, _enter(s, building.stream, active)
-    for span, layer in runs:
-        label = f"layers {span.start}-{span.stop - 1}" if span.size > 1 else f"layer {span.start}"
+    for number, count, layer in _alike(stage):
+        label = f"layers {number}-{number + count - 1}" if count > 1 else f"layer {number}"
         attention = _values(layer.attention, Axis.HEADS, Axis.CONTEXT, s.rows, known)
         mlp = _values(layer.mlp, Axis.FFN, Axis.OUTPUT, s.rows, known)
+        part = stage.part(number)
         # The first layer of a run finds the stream as others left it, all others of the run as it does itself.
-        for repeats in (1, span.size - 1)[: span.size]:
-            building.values, building.route = attention, layer.attention.route
-            building.attention(layer.attention.cut, layer.attention.norm)
-            building.values, building.route = mlp, layer.mlp.route
-            building.mlp(layer.mlp.cut, layer.mlp.norm)
+        for repeats in (1, count - 1)[:count]:
+            if (halves := part.intersect(Span(0, BLOCK))).size:
+                building.values, building.route = attention, layer.attention.route
+                building.attention(layer.attention.cut, layer.attention.norm, halves)
+            if (halves := part.intersect(Span(BLOCK, SUBLAYERS))).size:
+                building.values, building.route = mlp, layer.mlp.route
+                building.mlp(layer.mlp.cut, layer.mlp.norm, halves.within(Span(BLOCK, SUBLAYERS)))
             yield from ((label, repeats, step) for step in building.taken())
     building.send("hand in", _hand_in(s, building.stream, active))
     yield from (("end", 1, step) for step in building.taken())

@@ -30,7 +30,11 @@ from solver.exchange import Exchange, Mask, gather, move, scatter, tile_counts
 from solver.model import ModelSpec
 from solver.plan import Cut, Layout, Wire
 from solver.routes import Route
+from solver.spans import Span
 from solver.steps import Axis, Blocks, Load, Machine, Step, Transfer, Values, plus
+from solver.sublayers import BLOCK
+
+WHOLE = Span(0, BLOCK)  # of a block's halves
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,8 +127,8 @@ class LayerSteps:
         before, begun = plus(pending.all, first.before), plus(pending.first, first.first)
         return [replace(first, before=before, first=begun), *others]
 
-    def attention(self, cut: Cut, norm: Layout) -> None:
-        """Add an attention block."""
+    def attention(self, cut: Cut, norm: Layout, halves: Span = WHOLE) -> None:
+        """Add an attention block, or a half of one that is cut by rows: up to the context, or from there on."""
         spec, S, bank = self._setting.spec, self._setting.rows, self._setting.machine.bank
         H, A, d = spec.hidden, spec.heads, spec.head_dim
         if cut is not Cut.ROWS:
@@ -137,23 +141,25 @@ class LayerSteps:
             self._inner(inner, cut, norm)
             return
         rows = self._lay_by_rows()
-        self._by_rows(lambda m: bank.seconds(Kernel.PROJECT, m, 2 * H * H))
-        counted, blocks = self._blocks(self._owners_of(rows))
-        attend = bank.attend(rows, S / blocks, A, d)
-        self._exchange(
-            Step(
-                "gather K, V",
-                during={Axis.ROWS: bank.seconds(Kernel.PROJECT, rows, H * H) + blocks * attend},
-                edge={Axis.ROWS: attend},
-                transfer=self._gather(rows, Axis.ROWS, 2 * H, tensors=2, peers=Axis.ROWS),
-                blocks=counted,
+        if halves.start == 0:
+            self._by_rows(lambda m: bank.seconds(Kernel.PROJECT, m, 2 * H * H))
+            counted, blocks = self._blocks(self._owners_of(rows))
+            attend = bank.attend(rows, S / blocks, A, d)
+            self._exchange(
+                Step(
+                    "gather K, V",
+                    during={Axis.ROWS: bank.seconds(Kernel.PROJECT, rows, H * H) + blocks * attend},
+                    edge={Axis.ROWS: attend},
+                    transfer=self._gather(rows, Axis.ROWS, 2 * H, tensors=2, peers=Axis.ROWS),
+                    blocks=counted,
+                )
             )
-        )
-        self._by_rows(lambda m: bank.seconds(Kernel.CONTRACT, m, H * H))
-        self._norm(Layout.ROWS)
+        if halves.stop == BLOCK:
+            self._by_rows(lambda m: bank.seconds(Kernel.CONTRACT, m, H * H))
+            self._norm(Layout.ROWS)
 
-    def mlp(self, cut: Cut, norm: Layout) -> None:
-        """Add an MLP block."""
+    def mlp(self, cut: Cut, norm: Layout, halves: Span = WHOLE) -> None:
+        """Add an MLP block, or a half of one that is cut by rows: up to its inner columns, or from there on."""
         H, F, bank = self._setting.spec.hidden, self._setting.spec.ffn, self._setting.machine.bank
         inner = Inner(
             "mlp", Axis.FFN, Axis.OUTPUT, 1,
@@ -167,8 +173,12 @@ class LayerSteps:
             return
         self._lay_by_rows()
         every = np.array(float(F))
-        self._by_rows(lambda m: inner.into(m, every) + inner.out(m, every))
-        self._norm(Layout.ROWS)
+        if halves.size == BLOCK:
+            self._by_rows(lambda m: inner.into(m, every) + inner.out(m, every))
+        else:
+            self._by_rows(lambda m: (inner.into if halves.start == 0 else inner.out)(m, every))
+        if halves.stop == BLOCK:
+            self._norm(Layout.ROWS)
 
     def _inner(self, block: Inner, cut: Cut, norm: Layout) -> None:
         """Add a block whose heads or F columns are shared out."""

@@ -27,12 +27,13 @@ from solver.cost import Price, PricedStep, price, setting, weights_bytes
 from solver.curves import Floats
 from solver.exchange import Exchange, move, of_matrix, tile_counts
 from solver.kinds import LayerKind, layer_table
-from solver.layers import Setting
+from solver.layers import LayerSteps, Setting
 from solver.model import ModelSpec, layer_tensor_shapes
 from solver.plan import STAGE_WIRES, BlockPlan, Cut, LayerPlan, Layout, Plan, Prediction, Stage, Wire, uniform_plan
 from solver.shares import COMMON_TENSORS
 from solver.spans import Partition, Span
 from solver.steps import FLOAT_BYTES, Axis, Step, Times, Transfer, step_times
+from solver.sublayers import BLOCK, SUBLAYERS, widths
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,15 +184,40 @@ def one_device_layer() -> LayerPlan:
     return LayerPlan(block, block)
 
 
+def sublayer_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
+    """Return the seconds of a layer's sub-layers on every device alone, [4, p]."""
+    s = setting(spec, cluster, rows)
+    stream, nothing = np.full((1, s.devices), float(rows)), of_matrix(np.zeros((s.devices, s.devices)))
+    found = np.zeros((SUBLAYERS, s.devices))
+    for number in range(SUBLAYERS):
+        building = LayerSteps(s, {Axis.ROWS: stream}, stream, None)
+        half = Span(number % BLOCK, number % BLOCK + 1)
+        (building.attention if number < BLOCK else building.mlp)(Cut.ROWS, Layout.ROWS, half)
+        building.send("hand on", nothing)
+        for load in (load for step in building.taken() for load in (step.before, step.during) if load):
+            seconds = load[Axis.ROWS]
+            found[number] += seconds[1, 0] if seconds.ndim == 3 else seconds[0]  # by the number of blocks: one
+    return found
+
+
 def chain(spec: ModelSpec, cluster: Cluster, parts: Iterable[tuple[int, int]], system: str, rows: int) -> Plan:
     """Return the plan of stages of one device each: `parts` are (rank, number of layers), the first layers first.
 
     Where the layers are used up, the next part begins another replica.
     """
+    sublayers = [(rank, SUBLAYERS * count) for rank, count in parts]
+    return chain_of_sublayers(spec, cluster, sublayers, system, rows)
+
+
+def chain_of_sublayers(
+    spec: ModelSpec, cluster: Cluster, parts: Iterable[tuple[int, int]], system: str, rows: int
+) -> Plan:
+    """Return the same of parts (rank, number of sub-layers)."""
     stages, start = [], 0
     for rank, count in parts:
-        stages.append(Stage((cluster.names[rank],), ((Span(start, start + count), one_device_layer()),)))
-        start = (start + count) % spec.layers
+        touched = Span(start // SUBLAYERS, -(-(start + count) // SUBLAYERS))
+        stages.append(Stage((cluster.names[rank],), ((touched, one_device_layer()),), Span(start, start + count)))
+        start = (start + count) % (SUBLAYERS * spec.layers)
     return Plan(tuple(stages), spec.name, spec.fingerprint, cluster.fingerprint, system, rows, devices=cluster.names)
 
 
@@ -210,19 +236,20 @@ def _replica(s: Setting, cluster: Cluster, plan: Plan, stages: tuple[Stage, ...]
     for stage, own in zip(stages, layers, strict=True):
         ranks = plan.ranks(stage)
         active = [ranks[within] for within in stage.active]
-        first, last = stage.layers[0][1].attention, stage.layers[-1][1].mlp
-        found.append(PricedStage(stage, ranks, _hand(s, have, _lies(s, first, ranks), active, slowest_s), own))
-        lies = _lies(s, last, ranks)
+        enter = _hand(s, have, _lies(s, stage.first, ranks), active, stage.sublayers.start, slowest_s)
+        found.append(PricedStage(stage, ranks, enter, own))
+        lies = _lies(s, stage.last, ranks)
         # Where all have all, the first of them sends it: rank 0 itself, if it is one of them.
         have = s.rows * (np.arange(s.devices) == active[0]).astype(float) if lies is None else lies
-    return PricedReplica(tuple(found), _hand(s, have, s.rows * root.astype(float), [0], slowest_s))
+    return PricedReplica(tuple(found), _hand(s, have, s.rows * root.astype(float), [0], 0, slowest_s))
 
 
 def _layers(s: Setting, cluster: Cluster, plan: Plan, stage: Stage, ranks: tuple[int, ...]) -> Price:
     """Price a stage's layers as a model of their own on a cluster of their own, without its ends."""
     spec, start = replace(s.spec, layers=stage.span.size), stage.span.start
     runs = tuple((Span(span.start - start, span.stop - start), layer) for span, layer in stage.layers)
-    own = replace(plan, stages=(Stage(stage.devices, runs),), devices=stage.devices, wire=plan.wire.within)
+    part = Span(stage.sublayers.start - SUBLAYERS * start, stage.sublayers.stop - SUBLAYERS * start)
+    own = replace(plan, stages=(Stage(stage.devices, runs, part),), devices=stage.devices, wire=plan.wire.within)
     found = price(setting(spec, cluster.only(ranks), s.rows), own)
     # The first step embeds and hands out. The last hands in, behind what is computed since the last exchange.
     _, *inner, last = found.steps
@@ -242,16 +269,19 @@ def _lies(s: Setting, block: BlockPlan, ranks: tuple[int, ...]) -> Floats | None
     return counts
 
 
-def _hand(s: Setting, have: Floats, want: Floats | None, receivers: list[int], slowest_s: float) -> PricedStep:
+def _hand(
+    s: Setting, have: Floats, want: Floats | None, receivers: list[int], done: int, slowest_s: float
+) -> PricedStep:
     """Price bringing rows from where they lie to where they are wanted; None: all to every receiver.
 
-    What adapts takes the most bits with which it is no slower than the slowest stage.
+    What travels depends on how many sub-layers are `done`. What adapts takes the most bits with which it is no slower
+    than the slowest stage.
     """
     if s.wire is Wire.ADAPTIVE:
-        found = (_hand(replace(s, wire=wire), have, want, receivers, slowest_s) for wire in STAGE_WIRES)
+        found = (_hand(replace(s, wire=wire), have, want, receivers, done, slowest_s) for wire in STAGE_WIRES)
         *_, fewest = tried = list(found)
         return next((step for step in tried if float(step.times.exchange.max()) <= slowest_s), fewest)
-    row_bytes = s.row_bytes(s.spec.hidden)
+    row_bytes = sum(s.row_bytes(width) for width in widths(s.spec, done))
     if want is None:
         everyone = np.isin(np.arange(s.devices), receivers)
         exchange = of_matrix(row_bytes * have[:, None] * (everyone & ~np.eye(s.devices, dtype=bool)))

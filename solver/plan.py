@@ -16,6 +16,7 @@ from solver.errors import HeptiError, InfeasiblePlanError
 from solver.model import ModelSpec
 from solver.routes import Route
 from solver.spans import Partition, Span
+from solver.sublayers import BLOCK, SUBLAYERS
 
 
 class Cut(StrEnum):
@@ -154,21 +155,72 @@ class LayerPlan:
     mlp: BlockPlan
 
 
+NOTHING = Span(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Consecutive layers on a group of devices; `devices` are names in rank order."""
+    """Consecutive layers on a group of devices; `devices` are names in rank order.
+
+    Its first and last layer may be in part another stage's: `sublayers` says what this one computes, in sub-layers of
+    the model (`solver.sublayers`); where not given, all of its layers.
+    """
 
     devices: tuple[str, ...]
     layers: tuple[tuple[Span, LayerPlan], ...]  # runs of equal layers
+    sublayers: Span = NOTHING
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise HeptiError(f"plan: the stage of {', '.join(self.devices)} has no layers")
+        if not self.sublayers.size:
+            object.__setattr__(self, "sublayers", self.span.scaled(SUBLAYERS))
+        touched = Span(self.sublayers.start // SUBLAYERS, -(-self.sublayers.stop // SUBLAYERS))
+        if touched != self.span:
+            raise HeptiError(
+                f"plan: the stage of {', '.join(self.devices)} has layers {self.span.start} to {self.span.stop - 1}, "
+                f"its sublayers [{self.sublayers.start}, {self.sublayers.stop}) are in layers {touched.start} to "
+                f"{touched.stop - 1}: there are {SUBLAYERS} a layer"
+            )
+        for end, block in ((self.sublayers.start, self.first), (self.sublayers.stop, self.last)):
+            if end % BLOCK and block.cut is not Cut.ROWS:
+                raise HeptiError(
+                    f"plan: the stage of {', '.join(self.devices)} is cut at sub-layer {end}, within a block that is "
+                    f"cut by {block.cut}: only blocks that are cut by rows can be"
+                )
 
     @property
     def span(self) -> Span:
         """The layers of the stage."""
         return Span(self.layers[0][0].start, self.layers[-1][0].stop)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it computes all of its layers."""
+        return self.sublayers == self.span.scaled(SUBLAYERS)
+
+    @property
+    def first(self) -> BlockPlan:
+        """The block that it begins with, or in."""
+        layer = self.layers[0][1]
+        return layer.attention if self.sublayers.start % SUBLAYERS < BLOCK else layer.mlp
+
+    @property
+    def last(self) -> BlockPlan:
+        """The block that it ends with, or in."""
+        layer = self.layers[-1][1]
+        return layer.attention if 0 < self.sublayers.stop % SUBLAYERS <= BLOCK else layer.mlp
+
+    @property
+    def label(self) -> str:
+        """Its first and its last layer, with their sub-layers where it has not all of them."""
+        (first, start), (last, stop) = (divmod(at, SUBLAYERS) for at in (self.sublayers.start, self.sublayers.stop - 1))
+        return f"{first}{f'.{start}' if start else ''}-{last}{f'.{stop}' if stop < SUBLAYERS - 1 else ''}"
+
+    def part(self, layer: int) -> Span:
+        """Return which of the sub-layers of a layer it computes."""
+        own = Span(SUBLAYERS * layer, SUBLAYERS * (layer + 1))
+        return own.intersect(self.sublayers).within(own)
 
     def layer(self, number: int) -> LayerPlan | None:
         """Return the cuts of one layer; None where the stage does not have it."""
@@ -243,7 +295,7 @@ class Plan:
         """Stages that have every layer between them, for every replica."""
         found: list[list[Stage]] = []
         for stage in self.stages:
-            if not found or stage.span.start == 0:
+            if not found or stage.sublayers.start == 0:
                 found.append([])
             found[-1].append(stage)
         return tuple(map(tuple, found))
@@ -317,12 +369,19 @@ def _check_shares(shares: tuple[float, ...]) -> None:
 
 def _check_replica(replica: Sequence[Stage], spec: ModelSpec) -> None:
     runs = [(span, layer, len(stage.devices)) for stage in replica for span, layer in stage.layers]
+    whole = all(stage.is_whole for stage in replica)
     try:
-        covered = Partition(tuple(span for span, _, _ in runs))
+        if whole:
+            covered = Partition(tuple(span for span, _, _ in runs))
+        else:
+            for stage in replica:
+                Partition(tuple(span.within(stage.span) for span, _ in stage.layers))
+            covered = Partition(tuple(stage.sublayers for stage in replica))
     except HeptiError as error:
-        raise HeptiError(f"plan: layers: {error}") from error
-    if covered.total != spec.layers:
-        raise HeptiError(f"the plan has {covered.total} layers, model {spec.name} has {spec.layers}")
+        raise HeptiError(f"plan: {'layers' if whole else 'sublayers'}: {error}") from error
+    total, unit = (spec.layers, "layers") if whole else (SUBLAYERS * spec.layers, "sub-layers")
+    if covered.total != total:
+        raise HeptiError(f"the plan has {covered.total} {unit}, model {spec.name} has {total}")
     for span, layer, devices in runs:
         where = f"plan: layers {span.start} to {span.stop - 1}"
         _check_block(layer.attention, f"{where}, attention", spec, devices, spec.heads, "heads")

@@ -69,6 +69,7 @@ def plan_to_json(plan: Plan) -> str:
         "stages": [
             {
                 "devices": list(stage.devices),
+                **({} if stage.is_whole else {"sublayers": [stage.sublayers.start, stage.sublayers.stop]}),
                 "layers": [
                     {
                         "layers": [span.start, span.stop],
@@ -124,7 +125,8 @@ def _prediction(entry: Any) -> Prediction:
 
 
 def _stage(entry: Any) -> Stage:
-    return Stage(_devices(entry), tuple(_run(run) for run in _get(entry, "layers", list)))
+    devices, runs = _devices(entry), tuple(_run(run) for run in _get(entry, "layers", list))
+    return Stage(devices, runs, _span(_get(entry, "sublayers", list, [0, 0])))
 
 
 def _devices(entry: Any) -> tuple[str, ...]:

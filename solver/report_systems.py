@@ -75,10 +75,9 @@ def print_stages(console: Console, cluster: Cluster, plan: Plan, priced: PricedP
         table.add_column(heading, justify="left" if heading == "devices" else "right")
     for number, replica in enumerate(priced.replicas):
         for stage in replica.stages:
-            span = stage.stage.span
             table.add_row(
                 str(number),
-                f"{span.start}-{span.stop - 1}",
+                stage.stage.label,
                 ", ".join(stage.stage.devices),
                 f"{1e3 * stage.layers.seconds:.1f}",
                 f"{1e3 * float(stage.enter.times.end.max()):.1f}",

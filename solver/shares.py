@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from solver.model import ModelSpec, layer_tensor_shapes, tensor_shapes
 from solver.plan import BlockPlan, Cut, Plan
 from solver.spans import Span
+from solver.sublayers import BLOCK
 
 # [H] vectors: every rank that adds the residual needs them.
 COMMON_TENSORS = ("norm/weight", "norm/bias", "output/bias", "down/bias")
@@ -54,12 +55,13 @@ def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[Ten
     if place is None or cuts is None:
         return []
     shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
-    blocks = (("attention", cuts.attention, spec.head_dim), ("mlp", cuts.mlp, 1))
+    part = place[0].part(layer)
+    blocks = (("attention", cuts.attention, spec.head_dim, 0), ("mlp", cuts.mlp, 1, BLOCK))
     return [
         piece
-        for prefix, block, width in blocks
+        for prefix, block, width, first in blocks
         for name, shape in shapes.items()
-        if name.startswith(prefix)
+        if name.startswith(prefix) and _is_in(part, first, name, spec.norm)
         for piece in _block_slices(f"layers/{layer}/{name}", shape, block, place[1], width)
     ]
 
@@ -72,6 +74,12 @@ def weights_bytes(spec: ModelSpec, plan: Plan, rank: int, precision: str = "floa
         return 1 if precision == "int8" and is_matrix else 4
 
     return sum(each(piece) * math.prod(piece.shape) for piece in rank_slices(spec, plan, rank))
+
+
+def _is_in(part: Span, first: int, name: str, norm: str) -> bool:
+    """Return whether a tensor is of the sub-layers `part`; its block begins with sub-layer `first`."""
+    behind = name.split("/")[1] in ("output", "down") or (name.split("/")[1] == "norm" and norm == "post")
+    return part.start <= first + behind < part.stop
 
 
 def _block_slices(name: str, shape: tuple[int, ...], block: BlockPlan, rank: int, width: int) -> Iterator[TensorSlice]:

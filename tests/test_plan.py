@@ -66,6 +66,52 @@ def load(table):
     return plan_from_json(json.dumps(table))
 
 
+def within_layers(cut="rows", **ends):
+    """Return the JSON of two stages of one device each; layer 1 of 4 is in both, or what `ends` says."""
+    rows = {"cut": "rows", "rows": [1]}
+    block = rows if cut == "rows" else {"cut": "block", "heads": [[0, 5]]}
+    spans = {"a": ([0, 2], ends.get("a", [0, 5])), "b": ([1, 4], ends.get("b", [5, 16]))}
+    stages = [
+        {"devices": [name], "sublayers": part, "layers": [{"layers": layers, "attention": block, "mlp": rows}]}
+        for name, (layers, part) in spans.items()
+    ]
+    return {"format": "hepti-plan/1", "model": {"name": "tiny"}, "stages": stages}
+
+
+def test_stages_within_layers_survive_their_file_and_hold_their_sublayers():
+    plan = load(within_layers())
+    plan.check(SPEC, 2)
+
+    assert plan_from_json(plan_to_json(plan)) == plan
+    assert [stage.label for stage in plan.stages] == ["0-1.0", "1.1-3"]
+    names = [{piece.name.split("/", 2)[2] for piece in layer_slices(SPEC, plan, 1, rank)} for rank in range(2)]
+    assert names[0] == {f"attention/{name}/{part}" for name in ("query", "key", "value") for part in ("weight", "bias")}
+    assert names[0] | names[1] == {
+        name.split("/", 2)[2] for name in tensor_shapes(SPEC) if name.startswith("layers/1/")
+    }
+    assert not names[0] & names[1]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            within_layers(a=[0, 4]),
+            r"of a has layers 0 to 1, its sublayers \[0, 4\) are in layers 0 to 0: there are 4 a",
+        ),
+        (within_layers(a=[0, 6]), r"plan: sublayers: spans \[0, 6\) and \[5, 16\) overlap"),
+        (within_layers(b=[6, 16]), r"plan: sublayers: nobody has \[5, 6\)"),
+        (within_layers(b=[5, 15]), "the plan has 15 sub-layers, model tiny has 16"),
+        (within_layers(cut="block"), "a is cut at sub-layer 5, within a block that is cut by block: only blocks that"),
+    ],
+)
+def test_stages_that_do_not_meet_within_a_layer_are_refused(table, message):
+    with pytest.raises(HeptiError, match=message) as refusal:
+        load(table).check(SPEC, 2)
+
+    assert "\n" not in str(refusal.value)
+
+
 @given(plans(max_replicas=3))
 def test_a_plan_survives_its_file(plan):
     """A plan written and read back is the same plan, and fits the model it was made for."""

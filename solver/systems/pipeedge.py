@@ -1,112 +1,219 @@
 """PipeEdge: Hu et al., "PipeEdge: Pipeline Parallelism for Large-Scale Model Inference on Heterogeneous Edge Devices".
 
 DSD 2022, arXiv 2110.14895. Contiguous stages, one device each, so that the slowest stage or link is as fast as can be:
-throughput, not the latency of one request. The dynamic program runs over device types, since boards of one type are
-interchangeable:
+throughput, not the latency of one request. A layer has four sub-layers (`solver.sublayers`), and a stage may end behind
+any. The dynamic program runs over device types, since boards of one type are interchangeable:
 
-    h(i, C, u)  least bottleneck with the first i layers done by C[t] devices of every type t, the next stage on type u
+    h(i, C, u)  least bottleneck with the first i sub-layers done by C[t] devices of every type t, the next on type u
     h(0, 0, u) = 0
-    h(j, C + u, v) = min over i < j of max(h(i, C, u), comp(u, i..j), comm(j, u -> v))   if layers i..j fit on u
-    answer = min over i, C, u of max(h(i, C, u), comp(u, i..L))                          if layers i..L fit on u
+    h(j, C + u, v) = min over i < j of max(h(i, C, u), comp(u, i..j), comm(j, u -> v))   if i..j fit on u
+    answer = min over i, C, u of max(h(i, C, u), comp(u, i..4 L))                        if i..4 L fit on u
 
-comp is the time of the layers on the type, comm the rows' bytes over the narrower of two links. It is as published but
-for this: the type is an index of its own (the published code indexes hosts by it), layers are not cut into four
-sub-layers (a stage of the engine begins with a whole layer), and where two plans have the same bottleneck the one with
-fewer stages is taken, as it answers one request sooner. Embeddings are rank 0's, in its memory.
+comp is the time of the sub-layers on the type, comm the bytes of what travels behind j over the narrower of two links:
+context and residual (2 H a row) behind the first sub-layer, H behind the second and fourth, F + H behind the third. A
+stage fits where its weights and its buffers do, two of what comes in (but the first) and two of what goes out beside
+those at work, as published. Embeddings are rank 0's, in its memory.
+
+It is as published but for this: the type is an index of its own (the published code indexes hosts by it); of plans with
+the same bottleneck one with the fewest stages is taken, and of its cuts those that send least: both answer a request
+sooner. Where the types have more than MOST states, stages end with whole layers.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+import numpy as np
 
 from solver.cluster import Cluster
 from solver.cost import weights_room
+from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
+from solver.kinds import Integers
 from solver.model import ModelSpec
-from solver.pipeline import chain, layer_seconds, whole_layer_bytes
+from solver.pipeline import chain_of_sublayers, sublayer_seconds
 from solver.plan import Plan, Wire
+from solver.steps import FLOAT_BYTES
+from solver.sublayers import SUBLAYERS, widths
 
-Found = tuple[float, list[tuple[int, int]]]  # bottleneck, and (type, number of layers) of every stage
+BUFFERS = 2  # batches that wait at each end of a stage
+MOST = 4096
+
+Found = tuple[float, list[tuple[int, int]]]  # bottleneck, and (type, number of units) of every stage
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Boards:
-    """Devices of one type: their ranks, seconds of a layer, bytes a second, and how many layers one holds."""
+    """Devices of one type.
+
+    Parameters
+    ----------
+    ranks
+        The devices.
+    seconds : [units]
+        Of every unit.
+    bandwidth
+        Bytes a second.
+    room
+        Bytes for weights and buffers.
+    """
 
     ranks: tuple[int, ...]
-    layer_s: float
+    seconds: Floats
     bandwidth: float
-    most: int
+    room: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Units:
+    """What stages are made of: sub-layers, or layers.
+
+    Parameters
+    ----------
+    weights : [units]
+        Bytes of every unit.
+    lies, sent : [units + 1]
+        Bytes of what lies before each unit and behind the last: in memory, and on the wire.
+    """
+
+    weights: Floats
+    lies: Floats
+    sent: Floats
 
 
 def plan_pipeedge(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan:
     """Choose stages by the dynamic program over device types; what adapts counts with its fewest bits."""
-    boards = device_types(spec, cluster, rows)
-    sent = Wire.INT2 if wire is Wire.ADAPTIVE else wire
-    found = best_stages(boards, spec.layers, rows * sent.row_bytes(spec.hidden))
+    size = 1
+    boards = device_types(spec, cluster, rows, size)
+    if _states(boards, SUBLAYERS * spec.layers) > MOST:
+        size = SUBLAYERS
+        boards = device_types(spec, cluster, rows, size)
+    found = best_stages(boards, units_of(spec, rows, wire, size))
     if found is None:
-        holds = sum(len(board.ranks) * board.most for board in boards)
-        raise InfeasiblePlanError(f"{spec.name} has {spec.layers} layers, the devices hold {holds} between them")
-    _, stages = found
+        room = sum(len(board.ranks) * board.room for board in boards)
+        needs = spec.layers * sum(_sublayer_bytes(spec))
+        raise InfeasiblePlanError(
+            f"{spec.name} has {spec.layers} layers of {needs / spec.layers / 2**20:.0f} MiB, no stages of them fit: "
+            f"the devices have {room / 2**20:.0f} MiB between them"
+        )
     free = {number: iter(board.ranks) for number, board in enumerate(boards)}
-    return chain(spec, cluster, [(next(free[number]), count) for number, count in stages], "pipeedge", rows)
+    parts = [(next(free[number]), size * count) for number, count in found[1]]
+    return chain_of_sublayers(spec, cluster, parts, "pipeedge", rows)
 
 
-def device_types(spec: ModelSpec, cluster: Cluster, rows: int) -> list[Boards]:
-    """Return the devices that hold a layer, those that are alike together."""
-    room, layer_bytes = weights_room(spec, cluster, rows), whole_layer_bytes(spec)
-    alike: dict[tuple[float, float, int], list[int]] = {}
-    for rank, seconds in enumerate(layer_seconds(spec, cluster, rows).tolist()):
-        most = min(int(room[rank] // layer_bytes), spec.layers)
-        if most > 0:
-            alike.setdefault((seconds, cluster.bandwidth(rank), most), []).append(rank)
-    return [Boards(tuple(ranks), *facts) for facts, ranks in alike.items()]
+def device_types(spec: ModelSpec, cluster: Cluster, rows: int, size: int) -> list[Boards]:
+    """Return the devices that have room, those that are alike together; a unit has so many sub-layers."""
+    room, seconds = weights_room(spec, cluster, rows), sublayer_seconds(spec, cluster, rows)
+    alike: dict[tuple[bytes, float, float], list[int]] = {}
+    for rank in np.flatnonzero(room > 0).tolist():
+        alike.setdefault((seconds[:, rank].tobytes(), cluster.bandwidth(rank), room[rank]), []).append(rank)
+    return [
+        Boards(tuple(ranks), _units(np.tile(seconds[:, ranks[0]], spec.layers), size), bandwidth, float(bytes_))
+        for (_, bandwidth, bytes_), ranks in alike.items()
+    ]
 
 
-def best_stages(boards: list[Boards], layers: int, sent_bytes: float) -> Found | None:
+def units_of(spec: ModelSpec, rows: int, wire: Wire, size: int) -> Units:
+    """Return what stages are made of; a unit has so many sub-layers."""
+    wire = Wire.INT2 if wire is Wire.ADAPTIVE else wire
+    ends = range(0, SUBLAYERS * spec.layers + 1, size)
+    return Units(
+        _units(np.tile(_sublayer_bytes(spec), spec.layers), size),
+        np.array([rows * FLOAT_BYTES * sum(widths(spec, end)) for end in ends], float),
+        np.array([rows * sum(map(wire.row_bytes, widths(spec, end))) for end in ends], float),
+    )
+
+
+def best_stages(boards: list[Boards], units: Units) -> Found | None:
     """Run the dynamic program.
-
-    Parameters
-    ----------
-    boards
-        The device types.
-    layers
-        L.
-    sent_bytes
-        Bytes of the rows that go from stage to stage.
 
     Returns
     -------
-    (seconds, [(type, number of layers), ...]) or None
+    (seconds, [(type, number of units), ...]) or None
         The bottleneck and the stages; None where the model does not fit.
     """
-    kinds = range(len(boards))
-    # By layers done, then by C and u: the bottleneck and the stages so far.
-    least: list[dict[tuple[tuple[int, ...], int], Found]] = [{} for _ in range(layers)]
-    least[0] = {((0,) * len(boards), u): (0.0, []) for u in kinds}
-    answer: Found | None = None
-
-    def better(found: Found, known: Found | None) -> bool:
-        return known is None or (found[0], len(found[1])) < (known[0], len(known[1]))
-
-    for i in range(layers):
-        for (used, u), (bottleneck, stages) in least[i].items():
-            board = boards[u]
-            if used[u] == len(board.ranks):
+    kinds, last = range(len(boards)), units.weights.size
+    comp = [_stage_seconds(board, units) for board in boards]
+    comm = [[units.sent / min(one.bandwidth, other.bandwidth) for other in boards] for one in boards]
+    # By C and u: h over i, and for every i the type and the beginning of the stage before.
+    level: dict[tuple[tuple[int, ...], int], tuple[Floats, Integers, Integers]] = {}
+    nothing = np.zeros(last + 1, int)
+    for u in kinds:
+        level[(0,) * len(boards), u] = np.where(np.arange(last + 1) == 0, 0.0, np.inf), nothing, nothing
+    known, best, end = dict(level), math.inf, None
+    while level:
+        following: dict[tuple[tuple[int, ...], int], tuple[Floats, Integers, Integers]] = {}
+        for (used, u), (reached, _, _) in level.items():
+            if used[u] == len(boards[u].ranks) or not np.isfinite(reached).any():
                 continue
+            worst = np.maximum(reached[:, None], comp[u])
+            begin, least = worst.argmin(0), worst.min(0)
+            if least[last] < best:
+                best, end = float(least[last]), (used, u, int(begin[last]))
             after = (*used[:u], used[u] + 1, *used[u + 1 :])
-            for j in range(i + 1, min(layers, i + board.most) + 1):
-                worst = max(bottleneck, board.layer_s * (j - i))
-                if answer is not None and worst > answer[0]:
-                    break
-                ahead = [*stages, (u, j - i)]
-                if j == layers:
-                    if better((worst, ahead), answer):
-                        answer = worst, ahead
-                    break
-                for v in kinds:
-                    comm = sent_bytes / min(board.bandwidth, boards[v].bandwidth)
-                    found = max(worst, comm), ahead
-                    if better(found, least[j].get((after, v))):
-                        least[j][after, v] = found
-    return answer
+            for v in kinds:
+                seconds = np.maximum(least, comm[u][v])
+                seconds[(seconds >= best) | (np.arange(last + 1) == last)] = np.inf
+                before, by, since = following.get((after, v), (np.full(last + 1, np.inf), nothing, nothing))
+                nearer = seconds < before
+                following[after, v] = (
+                    np.where(nearer, seconds, before), np.where(nearer, u, by), np.where(nearer, begin, since)
+                )  # fmt: skip
+        known |= following
+        level = following
+    if end is None:
+        return None
+    used, u, j = end
+    order = [u]
+    while j:
+        _, by, since = known[used, u]
+        u, j = int(by[j]), int(since[j])
+        used = (*used[:u], used[u] - 1, *used[u + 1 :])
+        order.append(u)
+    return best, _least_sent(order[::-1], best, comp, comm, units)
+
+
+def _least_sent(
+    order: list[int], bottleneck: float, comp: list[Floats], comm: list[list[Floats]], units: Units
+) -> list[tuple[int, int]]:
+    """Return the stages on these types that send least, none slower than the bottleneck."""
+    last = units.weights.size
+    sent, begins = np.where(np.arange(last + 1) == 0, 0.0, np.inf), []
+    for u, v in zip(order, [*order[1:], order[-1]], strict=True):
+        sums = np.where(comp[u] <= bottleneck, sent[:, None], np.inf)
+        begins.append(sums.argmin(0))
+        sent = sums.min(0) + np.where(comm[u][v] <= bottleneck, units.sent, np.inf)
+    stages, j = [], last
+    for u, begin in zip(reversed(order), reversed(begins), strict=True):
+        stages.append((u, j - int(begin[j])))
+        j = int(begin[j])
+    return stages[::-1]
+
+
+def _stage_seconds(board: Boards, units: Units) -> Floats:
+    """Return the seconds of the units i..j on a board, [i, j]; infinite where they are none or do not fit."""
+    done = np.concatenate([[0.0], np.cumsum(board.seconds)])
+    held = np.concatenate([[0.0], np.cumsum(units.weights)])
+    place = np.arange(done.size)
+    buffers = units.lies * np.where(place > 0, BUFFERS + 1, 1)
+    holds = held[None, :] - held[:, None] + buffers[:, None] + (BUFFERS + 1) * units.lies[None, :] <= board.room
+    return np.where((place[None, :] > place[:, None]) & holds, done[None, :] - done[:, None], np.inf)
+
+
+def _sublayer_bytes(spec: ModelSpec) -> list[int]:
+    """Return the bytes of every sub-layer's weights, beside norms and last biases, which `weights_room` has counted."""
+    H, F = spec.hidden, spec.ffn
+    return [FLOAT_BYTES * size for size in (3 * H * H + 3 * H, H * H, F * H + F, F * H)]
+
+
+def _units(sublayers: Floats, size: int) -> Floats:
+    return np.asarray(sublayers.reshape(-1, size).sum(1), float)
+
+
+def _states(boards: list[Boards], units: int) -> int:
+    """Return how many states the dynamic program has at most: what is used of every type, and the next."""
+    types, devices = len(boards), sum(len(board.ranks) for board in boards)
+    return types * min(
+        math.prod(len(board.ranks) + 1 for board in boards), math.comb(min(devices, units) + types, types)
+    )

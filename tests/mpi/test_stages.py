@@ -1,5 +1,6 @@
 """Stages and replicas, whatever their ranks, cuts and shares, give what the oracle gives, in order."""
 
+import math
 import time
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from hepti_mpi.move import Mover
 from hepti_mpi.products import NUMPY
 from hepti_mpi.stack import Stack
 from solver.cluster import GIB, Cluster, Device, Link
+from solver.model import tensor_shapes
 from solver.pipeline import price_plan
 from solver.plan import STAGE_WIRES, Layout, Plan, Stage, Wire
 from solver.spans import Span
@@ -191,6 +193,56 @@ def rank_by_rank(spec, world):
     crew = [*range(world.size - 1, -1, -1)][: spec.layers]
     stops = np.linspace(0, spec.layers, len(crew) + 1).astype(int).tolist()
     return one_device_plan(spec, zip(crew, stops[:-1], stops[1:], strict=True), world.size)
+
+
+def within_layers(spec, ranks, rng):
+    """Return stages of any ranks that begin and end within layers, of any cuts where the cut is not within a block."""
+    names = tuple(f"pi-{rank}" for rank in range(ranks))
+    crews = np.split(rng.permutation(ranks), np.unique(rng.integers(1, ranks, ranks - 1)) if ranks > 1 else [])
+    total = 4 * spec.layers
+    stops = [0, *np.sort(rng.choice(np.arange(1, total), len(crews) - 1, replace=False)).tolist(), total]
+    stages = []
+    for crew, start, stop in zip(crews, stops[:-1], stops[1:], strict=True):
+        runs = []
+        for layer in range(start // 4, -(-stop // 4)):
+            halved = {end // 2 for end in (start, stop) if end % 2}  # blocks that are cut within
+            cuts = [CUTS[0] if 2 * layer + block in halved else CUTS[rng.integers(len(CUTS))] for block in range(2)]
+            kind = ["equal", "uneven", "empty"][rng.integers(3)]
+            runs.append((Span(layer, layer + 1), random_layer(spec, *cuts, kind, len(crew), rng)))
+        devices = tuple(names[rank] for rank in sorted(crew.tolist()))
+        stages.append(Stage(devices, tuple(runs), Span(start, stop)))
+    return Plan(tuple(stages), spec.name, tile_rows=int(rng.integers(0, 9)), devices=names)
+
+
+@pytest.mark.parametrize(("spec", "batches"), [(SPEC, LENGTHS), (PRE_SPEC, [[16], [16, 16]])], ids=["post", "pre"])
+@pytest.mark.parametrize("seed", range(8))
+def test_stages_that_begin_and_end_within_layers_give_the_reference(seed, spec, batches, world):
+    check(spec, within_layers(spec, world.size, np.random.default_rng([seed, world.size])), batches, world)
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_every_place_within_layers_can_end_a_stage(at, world):
+    """One device on each side; what travels, and what each of them holds, is to the byte what the price says."""
+    if world.size < 2:
+        return
+    spec = replace(SPEC, layers=2)
+    layer = one_device_plan(spec, [(0, 0, 2)], 1).stages[0].layers[0][1]
+    stages = tuple(
+        Stage((f"pi-{rank}",), ((Span(start // 4, -(-stop // 4)), layer),), Span(start, stop))
+        for rank, start, stop in ((0, 0, at), (1, at, 8))
+    )
+    plan = Plan(stages, spec.name, devices=tuple(f"pi-{rank}" for rank in range(world.size)))
+    devices = tuple(Device(name, 1e10, GIB) for name in plan.devices)
+
+    stack = check(spec, plan, [[12]], world)
+
+    sent = sum(world.on_all(lambda: stack.meter.sent_bytes))
+    priced = price_plan(spec, Cluster(devices, Link(1e8, 1e-4)), plan, 12)
+    travels = {1: 2 * spec.hidden, 3: spec.ffn + spec.hidden}.get(at % 4, spec.hidden)
+    assert sent == priced.prediction.bytes_on_wire == 4 * 12 * (travels + spec.hidden)
+    layers = {name: shape for name, shape in tensor_shapes(spec).items() if name.startswith("layers/")}
+    ends = {name: shape for name, shape in tensor_shapes(spec).items() if name not in layers}
+    assert sum(priced.weights_bytes) == 4 * sum(math.prod(shape) for shape in [*layers.values(), *ends.values()])
 
 
 def test_fewer_bits_between_stages_send_less_and_err_more(world):

@@ -11,11 +11,12 @@ import pytest
 from solver.cost import weights_room
 from solver.errors import InfeasiblePlanError
 from solver.model import named_model
-from solver.pipeline import layer_seconds, price_plan, whole_layer_bytes
+from solver.pipeline import chain, chain_of_sublayers, layer_seconds, price_plan, sublayer_seconds, whole_layer_bytes
 from solver.plan import Wire
+from solver.spans import Span
 from solver.systems import make_plan
 from solver.systems.edgeshard import least_sum
-from solver.systems.pipeedge import Boards, best_stages
+from solver.systems.pipeedge import Boards, Units, best_stages, units_of
 from solver.systems.prima import halda
 from tests.solver.clusters import pis
 
@@ -38,46 +39,113 @@ def with_memory(cluster, layers):
     return replace(cluster, devices=tuple(devices))
 
 
-def test_pipeedge_by_hand():
-    """Two slow boards and one three times as fast: 5 layers of 1 s in 3, 1, 1 have a bottleneck of 1 s."""
-    boards = [Boards((0, 1), layer_s=1.0, bandwidth=10.0, most=5), Boards((2,), 1 / 3, 20.0, 5)]
+def alike_units(count, sent_bytes):
+    """Return units of no weight; behind each the same bytes are sent."""
+    return Units(np.zeros(count), np.zeros(count + 1), np.full(count + 1, sent_bytes))
 
-    bottleneck, stages = best_stages(boards, 5, sent_bytes=5.0)
+
+def test_pipeedge_by_hand():
+    """Two slow boards and one three times as fast: 5 units of 1 s in 3, 1, 1 have a bottleneck of 1 s."""
+    boards = [Boards((0, 1), np.ones(5), 10.0, 0.0), Boards((2,), np.full(5, 1 / 3), 20.0, 0.0)]
+
+    bottleneck, stages = best_stages(boards, alike_units(5, 5.0))
 
     assert bottleneck == pytest.approx(1.0)
     assert sorted(stages) == [(0, 1), (0, 1), (1, 3)]
-    # 30 bytes over 10 bytes/s take 3 s, more than all layers on the fast board.
-    assert best_stages(boards, 5, sent_bytes=30.0) == (pytest.approx(5 / 3), [(1, 5)])
+    # 30 bytes over 10 bytes/s take 3 s, more than all units on the fast board.
+    assert best_stages(boards, alike_units(5, 30.0)) == (pytest.approx(5 / 3), [(1, 5)])
+
+
+def test_pipeedge_counts_weights_and_buffers_by_hand():
+    """Units of 10 bytes with 1, 5, 1 and 1 bytes between them, and two boards of 30 bytes.
+
+    Two units and their ends, 1 and three times 1, have 24 bytes; the second board has three times what comes in, too.
+    Behind the first unit lie 5 bytes: with it, in three buffers, they take 26, and with the two others 38.
+    """
+    units = Units(np.full(3, 10.0), np.array([1, 5, 1, 1.0]), np.ones(4))
+    boards = [Boards((0, 1), np.ones(3), 10.0, 26.0)]
+
+    assert best_stages(boards, units) == (2.0, [(0, 2), (0, 1)])
+    assert best_stages([replace(boards[0], room=23.0)], units) is None
 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_pipeedge_is_as_good_as_exhaustive_search(seed):
+    """Units of any seconds and bytes, boards of any room; of as good plans none has fewer stages, or sends less."""
     rng = np.random.default_rng(seed)
-    layers, devices = int(rng.integers(1, 7)), []
-    boards, rank = [], 0
+    count, devices, boards, rank = int(rng.integers(1, 8)), [], [], 0
+    units = Units(rng.uniform(1, 5, count), rng.uniform(0, 1, count + 1), rng.choice([2.0, 5, 20], count + 1))
     for _ in range(rng.integers(1, 4)):
         ranks = tuple(range(rank, rank := rank + int(rng.integers(1, 3))))
-        boards.append(Boards(ranks, rng.uniform(0.1, 3), rng.uniform(1, 10), int(rng.integers(1, layers + 1))))
+        boards.append(Boards(ranks, rng.uniform(0.1, 3, count), rng.uniform(1, 10), rng.uniform(5, 40)))
         devices += [boards[-1]] * len(ranks)
-    sent = rng.uniform(0, 20)
-    every = [
-        max(
-            *(count * board.layer_s for board, count in zip(order, counts, strict=True)),
-            *(sent / min(one.bandwidth, other.bandwidth) for one, other in pairwise(order)),
-            0.0,
-        )
-        for stages in range(1, len(devices) + 1)
-        for order in permutations(devices, stages)
-        for counts in cuts_of(layers, stages)
-        if all(count <= board.most for board, count in zip(order, counts, strict=True))
-    ]
 
-    found = best_stages(boards, layers, sent)
+    def fits(board, start, stop):
+        buffers = (3 if start else 1) * units.lies[start] + 3 * units.lies[stop]
+        return units.weights[start:stop].sum() + buffers <= board.room
+
+    every = []
+    for stages in range(1, len(devices) + 1):
+        for order in permutations(devices, stages):
+            for counts in cuts_of(count, stages):
+                stops = [0, *np.cumsum(counts).tolist()]
+                own = list(zip(order, pairwise(stops), strict=True))
+                if all(fits(board, *ends) for board, ends in own):
+                    comp = [board.seconds[slice(*ends)].sum() for board, ends in own]
+                    hops = zip(pairwise(order), stops[1:-1], strict=True)
+                    comm = [units.sent[stop] / min(one.bandwidth, other.bandwidth) for (one, other), stop in hops]
+                    every.append(
+                        (max(*comp, *comm, 0.0), list(map(boards.index, order)), units.sent[stops[1:-1]].sum())
+                    )
+
+    found = best_stages(boards, units)
 
     assert (found is None) == (not every)
     if found:
-        assert found[0] == pytest.approx(min(every))
-        assert sum(count for _, count in found[1]) == layers
+        good = [entry for entry in every if entry[0] <= min(every, key=lambda entry: entry[0])[0] * (1 + 1e-9)]
+        kinds, stops = [number for number, _ in found[1]], np.cumsum([size for _, size in found[1]])
+        assert found[0] == pytest.approx(good[0][0])
+        assert stops[-1] == count
+        assert len(kinds) == min(len(order) for _, order, _ in good)
+        assert units.sent[stops[:-1]].sum() == min(sent for _, order, sent in good if order == kinds)
+
+
+def test_sublayers_take_and_weigh_what_a_layer_does():
+    """On unlike devices, alone; what a stage of one sub-layer is priced at is what the dynamic program reckons with."""
+    cluster = pis(10, 20, 5)
+    seconds = sublayer_seconds(SPEC, cluster, 32)
+
+    assert seconds.sum(0) == pytest.approx(layer_seconds(SPEC, cluster, 32))
+    assert units_of(SPEC, 32, Wire.FLOAT32, 1).weights[:4].sum() == whole_layer_bytes(SPEC)
+    plan = chain_of_sublayers(SPEC, cluster, [(1, 9), (0, 1), (2, 14)], "by hand", 32)
+    plan.check(SPEC, 3)
+    _, second, third = price_plan(SPEC, cluster, plan, 32).replicas[0].stages
+    assert second.layers.seconds == pytest.approx(seconds[1, 0])
+    assert third.layers.seconds == pytest.approx(seconds[2:, 2].sum() + 3 * seconds[:, 2].sum())
+    # Context and residual come to the second, the stream to the third.
+    assert second.enter.sent.sum() == 2 * third.enter.sent.sum() == 2 * 32 * 4 * SPEC.hidden
+
+
+def test_pipeedge_cuts_within_layers_where_that_balances():
+    """Two equal boards and three layers: one and a half each, cut where only the stream travels."""
+    spec = replace(SPEC, layers=3)
+    cluster = pis(10, 10)
+
+    plan = make_plan("pipeedge", spec, cluster, 32)
+
+    assert [stage.sublayers for stage in plan.stages] == [Span(0, 6), Span(6, 12)]
+    whole = chain(spec, cluster, [(0, 1), (1, 2)], "by hand", 32)
+    rates = [price_plan(spec, cluster, each, 32).requests_per_s for each in (plan, whole)]
+    assert rates[0] > 1.1 * rates[1]
+
+
+def test_many_types_of_boards_cut_between_layers():
+    cluster = pis(*np.linspace(5, 50, 11).tolist())
+
+    plan = make_plan("pipeedge", SPEC, cluster, 32)
+
+    plan.check(SPEC, 11)
+    assert all(stage.is_whole for stage in plan.stages)
 
 
 def test_few_bits_let_a_slow_link_carry_stages():
@@ -166,6 +234,20 @@ def test_prima_chooses_the_windows_of_exhaustive_search(seed):
     assert found in every
 
 
+def test_pipeedge_fits_sublayers_where_whole_layers_do_not_fit():
+    """Room for two and a half layers, as much, and one and a half: of six, five whole ones fit."""
+    cluster = with_memory(pis(10, 20, 5), [2, 2, 1])
+
+    plan = make_plan("pipeedge", SPEC, cluster, 32)
+
+    plan.check(SPEC, 3)
+    assert not all(stage.is_whole for stage in plan.stages)
+    held = price_plan(SPEC, cluster, plan, 32).weights_bytes
+    assert all(size <= device.memory_bytes for size, device in zip(held, cluster.devices, strict=True))
+    with pytest.raises(InfeasiblePlanError, match=r"6 layers of 27 MiB, no stages of them fit: .* 122 MiB"):
+        make_plan("pipeedge", SPEC, with_memory(pis(10, 20, 5), [2, 1, 0]), 32)
+
+
 @pytest.mark.parametrize("system", ["pipeedge", "edgeshard", "prima"])
 def test_stages_cover_the_model_and_fit_in_memory(system):
     cluster = with_memory(pis(10, 20, 5, 10), [2, 3, 1, 2])
@@ -175,10 +257,10 @@ def test_stages_cover_the_model_and_fit_in_memory(system):
     plan.check(SPEC, 4)
     holds = dict(zip(cluster.names, [2, 3, 1, 2], strict=True))
     assert len(plan.replicas) == 1
-    assert all(stage.span.size <= holds[stage.devices[0]] for stage in plan.stages)
+    assert all(stage.sublayers.size <= 4 * holds[stage.devices[0]] + 2 for stage in plan.stages)
 
 
-@pytest.mark.parametrize("system", ["pipeedge", "edgeshard", "prima"])
+@pytest.mark.parametrize("system", ["edgeshard", "prima"])
 def test_a_model_that_no_stages_hold_is_refused(system):
     with pytest.raises(InfeasiblePlanError, match="bert-base has 6 layers, the devices hold 5"):
         make_plan(system, SPEC, with_memory(pis(10, 20, 5), [2, 2, 1]), 32)
