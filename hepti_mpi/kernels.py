@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -112,6 +113,50 @@ def attend(q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], 
             scores = q[rows, head] @ k[keys, head].T
             scores *= scale
             np.matmul(softmax(scores), v[keys, head], out=context[rows, head])
+    return context
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeyWeights:
+    """K's and V's weights [H, H] as they lie in the file, and V's bias [H]."""
+
+    key: Array
+    value: Array
+    value_bias: Array
+
+
+def attend_without_keys(
+    q: Array, x: Array, w: KeyWeights, pieces: Iterable[tuple[slice, slice]], head_dim: int
+) -> Array:
+    """Attend without computing K and V: per head (q W_k) Xᵀ for the scores and (weights X) W_v (Voltage, ICDCS 2024).
+
+    Parameters
+    ----------
+    q : [rows, H]
+        Queries of all heads.
+    x : [keys, H]
+        The block's input at the keys' rows.
+    w, pieces
+        Weights, and for every request its rows and its keys.
+    head_dim
+        d.
+
+    Returns
+    -------
+    [rows, H]
+        The context.
+    """
+    H = x.shape[1]
+    heads = [slice(start, start + head_dim) for start in range(0, H, head_dim)]
+    context = np.empty(q.shape, np.float32)
+    for rows, keys in pieces:
+        wide = np.stack([q[rows, head] @ w.key[head] for head in heads])  # [A, rows, H]
+        scores = wide.reshape(-1, H) @ x[keys].T
+        scores *= 1 / math.sqrt(head_dim)
+        np.matmul(softmax(scores), x[keys], out=wide.reshape(-1, H, copy=False))
+        for head, mixed in zip(heads, wide, strict=True):
+            np.matmul(mixed, w.value[head].T, out=context[rows, head])
+    context += w.value_bias
     return context
 
 

@@ -31,7 +31,7 @@ from hepti_mpi.exchange import (
 from hepti_mpi.load import LayerWeights
 from hepti_mpi.products import Backend, MakeProduct, Product
 from solver.model import ModelSpec
-from solver.plan import BlockPlan, Cut, LayerPlan, Plan
+from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Plan
 from solver.routes import Route
 from solver.spans import Partition, Span, tiles
 from solver.sublayers import BLOCK
@@ -41,9 +41,9 @@ from solver.sublayers import BLOCK
 class BlockKernels:
     """A rank's share of one block, ready to compute.
 
-    `into` is, for attention by rows, (K and V, Q); for attention by heads, all three at once; for the MLP, up and its
-    activation. `out` is the attention output or down, without bias. `width` is the columns between the two; the
-    vectors are [H].
+    `into` is, for attention by rows, (K and V, Q), where K and V are avoided Q alone; for attention by heads, all three
+    at once; for the MLP, up and its activation. `out` is the attention output or down, without bias. `width` is the
+    columns between the two; the vectors are [H]. `avoided` are K's and V's weights where these are not projected.
     """
 
     into: tuple[Product, ...]
@@ -52,6 +52,7 @@ class BlockKernels:
     out_bias: Array
     norm: Array
     norm_bias: Array
+    avoided: kernels.KeyWeights | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,17 +90,24 @@ Result = Iterator[tuple[Span, Array]]
 Compute = Callable[[Blocks, Partition | None, BlockKernels, BlockPlan, Pass], Result]
 
 
-def layer_kernels(spec: ModelSpec, plan: Plan, make: MakeProduct, number: int, weights: LayerWeights) -> LayerKernels:
+def layer_kernels(
+    spec: ModelSpec, plan: Plan, make: MakeProduct, rank: int, number: int, weights: LayerWeights
+) -> LayerKernels:
     """Make a layer's kernels of a rank's share of its weights."""
-    cuts = plan.layer(number)
+    cuts, place = plan.layer(number), plan.place(rank)
     a, m, H = weights.attention, weights.mlp, spec.hidden
-    if cuts.attention.cut is Cut.ROWS and a.into.size:
+    avoided = None
+    if a.into.size and cuts.attention.keys and place and cuts.attention.keys[place[1]] is Keys.AVOIDED:
+        into: tuple[Product, ...] = (make(a.into[:H], a.into_bias[:H]),)
+        # K's bias adds the same to every score of a query, which a softmax does not see.
+        avoided = kernels.KeyWeights(a.into[H : 2 * H], a.into[2 * H :], a.into_bias[2 * H :])
+    elif cuts.attention.cut is Cut.ROWS and a.into.size:
         # K and V first: they travel while Q is computed.
         into = (make(a.into[H:], a.into_bias[H:]), make(a.into[:H], a.into_bias[:H]))
     else:
         into = (make(a.into, a.into_bias),) * 2
     return LayerKernels(
-        BlockKernels(into, make(a.out, None), a.into.shape[0] // 3, a.out_bias, a.norm, a.norm_bias),
+        BlockKernels(into, make(a.out, None), a.into.shape[0] // 3, a.out_bias, a.norm, a.norm_bias, avoided),
         BlockKernels(
             (make(m.into, m.into_bias, spec.activation),), make(m.out, None),
             m.into.shape[0], m.out_bias, m.norm, m.norm_bias,
@@ -193,8 +201,10 @@ def attention_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: Blo
 
 
 def context_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
-    """Compute the context of this rank's rows; K and V of the rows they attend to are gathered."""
+    """Compute the context of this rank's rows; K and V of the rows they attend to are gathered, or their input is."""
     assert rows is not None
+    if plan.keys is not None:
+        return _context_of_input(x, rows, w, run)
     mine, H = rows[run.group.rank], run.spec.hidden
     project_kv, project_q = w.into
     keys = [run.batch.keys_of(span) for span in rows]
@@ -207,6 +217,23 @@ def context_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: Block
     pieces = run.batch.pieces(mine, keys[run.group.rank])
     context = _attend(q, kv.array, chain([kv.kept], kv), pieces, run)
     return ((tile, context[tile.slice]) for tile in kv.tiles)
+
+
+def _context_of_input(x: Blocks, rows: Partition, w: BlockKernels, run: Pass) -> Result:
+    """Compute the context of this rank's rows from the input of all that they attend to (Voltage)."""
+    mine, H, d = rows[run.group.rank], run.spec.hidden, run.spec.head_dim
+    keys = run.batch.keys_of(mine)
+    own, pieces = mine.within(keys).slice, run.batch.pieces(mine, keys)
+    if w.avoided is not None:
+        x_keys = whole(x)
+        context = kernels.attend_without_keys(w.into[0](x_keys[own]), x_keys, w.avoided, pieces, d)
+    else:
+        kv = np.empty((keys.size, 2 * H), np.float32)
+        for span in x:
+            w.into[0](x.array[span.slice], kv[span.slice])
+        k, v = np.split(kv, 2, axis=1)
+        context = run.backend.attend(w.into[1](x.array[own]), k, v, pieces, d)
+    return ((tile, context[tile.slice]) for tile in tiles(Span(0, mine.size), run.tile_rows))
 
 
 def attention_block(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
@@ -316,6 +343,8 @@ def _traced(name: str, compute: Callable[[], Stream], run: Pass) -> Stream:
 def _wanted(plan: BlockPlan, rows: Partition | None, run: Pass) -> Sequence[Span]:
     """Return which rows every rank needs to compute its share and to keep its residual."""
     kept = rows.spans if rows is not None else [Span(0, 0)] * run.group.size
+    if plan.keys is not None:
+        return [run.batch.keys_of(span) for span in kept]
     if plan.inner is None:
         return kept
     return [Span(0, run.batch.rows) if part.size else keeps for part, keeps in zip(plan.inner, kept, strict=True)]

@@ -138,7 +138,9 @@ class Mover:
                 weights = load_layer(self._spec, self._after, layer, rank, partial(_note, todo))
                 for piece, out in todo:
                     yield from self._read(piece, out)
-                self._prepared[layer] = layer_kernels(self._spec, self._after, self._backend.product, layer, weights)
+                self._prepared[layer] = layer_kernels(
+                    self._spec, self._after, self._backend.product, rank, layer, weights
+                )
                 self.ready = layer + 1
                 yield True
             self.ready = layer + 1

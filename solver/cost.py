@@ -185,7 +185,7 @@ def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int
         for repeats in (1, count - 1)[:count]:
             if (halves := part.intersect(Span(0, BLOCK))).size:
                 building.values, building.route = attention, layer.attention.route
-                building.attention(layer.attention.cut, layer.attention.norm, halves)
+                building.attention(layer.attention.cut, layer.attention.norm, halves, layer.attention.keys)
             if (halves := part.intersect(Span(BLOCK, SUBLAYERS))).size:
                 building.values, building.route = mlp, layer.mlp.route
                 building.mlp(layer.mlp.cut, layer.mlp.norm, halves.within(Span(BLOCK, SUBLAYERS)))

@@ -1,6 +1,7 @@
 """What a layer consists of: compute and exchanges, step by step, as the engine runs them.
 
     attention rows      K, V of own rows; gather K, V; during: Q, scores, context block by block; output, norm
+                        with `keys`: gather rows; during: K, V of all rows, block by block; Q, scores, context
     attention block     gather rows; during: Q, K, V of own heads, block by block; scores, context
                         reduce to rows; during: the output product, block by block; norm
     attention columns   as block up to the context; gather it; own output columns; gather them; norm
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from solver.curves import Floats, Kernel
 from solver.exchange import Exchange, Mask, gather, move, scatter, tile_counts
 from solver.model import ModelSpec
-from solver.plan import Cut, Layout, Wire
+from solver.plan import Cut, Keys, Layout, Wire
 from solver.routes import Route
 from solver.spans import Span
 from solver.steps import Axis, Blocks, Load, Machine, Step, Transfer, Values, plus
@@ -127,7 +128,7 @@ class LayerSteps:
         before, begun = plus(pending.all, first.before), plus(pending.first, first.first)
         return [replace(first, before=before, first=begun), *others]
 
-    def attention(self, cut: Cut, norm: Layout, halves: Span = WHOLE) -> None:
+    def attention(self, cut: Cut, norm: Layout, halves: Span = WHOLE, keys: tuple[Keys, ...] | None = None) -> None:
         """Add an attention block, or a half of one that is cut by rows: up to the context, or from there on."""
         spec, S, bank = self._setting.spec, self._setting.rows, self._setting.machine.bank
         H, A, d = spec.hidden, spec.heads, spec.head_dim
@@ -140,8 +141,10 @@ class LayerSteps:
             )  # fmt: skip
             self._inner(inner, cut, norm)
             return
+        if halves.start == 0 and keys is not None:
+            self._context_of_input(np.array([way is Keys.AVOIDED for way in keys]))
         rows = self._lay_by_rows()
-        if halves.start == 0:
+        if halves.start == 0 and keys is None:
             self._by_rows(lambda m: bank.seconds(Kernel.PROJECT, m, 2 * H * H))
             counted, blocks = self._blocks(self._owners_of(rows))
             attend = bank.attend(rows, S / blocks, A, d)
@@ -157,6 +160,27 @@ class LayerSteps:
         if halves.stop == BLOCK:
             self._by_rows(lambda m: bank.seconds(Kernel.CONTRACT, m, H * H))
             self._norm(Layout.ROWS)
+
+    def _context_of_input(self, avoids: Mask) -> None:
+        """Gather the block's input, and compute the context of own rows from it; who avoids them without K and V."""
+        spec, S, bank, rows = self._setting.spec, self._setting.rows, self._setting.machine.bank, self.values[Axis.ROWS]
+        H, A, d = spec.hidden, spec.heads, spec.head_dim
+        every = S * ((rows > 0) & ~avoids)  # of K and V
+        if self.stream is None:
+            self._compute(Axis.ROWS, bank.seconds(Kernel.PROJECT, every, 2 * H * H))
+        else:
+            self._move_residual(rows > 0)
+            counted, blocks = self._blocks(self._owners_of(self.stream))
+            piece = bank.seconds(Kernel.PROJECT, every / blocks, 2 * H * H)
+            transfer = self._gather(self.stream, Axis.ROWS, H, peers=Axis.ROWS)
+            during, edge = {Axis.ROWS: blocks * piece}, {Axis.ROWS: piece}
+            self._exchange(Step("gather rows", during=during, edge=edge, transfer=transfer, blocks=counted))
+        self.stream = rows
+        # Without K and V a head's queries are as wide as the stream, and meet all rows of it twice.
+        wide = bank.seconds(Kernel.PROJECT, A * rows, H * S)
+        avoiding = 2 * wide + 2 * bank.seconds(Kernel.CONTRACT, rows, H * H) + bank.attend(rows, S, A, 0)
+        context = np.where(avoids, avoiding, bank.attend(rows, S, A, d))
+        self._compute(Axis.ROWS, bank.seconds(Kernel.PROJECT, rows, H * H) + context)
 
     def mlp(self, cut: Cut, norm: Layout, halves: Span = WHOLE) -> None:
         """Add an MLP block, or a half of one that is cut by rows: up to its inner columns, or from there on."""

@@ -17,7 +17,7 @@ side. Rank 0 also embeds for the replicas that it is not in; what that takes, it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -186,17 +186,29 @@ def one_device_layer() -> LayerPlan:
 
 def sublayer_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     """Return the seconds of a layer's sub-layers on every device alone, [4, p]."""
-    s = setting(spec, cluster, rows)
-    stream, nothing = np.full((1, s.devices), float(rows)), of_matrix(np.zeros((s.devices, s.devices)))
-    found = np.zeros((SUBLAYERS, s.devices))
-    for number in range(SUBLAYERS):
-        building = LayerSteps(s, {Axis.ROWS: stream}, stream, None)
+    s, every = setting(spec, cluster, rows), np.full((1, 1), float(rows))
+
+    def seconds(number: int) -> Floats:
         half = Span(number % BLOCK, number % BLOCK + 1)
-        (building.attention if number < BLOCK else building.mlp)(Cut.ROWS, Layout.ROWS, half)
-        building.send("hand on", nothing)
-        for load in (load for step in building.taken() for load in (step.before, step.during) if load):
-            seconds = load[Axis.ROWS]
-            found[number] += seconds[1, 0] if seconds.ndim == 3 else seconds[0]  # by the number of blocks: one
+
+        def add(building: LayerSteps) -> None:
+            (building.attention if number < BLOCK else building.mlp)(Cut.ROWS, Layout.ROWS, half)
+
+        return seconds_alone(s, every, add)[0]
+
+    return np.stack([seconds(number) for number in range(SUBLAYERS)])
+
+
+def seconds_alone(s: Setting, rows: Floats, add: Callable[[LayerSteps], None]) -> Floats:
+    """Return what blocks by rows take on every device alone, [..., p]; `add` adds them, of so many rows, [..., 1]."""
+    building = LayerSteps(s, {Axis.ROWS: rows}, rows, None)
+    add(building)
+    building.send("hand on", of_matrix(np.zeros((s.devices, s.devices))))
+    found = np.zeros((*rows.shape[:-1], s.devices))
+    for step in building.taken():
+        for load in (step.before, step.during):
+            for seconds in load.values():
+                found += seconds[1] if seconds.ndim > found.ndim else seconds  # of one block of rows
     return found
 
 

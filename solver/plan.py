@@ -80,6 +80,13 @@ class Wire(StrEnum):
 STAGE_WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8, Wire.INT6, Wire.INT4, Wire.INT2)
 
 
+class Keys(StrEnum):
+    """What a device makes of the input of an attention by rows, where that is gathered and not K and V (Voltage)."""
+
+    PROJECTED = "projected"  # it computes K and V of all rows
+    AVOIDED = "avoided"  # (q W_k) Xᵀ for the scores, (weights X) W_v for the context: neither K nor V
+
+
 class Layout(StrEnum):
     """How an activation lies on the ranks."""
 
@@ -105,6 +112,8 @@ class BlockPlan:
         Shares of the rows per rank, where `norm` is `rows`; they add up to one.
     route
         How the rows that the block needs (K and V for attention by rows) come to the ranks.
+    keys
+        For attention by rows that gathers its input, not K and V: what every rank does with it.
     """
 
     cut: Cut
@@ -113,8 +122,11 @@ class BlockPlan:
     norm: Layout = Layout.FULL
     rows: tuple[float, ...] | None = None
     route: Route = Route.DIRECT
+    keys: tuple[Keys, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.keys is not None and self.cut is not Cut.ROWS:
+            raise HeptiError(f"cut {self.cut} has no keys: they are of attention by rows")
         if self.cut is Cut.ROWS and self.norm is not Layout.ROWS:
             raise HeptiError("cut rows leaves rows on every rank: its norm must be rows")
         if (self.inner is None) != (self.cut is Cut.ROWS):
@@ -135,7 +147,8 @@ class BlockPlan:
             return partition and Partition(tuple(partition[rank] for rank in ranks))
 
         rows = self.rows and tuple(self.rows[rank] for rank in ranks)
-        return replace(self, inner=narrow(self.inner), columns=narrow(self.columns), rows=rows)
+        keys = self.keys and tuple(self.keys[rank] for rank in ranks)
+        return replace(self, inner=narrow(self.inner), columns=narrow(self.columns), rows=rows, keys=keys)
 
     def has_share(self, rank: int) -> bool:
         """Return whether a rank has anything to do in this block."""
@@ -398,3 +411,5 @@ def _check_block(block: BlockPlan, where: str, spec: ModelSpec, devices: int, in
             raise HeptiError(f"{where}: the spans cover {partition.total} {name}, model {spec.name} has {total}")
     if block.rows is not None and len(block.rows) != devices:
         raise HeptiError(f"{where}: {len(block.rows)} shares of rows for {devices} devices")
+    if block.keys is not None and len(block.keys) != devices:
+        raise HeptiError(f"{where}: {len(block.keys)} ways to keys for {devices} devices")

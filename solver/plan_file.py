@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from solver.errors import HeptiError
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Prediction, Stage, Wire
+from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, Prediction, Stage, Wire
 from solver.routes import Route
 from solver.spans import Partition, Span
 
@@ -149,7 +149,7 @@ def _run(entry: Any) -> tuple[Span, LayerPlan]:
 
 
 def _block(entry: dict[str, Any], inner: str) -> BlockPlan:
-    known = ("cut", inner, "columns", "norm", "rows", "route")
+    known = ("cut", inner, "columns", "norm", "rows", "route", *(["keys"] if inner == "heads" else []))
     for key in entry:
         if key not in known:
             raise HeptiError(f"unknown key {key!r} (known: {', '.join(known)})")
@@ -164,6 +164,9 @@ def _block(entry: dict[str, Any], inner: str) -> BlockPlan:
         if "rows" in entry
         else None,
         route=Route(_one_of(_get(entry, "route", str, "direct"), "route", list(Route))),
+        keys=tuple(Keys(_one_of(way, "keys", list(Keys))) for way in _get(entry, "keys", list))
+        if "keys" in entry
+        else None,
     )
 
 
@@ -218,4 +221,6 @@ def _block_to_table(block: BlockPlan, inner: str) -> dict[str, Any]:
     if block.rows is not None:
         table["rows"] = list(block.rows)
     table["route"] = str(block.route)
+    if block.keys is not None:
+        table["keys"] = list(map(str, block.keys))
     return table

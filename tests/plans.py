@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from solver.model import ModelSpec, TextInput
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Prediction, Stage, Wire
+from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, Prediction, Stage, Wire
 from solver.routes import Route
 from solver.spans import Partition, Span
 
@@ -20,6 +20,8 @@ def shares(ranks):
 @st.composite
 def blocks(draw, ranks, inner, columns):
     cut = draw(st.sampled_from(list(Cut)))
+    has_keys = cut is Cut.ROWS and inner == SPEC.heads and draw(st.booleans())
+    ways = st.tuples(*[st.sampled_from(Keys)] * ranks) if has_keys else st.none()
     norm = Layout.ROWS if cut is Cut.ROWS else draw(st.sampled_from([Layout.FULL, Layout.ROWS]))
     return BlockPlan(
         cut,
@@ -28,6 +30,7 @@ def blocks(draw, ranks, inner, columns):
         norm=norm,
         rows=draw(shares(ranks)) if norm is Layout.ROWS else None,
         route=draw(st.sampled_from(Route)),
+        keys=draw(ways),
     )
 
 

@@ -161,6 +161,8 @@ def test_a_plan_written_by_hand_is_read():
         (changed(*FIRST, "mlp", "norm", value="full"), "cut rows leaves rows on every rank: its norm must be rows"),
         (changed(*FIRST, "mlp", "norm", value="cols"), "norm 'cols' is not one of full, rows"),
         (changed(*FIRST, "mlp", "nrom", value="rows"), "unknown key 'nrom'"),
+        (changed(*FIRST, "mlp", "keys", value=["avoided"] * 3), "mlp: unknown key 'keys'"),
+        (changed(*FIRST, "attention", "keys", value=["avoided"] * 3), "attention: cut block has no keys"),
         (changed(*FIRST, "mlp", "rows", drop=True), "norm rows needs shares of rows"),
         (changed(*FIRST, "mlp", "rows", value=[0.6, 0.3, 0.2]), r"add up to 1.1, not 1"),
         (changed(*FIRST, "mlp", "rows", value=[1.5, -0.5, 0]), "every one must be between 0 and 1"),

@@ -1,34 +1,35 @@
 """Voltage: Hu, Li, "When the Edge Meets Transformers: Distributed Inference with Transformer Models", ICDCS 2024.
 
-Rows: every device has all weights and P of the S rows. Per layer the input is full everywhere, each device computes K
-and V of all rows but all else of its own rows alone, and one all-gather of the layer's output makes it full again:
-(p - 1)/p S H elements each way, a quarter of tensor parallelism's. The seconds of a device are
+Rows: every device has all weights and P of the S rows. One all-gather a layer makes its input full on every device,
+(p - 1)/p S H elements each way, a quarter of tensor parallelism's; a device then computes K and V of all rows, but all
+else of its own alone. The order of products is each device's own: (x_P W_Q W_K^T) X^T needs no K, and (weights X) W_V
+no V, at less work per head where
 
-    t_i(P) = a_i + b_i(P)      a_i K and V of all S rows, b_i all else, for P rows
+    1/P - 1/S > 1/d - 1/H,
 
-and the positions are shared out so that the slowest is as fast as can be (bisection, systems.md 8.2).
+since then P d H + P S H < S H d + P S d, for V alike. The seconds of a device are t_i(P) = a_i + b_i(P), where a_i is K
+and V of all S rows if it computes them, and the positions are shared out so that the slowest is as fast as can be
+(bisection, systems.md 8.2).
 
-What is missing: the engine's attention by rows computes K and V of its own rows and gathers those, which sends twice as
-much and computes less; it cannot yet gather the input and compute K and V of all rows, nor Voltage's other order of
-products, (x_P W_Q W_K^T) X^T, cheaper per head where 1/P - 1/S > 1/d - 1/H. So the shares here are Voltage's, its
-exchange is not.
+Open in what we know of the paper: biases (K's adds the same to all scores of a query, V's is added once, behind the
+weights, which add up to one), and who has the input first: here rank 0 hands out rows, and the first layer gathers.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
 from solver.cluster import Cluster
 from solver.cost import setting, weights_room
-from solver.curves import Floats, Kernel
+from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
-from solver.kinds import LayerKind, layer_table
+from solver.layers import WHOLE, LayerSteps
 from solver.model import ModelSpec
-from solver.pipeline import whole_layer_bytes
-from solver.plan import Cut, Layout, Plan
+from solver.pipeline import seconds_alone, whole_layer_bytes
+from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, uniform_plan
 from solver.starts import least_makespan
-from solver.steps import Axis
-from solver.systems.sequence import rows_plan
 
 
 def plan_voltage(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
@@ -36,16 +37,33 @@ def plan_voltage(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     holds = weights_room(spec, cluster, rows) >= spec.layers * whole_layer_bytes(spec)
     if not holds.any():
         raise InfeasiblePlanError(f"{spec.name} fits on no device whole, as cutting by rows needs")
-    seconds = device_seconds(spec, cluster, rows)
+    # Where the order changes, one row more may take less.
+    seconds = np.maximum.accumulate(device_seconds(spec, cluster, rows))
     counts = least_makespan(seconds, np.where(holds, rows, 0), rows)
-    return rows_plan("voltage", spec, cluster, rows, counts.tolist())
+    mlp = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple((counts / rows).tolist()))
+    attention = replace(mlp, keys=tuple(way_to_keys(spec, count, rows) for count in counts.tolist()))
+    return uniform_plan(
+        spec, cluster.names, LayerPlan(attention, mlp),
+        system="voltage", rows=rows, cluster_fingerprint=cluster.fingerprint,
+    )  # fmt: skip
+
+
+def way_to_keys(spec: ModelSpec, own: int, rows: int) -> Keys:
+    """Return the order of products that is less work for so many of the rows."""
+    avoids = own > 0 and 1 / own - 1 / rows > 1 / spec.head_dim - 1 / spec.hidden
+    return Keys.AVOIDED if avoids else Keys.PROJECTED
 
 
 def device_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
-    """Return t_i(P) of one layer for P from 0 to S, [S + 1, p]; nothing for no rows."""
-    s, H = setting(spec, cluster, rows), spec.hidden
-    table = layer_table(s, LayerKind(Cut.ROWS, Layout.ROWS, Cut.ROWS, Layout.ROWS))
-    own = table.axis_seconds(Axis.ROWS, owners=1)
-    positions = np.arange(rows + 1.0)[:, None]
-    keys_values = s.machine.bank.seconds(Kernel.PROJECT, positions, 2 * H * H)
-    return np.asarray(np.where(positions > 0, own - keys_values + keys_values[-1], 0.0))
+    """Return t_i(P) of one layer for P from 0 to S, [S + 1, p], in the order of less work; nothing for no rows."""
+    s, positions = setting(spec, cluster, rows), np.arange(rows + 1.0)[:, None]
+
+    def seconds(way: Keys) -> Floats:
+        def add(building: LayerSteps) -> None:
+            building.attention(Cut.ROWS, Layout.ROWS, WHOLE, (way,) * s.devices)
+            building.mlp(Cut.ROWS, Layout.ROWS)
+
+        return seconds_alone(s, positions, add)
+
+    avoids = np.array([way_to_keys(spec, own, rows) is Keys.AVOIDED for own in range(rows + 1)])[:, None]
+    return np.where(avoids, seconds(Keys.AVOIDED), seconds(Keys.PROJECTED))

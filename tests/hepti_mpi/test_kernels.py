@@ -144,3 +144,18 @@ def test_a_part_says_what_it_weighs():
     np.testing.assert_allclose(lse, np.log(np.exp(by_head).sum(axis=2)), atol=1e-5)
     assert not nothing.any()
     assert np.isneginf(no_weight).all()
+
+
+@pytest.mark.parametrize("lengths", [[5], [3, 9, 1]])
+def test_attention_without_keys_is_attention(lengths):
+    """Rows 2 and on of all requests; biases of K, which changes nothing, and of V."""
+    H, head_dim, rows = 24, 8, sum(lengths)
+    x, q, w_k, w_v, b_k, b_v = normal(rows, H), normal(rows - 2, H), normal(H, H), normal(H, H), normal(H), normal(H)
+    batch = Batch.of_lengths(lengths)
+    pieces = batch.pieces(Span(2, rows), Span(0, rows))
+    exact = kernels.attend(q, x @ w_k.T + b_k, x @ w_v.T + b_v, pieces, head_dim)
+
+    ours = kernels.attend_without_keys(q, x, kernels.KeyWeights(w_k, w_v, b_v), pieces, head_dim)
+
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, exact, atol=1e-4)

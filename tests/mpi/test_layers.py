@@ -14,8 +14,10 @@ from hepti_mpi.layers import layer_kernels
 from hepti_mpi.load import load_layer
 from hepti_mpi.products import NUMPY
 from hepti_mpi.stack import Stack
+from solver.cluster import GIB, Cluster, Device, Link
+from solver.cost import predict
 from solver.model import ImageInput, ModelSpec, TextInput, tensor_shapes
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
+from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, Stage, Wire
 from solver.routes import Route
 from solver.shares import held_layers, own_plan
 from solver.spans import Partition, Span
@@ -43,7 +45,7 @@ def make_stack(spec, plan, tensors, world, computes, wire):
     plan.check(spec, world.size)
     own, held = own_plan(plan, world.rank), held_layers(plan, world.rank)
     layers = tuple(
-        layer_kernels(spec, own, computes.product, layer, load_layer(spec, plan, layer, world.rank, read))
+        layer_kernels(spec, own, computes.product, world.rank, layer, load_layer(spec, plan, layer, world.rank, read))
         for layer in range(held.start, held.stop)
     )
     return Stack(spec, plan, layers, world, computes, wire)
@@ -190,6 +192,44 @@ def test_every_route_brings_the_rows_of_uneven_owners(route, tile_rows, world):
     received = 3 * 2 * (61 - Partition.of_shares(weights, 61)[world.rank].size) * POST.hidden * 4  # K and V
     if world.rank > 0:
         assert stack.meter.received_bytes == received + Partition.of_shares(weights, 61)[world.rank].size * 160
+
+
+def with_keys(layer, ranks, rng):
+    """Return a layer whose attention gathers its input; every rank has a way to its keys of its own."""
+    ways = tuple(Keys(way) for way in rng.choice(list(Keys), ranks))
+    return replace(layer, attention=replace(layer.attention, keys=ways))
+
+
+@pytest.mark.parametrize(("spec", "lengths"), [(POST, [3, 1, 17, 2, 30]), (PRE, [16, 16])], ids=["post", "pre"])
+@pytest.mark.parametrize("kind", ["equal", "uneven", "empty"])
+@pytest.mark.parametrize("mlp", CUTS, ids=str)
+def test_gathering_the_input_instead_of_keys_gives_the_reference(mlp, kind, spec, lengths, world):
+    """With and without K and V, behind every MLP, each block with shares and a route of its own."""
+    rng = np.random.default_rng(6)
+    layers = [random_layer(spec, CUTS[0], mlp, kind, world.size, rng) for _ in range(spec.layers)]
+    check(spec, [with_keys(layer, world.size, rng) for layer in layers], lengths, world, tile_rows=7)
+
+
+def test_packed_weights_without_keys_give_the_reference(world):
+    pytest.importorskip("onnxruntime", reason="the extra `fast` is not installed")
+    rng = np.random.default_rng(7)
+    layers = [random_layer(POST, CUTS[0], CUTS[0], "uneven", world.size, rng) for _ in range(POST.layers)]
+    check(POST, [with_keys(layer, world.size, rng) for layer in layers], [3, 30], world, backend("onnxruntime"))
+
+
+@pytest.mark.parametrize("wire", [Wire.FLOAT32, Wire.FLOAT16, Wire.INT8])
+def test_gathering_the_input_sends_a_row_once_a_layer(wire, world):
+    """To the byte: (p - 1) S H numbers a layer, and what rank 0 hands out and gets back; as the price says."""
+    weights = (1 / world.size,) * world.size
+    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=weights)
+    layer = LayerPlan(replace(rows, keys=(Keys.PROJECTED,) * world.size), rows)
+    stack = check(POST, [layer] * POST.layers, [40], world, wire=wire, atol=0.3)
+
+    sent = sum(world.on_all(lambda: stack.meter.sent_bytes))
+    away = 2 * (40 - Partition.of_shares(weights, 40)[0].size)
+    assert sent == wire.row_bytes(POST.hidden) * (POST.layers * (world.size - 1) * 40 + away)
+    cluster = Cluster(tuple(Device(name, 1e10, GIB) for name in stack.plan.devices), Link(1e8, 1e-4))
+    assert sent == predict(POST, cluster, replace(stack.plan, wire=wire), 40).bytes_on_wire
 
 
 @pytest.mark.parametrize(("wire", "error"), [(Wire.FLOAT16, 0.01), (Wire.INT8, 0.2)])

@@ -13,11 +13,11 @@ from solver.errors import InfeasiblePlanError
 from solver.kinds import layer_table
 from solver.model import named_model
 from solver.pipeline import whole_layer_bytes
-from solver.plan import Cut, Layout
+from solver.plan import Cut, Keys, Layout
 from solver.systems import make_plan
 from solver.systems.galaxy import allocate
 from solver.systems.hepti_additive import STRATEGIES, additive_seconds, least
-from solver.systems.voltage import device_seconds
+from solver.systems.voltage import device_seconds, way_to_keys
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base", layers=3)
@@ -32,7 +32,7 @@ def test_sequence_gives_equal_chunks_or_chunks_by_speed():
     assert weighted.attention.row_partition(96).counts == (8, 16, 72)
 
 
-@pytest.mark.parametrize("system", ["sequence", "sequence-weighted", "voltage"])
+@pytest.mark.parametrize("system", ["sequence", "sequence-weighted"])
 def test_keys_and_values_are_all_that_cutting_by_rows_sends(system):
     """systems.md 8.5: 2 (p - 1)/p S H elements from every device in a layer, with equal shares."""
     cluster = pis(10, 10, 10)
@@ -43,20 +43,54 @@ def test_keys_and_values_are_all_that_cutting_by_rows_sends(system):
     assert three - two == 3 * 2 * 2 / 3 * 96 * 768 * 4
 
 
-def test_voltage_counts_keys_and_values_of_all_rows():
-    """t_i(P) = a_i + b_i(P): one row costs K and V of all 96 besides its own; no row costs nothing."""
+def test_voltage_sends_half_of_what_keys_and_values_are():
+    """One all-gather of the rows a layer, beside what rank 0 hands out and gets back."""
+    cluster = pis(10, 20, 5)
+    plan = make_plan("voltage", SPEC, cluster, 96)
+    rows = plan.layer(0).attention.row_partition(96).counts
+
+    away = 2 * sum(rows[1:])
+    assert plan.predicted.bytes_on_wire == 4 * SPEC.hidden * (SPEC.layers * 2 * 96 + away)
+
+
+def test_voltage_counts_keys_and_values_of_all_rows_or_none():
+    """t_i(P) = a_i + b_i(P): 60 of 96 rows cost K and V of all; 8 do without, and no row costs nothing."""
     cluster = pis(10, 20)
     bank = setting(SPEC, cluster, 96).machine.bank
 
     seconds = device_seconds(SPEC, cluster, 96)
 
-    H, F = 768, 3072
-    own = sum(bank.seconds(kernel, 8, weights) for kernel, weights in (
-        (Kernel.PROJECT, H * H), (Kernel.CONTRACT, H * H), (Kernel.PROJECT, H * F), (Kernel.CONTRACT, F * H),
-    ))  # fmt: skip
-    own += bank.attend(8, 96, 12, 64) + bank.seconds(Kernel.ACTIVATE, 8 * F) + 2 * bank.seconds(Kernel.NORM, 8 * H)
-    assert seconds[8] == pytest.approx(own + bank.seconds(Kernel.PROJECT, 96, 2 * H * H))
+    H, F, A, d = 768, 3072, 12, 64
+
+    def own(rows):
+        project, contract = ([(kernel, H * H), (kernel, H * F)] for kernel in (Kernel.PROJECT, Kernel.CONTRACT))
+        steps = bank.seconds(Kernel.ACTIVATE, rows * F) + 2 * bank.seconds(Kernel.NORM, rows * H)
+        return steps + sum(bank.seconds(kernel, rows, weights) for kernel, weights in project + contract)
+
+    assert 1 / 8 - 1 / 96 > 1 / d - 1 / H > 1 / 60 - 1 / 96
+    projecting = bank.attend(60, 96, A, d) + bank.seconds(Kernel.PROJECT, 96, 2 * H * H)
+    assert seconds[60] == pytest.approx(own(60) + projecting)
+    avoiding = 2 * bank.seconds(Kernel.PROJECT, A * 8, H * 96) + 2 * bank.seconds(Kernel.CONTRACT, 8, H * H)
+    assert seconds[8] == pytest.approx(own(8) + avoiding + bank.attend(8, 96, A, 0))
     assert seconds[0].tolist() == [0, 0]
+
+
+def test_voltage_takes_the_order_of_less_work():
+    """Multiplications of one head, counted: K, scores, context and V in one order and in the other."""
+    for spec, rows in ((SPEC, 96), (SPEC, 20), (named_model("minilm-l6"), 300)):
+        H, d = spec.hidden, spec.head_dim
+        for own in range(1, rows + 1):
+            projected = 2 * rows * H * d + 2 * own * rows * d
+            avoided = 2 * own * d * H + 2 * own * rows * H
+            assert way_to_keys(spec, own, rows) is (Keys.AVOIDED if avoided < projected else Keys.PROJECTED)
+
+
+def test_voltage_gives_every_device_its_order():
+    """A device ten times as slow has few rows, and does without K and V."""
+    layer = make_plan("voltage", SPEC, pis(50, 5), 256).layer(0)
+
+    assert layer.attention.keys == (Keys.PROJECTED, Keys.AVOIDED)
+    assert layer.mlp.keys is None
 
 
 def test_voltage_makes_the_slowest_as_fast_as_can_be():
