@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from launch import compare_command
+from launch import compare_command, paper_command
 from launch.bench_offload import PUBLISHED_LOCAL_MS, bench_offload, write_picture
 from launch.bench_shift import STRATEGIES, bench_shift
 from launch.bench_shift import write_picture as write_shift
@@ -28,6 +28,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     suites = bench.add_subparsers(required=True, metavar="SUITE")
     compare_command.add_parser(suites)
+    paper_command.add_parser(suites)
     parser = suites.add_parser("offload", help="what two devices gain over one, beside the published figures")
     parser.set_defaults(function=_offload)
     parser.add_argument("--cluster", default="paper2", help="cluster file of two devices, or a lab of it")

@@ -62,14 +62,19 @@ def lab_of(cluster: str) -> Iterator[Lab]:
 def lab_stage(cluster: str) -> Iterator[Stage]:
     """Yield a lab as a stage."""
     with lab_of(cluster) as lab:
+        yield stage_of(lab, len(lab.hosts))
 
-        def mpirun(program: Sequence[str], log: Path) -> int:
-            return lab_run.run(lab, len(lab.hosts), program, log)
 
-        def alone(number: int, program: Sequence[str]) -> tuple[int, str, str]:
-            return shell.attempt(on_host(lab, lab.hosts[number], program), ALONE_S)
+def stage_of(lab: Lab, count: int) -> Stage:
+    """Return the first hosts of a lab as a stage."""
 
-        yield Stage(lab.name, tuple(host.name for host in lab.hosts), mpirun, alone)
+    def mpirun(program: Sequence[str], log: Path) -> int:
+        return lab_run.run(lab, count, program, log)
+
+    def alone(number: int, program: Sequence[str]) -> tuple[int, str, str]:
+        return shell.attempt(on_host(lab, lab.hosts[number], program), ALONE_S)
+
+    return Stage(lab.name, tuple(host.name for host in lab.hosts[:count]), mpirun, alone)
 
 
 def hosts_stage(hostfile: Path) -> Stage:

@@ -7,6 +7,7 @@ kernels.
 
 from __future__ import annotations
 
+import json
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from launch.compare_results import Samples, ranked, result
 from launch.compare_show import variant
 from solver.cluster import Cluster, read_cluster
 from solver.errors import HeptiError
+from solver.model import ModelSpec, TextInput
 from solver.plan_file import plan_to_json
 
 VERSIONS_OF = ("numpy", "onnxruntime", "torch", "mpi4py", "hepti")
@@ -30,7 +32,11 @@ VERSIONS_OF = ("numpy", "onnxruntime", "torch", "mpi4py", "hepti")
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """What is compared: `runs` rounds, in each of which a program answers `warmup` and then `repeat` timed requests."""
+    """What is compared: `runs` rounds, in each of which a program answers `warmup` and then `repeat` timed requests.
+
+    Where `many` texts come at once, each time all of them, and the seconds of a request are the reciprocal of how many
+    are answered a second.
+    """
 
     systems: Sequence[str]
     kernels: Sequence[Kernels]
@@ -40,6 +46,7 @@ class Contest:
     runs: int
     repeat: int
     warmup: int
+    many: int = 0
 
 
 def compare(
@@ -53,7 +60,7 @@ def compare(
         If no kernels can be measured, or nobody comes through.
     """
     clusters, absent = _profiles(stage, model, contest, folder, say)
-    entrants, unfit = planned(model.spec, clusters, contest.rows, contest.systems, contest.wires)
+    entrants, unfit = planned(model.spec, clusters, contest.rows, contest.systems, contest.wires, many=contest.many > 0)
     entrants += alone(model.spec, clusters, contest.rows, contest.runtimes)
     absent += unfit
     found = {number: Samples() for number in range(len(entrants))}
@@ -133,12 +140,23 @@ def _run(
     plan, report = files.with_suffix(".plan.json"), files.with_suffix(".report.json")
     plan.write_text(plan_to_json(entrant.plan))
     report.unlink(missing_ok=True)
-    program = ["--model", str(model.path), "--random", str(contest.rows), "--plan", str(plan), *times]
+    program = ["--model", str(model.path), *_asked(model.spec, contest, files), "--plan", str(plan), *times]
     program += ["--report", str(report), "--wire", entrant.entry.wire, *_kernel_words(kernels)]
     if last:
         program += ["--trace", str(files.with_suffix(".trace.json"))]
     _mpirun(stage, program, files.with_suffix(".log"))
-    return samples.add_report(report)
+    return samples.add_report(report, many=contest.many > 0)
+
+
+def _asked(spec: ModelSpec, contest: Contest, files: Path) -> list[str]:
+    """Return the words that say what is computed: one random request, or a file of many."""
+    if not contest.many:
+        return ["--random", str(contest.rows)]
+    assert isinstance(spec.input, TextInput)
+    tokens = [[(number + place) % spec.input.vocab for place in range(contest.rows)] for number in range(contest.many)]
+    path = files.with_suffix(".jsonl")
+    path.write_text("".join(json.dumps({"id": number, "tokens": ids}) + "\n" for number, ids in enumerate(tokens)))
+    return ["--input", str(path)]
 
 
 def _mpirun(stage: Stage, program: Sequence[str], log: Path) -> None:

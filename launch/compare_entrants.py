@@ -89,9 +89,17 @@ class Absent:
 
 
 def planned(
-    spec: ModelSpec, clusters: Mapping[Kernels, Cluster], rows: int, systems: Sequence[str], wires: Sequence[str]
+    spec: ModelSpec,
+    clusters: Mapping[Kernels, Cluster],
+    rows: int,
+    systems: Sequence[str],
+    wires: Sequence[str],
+    many: bool = False,
 ) -> tuple[list[Entrant], list[Absent]]:
-    """Return every system on all kernels over all wires, and those that find no plan or lack memory."""
+    """Return every system on all kernels over all wires, and those that find no plan or lack memory.
+
+    Of `many` requests what is predicted is a request's part of the time.
+    """
     found: list[Entrant] = []
     absent: list[Absent] = []
     for system, (kernels, cluster), wire in product(systems, clusters.items(), wires):
@@ -106,7 +114,8 @@ def planned(
             absent.append(Absent(entry, missing))
             continue
         bound = bounds(spec, cluster, rows, priced)
-        found.append(Entrant(entry, priced.prediction.seconds, bound.compute_s, bound.exchange_s, plan))
+        seconds = 1 / priced.requests_per_s if many else priced.prediction.seconds
+        found.append(Entrant(entry, seconds, bound.compute_s, bound.exchange_s, plan))
     return found, absent
 
 

@@ -24,8 +24,8 @@ class Samples:
     bytes_on_wire: int = 0
     devices: tuple[str, ...] = ()
 
-    def add_report(self, path: Path) -> list[float]:
-        """Add the report of a run of `hepti_mpi`; return its seconds.
+    def add_report(self, path: Path, many: bool = False) -> list[float]:
+        """Add the report of a run of `hepti_mpi`; return its seconds: of every request, or of many one on average.
 
         Raises
         ------
@@ -39,6 +39,8 @@ class Samples:
                 {key: entry[key] / len(seconds) for key in ("compute_s", "wait_s", "sent_bytes")}
                 for entry in report["per_rank"]
             ]
+            if many:
+                seconds = [1 / report["requests_per_s"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise HeptiError(f"no usable report at {path}: {error}") from error
         self.seconds += seconds

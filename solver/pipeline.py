@@ -194,7 +194,7 @@ def sublayer_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
         def add(building: LayerSteps) -> None:
             (building.attention if number < BLOCK else building.mlp)(Cut.ROWS, Layout.ROWS, half)
 
-        return seconds_alone(s, every, add)[0]
+        return np.asarray(seconds_alone(s, every, add)[0])
 
     return np.stack([seconds(number) for number in range(SUBLAYERS)])
 

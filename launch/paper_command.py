@@ -1,0 +1,99 @@
+"""`python -m launch bench paper …`: what a person types."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+from launch.bench_model import bench_model, check_model
+from launch.compare_command import chosen
+from launch.lab_up import require_tools
+from launch.tables import show
+from solver.errors import HeptiError
+from solver.ready import find_cluster
+from solver.systems import PLANNERS
+
+FIGURES = ("latency", "throughput", "memory")
+CLUSTERS, MODELS, MBPS = ("pi4x4", "mixed4"), ("bert-large", "vit-large"), ("940", "500", "240", "120")
+
+
+def add_parser(suites: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `paper`."""
+    parser = suites.add_parser(
+        "paper",
+        help="latency, throughput and memory of all systems, beside published figures",
+        epilog="example, as root: python -m launch bench paper --figures latency --layers 4 --out results",
+    )
+    parser.set_defaults(function=_paper)
+    lists = {"--figures": FIGURES, "--clusters": CLUSTERS, "--models": MODELS, "--mbps": MBPS, "--systems": PLANNERS}
+    for option, default in lists.items():
+        parser.add_argument(option, default=",".join(default), metavar="A,B,…", help="(default: %(default)s)")
+    parser.add_argument("--layers", type=int, metavar="N", help="another layer count")
+    parser.add_argument("--runs", type=int, default=3, help="rounds at every point (default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=3, help="timed requests in a round (default: %(default)s)")
+    parser.add_argument("--warmup", type=int, default=1, help="untimed ones before them (default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write paper.json and a picture of every figure there")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _paper(options: argparse.Namespace) -> int:
+    figures, systems = chosen("--figures", options.figures, FIGURES), chosen("--systems", options.systems, [*PLANNERS])
+    mbps = bandwidths(options.mbps)
+    for name, least in (("runs", 1), ("repeat", 1), ("warmup", 0)):
+        if getattr(options, name) < least:
+            raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least {least}")
+    clusters = {name: len(find_cluster(name).devices) for name in options.clusters.split(",")}
+    for name in options.models.split(","):
+        check_model(name, options.layers)
+    require_tools()
+    # These bring the planner and its solvers: a second, which only a benchmark needs.
+    from launch.bench_paper import bench_paper, cells, claim_cells, points, write_pictures
+    from launch.compare import Contest
+    from launch.compare_entrants import Kernels
+
+    models = {name: bench_model(name, options.layers) for name in options.models.split(",")}
+    kernels = [Kernels("auto", "float32")]
+    contest = Contest(systems, kernels, ["float32"], [], 0, options.runs, options.repeat, options.warmup)
+    measured = points(figures, clusters, {name: model.spec for name, model in models.items()}, mbps)
+    with tempfile.TemporaryDirectory(prefix="hepti-paper-") as folder:
+        report = bench_paper(measured, models, contest, Path(folder), _say)
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "paper.json").write_text(json.dumps(report, indent=1))
+        if find_spec("matplotlib") is None:
+            _say("note: no pictures without matplotlib: pip install 'hepti[plot]'")
+        else:
+            write_pictures(report, options.out)
+    if options.json:
+        print(json.dumps(report))
+        return 0
+    for figure in figures:
+        for title, columns, rows in cells(report, figure):
+            show(title, columns, rows)
+    show("times as good as the best of those beside it", *claim_cells(report))
+    return 0
+
+
+def bandwidths(words: str) -> list[float]:
+    """Return numbers with commas between.
+
+    Raises
+    ------
+    HeptiError
+        If one is none, or not above zero.
+    """
+    try:
+        found = [float(word) for word in words.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < each < 1e6 for each in found):
+        raise HeptiError(f"--mbps is {words!r}, must be numbers above 0 with commas between")
+    return found
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,150 @@
+"""What the papers show, on stages of which nothing is real: which points there are, and what comes of them."""
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch.bench_model import BenchModel
+from launch.bench_paper import (
+    FITS,
+    MANY,
+    Point,
+    bench_paper,
+    cells,
+    claim_cells,
+    claims,
+    memory_that_fits,
+    points,
+    write_pictures,
+)
+from launch.paper_command import bandwidths
+from solver.cost import weights_room
+from solver.errors import HeptiError
+from solver.model import named_model
+from solver.pipeline import whole_layer_bytes
+from tests.launch.test_compare import CONTEST, Pretended
+from tests.solver.clusters import pis
+
+BERT, VIT = named_model("bert-base", 2), named_model("vit-base", 2)
+MODELS = {"bert-base": BenchModel(Path("/bert.h5"), BERT), "vit-base": BenchModel(Path("/vit.h5"), VIT)}
+
+
+class ManyAtOnce(Pretended):
+    """The same hosts, which say how many requests they answer a second."""
+
+    def mpirun(self, program, log):
+        code = super().mpirun(program, log)
+        if "--report" in program:
+            path = Path(program[program.index("--report") + 1])
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"requests_per_s": 4.0}))
+        if "--input" in program:
+            lines = Path(program[program.index("--input") + 1]).read_text().splitlines()
+            assert len(lines) == MANY
+            assert {len(json.loads(line)["tokens"]) for line in lines} == {256}
+        return code
+
+
+def run(measured, folder, **changes):
+    limits = []
+
+    @contextmanager
+    def stages(cluster):
+        def under(point, spec):
+            limits.append((cluster, point.mbps, point.fits))
+            return ManyAtOnce(**changes).stage
+
+        yield under
+
+    contest = replace(CONTEST, systems=("hepti", "megatron", "pipeedge", "single"), runtimes=(), runs=1)
+    return bench_paper(measured, MODELS, contest, folder, lambda line: None, stages), limits
+
+
+def test_the_points_are_those_of_the_papers():
+    """Bandwidths for both models; devices for the one that reads texts; memory for both."""
+    found = points(["latency", "throughput", "memory"], {"pi4x4": 4}, {"b": BERT, "v": VIT}, [940, 120])
+
+    latency = [(point.model, point.mbps) for point in found if point.figure == "latency"]
+    assert latency == [("b", 940), ("b", 120), ("v", 940), ("v", 120)]
+    assert [(point.model, point.hosts) for point in found if point.figure == "throughput"] == [
+        ("b", count) for count in (1, 2, 3, 4)
+    ]
+    assert [(point.model, point.fits) for point in found if point.figure == "memory"] == [
+        (model, fits) for model in "bv" for fits in FITS
+    ]
+
+
+@pytest.mark.parametrize("share", FITS)
+def test_the_memory_holds_that_share_of_the_layers(share):
+    """Rank 0, which has embeddings and heads; norms of all layers come off."""
+    device = replace(pis(10).devices[0], memory_bytes=memory_that_fits(BERT, share))
+    room = weights_room(BERT, replace(pis(10), devices=(device,)), 256)
+
+    layers = BERT.layers * whole_layer_bytes(BERT)
+    assert room[0] == pytest.approx(share * layers, abs=BERT.layers * 6 * 4 * BERT.hidden + 1)
+
+
+def test_every_point_is_a_comparison_under_its_limits(tmp_path):
+    measured = [
+        Point("latency", "odd", "bert-base", 240, 3),
+        Point("throughput", "odd", "bert-base", 940, 3),
+        Point("memory", "odd", "vit-base", 940, 3, 0.5),
+    ]
+    report, limits = run(measured, tmp_path)
+
+    assert limits == [("odd", 240, None), ("odd", 940, None), ("odd", 940, 0.5)]
+    assert {(row["figure"], row["model"], row["mbps"]) for row in report["results"]} == {
+        ("latency", "bert-base", 240), ("throughput", "bert-base", 940), ("memory", "vit-base", 940),
+    }  # fmt: skip
+    assert {row["median_s"] for row in report["results"] if row["figure"] == "throughput"} == {0.25}
+    json.dumps(report)
+    titles = [title for figure in ("latency", "throughput", "memory") for title, _, _ in cells(report, figure)]
+    assert titles == [
+        "latency: bert-base on odd, ms a request",
+        "throughput: bert-base on odd, requests/s",
+        "memory: vit-base on odd, ms a request",
+    ]
+    _, columns, rows = next(cells(report, "throughput"))
+    assert columns == ["system", "3 devices"]
+    assert ["pipeedge", "4.00"] in rows
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    write_pictures(report, tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == [
+        f"paper-{figure}.png" for figure in ("latency", "memory", "throughput")
+    ]
+
+
+def test_a_point_at_which_nobody_comes_through_is_said(tmp_path):
+    measured = [Point("latency", "odd", "bert-base", 240, 3)]
+
+    with pytest.raises(HeptiError, match="nobody came through; all: "):
+        run(measured, tmp_path, fails=("float32", "auto", None))
+
+
+def test_a_claim_stands_beside_the_most_that_was_found():
+    """By hand: hepti 1.5 times as fast as the best of the others at 120 Mbps, 1.2 times at 940; galaxy did not run."""
+    at = {"figure": "latency", "cluster": "c", "model": "m", "hosts": 4, "fits": None, "wire": "float32"}
+    seconds = {("hepti", 940): 1.0, ("hepti", 120): 2.0, ("megatron", 940): 1.2, ("megatron", 120): 3.0}
+    rows = [
+        at | {"system": system, "mbps": mbps, "median_s": value, "bytes_on_wire": 1}
+        for (system, mbps), value in seconds.items()
+    ]
+
+    found = {claim["system"]: claim for claim in claims(rows)}
+
+    assert found["hepti"]["found"] == pytest.approx(1.5)
+    assert found["hepti"]["where"] == {"cluster": "c", "model": "m", "mbps": 120, "hosts": 4}
+    assert found["hepti"]["published"] == pytest.approx(1.443, abs=1e-3)
+    assert found["galaxy"]["found"] is None
+    columns, table = claim_cells({"claims": claims(rows)})
+    assert len(columns) == len(table[0])
+    assert table[0][:2] == ["hepti", "megatron, grid2d"]
+
+
+def test_bandwidths_are_numbers_above_zero():
+    assert bandwidths("940,120.5") == [940, 120.5]
+    for words in ("", "fast", "940,-1", "0", "940,"):
+        with pytest.raises(HeptiError, match=r"--mbps is .* must be numbers above 0 with commas between"):
+            bandwidths(words)
