@@ -108,7 +108,9 @@ def measure(model: Path, cluster: Cluster, rows: int, every: bool, turns: int, f
     path = folder / "plans.json"
     path.write_text(json.dumps({name: json.loads(plan_to_json(plans[name])) for name in chosen}))
     program = str(Path(__file__).with_name("programs") / "plans.py")
-    out = launch("run", NAME, "--", sys.executable, program, str(model), str(path), str(rows), str(turns))
+    out = launch(
+        "run", NAME, "--", sys.executable, "-m", "mpi4py", program, str(model), str(path), str(rows), str(turns)
+    )
     seconds = json.loads(out)
     return {name: {"predicted_s": predicted[name], "seconds": seconds.get(name)} for name in plans}
 
