@@ -244,16 +244,17 @@ def gather_rows(
     return Tiles(gather.array, spans())
 
 
-def gather_columns(group: Group, x_cols: Array, have: Partition, wanted_by: Sequence[bool]) -> Array:
+def gather_columns(group: Group, x_cols: Array, have: Sequence[Span], wanted_by: Sequence[bool]) -> Array:
     """Give every rank that wants them all columns: [S, own columns] -> [S, all columns], else [S, 0]."""
     rows, mine = x_cols.shape[0], have[group.rank]
+    width = max(span.stop for span in have)
     _send(group, x_cols, [peer for peer in group.others() if wanted_by[peer]])
     if not wanted_by[group.rank]:
         return np.empty((rows, 0), np.float32)
-    if mine.size == have.total:
+    if mine.size == width:
         return x_cols
     blocks = [(peer, np.empty((rows, have[peer].size), np.float32)) for peer in group.others() if have[peer].size]
-    x_full = np.empty((rows, have.total), np.float32)
+    x_full = np.empty((rows, width), np.float32)
     x_full[:, mine.slice] = x_cols
     for number in _receive(group, blocks):
         peer, block = blocks[number]
@@ -261,8 +262,43 @@ def gather_columns(group: Group, x_cols: Array, have: Partition, wanted_by: Sequ
     return x_full
 
 
+def reduce_columns(group: Group, x: Array, want: Sequence[Span], given_by: Sequence[bool]) -> Array:
+    """Add the ranks' summands on the columns that each rank wants: `gather_columns` backwards.
+
+    Parameters
+    ----------
+    group
+        The ranks; all call this.
+    x : [rows, all columns]
+        This rank's summand, if it gives one.
+    want
+        For every rank the columns whose sum it needs.
+    given_by
+        Which ranks give a summand.
+
+    Returns
+    -------
+    [rows, own columns]
+        A new array, summed in rank order.
+    """
+    mine = want[group.rank]
+    summing = [peer for peer in range(group.size) if given_by[peer] and mine.size]
+    summands = {peer: np.empty((x.shape[0], mine.size), np.float32) for peer in summing if peer != group.rank}
+    coming = _receive(group, list(summands.items()))
+    for peer in group.others() if given_by[group.rank] else ():
+        _send(group, x[:, want[peer].slice], [peer])
+    if group.rank in summing:
+        summands[group.rank] = x[:, mine.slice]
+    for _ in coming:
+        pass
+    total = np.zeros((x.shape[0], mine.size), np.float32)
+    for peer in summing:
+        total += summands[peer]
+    return total
+
+
 def reduce_rows(
-    group: Group, part: Product, want: Sequence[Span], parts: Partition, width: int, tile_rows: int = 0
+    group: Group, part: Product, want: Sequence[Span], parts: Sequence[Span], width: int, tile_rows: int = 0
 ) -> Array:
     """Add the ranks' summands on the rows that each rank wants: the reduce-scatter.
 
@@ -275,9 +311,9 @@ def reduce_rows(
     want
         For every rank the rows whose sum it needs; disjoint.
     parts
-        What the summands are computed from: a rank with an empty part sends nothing.
+        For every rank the columns of a row that its summands have; a rank with none sends nothing.
     width
-        Of a row.
+        Of a row of the sum.
     tile_rows
         As in the plan.
 
@@ -289,7 +325,7 @@ def reduce_rows(
     mine = want[group.rank]
     own = parts[group.rank].size > 0
     summing = [peer for peer in range(group.size) if parts[peer].size and mine.size]
-    summands = {peer: np.empty((mine.size, width), np.float32) for peer in summing if peer != group.rank}
+    summands = {peer: np.empty((mine.size, parts[peer].size), np.float32) for peer in summing if peer != group.rank}
     coming = _receive(
         group,
         [(peer, block[tile.within(mine).slice]) for peer, block in summands.items() for tile in tiles(mine, tile_rows)],
@@ -303,11 +339,11 @@ def reduce_rows(
         pass
     total = np.zeros((mine.size, width), np.float32)
     for peer in summing:
-        total += summands[peer]
+        total[:, parts[peer].slice] += summands[peer]
     return total
 
 
-def all_reduce(group: Group, part: Product, rows: int, parts: Partition, width: int, tile_rows: int = 0) -> Array:
+def all_reduce(group: Group, part: Product, rows: int, parts: Sequence[Span], width: int, tile_rows: int = 0) -> Array:
     """Add the ranks' summands [S, width] on all ranks; arguments as in `reduce_rows`, `rows` is S."""
     everything = Span(0, rows)
     if group.size <= 2:

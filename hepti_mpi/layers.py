@@ -13,7 +13,7 @@ from itertools import chain
 
 import numpy as np
 
-from hepti_mpi import kernels
+from hepti_mpi import grid, kernels
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
@@ -42,11 +42,14 @@ class BlockKernels:
     """A rank's share of one block, ready to compute.
 
     `into` is, for attention by rows, (K and V, Q), where K and V are avoided Q alone; for attention by heads, all three
-    at once; for the MLP, up and its activation. `out` is the attention output or down, without bias. `width` is the
-    columns between the two; the vectors are [H]. `avoided` are K's and V's weights where these are not projected.
+    at once; for the MLP, up and its activation; for cut grid, without bias and activation, which go on the sum.
+    `into_bias` is that bias, of the columns that the rank adds up. `out` is the attention output or down, without bias.
+    `width` is the columns between the two; the other vectors are [H]. `avoided` are K's and V's weights where these are
+    not projected.
     """
 
     into: tuple[Product, ...]
+    into_bias: Array
     out: Product
     width: int
     out_bias: Array
@@ -97,8 +100,10 @@ def layer_kernels(
     cuts, place = plan.layer(number), plan.place(rank)
     a, m, H = weights.attention, weights.mlp, spec.hidden
     avoided = None
-    if a.into.size and cuts.attention.keys and place and cuts.attention.keys[place[1]] is Keys.AVOIDED:
-        into: tuple[Product, ...] = (make(a.into[:H], a.into_bias[:H]),)
+    if cuts.attention.cut is Cut.GRID:
+        into: tuple[Product, ...] = (make(np.ascontiguousarray(a.into.T), None),)
+    elif a.into.size and cuts.attention.keys and place and cuts.attention.keys[place[1]] is Keys.AVOIDED:
+        into = (make(a.into[:H], a.into_bias[:H]),)
         # K's bias adds the same to every score of a query, which a softmax does not see.
         avoided = kernels.KeyWeights(a.into[H : 2 * H], a.into[2 * H :], a.into_bias[2 * H :])
     elif cuts.attention.cut is Cut.ROWS and a.into.size:
@@ -106,13 +111,16 @@ def layer_kernels(
         into = (make(a.into[H:], a.into_bias[H:]), make(a.into[:H], a.into_bias[:H]))
     else:
         into = (make(a.into, a.into_bias),) * 2
+    if cuts.mlp.cut is Cut.GRID:
+        up = make(np.ascontiguousarray(m.into.T), None)
+    else:
+        up = make(m.into, m.into_bias, spec.activation)
     return LayerKernels(
-        BlockKernels(into, make(a.out, None), a.into.shape[0] // 3, a.out_bias, a.norm, a.norm_bias, avoided),
         BlockKernels(
-            (make(m.into, m.into_bias, spec.activation),), make(m.out, None),
-            m.into.shape[0], m.out_bias, m.norm, m.norm_bias,
+            into, a.into_bias, make(a.out, None), a.into.shape[0] // 3, a.out_bias, a.norm, a.norm_bias, avoided
         ),
-    )  # fmt: skip
+        BlockKernels((up,), m.into_bias, make(m.out, None), m.into.shape[0], m.out_bias, m.norm, m.norm_bias),
+    )
 
 
 def run_layers(
@@ -248,6 +256,16 @@ def attention_columns(x: Blocks, rows: Partition | None, w: BlockKernels, plan: 
     return _output_columns(_heads(x, w, run), heads, rows, w, plan, run)
 
 
+def attention_grid(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
+    """Compute this rank's tiles of the two products, and between them the heads that it adds up."""
+    assert rows is not None
+    d, everything = run.spec.head_dim, Span(0, run.batch.rows)
+    tiles = grid.Grid(run.group, plan, rows, run.tile_rows, unit=d, tensors=3)
+    q, k, v = np.split(tiles.enter(x, w.into[0], w.into_bias), 3, axis=1)
+    context = run.backend.attend(q, k, v, run.batch.pieces(everything, everything), d)
+    return _in_tiles(tiles.leave(context, w.out), rows, run)
+
+
 # MLP, likewise.
 
 
@@ -272,12 +290,26 @@ def mlp_columns(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockP
     return _output_columns(_project(x, w.width, w, run), plan.inner, rows, w, plan, run)
 
 
+def mlp_grid(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
+    """Compute this rank's tiles of the two products, and between them the activation of the columns that it adds up."""
+    assert rows is not None
+    tiles = grid.Grid(run.group, plan, rows, run.tile_rows)
+    h = kernels.ACTIVATIONS[run.spec.activation](tiles.enter(x, w.into[0], w.into_bias))
+    return _in_tiles(tiles.leave(h, w.out), rows, run)
+
+
 ATTENTION: Mapping[Cut, Compute] = {
     Cut.ROWS: attention_rows,
     Cut.BLOCK: attention_block,
     Cut.COLUMNS: attention_columns,
+    Cut.GRID: attention_grid,
 }
-MLP: Mapping[Cut, Compute] = {Cut.ROWS: mlp_rows, Cut.BLOCK: mlp_block, Cut.COLUMNS: mlp_columns}
+MLP: Mapping[Cut, Compute] = {
+    Cut.ROWS: mlp_rows,
+    Cut.BLOCK: mlp_block,
+    Cut.COLUMNS: mlp_columns,
+    Cut.GRID: mlp_grid,
+}
 
 
 def bring(x: Stream, wanted: Sequence[Span], route: Route, run: Pass) -> Blocks:
@@ -345,7 +377,7 @@ def _wanted(plan: BlockPlan, rows: Partition | None, run: Pass) -> Sequence[Span
     kept = rows.spans if rows is not None else [Span(0, 0)] * run.group.size
     if plan.keys is not None:
         return [run.batch.keys_of(span) for span in kept]
-    if plan.inner is None:
+    if plan.inner is None or plan.cut is Cut.GRID:
         return kept
     return [Span(0, run.batch.rows) if part.size else keeps for part, keeps in zip(plan.inner, kept, strict=True)]
 
@@ -394,10 +426,11 @@ def _reduced(h: Array, rows: Partition | None, w: BlockKernels, plan: BlockPlan,
         return w.out(h[span.slice])
 
     group, H = run.group, run.spec.hidden
+    parts = [Span(0, H if share.size else 0) for share in plan.inner]
     if rows is None:
-        y = all_reduce(group, part, run.batch.rows, plan.inner, H, run.tile_rows)
+        y = all_reduce(group, part, run.batch.rows, parts, H, run.tile_rows)
     else:
-        y = reduce_rows(group, part, rows.spans, plan.inner, H, run.tile_rows)
+        y = reduce_rows(group, part, rows.spans, parts, H, run.tile_rows)
     return _in_tiles(y, rows, run)
 
 
@@ -407,9 +440,9 @@ def _output_columns(
     """Gather the columns of h, compute this rank's output columns, gather those."""
     assert plan.columns is not None
     group = run.group
-    h_full = gather_columns(group, h_cols, have, [span.size > 0 for span in plan.columns])
+    h_full = gather_columns(group, h_cols, have.spans, [span.size > 0 for span in plan.columns])
     y_cols = w.out(h_full) if plan.columns[group.rank].size else h_full
-    y_full = gather_columns(group, y_cols, plan.columns, [True] * group.size)
+    y_full = gather_columns(group, y_cols, plan.columns.spans, [True] * group.size)
     y = y_full if rows is None else y_full[rows[group.rank].slice]
     return _in_tiles(y, rows, run)
 

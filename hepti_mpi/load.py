@@ -34,7 +34,8 @@ class BlockWeights:
 
     `into` is [query, key, value] stacked for attention ([3 A' d, H]) and up for the MLP ([F', H]); `out` is the
     attention output ([A' d, H']) or down ([F', H']). A' and F' are the rank's heads and columns (all for cut rows),
-    H' is H but for cut columns. `into_bias` goes with `into`; the other vectors are [H].
+    H' is H but for cut columns. For cut grid A' and F', and H' in both, are those of the rank's tile. `into_bias` goes
+    with `into`, for cut grid with the heads or columns that the rank adds up; the other vectors are [H].
     """
 
     into: Array
@@ -158,12 +159,14 @@ def _block(
 ) -> tuple[BlockWeights, dict[str, Array]]:
     """Allocate a block's arrays, and name the place in them of every tensor."""
     first = pieces.get(f"{block}/{into[0]}/weight")
-    each = first.shape[0] if first else 0
+    each, inputs = first.shape if first else (0, H)
+    bias = pieces.get(f"{block}/{into[0]}/bias")
+    biases = bias.shape[0] if bias else 0
     out_name = f"{block}/{out}/weight"
     out_shape = pieces[out_name].shape if out_name in pieces else (0, H)
     weights = BlockWeights(
-        into=np.empty((len(into) * each, H), np.float32),
-        into_bias=np.empty(len(into) * each, np.float32),
+        into=np.empty((len(into) * each, inputs), np.float32),
+        into_bias=np.empty(len(into) * biases, np.float32),
         out=np.empty(out_shape, np.float32),
         out_bias=np.empty(H, np.float32),
         norm=np.empty(H, np.float32),
@@ -176,7 +179,6 @@ def _block(
         f"{block}/norm/bias": weights.norm_bias,
     }
     for number, name in enumerate(into):
-        rows = slice(number * each, (number + 1) * each)
-        places[f"{block}/{name}/weight"] = weights.into[rows]
-        places[f"{block}/{name}/bias"] = weights.into_bias[rows]
+        places[f"{block}/{name}/weight"] = weights.into[number * each :][:each]
+        places[f"{block}/{name}/bias"] = weights.into_bias[number * biases :][:biases]
     return weights, places

@@ -7,6 +7,9 @@
     attention columns   as block up to the context; gather it; own output columns; gather them; norm
     mlp rows            up, activation, down, norm, without an exchange
     mlp block, columns  as attention, with up and activation for Q, K, V, and down for the output
+    grid, of both       columns to the tiles; during: the first product, block by block; add it up
+                        scores, context, or the activation; spread
+                        reduce; during: the second product; norm
 
 A stream that lies in rows is computed tile by tile, up to the next exchange, and every tile is sent at once: so the
 output, the norms, the MLP and the next layer's K and V of a tile hide the exchange of the tiles before it. A layer
@@ -28,6 +31,7 @@ from numpy.typing import NDArray
 
 from solver.curves import Floats, Kernel
 from solver.exchange import Exchange, Mask, gather, move, scatter, tile_counts
+from solver.grid import GridExchanges
 from solver.model import ModelSpec
 from solver.plan import Cut, Keys, Layout, Wire
 from solver.routes import Route
@@ -132,6 +136,9 @@ class LayerSteps:
         """Add an attention block, or a half of one that is cut by rows: up to the context, or from there on."""
         spec, S, bank = self._setting.spec, self._setting.rows, self._setting.machine.bank
         H, A, d = spec.hidden, spec.heads, spec.head_dim
+        if cut is Cut.GRID:
+            self._grid(Axis.HEADS, Axis.CONTEXT, d, 3, lambda heads: bank.attend(S * (heads > 0), S, heads, d))
+            return
         if cut is not Cut.ROWS:
             inner = Inner(
                 "attention", Axis.HEADS, Axis.CONTEXT, d,
@@ -184,7 +191,11 @@ class LayerSteps:
 
     def mlp(self, cut: Cut, norm: Layout, halves: Span = WHOLE) -> None:
         """Add an MLP block, or a half of one that is cut by rows: up to its inner columns, or from there on."""
-        H, F, bank = self._setting.spec.hidden, self._setting.spec.ffn, self._setting.machine.bank
+        s, H, F = self._setting, self._setting.spec.hidden, self._setting.spec.ffn
+        bank = s.machine.bank
+        if cut is Cut.GRID:
+            self._grid(Axis.FFN, Axis.OUTPUT, 1, 1, lambda columns: bank.seconds(Kernel.ACTIVATE, s.rows * columns))
+            return
         inner = Inner(
             "mlp", Axis.FFN, Axis.OUTPUT, 1,
             into=lambda m, columns: bank.seconds(Kernel.PROJECT, m * (columns > 0), H * columns)
@@ -229,6 +240,31 @@ class LayerSteps:
         else:
             self._reduce_to_all(block)
         self._norm(norm)
+
+    def _grid(self, axis: Axis, output: Axis, width: int, tensors: int, between: Callable[[Floats], Floats]) -> None:
+        """Add a block whose weights are 2-D tiles; of known shares: no table has it.
+
+        A unit of the axis has `width` columns, and the first product makes so many tensors of it; `between` as in
+        `Inner`.
+        """
+        s, units, rows = self._setting, self.values[axis], self._lay_by_rows()
+        grid = GridExchanges(units * width, self.values[output], rows, s.row_bytes, s.tile_rows)
+
+        def product(blocks: Any, tensors: int) -> tuple[Load, Load]:
+            """Return the seconds of a product in so many blocks of rows, and of one of them."""
+            rows = s.rows / blocks * (grid.weights > 0)
+            piece = s.machine.bank.seconds(Kernel.CONTRACT, rows, tensors * grid.weights)
+            return {axis: blocks * piece}, {axis: piece}
+
+        during, edge = product(np.maximum((rows > 0).sum(), 1), tensors)
+        self._exchange(Step("columns to tiles", during=during, edge=edge, transfer=self._known(grid.enter())))
+        self._exchange(Step("add up", transfer=self._known(grid.add_up(tensors)), reduces=True))
+        self._compute(axis, between(units))
+        self.send("spread", grid.spread())
+        during, edge = product(np.maximum(tile_counts(rows, s.tile_rows).sum(), 1), 1)
+        summing = self._known(grid.leave())
+        self._exchange(Step("reduce", during=during, edge=edge, transfer=summing, reduces=True))
+        self._norm(Layout.ROWS)
 
     def _output_columns(self, block: Inner) -> None:
         """Gather the inner columns, compute output columns of all rows, gather those."""
@@ -322,7 +358,10 @@ class LayerSteps:
 
     def send(self, name: str, exchange: Exchange) -> None:
         """Add an exchange that is known."""
-        self._exchange(Step(name, transfer=Transfer(lambda values, active: exchange, wire=self._setting.wire)))
+        self._exchange(Step(name, transfer=self._known(exchange)))
+
+    def _known(self, exchange: Exchange) -> Transfer:
+        return Transfer(lambda values, active: exchange, wire=self._setting.wire)
 
     def _exchange(self, step: Step) -> None:
         """Add an exchange; the compute since the last one stands before it."""

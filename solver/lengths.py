@@ -16,7 +16,7 @@ from solver.cost import price, setting
 from solver.kinds import LayerKind, Units, layer_plan, unit_size
 from solver.layers import Setting
 from solver.model import ModelSpec
-from solver.plan import BlockPlan, LayerPlan, Plan, Stage
+from solver.plan import BlockPlan, Cut, LayerPlan, Plan, Stage
 from solver.routes import Route
 from solver.search import Terms, improved, redraft
 from solver.sending import best_sending
@@ -55,7 +55,12 @@ def for_rows(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Plan:
 
 
 def _other_rows(s: Setting, layer: LayerPlan, active: NDArray[np.intp]) -> LayerPlan:
-    """Return the layer with the shares of rows that are best for it; as it is, where it has none, or a person's."""
+    """Return the layer with the shares of rows that are best for it.
+
+    As it is, where it has none, a person's, or a grid's, whose prices no table has.
+    """
+    if Cut.GRID in (layer.attention.cut, layer.mlp.cut):
+        return layer
     kind = LayerKind(layer.attention.cut, layer.attention.norm, layer.mlp.cut, layer.mlp.norm, Route.DIRECT)
     units = _units(s, layer)
     if Axis.ROWS not in units or layer_plan(s, kind, units) != _unrouted(layer, s.rows):

@@ -24,9 +24,15 @@ def moved_bytes(spec: ModelSpec, before: Plan, after: Plan, rank: int) -> int:
     )
 
 
-def held(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> tuple[bool, list[TensorSlice]]:
-    """Return what tells a rank's kernels of a layer from others: whether K and V stand apart, and the weights."""
-    return plan.layer(layer).attention.cut is Cut.ROWS, layer_slices(spec, plan, layer, rank)
+def held(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> tuple[bool, list[bool], list[TensorSlice]]:
+    """Return what tells a rank's kernels of a layer from others.
+
+    Whether K and V stand apart, in which blocks the first product is a summand, without bias and activation, and the
+    weights.
+    """
+    cuts = plan.layer(layer)
+    summands = [block.cut is Cut.GRID for block in (cuts.attention, cuts.mlp)]
+    return cuts.attention.cut is Cut.ROWS, summands, layer_slices(spec, plan, layer, rank)
 
 
 def _needs(spec: ModelSpec, before: Plan, after: Plan, rank: int, layer: int) -> bool:

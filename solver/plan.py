@@ -25,6 +25,7 @@ class Cut(StrEnum):
     ROWS = "rows"  # each rank its rows, all weights
     COLUMNS = "columns"  # heads or F columns, gathered, then output columns
     BLOCK = "block"  # heads or F columns, then full-size summands
+    GRID = "grid"  # a tile of both weights: some columns of H by some heads or F columns
 
 
 class Wire(StrEnum):
@@ -105,9 +106,9 @@ class BlockPlan:
     inner
         Heads (attention) or F columns (MLP) per rank; None for cut `rows`.
     columns
-        Output columns per rank; for cut `columns` only.
+        Output columns per rank, for cut `columns`; for cut `grid` columns of H per row of the grid.
     norm
-        Where the residual is added and normalised after the block; always `rows` for cut `rows`.
+        Where the residual is added and normalised after the block; always `rows` for cuts `rows` and `grid`.
     rows
         Shares of the rows per rank, where `norm` is `rows`; they add up to one.
     route
@@ -127,13 +128,13 @@ class BlockPlan:
     def __post_init__(self) -> None:
         if self.keys is not None and self.cut is not Cut.ROWS:
             raise HeptiError(f"cut {self.cut} has no keys: they are of attention by rows")
-        if self.cut is Cut.ROWS and self.norm is not Layout.ROWS:
-            raise HeptiError("cut rows leaves rows on every rank: its norm must be rows")
+        if self.cut in (Cut.ROWS, Cut.GRID) and self.norm is not Layout.ROWS:
+            raise HeptiError(f"cut {self.cut} leaves rows on every rank: its norm must be rows")
         if (self.inner is None) != (self.cut is Cut.ROWS):
             raise HeptiError(
                 f"cut {self.cut} {'needs' if self.inner is None else 'has no'} heads or columns of its own"
             )
-        if (self.columns is None) == (self.cut is Cut.COLUMNS):
+        if (self.columns is None) == (self.cut in (Cut.COLUMNS, Cut.GRID)):
             raise HeptiError(f"cut {self.cut} {'needs' if self.columns is None else 'has no'} output columns")
         if (self.rows is None) == (self.norm is Layout.ROWS):
             raise HeptiError(f"norm {self.norm} {'needs' if self.rows is None else 'has no'} shares of rows")
@@ -147,11 +148,36 @@ class BlockPlan:
             return partition and Partition(tuple(partition[rank] for rank in ranks))
 
         rows = self.rows and tuple(self.rows[rank] for rank in ranks)
+        # All ranks of a grid take part: its rows stay as they are.
+        columns = self.columns if self.cut is Cut.GRID else narrow(self.columns)
         keys = self.keys and tuple(self.keys[rank] for rank in ranks)
-        return replace(self, inner=narrow(self.inner), columns=narrow(self.columns), rows=rows, keys=keys)
+        return replace(self, inner=narrow(self.inner), columns=columns, rows=rows, keys=keys)
+
+    def crew(self, rank: int) -> range:
+        """Return the ranks of a rank's column of the grid; cut `grid` only.
+
+        A grid of X by Y has rank j X + i in row i and column j: one span of columns a row, and the ranks of a column
+        one behind the other, whose heads or F columns together are those of its tiles.
+        """
+        assert self.columns is not None
+        first = rank - rank % len(self.columns)
+        return range(first, first + len(self.columns))
+
+    def tile(self, rank: int) -> tuple[Span, Span]:
+        """Return the heads or F columns, and the columns of H, of a rank's tile of both weights; cut `grid` only."""
+        assert self.inner is not None
+        assert self.columns is not None
+        crew = self.crew(rank)
+        return Span(self.inner[crew[0]].start, self.inner[crew[-1]].stop), self.columns[rank - crew[0]]
+
+    def has_tile(self, rank: int) -> bool:
+        """Return whether a rank's tile has any weights; cut `grid` only."""
+        return all(span.size for span in self.tile(rank))
 
     def has_share(self, rank: int) -> bool:
-        """Return whether a rank has anything to do in this block."""
+        """Return whether a rank has anything to do in this block; in a grid all have."""
+        if self.cut is Cut.GRID:
+            return True
         spans = [partition[rank] for partition in (self.inner, self.columns) if partition is not None]
         return any(span.size for span in spans) or (self.rows is not None and self.rows[rank] > 0)
 
@@ -405,7 +431,13 @@ def _check_block(block: BlockPlan, where: str, spec: ModelSpec, devices: int, in
     for partition, total, name in ((block.inner, inner, unit), (block.columns, spec.hidden, "output columns")):
         if partition is None:
             continue
-        if len(partition) != devices:
+        if block.cut is Cut.GRID and name != unit:
+            if devices % len(partition):
+                raise HeptiError(
+                    f"{where}: a grid of {len(partition)} rows, as many as spans of columns, for {devices} devices: "
+                    f"all rows must have as many devices"
+                )
+        elif len(partition) != devices:
             raise HeptiError(f"{where}: {len(partition)} spans of {name} for {devices} devices")
         if partition.total != total:
             raise HeptiError(f"{where}: the spans cover {partition.total} {name}, model {spec.name} has {total}")

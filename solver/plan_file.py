@@ -154,7 +154,7 @@ def _block(entry: dict[str, Any], inner: str) -> BlockPlan:
         if key not in known:
             raise HeptiError(f"unknown key {key!r} (known: {', '.join(known)})")
     cut = Cut(_one_of(_get(entry, "cut", str), "cut", list(Cut)))
-    norm = _get(entry, "norm", str, "rows" if cut is Cut.ROWS else "full")
+    norm = _get(entry, "norm", str, "rows" if cut in (Cut.ROWS, Cut.GRID) else "full")
     return BlockPlan(
         cut,
         inner=_partition(entry, inner),

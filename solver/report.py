@@ -133,7 +133,8 @@ def _shares(plan: Plan, span: Span, layer: LayerPlan, listed: Sequence[int]) -> 
 
 def _cells(block: BlockPlan, rows: int, rank: int) -> list[str]:
     partitions = (block.inner, block.columns, block.row_partition(rows))
-    return [str(partition[rank].size) for partition in partitions if partition is not None]
+    # In a grid there is one span of columns a row, and rank r is in row r mod rows.
+    return [str(partition[rank % len(partition)].size) for partition in partitions if partition is not None]
 
 
 def _devices(cluster: Cluster, priced: Price, listed: Sequence[int]) -> Table:

@@ -17,12 +17,17 @@ COMMON_TENSORS = ("norm/weight", "norm/bias", "output/bias", "down/bias")
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
-    """A span along one axis of a tensor; axis 0 is one contiguous read."""
+    """Some rows of a tensor, one contiguous read, or some columns of some rows."""
 
     name: str
     span: Span
     shape: tuple[int, ...]  # of the slice
-    axis: int = 0
+    columns: Span | None = None  # None: all
+
+    @property
+    def index(self) -> tuple[slice, ...]:
+        """The slice as an index of the tensor."""
+        return (self.span.slice,) if self.columns is None else (self.span.slice, self.columns.slice)
 
 
 def own_plan(plan: Plan, rank: int) -> Plan:
@@ -95,7 +100,12 @@ def _block_slices(name: str, shape: tuple[int, ...], block: BlockPlan, rank: int
         assert block.columns is not None
         span = block.columns[rank]
         if span.size:
-            yield TensorSlice(name, span, (shape[0], span.size), axis=1)
+            yield TensorSlice(name, Span(0, shape[0]), (shape[0], span.size), span)
+    elif block.cut is Cut.GRID and len(shape) > 1:
+        inner, columns = block.tile(rank)
+        span = inner.scaled(width)
+        if block.has_tile(rank):
+            yield TensorSlice(name, span, (span.size, columns.size), columns)
     else:
         assert block.inner is not None
         span = block.inner[rank].scaled(width)

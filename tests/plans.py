@@ -22,11 +22,13 @@ def blocks(draw, ranks, inner, columns):
     cut = draw(st.sampled_from(list(Cut)))
     has_keys = cut is Cut.ROWS and inner == SPEC.heads and draw(st.booleans())
     ways = st.tuples(*[st.sampled_from(Keys)] * ranks) if has_keys else st.none()
-    norm = Layout.ROWS if cut is Cut.ROWS else draw(st.sampled_from([Layout.FULL, Layout.ROWS]))
+    norm = Layout.ROWS if cut in (Cut.ROWS, Cut.GRID) else draw(st.sampled_from([Layout.FULL, Layout.ROWS]))
+    # As many spans of columns as ranks, or as rows of a grid.
+    spans = {Cut.COLUMNS: [ranks], Cut.GRID: [rows for rows in range(1, ranks + 1) if ranks % rows == 0]}.get(cut)
     return BlockPlan(
         cut,
         inner=None if cut is Cut.ROWS else Partition.of_shares(draw(shares(ranks)), inner),
-        columns=Partition.of_shares(draw(shares(ranks)), columns) if cut is Cut.COLUMNS else None,
+        columns=Partition.of_shares(draw(shares(draw(st.sampled_from(spans)))), columns) if spans else None,
         norm=norm,
         rows=draw(shares(ranks)) if norm is Layout.ROWS else None,
         route=draw(st.sampled_from(Route)),

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from solver.errors import HeptiError
 from solver.model import tensor_shapes
-from solver.plan import Cut, Layout
+from solver.plan import BlockPlan, Cut, Layout
 from solver.plan_file import plan_from_json, plan_to_json, read_plan
 from solver.shares import layer_slices, rank_slices, weights_bytes
-from solver.spans import Span
+from solver.spans import Partition, Span
 from tests.plans import SPEC, plans
 
 # By hand: 5 heads and 37 columns of F over three devices, the last of which has little or nothing.
@@ -44,6 +44,13 @@ WRITTEN = {
             ],
         }
     ],
+}
+# Three tiles of the MLP's weights, one above the other: all F columns, of which everyone adds up some.
+GRID = {
+    "cut": "grid",
+    "ffn": [[0, 20], [20, 37], [37, 37]],
+    "columns": [[0, 9], [9, 20], [20, 20]],
+    "rows": [0.5, 0.5, 0],
 }
 PREDICTED = {"seconds": 1.5, "compute_s": 1, "exchange_s": 0.5, "weights_bytes": [1, 2, 3], "bytes_on_wire": 7}
 FIRST, LAST = ("stages", 0, "layers", 0), ("stages", 0, "layers", 1)
@@ -173,6 +180,10 @@ def test_a_plan_written_by_hand_is_read():
         (changed(*FIRST, "attention", "rows", value=[1, 0, 0]), "norm full has no shares of rows"),
         (changed(*FIRST, "attention", "columns", value=[[0, 20]]), "cut block has no output columns"),
         (changed(*LAST, "attention", "columns", drop=True), "layers 3 to 3, attention: cut columns needs output"),
+        (changed(*FIRST, "mlp", value=GRID | {"norm": "full"}), "cut grid leaves rows on every rank: its norm must be"),
+        (changed(*FIRST, "mlp", "cut", value="grid"), "mlp: cut grid needs heads or columns of its own"),
+        (changed(*FIRST, "mlp", "cut", value="grid", table=changed(*FIRST, "mlp", "ffn", value=[[0, 37]])),
+         "mlp: cut grid needs output columns"),
         (changed(*FIRST, "attention", "heads", 1, value=[2, 5]), r"heads: spans \[0, 3\) and \[2, 5\) overlap"),
         (changed(*FIRST, "attention", "heads", 1, value=[4, 5]), r"heads: nobody has \[3, 4\): the spans leave a gap"),
         (changed(*FIRST, "attention", "heads", 0, value=[1, 3]), r"heads: the first span \[1, 3\) does not begin at 0"),
@@ -219,6 +230,15 @@ OTHER = {"name": "bert-base", "fingerprint": "0123456789ab"}
             "layers 3 to 3, mlp: the spans cover 38 ffn columns, model tiny has 37",
         ),
         (changed(*FIRST, "mlp", "rows", value=[0.5, 0.5]), 3, "mlp: 2 shares of rows for 3 devices"),
+        (
+            changed(*FIRST, "mlp", value=GRID | {"columns": [[0, 9], [9, 20]]}), 3,
+            "layers 0 to 2, mlp: a grid of 2 rows, as many as spans of columns, for 3 devices",
+        ),
+        (
+            changed(*FIRST, "mlp", value=GRID | {"columns": [[0, 19]]}), 3,
+            "layers 0 to 2, mlp: the spans cover 19 output columns, model tiny has 20",
+        ),
+        (changed(*FIRST, "mlp", value=GRID | {"ffn": [[0, 37]]}), 3, "mlp: 1 spans of ffn columns for 3 devices"),
     ],
 )  # fmt: skip
 def test_a_plan_that_does_not_fit_is_refused(table, ranks, message):
@@ -340,9 +360,8 @@ def test_every_element_of_a_cut_matrix_is_held_once(plan):
     held = {name: np.zeros(shape, int) for name, shape in tensor_shapes(SPEC).items()}
     for rank in range(len(plan.devices)):
         for piece in rank_slices(SPEC, plan, rank):
-            index = (slice(None),) * piece.axis + (piece.span.slice,)
-            assert held[piece.name][index].shape == piece.shape
-            held[piece.name][index] += 1
+            assert held[piece.name][piece.index].shape == piece.shape
+            held[piece.name][piece.index] += 1
 
     for name, times in held.items():
         if not name.startswith("layers/"):
@@ -366,6 +385,28 @@ def test_bytes_of_weights_are_those_of_the_slices(plan):
         assert weights_bytes(SPEC, plan, rank) == sum(sizes)
 
 
+def test_tiles_of_a_grid_by_hand():
+    """All have all F columns of some columns of H, a bias of what they add up, and vectors; the last has no tile."""
+    plan = load(changed(*FIRST, "mlp", value=GRID))
+    plan.check(SPEC, 3)
+
+    one, two, three = (
+        {piece.name.removeprefix("layers/0/mlp/"): piece for piece in layer_slices(SPEC, plan, 0, rank)}
+        for rank in range(3)
+    )
+    for matrix in ("up/weight", "down/weight"):
+        assert (one[matrix].span, one[matrix].columns, one[matrix].shape) == (Span(0, 37), Span(0, 9), (37, 9))
+        assert (two[matrix].span, two[matrix].columns, two[matrix].shape) == (Span(0, 37), Span(9, 20), (37, 11))
+    assert (one["up/bias"].span, two["up/bias"].span) == (Span(0, 20), Span(20, 37))
+    assert {name for name in three if name.startswith(("up", "down"))} == {"down/bias"}
+    # Two by two: rank 2 is in the first row and the second column.
+    block = BlockPlan(
+        Cut.GRID, Partition.of_counts([3, 2, 4, 1]), Partition.of_counts([12, 8]), Layout.ROWS, (0.25,) * 4
+    )
+    assert block.tile(2) == (Span(5, 10), Span(0, 12))
+    assert list(block.crew(2)) == [2, 3]
+
+
 def test_in_int8_the_matrices_of_the_layers_take_a_quarter():
     """Biases, norms, embeddings and heads stay float32."""
     plan = load(WRITTEN)
@@ -382,12 +423,11 @@ def test_shares_by_hand():
     first = {piece.name.removeprefix("layers/0/"): piece for piece in layer_slices(SPEC, plan, 0, 1)}
     assert first["attention/query/weight"].span == Span(12, 20)
     assert first["attention/output/weight"].span == Span(12, 20)
-    assert first["attention/output/weight"].axis == 0
+    assert first["attention/output/weight"].columns is None
     assert first["mlp/up/weight"].shape == (37, 20)
     last = {piece.name.removeprefix("layers/3/"): piece for piece in layer_slices(SPEC, plan, 3, 1)}
     assert last["attention/key/bias"].span == Span(8, 16)
-    assert last["attention/output/weight"].span == Span(7, 14)
-    assert last["attention/output/weight"].axis == 1
+    assert (last["attention/output/weight"].span, last["attention/output/weight"].columns) == (Span(0, 20), Span(7, 14))
     assert last["attention/output/weight"].shape == (20, 7)
     assert last["mlp/down/weight"].shape == (16, 20)
     # Rank 2 has no head: only the vectors that follow the attention.

@@ -42,15 +42,15 @@ def chunk_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def steps(piece: TensorSlice, shape: tuple[int, ...], bytes_limit: int) -> Iterator[Span]:
     """Yield bounded spans of the rows of `piece`, ending where chunks end so that none is decoded twice."""
-    all_rows = Span(0, shape[0]) if piece.axis else piece.span
-    if (all_rows.size, *piece.shape[1:]) != piece.shape or piece.span.stop > shape[piece.axis]:
+    parts = (*piece.index, *[slice(None)] * (len(shape) - len(piece.index)))
+    if tuple(len(range(length)[part]) for length, part in zip(shape, parts, strict=True)) != piece.shape:
         raise ValueError(f"{piece} does not lie in {shape}")
     rows = max(1, bytes_limit // (4 * math.prod(piece.shape[1:]) or 1))
     if rows > _CHUNK_ROWS:
         rows -= rows % _CHUNK_ROWS
-    start = all_rows.start
-    while start < all_rows.stop:
-        stop = min((start // rows + 1) * rows, all_rows.stop)
+    start = piece.span.start
+    while start < piece.span.stop:
+        stop = min((start // rows + 1) * rows, piece.span.stop)
         yield Span(start, stop)
         start = stop
 

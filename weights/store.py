@@ -84,7 +84,7 @@ class WeightsFile:
         Parameters
         ----------
         piece
-            Which part of which tensor; axis 0 is one contiguous read.
+            Which part of which tensor; rows are one contiguous read.
         out : float32, C-contiguous, of the piece's shape
             Where to put it; may be a view into a larger array. None: a new array.
 
@@ -149,7 +149,7 @@ class WeightsFile:
 
     def _read_rows(self, dataset: Any, piece: TensorSlice, rows: Span, out: Array) -> None:
         """Read some rows of a piece into `out` and refuse what is not finite."""
-        start = (rows.start, piece.span.start if piece.axis else 0)[: out.ndim]
+        start = (rows.start, piece.columns.start if piece.columns else 0)[: out.ndim]
         half = dataset.dtype == np.float16
         target: npt.NDArray[Any] = np.empty(out.shape, np.float16) if half else out
         with _named(f"{self.path}: tensor {piece.name} is damaged, copy or convert the file again"):

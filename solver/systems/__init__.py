@@ -16,6 +16,7 @@ from solver.sending import best_sending
 from solver.systems.data import plan_data
 from solver.systems.edgeshard import plan_edgeshard
 from solver.systems.galaxy import plan_galaxy
+from solver.systems.grid2d import plan_grid2d
 from solver.systems.hepti import plan_hepti, plan_hepti_throughput
 from solver.systems.hepti_additive import plan_hepti_additive
 from solver.systems.megatron import plan_megatron, plan_megatron_weighted
@@ -38,6 +39,7 @@ PLANNERS: Mapping[str, Planner] = {
     "sequence-weighted": plan_sequence_weighted,
     "voltage": plan_voltage,
     "galaxy": plan_galaxy,
+    "grid2d": plan_grid2d,
     "pipeedge": plan_pipeedge,
     "edgeshard": plan_edgeshard,
     "prima": plan_prima,

@@ -30,7 +30,7 @@ PRE = ModelSpec(
     "pre", hidden=56, ffn=101, heads=7, layers=3, norm="pre", embedding_norm=False, final_norm=True,
     input=ImageInput(height=24, width=40, patch=8),
 )  # fmt: skip
-CUTS = [(cut, norm) for cut in Cut for norm in Layout if cut is not Cut.ROWS or norm is Layout.ROWS]
+CUTS = [(cut, norm) for cut in Cut for norm in Layout if cut not in (Cut.ROWS, Cut.GRID) or norm is Layout.ROWS]
 
 
 @cache
@@ -40,7 +40,7 @@ def tensors_of(spec):
 
 def make_stack(spec, plan, tensors, world, computes, wire):
     def read(piece, out):
-        out[...] = tensors[piece.name][(slice(None),) * piece.axis + (piece.span.slice,)]
+        out[...] = tensors[piece.name][piece.index]
 
     plan.check(spec, world.size)
     own, held = own_plan(plan, world.rank), held_layers(plan, world.rank)
@@ -63,11 +63,18 @@ def shares(kind, ranks, rng):
     return weights.tolist()
 
 
-def block_plan(cut, norm, inner, hidden, draw, route):
+def block_plan(cut, norm, inner, hidden, draw, route, rng):
+    columns = None
+    if cut is Cut.COLUMNS:
+        columns = Partition.of_shares(draw(), hidden)
+    elif cut is Cut.GRID:
+        ranks = len(draw())
+        rows = rng.choice([rows for rows in range(1, ranks + 1) if ranks % rows == 0])
+        columns = Partition.of_shares(draw(rows), hidden)
     return BlockPlan(
         cut,
         inner=None if cut is Cut.ROWS else Partition.of_shares(draw(), inner),
-        columns=Partition.of_shares(draw(), hidden) if cut is Cut.COLUMNS else None,
+        columns=columns,
         norm=norm,
         rows=tuple(np.array(weights) / sum(weights)) if norm is Layout.ROWS and (weights := draw()) else None,
         route=route,
@@ -75,13 +82,13 @@ def block_plan(cut, norm, inner, hidden, draw, route):
 
 
 def random_layer(spec, attention, mlp, kind, ranks, rng):
-    def draw():
-        return shares(kind, ranks, rng)
+    def draw(parts=ranks):
+        return shares(kind, parts, rng)
 
     attention_route, mlp_route = rng.choice(list(Route), 2)
     return LayerPlan(
-        block_plan(*attention, spec.heads, spec.hidden, draw, Route(attention_route)),
-        block_plan(*mlp, spec.ffn, spec.hidden, draw, Route(mlp_route)),
+        block_plan(*attention, spec.heads, spec.hidden, draw, Route(attention_route), rng),
+        block_plan(*mlp, spec.ffn, spec.hidden, draw, Route(mlp_route), rng),
     )
 
 

@@ -60,7 +60,7 @@ def mixed_plan(ranks, seed=0):
 
 def expected_layers(plan, rank):
     def read(piece, out):
-        out[...] = tensors_of(POST)[piece.name][(slice(None),) * piece.axis + (piece.span.slice,)]
+        out[...] = tensors_of(POST)[piece.name][piece.index]
 
     return [load.load_layer(POST, plan, layer, rank, read) for layer in range(POST.layers)]
 

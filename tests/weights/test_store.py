@@ -22,17 +22,18 @@ def whole(name: str, shape: tuple[int, ...]) -> TensorSlice:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("span", SPANS)
-def test_any_span_along_either_axis_reads_back(text_spec, random_tensors, write_file, dtype, span):
-    """What was written is what is read, whatever part of whichever axis is asked for."""
+def test_any_span_along_either_axis_and_any_tile_reads_back(text_spec, random_tensors, write_file, dtype, span):
+    """What was written is what is read, whatever part of whichever axis, or of both, is asked for."""
     tensors = random_tensors(text_spec)
     path = write_file(text_spec, tensors, dtype=dtype)
 
     with WeightsFile(path) as weights:
         for name in ("layers/1/mlp/down/weight", "layers/2/attention/query/weight", "embeddings/word"):
             stored = tensors[name].astype(dtype).astype(np.float32)
-            for axis in (0, 1):
-                expected = stored[slice(*span)] if axis == 0 else stored[:, slice(*span)]
-                piece = TensorSlice(name, Span(*span), expected.shape, axis)
+            for rows, columns in ((span, None), ((0, stored.shape[0]), span), ((2, 19), span)):
+                tile = columns and Span(*columns)
+                expected = stored[slice(*rows), tile.slice if tile else slice(None)]
+                piece = TensorSlice(name, Span(*rows), expected.shape, tile)
                 assert np.array_equal(weights.read(piece), expected)
                 pieces = list(weights.read_pieces(piece, bytes_limit=700))
                 assert np.array_equal(np.concatenate([np.empty((0, *expected.shape[1:])), *pieces]), expected)

@@ -1,0 +1,95 @@
+"""Cut `grid` on every grid of the ranks: the reference, and to the byte what it should send."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hepti_mpi.backends import backend
+from hepti_mpi.products import NUMPY
+from solver.cluster import GIB, Cluster, Device, Link
+from solver.cost import price, setting
+from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Wire, uniform_plan
+from solver.spans import Partition
+from tests.mpi.test_layers import POST, PRE, check, shares
+
+BERT = replace(POST, hidden=48, heads=6, ffn=120)  # 1, 2, 3 and 4 divide them
+KINDS = ["equal", "uneven", "empty"]
+
+
+def grids(ranks):
+    return [rows for rows in range(1, ranks + 1) if ranks % rows == 0]
+
+
+def grid_layer(spec, rows, ranks, kind, rng):
+    """Return a layer of grids of so many rows; equal, uneven or empty parts on both axes."""
+
+    def block(inner):
+        weights = shares(kind, ranks, rng)
+        return BlockPlan(
+            Cut.GRID,
+            Partition.of_shares(shares(kind, ranks, rng), inner),
+            Partition.of_shares(shares(kind, rows, rng), spec.hidden),
+            Layout.ROWS,
+            tuple(np.array(weights) / sum(weights)),
+        )
+
+    return LayerPlan(block(spec.heads), block(spec.ffn))
+
+
+@pytest.mark.parametrize("computes", [NUMPY, "onnxruntime"], ids=["numpy", "onnxruntime"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("spec", "lengths"), [(POST, [1]), (POST, [2, 1]), (POST, [200]), (PRE, [15, 15])], ids=str)
+def test_every_grid_gives_the_reference(spec, lengths, kind, computes, world):
+    """Also with fewer rows than ranks, odd widths, and parts without a head, a column or a row."""
+    if computes == "onnxruntime":
+        pytest.importorskip("onnxruntime", reason="the extra `fast` is not installed")
+        computes = backend(computes)
+    rng = np.random.default_rng([len(lengths), KINDS.index(kind)])
+    for rows in grids(world.size):
+        layers = [grid_layer(spec, rows, world.size, kind, rng) for _ in range(spec.layers)]
+        check(spec, layers, lengths, world, computes, tile_rows=[0, 3, 16][rows % 3])
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "relu"])
+def test_a_grid_computes_every_activation(activation, world):
+    rng = np.random.default_rng(5)
+    spec = replace(POST, activation=activation)
+    for rows in grids(world.size):
+        check(spec, [grid_layer(spec, rows, world.size, "uneven", rng) for _ in range(3)], [20], world)
+
+
+@pytest.mark.parametrize("tile_rows", [0, 5])
+@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_of_a_grid_are_those_that_the_price_says(kind, wire, tile_rows, world):
+    """Of every rank, for uneven tiles, in tiles of rows, over every wire."""
+    rng = np.random.default_rng(KINDS.index(kind))
+    devices = tuple(Device(f"pi-{rank}", 1e10, GIB) for rank in range(world.size))
+    cluster = Cluster(devices, Link(1e8, 1e-4))
+    for rows in grids(world.size):
+        layers = [grid_layer(POST, rows, world.size, kind, rng)] * POST.layers
+        plan = replace(uniform_plan(POST, cluster.names, layers[0]), wire=wire, tile_rows=tile_rows)
+
+        meter = check(
+            POST, layers, [40], world, tile_rows=tile_rows, wire=wire, atol=1e-4 if wire is Wire.FLOAT32 else 1
+        ).meter
+
+        steps = price(setting(POST, cluster, 40), plan).steps
+        assert meter.sent_bytes == sum(step.repeats * step.sent[world.rank] for step in steps)
+        assert meter.received_bytes == sum(step.repeats * step.received[world.rank] for step in steps)
+
+
+def test_equal_tiles_send_what_the_papers_formula_says(world):
+    """A layer: S (4 H/X (p - 1)/p + (2 F + 4 H)/Y (X - 1)/X) numbers from each of X Y ranks."""
+    p, S, H, F = world.size, 24, BERT.hidden, BERT.ffn
+    if p > 4:
+        return
+    rng = np.random.default_rng(0)
+    for X in grids(p):
+        layer = grid_layer(BERT, X, p, "equal", rng)
+        three, two = (
+            check(replace(BERT, layers=layers), [layer] * layers, [S], world).meter.sent_bytes for layers in (3, 2)
+        )
+
+        assert three - two == 4 * S * (4 * H * (p - 1) / (X * p) + (2 * F + 4 * H) * (X - 1) / p)
