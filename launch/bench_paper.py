@@ -18,7 +18,6 @@ from launch.bench_model import BenchModel
 from launch.bench_stage import Stage, lab_of, stage_of
 from launch.compare import Contest, compare
 from launch.lab import Lab
-from launch.plot import Curve, draw
 from solver.cost import ends_bytes, work_bytes
 from solver.errors import HeptiError
 from solver.model import DEFAULT_ROWS, ModelSpec, TextInput, request_rows
@@ -27,8 +26,6 @@ from solver.pipeline import whole_layer_bytes
 FITS = (1.0, 0.5, 0.25)
 MANY = 48  # requests that come at once, where throughput is measured
 DIMENSION = {"latency": "mbps", "throughput": "hosts", "memory": "fits"}
-NAMES = {"mbps": "Mbps", "hosts": "devices", "fits": "of the model fits on a device"}
-UNITS = {"latency": "ms a request", "throughput": "requests/s", "memory": "ms a request"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +104,8 @@ def bench_paper(
 
     `stages` opens a cluster and yields what sets its limits for a point.
     """
-    results, absent = [], []
+    results: list[dict[str, Any]] = []
+    absent: list[dict[str, Any]] = []
     for cluster in dict.fromkeys(point.cluster for point in measured):
         with (stages or lab_under)(cluster) as under:
             for point in (point for point in measured if point.cluster == cluster):
@@ -189,70 +187,12 @@ def claims(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def cells(report: Mapping[str, Any], figure: str) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Yield a table for every cluster and model of a figure: systems by rows, what varies by columns."""
-    rows = [row for row in report["results"] if row["figure"] == figure]
-    key = DIMENSION[figure]
-    for cluster, model in dict.fromkeys((row["cluster"], row["model"]) for row in rows):
-        own = [row for row in rows if (row["cluster"], row["model"]) == (cluster, model)]
-        places = sorted({row[key] for row in own}, reverse=key != "hosts")
-        table = [
-            [name, *(_value(own, name, key, place, figure) for place in places)]
-            for name in dict.fromkeys(map(_name, own))
-        ]
-        title = f"{figure}: {model} on {cluster}, {UNITS[figure]}"
-        yield title, ["system", *(f"{place:g} {NAMES[key]}" for place in places)], table
-
-
-def claim_cells(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the published figures beside what was found."""
-    rows = [
-        [
-            claim["system"], ", ".join(claim["beside"]), claim["key"], f"{claim['published']:.2f}",
-            f"{claim['found']:.2f}" if claim["found"] else "-", claim["source"],
-        ]
-        for claim in report["claims"]
-    ]  # fmt: skip
-    return ["system", "system beside", "of", "published", "most here", "why"], rows
-
-
-def write_pictures(report: Mapping[str, Any], folder: Path) -> None:
-    """Draw a picture of every figure that was measured."""
-    for figure, key in DIMENSION.items():
-        rows = [row for row in report["results"] if row["figure"] == figure]
-        panels = []
-        for cluster, model in dict.fromkeys((row["cluster"], row["model"]) for row in rows):
-            own = [row for row in rows if (row["cluster"], row["model"]) == (cluster, model)]
-            curves = [
-                Curve(name, *zip(*sorted((row[key], _shown(row)) for row in own if _name(row) == name), strict=True))
-                for name in dict.fromkeys(map(_name, own))
-            ]
-            panels.append((f"{model} on {cluster}", NAMES[key], curves))
-        if panels:
-            draw(panels, UNITS[figure], folder / f"paper-{figure}.png")
-
-
 def _place(point: Point) -> float:
     return float(getattr(point, DIMENSION[point.figure]))
 
 
 def _at(row: Mapping[str, Any]) -> list[Any]:
     return [row[key] for key in ("figure", "cluster", "model", "mbps", "hosts", "fits")]
-
-
-def _name(row: Mapping[str, Any]) -> str:
-    """Return what a curve is called; runtimes of others by their kernels."""
-    kernels = "" if row["wire"] else f" {row['backend']} {row['precision']}"
-    return f"{row['system']}{kernels}" + (f" over {row['wire']}" if row["wire"] not in ("", "float32") else "")
-
-
-def _shown(row: Mapping[str, Any]) -> float:
-    return 1 / row["median_s"] if row["figure"] == "throughput" else 1e3 * row["median_s"]
-
-
-def _value(rows: Sequence[Mapping[str, Any]], name: str, key: str, place: float, figure: str) -> str:
-    found = [_shown(row) for row in rows if _name(row) == name and row[key] == place]
-    return f"{found[0]:.{2 if figure == 'throughput' else 0}f}" if found else "-"
 
 
 def _without_samples(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,9 +51,10 @@ def _paper(options: argparse.Namespace) -> int:
         check_model(name, options.layers)
     require_tools()
     # These bring the planner and its solvers: a second, which only a benchmark needs.
-    from launch.bench_paper import bench_paper, cells, claim_cells, points, write_pictures
+    from launch.bench_paper import bench_paper, points
     from launch.compare import Contest
     from launch.compare_entrants import Kernels
+    from launch.paper_show import cells, claim_cells, write_pictures
 
     models = {name: bench_model(name, options.layers) for name in options.models.split(",")}
     kernels = [Kernels("auto", "float32")]

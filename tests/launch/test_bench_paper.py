@@ -8,19 +8,9 @@ from pathlib import Path
 import pytest
 
 from launch.bench_model import BenchModel
-from launch.bench_paper import (
-    FITS,
-    MANY,
-    Point,
-    bench_paper,
-    cells,
-    claim_cells,
-    claims,
-    memory_that_fits,
-    points,
-    write_pictures,
-)
+from launch.bench_paper import FITS, MANY, Point, bench_paper, claims, memory_that_fits, points
 from launch.paper_command import bandwidths
+from launch.paper_show import cells, claim_cells, write_pictures
 from solver.cost import weights_room
 from solver.errors import HeptiError
 from solver.model import named_model

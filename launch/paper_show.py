@@ -1,0 +1,72 @@
+"""`bench paper` for people: a table and a picture of every figure, and the published ratios beside what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launch.bench_paper import DIMENSION
+from launch.plot import Curve, draw
+
+NAMES = {"mbps": "Mbps", "hosts": "devices", "fits": "of the model fits on a device"}
+UNITS = {"latency": "ms a request", "throughput": "requests/s", "memory": "ms a request"}
+
+
+def cells(report: Mapping[str, Any], figure: str) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Yield a table for every cluster and model of a figure: systems by rows, what varies by columns."""
+    rows = [row for row in report["results"] if row["figure"] == figure]
+    key = DIMENSION[figure]
+    for cluster, model in dict.fromkeys((row["cluster"], row["model"]) for row in rows):
+        own = [row for row in rows if (row["cluster"], row["model"]) == (cluster, model)]
+        places = sorted({row[key] for row in own}, reverse=key != "hosts")
+        table = [
+            [name, *(_value(own, name, key, place, figure) for place in places)]
+            for name in dict.fromkeys(map(_name, own))
+        ]
+        title = f"{figure}: {model} on {cluster}, {UNITS[figure]}"
+        yield title, ["system", *(f"{place:g} {NAMES[key]}" for place in places)], table
+
+
+def claim_cells(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the published figures beside what was found."""
+    rows = [
+        [
+            claim["system"], ", ".join(claim["beside"]), claim["key"], f"{claim['published']:.2f}",
+            f"{claim['found']:.2f}" if claim["found"] else "-", claim["source"],
+        ]
+        for claim in report["claims"]
+    ]  # fmt: skip
+    return ["system", "system beside", "of", "published", "most here", "why"], rows
+
+
+def write_pictures(report: Mapping[str, Any], folder: Path) -> None:
+    """Draw a picture of every figure that was measured."""
+    for figure, key in DIMENSION.items():
+        rows = [row for row in report["results"] if row["figure"] == figure]
+        panels = []
+        for cluster, model in dict.fromkeys((row["cluster"], row["model"]) for row in rows):
+            own = [row for row in rows if (row["cluster"], row["model"]) == (cluster, model)]
+            curves = []
+            for name in dict.fromkeys(map(_name, own)):
+                line = sorted((row[key], _shown(row)) for row in own if _name(row) == name)
+                curves.append(Curve(name, [x for x, _ in line], [y for _, y in line]))
+            panels.append((f"{model} on {cluster}", NAMES[key], curves))
+        if panels:
+            draw(panels, UNITS[figure], folder / f"paper-{figure}.png")
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """Return what a curve is called; runtimes of others by their kernels."""
+    kernels = "" if row["wire"] else f" {row['backend']} {row['precision']}"
+    return f"{row['system']}{kernels}" + (f" over {row['wire']}" if row["wire"] not in ("", "float32") else "")
+
+
+def _shown(row: Mapping[str, Any]) -> float:
+    median_s = float(row["median_s"])
+    return 1 / median_s if row["figure"] == "throughput" else 1e3 * median_s
+
+
+def _value(rows: Sequence[Mapping[str, Any]], name: str, key: str, place: float, figure: str) -> str:
+    found = [_shown(row) for row in rows if _name(row) == name and row[key] == place]
+    return f"{found[0]:.{2 if figure == 'throughput' else 0}f}" if found else "-"
