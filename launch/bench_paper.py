@@ -17,7 +17,7 @@ from launch import lab_up
 from launch.bench_model import BenchModel
 from launch.bench_stage import Stage, lab_of, stage_of
 from launch.compare import Contest, compare
-from launch.lab import Lab
+from launch.lab import Lab, lab_name
 from solver.cost import ends_bytes, work_bytes
 from solver.errors import HeptiError
 from solver.model import DEFAULT_ROWS, ModelSpec, TextInput, request_rows
@@ -109,7 +109,7 @@ def bench_paper(
     for cluster in dict.fromkeys(point.cluster for point in measured):
         with (stages or lab_under)(cluster) as under:
             for point in (point for point in measured if point.cluster == cluster):
-                spec = models[point.model].spec
+                spec, facts = models[point.model].spec, asdict(point) | {"cluster": lab_name(cluster)}
                 say(f"{point.figure}: {point.model} on {cluster}, {DIMENSION[point.figure]} {_place(point):g}")
                 own = replace(contest, rows=request_rows(spec, None), many=MANY if point.figure == "throughput" else 0)
                 where = folder / f"{len(results) + len(absent):03}"
@@ -117,15 +117,15 @@ def bench_paper(
                 try:
                     report = compare(under(point, spec), models[point.model], own, where, say)
                 except HeptiError as error:
-                    absent.append({**asdict(point), "system": "all", "why": str(error)})
+                    absent.append({**facts, "system": "all", "why": str(error)})
                     continue
-                results += [asdict(point) | _without_samples(row) for row in report["results"]]
-                absent += [asdict(point) | row for row in report["absent"]]
+                results += [facts | _without_samples(row) for row in report["results"]]
+                absent += [facts | row for row in report["absent"]]
     if not results:
         raise HeptiError(f"nobody came through; {absent[-1]['system']}: {absent[-1]['why']}")
     return {
         "suite": "paper",
-        "cluster": ",".join(dict.fromkeys(point.cluster for point in measured)),
+        "cluster": ",".join(dict.fromkeys(lab_name(point.cluster) for point in measured)),
         "model": ",".join(models),
         "rows": DEFAULT_ROWS,
         "layers": max(model.spec.layers for model in models.values()),

@@ -37,7 +37,7 @@ def claim_cells(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         ]
         for claim in report["claims"]
     ]  # fmt: skip
-    return ["system", "system beside", "of", "published", "most here", "why"], rows
+    return ["system", "beside", "of", "published", "most here", "source"], rows
 
 
 def write_pictures(report: Mapping[str, Any], folder: Path) -> None:
