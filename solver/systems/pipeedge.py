@@ -145,7 +145,7 @@ def best_stages(boards: list[Boards], units: Units) -> Found | None:
     while level:
         following: dict[tuple[tuple[int, ...], int], tuple[Floats, Integers, Integers]] = {}
         for (used, u), (reached, _, _) in level.items():
-            if used[u] == len(boards[u].ranks) or not np.isfinite(reached).any():
+            if used[u] == len(boards[u].ranks):
                 continue
             worst = np.maximum(reached[:, None], comp[u])
             begin, least = worst.argmin(0), worst.min(0)
@@ -155,6 +155,8 @@ def best_stages(boards: list[Boards], units: Units) -> Found | None:
             for v in kinds:
                 seconds = np.maximum(least, comm[u][v])
                 seconds[(seconds >= best) | (np.arange(last + 1) == last)] = np.inf
+                if not np.isfinite(seconds).any():
+                    continue
                 before, by, since = following.get((after, v), (np.full(last + 1, np.inf), nothing, nothing))
                 nearer = seconds < before
                 following[after, v] = (
