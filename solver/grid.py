@@ -1,4 +1,4 @@
-"""The exchanges of a block of cut `grid`, as matrices: who sends whom how many bytes. `hepti_mpi/grid.py` makes them.
+"""The exchanges of a block of cut `grid`: who sends whom how many bytes. `hepti_mpi/grid.py` makes them.
 
 With S rows, of which rank r has R_r, tiles of E_i columns of H by F_j heads or F columns, of which rank (i, j) adds up
 f_ij and n tensors are made, in numbers from rank r to another rank q, at the place (i, j) in the grid:
@@ -20,11 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from solver.curves import Floats
-from solver.exchange import Exchange, of_matrix, tile_counts
+from solver.exchange import Exchange, tile_counts
 
 # Bytes on the wire of a row of so many numbers of so many tensors: `solver.layers.Setting.row_bytes`.
 RowBytes = Callable[[int, int], int]
@@ -55,18 +56,13 @@ class GridExchanges:
     tile_rows: int
 
     @cached_property
-    def place(self) -> tuple[Floats, Floats]:
-        """Every rank's row and column in the grid, [p] each."""
-        column, row = np.divmod(np.arange(self.inner.size), self.columns.size)
-        return row, column
-
-    @cached_property
     def tile(self) -> tuple[Floats, Floats]:
         """Every rank's tile, [p] each: columns between the products, and of H; both 0 where it has no weights."""
-        row, column = self.place
-        inner = self.inner.reshape(-1, self.columns.size).sum(1)[column]
-        has = (inner > 0) & (self.columns[row] > 0)
-        return inner * has, self.columns[row] * has
+        shape = self.inner.size // self.columns.size, self.columns.size
+        inner = np.broadcast_to(self.inner.reshape(shape).sum(1, keepdims=True), shape).reshape(-1)
+        columns = np.broadcast_to(self.columns, shape).reshape(-1)
+        has = (inner > 0) & (columns > 0)
+        return inner * has, columns * has
 
     @property
     def weights(self) -> Floats:
@@ -76,45 +72,53 @@ class GridExchanges:
 
     def enter(self) -> Exchange:
         """Return who sends whom the rows that it has, in tiles of them."""
-        tiles = tile_counts(self.rows, self.tile_rows)
-        _, columns = self.tile
-        moved = self._others(np.outer(self.rows, self._bytes(columns)))
+        tiles, needed = tile_counts(self.rows, self.tile_rows), self._tile_bytes()
+        exchange = _exchange(self.rows, needed, tiles, needed > 0, self.rows.size)
         # For all tiles of a row of the grid once.
         encoded = self.rows * self._bytes(self.columns).sum()
-        return replace(of_matrix(moved, tiles), messages=_messages(moved, tiles[:, None]), encoded=encoded)
+        last = exchange.sent / np.maximum(tiles, 1)
+        return replace(exchange, encoded=encoded * (exchange.sent > 0), tiles=tiles, last=last)
 
     def add_up(self, tensors: int) -> Exchange:
         """Return who sends whom summands of the first product, which makes so many tensors."""
-        _, columns = self.tile
-        taken = self.rows.sum() * tensors * self._bytes(self.inner)
-        return of_matrix(self._in_crew(np.outer(columns > 0, taken)))
+        has_tile, taken = self.weights > 0, self.rows.sum() * tensors * self._bytes(self.inner)
+        return _exchange(has_tile, taken, has_tile, taken > 0, self.columns.size)
 
     def spread(self) -> Exchange:
         """Return who sends whom what it has added up, and computed of that."""
-        _, columns = self.tile
-        given = self.rows.sum() * self._bytes(self.inner)
-        moved = self._in_crew(np.outer(given, columns > 0))
-        return replace(of_matrix(moved), encoded=moved.max(1))
+        has_tile, given = self.weights > 0, self.rows.sum() * self._bytes(self.inner)
+        exchange = _exchange(given, has_tile, given > 0, has_tile, self.columns.size)
+        return replace(exchange, encoded=given * (exchange.sent > 0))
 
     def leave(self) -> Exchange:
         """Return who sends whom summands of the second product, in tiles of the receiver's rows."""
+        given = self._tile_bytes()
+        return _exchange(given, self.rows, given > 0, tile_counts(self.rows, self.tile_rows), self.rows.size)
+
+    def _tile_bytes(self) -> Floats:
+        """Return the bytes of a row of every rank's tile, [p]."""
         _, columns = self.tile
-        moved = self._others(np.outer(self._bytes(columns), self.rows))
-        return replace(of_matrix(moved), messages=_messages(moved, tile_counts(self.rows, self.tile_rows)))
+        return self._bytes(columns)
 
     def _bytes(self, widths: Floats) -> Floats:
         """Return the bytes of a row of so many numbers of one tensor; of none, nothing."""
         return np.array([self.row_bytes(int(width), 1) if width else 0 for width in widths], float)
 
-    def _others(self, moved: Floats) -> Floats:
-        return np.asarray(np.where(np.eye(self.inner.size, dtype=bool), 0.0, moved))
 
-    def _in_crew(self, moved: Floats) -> Floats:
-        _, column = self.place
-        return np.asarray(self._others(moved) * (column[:, None] == column))
+def _exchange(given: Any, taken: Any, messages_given: Any, messages_taken: Any, group: int) -> Exchange:
+    """Return the exchange where r sends q `given[r] taken[q]` bytes, in messages likewise, within groups of ranks."""
 
+    def totals(given: Any, taken: Any) -> tuple[Floats, Floats]:
+        """Return what every rank sends, and receives."""
 
-def _messages(moved: Floats, tiles: Floats) -> Floats:
-    """Return every rank's messages, [p], where each pair's bytes go in so many tiles."""
-    messages = (moved > 0) * tiles
-    return np.asarray(messages.sum(0) + messages.sum(1), float)
+        def others(values: Any) -> Floats:
+            return np.asarray(np.repeat(values.reshape(-1, group).sum(1), group) - values, float)
+
+        return given * others(1 * taken), taken * others(1 * given)
+
+    def between(j: int, i: int) -> Floats:
+        return np.asarray(given[j] * taken[i] * (j != i and j // group == i // group), float)
+
+    sent, received = totals(given, taken)
+    out, arriving = totals(messages_given, messages_taken)
+    return Exchange(sent, received, out + arriving, between, sent, (sent > 0).astype(float), sent)
