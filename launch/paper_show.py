@@ -9,7 +9,7 @@ from typing import Any
 from launch.bench_paper import DIMENSION
 from launch.plot import Curve, draw
 
-NAMES = {"mbps": "Mbps", "hosts": "devices", "fits": "of the model fits on a device"}
+NAMES = {"mbps": "Mbps", "hosts": "devices", "fits": "of the layers"}
 UNITS = {"latency": "ms a request", "throughput": "requests/s", "memory": "ms a request"}
 
 

@@ -16,7 +16,7 @@ from solver.plan import Wire
 from solver.spans import Span
 from solver.systems import make_plan
 from solver.systems.edgeshard import least_sum
-from solver.systems.pipeedge import Boards, Units, best_stages, units_of
+from solver.systems.pipeedge import Boards, Units, best_stages, device_types, fewer_types, units_of
 from solver.systems.prima import halda
 from tests.solver.clusters import pis
 
@@ -146,6 +146,17 @@ def test_many_types_of_boards_cut_between_layers():
 
     plan.check(SPEC, 11)
     assert all(stage.is_whole for stage in plan.stages)
+
+
+def test_many_boards_that_were_all_measured_are_put_into_types():
+    """Forty unlike ones: those that differ least count as one; no stage is longer than its slowest could be."""
+    cluster = pis(*np.geomspace(5, 50, 40).tolist())
+    found = fewer_types(device_types(SPEC, cluster, 32, 4), SPEC.layers)
+
+    assert sorted(rank for board in found for rank in board.ranks) == list(range(40))
+    seconds = layer_seconds(SPEC, cluster, 32)
+    assert all(board.seconds == pytest.approx(seconds[list(board.ranks)].max()) for board in found)
+    make_plan("pipeedge", SPEC, cluster, 32).check(SPEC, 40)
 
 
 def test_few_bits_let_a_slow_link_carry_stages():
