@@ -253,6 +253,11 @@ class Group:
         comm = self._comm.Split(color, self.rank)
         return None if comm == MPI.COMM_NULL else Group(comm, parent=self)
 
+    @property
+    def alone(self) -> Group:
+        """The group of this rank by itself, for what it computes without the others."""
+        return Group(MPI.COMM_SELF, parent=self)
+
     def abort(self, message: str, code: int) -> NoReturn:
         """End the job on all ranks at once, naming this one."""
         print(f"python -m hepti_mpi: rank {self.rank} on {host_name()}: {message}", file=sys.stderr, flush=True)

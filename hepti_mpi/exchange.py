@@ -7,6 +7,7 @@ to an exchange is not changed afterwards: it may still be on its way.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -295,6 +296,60 @@ def reduce_columns(group: Group, x: Array, want: Sequence[Span], given_by: Seque
     for peer in summing:
         total += summands[peer]
     return total
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows and columns of an array that a rank has, or wants."""
+
+    rows: Span
+    columns: Span
+
+    def intersect(self, other: Part) -> Part:
+        """Return what both have; without rows or columns where they are disjoint."""
+        return Part(self.rows.intersect(other.rows), self.columns.intersect(other.columns))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        return self.rows.size, self.columns.size
+
+    def within(self, other: Part) -> tuple[slice, slice]:
+        """Return this part as an index into the array of `other`, which contains it."""
+        return self.rows.within(other.rows).slice, self.columns.within(other.columns).slice
+
+
+def regrid(group: Group, x: Array, have: Sequence[Part], want: Sequence[Part]) -> Array:
+    """Give every rank the rows and columns that it wants; nobody has what another has.
+
+    Parameters
+    ----------
+    group
+        The ranks; all call this.
+    x : [rows, columns]
+        What this rank has.
+    have, want
+        For every rank what it has and what it wants of the whole array.
+
+    Returns
+    -------
+    [rows, columns]
+        What this rank wants: a new array.
+    """
+    mine, wanted = have[group.rank], want[group.rank]
+    for peer in group.others():
+        part = mine.intersect(want[peer])
+        if math.prod(part.shape):
+            _send(group, x[part.within(mine)], [peer])
+    parts = [(peer, part) for peer in group.others() if math.prod((part := have[peer].intersect(wanted)).shape)]
+    blocks = [(peer, np.empty(part.shape, np.float32)) for peer, part in parts]
+    y = np.empty(wanted.shape, np.float32)
+    kept = mine.intersect(wanted)
+    if math.prod(kept.shape):
+        y[kept.within(wanted)] = x[kept.within(mine)]
+    for number in _receive(group, blocks):
+        y[parts[number][1].within(wanted)] = blocks[number][1]
+    return y
 
 
 def reduce_rows(

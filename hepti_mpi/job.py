@@ -98,7 +98,11 @@ def measured_cluster(spec: ModelSpec, backend: str, precision: str, group: Group
 
 
 def load_share(
-    model: Model, plan: Plan, make: Callable[[int, LayerWeights], Layer], group: Group, console: Console | None
+    model: Model,
+    plan: Plan,
+    make: Callable[[int, LayerWeights | tuple[LayerWeights, ...]], Layer],
+    group: Group,
+    console: Console | None,
 ) -> tuple[RankWeights[Layer], WeightsFile | None, list[int]]:
     """Load this rank's share; rank 0 first sends theirs to the ranks that have no file, and shows how it gets on.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from solver.plan import Plan, Stage
+from solver.plan import Layout, Plan, Stage
 from solver.spans import Partition, Span
 
 
@@ -77,7 +77,10 @@ class Lane:
     def _within(self, stage: int, end: int, rows: int) -> Partition | None:
         """Return how the rows lie on a stage's ranks with a share, at its beginning (0) or end (-1)."""
         block = self.stages[stage].first if end == 0 else self.stages[stage].last
-        return block.only(self.stages[stage].active).row_partition(rows)
+        active = self.stages[stage].active
+        if block.norm is Layout.COLS:  # the first of them has all rows, and deals the columns out
+            return Partition.of_counts([rows] + [0] * (len(active) - 1))
+        return block.only(active).row_partition(rows)
 
     def _spread(self, ranks: Sequence[int], spans: Sequence[Span]) -> list[Span]:
         """Turn spans of some ranks into spans of all, empty ones between them."""

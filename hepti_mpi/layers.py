@@ -88,25 +88,42 @@ class Pass:
     backend: Backend
 
 
+# A layer's kernels; of a decoupled layer, those of every sub-block that the rank has.
+Layer = LayerKernels | tuple[LayerKernels, ...]
+
 # What a block computes of the rows that it needs: where its result lies, tile by tile, without bias and residual.
 Result = Iterator[tuple[Span, Array]]
 Compute = Callable[[Blocks, Partition | None, BlockKernels, BlockPlan, Pass], Result]
 
 
 def layer_kernels(
-    spec: ModelSpec, plan: Plan, make: MakeProduct, rank: int, number: int, weights: LayerWeights
-) -> LayerKernels:
+    spec: ModelSpec,
+    plan: Plan,
+    make: MakeProduct,
+    rank: int,
+    number: int,
+    weights: LayerWeights | tuple[LayerWeights, ...],
+) -> Layer:
     """Make a layer's kernels of a rank's share of its weights."""
     cuts, place = plan.layer(number), plan.place(rank)
+    if isinstance(weights, tuple):
+        return tuple(_kernels(spec.sub_block, cuts, make, None, part) for part in weights)
+    keys = cuts.attention.keys[place[1]] if cuts.attention.keys and place else None
+    return _kernels(spec, cuts, make, keys, weights)
+
+
+def _kernels(
+    spec: ModelSpec, cuts: LayerPlan, make: MakeProduct, keys: Keys | None, weights: LayerWeights
+) -> LayerKernels:
     a, m, H = weights.attention, weights.mlp, spec.hidden
     avoided = None
     if cuts.attention.cut is Cut.GRID:
         into: tuple[Product, ...] = (make(np.ascontiguousarray(a.into.T), None),)
-    elif a.into.size and cuts.attention.keys and place and cuts.attention.keys[place[1]] is Keys.AVOIDED:
+    elif a.into.size and keys is Keys.AVOIDED:
         into = (make(a.into[:H], a.into_bias[:H]),)
         # K's bias adds the same to every score of a query, which a softmax does not see.
         avoided = kernels.KeyWeights(a.into[H : 2 * H], a.into[2 * H :], a.into_bias[2 * H :])
-    elif cuts.attention.cut is Cut.ROWS and a.into.size:
+    elif cuts.attention.cut in (Cut.ROWS, Cut.WHOLE, Cut.SUB_BLOCKS) and a.into.size:
         # K and V first: they travel while Q is computed.
         into = (make(a.into[H:], a.into_bias[H:]), make(a.into[:H], a.into_bias[:H]))
     else:
@@ -124,7 +141,12 @@ def layer_kernels(
 
 
 def run_layers(
-    x: Stream, layers: Sequence[LayerKernels], cuts: Sequence[LayerPlan], parts: Sequence[Span], run: Pass
+    x: Stream,
+    layers: Sequence[LayerKernels],
+    cuts: Sequence[LayerPlan],
+    parts: Sequence[Span],
+    run: Pass,
+    first_layer: int = 0,
 ) -> Stream:
     """Carry the residual stream through layers, or parts of them; what comes out lies as the last cut leaves it.
 
@@ -138,7 +160,7 @@ def run_layers(
     layers, cuts, parts
         Of every layer what computes it, its cuts, and which of its sub-layers are computed (`solver.sublayers`).
     """
-    for number, (layer, cut, part) in enumerate(zip(layers, cuts, parts, strict=True)):
+    for number, (layer, cut, part) in enumerate(zip(layers, cuts, parts, strict=True), start=first_layer):
         for name, first, w, plan, computes, opens in (
             ("attention", 0, layer.attention, cut.attention, ATTENTION, context_rows),
             ("mlp", BLOCK, layer.mlp, cut.mlp, MLP, inner_rows),

@@ -15,7 +15,7 @@ from hepti_mpi.arrays import Array
 from hepti_mpi.comm import Group
 from hepti_mpi.memory import freed_at_once
 from solver.errors import HeptiError
-from solver.model import ModelSpec
+from solver.model import ModelSpec, layer_parts
 from solver.plan import Plan
 from solver.shares import TensorSlice, held_layers, layer_slices, rank_slices
 from weights.store import WeightsFile
@@ -93,7 +93,7 @@ def load(
     spec: ModelSpec,
     plan: Plan,
     group: Group,
-    make: Callable[[int, LayerWeights], Layer],
+    make: Callable[[int, LayerWeights | tuple[LayerWeights, ...]], Layer],
     done: Callable[[int], object],
 ) -> RankWeights[Layer]:
     """Read this rank's share.
@@ -143,11 +143,28 @@ def _ahead(steps: Iterable[Callable[[], Value]]) -> Iterator[Value]:
             yield pending.result()
 
 
-def load_layer(spec: ModelSpec, plan: Plan, layer: int, rank: int, read: Read) -> LayerWeights:
-    """Read a rank's share of one layer, every tensor straight to its place."""
-    pieces = {piece.name.split("/", 2)[2]: piece for piece in layer_slices(spec, plan, layer, rank)}
-    attention, attention_places = _block(pieces, "attention", ("query", "key", "value"), "output", spec.hidden)
-    mlp, mlp_places = _block(pieces, "mlp", ("up",), "down", spec.hidden)
+def load_layer(
+    spec: ModelSpec, plan: Plan, layer: int, rank: int, read: Read
+) -> LayerWeights | tuple[LayerWeights, ...]:
+    """Read a rank's share of one layer; of a decoupled one, every sub-block that the rank has."""
+    pieces = {piece.name: piece for piece in layer_slices(spec, plan, layer, rank)}
+    parts = [
+        (
+            {name.removeprefix(f"{prefix}/"): piece for name, piece in pieces.items() if name.startswith(f"{prefix}/")},
+            part,
+        )
+        for prefix, part in layer_parts(spec, layer)
+    ]
+    if spec.is_decoupled(layer):
+        return tuple(_load_part(own, part.hidden, read) for own, part in parts if own)
+    ((own, _),) = parts
+    return _load_part(own, spec.hidden, read)
+
+
+def _load_part(pieces: Mapping[str, TensorSlice], H: int, read: Read) -> LayerWeights:
+    """Read what a rank has of a layer or a sub-block, every tensor straight to its place."""
+    attention, attention_places = _block(pieces, "attention", ("query", "key", "value"), "output", H)
+    mlp, mlp_places = _block(pieces, "mlp", ("up",), "down", H)
     places = attention_places | mlp_places
     for name, piece in pieces.items():
         read(piece, places[name])

@@ -14,7 +14,7 @@ from functools import partial
 
 from hepti_mpi.arrays import Array
 from hepti_mpi.comm import Group
-from hepti_mpi.layers import LayerKernels, layer_kernels
+from hepti_mpi.layers import Layer, layer_kernels
 from hepti_mpi.load import STREAM_BYTES, load_layer
 from hepti_mpi.memory import free_bytes
 from hepti_mpi.products import Backend
@@ -74,7 +74,7 @@ class Mover:
         self.turns = not without_file  # whether a change may be given up: no piece of it is on its way
         self._without_file = without_file if group.rank == 0 else ()
         self._before = self._after = stack.plan
-        self._prepared: dict[int, LayerKernels] = {}
+        self._prepared: dict[int, Layer] = {}
         self._adopted = 0
         self._work: list[Iterator[bool]] = []
         self.ready = spec.layers  # layers in front that are prepared or adopted

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from hepti_mpi.inputs import Request
 from solver.cluster import Cluster
-from solver.plan import BlockPlan, Plan
+from solver.plan import BlockPlan, Cut, Plan
 
 MIB = 2**20
 WIDTH = 110  # where there is no terminal to ask
@@ -131,7 +131,7 @@ def shares(plan: Plan, rank: int) -> list[str]:
 
 def _share(block: BlockPlan, rank: int, unit: str) -> str:
     if block.inner is not None:
-        return f"{block.inner[rank].size} {unit}"
+        return f"{block.inner[rank].size} {'sub-blocks' if block.cut is Cut.SUB_BLOCKS else unit}"
     assert block.rows is not None
     return f"{100 * block.rows[rank]:.0f} % of rows"
 

@@ -14,9 +14,10 @@ from hepti_mpi.adaptive import Adaptive, SendRate
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
+from hepti_mpi.decoupled import run_groups
 from hepti_mpi.exchange import Tiles, gather_rows, whole
 from hepti_mpi.lane import Lane
-from hepti_mpi.layers import LayerKernels, Pass, Stream, run_layers
+from hepti_mpi.layers import Layer, Pass, Stream
 from hepti_mpi.products import Backend
 from hepti_mpi.trace import Trace
 from hepti_mpi.wires import EXACT, Coding, coding
@@ -72,7 +73,7 @@ class Stack:
         self,
         spec: ModelSpec,
         plan: Plan,
-        layers: Sequence[LayerKernels],
+        layers: Sequence[Layer],
         world: Group,
         backend: Backend,
         wire: Wire = Wire.FLOAT32,
@@ -89,7 +90,7 @@ class Stack:
         self._groups: dict[tuple[int, ...], Group | None] = {}
         self.adopt(plan, layers)
 
-    def adopt(self, plan: Plan, layers: Sequence[LayerKernels]) -> None:
+    def adopt(self, plan: Plan, layers: Sequence[Layer]) -> None:
         """Go on with another plan and this rank's share under it; all ranks call this, between the same two batches."""
         self.plan = plan
         self.layers = tuple(layers)
@@ -177,7 +178,7 @@ class Stack:
                 run = Pass(self._spec, batch, self._group, self.plan.tile_rows, self._backend)
                 entering = Stream(Tiles.here(here), lane.rows_into(hop, rows))
                 # To the end, before this rank waits for others' results: they may wait for its rows in the last block.
-                x_out = whole(run_layers(entering, self.layers, self._cuts, self._parts, run).blocks)
+                x_out = whole(run_groups(entering, self.layers, self._cuts, self._parts, run).blocks)
                 if isinstance(between, Adaptive):
                     between.worked(time.perf_counter() - started, rows)
         if isinstance(between, Adaptive):

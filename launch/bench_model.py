@@ -57,6 +57,18 @@ def bench_model(word: str, layers: int | None) -> BenchModel:
     return BenchModel(path, spec)
 
 
+def decoupled_model(word: str, layers: int | None) -> BenchModel | None:
+    """Return the decoupled model beside a named architecture; None where there is none: of a file, of one layer."""
+    if _is_file(word):
+        return None
+    name = f"{word}-decoupled"
+    try:
+        named_model(name, layers)
+    except HeptiError:
+        return None
+    return bench_model(name, layers)
+
+
 def _is_file(word: str) -> bool:
     return bool(Path(word).suffix) or Path(word).exists()
 

@@ -50,9 +50,16 @@ class Contest:
 
 
 def compare(
-    stage: Stage, model: BenchModel, contest: Contest, folder: Path, say: Callable[[str], None]
+    stage: Stage,
+    model: BenchModel,
+    contest: Contest,
+    folder: Path,
+    say: Callable[[str], None],
+    beside: BenchModel | None = None,
 ) -> dict[str, Any]:
     """Run a contest on a stage and return the report; plans, logs and the last round's traces stay in `folder`.
+
+    `beside` is the model with decoupled layers, for the system that plans no other.
 
     Raises
     ------
@@ -60,7 +67,10 @@ def compare(
         If no kernels can be measured, or nobody comes through.
     """
     clusters, absent = _profiles(stage, model, contest, folder, say)
-    entrants, unfit = planned(model.spec, clusters, contest.rows, contest.systems, contest.wires, many=contest.many > 0)
+    other = None if beside is None else beside.spec
+    entrants, unfit = planned(
+        model.spec, clusters, contest.rows, contest.systems, contest.wires, many=contest.many > 0, beside=other
+    )
     entrants += alone(model.spec, clusters, contest.rows, contest.runtimes)
     absent += unfit
     found = {number: Samples() for number in range(len(entrants))}
@@ -69,7 +79,8 @@ def compare(
             entrant, last = entrants[number], turn == contest.runs - 1
             name = f"{entrant.entry.system} {variant(entrant.entry.facts)}"
             try:
-                seconds = _run(stage, model, contest, entrant, found[number], folder / f"{number:02}", last)
+                runs = beside if beside is not None and entrant.entry.model else model
+                seconds = _run(stage, runs, contest, entrant, found[number], folder / f"{number:02}", last)
                 outcome = f"{1e3 * statistics.median(seconds):.0f} ms"
             except HeptiError as error:
                 outcome = str(error)

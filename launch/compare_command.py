@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from launch.bench_model import bench_model, check_model
+from launch.bench_model import bench_model, check_model, decoupled_model
 from launch.bench_stage import Stage, hosts_stage, lab_stage
 from launch.compare_plot import plot_bars, plot_trace
 from launch.compare_show import comparison_markdown, print_comparison, variant
@@ -25,7 +25,7 @@ from solver.errors import HeptiError
 from solver.model import request_rows
 from solver.plan import Wire
 from solver.ready import find_cluster
-from solver.systems import PLANNERS
+from solver.systems import DECOUPLED, PLANNERS
 
 BACKENDS = ("auto", "numpy", "onnxruntime")
 PRECISIONS = ("float32", "int8")
@@ -90,7 +90,10 @@ def _compare(options: argparse.Namespace) -> int:
             repeat=options.repeat,
             warmup=options.warmup,
         )
-        report = compare(stage, model, contest, Path(folder), _say)
+        beside = None
+        if DECOUPLED in contest.systems and not model.spec.groups:
+            beside = decoupled_model(options.model, options.layers)
+        report = compare(stage, model, contest, Path(folder), _say, beside)
         if options.out is not None:
             write_comparison(report, Path(folder), options.out)
     if options.json:

@@ -17,7 +17,7 @@ from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.pipeline import price_plan
 from solver.plan import Plan, Wire
-from solver.systems import make_plan
+from solver.systems import DECOUPLED, make_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,15 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a row is called: a planner's name or `single:DEVICE`, its kernels, its wire ("" where nothing is sent)."""
+    """What a row is called: a planner's name or `single:DEVICE`, its kernels, its wire ("" where nothing is sent).
+
+    Where it runs another model than the others, that model stands behind the planner's name, and in `model`.
+    """
 
     system: str
     kernels: Kernels
     wire: str
+    model: str = ""
 
     @property
     def facts(self) -> dict[str, str]:
@@ -44,6 +48,7 @@ class Entry:
             "backend": self.kernels.backend,
             "precision": self.kernels.precision,
             "wire": self.wire,
+            **({"model": self.model} if self.model else {}),
         }
 
 
@@ -95,15 +100,20 @@ def planned(
     systems: Sequence[str],
     wires: Sequence[str],
     many: bool = False,
+    beside: ModelSpec | None = None,
 ) -> tuple[list[Entrant], list[Absent]]:
     """Return every system on all kernels over all wires, and those that find no plan or lack memory.
 
-    Of `many` requests what is predicted is a request's part of the time.
+    Of `many` requests what is predicted is a request's part of the time. `beside` is the model with decoupled layers,
+    for the system that plans no other.
     """
+    asked = spec
     found: list[Entrant] = []
     absent: list[Absent] = []
     for system, (kernels, cluster), wire in product(systems, clusters.items(), wires):
-        entry = Entry(system, kernels, wire)
+        entry, spec = Entry(system, kernels, wire), asked
+        if system == DECOUPLED and beside is not None:
+            entry, spec = Entry(f"{system}:{beside.name}", kernels, wire, beside.name), beside
         try:
             plan = make_plan(system, spec, cluster, rows, Wire(wire))
             priced = price_plan(spec, cluster, plan, rows)
@@ -120,7 +130,9 @@ def planned(
 
 
 def alone(spec: ModelSpec, clusters: Mapping[Kernels, Cluster], rows: int, runtimes: Sequence[str]) -> list[Entrant]:
-    """Return the fastest and the slowest device, each on these runtimes."""
+    """Return the fastest and the slowest device, each on these runtimes; they compute no decoupled layers."""
+    if spec.groups:
+        return []
     measured = {kernels.precision: cluster for kernels, cluster in clusters.items()}
     devices = next(iter(clusters.values())).devices
     speeds = [device.compute_flop_per_s for device in devices]

@@ -82,9 +82,13 @@ def result(entrant: Entrant, samples: Samples) -> dict[str, Any]:
 
 
 def ranked(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows, fastest first, each with its ratio to the best of its precision."""
-    best_s: dict[str, float] = {}
+    """Return the rows, fastest first, each with its ratio to the best of its precision that runs the same model."""
+    best_s: dict[tuple[str, str], float] = {}
     for row in results:
-        best_s[row["precision"]] = min(row["median_s"], best_s.get(row["precision"], row["median_s"]))
-    rows = [{**row, "ratio_to_best": row["median_s"] / best_s[row["precision"]]} for row in results]
+        best_s[_peers(row)] = min(row["median_s"], best_s.get(_peers(row), row["median_s"]))
+    rows = [{**row, "ratio_to_best": row["median_s"] / best_s[_peers(row)]} for row in results]
     return sorted(rows, key=lambda row: float(row["median_s"]))
+
+
+def _peers(row: dict[str, Any]) -> tuple[str, str]:
+    return row["precision"], row.get("model", "")

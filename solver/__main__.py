@@ -24,7 +24,7 @@ from solver.plot import plot_timeline, plot_winners
 from solver.ready import find_cluster
 from solver.report import print_advice, print_comparison, print_plan, to_json
 from solver.report_systems import print_stages, print_systems, stages_to_json, systems_to_json
-from solver.systems import DEFAULT, PLANNERS, make_plan
+from solver.systems import DEFAULT, PLANNERS, make_plan, plans_for
 from solver.whatif import BOARDS, changed
 
 EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4.toml --rows 256 --out plan.json"
@@ -135,7 +135,7 @@ def _compare(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, row
             print_systems(Console(highlight=False), entries, title)
     if options.map:
         # What is made for the other objective wins nowhere.
-        systems = [name for name in PLANNERS if options.objective == "throughput" or name != "hepti-throughput"]
+        systems = [name for name in plans_for(spec) if options.objective == "throughput" or name != "hepti-throughput"]
         mbps, times, wire = MAP_MBPS, MAP_MEMORY, Wire(options.wire)
         names = winners(spec, cluster, rows, [each * 1e6 / 8 for each in mbps], times, systems, options.objective, wire)
         plot_winners(names, mbps, [f"{each:g} times" for each in times], options.map, f"{title}: {options.objective}")

@@ -14,7 +14,7 @@ from solver.model import ModelSpec
 from solver.pipeline import PricedPlan
 from solver.plan import Wire
 from solver.planner import Solution, solve
-from solver.systems import DEFAULT, PLANNERS
+from solver.systems import DEFAULT, plans_for
 
 LINKS_MBPS = (94, 940, 2350, 9400)  # what Ethernet of 0.1 to 10 Gbit/s carries of TCP
 WORTH = 0.005  # of the seconds: what an upgrade has to save to be told
@@ -38,7 +38,7 @@ class Upgrade:
 
 def alternatives(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> list[Entry]:
     """Return what the other systems would reach, with the same wire."""
-    return compare(spec, cluster, rows, wire, [system for system in PLANNERS if not system.startswith(DEFAULT)])
+    return compare(spec, cluster, rows, wire, [system for system in plans_for(spec) if not system.startswith(DEFAULT)])
 
 
 def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price | PricedPlan) -> Bounds:

@@ -9,11 +9,11 @@ import numpy as np
 
 from solver.cluster import Cluster
 from solver.cost import work_bytes
-from solver.errors import InfeasiblePlanError
-from solver.model import ModelSpec
+from solver.errors import HeptiError
+from solver.model import ModelSpec, decoupled
 from solver.pipeline import price_plan
 from solver.plan import Plan, Wire
-from solver.systems import PLANNERS, make_plan
+from solver.systems import DECOUPLED, PLANNERS, make_plan, plans_for
 
 MIB = 2**20
 
@@ -32,6 +32,8 @@ class Entry:
         Of every device; () where there is no plan.
     lacks
         Why it cannot be run, "" if it can.
+    model
+        Where it is for another model than was asked for, that model.
     """
 
     system: str
@@ -40,6 +42,12 @@ class Entry:
     bytes_on_wire: int
     weights_bytes: tuple[int, ...]
     lacks: str = ""
+    model: str = ""
+
+    @property
+    def label(self) -> str:
+        """The system, with a mark where it is for another model."""
+        return f"{self.system} *" if self.model else self.system
 
 
 def compare(
@@ -47,15 +55,23 @@ def compare(
     cluster: Cluster,
     rows: int,
     wire: Wire = Wire.FLOAT32,
-    systems: Iterable[str] = tuple(PLANNERS),
+    systems: Iterable[str] | None = None,
 ) -> list[Entry]:
-    """Plan by each of the systems and predict what comes of it."""
+    """Plan by each of the systems, all that there are if none are named, and predict what comes of it.
+
+    Where no layer of the model is decoupled, block parallelism is predicted for the model beside it that has such.
+    """
+    if systems is None:
+        systems = plans_for(spec) if spec.groups else PLANNERS
     return [_entry(system, spec, cluster, rows, wire) for system in systems]
 
 
 def winner(entries: Sequence[Entry], objective: str) -> Entry | None:
-    """Return the best of those that can be run, by `latency` or `throughput`; None where there is none."""
-    able = [entry for entry in entries if not entry.lacks]
+    """Return the best of those that can be run, by `latency` or `throughput`; None where there is none.
+
+    What runs another model has no part in it.
+    """
+    able = [entry for entry in entries if not entry.lacks and not entry.model]
     if objective == "throughput":
         return max(able, key=lambda entry: entry.requests_per_s, default=None)
     return min(able, key=lambda entry: entry.seconds, default=None)
@@ -100,15 +116,19 @@ def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence
 
 
 def _entry(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> Entry:
+    model = ""
     try:
+        if system == DECOUPLED and not spec.groups:
+            spec = decoupled(spec)
+            model = spec.name
         plan = make_plan(system, spec, cluster, rows, wire)
-    except InfeasiblePlanError as error:
-        return Entry(system, np.inf, 0.0, 0, (), str(error))
+    except HeptiError as error:
+        return Entry(system, np.inf, 0.0, 0, (), str(error), model)
     priced = price_plan(spec, cluster, plan, rows)
     facts = priced.prediction
     name = f"single:{plan.devices[plan.stages[0].active[0]]}" if system == "single" else system
     missing = lacks(spec, cluster, plan, facts.weights_bytes)
-    return Entry(name, facts.seconds, priced.requests_per_s, facts.bytes_on_wire, facts.weights_bytes, missing)
+    return Entry(name, facts.seconds, priced.requests_per_s, facts.bytes_on_wire, facts.weights_bytes, missing, model)
 
 
 def _changed(cluster: Cluster, bandwidth: float, memory: float) -> Cluster:

@@ -15,6 +15,7 @@ import numpy as np
 
 from solver.cluster import Cluster
 from solver.curves import Bank, Floats, Kernel
+from solver.decoupled import GroupSteps
 from solver.errors import HeptiError
 from solver.exchange import Exchange, Mask, Network, of_matrix, tile_counts
 from solver.layers import LayerSteps, Setting
@@ -153,18 +154,20 @@ def work_bytes(spec: ModelSpec, rows: int) -> int:
     At worst the stream as it was, gathered and summed, a summand and one being received ([S, H] each), and the larger
     of Q, K, V, context ([S, 4 H]) and the MLP's inner columns with a tile's temporaries ([S, F]).
     """
-    return PROGRAM_BYTES + FLOAT_BYTES * rows * (5 * spec.hidden + max(4 * spec.hidden, spec.ffn))
+    ffn = spec.sub_block.ffn if spec.groups else spec.ffn
+    return PROGRAM_BYTES + FLOAT_BYTES * rows * (5 * spec.hidden + max(4 * spec.hidden, ffn))
 
 
 def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     """Return the bytes that every device has for shares of layers, [p]; below zero where it lacks what comes before.
 
-    Before it come activations, buffers and the program, the norms of all layers, and on rank 0 embeddings and heads.
+    Before it come activations, buffers and the program, the norms of all original layers, and on rank 0 embeddings and
+    heads.
     """
     shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
     common = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(COMMON_TENSORS))
     room = np.array([float(device.memory_bytes) for device in cluster.devices])
-    room -= work_bytes(spec, rows) + FLOAT_BYTES * spec.layers * common
+    room -= work_bytes(spec, rows) + FLOAT_BYTES * (spec.groups or spec.layers) * common
     room[0] -= ends_bytes(spec)
     return room
 
@@ -175,12 +178,16 @@ def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int
     known: dict[Partition, Floats] = {}
     first = _values(stage.first, Axis.HEADS, Axis.CONTEXT, s.rows, known)
     building = LayerSteps(s, first, first.get(Axis.ROWS), active)
+    groups = GroupSteps(s, building, active) if s.spec.groups else None
     yield "start", 1, _enter(s, building.stream, active)
     for number, count, layer in _alike(stage):
         label = f"layers {number}-{number + count - 1}" if count > 1 else f"layer {number}"
         attention = _values(layer.attention, Axis.HEADS, Axis.CONTEXT, s.rows, known)
         mlp = _values(layer.mlp, Axis.FFN, Axis.OUTPUT, s.rows, known)
         part = stage.part(number)
+        if groups is not None and groups.has_layers(count, layer.attention, attention.get(Axis.ROWS)):
+            yield from ((label, 1, step) for step in building.taken())
+            continue
         # The first layer of a run finds the stream as others left it, all others of the run as it does itself.
         for repeats in (1, count - 1)[:count]:
             if (halves := part.intersect(Span(0, BLOCK))).size:

@@ -363,6 +363,10 @@ class LayerSteps:
     def _known(self, exchange: Exchange) -> Transfer:
         return Transfer(lambda values, active: exchange, wire=self._setting.wire)
 
+    def work(self, seconds: Floats) -> None:
+        """Add compute that is known, [p]."""
+        self._compute(Axis.FIXED, seconds)
+
     def _exchange(self, step: Step) -> None:
         """Add an exchange; the compute since the last one stands before it."""
         self._steps.append(replace(step, before=self._pending.all, first=self._pending.first))

@@ -45,7 +45,7 @@ def plans_for_lengths(spec: ModelSpec, cluster: Cluster, plan: Plan, longest: in
 
 def for_rows(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Plan:
     """Return the plan for requests of `rows` rows: other shares of rows, among the devices that hold what rows need."""
-    if len(plan.stages) > 1:
+    if len(plan.stages) > 1 or spec.groups:  # what shares rows out has one stage, and no decoupled layers
         return plan
     s = setting(spec, cluster, rows, plan.wire, plan.tile_rows)
     (stage,), active = plan.stages, np.array(plan.stages[0].active)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -77,6 +78,8 @@ class ModelSpec:
     labels: tuple[str, ...] = ()  # classifier outputs; (): no classifier
     classifier_rows: int = 1  # rows that the classifier reads, side by side (DeiT with teacher: 2)
     scores: str = "softmax"  # what makes scores of the classifier's outputs
+    groups: int = 0  # N_b, each of decoupled layers and one original layer behind them; 0: all layers are original
+    sub_blocks: int = 0  # N_div, of a decoupled layer
 
     def __post_init__(self) -> None:
         for owner in (self, self.input):
@@ -96,6 +99,42 @@ class ModelSpec:
         for field, value, allowed in choices:
             if value not in allowed:
                 raise HeptiError(f"model {self.name}: {field} {value!r} is not one of {', '.join(allowed)}")
+        if self.groups or self.sub_blocks:
+            self._check_decoupled()
+
+    def _check_decoupled(self) -> None:
+        if self.groups < 1 or self.sub_blocks < 2:
+            raise HeptiError(
+                f"model {self.name}: {self.groups} groups, {self.sub_blocks} sub-blocks in a layer: must be at least "
+                f"1 and 2"
+            )
+        for field, whole, parts in (
+            ("layers", self.layers, self.groups),
+            ("hidden", self.hidden, self.sub_blocks),
+            ("heads", self.heads, self.sub_blocks),
+        ):
+            if whole % parts:
+                kind = "groups" if field == "layers" else "sub-blocks"
+                raise HeptiError(f"model {self.name}: {field} {whole} do not divide into {parts} {kind}")
+        if self.layers == self.groups:
+            raise HeptiError(
+                f"model {self.name}: {self.layers} layers in {self.groups} groups: one is original, none is decoupled"
+            )
+
+    def is_decoupled(self, layer: int) -> bool:
+        """Return whether a layer consists of sub-blocks: all of a group but the last."""
+        return bool(self.groups) and (layer + 1) % (self.layers // self.groups) > 0
+
+    @property
+    def sub_block(self) -> ModelSpec:
+        """One sub-block of a decoupled layer as a model of its own.
+
+        It sees H / N_div columns with A / N_div heads, and keeps the layer's parameters, 4 H² + 2 H F in all matrices,
+        by a wider MLP, F + 2 H (1 - 1 / N_div) (DeTransformer, DATE 2024: 4224 for bert-base and N_div 4).
+        """
+        parts = self.sub_blocks
+        ffn = self.ffn + 2 * (self.hidden - self.hidden // parts)
+        return replace(self, hidden=self.hidden // parts, ffn=ffn, heads=self.heads // parts, groups=0, sub_blocks=0)
 
     @property
     def head_dim(self) -> int:
@@ -110,7 +149,8 @@ class ModelSpec:
     @property
     def fingerprint(self) -> str:
         """Twelve hex digits of what a plan depends on: the shape of the layers."""
-        shape = (self.hidden, self.ffn, self.heads, self.layers)
+        shape: tuple[int, ...] = (self.hidden, self.ffn, self.heads, self.layers)
+        shape += (self.groups, self.sub_blocks) if self.groups else ()
         return hashlib.sha256(repr(shape).encode()).hexdigest()[:12]
 
     def to_json(self) -> str:
@@ -140,7 +180,7 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     (y = x Wᵀ), the attention output and down as [in, out] (y = x W).
     """
     shapes: dict[str, tuple[int, ...]] = {}
-    source, H, F = spec.input, spec.hidden, spec.ffn
+    source, H = spec.input, spec.hidden
     if isinstance(source, TextInput):
         shapes["embeddings/word"] = (source.vocab, H)
         shapes["embeddings/position"] = (source.positions, H)
@@ -154,7 +194,9 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if spec.embedding_norm:
         shapes |= _norm("embeddings/norm", H)
     for layer in range(spec.layers):
-        shapes |= {f"layers/{layer}/{name}": shape for name, shape in layer_tensor_shapes(H, F).items()}
+        for prefix, part in layer_parts(spec, layer):
+            own = layer_tensor_shapes(part.hidden, part.ffn)
+            shapes |= {f"{prefix}/{name}": shape for name, shape in own.items()}
     if spec.final_norm:
         shapes |= _norm("final_norm", H)
     if spec.dense:
@@ -163,6 +205,14 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         width = (spec.dense_width if spec.dense else H) * spec.classifier_rows
         shapes |= {"classifier/weight": (len(spec.labels), width), "classifier/bias": (len(spec.labels),)}
     return shapes
+
+
+def layer_parts(spec: ModelSpec, layer: int) -> list[tuple[str, ModelSpec]]:
+    """Return what a layer consists of, itself or its sub-blocks: where the tensors of each stand, and its widths."""
+    if not spec.is_decoupled(layer):
+        return [(f"layers/{layer}", spec)]
+    part = spec.sub_block
+    return [(f"layers/{layer}/{number}", part) for number in range(spec.sub_blocks)]
 
 
 def layer_tensor_shapes(H: int, F: int) -> dict[str, tuple[int, ...]]:
@@ -178,20 +228,39 @@ def layer_tensor_shapes(H: int, F: int) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+DECOUPLED_NAMES = "with decoupled layers NAME-decoupled, or NAME-decoupled-8x4 for 8 groups and 4 sub-blocks"
+
+
 def named_model(name: str, layers: int | None = None) -> ModelSpec:
     """Return the spec of a well-known architecture, with another layer count if asked.
+
+    NAME-decoupled is the same with two of every three layers decoupled into 4 sub-blocks, the least that was published
+    for bert-base and bert-large; NAME-decoupled-8x2 has 8 groups, and decoupled layers of 2 sub-blocks.
 
     Raises
     ------
     HeptiError
-        If the name is unknown.
+        If the name is unknown, or the layers cannot be decoupled so.
     """
+    if (found := re.fullmatch(r"(.+)-decoupled(?:-(\d+)x(\d+))?", name)) is not None:
+        base, groups, sub_blocks = found.groups()
+        return decoupled(named_model(base, layers), *((int(groups), int(sub_blocks)) if groups else ()))
     if name not in NAMED_MODELS:
         near = get_close_matches(name, NAMED_MODELS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(NAMED_MODELS))}"
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(NAMED_MODELS))}; {DECOUPLED_NAMES}"
         raise HeptiError(f"unknown model {name}: {hint}")
     spec = NAMED_MODELS[name]
     return replace(spec, layers=layers) if layers is not None else spec
+
+
+def decoupled(spec: ModelSpec, groups: int | None = None, sub_blocks: int = 4) -> ModelSpec:
+    """Return the decoupled model beside one of original layers; by default one of three layers stays original."""
+    if groups is None:
+        groups = max(1, spec.layers // 3)
+        name = f"{spec.name}-decoupled"
+    else:
+        name = f"{spec.name}-decoupled-{groups}x{sub_blocks}"
+    return replace(spec, name=name, groups=groups, sub_blocks=sub_blocks)
 
 
 def request_rows(spec: ModelSpec, asked: int | None) -> int:

@@ -26,6 +26,8 @@ class Cut(StrEnum):
     COLUMNS = "columns"  # heads or F columns, gathered, then output columns
     BLOCK = "block"  # heads or F columns, then full-size summands
     GRID = "grid"  # a tile of both weights: some columns of H by some heads or F columns
+    WHOLE = "whole"  # everything, each rank that has sub-blocks of other layers
+    SUB_BLOCKS = "sub_blocks"  # each rank its sub-blocks of a decoupled layer
 
 
 class Wire(StrEnum):
@@ -93,6 +95,7 @@ class Layout(StrEnum):
 
     FULL = "full"  # all have all
     ROWS = "rows"  # each its rows
+    COLS = "cols"  # each the columns of its sub-blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +107,12 @@ class BlockPlan:
     cut
         How the block is split.
     inner
-        Heads (attention) or F columns (MLP) per rank; None for cut `rows`.
+        Heads (attention), F columns (MLP) or sub-blocks per rank; None for the cuts `rows` and `whole`.
     columns
         Output columns per rank, for cut `columns`; for cut `grid` columns of H per row of the grid.
     norm
-        Where the residual is added and normalised after the block; always `rows` for cuts `rows` and `grid`.
+        Where the residual is added and normalised after the block; always `rows` for cuts `rows` and `grid`, `full`
+        for `whole`, `cols` for `sub_blocks`.
     rows
         Shares of the rows per rank, where `norm` is `rows`; they add up to one.
     route
@@ -130,10 +134,15 @@ class BlockPlan:
             raise HeptiError(f"cut {self.cut} has no keys: they are of attention by rows")
         if self.cut in (Cut.ROWS, Cut.GRID) and self.norm is not Layout.ROWS:
             raise HeptiError(f"cut {self.cut} leaves rows on every rank: its norm must be rows")
-        if (self.inner is None) != (self.cut is Cut.ROWS):
+        if self.cut is Cut.WHOLE and self.norm is not Layout.FULL:
+            raise HeptiError("cut whole leaves everything on every rank: its norm must be full")
+        if (self.cut is Cut.SUB_BLOCKS) != (self.norm is Layout.COLS):
             raise HeptiError(
-                f"cut {self.cut} {'needs' if self.inner is None else 'has no'} heads or columns of its own"
+                "cut sub_blocks leaves columns on every rank, and no other cut does: its norm must be cols"
             )
+        if (self.inner is None) != (self.cut in (Cut.ROWS, Cut.WHOLE)):
+            unit = "sub_blocks" if self.cut is Cut.SUB_BLOCKS else "heads or columns"
+            raise HeptiError(f"cut {self.cut} {'needs' if self.inner is None else 'has no'} {unit} of its own")
         if (self.columns is None) == (self.cut in (Cut.COLUMNS, Cut.GRID)):
             raise HeptiError(f"cut {self.cut} {'needs' if self.columns is None else 'has no'} output columns")
         if (self.rows is None) == (self.norm is Layout.ROWS):
@@ -369,6 +378,11 @@ class Plan:
         self._check_devices()
         for replica in self.replicas or ((),):
             _check_replica(replica, spec)
+        if spec.groups and not self.in_one:
+            raise HeptiError(
+                f"the plan has {len(self.stages)} stages, or not all devices in one: model {spec.name} has decoupled "
+                f"layers, and needs one stage of all devices"
+            )
 
     def _check_devices(self) -> None:
         seen: set[str] = set()
@@ -423,11 +437,33 @@ def _check_replica(replica: Sequence[Stage], spec: ModelSpec) -> None:
         raise HeptiError(f"the plan has {covered.total} {unit}, model {spec.name} has {total}")
     for span, layer, devices in runs:
         where = f"plan: layers {span.start} to {span.stop - 1}"
+        _check_decoupled(span, layer, where, spec)
         _check_block(layer.attention, f"{where}, attention", spec, devices, spec.heads, "heads")
         _check_block(layer.mlp, f"{where}, mlp", spec, devices, spec.ffn, "ffn columns")
 
 
+def _check_decoupled(span: Span, layer: LayerPlan, where: str, spec: ModelSpec) -> None:
+    """Refuse a decoupled layer that is cut otherwise than by sub-blocks, and others that are."""
+    cuts = (layer.attention.cut, layer.mlp.cut)
+    if Cut.WHOLE in cuts and not spec.groups:
+        raise HeptiError(f"{where}: cut whole is for models with decoupled layers, model {spec.name} has none")
+    if cuts[0] is not cuts[1] and {Cut.WHOLE, Cut.SUB_BLOCKS} & set(cuts):
+        raise HeptiError(f"{where}: attention is cut {cuts[0]}, mlp {cuts[1]}: cut both so, or neither")
+    if layer.attention.cut is Cut.SUB_BLOCKS and layer.attention != layer.mlp:
+        raise HeptiError(
+            f"{where}: sub_blocks of attention are {layer.attention.inner}, of mlp {layer.mlp.inner}: must be the same"
+        )
+    for number in range(span.start, span.stop):
+        if spec.is_decoupled(number) != (Cut.SUB_BLOCKS in cuts):
+            is_not = "" if spec.is_decoupled(number) else "not "
+            raise HeptiError(
+                f"{where}: layer {number} of model {spec.name} is {is_not}decoupled: its cut must {is_not}be sub_blocks"
+            )
+
+
 def _check_block(block: BlockPlan, where: str, spec: ModelSpec, devices: int, inner: int, unit: str) -> None:
+    if block.cut is Cut.SUB_BLOCKS:
+        inner, unit = spec.sub_blocks, "sub-blocks"
     for partition, total, name in ((block.inner, inner, unit), (block.columns, spec.hidden, "output columns")):
         if partition is None:
             continue

@@ -23,6 +23,8 @@ from solver.spans import Partition, Span
 
 FORMAT = "hepti-plan/1"
 
+_NORMS = {Cut.ROWS: Layout.ROWS, Cut.GRID: Layout.ROWS, Cut.SUB_BLOCKS: Layout.COLS}  # where nothing is said
+
 
 def read_plan(path: Path) -> Plan:
     """Read a plan file.
@@ -149,12 +151,14 @@ def _run(entry: Any) -> tuple[Span, LayerPlan]:
 
 
 def _block(entry: dict[str, Any], inner: str) -> BlockPlan:
-    known = ("cut", inner, "columns", "norm", "rows", "route", *(["keys"] if inner == "heads" else []))
+    cut = Cut(_one_of(_get(entry, "cut", str), "cut", list(Cut)))
+    has_keys = inner == "heads"
+    inner = "sub_blocks" if cut is Cut.SUB_BLOCKS else inner
+    known = ("cut", inner, "columns", "norm", "rows", "route", *(["keys"] if has_keys else []))
     for key in entry:
         if key not in known:
             raise HeptiError(f"unknown key {key!r} (known: {', '.join(known)})")
-    cut = Cut(_one_of(_get(entry, "cut", str), "cut", list(Cut)))
-    norm = _get(entry, "norm", str, "rows" if cut in (Cut.ROWS, Cut.GRID) else "full")
+    norm = _get(entry, "norm", str, _NORMS.get(cut, Layout.FULL))
     return BlockPlan(
         cut,
         inner=_partition(entry, inner),
@@ -214,6 +218,7 @@ def _one_of(value: str, what: str, known: Sequence[str]) -> str:
 
 def _block_to_table(block: BlockPlan, inner: str) -> dict[str, Any]:
     table: dict[str, Any] = {"cut": str(block.cut)}
+    inner = "sub_blocks" if block.cut is Cut.SUB_BLOCKS else inner
     for name, partition in ((inner, block.inner), ("columns", block.columns)):
         if partition is not None:
             table[name] = [[span.start, span.stop] for span in partition]

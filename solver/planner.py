@@ -118,6 +118,10 @@ def solve(
         If no plan fits, saying how much memory is missing and where; if the wire is for stages only.
     """
     wire.check_one_stage()
+    if spec.groups:
+        raise InfeasiblePlanError(
+            f"{spec.name} has decoupled layers: hepti has no plan for them, --system detransformer has"
+        )
     tile_rows = TILE_ROWS if before is None else before.plan.tile_rows
     s, room = setting(spec, cluster, rows, wire, tile_rows), weights_room(spec, cluster, rows)
     lacking = np.maximum(-room, 0.0)

@@ -14,7 +14,7 @@ from solver.advice import Bounds, Upgrade
 from solver.cluster import Cluster
 from solver.compare import Entry
 from solver.cost import Price
-from solver.plan import BlockPlan, LayerPlan, Plan, Wire
+from solver.plan import BlockPlan, Cut, LayerPlan, Plan, Wire
 from solver.plan_file import plan_to_json
 from solver.planner import Solution
 from solver.routes import Route
@@ -28,8 +28,11 @@ def print_plan(console: Console, cluster: Cluster, plan: Plan, priced: Price) ->
     """Print who gets what, and what every device does with its time."""
     active = plan.stages[0].active
     listed = range(len(plan.devices)) if len(plan.devices) <= MOST_LISTED else active
+    spans: dict[LayerPlan, list[Span]] = {}  # of a decoupled model, layers that are cut alike stand apart
     for span, layer in plan.stages[0].layers:
-        console.print(_shares(plan, span, layer, listed))
+        spans.setdefault(layer, []).append(span)
+    for layer, alike in spans.items():
+        console.print(_shares(plan, alike, layer, listed))
     console.print(_devices(cluster, priced, listed))
     if len(listed) < len(plan.devices):
         console.print(f"{len(plan.devices) - len(listed)} other devices hold nothing.")
@@ -114,13 +117,15 @@ def to_json(
     return json.dumps(table, indent=1) + "\n"
 
 
-def _shares(plan: Plan, span: Span, layer: LayerPlan, listed: Sequence[int]) -> Table:
-    """Return one run of layers: who has which rows, heads and columns."""
-    last = f"-{span.stop - 1}" if span.size > 1 else ""
-    table = Table(title=f"{plan.model_name}, layer{'s' * (span.size > 1)} {span.start}{last}", title_justify="left")
+def _shares(plan: Plan, spans: Sequence[Span], layer: LayerPlan, listed: Sequence[int]) -> Table:
+    """Return layers that are cut alike: who has which rows, heads and columns."""
+    numbers = ", ".join(f"{span.start}" + (f"-{span.stop - 1}" if span.size > 1 else "") for span in spans)
+    several = "s" * (sum(span.size for span in spans) > 1)
+    table = Table(title=f"{plan.model_name}, layer{several} {numbers}", title_justify="left")
     table.add_column("device")
     for name, block, unit in (("attention", layer.attention, "heads"), ("mlp", layer.mlp, "ffn columns")):
-        table.add_column(f"{name}: {block.cut}\n{unit if block.inner else 'rows'}", justify="right")
+        units = {Cut.ROWS: "rows", Cut.SUB_BLOCKS: "sub-blocks", Cut.WHOLE: "all"}.get(block.cut, unit)
+        table.add_column(f"{name}: {block.cut}\n{units}", justify="right")
         if block.columns:
             table.add_column(f"{name}\noutput columns", justify="right")
         if block.inner and block.rows:
@@ -132,6 +137,8 @@ def _shares(plan: Plan, span: Span, layer: LayerPlan, listed: Sequence[int]) -> 
 
 
 def _cells(block: BlockPlan, rows: int, rank: int) -> list[str]:
+    if block.cut is Cut.WHOLE:
+        return ["all"]
     partitions = (block.inner, block.columns, block.row_partition(rows))
     # In a grid there is one span of columns a row, and rank r is in row r mod rows.
     return [str(partition[rank % len(partition)].size) for partition in partitions if partition is not None]

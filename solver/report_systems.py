@@ -30,7 +30,7 @@ def print_systems(console: Console, entries: Sequence[Entry], title: str) -> Non
         planned = bool(entry.weights_bytes)
         held = [f"{size / MIB:.0f}" for size in (max(entry.weights_bytes), min(entry.weights_bytes))] if planned else []
         table.add_row(
-            entry.system,
+            entry.label,
             f"{1e3 * entry.seconds:.1f}" if planned else "-",
             f"{entry.requests_per_s:.2f}" if planned else "-",
             f"{entry.bytes_on_wire / MIB:.1f}" if planned else "-",
@@ -39,6 +39,9 @@ def print_systems(console: Console, entries: Sequence[Entry], title: str) -> Non
             style="dim" if entry.lacks else "bold" if entry in best.values() else "",
         )
     console.print(table)
+    for entry in entries:
+        if entry.model:
+            console.print(f"* {entry.system} runs another model, {entry.model}: as large, and other answers.")
     for objective, won in best.items():
         if won is not None:
             many = objective == "throughput"
@@ -60,6 +63,7 @@ def systems_to_json(cluster: Cluster, entries: Sequence[Entry], rows: int) -> st
                 "bytes_on_wire": entry.bytes_on_wire,
                 "weights_bytes": list(entry.weights_bytes),
                 "lacks": entry.lacks,
+                "model": entry.model or None,
             }
             for entry in entries
         ],

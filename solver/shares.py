@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from solver.model import ModelSpec, layer_tensor_shapes, tensor_shapes
+from solver.model import ModelSpec, layer_parts, layer_tensor_shapes, tensor_shapes
 from solver.plan import BlockPlan, Cut, Plan
 from solver.spans import Span
 from solver.sublayers import BLOCK
@@ -59,15 +59,26 @@ def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[Ten
     cuts = place and place[0].layer(layer)
     if place is None or cuts is None:
         return []
+    stage, within = place
+    if cuts.attention.cut is Cut.SUB_BLOCKS:
+        assert cuts.attention.inner is not None
+        own = layer_parts(spec, layer)[cuts.attention.inner[within].slice]
+        return [
+            _whole(f"{prefix}/{name}", shape)
+            for prefix, part in own
+            for name, shape in layer_tensor_shapes(part.hidden, part.ffn).items()
+        ]
     shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
-    part = place[0].part(layer)
+    if cuts.attention.cut is Cut.WHOLE and within in stage.active:
+        return [_whole(f"layers/{layer}/{name}", shape) for name, shape in shapes.items()]
+    part = stage.part(layer)
     blocks = (("attention", cuts.attention, spec.head_dim, 0), ("mlp", cuts.mlp, 1, BLOCK))
     return [
         piece
         for prefix, block, width, first in blocks
         for name, shape in shapes.items()
         if name.startswith(prefix) and _is_in(part, first, name, spec.norm)
-        for piece in _block_slices(f"layers/{layer}/{name}", shape, block, place[1], width)
+        for piece in _block_slices(f"layers/{layer}/{name}", shape, block, within, width)
     ]
 
 
@@ -92,6 +103,8 @@ def _block_slices(name: str, shape: tuple[int, ...], block: BlockPlan, rank: int
     tensor = name.split("/", 2)[2]
     if tensor.endswith(COMMON_TENSORS):
         yield _whole(name, shape)
+    elif block.cut is Cut.WHOLE:
+        return
     elif block.cut is Cut.ROWS:
         assert block.rows is not None
         if block.rows[rank] > 0:

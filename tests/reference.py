@@ -64,14 +64,20 @@ def embed_image(pixels, w, patch):  # [C, h, w] -> [S, H]
     return np.concatenate([w["prefix"], rows]) + w["position"]
 
 
-def layer(x, w, spec):  # [S, H] -> [S, H]
+def layer(x, w, spec, heads):  # [S, H] -> [S, H]
     a, m, activation = under(w, "attention"), under(w, "mlp"), ACTIVATIONS[spec.activation]
     norm_a, norm_m = ((y["norm/weight"], y["norm/bias"], spec.norm_eps) for y in (a, m))
     if spec.norm == "pre":
-        x = x + attention(layer_norm(x, *norm_a), a, spec.heads)
+        x = x + attention(layer_norm(x, *norm_a), a, heads)
         return x + mlp(layer_norm(x, *norm_m), m, activation)
-    x = layer_norm(x + attention(x, a, spec.heads), *norm_a)
+    x = layer_norm(x + attention(x, a, heads), *norm_a)
     return layer_norm(x + mlp(x, m, activation), *norm_m)
+
+
+def decoupled_layer(x, w, spec):  # [S, H] -> [S, H], each of N_div sub-blocks by itself on its H / N_div columns
+    chunks = np.split(x, spec.sub_blocks, axis=1)
+    heads = spec.heads // spec.sub_blocks
+    return np.hstack([layer(chunk, under(w, str(part)), spec, heads) for part, chunk in enumerate(chunks)])
 
 
 def forward(spec, tensors, request):
@@ -84,7 +90,10 @@ def forward(spec, tensors, request):
     if spec.embedding_norm:
         x = layer_norm(x, w["norm/weight"], w["norm/bias"], spec.norm_eps)
     for number in range(spec.layers):
-        x = layer(x, under(tensors, f"layers/{number}"), spec)
+        w = under(tensors, f"layers/{number}")
+        # N_b groups of layers; only the last of each mixes all columns.
+        is_original = spec.groups == 0 or (number + 1) % (spec.layers // spec.groups) == 0
+        x = layer(x, w, spec, spec.heads) if is_original else decoupled_layer(x, w, spec)
     if spec.final_norm:
         x = layer_norm(x, **under(tensors, "final_norm"), eps=spec.norm_eps)
     return x.astype(np.float32)

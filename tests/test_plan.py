@@ -166,7 +166,7 @@ def test_a_plan_written_by_hand_is_read():
         (changed(*FIRST, "mlp", "cut", value="grit"), "layers 0 to 2, mlp: cut 'grit' is not one of rows, columns"),
         (changed(*FIRST, "mlp", "cut", drop=True), "the plan has no 'cut'"),
         (changed(*FIRST, "mlp", "norm", value="full"), "cut rows leaves rows on every rank: its norm must be rows"),
-        (changed(*FIRST, "mlp", "norm", value="cols"), "norm 'cols' is not one of full, rows"),
+        (changed(*FIRST, "mlp", "norm", value="heap"), "norm 'heap' is not one of full, rows"),
         (changed(*FIRST, "mlp", "nrom", value="rows"), "unknown key 'nrom'"),
         (changed(*FIRST, "mlp", "keys", value=["avoided"] * 3), "mlp: unknown key 'keys'"),
         (changed(*FIRST, "attention", "keys", value=["avoided"] * 3), "attention: cut block has no keys"),

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from solver.command import Parser
 from solver.errors import HeptiError
-from solver.model import NAMED_MODELS, ModelSpec, TextInput, named_model, tensor_shapes
+from solver.model import DECOUPLED_NAMES, NAMED_MODELS, ModelSpec, TextInput, named_model, tensor_shapes
 from solver.shares import TensorSlice
 from weights.convert import convert
 from weights.layout import row_spans
@@ -141,7 +141,9 @@ def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> N
     shapes = tensor_shapes(spec)
     groups: dict[str, list[str]] = {}
     for name in shapes:
-        groups.setdefault(re.sub(r"^layers/\d+/", f"layers/0-{spec.layers - 1}/", name), []).append(name)
+        kind = re.sub(r"^layers/\d+/\d+/", f"layers/decoupled/0-{spec.sub_blocks - 1}/", name)
+        originals = "original" if spec.groups else f"0-{spec.layers - 1}"
+        groups.setdefault(re.sub(r"^layers/\d+/", f"layers/{originals}/", kind), []).append(name)
     for group, names in groups.items():
         shape = " × ".join(map(str, shapes[names[0]]))  # noqa: RUF001
         tensors.add_row(group, shape, str(len(names)), _mib(sum(stored[name] for name in names)))
@@ -151,8 +153,9 @@ def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> N
 
 
 def _sentence(spec: ModelSpec) -> str:
+    parts = f" (in {spec.groups} groups, decoupled into {spec.sub_blocks} sub-blocks)" if spec.groups else ""
     return (
-        f"{spec.name}, {spec.layers} layers, hidden {spec.hidden}, ffn {spec.ffn}, {spec.heads} heads, "
+        f"{spec.name}, {spec.layers} layers{parts}, hidden {spec.hidden}, ffn {spec.ffn}, {spec.heads} heads, "
         f"{_parameters(spec) / 1e6:.1f} million parameters"
     )
 
@@ -187,7 +190,7 @@ def _parser() -> Parser:
     one.add_argument("model", type=Path, help="the .h5 file to write")
     one.add_argument("--dtype", choices=DTYPES, default="float32", help="as stored (default: %(default)s)")
     one = command("synthesize", _synthesize, "Make a weights file of random numbers for a well-known architecture.")
-    one.add_argument("name", help=", ".join(sorted(NAMED_MODELS)))
+    one.add_argument("name", help=f"{', '.join(sorted(NAMED_MODELS))}; {DECOUPLED_NAMES}")
     one.add_argument("model", type=Path, help="the .h5 file to write")
     one.add_argument("--layers", type=int, help="another number of layers than the architecture's")
     one.add_argument("--seed", type=_seed, default=0, help="of the random numbers (default: %(default)s)")

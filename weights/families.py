@@ -3,6 +3,10 @@
 One `Family` a `model_type`. Its table of replacements turns a checkpoint's names into those of
 `solver.model.tensor_shapes`: from top to bottom, then every dot that is left becomes a slash; names that come out
 unknown (language model heads, position buffers) belong to nothing that is computed.
+
+A checkpoint of any family may have decoupled layers (`solver.model.ModelSpec.is_decoupled`): config.json then says
+`num_decoupled_groups` and `num_sub_blocks`, and sub-block 2 of layer 0 has the names of a layer under the layer's, as
+`encoder.layer.0.2.attention.self.query.weight` for BERT: what a list of lists of the library's own layers is saved as.
 """
 
 from __future__ import annotations
@@ -247,11 +251,13 @@ def build_spec(name: str, family: Family, config: Config, images: Config, tensor
         labels=labels,
         classifier_rows=2 if "classifier/1/weight" in tensors else 1,
         scores=_scores(config, len(labels)),
+        groups=_number(config, "num_decoupled_groups", 0),
+        sub_blocks=_number(config, "num_sub_blocks", 0),
     )
 
 
-def _number(config: Config, setting: str) -> int:
-    value = config.get(setting)
+def _number(config: Config, setting: str, default: int | None = None) -> int:
+    value = config.get(setting, default)
     if not isinstance(value, int):
         raise HeptiError(f"config.json: {setting} is {value!r}, must be a whole number")
     return value

@@ -8,12 +8,13 @@ from difflib import get_close_matches
 
 from solver.cluster import Cluster
 from solver.cost import setting
-from solver.errors import HeptiError
+from solver.errors import HeptiError, InfeasiblePlanError
 from solver.model import ModelSpec
 from solver.pipeline import predict_plan
 from solver.plan import Plan, Wire
 from solver.sending import best_sending
 from solver.systems.data import plan_data
+from solver.systems.detransformer import plan_detransformer
 from solver.systems.edgeshard import plan_edgeshard
 from solver.systems.galaxy import plan_galaxy
 from solver.systems.grid2d import plan_grid2d
@@ -44,8 +45,15 @@ PLANNERS: Mapping[str, Planner] = {
     "edgeshard": plan_edgeshard,
     "prima": plan_prima,
     "data": plan_data,
+    "detransformer": plan_detransformer,
 }
 DEFAULT = "hepti"
+DECOUPLED = "detransformer"  # plans models with decoupled layers, and no others
+
+
+def plans_for(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the systems that plan for a model."""
+    return (DECOUPLED, "single") if spec.groups else tuple(name for name in PLANNERS if name != DECOUPLED)
 
 
 def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan:
@@ -65,6 +73,8 @@ def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: W
         )
     if not rows >= 1:
         raise HeptiError(f"--rows is {rows}, must be at least 1")
+    if spec.groups and system not in plans_for(spec):
+        raise InfeasiblePlanError(f"{spec.name} has decoupled layers: {system} has no plan for them, {DECOUPLED} has")
     if system == DEFAULT:
         return plan_hepti(spec, cluster, rows, wire)
     pipes = system == "pipeedge"  # whose stages depend on what they send

@@ -18,7 +18,7 @@ from launch.compare_show import comparison_markdown, main_cells, print_compariso
 from launch.tables import markdown
 from solver.cluster import write_cluster
 from solver.errors import HeptiError
-from solver.model import named_model
+from solver.model import decoupled, named_model
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base", 2)
@@ -86,10 +86,10 @@ TRACE = [
 ]
 
 
-def compared(pretended, folder, **changes):
+def compared(pretended, folder, beside=None, **changes):
     said = []
     report = compare(
-        pretended.stage, BenchModel(Path("/model.h5"), SPEC), replace(CONTEST, **changes), folder, said.append
+        pretended.stage, BenchModel(Path("/model.h5"), SPEC), replace(CONTEST, **changes), folder, said.append, beside
     )
     return report, said
 
@@ -176,6 +176,26 @@ def test_kernels_that_do_not_run_are_absent(tmp_path):
         ("megatron", "int8"),
     ]
     assert report["absent"][0]["why"] == "unrecognized arguments: --precision"
+
+
+def test_another_model_is_marked_and_beats_nobody(tmp_path):
+    """The row of decoupled layers is named by its model, run with that model's file, and compared with no other."""
+    pretended = Pretended()
+    beside = BenchModel(Path("/decoupled.h5"), decoupled(SPEC))
+    ran = []
+    plain_run = pretended.mpirun
+    pretended.mpirun = lambda program, log: (ran.append(dict(pairwise(program))["--model"]), plain_run(program, log))[1]
+
+    report, _ = compared(pretended, tmp_path, beside, systems=("detransformer", "megatron"), runtimes=())
+    unmarked, _ = compared(Pretended(), tmp_path, systems=("detransformer", "megatron"), runtimes=())
+
+    first, second = report["results"]
+    assert (first["system"], first["model"]) == ("detransformer:bert-base-decoupled", "bert-base-decoupled")
+    assert "model" not in second
+    assert (first["ratio_to_best"], second["ratio_to_best"]) == (1.0, 1.0)
+    assert set(ran) == {"/model.h5", "/decoupled.h5"}
+    assert [entry["system"] for entry in unmarked["absent"]] == ["detransformer"]
+    assert "bert-base has no decoupled layers" in unmarked["absent"][0]["why"]
 
 
 def test_where_nobody_comes_through_the_reason_is_said(tmp_path):

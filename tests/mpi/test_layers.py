@@ -30,7 +30,13 @@ PRE = ModelSpec(
     "pre", hidden=56, ffn=101, heads=7, layers=3, norm="pre", embedding_norm=False, final_norm=True,
     input=ImageInput(height=24, width=40, patch=8),
 )  # fmt: skip
-CUTS = [(cut, norm) for cut in Cut for norm in Layout if cut not in (Cut.ROWS, Cut.GRID) or norm is Layout.ROWS]
+LAYOUTS = (Layout.FULL, Layout.ROWS)
+CUTS = [
+    (cut, norm)
+    for cut in (Cut.ROWS, Cut.COLUMNS, Cut.BLOCK, Cut.GRID)
+    for norm in LAYOUTS
+    if cut not in (Cut.ROWS, Cut.GRID) or norm is Layout.ROWS
+]
 
 
 @cache

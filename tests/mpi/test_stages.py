@@ -18,9 +18,9 @@ from hepti_mpi.stack import Stack
 from solver.cluster import GIB, Cluster, Device, Link
 from solver.model import tensor_shapes
 from solver.pipeline import price_plan
-from solver.plan import STAGE_WIRES, Layout, Plan, Stage, Wire
+from solver.plan import STAGE_WIRES, Plan, Stage, Wire
 from solver.spans import Span
-from tests.mpi.test_layers import CUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
+from tests.mpi.test_layers import CUTS, LAYOUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 
 SPEC = replace(POST, layers=5)
 PRE_SPEC = replace(PRE, layers=4)
@@ -108,15 +108,15 @@ def test_stages_give_the_reference_with_norms_in_front(seed, world):
     check(PRE_SPEC, random_plan(PRE_SPEC, world.size, rng, 2), [[rows], [rows, rows], [rows]], world)
 
 
-@pytest.mark.parametrize("last", Layout)
-@pytest.mark.parametrize("first", Layout)
+@pytest.mark.parametrize("last", LAYOUTS)
+@pytest.mark.parametrize("first", LAYOUTS)
 def test_every_pair_of_layouts_meets_at_a_boundary(first, last, world):
     """A stage of two ranks before one of rank 0 and all others: on the way in, between, and out."""
     if world.size < 3:
         return
     rng = np.random.default_rng(4)
     names = tuple(f"pi-{rank}" for rank in range(world.size))
-    layouts = {layout: [cut for cut in CUTS if cut[1] is layout] for layout in Layout}
+    layouts = {layout: [cut for cut in CUTS if cut[1] is layout] for layout in LAYOUTS}
     layers = [
         random_layer(SPEC, layouts[first][0], layouts[last][0], "uneven", size, rng) for size in (2, world.size - 2)
     ]

@@ -19,7 +19,7 @@ from solver.routes import Route, of_owner, sources
 from solver.shares import weights_bytes
 from solver.spans import Partition, tiles
 from solver.steps import gather_ends, reduce_ends
-from solver.systems import PLANNERS, make_plan
+from solver.systems import make_plan, plans_for
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base", layers=3)
@@ -30,7 +30,7 @@ def rows_block(*shares):
     return BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(share / sum(shares) for share in shares))
 
 
-@pytest.mark.parametrize("system", PLANNERS)
+@pytest.mark.parametrize("system", plans_for(SPEC))
 def test_weights_of_a_run_of_layers_are_those_of_every_layer(system):
     plan = make_plan(system, SPEC, pis(24.6, 70, 24.6, 10), rows=100)
 
@@ -201,7 +201,7 @@ def test_stream_that_changes_rows_pays_for_the_move():
 
 def test_compute_exchange_and_idle_of_a_device_are_all_of_its_time():
     cluster = pis(24.6, 70, 10)
-    for system in PLANNERS:
+    for system in plans_for(SPEC):
         plan = make_plan(system, SPEC, cluster, 100)
         if not plan.in_one:
             continue
@@ -213,7 +213,7 @@ def test_compute_exchange_and_idle_of_a_device_are_all_of_its_time():
 
 def test_slower_link_never_costs_less():
     """The same plan; a system that plans for throughput may find a faster one on slower links."""
-    for system in PLANNERS:
+    for system in plans_for(SPEC):
         plan = make_plan(system, SPEC, pis(24.6, 70, 10, mbps=940), 100)
         seconds = [predict_plan(SPEC, pis(24.6, 70, 10, mbps=mbps), plan, 100).seconds for mbps in (940, 240, 80)]
         assert seconds == sorted(seconds)

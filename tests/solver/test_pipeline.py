@@ -10,7 +10,7 @@ from solver.model import named_model
 from solver.pipeline import chain, layer_seconds, predict_plan, price_plan
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, uniform_plan
 from solver.spans import Partition, Span
-from solver.systems import PLANNERS, make_plan
+from solver.systems import make_plan, plans_for
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base", layers=6)
@@ -23,7 +23,7 @@ def rows_layer(*shares):
     return LayerPlan(block, block)
 
 
-@pytest.mark.parametrize("system", PLANNERS)
+@pytest.mark.parametrize("system", plans_for(SPEC))
 def test_one_stage_costs_what_the_cost_model_says(system):
     cluster = pis(24.6, 70, 10)
     plan = make_plan(system, SPEC, cluster, ROWS)

@@ -1,0 +1,209 @@
+"""A BERT with decoupled layers, trained a little with torch: from its checkpoint directory to the same answers."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from transformers.models.bert.modeling_bert import BertLayer
+
+from solver.model import named_model
+from tests.checkpoints import LABELS, write_tokenizer
+from tests.commands.cli import complaints, hepti, solver, succeeded, weights
+from tests.commands.requests import check_answers, check_hidden, to_lines
+
+GROUPS, SUB_BLOCKS, LAYERS = 2, 4, 6
+VOCAB, POSITIONS, STEPS = 97, 64, 40
+
+
+def decoupled_bert():
+    """Return a classifier of two groups, each of two layers of four sub-blocks and an original one."""
+    config = hf.BertConfig(
+        vocab_size=VOCAB, max_position_embeddings=POSITIONS, hidden_size=48, intermediate_size=72,
+        num_attention_heads=8, num_hidden_layers=LAYERS, id2label=dict(enumerate(LABELS[:3])),
+        attn_implementation="eager", num_decoupled_groups=GROUPS, num_sub_blocks=SUB_BLOCKS,
+    )  # fmt: skip
+    # A quarter of the width and of the heads, and 4 H² + 2 H F parameters in the four together.
+    part = hf.BertConfig(
+        hidden_size=12, intermediate_size=72 + 2 * 48 * 3 // 4, num_attention_heads=2, attn_implementation="eager"
+    )
+    model = hf.BertForSequenceClassification(config)
+    for number in (0, 1, 3, 4):
+        model.bert.encoder.layer[number] = torch.nn.ModuleList([BertLayer(part) for _ in range(SUB_BLOCKS)])
+    return model
+
+
+def forward(model, ids):
+    """Return the last hidden state [batch, S, H] and the logits; sub-block j sees its quarter of the columns only."""
+    x = model.bert.embeddings(ids)
+    for layer in model.bert.encoder.layer:
+        if isinstance(layer, torch.nn.ModuleList):
+            x = torch.cat([first(part(chunk)) for part, chunk in zip(layer, x.chunk(SUB_BLOCKS, -1), strict=True)], -1)
+        else:
+            x = first(layer(x))
+    return x, model.classifier(model.bert.pooler(x))
+
+
+def first(result):
+    return result[0] if isinstance(result, tuple) else result
+
+
+def train(model):
+    """Learn which third of the vocabulary a text is from; return the loss of every step."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    losses = []
+    for _ in range(STEPS):
+        labels = torch.randint(0, 3, (32,))
+        ids = 5 + 30 * labels[:, None] + torch.randint(0, 30, (32, 12))
+        loss = torch.nn.functional.cross_entropy(forward(model, ids)[1], labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """Return the trained model and its directory."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("checkpoint") / "debert"
+    model = decoupled_bert()
+    losses = train(model)
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) / 2
+    model.eval().save_pretrained(folder)
+    write_tokenizer("bert", folder, POSITIONS)
+    return model, folder
+
+
+@pytest.fixture(scope="module")
+def converted(checkpoint):
+    model, folder = checkpoint
+    path = folder / "debert.h5"
+    done = succeeded(weights("convert", folder, path))
+    assert "debert, 6 layers (in 2 groups, decoupled into 4 sub-blocks), hidden 48" in done.stdout
+    return model, path
+
+
+def ask(model):
+    """Return requests as JSON lines, and what torch answers to each."""
+    rng, lines, expected = np.random.default_rng(0), [], {}
+    for rows in (1, 2, 64, 37):
+        tokens = rng.integers(5, VOCAB, rows)
+        with torch.no_grad():
+            hidden, logits = forward(model, torch.as_tensor(tokens)[None])
+        scores = logits[0].softmax(-1).numpy()
+        lines.append({"id": f"{rows} rows", "tokens": tokens.tolist()})
+        expected[f"{rows} rows"] = {"hidden": hidden[0].numpy(), "logits": logits[0].numpy(), "scores": scores}
+    return to_lines(lines), expected
+
+
+@pytest.mark.parametrize(
+    ("system", "ranks"), [("detransformer", 1), ("detransformer", 3), ("detransformer", 5), ("single", 2)]
+)
+def test_a_trained_model_gives_what_torch_gives(system, ranks, converted, tmp_path):
+    model, path = converted
+    lines, expected = ask(model)
+    (tmp_path / "requests.jsonl").write_text(lines)
+    job = ("--model", path, "--system", system)
+
+    done = hepti(ranks, *job, "--input", "-", "--output", tmp_path / "hidden.npz", stdin=lines)
+    succeeded(hepti(ranks, *job, "--input", tmp_path / "requests.jsonl", "--output", tmp_path / "answers.jsonl"))
+
+    check_answers(succeeded(done).stdout, expected)
+    check_hidden(tmp_path / "hidden.npz", expected)
+    check_answers((tmp_path / "answers.jsonl").read_text(), expected)
+
+
+def test_a_file_with_decoupled_layers_is_inspected_and_verified(converted):
+    model, path = converted
+
+    shown = succeeded(weights("inspect", path)).stdout
+    facts = json.loads(succeeded(weights("inspect", path, "--json")).stdout)
+
+    assert "layers/decoupled/0-3/attention/query/weight" in shown
+    assert "layers/original/attention/query/weight" in shown
+    assert (facts["model"]["groups"], facts["model"]["sub_blocks"]) == (GROUPS, SUB_BLOCKS)
+    assert facts["parameters"] == sum(value.numel() for value in model.parameters())
+    assert facts["tensors"]["layers/4/3/mlp/up/weight"]["shape"] == [144, 12]
+    assert "are whole" in succeeded(weights("verify", path)).stdout
+
+
+def test_what_is_synthesized_is_planned_and_run(tmp_path):
+    path, plan, report = tmp_path / "model.h5", tmp_path / "plan.json", tmp_path / "report.json"
+    (tmp_path / "cluster.toml").write_text(
+        'format = "hepti-cluster/1"\n'
+        + "".join(f'[[device]]\nname = "pi-{n}"\ngflops = {20 + n}\nmemory_gib = 4\n' for n in range(3))
+        + "[network]\nbandwidth_mbps = 940\nlatency_us = 200\n"
+    )
+
+    succeeded(weights("synthesize", "minilm-l6-decoupled", path, "--layers", "3"))
+    job = ("--model", path, "--cluster", tmp_path / "cluster.toml")
+    succeeded(solver(*job, "--system", "detransformer", "--out", plan))
+    succeeded(hepti(3, *job, "--plan", plan, "--random", "40", "--report", report))
+
+    found = json.loads(report.read_text())
+    assert found["plan"]["system"] == "detransformer"
+    assert sum(rank["sent_bytes"] for rank in found["per_rank"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("bert-base-decoupled-5x4", "layers 12 do not divide into 5 groups"),
+        ("bert-base-decoupled-4x8", "heads 12 do not divide into 8 sub-blocks"),
+        ("bert-base-decoupled-4x7", "hidden 768 do not divide into 7 sub-blocks"),
+        ("bert-bas-decoupled", "unknown model bert-bas: did you mean bert-base?"),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_the_numbers(name, complaint, tmp_path):
+    done = weights("synthesize", name, tmp_path / "model.h5")
+
+    assert done.returncode == 2
+    (line,) = complaints(done)
+    assert complaint in line
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"num_decoupled_groups": 4}, "layers 6 do not divide into 4 groups"),
+        ({"num_sub_blocks": 3}, "heads 8 do not divide into 3 sub-blocks"),
+        ({"num_sub_blocks": 2}, "layers/0/0/attention/query/weight is (12, 12), config.json makes it (24, 24)"),
+        ({"num_decoupled_groups": 3}, "has no tensor for layers/1/attention/query/weight"),
+        ({"num_sub_blocks": "four"}, "num_sub_blocks is 'four', must be a whole number"),
+    ],
+)
+def test_a_checkpoint_that_is_not_as_its_settings_say_is_refused(changes, complaint, checkpoint, tmp_path):
+    _, folder = checkpoint
+    for file in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / file).symlink_to(folder / file)
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+
+    done = weights("convert", tmp_path, tmp_path / "model.h5")
+
+    assert done.returncode == 2
+    (line,) = complaints(done)
+    assert complaint in line
+
+
+def test_other_systems_refuse_a_decoupled_model_in_one_line(converted):
+    _, path = converted
+    for words in ((), ("--system", "megatron"), ("--system", "hepti-throughput")):
+        done = hepti(2, "--model", path, "--random", "8", *words)
+
+        assert done.returncode == 2
+        (line,) = complaints(done)
+        assert "debert has decoupled layers" in line
+        assert "detransformer" in line
+
+
+def test_detransformer_refuses_a_model_without_decoupled_layers_in_one_line():
+    assert not named_model("bert-base").groups
+    done = solver("--model", "bert-base", "--cluster", "mixed4", "--system", "detransformer")
+
+    assert done.returncode == 2
+    (line,) = complaints(done)
+    assert "bert-base has no decoupled layers" in line

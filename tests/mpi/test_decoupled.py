@@ -1,0 +1,131 @@
+"""Whoever has which sub-blocks, and however original layers are cut, decoupled models give what the oracle gives."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hepti_mpi.backends import backend
+from solver.cluster import GIB, Cluster, Device, Link
+from solver.cost import price, setting
+from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
+from solver.spans import Partition, Span
+from tests.mpi.test_layers import CUTS, POST, PRE, check, random_layer, shares
+
+# Two groups of two decoupled layers and an original one; five sub-blocks of two heads, seven of one.
+TEXTS = replace(POST, hidden=60, heads=10, layers=6, groups=2, sub_blocks=5)
+IMAGES = replace(PRE, layers=4, groups=2, sub_blocks=7)
+WHOLE = LayerPlan(BlockPlan(Cut.WHOLE), BlockPlan(Cut.WHOLE))
+ORIGINALS = ("whole", "tensor-parallel", "one device")
+MIXED = [3, 1, 17, 2, 30]
+
+
+def sub_blocks(spec, kind, ranks, rng):
+    block = BlockPlan(
+        Cut.SUB_BLOCKS, inner=Partition.of_shares(shares(kind, ranks, rng), spec.sub_blocks), norm=Layout.COLS
+    )
+    return LayerPlan(block, block)
+
+
+def original(spec, how, kind, ranks, rng):
+    if how == "whole":
+        return WHOLE
+    if how == "one device":
+        block = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(map(float, np.eye(ranks)[rng.integers(ranks)])))
+        return LayerPlan(block, block)
+    if how == "any":
+        attention, mlp = (CUTS[rng.integers(len(CUTS))] for _ in range(2))
+    else:
+        attention = mlp = (Cut.BLOCK, Layout.FULL)
+    return random_layer(spec, attention, mlp, kind, ranks, rng)
+
+
+def random_layers(spec, how, kind, ranks, rng):
+    """Return the cuts of all layers; the sub-blocks change hands from group to group."""
+    layers = []
+    for number in range(spec.layers):
+        if not spec.is_decoupled(number):
+            layers.append(original(spec, how, kind, ranks, rng))
+        elif number and spec.is_decoupled(number - 1):
+            layers.append(layers[-1])
+        else:
+            layers.append(sub_blocks(spec, kind, ranks, rng))
+    return layers
+
+
+@pytest.mark.parametrize("kind", ["equal", "uneven", "empty"])
+@pytest.mark.parametrize("how", ORIGINALS)
+@pytest.mark.parametrize(("spec", "lengths"), [(TEXTS, MIXED), (IMAGES, [IMAGES.input.rows] * 2)], ids=["post", "pre"])
+def test_every_share_of_sub_blocks_gives_the_reference(spec, lengths, how, kind, world):
+    """Equal, uneven and empty shares of a ragged batch, the original layers computed in each of three ways."""
+    rng = np.random.default_rng([world.size, ORIGINALS.index(how)])
+
+    check(spec, random_layers(spec, how, kind, world.size, rng), lengths, world)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_original_layers_may_have_any_cut(seed, world):
+    """Cuts by rows among them, each layer another, and sub-blocks that change hands within a group."""
+    rng = np.random.default_rng([seed, world.size])
+    layers = [
+        sub_blocks(TEXTS, "empty", world.size, rng)
+        if TEXTS.is_decoupled(number)
+        else original(TEXTS, "any", "empty", world.size, rng)
+        for number in range(TEXTS.layers)
+    ]
+
+    check(TEXTS, layers, MIXED, world, tile_rows=int(rng.integers(0, 9)))
+
+
+@pytest.mark.parametrize("how", ORIGINALS)
+def test_onnxruntime_gives_the_reference(how, world):
+    rng = np.random.default_rng(world.size)
+
+    check(TEXTS, random_layers(TEXTS, how, "uneven", world.size, rng), MIXED, world, backend("onnxruntime"))
+
+
+@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("how", [*ORIGINALS, "any"])
+@pytest.mark.parametrize("seed", range(4))
+def test_bytes_on_the_wire_are_those_that_the_price_says(seed, how, wire, world):
+    rng = np.random.default_rng([seed, world.size])
+    kind = ["equal", "uneven", "empty", "empty"][seed]
+    layers = random_layers(TEXTS, how, kind, world.size, rng)
+    atol = {Wire.FLOAT32: 1e-4, Wire.FLOAT16: 0.1, Wire.INT8: 2.0}[wire]
+
+    stack = check(TEXTS, layers, [40], world, atol=atol, wire=wire)
+
+    sent = sum(world.on_all(lambda: stack.meter.sent_bytes))
+    names = tuple(f"pi-{rank}" for rank in range(world.size))
+    runs = tuple((Span(number, number + 1), layer) for number, layer in enumerate(layers))
+    plan = Plan((Stage(names, runs),), TEXTS.name, wire=wire)
+    cluster = Cluster(tuple(Device(name, 1e10, GIB) for name in names), Link(1e8, 1e-4))
+    assert sent == price(setting(TEXTS, cluster, 40), plan).prediction.bytes_on_wire
+
+
+def test_bytes_of_a_request_are_those_of_the_paper(world):
+    """Equal shares: into the first group, (p - 1) / p S H; out of each, with all gathering, (p - 1) S H; no more.
+
+    Systems.md 3.2: N_b (p - 1) / p S H a device, where Megatron has 4 L.
+    """
+    p, S = world.size, 40
+    spec = replace(POST, hidden=60 * p, heads=2 * p, layers=6, groups=3, sub_blocks=2 * p)
+    rng = np.random.default_rng(p)
+
+    stack = check(spec, random_layers(spec, "whole", "equal", p, rng), [S], world)
+
+    sent = sum(world.on_all(lambda: stack.meter.sent_bytes))
+    element_bytes = 4 * S * spec.hidden
+    assert sent == (p - 1) * element_bytes // p + spec.groups * (p - 1) * element_bytes
+
+
+def test_nothing_is_sent_within_a_group(world):
+    """However many decoupled layers a group has, a request sends the same."""
+    sent = []
+    for layers in (2, 8):
+        spec = replace(TEXTS, layers=layers, groups=1)
+        rng = np.random.default_rng(world.size)
+        stack = check(spec, random_layers(spec, "one device", "uneven", world.size, rng), [12], world)
+        sent.append(sum(world.on_all(lambda stack=stack: stack.meter.sent_bytes)))
+
+    assert sent[0] == sent[1]
