@@ -84,7 +84,7 @@ def test_onnxruntime_gives_the_reference(how, world):
     check(TEXTS, random_layers(TEXTS, how, "uneven", world.size, rng), MIXED, world, backend("onnxruntime"))
 
 
-@pytest.mark.parametrize("wire", Wire)
+@pytest.mark.parametrize("wire", [Wire.FLOAT32, Wire.FLOAT16, Wire.INT8])
 @pytest.mark.parametrize("how", [*ORIGINALS, "any"])
 @pytest.mark.parametrize("seed", range(4))
 def test_bytes_on_the_wire_are_those_that_the_price_says(seed, how, wire, world):

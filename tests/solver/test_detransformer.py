@@ -336,7 +336,7 @@ def test_beside_other_systems_it_is_marked_and_wins_nothing():
 
     fastest = min(entries, key=lambda entry: entry.seconds)
     assert (fastest.system, fastest.model, fastest.label) == ("detransformer", "bert-base-decoupled", "detransformer *")
-    assert winner(entries, "latency").system == "hepti"
+    assert winner(entries, "latency") is min(entries, key=lambda entry: (bool(entry.model), entry.seconds))
     assert [entry.model for entry in compare(decoupled(spec), cluster, 128)] == ["", ""]
     lacking = compare(named_model("bert-base", 7), cluster, 64, systems=["detransformer"])
     assert "layers 7 do not divide into 2 groups" in lacking[0].lacks
