@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -59,6 +60,8 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     mover = Mover(model.spec, stack, group, file, computes, without_file)
     member = Member(group, stack, mover, Monitor(model.spec, computes))
     speeds = reading_speeds(group.on_all(lambda: loaded))
+    # What is there now stays, on rank 0 the planner's libraries too: the garbage collector need not look through it.
+    gc.freeze()
     if leader:
         leader.lead(member, weights.ends, speeds)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from solver.errors import HeptiError
@@ -71,7 +72,7 @@ class Partition:
     @classmethod
     def of_shares(cls, shares: Sequence[float], total: int) -> Partition:
         """Round shares to whole parts of `total` by the largest remainder."""
-        return cls.of_counts(largest_remainder(shares, total))
+        return _rounded(tuple(shares), total)
 
     @property
     def total(self) -> int:
@@ -94,6 +95,12 @@ class Partition:
 
     def __str__(self) -> str:
         return ", ".join(_text(span) for span in self.spans)
+
+
+@lru_cache(maxsize=64)
+def _rounded(shares: tuple[float, ...], total: int) -> Partition:
+    """Round shares; every block of every layer asks for the same."""
+    return Partition.of_counts(largest_remainder(shares, total))
 
 
 def tiles(span: Span, rows: int) -> list[Span]:

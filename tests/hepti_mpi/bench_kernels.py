@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python -m tests.hepti_mpi.bench_kernels [--rows 256] [--layers 2]
 
-Prints milliseconds per layer (median, quartiles), the speed of the session over each (more than one: faster), and what
-a layer of ours costs beside its kernels.
+Prints milliseconds per layer (median, quartiles), and the speed of the session over each (more than one: faster).
+What a layer of ours costs beside its kernels prints `bench_overhead`.
 """
 
 import argparse

@@ -33,6 +33,18 @@ def test_a_product_without_bias_has_its_weight_the_other_way_round():
     np.testing.assert_allclose(ort.onnxruntime_product(weight, None)(x), x @ weight, atol=1e-5)
 
 
+def test_a_product_is_right_wherever_its_arrays_lie_next():
+    """The same place with other numbers, another place, the same place with fewer rows."""
+    weight, bias = normal(13, 7), normal(13)
+    ours, numpys = ort.onnxruntime_product(weight, bias), numpy_product(weight, bias)
+    x, out = normal(19, 7), np.empty((19, 13), np.float32)
+    for rows, into in ((x, out), (x, out), (normal(19, 7), out), (x, np.empty_like(out)), (x[:5], out[:5])):
+        np.testing.assert_allclose(ours(rows, into), numpys(rows), atol=1e-5)
+    x[:] = normal(19, 7)
+
+    np.testing.assert_allclose(ours(x, out), numpys(x), atol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(0, 7), (7, 0)])
 def test_an_empty_share_computes_nothing(shape):
     assert ort.onnxruntime_product(normal(*shape), None)(normal(3, shape[0])).shape == (3, shape[1])

@@ -1,0 +1,43 @@
+"""How ranks wait for each other."""
+
+import time
+
+import numpy as np
+
+from hepti_mpi.comm import DATA, LONGEST_PAUSE_S
+
+LATE_S = 0.2
+
+
+def test_a_long_wait_looks_seldom_and_still_ends_in_time(world, monkeypatch):
+    """A rank that looks all the time eats the quota that it needs as soon as the rows are there."""
+    looks = []
+    look = world.arrived
+    monkeypatch.setattr(world, "arrived", lambda requests: looks.append(time.perf_counter()) or look(requests))
+    rows = np.zeros(3, np.float32)
+    source = (world.rank - 1) % world.size
+    requests = [world.post_receive(rows, source, DATA)]
+    world.barrier()
+    time.sleep(LATE_S * (world.rank == 0))  # all others, and so all but one, wait for it or for nothing
+    world.post_send(np.full(3, world.rank, np.float32), (world.rank + 1) % world.size, DATA)
+
+    assert world.wait_some(requests) == [0]
+    np.testing.assert_array_equal(rows, source)
+    # Some at once and ever fewer, then one a millisecond; looking every 0.1 ms would be five times as often.
+    assert len(looks) < 200 + LATE_S / LONGEST_PAUSE_S
+    world.finish_sending()
+
+
+def test_what_has_been_sent_is_forgotten(world):
+    """A message is kept until it has left; after that its memory serves again."""
+    sent = np.arange(50, dtype=np.float32)
+    rows = np.zeros(50, np.float32)
+    before, after = (world.rank - 1) % world.size, (world.rank + 1) % world.size
+    for number in range(50):
+        requests = [world.post_receive(rows[number : number + 1], before, DATA)]
+        world.post_send(sent[number : number + 1], after, DATA)
+        world.wait_some(requests)
+
+    np.testing.assert_array_equal(rows, sent)
+    assert len(world._sending) < 50
+    world.finish_sending()
