@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -39,9 +40,11 @@ def seconds_of(calls: Sequence[Call], group: Group) -> list[float]:
             own.append(clock() - before)
         rounds += 1
     share = (clock() - begin) / (time.perf_counter() - began)
-    # What disturbs a host only ever makes a call longer: neighbours on a virtual machine make it a third slower for
-    # seconds, medians of all calls with it, but leave some calls alone.
-    return [min(own) / share for own in samples]
+    # What disturbs a host only ever makes a call longer: medians of single calls differ by a third from one profile to
+    # the next, least times by a twentieth. But requests are disturbed, too: by how much, all calls say together (3 to
+    # 12 % in the lab).
+    least, usual = [min(own) for own in samples], sum(map(statistics.median, samples))
+    return [seconds * usual / sum(least) / share for seconds in least]
 
 
 def _clock() -> Callable[[], float]:
