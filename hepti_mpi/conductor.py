@@ -14,15 +14,17 @@ from hepti_mpi.move import Adopt, Prepare
 from solver.curves import Bank, Kernel
 from solver.drift import Drift
 from solver.model import ModelSpec
-from solver.moves import moved_bytes
 from solver.plan import Plan
-from solver.shares import weights_bytes
 
 if TYPE_CHECKING:
-    from solver.replan import Decision, Replanner  # only rank 0 plans
+    from solver.decision import Decision
+    from solver.replan import Replanner  # only rank 0 plans
 
 # Telling, hearing and following takes rank 0 about a millisecond: not more often than this.
 LISTEN_EVERY_S = 0.1
+# What others say of a batch is here within milliseconds after it. Where a device seems to have changed, rank 0 waits
+# for it this part of the batch's time: a word that comes too late makes the change a request later.
+HEARING = 0.1
 
 
 class Conductor:
@@ -94,7 +96,7 @@ class Conductor:
         decision = None
         if self._listens and (not mover.busy or mover.turns):
             # In the middle of a move, too: where the devices have changed again, it may be for nothing.
-            self._replanner.take(self._member.stack.plan)
+            self._replanner.take(self._member.stack.plan, mover.holdings)
             decision = self._decide()
         if decision is not None:
             self._act(decision)
@@ -106,8 +108,13 @@ class Conductor:
         own = self._member.measured(self._batches)
         self._run[own.batch] = self._member.stack.plan, rows
         self._hear(0, own)
-        for rank, measured in self._member.group.heard():
-            self._hear(rank, measured)
+        until = time.perf_counter() + HEARING * (own.compute_s + own.wait_s) * self.drift.doubtful
+        while True:
+            for rank, measured in self._member.group.heard():
+                self._hear(rank, measured)
+            if len(self._heard[own.batch]) == self._ranks or time.perf_counter() >= until:
+                break
+            self._member.group.pause()
         for batch in sorted(self._heard):
             if len(self._heard[batch]) == self._ranks:
                 self._observe(*self._run.pop(batch), self._heard.pop(batch))
@@ -120,7 +127,8 @@ class Conductor:
     def _observe(self, plan: Plan, rows: int, by_rank: dict[int, Measured]) -> None:
         """Hand on what all ranks measured of one batch."""
         if plan is not self._weighed:
-            self._weighed, self._weights = plan, [weights_bytes(self._spec, plan, r) for r in range(self._ranks)]
+            holdings = self._member.mover.holdings
+            self._weighed, self._weights = plan, [holdings.held_bytes(self._spec, r) for r in range(self._ranks)]
         self.latest = [by_rank[rank] for rank in range(self._ranks)]
         totals = between_ranks({rank: measured.flows for rank, measured in by_rank.items()}, self._ranks)
         since = [np.maximum(now - before, 0.0) for now, before in zip(totals, self._flows, strict=True)]
@@ -157,16 +165,15 @@ class Conductor:
         self.decisions.append(entry | {"solve_s": now - started, "acted": acts})
         return decision if acts else None
 
-    def _moves(self, plan: Plan) -> bool:
-        """Return whether any rank lacks weights for a plan."""
-        before = self._member.stack.plan
-        return any(moved_bytes(self._spec, before, plan, rank) for rank in range(self._ranks))
+    def _moves(self, plan: Plan, frees: tuple[int, ...]) -> bool:
+        """Return whether any rank has other weights under a plan."""
+        holdings = self._member.mover.holdings
+        return any(holdings.lacking(self._spec, plan, rank, frees) for rank in range(self._ranks))
 
     def _act(self, decision: Decision) -> None:
         """Begin to change over between two batches."""
-        moves = self._moves(decision.plan)
-        word = Prepare(decision.plan, decision.before_s / self._spec.layers)
-        self._replanner.take(decision.plan)
+        moves = self._moves(decision.plan, decision.frees)
+        word = Prepare(decision.plan, decision.before_s / self._spec.layers, decision.frees)
         self._member.group.announce(word, range(self._ranks))
         self._member.prepare(word)
         self._ready = [0 if moves else self._spec.layers] * self._ranks

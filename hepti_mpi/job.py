@@ -57,15 +57,17 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     loaded = weights_bytes(model.spec, plan, group.rank), time.perf_counter() - started
     stack = Stack(model.spec, plan, weights.layers, group, computes, options.wire)
     trace = stack.trace = Trace() if options.trace else None
-    mover = Mover(model.spec, stack, group, file, computes, without_file)
-    member = Member(group, stack, mover, Monitor(model.spec, computes))
-    speeds = reading_speeds(group.on_all(lambda: loaded))
+    member, speeds = None, []
+    if options.replan != "off":
+        mover = Mover(model.spec, stack, group, file, computes, without_file)
+        member = Member(group, stack, mover, Monitor(model.spec, computes))
+        speeds = reading_speeds(group.on_all(lambda: loaded))
     # What is there now stays, on rank 0 the planner's libraries too: the garbage collector need not look through it.
     gc.freeze()
     if leader:
-        leader.lead(member, weights.ends, speeds)
+        leader.lead(stack, weights.ends, member, speeds)
     else:
-        follow(member, lives=options.replan != "off")
+        follow(group, stack, member)
     if trace is not None:
         ahead_s = group.clock_ahead()
         traces = group.on_all(lambda: trace.shifted(ahead_s))

@@ -137,9 +137,10 @@ class Leader:
             if options.replan == "off":
                 self._plan = make_plan(options.system, self._spec, self._cluster, rows, options.wire)
             else:
-                from solver.planner import solve  # the solvers are for rank 0 alone
+                from solver.living import living  # the solvers are for rank 0 alone
+                from solver.planner import solve
 
-                solution = solve(self._spec, self._cluster, rows, wire=options.wire)
+                solution = living(self._spec, self._cluster, solve(self._spec, self._cluster, rows, wire=options.wire))
                 self._plan = solution.plan
                 # Example boards have nothing that could change.
                 measured_or_given = measured is not None or options.cluster is not None
@@ -149,14 +150,16 @@ class Leader:
             options.wire.check_one_stage()
         return self._plan
 
-    def lead(self, member: Member, tensors: ends.Tensors, read_bytes_per_s: Sequence[float]) -> None:
-        """Run every batch on all ranks, and answer it; between batches, let the plan follow what they measure."""
-        flow = Flow(member.stack, self._group)
+    def lead(
+        self, stack: Stack, tensors: ends.Tensors, member: Member | None, read_bytes_per_s: Sequence[float]
+    ) -> None:
+        """Run every batch on all ranks, and answer it; where the plan lives, let it follow what they measure."""
+        flow = Flow(stack, self._group)
         batches = list(_batches(self._requests))
         # What adapts begins with all bits: the report says what came of it.
         if self._options.wire not in (Wire.FLOAT32, Wire.ADAPTIVE) and batches:
             self._rounding = self._measure_rounding(batches[0], flow, tensors)
-        if self._solution is not None and self._cluster is not None:
+        if member is not None and self._solution is not None and self._cluster is not None:
             from solver.replan import Replanner
 
             replanner = Replanner(self._spec, self._cluster, self._solution, read_bytes_per_s)
@@ -166,7 +169,7 @@ class Leader:
                 for request in self._reader.standard_input():
                     for answers in self._compute([[request]], flow, tensors, count=True):
                         print(json.dumps(answers[0]), flush=True)
-                    self._between([request], member.stack)
+                    self._between([request], stack)
         else:
             passes = self._options.warmup + self._options.repeat
             bar = progress("computing", passes * len(batches), console=self.console, unit="batches")
@@ -179,9 +182,9 @@ class Leader:
                     for some in together:
                         for _ in self._compute(some, flow, tensors, count=count):
                             done(1)
-                        self._between(some[0], member.stack)
+                        self._between(some[0], stack)
                     self._busy_s += (time.perf_counter() - started) * count
-        self._plan = member.stack.plan
+        self._plan = stack.plan
         self._group.announce(None, range(self._group.size))
 
     def close(self, ranks: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:

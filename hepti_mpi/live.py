@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
+from hepti_mpi.flow import Step
 from hepti_mpi.monitor import Measured, Monitor
 from hepti_mpi.move import Adopt, Mover, Prepare
 from hepti_mpi.stack import Stack
@@ -35,7 +36,21 @@ class Member:
         """Begin a change of plan."""
         self.change += 1
         self.budget_s = word.budget_s
-        self.mover.prepare(word.plan)
+        self.mover.prepare(word.plan, word.frees)
+
+    def change_plan(self, word: Prepare | Adopt) -> None:
+        """Do what rank 0 says of a change of plan."""
+        if isinstance(word, Prepare):
+            self.prepare(word)
+        else:
+            self.mover.adopt(word.layers)
+
+    def ran(self, tell: int | None) -> None:
+        """Tell rank 0 what the batch that just ran showed, if it wants to know, and work on a change."""
+        if tell is not None:
+            self.group.tell_root(self.measured(tell))
+        if self.mover.busy:
+            self.work()
 
     def work(self) -> None:
         """Work on a change, for as long as requests may wait for it."""
@@ -50,16 +65,13 @@ class Member:
         return not self.stack.active and self.monitor.probe()
 
 
-def follow(member: Member, lives: bool) -> None:
-    """Do what rank 0 says until it says that all is done; where the plan `lives`, prepare changes meanwhile."""
-    while (word := member.group.next_message(member.idle if lives else None)) is not None:
-        if isinstance(word, Prepare):
-            member.prepare(word)
-        elif isinstance(word, Adopt):
-            member.mover.adopt(word.layers)
+def follow(group: Group, stack: Stack, member: Member | None = None) -> None:
+    """Do what rank 0 says until it says that all is done; where the plan lives, prepare changes meanwhile."""
+    while (word := group.next_message(member.idle if member else None)) is not None:
+        if isinstance(word, Step):
+            stack.run(Batch.of_lengths(word.lengths), None, count=word.count, exact=word.exact)
+            if member:
+                member.ran(word.tell)
         else:
-            member.stack.run(Batch.of_lengths(word.lengths), None, count=word.count, exact=word.exact)
-            if word.tell is not None:
-                member.group.tell_root(member.measured(word.tell))
-            if member.mover.busy:
-                member.work()
+            assert member is not None
+            member.change_plan(word)

@@ -23,7 +23,7 @@ ACKNOWLEDGED_AT, DELIVERY_RATE_AT, BUSY_US_AT, INFO_BYTES = 120, 160, 168, 176
 OPEN_FILES = Path("/proc/self/fd")
 FREE_EVERY_S = 1.0  # reading what is free takes 0.2 ms
 # A device without a share computes for so long, so often: under a CPU quota a shorter time says little.
-PROBE_S, PROBE_EVERY_S, PROBE_ROWS = 0.05, 2.0, 64
+PROBE_S, PROBE_EVERY_S, PROBE_ROWS = 0.05, 0.5, 64
 
 Connection = tuple[object, object]  # own and other address
 

@@ -20,7 +20,7 @@ from hepti_mpi.memory import free_bytes
 from hepti_mpi.products import Backend
 from hepti_mpi.stack import Stack
 from solver.model import ModelSpec
-from solver.moves import layers_to_load
+from solver.moves import Holdings
 from solver.plan import Plan, Stage
 from solver.shares import TensorSlice, layer_slices
 from solver.spans import Span
@@ -33,10 +33,14 @@ UNDERWAY = 2  # pieces that rank 0 lets be on their way
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Rank 0's word: get what this plan needs, layer by layer; requests may wait for it for `budget_s` seconds each."""
+    """Rank 0's word: get what this plan needs, layer by layer; requests may wait for it for `budget_s` seconds each.
+
+    The ranks of `frees` keep nothing that they do not need.
+    """
 
     plan: Plan
     budget_s: float
+    frees: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +78,17 @@ class Mover:
         self.turns = not without_file  # whether a change may be given up: no piece of it is on its way
         self._without_file = without_file if group.rank == 0 else ()
         self._before = self._after = stack.plan
+        self.holdings = Holdings(stack.plan, group.size)
+        self._frees: tuple[int, ...] = ()
         self._prepared: dict[int, Layer] = {}
         self._adopted = 0
         self._work: list[Iterator[bool]] = []
         self.ready = spec.layers  # layers in front that are prepared or adopted
         self.short = False  # whether it waits for layers to be adopted, and their memory
 
-    def prepare(self, plan: Plan) -> None:
+    def prepare(self, plan: Plan, frees: tuple[int, ...] = ()) -> None:
         """Begin to get what a plan needs; what runs meanwhile stays as it is. Another change under way is given up."""
-        self._before, self._after = self._stack.plan, plan
+        self._before, self._after, self._frees = self._stack.plan, plan, frees
         self._prepared.clear()
         self._adopted = self.ready = 0
         self._work = [self._get(), *(self._serve(peer) for peer in self._without_file)]
@@ -117,6 +123,7 @@ class Mover:
         self._adopted = layers
         plan = self._after if layers == self._spec.layers else blend(self._after, self._before, layers)
         self._stack.adopt(plan, kernels)
+        self.holdings.adopt(plan, self._frees)
 
     def _catch_up(self, layers: int) -> None:
         """Pass over layers that stay as they are: where no rank lacks anything, rank 0 does not ask who is ready."""
@@ -127,7 +134,7 @@ class Mover:
     def _get(self) -> Iterator[bool]:
         """Prepare this rank's layers, one after the other; yield whether there was something to do."""
         rank = self._group.rank
-        lacking = set(layers_to_load(self._spec, self._before, self._after, rank))
+        lacking = set(self.holdings.lacking(self._spec, self._after, rank, self._frees))
         for layer in range(self._spec.layers):
             if layer in lacking:
                 size = 4 * sum(math.prod(piece.shape) for piece in layer_slices(self._spec, self._after, layer, rank))
@@ -162,7 +169,7 @@ class Mover:
     def _serve(self, peer: int) -> Iterator[bool]:
         """Send a rank without the file what it lacks, in the order in which it reads."""
         assert self._file is not None
-        for layer in layers_to_load(self._spec, self._before, self._after, peer):
+        for layer in self.holdings.lacking(self._spec, self._after, peer, self._frees):
             for piece in layer_slices(self._spec, self._after, layer, peer):
                 for block in self._file.read_pieces(piece, STREAM_BYTES):
                     while self._group.untold > UNDERWAY:

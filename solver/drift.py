@@ -26,33 +26,57 @@ from solver.plan import Plan
 # 15 %, since a CPU quota comes in periods.
 NOISE = math.log(1.2)
 GAIN = 0.1  # of a measurement within the noise
+# Requests after which the median says how fast a device is in a run: the profile knows no neighbours, and the first
+# requests are slow. In the lab devices were 0.7 to 1.1 times as fast as their profile; the first request of a job took
+# a third longer than the others.
+FIRST = 5
 PATIENCE, MOST_PATIENCE = 2, 32  # measurements in a row, beyond the noise on one side, that are a change
 SOON = 12  # measurements within which a change back makes patience double
 CALM = 50  # measurements within the noise after which patience is what it was
 # The system counts how long a connection is busy in ticks of 4 ms: ten of them, on the busiest, make a rate.
 WINDOW_S, TICK_S = 0.04, 0.004
 FEW_BYTES = 0.1  # of a rank's largest flow: what smaller ones show is latency
-# What flows show of a link varies with how they meet: this near it is whole.
-WHOLE_LINK = 0.75
+# What flows show of a link varies with how they meet, by up to a half (two at once share it): this near it is whole.
+# With 0.75 a link seemed narrow eight times in 76 requests of which the speeds, not the links, changed.
+WHOLE_LINK = 0.45
 LEARNT = 2  # windows, after which it is known how much of its links a plan shows
+FALLS_ON = 0.25  # of what has fallen of a device's memory, at most of what is left
+# Who waits longer than it computes has rested: a CPU quota, or a cool chip, makes it fast for a moment, and its pieces
+# of work are few. Only much faster than it was means that it has recovered. In the lab pi-3, waiting for pi-1, seemed
+# 1.7 and 0.4 times as fast as it was, pi-0 1.4 times.
+RESTED = 1.5
 LENGTHS = 32  # rows that are priced together: pricing takes milliseconds
 
 
 class Tracker:
-    """One factor that follows measurements of it; 1 is as in the profile."""
+    """One factor that follows measurements of it; 1 is as in the profile.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    first
+        Of so many measurements the median is where it begins.
+    """
+
+    def __init__(self, first: int = 0) -> None:
         self.factor = 1.0
         self.changes = 0
+        self._first: list[float] = []
+        self._to_come = first
         self.since = 0  # measurements since the last change
         self._apart: list[float] = []
         self._patience = PATIENCE
         self._calm = 0
-        self._rose: bool | None = None  # whether the last change was upwards
+        self._left = 1.0  # the level before the last change
 
     def observe(self, measured: float) -> bool:
         """Take a measurement of the factor; return whether it was the last of a change."""
         self.since += 1
+        if self._to_come:
+            self._to_come -= 1
+            self._first.append(measured)
+            if not self._to_come:
+                self.factor = statistics.median(self._first)
+            return False
         distance = math.log(measured / self.factor)
         if abs(distance) <= NOISE:
             self.factor *= math.exp(GAIN * distance)
@@ -70,14 +94,19 @@ class Tracker:
         self._move()
         return True
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether the last measurement was beyond the noise, and may be the first of a change."""
+        return bool(self._apart)
+
     def _move(self) -> None:
         """Take on the level of the later half: the first may be of a request during which it changed."""
-        rose = self._apart[-1] > self.factor
-        if self.changes and rose != self._rose and self.since <= SOON + self._patience:
+        level = statistics.median(self._apart[len(self._apart) // 2 :])
+        back = abs(math.log(level / self._left)) < abs(math.log(level / self.factor))
+        if self.changes and back and self.since <= SOON + self._patience:
             self._patience = min(2 * self._patience, MOST_PATIENCE)
-        self.factor = statistics.median(self._apart[len(self._apart) // 2 :])
+        self._left, self.factor = self.factor, level
         self._apart.clear()
-        self._rose = rose
         self.changes += 1
         self.since = 0
 
@@ -96,7 +125,7 @@ class Drift:
     def __init__(self, spec: ModelSpec, profile: Cluster) -> None:
         ranks = len(profile.devices)
         self.profile = profile
-        self.compute = [Tracker() for _ in range(ranks)]
+        self.compute = [Tracker(FIRST) for _ in range(ranks)]
         self.links = [Tracker() for _ in range(ranks)]
         self.memory = [device.memory_bytes for device in profile.devices]
         self._flowing: Plan | None = None
@@ -118,15 +147,12 @@ class Drift:
         whole = -(-rows // LENGTHS) * LENGTHS
         expected = self._expected(plan, whole) * rows / whole
         changed = []
-        # Who waits longer than it computes has rested: a CPU quota, or a cool chip, makes it fast for a moment, and its
-        # few pieces of work vary. It may have recovered to what the profile says; slower, it would not wait. In the lab
-        # pi-3, waiting for pi-1, seemed 1.7 and 0.4 times as fast as it was.
         for rank, (seconds, waited, due) in enumerate(zip(compute_s, wait_s, expected, strict=True)):
             if not (seconds > 0 and due > 0):
                 continue
             factor = float(due) / seconds
             if waited > seconds:
-                if factor < self.compute[rank].factor:
+                if factor < RESTED * self.compute[rank].factor:
                     continue
                 factor = min(factor, max(1.0, self.compute[rank].factor))
             if self.compute[rank].observe(factor):
@@ -165,15 +191,26 @@ class Drift:
         usual = np.mean(self._shown, 0)
         shares = np.where((rates > 0) & (usual > 0), rates / np.where(usual > 0, usual, 1.0), 0.0)
         changed = []
-        for rank, tracker in enumerate(self.links):
+        for rank in plan.stages[0].active:
+            tracker = self.links[rank]
             share = _best(shares[rank], shares[:, rank])
             if share > 0 and tracker.observe(1.0 if share > WHOLE_LINK else share):
                 changed.append(rank)
         return changed
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether a device seems to have changed: the next request shows whether it has."""
+        return any(tracker.doubtful for tracker in self.compute)
+
     def free_memory(self, rank: int, free_bytes: int) -> None:
-        """Take what a device has for the model now: its weights and buffers, and what is free beside them."""
-        self.memory[rank] = min(free_bytes, self.profile.devices[rank].memory_bytes)
+        """Take what a device has for the model now: its weights and buffers, and what is free beside them.
+
+        What has fallen is taken to fall further, so that its share shrinks before the memory is gone.
+        """
+        usual = self.profile.devices[rank].memory_bytes
+        fallen = max(0, usual - free_bytes)
+        self.memory[rank] = usual - fallen - round(FALLS_ON * min(fallen, free_bytes))
 
     @property
     def cluster(self) -> Cluster:

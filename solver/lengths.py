@@ -43,18 +43,23 @@ def plans_for_lengths(spec: ModelSpec, cluster: Cluster, plan: Plan, longest: in
     return plans
 
 
-def for_rows(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Plan:
-    """Return the plan for requests of `rows` rows: other shares of rows, among the devices that hold what rows need."""
+def for_rows(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int, *, resend: bool = True) -> Plan:
+    """Return the plan for requests of `rows` rows: other shares of rows, among the devices that hold what rows need.
+
+    Unless they are to be sent anew, too, tiles and routes stay: trying these takes three quarters of the time.
+    """
     if len(plan.stages) > 1 or spec.groups:  # what shares rows out has one stage, and no decoupled layers
         return plan
     s = setting(spec, cluster, rows, plan.wire, plan.tile_rows)
     (stage,), active = plan.stages, np.array(plan.stages[0].active)
-    layers = tuple((span, _other_rows(s, layer, active)) for span, layer in stage.layers)
-    other = best_sending(s, replace(plan, rows=rows, stages=(Stage(stage.devices, layers),)))
+    layers = tuple((span, _other_rows(s, layer, active, resend)) for span, layer in stage.layers)
+    other = replace(plan, rows=rows, stages=(Stage(stage.devices, layers),))
+    if resend:
+        other = best_sending(s, other)
     return replace(other, predicted=price(s, other).prediction)
 
 
-def _other_rows(s: Setting, layer: LayerPlan, active: NDArray[np.intp]) -> LayerPlan:
+def _other_rows(s: Setting, layer: LayerPlan, active: NDArray[np.intp], resend: bool) -> LayerPlan:
     """Return the layer with the shares of rows that are best for it.
 
     As it is, where it has none, a person's, or a grid's, whose prices no table has.
@@ -65,6 +70,8 @@ def _other_rows(s: Setting, layer: LayerPlan, active: NDArray[np.intp]) -> Layer
     units = _units(s, layer)
     if Axis.ROWS not in units or layer_plan(s, kind, units) != _unrouted(layer, s.rows):
         return layer
+    if not resend:
+        kind = replace(kind, route=layer.attention.route if layer.attention.route != Route.DIRECT else layer.mlp.route)
     mine = {axis: counts[active] for axis, counts in units.items()}
     crew = s.only(active)
     every = np.full(active.size, np.inf)

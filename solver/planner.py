@@ -138,6 +138,8 @@ def solve(
     else:
         prices = before.prices
         found = again(s, before.layers, _terms(prices, room))
+        if not found:  # none of them fits any more
+            return solve(spec, cluster, rows, wire=wire)
     terms = _terms(prices, room)
     best = min(found, key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
     if before is None:

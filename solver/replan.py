@@ -1,28 +1,29 @@
 """When a plan is changed while it runs: what changed, what another plan would save, what changing to it costs.
 
 A device's factors move (`solver.drift`); once they are far from those that the plan was last solved for, it is solved
-again. Two plans are considered: the best one, and the best one that needs no weights moved. A plan is taken if what it
-saves over the requests that are expected is more than the seconds that moving costs, and is worth the trouble at all.
+again: at once for other shares of rows alone, which need no weights moved, and later, if the change has lasted, for all
+else. A plan is taken if what it saves over the requests that are expected is more than the seconds that moving costs,
+and is worth the trouble at all.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from solver.cluster import GIB, Cluster
 from solver.cost import predict, weights_bytes, work_bytes
 from solver.curves import Floats
+from solver.decision import Decision, shares
 from solver.drift import Drift
 from solver.errors import InfeasiblePlanError
 from solver.lengths import for_rows
+from solver.living import among, holds_all, living
 from solver.model import ModelSpec
-from solver.moves import moved_bytes
-from solver.plan import BlockPlan, Plan
+from solver.moves import Holdings, all_by_rows
+from solver.plan import Plan
 from solver.planner import Solution, solve
 
 SHIFT = math.log(1.15)  # how far a factor has to be from where the plan was solved, for solving again
@@ -33,54 +34,6 @@ NAMED = 2  # changes in a decision's line: the largest
 # At least so many requests are expected to follow; of a change that has lasted longer, as many as it has.
 LEAST_HORIZON = 20
 AGAIN = 5  # requests after a change, until a better plan than other rows is looked for
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Decision:
-    """What to do after a change.
-
-    Parameters
-    ----------
-    plan
-        What was found; it is to run if `taken`.
-    why, shares
-        What changed, and whose shares become what, in words.
-    before_s, after_s
-        Seconds of a request under the plan so far, and under the other.
-    cost_s
-        Seconds that moving takes, on the slowest rank.
-    """
-
-    plan: Plan
-    taken: bool
-    why: str
-    shares: str
-    before_s: float
-    after_s: float
-    cost_s: float
-
-    @property
-    def line(self) -> str:
-        """The decision as a person reads it."""
-        saves = f"saves {_ms(self.before_s - self.after_s)} of {_ms(self.before_s)} ms per request"
-        costs = f"costs {_ms(self.cost_s)} ms"
-        if self.taken:
-            return f"{self.why}: {self.shares}; {saves}, {costs}"
-        return f"{self.why}: the plan stays; another {saves}, {costs}"
-
-    def to_table(self, number: int, seconds: float) -> dict[str, Any]:
-        """Return the report's entry; `number` requests and `seconds` had passed."""
-        return {
-            "after_requests": number,
-            "after_seconds": seconds,
-            "why": self.why,
-            "line": self.line,
-            "taken": self.taken,
-            "gain_s": self.before_s - self.after_s,
-            "request_s": self.before_s,
-            "cost_s": self.cost_s,
-            "shares": self.shares,
-        }
 
 
 class Replanner:
@@ -105,6 +58,7 @@ class Replanner:
         self.drift = Drift(spec, cluster)
         self._latest = solution  # where the next solve begins
         self.plan = solution.plan
+        self._holdings = Holdings(solution.plan, len(cluster.devices))
         self._requests = 0
         self._again_at = 0  # how many requests make what was too dear worth another look; 0: nothing was
         self._read_bytes_per_s = read_bytes_per_s
@@ -146,26 +100,45 @@ class Replanner:
         why = self._why(now) if shifted else f"nothing has changed for {self._since} requests"
         self._solved, self._told, self._again_at = factors, now, 0
         before_s = predict(self._spec, now, self.plan, self.plan.rows).seconds
-        overdrawn = self._overdrawn(self.plan, now)
-        if shifted and not overdrawn:
-            # Rows alone move nothing and take half the time to share; what is better is looked for when it has lasted.
-            plan = for_rows(self._spec, now, self.plan, self.plan.rows)
-            self._again_at = self._requests + AGAIN
+        short = self._short(self.plan, now, [self._holdings.held_bytes(self._spec, r) for r in range(len(now.devices))])
+        candidate = self._other_rows(now, bool(short), bool(shifted))
+        if candidate is not None:
+            # In a fifth of the time that a solve takes.
+            plan = for_rows(self._spec, now, candidate, self.plan.rows, resend=False)
+            self._again_at = self._requests + (AGAIN if shifted else LEAST_HORIZON)
         else:
             try:
-                self._latest = solve(self._spec, now, self.plan.rows, self._latest, self.plan.wire)
+                self._latest = living(
+                    self._spec, now, solve(self._spec, now, self.plan.rows, self._latest, self.plan.wire)
+                )
             except InfeasiblePlanError as error:
                 return Decision(self.plan, False, f"{why} ({error})", "", before_s, before_s, 0.0)
             plan = self._latest.plan
         worth = _seconds(plan) <= (1 - LEAST_GAIN) * before_s and self._net_s(plan, before_s) > 0
-        taken = (worth or overdrawn) and not self._overdrawn(plan, now)
+        taken = (worth or bool(short)) and not self._short(plan, now)
         if aim is not None:
             aim_s = predict(self._spec, now, aim, aim.rows).seconds
-            taken = taken and (_seconds(plan) <= (1 - LEAST_GAIN) * aim_s or self._overdrawn(aim, now))
+            taken = taken and (_seconds(plan) <= (1 - LEAST_GAIN) * aim_s or bool(self._short(aim, now)))
         if not shifted and not taken and _seconds(plan) < (1 - LEAST_GAIN) * before_s:
             self._again_at = self._requests + self.horizon  # too dear so far
         cost_s = self.moving_s(plan)
-        return Decision(plan, taken, why, self._shares(plan), before_s, _seconds(plan), cost_s)
+        return Decision(plan, taken, why, shares(self.plan, plan), before_s, _seconds(plan), cost_s, tuple(short))
+
+    def _other_rows(self, now: Cluster, short: bool, shifted: bool) -> Plan | None:
+        """Return a plan whose rows are to be shared anew; None if all is to be solved again.
+
+        After a change among the devices that have the weights; if it has lasted, where all is cut by rows, among all
+        that could have them; and if it has lasted longer nothing but the best will do.
+        """
+        if not all_by_rows(self.plan):
+            return self.plan if shifted and not short else None
+        crew = holds_all(self._spec, now, self.plan.rows)
+        if shifted:
+            everybody = among(self.plan, now, np.ones(crew.size, bool))
+            crew &= [not self._holdings.moved_bytes(self._spec, everybody, rank) for rank in range(crew.size)]
+        elif self._since >= LEAST_HORIZON:
+            return None
+        return among(self.plan, now, crew) if crew.any() else None
 
     def _net_s(self, plan: Plan, before_s: float) -> float:
         """Return what a plan saves over the requests that are expected, less what moving to it takes.
@@ -176,12 +149,23 @@ class Replanner:
         return requests * (before_s - _seconds(plan)) - self.moving_s(plan)
 
     def _meanwhile(self, plan: Plan, before_s: float) -> float:
-        """Return how many requests pass until ranks have what they lack for a plan."""
-        return self.moving_s(plan) * self._spec.layers / before_s
+        """Return how many requests pass until ranks have what they lack for a plan.
 
-    def take(self, plan: Plan) -> None:
-        """Go on with a plan: of a decision, or what there is of it so far."""
+        A rank that computes works on it for a layer's time after every request; one without a share all the time.
+        """
+        active = self._active()
+        return max(
+            seconds / before_s * (self._spec.layers if rank in active else 1)
+            for rank, seconds in enumerate(self._reading_s(plan))
+        )
+
+    def take(self, plan: Plan, holdings: Holdings | None = None) -> None:
+        """Go on with a plan: of a decision, or what there is of it so far; with what ranks hold, if that is known."""
         self.plan = plan
+        if holdings is not None:
+            self._holdings = holdings
+        else:
+            self._holdings.adopt(plan)
 
     @property
     def horizon(self) -> int:
@@ -194,10 +178,19 @@ class Replanner:
         return min(tracker.since for tracker in self.drift.compute)
 
     def moving_s(self, plan: Plan) -> float:
-        """Return the seconds that the slowest rank takes to get the weights that it lacks for another plan."""
-        return max(
-            moved_bytes(self._spec, self.plan, plan, rank) / rate for rank, rate in enumerate(self._read_bytes_per_s)
-        )
+        """Return the seconds for which requests wait while ranks with a share get what they lack for another plan."""
+        active = self._active()
+        return max(seconds for rank, seconds in enumerate(self._reading_s(plan)) if rank in active)
+
+    def _reading_s(self, plan: Plan) -> list[float]:
+        """Return the seconds that every rank takes to get the weights that it lacks for another plan, [p]."""
+        return [
+            self._holdings.moved_bytes(self._spec, plan, rank) / rate
+            for rank, rate in enumerate(self._read_bytes_per_s)
+        ]
+
+    def _active(self) -> tuple[int, ...]:
+        return self.plan.stages[0].active
 
     def _factors(self) -> Floats:
         """Return the logarithms of the factors on speed and bandwidth, [2, p]."""
@@ -205,19 +198,20 @@ class Replanner:
 
     def _memory_shifted(self) -> bool:
         """Return whether a device's memory has become scarce, or has come back, since the last solve."""
+        work = work_bytes(self._spec, self.plan.rows)
         for rank, (now, told) in enumerate(zip(self.drift.memory, self._told.devices, strict=True)):
-            need = self._need(self.plan, rank)
+            need = work + max(self._holdings.held_bytes(self._spec, rank), weights_bytes(self._spec, self.plan, rank))
             scarce = now < SCARCE * need and abs(now / told.memory_bytes - 1) > MEMORY_SHIFT
             if scarce or now > SCARCE * told.memory_bytes:
                 return True
         return False
 
-    def _overdrawn(self, plan: Plan, now: Cluster) -> bool:
-        """Return whether a device lacks memory for what it holds and computes under a plan."""
-        return any(self._need(plan, rank) > device.memory_bytes for rank, device in enumerate(now.devices))
-
-    def _need(self, plan: Plan, rank: int) -> int:
-        return weights_bytes(self._spec, plan, rank) + work_bytes(self._spec, plan.rows)
+    def _short(self, plan: Plan, now: Cluster, held_bytes: Sequence[int] = ()) -> list[int]:
+        """Return the ranks that lack memory for what a plan gives them, or for what they hold besides, [p]."""
+        work = work_bytes(self._spec, plan.rows)
+        need = [weights_bytes(self._spec, plan, rank) for rank in range(len(now.devices))]
+        need = [max(pair) for pair in zip(need, held_bytes, strict=True)] if held_bytes else need
+        return [rank for rank, device in enumerate(now.devices) if need[rank] + work > device.memory_bytes]
 
     def _why(self, now: Cluster) -> str:
         """Say what changed since the last decision, the largest first."""
@@ -238,33 +232,7 @@ class Replanner:
         recent = min(tracker.since for tracker in (*self.drift.compute, *self.drift.links)) + 2
         return " and ".join(text for _, text in found[:NAMED]) + f" {recent} requests ago" if found else "slow drift"
 
-    def _shares(self, plan: Plan) -> str:
-        """Say whose shares of the first layer change most, attention before MLP."""
-        before, after = self.plan.layer(0), plan.layer(0)
-        parts = []
-        for name, old, new in (("attention", before.attention, after.attention), ("MLP", before.mlp, after.mlp)):
-            mine, theirs = _counts(old, self.plan.rows), _counts(new, self.plan.rows)
-            if mine[0] != theirs[0]:
-                parts.append(f"{name} by {theirs[0]} instead of {mine[0]}: {' '.join(map(str, theirs[1]))}")
-            elif mine[1] != theirs[1]:
-                parts.append(f"{name} {mine[0]} {' '.join(map(str, mine[1]))} → {' '.join(map(str, theirs[1]))}")
-        if len(parts) == 2 and parts[0].removeprefix("attention") == parts[1].removeprefix("MLP"):
-            return parts[0].removeprefix("attention ")
-        return ", ".join(parts) or "other layers"
-
 
 def _seconds(plan: Plan) -> float:
     assert plan.predicted is not None
     return plan.predicted.seconds
-
-
-def _counts(block: BlockPlan, rows: int) -> tuple[str, tuple[int, ...]]:
-    if block.inner is not None:
-        return ("heads or columns", block.inner.counts)
-    partition = block.row_partition(rows)
-    assert partition is not None
-    return "rows", partition.counts
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.0f}"

@@ -6,16 +6,18 @@ from functools import cache
 import numpy as np
 import pytest
 
+from hepti_mpi import cli, comm, ends, job, leader
 from hepti_mpi import conductor as conducting
-from hepti_mpi import ends
 from hepti_mpi.conductor import Conductor
 from hepti_mpi.flow import Flow, Step
 from hepti_mpi.live import Member, follow
 from hepti_mpi.monitor import Monitor
 from hepti_mpi.products import NUMPY
+from solver.cluster import write_cluster
 from solver.cost import predict
+from solver.decision import Decision
 from solver.planner import solve
-from solver.replan import Decision, Replanner
+from solver.replan import Replanner
 from tests.mpi.test_layers import POST, expected, tensors_of
 from tests.mpi.test_move import Run, files, lengths_of, random_plan, rows_plan
 from tests.solver.clusters import pis
@@ -91,7 +93,7 @@ def test_forced_changes_lose_no_request(kind, with_file, world, files, monkeypat
         return rows_plan(rng.uniform(0.1, 1, world.size)) if kind == "rows" else random_plan(POST, rng, world.size)
 
     if world.rank:
-        follow(member_of(run), lives=True)
+        follow(run.world, run.stack, member_of(run))
     else:
         conductor = lead(run, Forced(cluster, solution, plans, rng), rng)
         assert sum(entry["acted"] for entry in conductor.decisions) >= 5
@@ -105,13 +107,25 @@ def test_what_ranks_measure_arrives_and_changes_nothing_without_a_change(world, 
     plan = world.from_root(lambda: solution.plan) if world.rank == 0 else world.from_root(None)
     run = Run(POST, plan, world, files)
     if world.rank:
-        follow(member_of(run), lives=True)
+        follow(run.world, run.stack, member_of(run))
         return
     conductor = lead(run, Replanner(POST, cluster, solution, [1e9] * world.size), np.random.default_rng(8))
 
     assert len(conductor.latest) == world.size
     assert all(measured.free_bytes > 0 for measured in conductor.latest)
     assert conductor.drift.compute[0].factor != 1.0 or not conductor.latest[0].compute_s
+
+
+def test_where_the_plan_stays_nothing_of_what_lives_is_made(world, files, monkeypatch, tmp_path):
+    """No mover, no monitor, no conductor: `--replan off` costs what it did before plans could change."""
+    for name in ("Member", "Monitor", "Mover", "reading_speeds"):
+        monkeypatch.setattr(job, name, None)
+    monkeypatch.setattr(leader, "Conductor", None)
+    cluster = tmp_path / "boards.toml"
+    write_cluster(pis(*[20.0] * world.size), cluster)
+    words = ["--model", str(files[POST.name].path), "--random", "8", "--cluster", str(cluster), "--backend", "numpy"]
+
+    assert job.run_job(cli.parse([*words, "--replan", "off"]), comm.world()) == 0
 
 
 __all__ = ["files"]

@@ -164,19 +164,36 @@ def test_shares_of_rows_move_no_weights_and_keep_the_kernels(world, files):
     assert all(ours is theirs for ours, theirs in zip(run.stack.layers, kernels, strict=True))
 
 
-def test_a_rank_is_emptied_and_comes_back(world, files):
-    """Its weights are freed, and got again."""
+@pytest.mark.parametrize("short", [False, True])
+def test_a_rank_is_emptied_and_comes_back(short, world, files):
+    """It keeps its weights, and takes rows again at once; where its memory is short they are freed, and got again."""
     run = Run(POST, rows_plan([1.0] * world.size), world, files)
     for number in range(2 * world.size):
-        weights = np.ones(world.size)
+        weights, out = np.ones(world.size), number // 2
         if world.size > 1 and number % 2:
-            weights[number // 2] = 0
-        run.prepare(rows_plan(weights))
+            weights[out] = 0
+        plan = rows_plan(weights)
+        if not short:
+            assert not any(run.mover.holdings.lacking(POST, plan, rank) for rank in range(world.size))
+        run.mover.prepare(plan, (out,) if short and not weights.all() else ())
+        run.work()
         run.mover.adopt(POST.layers)
         run.check([7, 20])
 
-        held = run.stack.layers[0].attention.width
-        assert (held > 0) == (weights[world.rank] > 0)
+        holds = run.stack.layers[0].attention.width > 0
+        assert holds == (weights[world.rank] > 0 or not short)
+
+
+def test_weights_that_were_kept_do_not_serve_other_cuts(world, files):
+    """Between plans by rows, which let a rank keep them, come plans that do not."""
+    rng = np.random.default_rng(9)
+    run = Run(POST, rows_plan([1.0] * world.size), world, files)
+    for number in range(CHANGES):
+        weights = rng.uniform(0.1, 1, world.size)
+        weights[number % world.size] *= world.size == 1
+        run.prepare(random_plan(POST, rng, world.size) if number % 3 == 2 else rows_plan(weights))
+        run.mover.adopt(POST.layers)
+        run.check(lengths_of(POST, rng))
 
 
 def test_packed_kernels_follow_as_well(world, files):

@@ -10,9 +10,7 @@ import pytest
 from hepti_mpi import ends
 from hepti_mpi.adaptive import HEADER_BYTES, WINDOW, SendRate
 from hepti_mpi.flow import MOST, SPREAD, Flow, Step
-from hepti_mpi.live import Member, follow
-from hepti_mpi.monitor import Monitor
-from hepti_mpi.move import Mover
+from hepti_mpi.live import follow
 from hepti_mpi.products import NUMPY
 from hepti_mpi.stack import Stack
 from solver.cluster import GIB, Cluster, Device, Link
@@ -65,7 +63,7 @@ def run(spec, plan, batches, world, wire=Wire.FLOAT32):
     tensors = tensors_of(spec)
     stack = make_stack(spec, plan, tensors, world, NUMPY, wire)
     if world.rank:
-        follow(member(spec, stack, world), lives=False)
+        follow(world, stack)
         return stack, []
     steps = (
         (Step(tuple(lengths), True), lambda lengths=lengths: embedded(spec, tensors, lengths)) for lengths in batches
@@ -73,10 +71,6 @@ def run(spec, plan, batches, world, wire=Wire.FLOAT32):
     results = [ends.last_hidden(spec, tensors, hidden) for hidden in Flow(stack, world).run(steps)]
     world.announce(None, range(world.size))
     return stack, results
-
-
-def member(spec, stack, world):
-    return Member(world, stack, Mover(spec, stack, world, None, NUMPY), Monitor(spec, NUMPY))
 
 
 def embedded(spec, tensors, lengths):
@@ -304,7 +298,7 @@ def test_a_slow_consumer_does_not_grow_what_is_under_way(world):
     plan = one_device_plan(SPEC, [(rank, 0, SPEC.layers) for rank in range(world.size)], world.size)
     stack = make_stack(SPEC, plan, tensors_of(SPEC), world, NUMPY, Wire.FLOAT32)
     if world.rank:
-        follow(member(SPEC, stack, world), lives=False)
+        follow(world, stack)
         return
     taken, ahead = [], []
 

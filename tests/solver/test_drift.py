@@ -65,6 +65,23 @@ def test_noise_is_no_change_in_500_requests(seed):
     assert np.all(np.abs(np.log(factors)) < 0.08)
 
 
+def test_a_change_of_which_the_level_is_mended_later_is_not_a_change_back():
+    """The first two requests at a quarter of the speed may show less than it: that makes nobody wait longer."""
+    tracker, _ = follow([1.0] * 20 + [0.18, 0.18, 0.25, 0.25, 0.25] + [1.0] * 2)
+
+    assert (tracker.changes, tracker.factor) == (3, 1.0)
+
+
+def test_the_first_requests_say_how_fast_a_device_is_in_a_run():
+    """The very first is slow; where all differ from the profile, nothing has changed."""
+    tracker = Tracker(first=5)
+
+    changed = [tracker.observe(measured) for measured in (0.4, 0.7, 0.71, 0.69, 0.72, 0.7)]
+
+    assert not any(changed)
+    assert tracker.factor == pytest.approx(0.7, rel=0.02)
+
+
 def test_slow_drift_is_followed_without_a_change():
     """A board that gets hot over 200 requests."""
     trace = noise(200) * np.linspace(1, 0.6, 200)

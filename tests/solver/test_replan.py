@@ -7,6 +7,7 @@ from solver.cluster import GIB
 from solver.cost import predict, price, setting
 from solver.drift import scaled
 from solver.lengths import for_rows
+from solver.living import living
 from solver.model import named_model
 from solver.moves import layers_to_load, moved_bytes
 from solver.planner import solve
@@ -23,7 +24,9 @@ class Simulation:
 
     def __init__(self, cluster, read_bytes_per_s=1e9, seed=0):
         self.cluster = cluster
-        self.replanner = Replanner(SPEC, cluster, solve(SPEC, cluster, ROWS), [read_bytes_per_s] * 4)
+        self.replanner = Replanner(
+            SPEC, cluster, living(SPEC, cluster, solve(SPEC, cluster, ROWS)), [read_bytes_per_s] * 4
+        )
         self.decisions = []
         self._rng = np.random.default_rng(seed)
         self._priced = {}
@@ -138,14 +141,15 @@ def test_a_device_whose_memory_goes_gets_less_even_where_that_is_slower():
     simulation.request()
 
     (decision,) = simulation.taken
-    assert "pi-1 went from 1.5 to 0.3 GiB free" in decision.line
+    assert "pi-1 went from 1.5 to 0.225 GiB free" in decision.line  # and a quarter of it may be gone before long
+    assert decision.frees == (1,)
     assert decision.plan.predicted.weights_bytes[1] < min(0.3 * GIB, plan.predicted.weights_bytes[1])
 
 
 def test_a_change_that_no_memory_can_hold_leaves_the_plan():
     simulation = Simulation(pis(24.6, 70, 24.6, 10, memory_gib=0.35))
     for rank in range(4):
-        simulation.replanner.drift.free_memory(rank, round(0.17 * GIB))
+        simulation.replanner.drift.free_memory(rank, round(0.2 * GIB))
 
     simulation.request()
 
