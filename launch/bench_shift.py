@@ -1,7 +1,8 @@
 """`bench shift`: latency while devices and links change, for plans that stay, plans that follow, and an oracle.
 
 Every strategy answers the same requests, one after the other, while a script changes the lab between requests. The
-oracle has, for every state of the lab, the plan of a planner that knows the true speeds.
+oracle has, for every state of the lab, the fastest of the plans of planners that know the true speeds: predictions are
+off by more than these differ, so all are run.
 """
 
 from __future__ import annotations
@@ -23,26 +24,30 @@ from launch.plot import Curve, draw
 from solver.cluster import Cluster, read_cluster
 from solver.drift import scaled
 from solver.errors import HeptiError
+from solver.living import plan_by_rows
 from solver.model import ModelSpec
 from solver.plan import Plan
 from solver.plan_file import plan_to_json
 from solver.planner import solve
+from solver.shares import weights_bytes
 from solver.systems.sequence import rows_plan
 
 STRATEGIES = ("static-equal", "static-proportional", "static-hepti", "live-hepti", "oracle")
 WARMUP = 3  # requests before the script begins
 ORACLE_REQUESTS = 8
 PATIENCE_S = 30.0
+RESIDENT_BYTES = 300 * 2**20  # of a rank besides its weights: measured, at most
 PROFILE = "profile.toml"
 COMPETITOR = [sys.executable, "-c", "while True: pass"]
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How the lab differs from its cluster file: factors on speed and bandwidth, and who has a busy neighbour."""
+    """How the lab differs from its cluster file: factors on speed and bandwidth, bytes of memory, busy neighbours."""
 
     cpu: Mapping[str, float] = field(default_factory=dict)
     link: Mapping[str, float] = field(default_factory=dict)
+    memory: Mapping[str, int] = field(default_factory=dict)
     busy: tuple[str, ...] = ()
 
 
@@ -55,8 +60,11 @@ class Phase:
     state: State
 
 
-def script(lab: Lab, requests: int) -> list[Phase]:
-    """Return the changes: speed, link, both, a competing process, a blip; each followed by the first state."""
+def script(lab: Lab, requests: int, share_bytes: int) -> list[Phase]:
+    """Return the changes: speed, link, both, a competing process, memory, a blip; each followed by the first state.
+
+    Memory goes down to what a rank with `share_bytes` of weights needs, and a tenth.
+    """
     fast = max(lab.hosts, key=lambda host: host.device_flop_per_s).name
     other = lab.hosts[-2].name if lab.hosts[-2].name != fast else lab.hosts[0].name
     slow, narrow = {fast: 0.25}, {fast: 240 / 940}
@@ -66,6 +74,7 @@ def script(lab: Lab, requests: int) -> list[Phase]:
         ("link 240", State(link=narrow)),
         ("both", State(cpu=slow, link=narrow)),
         ("competitor", State(busy=(other,))),
+        ("memory", State(memory={fast: round(1.1 * (share_bytes + RESIDENT_BYTES))})),
     ]
     phases = [Phase("calm", requests, calm)]
     for name, state in changes:
@@ -77,13 +86,13 @@ def bench_shift(lab: Lab, model: Path, rows: int, requests: int, strategies: Seq
     """Run the script under every strategy on a lab that is up."""
     facts = json.loads(shell.run([sys.executable, "-m", "weights", "inspect", str(model), "--json"]))
     spec = ModelSpec.from_json(json.dumps(facts["model"]))
-    phases = script(lab, requests)
     profile = _profile(lab, model)
     plans = _plans(spec, profile, rows)
+    phases = script(lab, requests, max(weights_bytes(spec, plan, 1) for plan in plans.values()))
     results = []
     for strategy in strategies:
         if strategy == "oracle":
-            results.append(_oracle(lab, model, spec, profile, rows, phases))
+            results.append(oracle(lab, model, spec, profile, rows, phases))
             continue
         options = ["--cluster", str(lab.directory / PROFILE), "--replan", "auto" if strategy == "live-hepti" else "off"]
         if strategy in plans:
@@ -118,27 +127,32 @@ def _plans(spec: ModelSpec, profile: Cluster, rows: int) -> dict[str, Plan]:
     return {name: rows_plan("rows", spec, profile, rows, weights) for name, weights in shared.items()}
 
 
-def _oracle(
+def oracle(
     lab: Lab, model: Path, spec: ModelSpec, profile: Cluster, rows: int, phases: Sequence[Phase]
 ) -> dict[str, Any]:
-    """Measure every state on its own, under the plan of its true speeds; a request of the script is their median."""
-    medians: list[tuple[State, float]] = []
+    """Measure every state on its own, under the plans for its true speeds; a request is the best plan's median."""
+    best: list[tuple[State, float]] = []
     for phase in phases:
-        if any(state == phase.state for state, _ in medians):
+        if any(state == phase.state for state, _ in best):
             continue
-        plan = solve(spec, _truth(profile, phase.state), rows).plan
+        truth = _truth(lab, profile, phase.state)
         alone = [Phase(phase.name, ORACLE_REQUESTS, phase.state)]
-        latency_s = _run(lab, model, rows, ["--plan", str(_write(lab, plan))], alone, phase.state)["latency_s"]
-        medians.append((phase.state, statistics.median(latency_s)))
-    of_state = [next(median for state, median in medians if state == phase.state) for phase in phases]
+        medians = []
+        for plan in filter(None, (solve(spec, truth, rows).plan, plan_by_rows(spec, truth, rows))):
+            run = _run(lab, model, rows, ["--plan", str(_write(lab, plan))], alone, phase.state)
+            medians.append(statistics.median(run["latency_s"]))
+        best.append((phase.state, min(medians)))
+    of_state = [next(median for state, median in best if state == phase.state) for phase in phases]
     latency_s = [median for phase, median in zip(phases, of_state, strict=True) for _ in range(phase.requests)]
     return {"system": "oracle", "latency_s": latency_s, "total_s": sum(latency_s), "replans": []}
 
 
-def _truth(profile: Cluster, state: State) -> Cluster:
+def _truth(lab: Lab, profile: Cluster, state: State) -> Cluster:
     compute = [state.cpu.get(name, 1.0) * (0.5 if name in state.busy else 1.0) for name in profile.names]
     links = [state.link.get(name, 1.0) for name in profile.names]
-    return scaled(profile, compute, links, [device.memory_bytes for device in profile.devices])
+    gone = [host.memory_bytes - state.memory.get(host.name, host.memory_bytes) for host in lab.hosts]
+    memory = [max(0, device.memory_bytes - less) for device, less in zip(profile.devices, gone, strict=True)]
+    return scaled(profile, compute, links, memory)
 
 
 def _run(
@@ -181,10 +195,13 @@ def _state(lab: Lab, state: State) -> Iterator[None]:
     """Put a state in force, and end what it has started."""
     for host in lab.hosts:
         cpu, link = state.cpu.get(host.name, 1.0), state.link.get(host.name, 1.0)
-        lab_up.change(
-            load_lab(lab.name),
-            replace(host, cpu=cpu * host.cpu, bandwidth_bytes_per_s=link * host.bandwidth_bytes_per_s),
+        changed = replace(
+            host,
+            cpu=cpu * host.cpu,
+            bandwidth_bytes_per_s=link * host.bandwidth_bytes_per_s,
+            memory_bytes=state.memory.get(host.name, host.memory_bytes),
         )
+        lab_up.change(load_lab(lab.name), changed)
     competitors = [shell.start(on_host(lab, lab.host(name), COMPETITOR)) for name in state.busy]
     try:
         yield

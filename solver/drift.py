@@ -1,15 +1,11 @@
 """How fast the devices and their links are now, against the profile: what requests measure, followed over time.
 
-The profile's curves keep their shape; every device has one factor on its speed and one on its link's bandwidth. Within
-their noise measurements move a factor slowly; beyond it, it waits whether they stay, and then moves at once. So a blip
-moves nothing. A level that is left again soon makes the next change wait twice as long: what alternates faster than it
-is worth following is not followed (a multiplicative back-off, as in Ethernet: Metcalfe and Boggs, CACM 19, 1976).
+The profile's curves keep their shape; every device has one factor on its speed and one on its link's bandwidth
+(`solver.tracker`).
 """
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -21,21 +17,11 @@ from solver.cost import price, setting
 from solver.curves import Curve, Curves, Floats
 from solver.model import ModelSpec
 from solver.plan import Plan
+from solver.tracker import FIRST, Tracker
 
-# A measurement this near the factor (a fifth, as a logarithm) is noise: in the lab a request's compute varies by 5 to
-# 15 %, since a CPU quota comes in periods.
-NOISE = math.log(1.2)
-GAIN = 0.1  # of a measurement within the noise
-# Requests after which the median says how fast a device is in a run: the profile knows no neighbours, and the first
-# requests are slow. In the lab devices were 0.7 to 1.1 times as fast as their profile; the first request of a job took
-# a third longer than the others.
-FIRST = 5
-PATIENCE, MOST_PATIENCE = 2, 32  # measurements in a row, beyond the noise on one side, that are a change
-SOON = 12  # measurements within which a change back makes patience double
-CALM = 50  # measurements within the noise after which patience is what it was
 # The system counts how long a connection is busy in ticks of 4 ms: ten of them, on the busiest, make a rate.
 WINDOW_S, TICK_S = 0.04, 0.004
-FEW_BYTES = 0.1  # of a rank's largest flow: what smaller ones show is latency
+FEW_BYTES = 0.25  # of the largest flow: what smaller ones show is latency
 # What flows show of a link varies with how they meet, by up to a half (two at once share it): this near it is whole.
 # With 0.75 a link seemed narrow eight times in 76 requests of which the speeds, not the links, changed.
 WHOLE_LINK = 0.45
@@ -46,69 +32,6 @@ FALLS_ON = 0.25  # of what has fallen of a device's memory, at most of what is l
 # 1.7 and 0.4 times as fast as it was, pi-0 1.4 times.
 RESTED = 1.5
 LENGTHS = 32  # rows that are priced together: pricing takes milliseconds
-
-
-class Tracker:
-    """One factor that follows measurements of it; 1 is as in the profile.
-
-    Parameters
-    ----------
-    first
-        Of so many measurements the median is where it begins.
-    """
-
-    def __init__(self, first: int = 0) -> None:
-        self.factor = 1.0
-        self.changes = 0
-        self._first: list[float] = []
-        self._to_come = first
-        self.since = 0  # measurements since the last change
-        self._apart: list[float] = []
-        self._patience = PATIENCE
-        self._calm = 0
-        self._left = 1.0  # the level before the last change
-
-    def observe(self, measured: float) -> bool:
-        """Take a measurement of the factor; return whether it was the last of a change."""
-        self.since += 1
-        if self._to_come:
-            self._to_come -= 1
-            self._first.append(measured)
-            if not self._to_come:
-                self.factor = statistics.median(self._first)
-            return False
-        distance = math.log(measured / self.factor)
-        if abs(distance) <= NOISE:
-            self.factor *= math.exp(GAIN * distance)
-            self._apart.clear()
-            self._calm += 1
-            if self._calm == CALM:
-                self._patience = PATIENCE
-            return False
-        self._calm = 0
-        if self._apart and (self._apart[-1] > self.factor) != (measured > self.factor):
-            self._apart.clear()
-        self._apart.append(measured)
-        if len(self._apart) < self._patience:
-            return False
-        self._move()
-        return True
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether the last measurement was beyond the noise, and may be the first of a change."""
-        return bool(self._apart)
-
-    def _move(self) -> None:
-        """Take on the level of the later half: the first may be of a request during which it changed."""
-        level = statistics.median(self._apart[len(self._apart) // 2 :])
-        back = abs(math.log(level / self._left)) < abs(math.log(level / self.factor))
-        if self.changes and back and self.since <= SOON + self._patience:
-            self._patience = min(2 * self._patience, MOST_PATIENCE)
-        self._left, self.factor = self.factor, level
-        self._apart.clear()
-        self.changes += 1
-        self.since = 0
 
 
 class Drift:
@@ -180,7 +103,7 @@ class Drift:
         self._busy_s += busy_s
         if self._busy_s.max() < WINDOW_S:
             return []
-        seen = self._bytes >= FEW_BYTES * np.maximum(self._bytes.max(1, keepdims=True), 1.0)
+        seen = self._bytes >= FEW_BYTES * self._bytes.max()
         rates = np.where(seen, self._bytes / np.maximum(self._busy_s, TICK_S / 2), 0.0)
         self._bytes[:], self._busy_s[:] = 0.0, 0.0
         if len(self._shown) < LEARNT:

@@ -78,7 +78,7 @@ def test_where_nothing_changes_the_plan_stays_for_500_requests(seed):
     simulation = Simulation(pis(24.6, 70, 24.6, 10), seed=seed)
 
     for _ in range(500):
-        simulation.request()
+        simulation.request(noise=0.1)
 
     assert simulation.taken == []
 

@@ -1,0 +1,89 @@
+"""One factor that follows measurements of it.
+
+Within their noise measurements move a factor slowly; beyond it, it waits whether they stay, and then moves at once. So a
+blip moves nothing. A level that is left again soon makes the next change wait twice as long: what alternates faster
+than it is worth following is not followed (a multiplicative back-off, as in Ethernet: Metcalfe and Boggs, CACM 19,
+1976).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+# A measurement this near the factor (as a logarithm) is noise: in the lab a request's compute varies by 5 to 25 %,
+# since a CPU quota comes in periods.
+NOISE = math.log(1.3)
+GAIN = 0.1  # of a measurement within the noise, at least: soon after a change it is their mean that counts
+# Requests after which the median says how fast a device is in a run: the profile knows no neighbours, and the first
+# requests are slow. In the lab devices were 0.7 to 1.1 times as fast as their profile; the first request of a job took
+# a third longer than the others.
+FIRST = 5
+PATIENCE, MOST_PATIENCE = 2, 32  # measurements in a row, beyond the noise on one side, that are a change
+SWING = math.log(1.5)  # least change back that counts as one: what is less mends the level
+SOON = 12  # measurements within which a change back makes patience double
+CALM = 50  # measurements within the noise after which patience is what it was
+
+
+class Tracker:
+    """One factor that follows measurements of it; 1 is as in the profile.
+
+    Parameters
+    ----------
+    first
+        Of so many measurements the median is where it begins.
+    """
+
+    def __init__(self, first: int = 0) -> None:
+        self.factor = 1.0
+        self.changes = 0
+        self._first: list[float] = []
+        self._to_come = first
+        self.since = 0  # measurements since the last change
+        self._apart: list[float] = []
+        self._patience = PATIENCE
+        self._calm = 0
+        self._left = 1.0  # the level before the last change
+
+    def observe(self, measured: float) -> bool:
+        """Take a measurement of the factor; return whether it was the last of a change."""
+        self.since += 1
+        if self._to_come:
+            self._to_come -= 1
+            self._first.append(measured)
+            if not self._to_come:
+                self.factor = statistics.median(self._first)
+            return False
+        distance = math.log(measured / self.factor)
+        if abs(distance) <= NOISE:
+            self.factor *= math.exp(max(GAIN, 1 / (self.since + PATIENCE)) * distance)
+            self._apart.clear()
+            self._calm += 1
+            if self._calm == CALM:
+                self._patience = PATIENCE
+            return False
+        self._calm = 0
+        if self._apart and (self._apart[-1] > self.factor) != (measured > self.factor):
+            self._apart.clear()
+        self._apart.append(measured)
+        if len(self._apart) < self._patience:
+            return False
+        self._move()
+        return True
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the last measurement was beyond the noise, and may be the first of a change."""
+        return bool(self._apart)
+
+    def _move(self) -> None:
+        """Take on the level of the later half: the first may be of a request during which it changed."""
+        level = statistics.median(self._apart[len(self._apart) // 2 :])
+        step = abs(math.log(level / self.factor))
+        back = step > max(SWING, abs(math.log(level / self._left)))
+        if self.changes and back and self.since <= SOON + self._patience:
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        self._left, self.factor = self.factor, level
+        self._apart.clear()
+        self.changes += 1
+        self.since = 0
