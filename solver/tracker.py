@@ -1,7 +1,7 @@
 """One factor that follows measurements of it.
 
-Within their noise measurements move a factor slowly; beyond it, it waits whether they stay, and then moves at once. So a
-blip moves nothing. A level that is left again soon makes the next change wait twice as long: what alternates faster
+Within their noise measurements move a factor slowly; beyond it, it waits whether they stay, and then moves at once. So
+a blip moves nothing. A level that is left again soon makes the next change wait twice as long: what alternates faster
 than it is worth following is not followed (a multiplicative back-off, as in Ethernet: Metcalfe and Boggs, CACM 19,
 1976).
 """
