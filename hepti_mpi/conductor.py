@@ -108,13 +108,16 @@ class Conductor:
         own = self._member.measured(self._batches)
         self._run[own.batch] = self._member.stack.plan, rows
         self._hear(0, own)
-        until = time.perf_counter() + HEARING * (own.compute_s + own.wait_s) * self.drift.doubtful
-        while True:
-            for rank, measured in self._member.group.heard():
-                self._hear(rank, measured)
-            if len(self._heard[own.batch]) == self._ranks or time.perf_counter() >= until:
-                break
+        self._listen()
+        until = time.perf_counter() + HEARING * (own.compute_s + own.wait_s)
+        while self.drift.doubtful and own.batch in self._heard and time.perf_counter() < until:
             self._member.group.pause()
+            self._listen()
+
+    def _listen(self) -> None:
+        """Hear what is here, and hand on what all ranks have spoken of."""
+        for rank, measured in self._member.group.heard():
+            self._hear(rank, measured)
         for batch in sorted(self._heard):
             if len(self._heard[batch]) == self._ranks:
                 self._observe(*self._run.pop(batch), self._heard.pop(batch))

@@ -18,6 +18,7 @@ import numpy as np
 from hepti_mpi import defaults, ends, outputs, show
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
+from hepti_mpi.choice import choose
 from hepti_mpi.comm import Group
 from hepti_mpi.conductor import Conductor
 from hepti_mpi.flow import Flow, Step
@@ -27,12 +28,10 @@ from hepti_mpi.live import Member
 from hepti_mpi.report import job_report
 from hepti_mpi.stack import Stack
 from hepti_mpi.watch import Watch
-from solver.cluster import Cluster, read_cluster
+from solver.cluster import Cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.plan import Plan, Wire
-from solver.plan_file import read_plan
-from solver.systems import make_plan
 from weights.progress import progress
 from weights.store import WeightsFile
 
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
 BATCH_ROWS = 512
 # A request that takes this many times what was predicted speaks against the profile, not of noise or a first run.
 FAR = 2.0
-# What is planned for where nothing is known of the requests: standard input.
-TYPICAL_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,31 +120,9 @@ class Leader:
         HeptiError
             If there is no plan, or it does not fit.
         """
-        options, ranks = self._options, self._group.size
-        self._cluster = measured
-        if options.cluster is not None:
-            self._cluster = read_cluster(options.cluster).first(ranks, str(options.cluster))
-        if options.plan is not None:
-            self._plan = read_plan(options.plan)
-        else:
-            if self._cluster is None:
-                self._cluster = defaults.example_cluster(ranks)
-                self.say("note: the shares are those of example boards, not of these hosts: give --model or --cluster")
-            rows = sum(request.rows for request in next(_batches(self._requests), [])) or TYPICAL_ROWS
-            if options.replan == "off":
-                self._plan = make_plan(options.system, self._spec, self._cluster, rows, options.wire)
-            else:
-                from solver.living import living  # the solvers are for rank 0 alone
-                from solver.planner import solve
-
-                solution = living(self._spec, self._cluster, solve(self._spec, self._cluster, rows, wire=options.wire))
-                self._plan = solution.plan
-                # Example boards have nothing that could change.
-                measured_or_given = measured is not None or options.cluster is not None
-                self._solution = solution if ranks > 1 and measured_or_given else None
-        self._plan.check(self._spec, ranks)
-        if self._plan.in_one:
-            options.wire.check_one_stage()
+        rows = sum(request.rows for request in next(_batches(self._requests), []))
+        choice = choose(self._options, self._spec, rows, self._group.size, measured, self.say)
+        self._plan, self._cluster, self._solution = choice.plan, choice.cluster, choice.solution
         return self._plan
 
     def lead(

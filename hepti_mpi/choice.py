@@ -1,0 +1,76 @@
+"""Which plan a run begins with, and what it is made for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hepti_mpi import defaults
+from solver.cluster import Cluster, read_cluster
+from solver.model import ModelSpec
+from solver.plan import Plan
+from solver.plan_file import read_plan
+from solver.systems import make_plan
+
+if TYPE_CHECKING:
+    from solver.planner import Solution
+
+# What is planned for where nothing is known of the requests: standard input.
+TYPICAL_ROWS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The plan, the cluster that it is for (None where a file gave the plan alone), its solution if it may change."""
+
+    plan: Plan
+    cluster: Cluster | None
+    solution: Solution | None = None
+
+
+def choose(
+    options: argparse.Namespace,
+    spec: ModelSpec,
+    rows: int,
+    ranks: int,
+    measured: Cluster | None,
+    say: Callable[[str], object],
+) -> Choice:
+    """Read or make the plan for requests of `rows` rows, 0 if unknown; `measured` is planned for if no file says more.
+
+    Raises
+    ------
+    HeptiError
+        If there is no plan, or it does not fit.
+    """
+    cluster = measured
+    if options.cluster is not None:
+        cluster = read_cluster(options.cluster).first(ranks, str(options.cluster))
+    if options.plan is not None:
+        choice = Choice(read_plan(options.plan), cluster)
+    else:
+        # Example boards have nothing that could change.
+        may_change = options.replan != "off" and cluster is not None and ranks > 1
+        if cluster is None:
+            cluster = defaults.example_cluster(ranks)
+            say("note: the shares are those of example boards, not of these hosts: give --model or --cluster")
+        if may_change:
+            choice = _living(spec, cluster, rows or TYPICAL_ROWS, options)
+        else:
+            plan = make_plan(options.system, spec, cluster, rows or TYPICAL_ROWS, options.wire)
+            choice = Choice(plan, cluster)
+    choice.plan.check(spec, ranks)
+    if choice.plan.in_one:
+        options.wire.check_one_stage()
+    return choice
+
+
+def _living(spec: ModelSpec, cluster: Cluster, rows: int, options: argparse.Namespace) -> Choice:
+    """Make a plan that may change."""
+    from solver.living import living  # the solvers are for rank 0 alone
+    from solver.planner import solve
+
+    solution = living(spec, cluster, solve(spec, cluster, rows, wire=options.wire))
+    return Choice(solution.plan, cluster, solution)
