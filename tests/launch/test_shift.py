@@ -1,5 +1,7 @@
 """`bench shift`: what its script changes, and what its oracle knows."""
 
+from pathlib import Path
+
 import pytest
 
 from launch import bench_shift
@@ -42,7 +44,7 @@ def test_the_oracle_takes_whatever_is_fastest_where_all_is_known(lab, fastest, m
     asked = []
 
     def run(lab, model, rows, options, phases, before):
-        plan = read_plan(options[1])
+        plan = read_plan(Path(options[1]))
         by_rows = plan.layer(0).attention.rows is not None and plan.layer(0).mlp.rows is not None
         asked.append((phases[0].name, plan.predicted.seconds))
         return {"latency_s": [0.1 if by_rows == (fastest == "rows") else 0.2] * phases[0].requests}
