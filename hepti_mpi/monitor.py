@@ -19,7 +19,8 @@ from solver.model import ModelSpec
 # Of Linux's struct tcp_info (linux/tcp.h): bytes that the other side has acknowledged, and microseconds for which there
 # was something to send or to be acknowledged. Their ratio is what the connection carried, whatever the program did.
 # Between them, bytes a second: of the last round trip in which there was enough to send, without late acknowledgements.
-ACKNOWLEDGED_AT, DELIVERY_RATE_AT, BUSY_US_AT, INFO_BYTES = 120, 160, 168, 176
+# Behind them, those of the microseconds for which the other side had no room, since its program did not read.
+ACKNOWLEDGED_AT, DELIVERY_RATE_AT, BUSY_US_AT, NO_ROOM_US_AT, INFO_BYTES = 120, 160, 168, 176, 184
 OPEN_FILES = Path("/proc/self/fd")
 FREE_EVERY_S = 1.0  # reading what is free takes 0.2 ms
 # A device without a share computes for so long, so often: under a CPU quota a shorter time says little.
@@ -30,7 +31,10 @@ Connection = tuple[object, object]  # own and other address
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a connection has carried: bytes acknowledged and seconds busy since it was made; bytes a second lately."""
+    """What a connection has carried: bytes acknowledged and seconds busy since it was made; bytes a second lately.
+
+    Seconds for which the receiver had no room are left out: they say nothing of the network.
+    """
 
     acknowledged: int
     delivery_rate: int
@@ -156,10 +160,11 @@ def carried(sockets: Iterable[int]) -> dict[Connection, Carried]:
         finally:
             connection.detach()  # it stays MPI's
         if len(info) >= INFO_BYTES:
-            acknowledged, rate, busy_us = (
-                struct.unpack_from("Q", info, at)[0] for at in (ACKNOWLEDGED_AT, DELIVERY_RATE_AT, BUSY_US_AT)
+            acknowledged, rate, busy_us, no_room_us = (
+                struct.unpack_from("Q", info, at)[0]
+                for at in (ACKNOWLEDGED_AT, DELIVERY_RATE_AT, BUSY_US_AT, NO_ROOM_US_AT)
             )
-            found[ends] = Carried(acknowledged, rate, busy_us / 1e6)
+            found[ends] = Carried(acknowledged, rate, (busy_us - no_room_us) / 1e6)
     return found
 
 

@@ -98,6 +98,8 @@ class Replanner:
             return None
         now = self.drift.cluster
         why = self._why(now) if shifted else f"nothing has changed for {self._since} requests"
+        # A further change does not put off what is due after the first.
+        due = self._again_at or self._requests + AGAIN
         self._solved, self._told, self._again_at = factors, now, 0
         before_s = predict(self._spec, now, self.plan, self.plan.rows).seconds
         short = self._short(self.plan, now, [self._holdings.held_bytes(self._spec, r) for r in range(len(now.devices))])
@@ -105,7 +107,7 @@ class Replanner:
         if candidate is not None:
             # In a fifth of the time that a solve takes.
             plan = for_rows(self._spec, now, candidate, self.plan.rows, resend=False)
-            self._again_at = self._requests + (AGAIN if shifted else LEAST_HORIZON)
+            self._again_at = due if shifted else self._requests + LEAST_HORIZON
         else:
             try:
                 self._latest = living(
