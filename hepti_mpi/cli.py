@@ -72,7 +72,7 @@ def parser() -> Parser:
     )
     how.add_argument(
         "--replan", choices=("off", "auto", "dry-run"), default="off",
-        help="change the shares when devices or links change, dry-run: only say so (default: off, no gain is measured)",
+        help="change the shares when devices or links change, dry-run: only say so (default: %(default)s)",
     )  # fmt: skip
     measure = parser.add_argument_group("measuring")
     measure.add_argument("--repeat", type=int, default=1, metavar="N", help="compute everything N times")

@@ -105,10 +105,10 @@ class Monitor:
             self._looked_at, self._free = now, free_bytes()
         return self._free
 
-    def probe(self) -> bool:
+    def probe(self, every_s: float | None = None) -> bool:
         """Now and then, time a product, for a device that has no share; return whether it was time."""
         started = time.perf_counter()
-        if started - self._probed_at < PROBE_EVERY_S:
+        if started - self._probed_at < (PROBE_EVERY_S if every_s is None else every_s):
             return False
         H = self._spec.hidden
         product = self._backend.product(np.zeros((H, H), np.float32), None)

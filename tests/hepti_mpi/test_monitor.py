@@ -69,6 +69,7 @@ def test_a_probe_is_run_now_and_then_and_told_once(monkeypatch):
     assert watching.probe()
     assert 0 < watching.take_probe() < 1
     assert watching.take_probe() == 0.0
+    assert not watching.probe(every_s=60.0)  # rank 0, for which requests wait
     monkeypatch.setattr(monitor, "PROBE_EVERY_S", 60.0)
     assert not watching.probe()
 
