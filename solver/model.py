@@ -9,15 +9,17 @@ import dataclasses
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from solver.errors import HeptiError
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "lasttoken")
-RESAMPLINGS = ("bilinear", "bicubic", "lanczos", "nearest")
 SCORES = ("softmax", "sigmoid", "identity")
 DEFAULT_ROWS = 256  # of a request that is planned for or measured, where nobody says how long it is
 _SIZES = {"hidden", "ffn", "heads", "layers", "vocab", "positions", "max_rows", "height", "width", "patch", "channels"}
@@ -215,7 +217,8 @@ def layer_parts(spec: ModelSpec, layer: int) -> list[tuple[str, ModelSpec]]:
     return [(f"layers/{layer}/{number}", part) for number in range(spec.sub_blocks)]
 
 
-def layer_tensor_shapes(H: int, F: int) -> dict[str, tuple[int, ...]]:
+@cache
+def layer_tensor_shapes(H: int, F: int) -> Mapping[str, tuple[int, ...]]:
     """Return the tensors of one layer with their shapes."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name in ("query", "key", "value"):
@@ -225,7 +228,7 @@ def layer_tensor_shapes(H: int, F: int) -> dict[str, tuple[int, ...]]:
     shapes |= {"mlp/up/weight": (F, H), "mlp/up/bias": (F,)}
     shapes |= {"mlp/down/weight": (F, H), "mlp/down/bias": (H,)}
     shapes |= _norm("mlp/norm", H)
-    return shapes
+    return MappingProxyType(shapes)
 
 
 DECOUPLED_NAMES = "with decoupled layers NAME-decoupled, or NAME-decoupled-8x4 for 8 groups and 4 sub-blocks"
