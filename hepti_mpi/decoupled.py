@@ -7,7 +7,7 @@ columns of its sub-blocks between decoupled layers; a rank or all have everythin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,10 +35,11 @@ class Columns:
 
 def run_groups(
     x: Stream, layers: Sequence[Layer], cuts: Sequence[LayerPlan], parts: Sequence[Span], run: Pass
-) -> Stream:
+) -> Generator[None, None, Stream]:
     """Carry the residual stream through all layers, decoupled and original ones; arguments as in `run_layers`.
 
-    As the decoupled layers of DeTransformer (DATE 2024): nothing is sent within a group of them.
+    As the decoupled layers of DeTransformer (DATE 2024): nothing is sent within a group of them. A rank that is alone
+    yields behind every original layer, so that it can do something else; where others wait for it, it does not.
     """
     lies: Stream | Columns = x
     for number, (layer, cut, part) in enumerate(zip(layers, cuts, parts, strict=True)):
@@ -51,6 +52,9 @@ def run_groups(
             lies = Stream(Tiles.here(_alone(whole(x.blocks), layer, number, run.spec, run)), None)
         else:
             lies = run_layers(x, [layer], [cut], [part], run, number)
+        if run.group.size == 1:
+            lies = Stream(Tiles.here(whole(lies.blocks)), lies.rows)
+            yield
     assert isinstance(lies, Stream)  # groups end with an original layer
     return lies
 

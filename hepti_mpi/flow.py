@@ -1,11 +1,13 @@
 """Many batches at once: rank 0 deals them out to the replicas, keeps every stage busy, and answers in order.
 
-A batch goes to the replica that should be done with it first, by the seconds a row that the replica has taken so far;
-so a rank that becomes slow gets less from then on. No replica has more batches in hand than its stages and one, and
-what it takes to bridge the time in which rank 0, which computes too, cannot deal. What is done waits for what was
-dealt out before it: there are never more than `SPREAD` times as many batches under way as the replicas can have in
-hand, and where nobody takes the answers, no further batch is dealt out. Rank 0 waits for nothing while something else
-can go on; the other ranks do one batch after the other, and none of their messages waits for rank 0.
+A batch goes to the replica that should be done with it first, by the seconds a row that the replica has taken lately;
+so a rank that becomes slow gets less from then on. It goes to none, and waits, where the others should be done with all
+that is left sooner: a slow replica begins nothing for which everybody would wait in the end. No replica has more
+batches in hand than its stages and what bridges the time in which rank 0, which computes too, cannot deal; alone in its
+stage that is one layer. What is done waits for what was dealt out before it: there are never more than `SPREAD` times
+as many batches under way as the replicas can have in hand, and where nobody takes the answers, no further batch is
+dealt out. Rank 0 waits for nothing while something else can go on; the other ranks do one batch after the other, and
+none of their messages waits for rank 0.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from hepti_mpi.arrays import Array
@@ -22,9 +24,9 @@ from hepti_mpi.comm import Group
 from hepti_mpi.lane import Lane
 from hepti_mpi.stack import Carrying, Stack
 
-SPREAD = 4
+SPREAD = 8  # of four equal replicas one may take 9 times as long from one batch to the next, and nobody waits for it
 MOST = 32  # batches in the hands of one replica
-NEWEST = 0.5  # how much the last batch counts in what is known of a replica's speed
+FORGET = 0.5  # what is left of how much a replica's earlier batches count, whenever some more are done
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +46,49 @@ class Job:
     rows: int
     count: bool
     carrying: Carrying
-    started: float
+    dealt: float
     hop: int = 0
     waits_for: int | None = None
+    begun: bool = False
+    longest_s: float = 0.0  # for which rank 0 was at it and could not deal
     result: Array | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """What rank 0 knows of a replica: the batches in its hands, and its seconds for a row, once it has done one."""
+    """What rank 0 knows of a replica: the batches in its hands, and lately done rows and the seconds that they took."""
 
     lane: Lane
     leads: bool  # rank 0 is in it
     jobs: deque[Job] = field(default_factory=deque)
-    row_s: float | None = None
+    rows: float = 0.0
+    busy_s: float = 0.0
     ended: float = 0.0
 
-    def seconds(self, more: int = 0) -> float:
-        """Return how long what it has, and so many rows more, should take; nothing as long as nobody knows: try it."""
-        return (sum(job.rows for job in self.jobs) + more) * (self.row_s or 0.0)
+    @property
+    def row_s(self) -> float | None:
+        """Seconds for a row; None as long as nobody knows."""
+        return self.busy_s / self.rows if self.rows else None
+
+    def seconds(self, now: float, more: int = 0) -> float:
+        """Return in how many seconds what it has, and so many rows more, should be done; 0 where nobody knows."""
+        if self.row_s is None:
+            return 0.0
+        seconds = [job.rows * self.row_s for job in self.jobs]
+        if seconds:
+            seconds[0] = max(seconds[0] - (now - self.since), 0.0)
+        return sum(seconds) + more * self.row_s
+
+    @property
+    def since(self) -> float:
+        """When it began the first batch in its hands: at the end of the one before, or when it got it."""
+        return max(self.jobs[0].dealt, self.ended)
+
+    def learn(self, done: Sequence[Job], now: float, since: float) -> None:
+        """Take the seconds since then for those of all batches that rank 0 finds done at once."""
+        self.rows = FORGET * self.rows + max(sum(job.rows for job in done), 1)
+        self.busy_s = FORGET * self.busy_s + now - since
+        self.ended = now
 
 
 class Flow:
@@ -79,26 +105,27 @@ class Flow:
     def __init__(self, stack: Stack, group: Group) -> None:
         self._stack, self._group = stack, group
         self._replicas: list[Replica] = []
+        self._away_s = 0.0  # how long at once rank 0 computed, in its last batch
 
-    def run(self, batches: Iterable[tuple[Step, Callable[[], Array]]]) -> Iterator[Array]:
+    def run(self, batches: Sequence[tuple[Step, Callable[[], Array]]]) -> Iterator[Array]:
         """Run batches and yield what rank 0 gets of each [S, H], in order.
 
         Parameters
         ----------
         batches
-            What is announced, and what embeds it [S, H]; taken as they can be dealt out.
+            What is announced, and what embeds it [S, H], which is asked when the batch is dealt out.
         """
         if [replica.lane for replica in self._replicas] != [*self._stack.lanes]:  # another plan was adopted
             self._replicas = [Replica(lane, lane.stage_of(0) is not None) for lane in self._stack.lanes]
-        coming = iter(batches)
-        following = next(coming, None)
+        coming = deque(batches)
+        left = sum(sum(step.lengths) for step, _ in coming)
         order: deque[Job] = deque()
-        while order or following is not None:
-            moved = False
-            if following is not None and (replica := self._choose(following[0], order)) is not None:
-                order.append(self._deal(replica, *following))
-                following, moved = next(coming, None), True
-            moved = self._collect() or moved
+        while order or coming:
+            # Rank 0 computes when everybody has something.
+            while coming and (replica := self._choose(sum(coming[0][0].lengths), left, len(order))) is not None:
+                order.append(self._deal(replica, *coming.popleft()))
+                left -= order[-1].rows
+            moved = self._collect()
             while order and (result := order[0].result) is not None:
                 order.popleft()
                 yield result
@@ -108,36 +135,37 @@ class Flow:
                     self._group.pause()
         self._group.finish_sending()
 
-    def _choose(self, step: Step, order: deque[Job]) -> Replica | None:
-        """Return the replica that should be done with a batch first; None where it has enough already."""
-        rows = sum(step.lengths)
-        if len(order) >= SPREAD * sum(map(self._depth, self._replicas)):
+    def _choose(self, rows: int, left: int, under_way: int) -> Replica | None:
+        """Return who gets the next batch, of so many rows out of those left; None where it should wait."""
+        now = time.perf_counter()
+        room = SPREAD * sum(self._depth(replica, rows) for replica in self._replicas) - under_way
+        free = [replica for replica in self._replicas if len(replica.jobs) < self._depth(replica, rows)]
+        if room <= 0 or not free:
             return None
-        free = [replica for replica in self._replicas if len(replica.jobs) < self._depth(replica)]
-        best = min(free, key=lambda replica: (replica.seconds(rows), len(replica.jobs)), default=None)
-        if best is not None and best.leads and order:
-            # While rank 0 computes nobody deals: the others should have enough until it is done.
-            short = [other for other in free if not other.leads and other.seconds() < best.seconds(rows)]
-            best = min(short, key=lambda replica: replica.seconds(rows), default=best)
+        best = min(free, key=lambda replica: (replica.seconds(now, rows), replica.leads))
+        others = [(other, 1 / other.row_s) for other in self._replicas if other is not best and other.row_s]
+        if others and under_way:
+            first_s = min(other.seconds(now, rows) for other, _ in others)
+            in_hand = sum(other.seconds(now) * speed for other, speed in others)
+            all_s = (in_hand + min(left, room * rows)) / sum(speed for _, speed in others)
+            if best.seconds(now, rows) > max(first_s, all_s):
+                return None
         return best
 
-    def _depth(self, replica: Replica) -> int:
-        """Return how many batches a replica may have in its hands."""
+    def _depth(self, replica: Replica, rows: int) -> int:
+        """Return how many batches of so many rows a replica may have in its hands."""
         stages = len(replica.lane.stages)
-        if replica.leads:
-            return stages + 1 if stages > 1 else 1
-        leader = next((other for other in self._replicas if other.leads), None)
-        if leader is None or leader.row_s is None or replica.row_s is None:
-            return stages + 1
-        return min(MOST, stages + 1 + math.ceil(leader.row_s / replica.row_s))
+        if not replica.row_s or (replica.leads and stages == 1):
+            return stages
+        return min(stages + max(1, math.ceil(self._away_s / (replica.row_s * rows))), MOST)
 
     def _deal(self, replica: Replica, step: Step, embed: Callable[[], Array]) -> Job:
         self._group.announce(step, replica.lane.ranks if step.tell is None else range(self._group.size))
-        batch, started = Batch.of_lengths(step.lengths), time.perf_counter()
-        carrying = self._stack.carry(replica.lane, batch, embed(), exact=step.exact)
-        job = Job(batch.rows, step.count, carrying, started)
+        batch, dealt = Batch.of_lengths(step.lengths), time.perf_counter()
+        job = Job(batch.rows, step.count, self._stack.carry(replica.lane, batch, embed(), exact=step.exact), dealt)
         replica.jobs.append(job)
-        self._advance(job)
+        if not replica.leads:
+            self._advance(job)
         return job
 
     def _collect(self) -> bool:
@@ -152,22 +180,22 @@ class Flow:
                         moved = True
                     if job.result is None:
                         free = job.hop
+            done: list[Job] = []
+            since = replica.since if replica.jobs else 0.0
             while replica.jobs and replica.jobs[0].result is not None:
-                self._learn(replica, replica.jobs.popleft())
-                moved = True
+                done.append(replica.jobs.popleft())
+            if done:
+                replica.learn(done, time.perf_counter(), since)
+                if replica.leads:
+                    self._away_s = max(job.longest_s for job in done)
         return moved
 
     def _advance(self, job: Job) -> None:
-        with self._stack.metered(job.count, begins=not job.hop):
+        started = time.perf_counter()
+        with self._stack.metered(job.count, begins=not job.begun):
+            job.begun = True
             try:
                 job.hop, job.waits_for = next(job.carrying)
             except StopIteration as end:
                 job.waits_for, job.result = None, end.value
-
-    def _learn(self, replica: Replica, job: Job) -> None:
-        """Take a batch's seconds from the end of the one before it, or from its own beginning where it came later."""
-        now = time.perf_counter()
-        row_s = (now - max(job.started, replica.ended)) / max(job.rows, 1)
-        known = row_s if replica.row_s is None else replica.row_s
-        replica.row_s = NEWEST * row_s + (1 - NEWEST) * known
-        replica.ended = now
+        job.longest_s = max(job.longest_s, time.perf_counter() - started)

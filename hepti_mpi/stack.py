@@ -26,8 +26,8 @@ from solver.plan import LayerPlan, Plan, Wire
 from solver.spans import Partition, Span
 from solver.sublayers import widths
 
-# Carries a batch on. Yields the hop before which it stands and the rank whose rows it needs there, None where it needs
-# nobody's; returns the rows that this rank ends with.
+# Carries a batch on. Yields the hop before which, or within which, it stands and the rank whose rows it needs there,
+# None where it needs nobody's; returns the rows that this rank ends with.
 Carrying = Generator[tuple[int, int | None], None, Array]
 
 
@@ -160,7 +160,8 @@ class Stack:
         """Carry a batch through a replica as far as this rank takes part in it.
 
         Whoever advances it may do so at once, and waits then, or only when the rank that it yields has sent something.
-        No batch passes a hop before those that came before it. Arguments as in `run`.
+        No batch passes a hop before those that came before it. Where this rank is alone in its stage, it yields behind
+        every layer, too. Arguments as in `run`.
         """
         rank, rows = self._world.rank, batch.rows
         mine, between = lane.stage_of(rank), EXACT if exact else self._between_stages[lane]
@@ -174,13 +175,22 @@ class Stack:
             if hop == mine:
                 assert self._group is not None
                 self._group.coding = EXACT if exact else self._within_stages
-                started = time.perf_counter()
                 run = Pass(self._spec, batch, self._group, self.plan.tile_rows, self._backend)
                 entering = Stream(Tiles.here(here), lane.rows_into(hop, rows))
-                # To the end, before this rank waits for others' results: they may wait for its rows in the last block.
-                x_out = whole(run_groups(entering, self.layers, self._cuts, self._parts, run).blocks)
+                computing, worked_s, ends = run_groups(entering, self.layers, self._cuts, self._parts, run), 0.0, False
+                while not ends:
+                    started = time.perf_counter()
+                    try:
+                        next(computing)
+                    except StopIteration as end:
+                        # To the end, before this rank waits for others' results: they may wait for its rows in the
+                        # last block.
+                        x_out, ends = whole(end.value.blocks), True
+                    worked_s += time.perf_counter() - started
+                    if not ends:
+                        yield hop, None
                 if isinstance(between, Adaptive):
-                    between.worked(time.perf_counter() - started, rows)
+                    between.worked(worked_s, rows)
         if isinstance(between, Adaptive):
             between.sent(rows)
         return here
