@@ -84,10 +84,10 @@ class Replica:
         """When it began the first batch in its hands: at the end of the one before, or when it got it."""
         return max(self.jobs[0].dealt, self.ended)
 
-    def learn(self, done: Sequence[Job], now: float, since: float) -> None:
-        """Take the seconds since then for those of all batches that rank 0 finds done at once."""
+    def learn(self, done: Sequence[Job], seconds: float, now: float) -> None:
+        """Take note of the seconds of all batches that rank 0 finds done at once."""
         self.rows = FORGET * self.rows + max(sum(job.rows for job in done), 1)
-        self.busy_s = FORGET * self.busy_s + now - since
+        self.busy_s = FORGET * self.busy_s + seconds
         self.ended = now
 
 
@@ -115,8 +115,10 @@ class Flow:
         batches
             What is announced, and what embeds it [S, H], which is asked when the batch is dealt out.
         """
-        if [replica.lane for replica in self._replicas] != [*self._stack.lanes]:  # another plan was adopted
-            self._replicas = [Replica(lane, lane.stage_of(0) is not None) for lane in self._stack.lanes]
+        if {replica.lane for replica in self._replicas} != {*self._stack.lanes}:  # another plan was adopted
+            replicas = [Replica(lane, lane.stage_of(0) is not None) for lane in self._stack.lanes]
+            # Rank 0 computes, and then sees what the others have done meanwhile, and deals.
+            self._replicas = sorted(replicas, key=lambda replica: not replica.leads)
         coming = deque(batches)
         left = sum(sum(step.lengths) for step, _ in coming)
         order: deque[Job] = deque()
@@ -157,7 +159,7 @@ class Flow:
         stages = len(replica.lane.stages)
         if not replica.row_s or (replica.leads and stages == 1):
             return stages
-        return min(stages + max(1, math.ceil(self._away_s / (replica.row_s * rows))), MOST)
+        return min(stages + 1 + round(self._away_s / (replica.row_s * rows)), MOST)
 
     def _deal(self, replica: Replica, step: Step, embed: Callable[[], Array]) -> Job:
         self._group.announce(step, replica.lane.ranks if step.tell is None else range(self._group.size))
@@ -165,7 +167,7 @@ class Flow:
         job = Job(batch.rows, step.count, self._stack.carry(replica.lane, batch, embed(), exact=step.exact), dealt)
         replica.jobs.append(job)
         if not replica.leads:
-            self._advance(job)
+            self._advance(replica, job)
         return job
 
     def _collect(self) -> bool:
@@ -176,7 +178,7 @@ class Flow:
             for job in list(replica.jobs):
                 if job.result is None and job.hop < free:
                     if job.waits_for is None or self._group.has_message(job.waits_for):
-                        self._advance(job)
+                        self._advance(replica, job)
                         moved = True
                     if job.result is None:
                         free = job.hop
@@ -185,12 +187,16 @@ class Flow:
             while replica.jobs and replica.jobs[0].result is not None:
                 done.append(replica.jobs.popleft())
             if done:
-                replica.learn(done, time.perf_counter(), since)
+                now = time.perf_counter()
+                seconds = now - since
                 if replica.leads:
                     self._away_s = max(job.longest_s for job in done)
+                elif not replica.jobs:  # it had nothing more to do, from some time on in which rank 0 was away
+                    seconds = max(seconds - self._away_s / 2, seconds / 2)
+                replica.learn(done, seconds, now)
         return moved
 
-    def _advance(self, job: Job) -> None:
+    def _advance(self, replica: Replica, job: Job) -> None:
         started = time.perf_counter()
         with self._stack.metered(job.count, begins=not job.begun):
             job.begun = True
@@ -198,4 +204,6 @@ class Flow:
                 job.hop, job.waits_for = next(job.carrying)
             except StopIteration as end:
                 job.waits_for, job.result = None, end.value
-        job.longest_s = max(job.longest_s, time.perf_counter() - started)
+        if replica.leads:
+            job.longest_s = max(job.longest_s, time.perf_counter() - started)
+            self._away_s = max(self._away_s, job.longest_s)

@@ -188,7 +188,7 @@ class Leader:
         return 2 if self._complaints else 0
 
     def _compute(
-        self, batches: Iterable[list[Request]], flow: Flow, tensors: ends.Tensors, *, count: bool
+        self, batches: Sequence[list[Request]], flow: Flow, tensors: ends.Tensors, *, count: bool
     ) -> Iterator[list[dict[str, Any]]]:
         """Run batches on all ranks and yield each one's answers."""
         for requests, hidden, started in self._hidden_states(batches, flow, tensors, count=count):
@@ -217,7 +217,7 @@ class Leader:
 
     def _hidden_states(
         self,
-        batches: Iterable[list[Request]],
+        batches: Sequence[list[Request]],
         flow: Flow,
         tensors: ends.Tensors,
         *,
@@ -235,7 +235,7 @@ class Leader:
             tell = self._conductor.begin() if self._conductor else None
             return Step(tuple(request.rows for request in requests), count, exact, tell)
 
-        for hidden in flow.run((step(requests), partial(embed, requests)) for requests in batches):
+        for hidden in flow.run([(step(requests), partial(embed, requests)) for requests in batches]):
             requests, started = begun.popleft()
             yield requests, ends.last_hidden(self._spec, tensors, hidden), started
 
