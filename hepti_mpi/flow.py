@@ -12,7 +12,6 @@ none of their messages waits for rank 0.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -115,15 +114,13 @@ class Flow:
         batches
             What is announced, and what embeds it [S, H], which is asked when the batch is dealt out.
         """
-        if {replica.lane for replica in self._replicas} != {*self._stack.lanes}:  # another plan was adopted
-            replicas = [Replica(lane, lane.stage_of(0) is not None) for lane in self._stack.lanes]
-            # Rank 0 computes, and then sees what the others have done meanwhile, and deals.
-            self._replicas = sorted(replicas, key=lambda replica: not replica.leads)
+        if [replica.lane for replica in self._replicas] != [*self._stack.lanes]:  # another plan was adopted
+            self._replicas = [Replica(lane, lane.stage_of(0) is not None) for lane in self._stack.lanes]
         coming = deque(batches)
         left = sum(sum(step.lengths) for step, _ in coming)
         order: deque[Job] = deque()
         while order or coming:
-            # Rank 0 computes when everybody has something.
+            # Before rank 0 computes, all others have something.
             while coming and (replica := self._choose(sum(coming[0][0].lengths), left, len(order))) is not None:
                 order.append(self._deal(replica, *coming.popleft()))
                 left -= order[-1].rows
@@ -144,7 +141,8 @@ class Flow:
         free = [replica for replica in self._replicas if len(replica.jobs) < self._depth(replica, rows)]
         if room <= 0 or not free:
             return None
-        best = min(free, key=lambda replica: (replica.seconds(now, rows), replica.leads))
+        # While nobody knows any speed, rank 0 gets the last batch to be tried; of a batch alone the plan's order decides.
+        best = min(free, key=lambda replica: (replica.seconds(now, rows), replica.leads and left > rows))
         others = [(other, 1 / other.row_s) for other in self._replicas if other is not best and other.row_s]
         if others and under_way:
             first_s = min(other.seconds(now, rows) for other, _ in others)
@@ -173,7 +171,8 @@ class Flow:
     def _collect(self) -> bool:
         """Carry on what can go on; return whether anything could."""
         moved = False
-        for replica in self._replicas:
+        # Rank 0 computes, and then sees what the others have done meanwhile, and deals.
+        for replica in sorted(self._replicas, key=lambda replica: not replica.leads):
             free = replica.lane.hops  # those before it have passed all hops below
             for job in list(replica.jobs):
                 if job.result is None and job.hop < free:

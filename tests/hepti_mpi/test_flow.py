@@ -9,7 +9,7 @@ import pytest
 
 from hepti_mpi import flow
 from hepti_mpi.comm import PAUSE_S
-from hepti_mpi.flow import MOST, SPREAD, Flow, Step
+from hepti_mpi.flow import SPREAD, Flow, Step
 
 ROWS = 512
 LAYERS = 6
@@ -62,7 +62,7 @@ class Boards:
         return self._done[rank][0] <= self.now
 
     def pause(self):
-        self.now += PAUSE_S
+        self.now = max(self.now + PAUSE_S, min(done[0] for done in self._done.values() if done))
 
     def metered(self, count, begins):
         return nullcontext()
@@ -76,25 +76,94 @@ class Boards:
 
 @pytest.fixture
 def deal(monkeypatch):
-    """Return what runs so many batches; it returns the seconds."""
+    """Return what runs so many batches, in order, and returns the seconds; `take` hears how many are done."""
 
-    def run(boards, batches, dealer=None):
+    def run(boards, batches, dealer=None, take=lambda done: None):
         monkeypatch.setattr(flow, "time", SimpleNamespace(perf_counter=boards.perf_counter))
         steps = [(Step((ROWS,), True), lambda number=number: np.array([number])) for number in range(batches)]
         started = boards.now
-        results = [int(result[0]) for result in (dealer or Flow(boards, boards)).run(steps)]
-        assert results == [*range(batches)]
+        for number, result in enumerate((dealer or Flow(boards, boards)).run(steps)):
+            assert result == [number]
+            take(number + 1)
         return boards.now - started
 
     return run
 
 
+def rate(batch_s):
+    """Return how many batches a second all together can do."""
+    return sum(1 / each for each in batch_s)
+
+
+@pytest.mark.parametrize("layers", [1, 6, 24])
 @pytest.mark.parametrize("batch_s", [(0.4, 0.15), (0.15, 0.4), (0.3, 0.3), (1.0, 0.1), (0.1, 1.0), MIXED4])
-def test_few_batches_and_no_warm_up_take_little_more_than_all_together_need(batch_s, deal):
-    """24 batches: no rank waits long, neither for rank 0 in the middle nor for the slowest in the end."""
+def test_many_batches_keep_all_ranks_busy(batch_s, layers, deal):
+    """Dealt out in proportion to speed, wherever rank 0 stands, and however seldom it can deal."""
+    boards = Boards(len(batch_s), lambda rank, _: batch_s[rank], layers=layers)
+
+    seconds = deal(boards, 300)
+
+    assert 300 / rate(batch_s) / seconds >= 0.93
+    for rank, each in enumerate(batch_s):
+        assert boards.batches[rank] == pytest.approx(300 / each / rate(batch_s), rel=0.1, abs=2)
+
+
+@pytest.mark.parametrize("batch_s", [(0.4, 0.15), (0.15, 0.4), (0.3, 0.3), (1.0, 0.1), (0.1, 1.0), MIXED4])
+def test_few_batches_and_no_warm_up_take_little_longer_than_all_together_need(batch_s, deal):
+    """24 batches, speeds unknown: nobody waits while rank 0 computes, nor in the end for the slowest."""
     boards = Boards(len(batch_s), lambda rank, _: batch_s[rank])
 
     seconds = deal(boards, 24)
 
-    together = sum(1 / each for each in batch_s)
-    assert seconds <= 24 / together + 0.6 * max(min(batch_s), 0.2) + 0.5 * sorted(batch_s)[1]
+    assert 24 / rate(batch_s) / seconds >= 0.85
+
+
+def test_known_speeds_are_used_by_what_is_dealt_out_next(deal):
+    """The second time, the slow rank begins nothing that the fast one would have done sooner."""
+    boards = Boards(2, lambda rank, _: (0.1, 1.0)[rank])
+    dealer = Flow(boards, boards)
+    deal(boards, 24, dealer)
+    boards.batches.clear()
+
+    seconds = deal(boards, 5, dealer)
+
+    assert boards.batches == {0: 5}
+    assert seconds == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.parametrize("times", [2, 4])
+@pytest.mark.parametrize("slow", range(4))
+def test_a_rank_that_slows_down_in_the_middle_costs_no_more_than_its_share(slow, times, deal):
+    """From batch 100 of 300 on; the others take over what it lacks."""
+    boards = Boards(4, lambda rank, number: MIXED4[rank] * (times if rank == slow and number >= 100 else 1))
+
+    seconds = deal(boards, 300)
+
+    slower = [each * (times if rank == slow else 1) for rank, each in enumerate(MIXED4)]
+    assert (100 / rate(MIXED4) + 200 / rate(slower)) / seconds >= 0.9
+
+
+def test_a_rank_that_all_but_stops_gets_nothing_more(deal):
+    """It has at most two batches then, for which all wait in the end, and one more when they have ended."""
+    boards = Boards(4, lambda rank, number: 40.0 if rank == 2 and number >= 100 else MIXED4[rank])
+
+    seconds = deal(boards, 300)
+
+    assert boards.batches[2] <= 100 / MIXED4[2] / rate(MIXED4) + 4
+    assert seconds <= 300 / rate(MIXED4) + 2 * 40.0
+
+
+@pytest.mark.parametrize(("takes_s", "stops_s"), [(1.0, 0.0), (0.0, 40.0)], ids=["consumer", "rank"])
+def test_neither_a_slow_consumer_nor_a_slow_rank_grows_what_is_under_way(takes_s, stops_s, deal):
+    """Never more than the window; and a consumer that takes nothing meets results of what had been dealt out."""
+    boards = Boards(4, lambda rank, number: MIXED4[rank] + stops_s * (rank == 2 and number >= 100))
+    under_way = []
+
+    def take(done):
+        boards.now += takes_s
+        under_way.append(boards.batches.total() - done)
+
+    deal(boards, 300, take=take)
+
+    assert len(under_way) == 300
+    assert max(under_way) <= SPREAD * (1 + 3 * 3)

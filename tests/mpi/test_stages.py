@@ -9,6 +9,7 @@ import pytest
 
 from hepti_mpi import ends
 from hepti_mpi.adaptive import HEADER_BYTES, WINDOW, SendRate
+from hepti_mpi.batch import Batch
 from hepti_mpi.flow import MOST, SPREAD, Flow, Step
 from hepti_mpi.live import follow
 from hepti_mpi.products import NUMPY
@@ -312,6 +313,17 @@ def test_a_slow_consumer_does_not_grow_what_is_under_way(world):
 
     assert len(ahead) == 300
     assert max(ahead) <= SPREAD * MOST * world.size
+
+
+def test_a_rank_alone_in_its_stage_can_do_something_else_behind_every_layer(world):
+    """Rank 0 deals then; where other ranks would wait for it, it goes through."""
+    alone = one_device_plan(SPEC, [(rank, 0, SPEC.layers) for rank in range(world.size)], world.size)
+    stack = make_stack(SPEC, alone, tensors_of(SPEC), world, NUMPY, Wire.FLOAT32)
+
+    if world.rank == 0:
+        batch, x = Batch.of_lengths([8]), embedded(SPEC, tensors_of(SPEC), [8])
+        pauses = [*stack.carry(stack.lanes[0], batch, x)]
+        assert pauses == [(0, None)] * SPEC.layers + [(1, None)]
 
 
 def test_every_replica_gets_a_share(world):
