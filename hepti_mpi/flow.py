@@ -141,7 +141,7 @@ class Flow:
         free = [replica for replica in self._replicas if len(replica.jobs) < self._depth(replica, rows)]
         if room <= 0 or not free:
             return None
-        # While nobody knows any speed, rank 0 gets the last batch to be tried; of a batch alone the plan's order decides.
+        # While no speed is known rank 0 gets the last batch to be tried; of a batch alone the plan's order decides.
         best = min(free, key=lambda replica: (replica.seconds(now, rows), replica.leads and left > rows))
         others = [(other, 1 / other.row_s) for other in self._replicas if other is not best and other.row_s]
         if others and under_way:
