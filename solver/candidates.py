@@ -29,6 +29,8 @@ MAIN_KINDS = (
 )
 OTHER_KINDS = tuple(kind for kind in KINDS if kind not in MAIN_KINDS)
 FINISHED = 4  # drafts that are improved
+KINDS_IMPROVED = 4  # where memory is scarce, the best draft of each
+NEARBY = 4  # kinds of former layers
 AGAIN = 3  # in a solve that begins with the layers of another
 THOROUGH = 2  # of them by two moves at a time
 FEW = 4  # devices, up to which all crews and moves by two are tried
@@ -43,8 +45,12 @@ def candidates(s: Setting, terms: Terms) -> list[Layer]:
     every = scarce and s.devices <= FEW and not terms.prices.any()
     found = _drafts(s, KINDS if every else MAIN_KINDS, terms)
     if scarce:
-        # First shares say little about what moves within tight caps can mend: improve those of every kind.
-        return finished(s, _one_of_each_kind(found), terms)
+        # First shares that break caps say little about what moves can mend: improve those of every such kind.
+        drafted = _one_of_each_kind(found)
+        fitting = [draft for draft in drafted if draft.fits(terms)]
+        broken = [draft for draft in drafted if not draft.fits(terms)]
+        thorough = 0 if terms.prices.any() else THOROUGH
+        return finished(s, fitting[:KINDS_IMPROVED] + broken, terms, thorough)
     crew = np.isin(np.arange(s.devices), found[0].devices)
     others = [draft for kind in OTHER_KINDS for draft in drafts(s, kind, [crew], terms)]
     # Tiles, which come later, do most for layers by rows.
@@ -67,6 +73,19 @@ def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
     # Where memory has a price, what the mix is made of has to stay, good or not.
     better += found[AGAIN:] if terms.prices.any() else []
     return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]
+
+
+def nearby(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
+    """Return the best layer of each of the best kinds, at these terms, with units moved as long as that pays."""
+    ordered = sorted(layers, key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
+    best: dict[LayerKind, Layer] = {}
+    for layer in ordered:
+        best.setdefault(layer.kind, layer)
+    found = [
+        improved(redraft(s, kind, layer.units, terms), terms, by_two=False)
+        for kind, layer in list(best.items())[:NEARBY]
+    ]
+    return [layer for draft in found if (layer := finish(draft, terms, s.devices)) is not None]
 
 
 def _one_of_each_kind(found: Sequence[Draft]) -> list[Draft]:
@@ -116,9 +135,9 @@ def _orders(s: Setting, terms: Terms) -> list[NDArray[np.intp]]:
     return [order, np.lexsort((seconds, small))] if small.any() else [order]
 
 
-def finished(s: Setting, found: Sequence[Draft], terms: Terms) -> list[Layer]:
+def finished(s: Setting, found: Sequence[Draft], terms: Terms, thorough: int = THOROUGH) -> list[Layer]:
     """Improve drafts, the best of them thoroughly."""
     better = sorted((improved(draft, terms, by_two=False) for draft in found), key=lambda draft: draft.score)
     if s.devices <= FEW:
-        better[:THOROUGH] = [improved(draft, terms, by_two=True) for draft in better[:THOROUGH]]
+        better[:thorough] = [improved(draft, terms, by_two=True) for draft in better[:thorough]]
     return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]

@@ -109,8 +109,8 @@ class Exchange:
             # A block that is passed on takes its time, and its last tile that of every further hop.
             passed = self.encoded * (1 - 1 / np.maximum(self.tiles, 1)) + self.last
             out = np.maximum(out, begun + passed / network.bandwidth * (self.hops > 1))
-        incoming = largest_other(np.where(self.sent > 0, begun, 0.0)) + self.received / network.bandwidth
-        arrived = np.maximum(incoming, largest_other(np.where(self.sent > 0, out, 0.0)))
+        others_begun, others_out = largest_other(np.stack([begun, out]) * (self.sent > 0))
+        arrived = np.maximum(others_begun + self.received / network.bandwidth, others_out)
         for one, other, bandwidth, latency_s in network.narrow:
             for sender, receiver in ((one, other), (other, one)):
                 moved = self.between(sender, receiver)
@@ -201,9 +201,9 @@ def largest_other(values: Floats) -> Floats:
     """Return for every device the largest value among the other devices; zero where there is none."""
     if values.shape[-1] == 1:
         return np.zeros_like(values)
-    second, first = np.moveaxis(np.partition(values, -2, axis=-1)[..., -2:], -1, 0)
-    largest = np.where(values == first[..., None], second[..., None], first[..., None])
-    return np.asarray(largest)
+    ordered = np.partition(values, -2, axis=-1)
+    second, first = ordered[..., -2:-1], ordered[..., -1:]
+    return np.where(values == first, second, first)
 
 
 def _ring(blocks: Floats, tiles: Floats, receivers: Mask, copies: Floats) -> tuple[Floats, Floats, Between]:

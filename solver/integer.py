@@ -32,6 +32,7 @@ from solver.curves import Floats
 LACK = 1e4
 ELSEWHERE = 1.1
 TIME_LIMIT_S = 5.0
+GAP = 1e-6  # relative
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,14 +59,18 @@ class Mix:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prices:
-    """Duals of the linear relaxation: seconds per byte of every device, [p]; seconds of one layer more; the optimum."""
+    """The linear relaxation: its layers of every configuration, and its optimum.
+
+    Its duals: seconds per byte of every device, [p], and seconds of one layer more.
+    """
 
     per_byte: Floats
     layer_s: float
     bound_s: float
+    layers: tuple[float, ...]
 
 
-def best_mix(seconds: Sequence[float], held: Sequence[Floats], room: Floats, layers: int) -> Mix:
+def best_mix(seconds: Sequence[float], held: Sequence[Floats], room: Floats, layers: int, gap: float = GAP) -> Mix:
     """Choose how many layers of every configuration.
 
     Parameters
@@ -78,10 +83,12 @@ def best_mix(seconds: Sequence[float], held: Sequence[Floats], room: Floats, lay
         M_i, bytes; may be negative where a device has not even what it needs besides.
     layers
         L.
+    gap
+        How far from the best is good enough, relative.
     """
     program = _Program(seconds, held, room, layers, whole=True)
     problem = program.problem
-    problem.solve(_solver())
+    problem.solve(_solver(gap))
     found = tuple(round(count.value()) for count in program.counts)
     total = float(np.dot(seconds, found))
     objective, bound = pulp.value(problem.objective), _bound(problem)
@@ -94,7 +101,8 @@ def prices(seconds: Sequence[float], held: Sequence[Floats], room: Floats, layer
     program = _Program(seconds, held, room, layers, whole=False)
     program.problem.solve(_solver())
     per_byte = np.array([max(0.0, -limit.pi) for limit in program.memory]) / program.unit_bytes
-    return Prices(per_byte, program.all_layers.pi, float(pulp.value(program.problem.objective)))
+    layers = tuple(count.value() for count in program.counts)
+    return Prices(per_byte, program.all_layers.pi, float(pulp.value(program.problem.objective)), layers)
 
 
 def least_windows(seconds: Sequence[float], holds: Sequence[int], layers: int) -> list[int]:
@@ -138,9 +146,9 @@ class _Program:
             problem += self.memory[-1], f"C2_memory_{i}"
 
 
-def _solver() -> pulp.LpSolver:
-    highs = pulp.HiGHS(msg=False, timeLimit=TIME_LIMIT_S, gapRel=1e-6)
-    return highs if highs.available() else pulp.PULP_CBC_CMD(msg=False, timeLimit=TIME_LIMIT_S, gapRel=1e-6)
+def _solver(gap: float = GAP) -> pulp.LpSolver:
+    highs = pulp.HiGHS(msg=False, timeLimit=TIME_LIMIT_S, gapRel=gap)
+    return highs if highs.available() else pulp.PULP_CBC_CMD(msg=False, timeLimit=TIME_LIMIT_S, gapRel=gap)
 
 
 def _bound(problem: pulp.LpProblem) -> float | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solver import integer
-from solver.candidates import MAIN_KINDS, again, candidates, finished
+from solver.candidates import MAIN_KINDS, again, candidates, finished, nearby
 from solver.cluster import Cluster
 from solver.cost import plan_seconds, price, setting, weights_room
 from solver.curves import Floats
@@ -27,7 +27,7 @@ from solver.layers import Setting
 from solver.model import ModelSpec
 from solver.plan import Plan, Stage, Wire
 from solver.search import JOINING, Layer, Terms, few_shares, finish, improved, neighbours, redraft, undominated
-from solver.sending import best_sending, best_sent
+from solver.sending import best_sending, best_sent, sent
 from solver.spans import Span, largest_remainder
 from solver.steps import Axis
 
@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 MIB = 2**20
 ROUNDS = 12  # of column generation
 WORTH = 1e-4  # of a layer's seconds: what a further configuration has to save at the current prices
-NEIGHBOURS = 200  # configurations near those used that the integer program may choose besides
+NEIGHBOURS = 60  # configurations near those used that the integer program may choose besides
+GAP_SHORT = 1e-2  # of what is missing; to the last MiB takes seconds
 CLOSE = 1.2  # times the seconds of the best layer: others' plans are priced, too,
 WITH_ENDS = 8  # the fastest of them: where memory is scarce there are 20, at 5 ms each
 TILE_ROWS = 0  # of plans while layers are sought; the best get those that are best for them
@@ -144,7 +145,9 @@ def solve(
     best = min(found, key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
     if before is None:
         found += _rounded(s, best, terms)
-    mix = _mix(s, found, room)
+    # Beyond every plan's seconds the relaxed mix lacks memory: nothing fits, and what is missing needs no last MiB.
+    short = mix_bound_s > spec.layers * max(layer.seconds for layer in found)
+    mix = _mix(s, found, room, GAP_SHORT if short else integer.GAP)
     if mix.short_bytes.max() > 1:
         if before is not None:
             return solve(spec, cluster, rows, wire=wire)
@@ -157,7 +160,7 @@ def solve(
     used = [layer for layer, _ in runs]
     others = sorted((layer for layer in found if layer not in used), key=lambda layer: layer.seconds)
     plan = _plan(s, cluster, runs)
-    plans = [plan, best_sending(s, plan)] if before is None and s.devices <= JOINING else [plan]
+    plans = [plan, _sent(s, plan, runs)] if before is None and s.devices <= JOINING else [plan]
     priced = [replace(plan, predicted=price(s, plan).prediction) for plan in plans]
     plan = min(priced, key=lambda plan: plan.predicted.seconds if plan.predicted else np.inf)
     layers = (*used, *others[:KEPT])
@@ -168,11 +171,20 @@ def _sent_best(s: Setting, found: Sequence[Layer]) -> tuple[Setting, list[Layer]
     """Return the tiles that are best for the best layers, and these with their best routes, improved."""
     order = sorted(found, key=lambda layer: layer.seconds)
     best = order[:SENT] + [layer for layer in order[SENT:] if layer.kind == MAIN_KINDS[0]][:1]
-    sent = [best_sent(s, layer.kind, layer.units) for layer in best]
-    s = replace(s, tile_rows=min(sent, key=lambda way: way[2])[0])
+    ways = [best_sent(s, layer.kind, layer.units) for layer in best]
+    s = replace(s, tile_rows=min(ways, key=lambda way: way[2])[0])
     terms = Terms(np.zeros(s.devices), np.full(s.devices, np.inf))
-    drafts = [redraft(s, kind, layer.units, terms) for layer, (_, kind, _) in zip(best, sent, strict=True)]
+    drafts = [redraft(s, kind, layer.units, terms) for layer, (_, kind, _) in zip(best, ways, strict=True)]
     return s, finished(s, drafts, terms)
+
+
+def _sent(s: Setting, plan: Plan, runs: Sequence[tuple[Layer, int]]) -> Plan:
+    """Return the plan with the best tiles and routes; of several runs, with those that are best for the longest."""
+    if len(runs) == 1:
+        return best_sending(s, plan)
+    longest, _ = runs[0]
+    tile_rows, kind, _ = best_sent(s, longest.kind, longest.units)
+    return sent(plan, tile_rows, kind.route)
 
 
 def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: Layer, room: Floats) -> Layer:
@@ -190,9 +202,9 @@ def _terms(prices: Floats, room: Floats) -> Terms:
     return Terms(prices, np.maximum(room, 0.0) if prices.any() else np.full(room.size, np.inf))
 
 
-def _mix(s: Setting, found: Sequence[Layer], room: Floats) -> integer.Mix:
+def _mix(s: Setting, found: Sequence[Layer], room: Floats, gap: float) -> integer.Mix:
     seconds, held = [layer.seconds for layer in found], [layer.held_bytes for layer in found]
-    return integer.best_mix(seconds, held, room, s.spec.layers)
+    return integer.best_mix(seconds, held, room, s.spec.layers, gap)
 
 
 def _prices(s: Setting, found: Sequence[Layer], room: Floats) -> integer.Prices:
@@ -238,21 +250,22 @@ def _scarce(s: Setting, room: Floats, found: list[Layer]) -> tuple[list[Layer], 
     for _ in range(ROUNDS):
         duals = _prices(s, found, room)
         terms = Terms(duals.per_byte, whole)
-        worth = [
-            layer
-            for layer in candidates(s, terms)
-            if layer.seconds + float(terms.charge(layer.held_bytes)) < duals.layer_s * (1 - WORTH)
-        ]
+        limit = duals.layer_s * (1 - WORTH)
+        # From what there is improved first: starts of all crews take longer, and seldom lead further.
+        worth = _below(nearby(s, found, terms), terms, limit) or _below(candidates(s, terms), terms, limit)
         if not worth:
             break
         found = found + worth
-    # A configuration that a better plan uses costs at most so much above its price.
-    mix = _mix(s, found, room)
-    limit = duals.layer_s + max(mix.seconds - duals.bound_s, 0.0)
-    used = [layer for layer, count in zip(found, mix.layers, strict=True) if count]
-    more = [near for layer in used for near in neighbours(s, layer, terms, limit)]
+    used = [layer for layer, count in zip(found, duals.layers, strict=False) if count > 0]
+    more = [near for layer in used for near in neighbours(s, layer, terms, NEIGHBOURS)]
     more.sort(key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
-    return found + more[:NEIGHBOURS], duals.per_byte, duals.bound_s
+    found = found + more[:NEIGHBOURS]
+    return found, duals.per_byte, _prices(s, found, room).bound_s
+
+
+def _below(layers: Sequence[Layer], terms: Terms, limit: float) -> list[Layer]:
+    """Return the layers whose seconds and charges are less than `limit`."""
+    return [layer for layer in layers if layer.seconds + float(terms.charge(layer.held_bytes)) < limit]
 
 
 def _plan(s: Setting, cluster: Cluster, runs: Sequence[tuple[Layer, int]]) -> Plan:

@@ -223,7 +223,7 @@ class _Step:
             own, machine = own_exchange(table, step.transfer, takes), table.setting.machine
             self.exchange.set(table, step.transfer, own)
             self.latency_s = float(np.max(own.hops)) * machine.network.latency_s
-            encode, messages, decode, add = cpu_seconds(own, step.transfer.wire, machine.bank)
+            encode, messages, decode, add = cpu_seconds(own, step.transfer.wire, machine.bank, adds=step.reduces)
             if step.reduces:
                 costs = {"during": encode + messages, "after": decode + add}
             else:

@@ -75,6 +75,10 @@ class Draft:
     units: Units
     score: float
 
+    def fits(self, terms: Terms) -> bool:
+        """Return whether no device holds more than its cap."""
+        return bool((self.table.held_bytes(self.units) <= terms.caps[self.devices]).all())
+
 
 def drafts(setting: Setting, kind: LayerKind, crews: Sequence[Mask], terms: Terms) -> list[Draft]:
     """Return first shares of a kind of layer among each of several crews, [p], where memory can hold them."""
@@ -142,15 +146,15 @@ def improved(draft: Draft, terms: Terms, *, by_two: bool, axes: Collection[Axis]
         units = {axis: counts[winner] for axis, counts in candidates.items()}
 
 
-def neighbours(setting: Setting, layer: Layer, terms: Terms, limit: float) -> list[Layer]:
-    """Return the layers that one or two moves make of a layer and whose seconds and charges are at most `limit`."""
+def neighbours(setting: Setting, layer: Layer, terms: Terms, most: int) -> list[Layer]:
+    """Return the best `most` of the layers that one or two moves make of a layer, by seconds and charges."""
     table = layer_table(setting, layer.kind)
     moves = _moves(table, layer.units, tuple(Axis))
     if setting.devices <= FEW:
         moves = np.concatenate([moves, _pairs(layer.units, moves)])
     units = _after(layer.units, moves)
     seconds, held = table.seconds(units), table.held_bytes(units)
-    near = np.flatnonzero(seconds + terms.charge(held) <= limit)
+    near = np.argsort(seconds + terms.charge(held), kind="stable")[:most]
     return [
         Layer(
             layer.kind, {axis: counts[number] for axis, counts in units.items()}, float(seconds[number]), held[number]
@@ -161,10 +165,9 @@ def neighbours(setting: Setting, layer: Layer, terms: Terms, limit: float) -> li
 
 def finish(draft: Draft, terms: Terms, devices: int) -> Layer | None:
     """Return a draft as a layer of all `devices`; None if it breaks a cap."""
-    table, terms, units = draft.table, terms.only(draft.devices), draft.units
-    held = table.held_bytes(units)
-    if (held > terms.caps).any():
+    if not draft.fits(terms):
         return None
+    table, units = draft.table, draft.units
 
     def spread(values: Any) -> Any:
         everyone = np.zeros(devices, values.dtype)
@@ -172,7 +175,7 @@ def finish(draft: Draft, terms: Terms, devices: int) -> Layer | None:
         return everyone
 
     everywhere = {axis: spread(counts) for axis, counts in units.items()}
-    return Layer(table.kind, everywhere, float(table.seconds(units)), spread(held))
+    return Layer(table.kind, everywhere, float(table.seconds(units)), spread(table.held_bytes(units)))
 
 
 def _layer(kind: LayerKind, units: Units, seconds: Floats, held: Floats, number: int) -> Layer:

@@ -25,35 +25,35 @@ def best_sending(s: Setting, plan: Plan) -> Plan:
     if not plan.in_one:
         return plan
     devices = len(plan.stages[0].active)
-    return _best(devices, lambda tile_rows, route: _sent(plan, tile_rows, route), lambda sent: plan_seconds(s, sent))
+    return _best(devices, lambda tile_rows, route: sent(plan, tile_rows, route), lambda other: plan_seconds(s, other))
 
 
 def best_sent(s: Setting, kind: LayerKind, units: Units) -> tuple[int, LayerKind, float]:
     """Return the best tiles and the kind with the best route for a layer's shares, and the layer's seconds."""
     devices = int(taking(units).sum())
 
-    def seconds(sent: tuple[int, LayerKind]) -> float:
-        return float(layer_seconds(replace(s, tile_rows=sent[0]), sent[1], units))
+    def seconds(way: tuple[int, LayerKind]) -> float:
+        return float(layer_seconds(replace(s, tile_rows=way[0]), way[1], units))
 
     best = _best(devices, lambda tile_rows, route: (tile_rows, replace(kind, route=route)), seconds)
     return *best, seconds(best)
 
 
-def _best(devices: int, sent: Callable[[int, Route], Sent], seconds: Callable[[Sent], float]) -> Sent:
+def _best(devices: int, by: Callable[[int, Route], Sent], seconds: Callable[[Sent], float]) -> Sent:
     """Return what is fastest, tiles first: routes are tried with those that are best without."""
     if devices == 1:
-        return sent(0, Route.DIRECT)
-    times = {tile_rows: seconds(sent(tile_rows, Route.DIRECT)) for tile_rows in TILE_ROWS}
+        return by(0, Route.DIRECT)
+    times = {tile_rows: seconds(by(tile_rows, Route.DIRECT)) for tile_rows in TILE_ROWS}
     order = sorted(TILE_ROWS, key=lambda tile_rows: times[tile_rows])
-    found = [(times[order[0]], sent(order[0], Route.DIRECT))]
+    found = [(times[order[0]], by(order[0], Route.DIRECT))]
     if devices > 2:
         routes = (Route.RING, Route.RELAY)
-        others = [sent(tile_rows, route) for tile_rows in {order[0], ROUTED} for route in routes]
+        others = [by(tile_rows, route) for tile_rows in {order[0], ROUTED} for route in routes]
         found += [(seconds(other), other) for other in others]
     return min(found, key=lambda pair: pair[0])[1]
 
 
-def _sent(plan: Plan, tile_rows: int, route: Route) -> Plan:
+def sent(plan: Plan, tile_rows: int, route: Route) -> Plan:
     """Return the plan with these tiles, and this route in every block that may have one."""
 
     def by(block: BlockPlan) -> BlockPlan:

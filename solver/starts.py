@@ -20,7 +20,9 @@ def starts_of(table: LayerTable, crew: Mask, seconds: Mapping[Axis, Floats], cap
     """
     starts: list[Units] = []
     axes = list(table.units)
-    orders = [axes, axes[::-1]] if np.isfinite(caps).all() else []
+    weights = table.weights
+    most_bytes = weights.whole + sum(size * table.units[axis] for axis, size in weights.per_unit.items())
+    orders = [axes, axes[::-1]] if (caps < most_bytes).any() else []
     for order in [None, *orders]:
         units: dict[Axis, Integers] = {}
         for axis in order or axes:

@@ -174,7 +174,7 @@ def _timed(
     before, first, during, edge = loads
     if transfer is None or exchange is None:
         return before + during, before + during
-    encode, messages, decode, add = cpu_seconds(exchange, transfer.wire, machine.bank)
+    encode, messages, decode, add = cpu_seconds(exchange, transfer.wire, machine.bank, adds=reduces)
     if reduces:
         during, after, seconds = during + encode + messages, decode + add, exchange.seconds(machine.network)
         return before + during + after, reduce_ends(before, during, edge, after, seconds)
@@ -198,17 +198,16 @@ def step_times(step: Step, values: Values, active: Mask, machine: Machine) -> Ti
     return times(loads, step.transfer, step.reduces, values, active, machine)
 
 
-def cpu_seconds(exchange: Exchange, wire: Wire, bank: Bank) -> tuple[Floats, Floats, Floats, Floats]:
-    """Return the CPU time of an exchange on every device: encoding, messages, decoding, and adding what arrives."""
+def cpu_seconds(exchange: Exchange, wire: Wire, bank: Bank, *, adds: bool) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return the CPU time of an exchange on every device: encoding, messages, decoding, and what it `adds`."""
     size = (exchange.sent + exchange.received) / np.maximum(exchange.messages, 1)
     messages = np.asarray(exchange.messages * bank.seconds(Kernel.MESSAGE, size))
-    numbers = 8 / wire.bits  # a byte
-    add = bank.seconds(Kernel.ADD, exchange.received * numbers)
-    if not CODING[wire]:
-        nothing = np.zeros_like(messages)
+    numbers, coding, nothing = 8 / wire.bits, CODING[wire], np.zeros_like(messages)  # numbers a byte
+    add = bank.seconds(Kernel.ADD, exchange.received * numbers) if adds or coding else nothing
+    if not coding:
         return nothing, messages, nothing, add
-    encode = CODING[wire] * bank.seconds(Kernel.ADD, exchange.encoded * numbers)
-    return encode, messages, CODING[wire] * add, add
+    encode = coding * bank.seconds(Kernel.ADD, exchange.encoded * numbers)
+    return encode, messages, coding * add, add
 
 
 def plus(one: Load, other: Load) -> Load:
