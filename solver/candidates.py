@@ -16,7 +16,7 @@ from solver.kinds import KINDS, LayerKind, taking
 from solver.layers import Setting
 from solver.plan import Cut, Layout
 from solver.search import JOINING, Draft, Layer, Terms, drafts, finish, improved, redraft
-from solver.steps import FLOAT_BYTES
+from solver.steps import FLOAT_BYTES, Axis
 
 # Kinds that are priced for every crew; the others, seldom best, only for the crew of the best of these.
 _ROWS, _BLOCK, _FULL = (Cut.ROWS, Layout.ROWS), (Cut.BLOCK, Layout.ROWS), (Cut.BLOCK, Layout.FULL)
@@ -53,10 +53,10 @@ def candidates(s: Setting, terms: Terms) -> list[Layer]:
         return finished(s, fitting[:KINDS_IMPROVED] + broken, terms, thorough)
     crew = np.isin(np.arange(s.devices), found[0].devices)
     others = [draft for kind in OTHER_KINDS for draft in drafts(s, kind, [crew], terms)]
-    # Tiles, which come later, do most for layers by rows.
-    by_rows = [draft for draft in found[FINISHED:] if draft.table.kind == MAIN_KINDS[0]][:1]
-    found = sorted(found[:FINISHED] + others, key=lambda draft: draft.score)
-    return finished(s, found[:FINISHED] + by_rows, terms)
+    chosen = sorted(found[:FINISHED] + others, key=lambda draft: draft.score)[:FINISHED]
+    # Moves, and tiles, which come later, may do most for a kind that begins behind.
+    kinds = {draft.table.kind for draft in chosen}
+    return finished(s, chosen + [draft for draft in _one_of_each_kind(found) if draft.table.kind not in kinds], terms)
 
 
 def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
@@ -73,6 +73,13 @@ def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
     # Where memory has a price, what the mix is made of has to stay, good or not.
     better += found[AGAIN:] if terms.prices.any() else []
     return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]
+
+
+def alone(s: Setting, terms: Terms) -> list[Layer]:
+    """Return a layer on every device by itself: slow links make pipelines of these the best of little memory."""
+    kind, mine = MAIN_KINDS[0], s.rows * np.eye(min(s.devices, JOINING), s.devices, dtype=np.int64)
+    found = [redraft(s, kind, {Axis.ROWS: rows}, terms) for rows in mine]
+    return [layer for draft in found if (layer := finish(draft, terms, s.devices)) is not None]
 
 
 def nearby(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:

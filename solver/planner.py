@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solver import integer
-from solver.candidates import MAIN_KINDS, again, candidates, finished, nearby
+from solver.candidates import MAIN_KINDS, again, alone, candidates, finished, nearby
 from solver.cluster import Cluster
 from solver.cost import plan_seconds, price, setting, weights_room
 from solver.curves import Floats
@@ -136,6 +136,7 @@ def solve(
             found, prices, mix_bound_s = _scarce(s, room, found)
         else:
             s, found = _sent_best(s, found)
+            found += alone(s, _terms(prices, room))
     else:
         prices = before.prices
         found = again(s, before.layers, _terms(prices, room))
@@ -189,12 +190,12 @@ def _sent(s: Setting, plan: Plan, runs: Sequence[tuple[Layer, int]]) -> Plan:
 
 def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: Layer, room: Floats) -> Layer:
     """Return the layer whose plan is fastest with all that stands before and behind the layers; it may be another."""
-    close = [
-        layer
-        for layer in sorted(found, key=lambda layer: layer.seconds)
-        if layer.seconds <= CLOSE * best.seconds and (layer.held_bytes * s.spec.layers <= room).all()
-    ]
-    return min(close[:WITH_ENDS], key=lambda layer: plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)])))
+    fitting = [layer for layer in found if (layer.held_bytes * s.spec.layers <= room).all()]
+    close = [layer for layer in fitting if layer.seconds <= CLOSE * best.seconds]
+    # Where rank 0 computes all there are no ends.
+    by_root = [layer for layer in fitting if _crew(layer) == (0,)][:1]
+    tried = sorted(close, key=lambda layer: layer.seconds)[:WITH_ENDS] + by_root
+    return min(tried, key=lambda layer: plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)])))
 
 
 def _terms(prices: Floats, room: Floats) -> Terms:
@@ -246,7 +247,8 @@ def _scarce(s: Setting, room: Floats, found: list[Layer]) -> tuple[list[Layer], 
         found = found + [layer for kind in KINDS for layer in undominated(s, kind, whole)]
         duals = _prices(s, found, room)
         return found, duals.per_byte, duals.bound_s
-    found = found + candidates(s, Terms(np.zeros(s.devices), whole / s.spec.layers))
+    free = np.zeros(s.devices)
+    found = found + candidates(s, Terms(free, whole / s.spec.layers)) + alone(s, Terms(free, whole))
     for _ in range(ROUNDS):
         duals = _prices(s, found, room)
         terms = Terms(duals.per_byte, whole)

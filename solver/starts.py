@@ -9,11 +9,14 @@ import numpy as np
 from solver.curves import Floats
 from solver.exchange import Mask
 from solver.kinds import Integers, LayerTable, Units
+from solver.spans import largest_remainder
 from solver.steps import Axis
 
 
 def starts_of(table: LayerTable, crew: Mask, seconds: Mapping[Axis, Floats], caps: Floats) -> list[Units]:
-    """Return first shares of a crew: every axis by the makespan of its compute; the same with all rows on one device.
+    """Return first shares of a crew: every axis by the makespan of its compute; the same with equal shares of rows.
+
+    Where rows are only exchanged, the largest share is what counts. All rows on one device are tried, too.
 
     Where caps bind, axes are shared out one after the other, each within the room that those before it leave, or each
     within a like part of the room.
@@ -32,9 +35,16 @@ def starts_of(table: LayerTable, crew: Mask, seconds: Mapping[Axis, Floats], cap
             units[axis] = least_makespan(seconds[axis], most, table.units[axis])
         else:
             starts.append({axis: units[axis] for axis in axes})
-    if Axis.ROWS not in axes or len(axes) == 1:
+    if Axis.ROWS not in axes:
         return starts
-    return starts + [{**units, Axis.ROWS: _on_one(units[Axis.ROWS])} for units in starts]
+    others = [{**units, Axis.ROWS: _equal(units[Axis.ROWS])} for units in starts]
+    if len(axes) > 1:
+        others += [{**units, Axis.ROWS: _on_one(units[Axis.ROWS])} for units in starts]
+    return starts + others
+
+
+def _equal(counts: Integers) -> Integers:
+    return np.array(largest_remainder((counts > 0).astype(float).tolist(), int(counts.sum())), np.int64)
 
 
 def _on_one(counts: Integers) -> Integers:
