@@ -101,8 +101,8 @@ def prices(seconds: Sequence[float], held: Sequence[Floats], room: Floats, layer
     program = _Program(seconds, held, room, layers, whole=False)
     program.problem.solve(_solver())
     per_byte = np.array([max(0.0, -limit.pi) for limit in program.memory]) / program.unit_bytes
-    layers = tuple(count.value() for count in program.counts)
-    return Prices(per_byte, program.all_layers.pi, float(pulp.value(program.problem.objective)), layers)
+    chosen = tuple(float(count.value()) for count in program.counts)
+    return Prices(per_byte, program.all_layers.pi, float(pulp.value(program.problem.objective)), chosen)
 
 
 def least_windows(seconds: Sequence[float], holds: Sequence[int], layers: int) -> list[int]:
