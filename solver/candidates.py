@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.curves import Kernel
-from solver.kinds import KINDS, LayerKind, taking
+from solver.kinds import INPUT_GATHERED, KINDS, LayerKind, taking
 from solver.layers import Setting
 from solver.plan import Cut, Layout
 from solver.search import JOINING, Draft, Layer, Terms, drafts, finish, improved, redraft
@@ -26,6 +26,7 @@ MAIN_KINDS = (
     LayerKind(*_ROWS, *_BLOCK),
     LayerKind(*_BLOCK, *_BLOCK),
     LayerKind(*_FULL, *_FULL),
+    INPUT_GATHERED,
 )
 OTHER_KINDS = tuple(kind for kind in KINDS if kind not in MAIN_KINDS)
 FINISHED = 4  # drafts that are improved
@@ -88,11 +89,8 @@ def nearby(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
     best: dict[LayerKind, Layer] = {}
     for layer in ordered:
         best.setdefault(layer.kind, layer)
-    found = [
-        improved(redraft(s, kind, layer.units, terms), terms, by_two=False)
-        for kind, layer in list(best.items())[:NEARBY]
-    ]
-    return [layer for draft in found if (layer := finish(draft, terms, s.devices)) is not None]
+    drafted = [redraft(s, kind, layer.units, terms) for kind, layer in list(best.items())[:NEARBY]]
+    return finished(s, drafted, terms, thorough=0)
 
 
 def _one_of_each_kind(found: Sequence[Draft]) -> list[Draft]:

@@ -20,7 +20,7 @@ from solver.errors import HeptiError
 from solver.exchange import Exchange, Mask, Network, of_matrix, tile_counts
 from solver.layers import LayerSteps, Setting
 from solver.model import ImageInput, ModelSpec, layer_tensor_shapes, tensor_shapes
-from solver.plan import BlockPlan, LayerPlan, Plan, Prediction, Stage, Wire
+from solver.plan import BlockPlan, Keys, LayerPlan, Plan, Prediction, Stage, Wire
 from solver.shares import COMMON_TENSORS, layer_slices
 from solver.spans import Partition, Span
 from solver.steps import FLOAT_BYTES, Axis, Machine, Step, Times, Transfer, Values, step_times
@@ -192,13 +192,18 @@ def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int
         for repeats in (1, count - 1)[:count]:
             if (halves := part.intersect(Span(0, BLOCK))).size:
                 building.values, building.route = attention, layer.attention.route
-                building.attention(layer.attention.cut, layer.attention.norm, halves, layer.attention.keys)
+                building.attention(layer.attention.cut, layer.attention.norm, halves, _avoids(layer.attention))
             if (halves := part.intersect(Span(BLOCK, SUBLAYERS))).size:
                 building.values, building.route = mlp, layer.mlp.route
                 building.mlp(layer.mlp.cut, layer.mlp.norm, halves.within(Span(BLOCK, SUBLAYERS)))
             yield from ((label, repeats, step) for step in building.taken())
     building.send("hand in", _hand_in(s, building.stream, active))
     yield from (("end", 1, step) for step in building.taken())
+
+
+def _avoids(block: BlockPlan) -> Mask | None:
+    """Return who avoids K and V, [p]; None where these are gathered."""
+    return None if block.keys is None else np.array([way is Keys.AVOIDED for way in block.keys])
 
 
 def _values(block: BlockPlan, inner: Axis, output: Axis, S: int, known: dict[Partition, Floats]) -> Values:

@@ -1,13 +1,14 @@
 """Kinds of layers, and what a layer of a kind costs for any whole shares: tables that planners look up.
 
-A kind is a pair of cuts with the places of their norms, and a route. A layer of a kind finds the stream as a layer of
-that kind leaves it. Shares are counted in units: rows, heads, tiles of F or output columns.
+A kind is a pair of cuts with the places of their norms, a route, and what attention by rows gathers. A layer of a kind
+finds the stream as a layer of that kind leaves it. Shares are counted in units: rows, heads, tiles of F or output
+columns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,8 +17,8 @@ from numpy.typing import NDArray
 
 from solver.curves import Floats
 from solver.exchange import Mask
-from solver.layers import LayerSteps, Setting
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout
+from solver.layers import LayerSteps, Setting, avoiding
+from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Layout
 from solver.routes import Route
 from solver.spans import Partition
 from solver.steps import (
@@ -43,17 +44,23 @@ TILE = 64  # columns: the widest panel that OpenBLAS and onnxruntime pack at a t
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """A pair of cuts, where the norms behind them are, and how rows come to those who need them."""
+    """A pair of cuts, where the norms behind them are, and how rows come to those who need them.
+
+    With `input_gathered` attention by rows gathers its input, not K and V, and every device makes of it what takes it
+    least time (`solver.plan.Keys`).
+    """
 
     attention: Cut
     attention_norm: Layout
     mlp: Cut
     mlp_norm: Layout
     route: Route = Route.DIRECT
+    input_gathered: bool = False
 
     def __str__(self) -> str:
         norms = "".join(norm[0] for norm in (self.attention_norm, self.mlp_norm))
-        return f"{self.attention}/{self.mlp} {norms}" + (f" {self.route}" if self.route is not Route.DIRECT else "")
+        route = f" {self.route}" if self.route is not Route.DIRECT else ""
+        return f"{self.attention}/{self.mlp} {norms}{route}" + (" input gathered" if self.input_gathered else "")
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -73,7 +80,9 @@ def _blocks() -> list[tuple[Cut, Layout]]:
     return [(Cut.ROWS, Layout.ROWS), (Cut.BLOCK, Layout.ROWS), (Cut.BLOCK, Layout.FULL), (Cut.COLUMNS, Layout.FULL)]
 
 
-KINDS = tuple(LayerKind(*attention, *mlp) for attention in _blocks() for mlp in _blocks())
+# Half of what K and V are is worth it where links are slow: there the MLP is cut by rows, too.
+INPUT_GATHERED = LayerKind(Cut.ROWS, Layout.ROWS, Cut.ROWS, Layout.ROWS, input_gathered=True)
+KINDS = (*(LayerKind(*attention, *mlp) for attention in _blocks() for mlp in _blocks()), INPUT_GATHERED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,7 +231,8 @@ def layer_steps(setting: Setting, kind: LayerKind, values: Values, active: Mask 
     """Return the steps of a layer of a kind among its like; arguments as in `LayerSteps`."""
     building = LayerSteps(setting, values, values[Axis.ROWS] if kind.mlp_norm is Layout.ROWS else None, active)
     building.route = kind.route
-    building.attention(kind.attention, kind.attention_norm)
+    rows = values[Axis.ROWS] if kind.input_gathered else None
+    building.attention(kind.attention, kind.attention_norm, avoids=None if rows is None else avoiding(setting, rows))
     building.mlp(kind.mlp, kind.mlp_norm)
     return building.closed()
 
@@ -254,7 +264,9 @@ def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
         rows = tuple((units[Axis.ROWS] / units[Axis.ROWS].sum()).tolist()) if norm is Layout.ROWS else None
         return BlockPlan(cut, parts.get(inner), parts.get(output), norm, rows, kind.route)
 
-    return LayerPlan(
-        block(kind.attention, kind.attention_norm, Axis.HEADS, Axis.CONTEXT),
-        block(kind.mlp, kind.mlp_norm, Axis.FFN, Axis.OUTPUT),
-    )
+    attention = block(kind.attention, kind.attention_norm, Axis.HEADS, Axis.CONTEXT)
+    if kind.input_gathered:
+        avoids = avoiding(setting, units[Axis.ROWS])
+        keys = tuple(Keys.AVOIDED if avoided else Keys.PROJECTED for avoided in avoids)
+        attention = replace(attention, keys=keys)
+    return LayerPlan(attention, block(kind.mlp, kind.mlp_norm, Axis.FFN, Axis.OUTPUT))

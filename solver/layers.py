@@ -33,7 +33,7 @@ from solver.curves import Floats, Kernel
 from solver.exchange import Exchange, Mask, gather, move, scatter, tile_counts
 from solver.grid import GridExchanges
 from solver.model import ModelSpec
-from solver.plan import Cut, Keys, Layout, Wire
+from solver.plan import Cut, Layout, Wire
 from solver.routes import Route
 from solver.spans import Span
 from solver.steps import Axis, Blocks, Load, Machine, Step, Transfer, Values, plus
@@ -132,8 +132,11 @@ class LayerSteps:
         before, begun = plus(pending.all, first.before), plus(pending.first, first.first)
         return [replace(first, before=before, first=begun), *others]
 
-    def attention(self, cut: Cut, norm: Layout, halves: Span = WHOLE, keys: tuple[Keys, ...] | None = None) -> None:
-        """Add an attention block, or a half of one that is cut by rows: up to the context, or from there on."""
+    def attention(self, cut: Cut, norm: Layout, halves: Span = WHOLE, avoids: Mask | None = None) -> None:
+        """Add an attention block, or a half of one that is cut by rows: up to the context, or from there on.
+
+        Where `avoids` is given, attention by rows gathers its input; it says who avoids K and V.
+        """
         spec, S, bank = self._setting.spec, self._setting.rows, self._setting.machine.bank
         H, A, d = spec.hidden, spec.heads, spec.head_dim
         if cut is Cut.GRID:
@@ -148,10 +151,10 @@ class LayerSteps:
             )  # fmt: skip
             self._inner(inner, cut, norm)
             return
-        if halves.start == 0 and keys is not None:
-            self._context_of_input(np.array([way is Keys.AVOIDED for way in keys]))
+        if halves.start == 0 and avoids is not None:
+            self._context_of_input(avoids)
         rows = self._lay_by_rows()
-        if halves.start == 0 and keys is None:
+        if halves.start == 0 and avoids is None:
             self._by_rows(lambda m: bank.seconds(Kernel.PROJECT, m, 2 * H * H))
             counted, blocks = self._blocks(self._owners_of(rows))
             attend = bank.attend(rows, S / blocks, A, d)
@@ -183,10 +186,7 @@ class LayerSteps:
             during, edge = {Axis.ROWS: blocks * piece}, {Axis.ROWS: piece}
             self._exchange(Step("gather rows", during=during, edge=edge, transfer=transfer, blocks=counted))
         self.stream = rows
-        # Without K and V a head's queries are as wide as the stream, and meet all rows of it twice.
-        wide = bank.seconds(Kernel.PROJECT, A * rows, H * S)
-        avoiding = 2 * wide + 2 * bank.seconds(Kernel.CONTRACT, rows, H * H) + bank.attend(rows, S, A, 0)
-        context = np.where(avoids, avoiding, bank.attend(rows, S, A, d))
+        context = np.where(avoids, _without_keys(self._setting, rows), bank.attend(rows, S, A, d))
         self._compute(Axis.ROWS, bank.seconds(Kernel.PROJECT, rows, H * H) + context)
 
     def mlp(self, cut: Cut, norm: Layout, halves: Span = WHOLE) -> None:
@@ -430,6 +430,21 @@ class LayerSteps:
         if self._active is not None:
             return count, np.maximum(count(self.values, self._active), 1)
         return count, np.maximum(np.arange(most_blocks(self._setting) + 1.0), 1)[:, None, None]
+
+
+def _without_keys(s: Setting, rows: Floats) -> Floats:
+    """Return the seconds from Q to the context of own rows without K and V."""
+    H, A, bank = s.spec.hidden, s.spec.heads, s.machine.bank
+    # A head's queries are as wide as the stream, and meet all rows of it twice.
+    wide = bank.seconds(Kernel.PROJECT, A * rows, H * s.rows)
+    return np.asarray(2 * wide + 2 * bank.seconds(Kernel.CONTRACT, rows, H * H) + bank.attend(rows, s.rows, A, 0))
+
+
+def avoiding(s: Setting, rows: Any) -> Mask:
+    """Return for whom, with so many rows of its own, it is less time to avoid K and V than to compute them of all."""
+    bank, own = s.machine.bank, np.asarray(rows, float)
+    project = bank.seconds(Kernel.PROJECT, s.rows * (own > 0), 2 * s.spec.hidden**2)
+    return np.asarray(_without_keys(s, own) < project + bank.attend(own, s.rows, s.spec.heads, s.spec.head_dim))
 
 
 def most_blocks(s: Setting) -> int:

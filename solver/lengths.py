@@ -66,9 +66,10 @@ def _other_rows(s: Setting, layer: LayerPlan, active: NDArray[np.intp], resend: 
     """
     if Cut.GRID in (layer.attention.cut, layer.mlp.cut):
         return layer
-    kind = LayerKind(layer.attention.cut, layer.attention.norm, layer.mlp.cut, layer.mlp.norm, Route.DIRECT)
+    a, m = layer.attention, layer.mlp
+    kind = LayerKind(a.cut, a.norm, m.cut, m.norm, input_gathered=a.keys is not None)
     units = _units(s, layer)
-    if Axis.ROWS not in units or layer_plan(s, kind, units) != _unrouted(layer, s.rows):
+    if Axis.ROWS not in units or _plain(layer_plan(s, kind, units), s.rows) != _plain(layer, s.rows):
         return layer
     if not resend:
         kind = replace(kind, route=layer.attention.route if layer.attention.route != Route.DIRECT else layer.mlp.route)
@@ -98,12 +99,12 @@ def _units(s: Setting, layer: LayerPlan) -> Units:
     return units
 
 
-def _unrouted(layer: LayerPlan, rows: int) -> LayerPlan:
-    """Return the layer with rows as they are rounded, and no routes."""
+def _plain(layer: LayerPlan, rows: int) -> LayerPlan:
+    """Return the layer with rows as they are rounded, no routes, and no ways to keys, which depend on the rows."""
 
     def plain(block: BlockPlan) -> BlockPlan:
         partition = block.row_partition(rows)
         shares = None if partition is None else tuple((np.array(partition.counts) / rows).tolist())
-        return replace(block, route=Route.DIRECT, rows=shares)
+        return replace(block, route=Route.DIRECT, rows=shares, keys=None)
 
     return LayerPlan(plain(layer.attention), plain(layer.mlp))

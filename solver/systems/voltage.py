@@ -60,7 +60,7 @@ def device_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
 
     def seconds(way: Keys) -> Floats:
         def add(building: LayerSteps) -> None:
-            building.attention(Cut.ROWS, Layout.ROWS, WHOLE, (way,) * s.devices)
+            building.attention(Cut.ROWS, Layout.ROWS, WHOLE, np.full(s.devices, way is Keys.AVOIDED))
             building.mlp(Cut.ROWS, Layout.ROWS)
 
         return seconds_alone(s, positions, add)

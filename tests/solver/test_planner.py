@@ -16,7 +16,7 @@ from solver.curves import Curve, Curves, Kernel, derived_curves
 from solver.errors import InfeasiblePlanError
 from solver.lengths import bucket, plans_for_lengths
 from solver.model import named_model
-from solver.plan import Cut, Wire
+from solver.plan import Cut, Keys, Wire
 from solver.planner import solve
 from solver.search import Terms
 from solver.systems import make_plan, plans_for
@@ -218,6 +218,17 @@ def test_no_other_system_is_predicted_faster(speeds, mbps):
     }
 
     assert seconds["hepti"] == pytest.approx(min(seconds.values()), rel=1e-9)
+
+
+def test_input_is_gathered_where_links_are_slow():
+    """Half of what K and V are, at 80 Mbps; for more rows of its own a device computes K and V of all."""
+    cluster = pis(24.6, 24.6, 24.6, 24.6, mbps=80)
+    plan = make_plan("hepti", BERT_LARGE, cluster, 128)
+    longer = plans_for_lengths(BERT_LARGE, cluster, plan, longest=512)[512]
+
+    assert plan.layer(0).attention.keys == (Keys.AVOIDED,) * 4
+    assert longer.layer(0).attention.keys == (Keys.PROJECTED,) * 4
+    assert make_plan("hepti", BERT_LARGE, pis(24.6, 24.6), 128).layer(0).attention.keys is None
 
 
 def test_equal_boards_of_which_not_every_number_is_tried_are_all_tried():
