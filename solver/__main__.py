@@ -19,12 +19,12 @@ from solver.model import DEFAULT_ROWS, ModelSpec, named_model, request_rows
 from solver.pipeline import price_plan
 from solver.plan import Plan, Wire
 from solver.plan_file import plan_to_json
-from solver.planner import solve
 from solver.plot import plot_timeline, plot_winners
 from solver.ready import find_cluster
 from solver.report import print_advice, print_comparison, print_plan, to_json
 from solver.report_systems import print_stages, print_systems, stages_to_json, systems_to_json
 from solver.systems import DEFAULT, PLANNERS, make_plan, plans_for
+from solver.systems.hepti import solve_hepti
 from solver.whatif import BOARDS, changed
 
 EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4.toml --rows 256 --out plan.json"
@@ -89,8 +89,10 @@ def _run(options: argparse.Namespace) -> None:
         if options.system not in (DEFAULT, "hepti-throughput"):
             raise HeptiError(f"--objective throughput is for --system hepti, {options.system} has its own objective")
         options.system = "hepti-throughput"
-    solution = solve(spec, cluster, rows, wire=wire) if options.system == DEFAULT else None
-    plan = make_plan(options.system, spec, cluster, rows, wire) if solution is None else solution.plan
+    if options.system == DEFAULT:
+        plan, solution = solve_hepti(spec, cluster, rows, wire)
+    else:
+        plan, solution = make_plan(options.system, spec, cluster, rows, wire), None
     if options.out:
         try:
             options.out.write_text(plan_to_json(plan), encoding="utf-8")

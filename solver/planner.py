@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solver import integer
-from solver.candidates import MAIN_KINDS, again, alone, candidates, finished, nearby
+from solver.candidates import FEW, MAIN_KINDS, again, alone, candidates, finished, nearby
 from solver.cluster import Cluster
 from solver.cost import plan_seconds, price, setting, weights_room
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
-from solver.kinds import KINDS, layer_plan, layer_table, taking
+from solver.kinds import KINDS, LayerKind, layer_plan, layer_seconds, layer_table, taking
 from solver.layers import Setting
 from solver.model import ModelSpec
 from solver.plan import Plan, Stage, Wire
@@ -43,6 +43,7 @@ CLOSE = 1.2  # times the seconds of the best layer: others' plans are priced, to
 WITH_ENDS = 8  # the fastest of them: where memory is scarce there are 20, at 5 ms each
 TILE_ROWS = 0  # of plans while layers are sought; the best get those that are best for them
 SENT = 3  # layers that are
+TO_ROOT = (16, 4, 1)  # rows that are moved to rank 0 at a time
 KEPT = 4  # configurations beside those of the plan, for a later solve
 
 
@@ -135,7 +136,7 @@ def solve(
         if (fastest.held_bytes * spec.layers > room).any():
             found, prices, mix_bound_s = _scarce(s, room, found)
         else:
-            s, found = _sent_best(s, found)
+            s, found = _sent_best(s, found, np.full(s.devices, np.inf))
             found += alone(s, _terms(prices, room))
     else:
         prices = before.prices
@@ -157,26 +158,51 @@ def solve(
         ((layer, count) for layer, count in zip(found, mix.layers, strict=True) if count), key=lambda run: -run[1]
     )
     if before is None and len(runs) == 1:
-        runs = [(_best_with_ends(s, cluster, found, runs[0][0], room), spec.layers)]
+        layer = _best_with_ends(s, cluster, found, runs[0][0], room)
+        runs = [(_rows_to_root(s, cluster, layer, room), spec.layers)]
     used = [layer for layer, _ in runs]
     others = sorted((layer for layer in found if layer not in used), key=lambda layer: layer.seconds)
     plan = _plan(s, cluster, runs)
     plans = [plan, _sent(s, plan, runs)] if before is None and s.devices <= JOINING else [plan]
     priced = [replace(plan, predicted=price(s, plan).prediction) for plan in plans]
-    plan = min(priced, key=lambda plan: plan.predicted.seconds if plan.predicted else np.inf)
+    plan = min(priced, key=_seconds)
+    if before is None and mix_bound_s:
+        uniform = _uniform(s, cluster, found, room)
+        if uniform is not None and _seconds(uniform[1]) < _seconds(plan):
+            s, plan, only = uniform
+            runs, used = [(only, spec.layers)], [only]
     layers = (*used, *others[:KEPT])
     return Solution(plan, tuple(runs), layers, prices, best, s, terms, mix.gap, mix.seconds, mix_bound_s)
 
 
-def _sent_best(s: Setting, found: Sequence[Layer]) -> tuple[Setting, list[Layer]]:
+def _sent_best(s: Setting, found: Sequence[Layer], caps: Floats) -> tuple[Setting, list[Layer]]:
     """Return the tiles that are best for the best layers, and these with their best routes, improved."""
     order = sorted(found, key=lambda layer: layer.seconds)
     best = order[:SENT] + [layer for layer in order[SENT:] if layer.kind == MAIN_KINDS[0]][:1]
     ways = [best_sent(s, layer.kind, layer.units) for layer in best]
     s = replace(s, tile_rows=min(ways, key=lambda way: way[2])[0])
-    terms = Terms(np.zeros(s.devices), np.full(s.devices, np.inf))
+    terms = Terms(np.zeros(s.devices), caps)
     drafts = [redraft(s, kind, layer.units, terms) for layer, (_, kind, _) in zip(best, ways, strict=True)]
     return s, finished(s, drafts, terms)
+
+
+def _uniform(s: Setting, cluster: Cluster, found: Sequence[Layer], room: Floats) -> tuple[Setting, Plan, Layer] | None:
+    """Return the best plan of equal layers where memory is scarce, with its own tiles; None if none fits.
+
+    Tiles change what a mix costs by up to a fifth, but a mix is chosen without.
+    """
+    caps = np.maximum(room, 0.0) / s.spec.layers
+    best: dict[LayerKind, Layer] = {}
+    for layer in sorted(found, key=lambda layer: layer.seconds):
+        if (layer.held_bytes <= caps).all():
+            best.setdefault(layer.kind, layer)
+    if not best:
+        return None
+    s, layers = _sent_best(s, list(best.values()), caps)
+    layer = _best_with_ends(s, cluster, layers, min(layers, key=lambda layer: layer.seconds), room)
+    layer = _rows_to_root(s, cluster, layer, room)
+    plan = _plan(s, cluster, [(layer, s.spec.layers)])
+    return s, replace(plan, predicted=price(s, plan).prediction), layer
 
 
 def _sent(s: Setting, plan: Plan, runs: Sequence[tuple[Layer, int]]) -> Plan:
@@ -196,6 +222,31 @@ def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: 
     by_root = [layer for layer in fitting if _crew(layer) == (0,)][:1]
     tried = sorted(close, key=lambda layer: layer.seconds)[:WITH_ENDS] + by_root
     return min(tried, key=lambda layer: plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)])))
+
+
+def _rows_to_root(s: Setting, cluster: Cluster, layer: Layer, room: Floats) -> Layer:
+    """Return the layer with rows moved to rank 0, whose own are not sent in and out, as long as the plan gains."""
+    rows = layer.units.get(Axis.ROWS)
+    if rows is None or s.devices > FEW:
+        return layer
+    best_s = plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)]))
+    for size in TO_ROOT:
+        for giver in range(1, s.devices):
+            while layer.units[Axis.ROWS][giver] > size:
+                moved = layer.units[Axis.ROWS].copy()
+                moved[[0, giver]] += size, -size
+                units = {**layer.units, Axis.ROWS: moved}
+                held = layer_table(s, layer.kind).held_bytes(units)
+                other = Layer(layer.kind, units, float(layer_seconds(s, layer.kind, units)), held)
+                seconds = plan_seconds(s, _plan(s, cluster, [(other, s.spec.layers)]))
+                if seconds >= best_s or (held * s.spec.layers > room).any():
+                    break
+                layer, best_s = other, seconds
+    return layer
+
+
+def _seconds(plan: Plan) -> float:
+    return plan.predicted.seconds if plan.predicted else np.inf
 
 
 def _terms(prices: Floats, room: Floats) -> Terms:

@@ -2,22 +2,98 @@
 
 ICS 2024. Three ways to cut a MatMul, chosen by what the devices' memory allows; nonuniform shares out of an
 optimisation problem over profiled compute and links. Ours chooses per layer, prices what overlaps, and leaves out
-devices that make things worse: `solver.planner`. For many requests it may also choose replicas and stages:
-`solver.throughput`.
+devices that make things worse: `solver.planner`. Where memory is scarce, plans by other systems are priced, too, and
+taken where they answer a request sooner: on slow links all layers in turn on boards that hold a part each. For many
+requests it may also choose replicas and stages: `solver.throughput`.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import combinations
+from typing import TYPE_CHECKING
+
 from solver.cluster import Cluster
+from solver.cost import setting, work_bytes
+from solver.errors import InfeasiblePlanError
 from solver.model import ModelSpec
+from solver.pipeline import predict_plan
 from solver.plan import Plan, Wire
+from solver.sending import best_sending
+from solver.systems.edgeshard import plan_edgeshard
+from solver.systems.galaxy import plan_galaxy
+from solver.systems.grid2d import plan_grid2d
+from solver.systems.pipeedge import plan_pipeedge
+
+if TYPE_CHECKING:
+    from solver.planner import Solution
+
+FEW = 4  # devices, of which all groups are tried
 
 
 def plan_hepti(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan:
-    """Plan by the convex and the integer program."""
+    """Plan by the convex and the integer program, or as another system does."""
+    return solve_hepti(spec, cluster, rows, wire)[0]
+
+
+def solve_hepti(
+    spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32
+) -> tuple[Plan, Solution | None]:
+    """Plan as `plan_hepti` does; also return the solution behind the plan, None where another system made it.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If no plan fits, as `solver.planner.solve` says it.
+    """
     from solver.planner import solve  # only who plans needs the solvers: rank 0, not the others
 
-    return solve(spec, cluster, rows, wire=wire).plan
+    try:
+        solution = solve(spec, cluster, rows, wire=wire)
+    except InfeasiblePlanError:
+        wire.check_one_stage()
+        other = _published(spec, cluster, rows, wire)
+        if other is None:
+            raise
+        return other, None
+    # Where the fastest layer fits everywhere, no device by itself is faster than it.
+    other = _published(spec, cluster, rows, wire) if solution.mix_bound_s else None
+    if other is None or _seconds(solution.plan) <= _seconds(other):
+        return solution.plan, solution
+    return other, None
+
+
+def _published(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> Plan | None:
+    """Return the plan by another system that answers a request soonest; None if none fits."""
+    p = len(cluster.devices)
+    # Who balances stages uses all devices: of few, all groups are tried.
+    groups = [group for size in range(2, p) for group in combinations(range(p), size)] if p <= FEW else []
+    planners = [partial(make, spec, cluster, rows) for make in (plan_edgeshard, plan_galaxy, plan_grid2d)]
+    planners += [partial(plan_pipeedge, spec, cluster.only(group), rows, wire) for group in (*groups, tuple(range(p)))]
+    found = []
+    for make in planners:
+        with suppress(InfeasiblePlanError):
+            plan = replace(
+                make(), wire=wire, system="hepti", devices=cluster.names, cluster_fingerprint=cluster.fingerprint
+            )
+            plan = best_sending(setting(spec, cluster, rows), plan)
+            plan = replace(plan, predicted=predict_plan(spec, cluster, plan, rows))
+            if _fits(spec, cluster, plan):
+                found.append(plan)
+    return min(found, key=_seconds, default=None)
+
+
+def _fits(spec: ModelSpec, cluster: Cluster, plan: Plan) -> bool:
+    assert plan.predicted is not None
+    devices = zip(plan.predicted.weights_bytes, cluster.devices, strict=True)
+    return all(held + work_bytes(spec, plan.rows) <= device.memory_bytes for held, device in devices if held)
+
+
+def _seconds(plan: Plan) -> float:
+    assert plan.predicted is not None
+    return plan.predicted.seconds
 
 
 def plan_hepti_throughput(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
