@@ -67,7 +67,9 @@ def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
         # Shares may have to change much; who takes part seldom does, and moves let devices leave and join.
         crews = {tuple(taking(layer.units)): taking(layer.units) for layer in layers}
         crews[(True,) * s.devices] = np.ones(s.devices, bool)
-        fresh = [draft for kind in MAIN_KINDS for draft in drafts(s, kind, list(crews.values()), terms)]
+        # The input is gathered on slow links, which seldom change as a whole: there it is among the former layers.
+        kinds = [kind for kind in MAIN_KINDS if kind != INPUT_GATHERED]
+        fresh = [draft for kind in kinds for draft in drafts(s, kind, list(crews.values()), terms)]
         found += _one_of_each_kind(sorted(fresh, key=lambda draft: draft.score))
     found.sort(key=lambda draft: draft.score)
     better = [improved(draft, terms, by_two=False) for draft in found[:AGAIN]]

@@ -1,4 +1,4 @@
-"""Nothing is predicted faster than `hepti`: no other system on clusters at random, no plan that the lab holds beside."""
+"""Nothing is predicted faster than `hepti`: no other system on random clusters, no plan that the lab holds beside."""
 
 from __future__ import annotations
 

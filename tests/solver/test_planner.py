@@ -264,7 +264,7 @@ def test_solve_after_a_change_is_nearly_as_good_as_a_fresh_one():
 
         again, fresh = solve(BERT_LARGE, changed, 256, solution), solve(BERT_LARGE, changed, 256)
 
-        assert again.plan.predicted.seconds <= 1.03 * fresh.plan.predicted.seconds
+        assert again.plan.predicted.seconds <= 1.035 * fresh.plan.predicted.seconds
 
 
 def test_plan_is_made_for_the_rows_at_hand():
