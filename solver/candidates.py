@@ -44,7 +44,9 @@ def candidates(s: Setting, terms: Terms) -> list[Layer]:
     scarce = bool(np.isfinite(terms.caps).all())
     # Tight caps make odd kinds best; prices alone seldom do.
     every = scarce and s.devices <= FEW and not terms.prices.any()
-    found = _drafts(s, KINDS if every else MAIN_KINDS, terms)
+    # Among very many devices its tables alone take two seconds.
+    main = [kind for kind in MAIN_KINDS if kind != INPUT_GATHERED or s.devices <= JOINING]
+    found = _drafts(s, KINDS if every else main, terms)
     if scarce:
         # First shares that break caps say little about what moves can mend: improve those of every such kind.
         drafted = _one_of_each_kind(found)
