@@ -94,7 +94,8 @@ def test_mix_of_layers_is_that_of_exhaustive_search():
         solution = solve(spec, cluster, rows)
 
         mixed += len(solution.runs) > 1
-        assert sum(count * layer.seconds for layer, count in solution.runs) == pytest.approx(best)
+        # The plan may be of other layers: chosen with what stands before and behind them, and with tiles.
+        assert solution.mix_s == pytest.approx(best)
         assert (sum(count * layer.held_bytes for layer, count in solution.runs) <= room + 1).all()
     assert mixed > 5
     assert refused > 0
