@@ -63,7 +63,7 @@ class Replanner:
         self._again_at = 0  # how many requests make what was too dear worth another look; 0: nothing was
         self._read_bytes_per_s = read_bytes_per_s
         self._solved = self._factors()
-        self._told = self.drift.cluster
+        self._told = self._planned_for = self.drift.cluster
 
     def observe(
         self,
@@ -97,7 +97,7 @@ class Replanner:
         if not shifted and not 0 < self._again_at <= self._requests:
             return None
         now = self.drift.cluster
-        why = self._why(now) if shifted else f"nothing has changed for {self._since} requests"
+        why = self._why(now) if shifted or self._since < LEAST_HORIZON else f"all as it was for {self._since} requests"
         # A further change does not put off what is due after the first.
         due = self._again_at or self._requests + AGAIN
         self._solved, self._told, self._again_at = factors, now, 0
@@ -164,6 +164,7 @@ class Replanner:
     def take(self, plan: Plan, holdings: Holdings | None = None) -> None:
         """Go on with a plan: of a decision, or what there is of it so far; with what ranks hold, if that is known."""
         self.plan = plan
+        self._planned_for = self.drift.cluster
         if holdings is not None:
             self._holdings = holdings
         else:
@@ -216,13 +217,13 @@ class Replanner:
         return [rank for rank, device in enumerate(now.devices) if need[rank] + work > device.memory_bytes]
 
     def _why(self, now: Cluster) -> str:
-        """Say what changed since the last decision, the largest first."""
+        """Say what changed since the plan did, the largest first."""
         found: list[tuple[float, str]] = []
         least_memory = MEMORY_SHIFT if self._memory_shifted() else math.inf
-        for rank, (device, was) in enumerate(zip(now.devices, self._told.devices, strict=True)):
+        for rank, (device, was) in enumerate(zip(now.devices, self._planned_for.devices, strict=True)):
             changes = (
                 (was.compute_flop_per_s, device.compute_flop_per_s, 1e9, "GFLOP/s", "went", SHIFT),
-                (self._told.bandwidth(rank), now.bandwidth(rank), 1e6 / 8, "Mbps", "'s link went", SHIFT),
+                (self._planned_for.bandwidth(rank), now.bandwidth(rank), 1e6 / 8, "Mbps", "'s link went", SHIFT),
                 (was.memory_bytes, device.memory_bytes, GIB, "GiB free", "went", least_memory),
             )
             for before, after, unit, name, went, least in changes:
