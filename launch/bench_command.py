@@ -88,6 +88,8 @@ def _write(
 
 
 def _offload(options: argparse.Namespace) -> int:
+    if options.runs < 2:  # quartiles need two
+        raise HeptiError(f"--runs is {options.runs}, must be at least 2")
     require_tools()
     report = bench_offload(options.cluster, options.runs)
     _write(report, options, write_picture)

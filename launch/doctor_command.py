@@ -47,6 +47,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    if options.model and not Path(options.model).exists():
+        raise HeptiError(f"there is no weights file {options.model}: python -m weights convert or synthesize makes one")
     entries = read_hostfile(options.hostfile)
     hosts = list(dict.fromkeys(entry.host for entry in entries))
     answers = ask_all(hosts, options.python, options.agent, options.model)
@@ -85,7 +87,7 @@ def _print(answers: Sequence[Answer], findings: Sequence[Finding]) -> None:
     show("hosts", ["host", "Python", "numpy", "MPI", "cores", "free GiB", "°C", "links"], rows)
     if findings:
         lines = [[finding.host, finding.problem, finding.mend] for finding in findings]
-        show(f"{len(findings)} findings", ["host", "finding", "mend"], lines)
+        show(f"{len(findings)} finding{'s' * (len(findings) > 1)}", ["host", "finding", "mend"], lines)
     else:
         print(f"{len(answers)} hosts, nothing found")
 

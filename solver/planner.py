@@ -284,7 +284,11 @@ def _rounded(s: Setting, best: Layer, terms: Terms) -> list[Layer]:
     """Return the convex program's shares in whole units, improved; nothing if that breaks a cap."""
     units = {axis: np.zeros(s.devices, np.int64) for axis in best.units}
     crew = list(_crew(best))
-    for axis, shares in _relaxed(s, best, terms).units.items():
+    try:
+        relaxed = _relaxed(s, best, terms)
+    except InfeasiblePlanError:  # no shares of these cuts fit: what is missing of all the mix says
+        return []
+    for axis, shares in relaxed.units.items():
         units[axis][crew] = largest_remainder(np.maximum(shares, 0.0).tolist(), int(best.units[axis].sum()))
     draft = improved(redraft(s, best.kind, units, terms), terms, by_two=False)
     layer = finish(draft, terms, s.devices)

@@ -64,11 +64,13 @@ def print_comparison(console: Console, plan: Plan, others: Sequence[Entry], boun
         table.add_column(heading, justify="left" if heading in ("system", "lacks") else "right")
     rows = [
         (plan.system, plan.predicted.seconds, ""),
-        *((other.system, other.seconds, other.lacks) for other in others),
+        *((other.system, other.seconds, other.lacks) for other in others if other.system != plan.system),
     ]
     for system, seconds, lacks in sorted(rows, key=lambda row: row[1]):
-        ratio = "" if system == plan.system else f"{seconds / plan.predicted.seconds:.2f} times as fast"
-        shown = f"{1e3 * seconds:.1f}" if np.isfinite(seconds) else "-"
+        planned = np.isfinite(seconds)
+        compared = planned and system != plan.system
+        ratio = f"{seconds / plan.predicted.seconds:.2f} times as fast" if compared else ""
+        shown = f"{1e3 * seconds:.1f}" if planned else "-"
         table.add_row(system, shown, ratio, lacks, style="bold" if system == plan.system else "dim" if lacks else "")
     console.print(table)
     console.print(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
@@ -205,3 +206,21 @@ def test_who_wins_where_is_drawn(cluster, tmp_path):
     plot_winners([["hepti", ""], ["data", "hepti"]], [10, 940], ["0.5 times", "1 times"], tmp_path / "map.svg", "who")
 
     assert "<svg" in (tmp_path / "map.svg").read_text()
+
+
+def test_memory_that_nothing_fits_into_is_refused_with_what_is_missing(tmp_path):
+    devices = "".join(f'[[device]]\nname = "pi-{n}"\ngflops = 24.6\nmemory_gib = 0.1\n' for n in range(4))
+    cluster = tmp_path / "tiny.toml"
+    cluster.write_text(f'format = "hepti-cluster/1"\n{devices}[network]\nbandwidth_mbps = 940\nlatency_us = 200\n')
+
+    done = solver("--model", "bert-large", "--cluster", cluster)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"python -m solver: bert-large does not fit: \d+ MiB short; it would with .*\n", done.stderr)
+
+
+def test_the_plan_stands_once_beside_the_others(cluster):
+    done = solver("--model", "bert-base", "--cluster", cluster, "--system", "megatron-weighted")
+
+    assert done.stdout.count("│ megatron-weighted ") == 1
+    assert "inf" not in done.stdout
