@@ -93,14 +93,15 @@ def best_mix(seconds: Sequence[float], held: Sequence[Floats], room: Floats, lay
     total = float(np.dot(seconds, found))
     objective, bound = pulp.value(problem.objective), _bound(problem)
     gap = max(0.0, (objective - bound) / objective) if bound is not None else 0.0
-    return Mix(found, total, gap, np.array([missing.value() for missing in program.short]) * program.unit_bytes)
+    short = program.by_device([missing.value() for missing in program.short]) * program.unit_bytes
+    return Mix(found, total, gap, short)
 
 
 def prices(seconds: Sequence[float], held: Sequence[Floats], room: Floats, layers: int) -> Prices:
     """Solve the linear relaxation for its duals; arguments as in `best_mix`."""
     program = _Program(seconds, held, room, layers, whole=False)
     program.problem.solve(_solver())
-    per_byte = np.array([max(0.0, -limit.pi) for limit in program.memory]) / program.unit_bytes
+    per_byte = program.by_device([max(0.0, -limit.pi) for limit in program.memory]) / program.unit_bytes
     chosen = tuple(float(count.value()) for count in program.counts)
     return Prices(per_byte, program.all_layers.pi, float(pulp.value(program.problem.objective)), chosen)
 
@@ -133,17 +134,25 @@ class _Program:
         category = pulp.LpInteger if whole else pulp.LpContinuous
         self.unit_bytes = unit = max(float(weights.sum()) for weights in held)
         self.counts = [problem.add_variable(f"n_{c}", 0, layers, category) for c in range(len(seconds))]
-        self.short = [problem.add_variable(f"s_{i}", 0) for i in range(room.size)]
+        # Where the largest shares in all layers have room, memory limits nothing: 1024 constraints take a second.
+        self._devices, self._limited = room.size, np.flatnonzero(layers * np.max(held, axis=0) > room)
+        self.short = [problem.add_variable(f"s_{i}", 0) for i in self._limited]
         penalty = LACK * layers * max(seconds)
         penalties = np.where(np.arange(room.size) == room.argmax(), penalty, ELSEWHERE * penalty)
-        problem += pulp.lpDot(seconds, self.counts) + pulp.lpDot(penalties.tolist(), self.short)
+        problem += pulp.lpDot(seconds, self.counts) + pulp.lpDot(penalties[self._limited].tolist(), self.short)
         self.all_layers = pulp.lpSum(self.counts) == layers
         problem += self.all_layers, "C1_layers"
         self.memory = []
-        for i in range(room.size):
+        for i, missing in zip(self._limited, self.short, strict=True):
             used = pulp.lpDot([weights[i] / unit for weights in held], self.counts)
-            self.memory.append(used - self.short[i] <= room[i] / unit)
+            self.memory.append(used - missing <= room[i] / unit)
             problem += self.memory[-1], f"C2_memory_{i}"
+
+    def by_device(self, values: Sequence[float]) -> Floats:
+        """Return values of the devices whose memory limits as values of all, [p], zero for the others."""
+        every = np.zeros(self._devices)
+        every[self._limited] = values
+        return every
 
 
 def _solver(gap: float = GAP) -> pulp.LpSolver:
