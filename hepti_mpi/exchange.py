@@ -7,7 +7,6 @@ to an exchange is not changed afterwards: it may still be on its way.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -310,6 +309,11 @@ class Part:
         return Part(self.rows.intersect(other.rows), self.columns.intersect(other.columns))
 
     @property
+    def size(self) -> int:
+        """How many numbers."""
+        return self.rows.size * self.columns.size
+
+    @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
         return self.rows.size, self.columns.size
@@ -339,13 +343,13 @@ def regrid(group: Group, x: Array, have: Sequence[Part], want: Sequence[Part]) -
     mine, wanted = have[group.rank], want[group.rank]
     for peer in group.others():
         part = mine.intersect(want[peer])
-        if math.prod(part.shape):
+        if part.size:
             _send(group, x[part.within(mine)], [peer])
-    parts = [(peer, part) for peer in group.others() if math.prod((part := have[peer].intersect(wanted)).shape)]
+    parts = [(peer, part) for peer in group.others() if (part := have[peer].intersect(wanted)).size]
     blocks = [(peer, np.empty(part.shape, np.float32)) for peer, part in parts]
     y = np.empty(wanted.shape, np.float32)
     kept = mine.intersect(wanted)
-    if math.prod(kept.shape):
+    if kept.size:
         y[kept.within(wanted)] = x[kept.within(mine)]
     for number in _receive(group, blocks):
         y[parts[number][1].within(wanted)] = blocks[number][1]

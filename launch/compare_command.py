@@ -125,11 +125,16 @@ def write_comparison(report: dict[str, Any], files: Path, out: Path) -> None:
                 plot_trace(trace, out / f"timeline-{label}.png", f"{name}: one request of {report['rows']} rows")
 
 
-def _contest_words(options: argparse.Namespace) -> dict[str, tuple[str, ...]]:
-    """Return the lists of the command line, checked; before anything is started."""
+def check_counts(options: argparse.Namespace) -> None:
+    """Refuse a contest of no runs or requests."""
     for name, least in (("runs", 1), ("repeat", 1), ("warmup", 0)):
         if getattr(options, name) < least:
             raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least {least}")
+
+
+def _contest_words(options: argparse.Namespace) -> dict[str, tuple[str, ...]]:
+    """Return the lists of the command line, checked; before anything is started."""
+    check_counts(options)
     if options.rows is not None and options.rows < 1:
         raise HeptiError(f"--rows is {options.rows}, must be at least 1")
     return {

@@ -11,8 +11,7 @@ import numpy as np
 from launch.single import RUNTIMES
 from solver.advice import bounds
 from solver.cluster import Cluster
-from solver.compare import lacks
-from solver.cost import price, setting
+from solver.cost import lacks, price, setting
 from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.pipeline import price_plan

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from launch.bench_model import bench_model, check_model
-from launch.compare_command import chosen
+from launch.compare_command import check_counts, chosen
 from launch.lab_up import require_tools
 from launch.tables import show
 from solver.errors import HeptiError
@@ -43,9 +43,7 @@ def add_parser(suites: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _paper(options: argparse.Namespace) -> int:
     figures, systems = chosen("--figures", options.figures, FIGURES), chosen("--systems", options.systems, [*PLANNERS])
     mbps = bandwidths(options.mbps)
-    for name, least in (("runs", 1), ("repeat", 1), ("warmup", 0)):
-        if getattr(options, name) < least:
-            raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least {least}")
+    check_counts(options)
     clusters = {name: len(find_cluster(name).devices) for name in options.clusters.split(",")}
     for name in options.models.split(","):
         check_model(name, options.layers)

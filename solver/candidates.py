@@ -5,8 +5,9 @@ A crew is a set of devices that may share a layer. Few devices: all crews. More:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from solver.layers import Setting
 from solver.plan import Cut, Layout
 from solver.search import JOINING, Draft, Layer, Terms, drafts, finish, improved, redraft
 from solver.steps import FLOAT_BYTES, Axis
+
+Found = TypeVar("Found", Draft, Layer)
 
 # Kinds that are priced for every crew; the others, seldom best, only for the crew of the best of these.
 _ROWS, _BLOCK, _FULL = (Cut.ROWS, Layout.ROWS), (Cut.BLOCK, Layout.ROWS), (Cut.BLOCK, Layout.FULL)
@@ -49,7 +52,7 @@ def candidates(s: Setting, terms: Terms) -> list[Layer]:
     found = _drafts(s, KINDS if every else main, terms)
     if scarce:
         # First shares that break caps say little about what moves can mend: improve those of every such kind.
-        drafted = _one_of_each_kind(found)
+        drafted = one_of_each_kind(found)
         fitting = [draft for draft in drafted if draft.fits(terms)]
         broken = [draft for draft in drafted if not draft.fits(terms)]
         thorough = 0 if terms.prices.any() else THOROUGH
@@ -58,8 +61,8 @@ def candidates(s: Setting, terms: Terms) -> list[Layer]:
     others = [draft for kind in OTHER_KINDS for draft in drafts(s, kind, [crew], terms)]
     chosen = sorted(found[:FINISHED] + others, key=lambda draft: draft.score)[:FINISHED]
     # Moves, and tiles, which come later, may do most for a kind that begins behind.
-    kinds = {draft.table.kind for draft in chosen}
-    return finished(s, chosen + [draft for draft in _one_of_each_kind(found) if draft.table.kind not in kinds], terms)
+    kinds = {draft.kind for draft in chosen}
+    return finished(s, chosen + [draft for draft in one_of_each_kind(found) if draft.kind not in kinds], terms)
 
 
 def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
@@ -72,7 +75,7 @@ def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
         # The input is gathered on slow links, which seldom change as a whole: there it is among the former layers.
         kinds = [kind for kind in MAIN_KINDS if kind != INPUT_GATHERED]
         fresh = [draft for kind in kinds for draft in drafts(s, kind, list(crews.values()), terms)]
-        found += _one_of_each_kind(sorted(fresh, key=lambda draft: draft.score))
+        found += one_of_each_kind(sorted(fresh, key=lambda draft: draft.score))
     found.sort(key=lambda draft: draft.score)
     better = [improved(draft, terms, by_two=False) for draft in found[:AGAIN]]
     # Where memory has a price, what the mix is made of has to stay, good or not.
@@ -89,19 +92,17 @@ def alone(s: Setting, terms: Terms) -> list[Layer]:
 
 def nearby(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
     """Return the best layer of each of the best kinds, at these terms, with units moved as long as that pays."""
-    ordered = sorted(layers, key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
-    best: dict[LayerKind, Layer] = {}
-    for layer in ordered:
-        best.setdefault(layer.kind, layer)
-    drafted = [redraft(s, kind, layer.units, terms) for kind, layer in list(best.items())[:NEARBY]]
+    ordered = sorted(layers, key=terms.cost)
+    drafted = [redraft(s, layer.kind, layer.units, terms) for layer in one_of_each_kind(ordered)[:NEARBY]]
     return finished(s, drafted, terms, thorough=0)
 
 
-def _one_of_each_kind(found: Sequence[Draft]) -> list[Draft]:
-    best: dict[LayerKind, Draft] = {}
-    for draft in found:
-        best.setdefault(draft.table.kind, draft)
-    return list(best.values())
+def one_of_each_kind(found: Iterable[Found]) -> list[Found]:
+    """Return the first of every kind."""
+    first: dict[LayerKind, Found] = {}
+    for one in found:
+        first.setdefault(one.kind, one)
+    return list(first.values())
 
 
 def _drafts(s: Setting, kinds: Sequence[LayerKind], terms: Terms) -> list[Draft]:

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.cost import work_bytes
+from solver.cost import lacks
 from solver.errors import HeptiError
 from solver.model import ModelSpec, decoupled
 from solver.pipeline import price_plan
-from solver.plan import Plan, Wire
+from solver.plan import Wire
 from solver.systems import DECOUPLED, PLANNERS, make_plan, plans_for
-
-MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +101,6 @@ def winners(
         return found.system if found else ""
 
     return [[best(bandwidth, memory) for bandwidth in bandwidths] for memory in memories]
-
-
-def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> str:
-    """Return what memory a plan lacks, in words; "" where it fits."""
-    needs = work_bytes(spec, plan.rows)
-    for device, held in zip(cluster.devices, weights_bytes, strict=True):
-        short = held + needs - device.memory_bytes
-        if short > 0 and held > 0:
-            return f"{device.name}: {-(-short // MIB)} MiB short"
-    return ""
 
 
 def _entry(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> Entry:

@@ -7,7 +7,7 @@ two overlap), `solver.layers` (which steps a layer takes).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -26,8 +26,9 @@ from solver.spans import Partition, Span
 from solver.steps import FLOAT_BYTES, Axis, Machine, Step, Times, Transfer, Values, step_times
 from solver.sublayers import BLOCK, SUBLAYERS
 
+MIB = 2**20
 # The interpreter, numpy, MPI and its socket buffers, beside weights and activations.
-PROGRAM_BYTES = 150 * 2**20
+PROGRAM_BYTES = 150 * MIB
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,6 +157,16 @@ def work_bytes(spec: ModelSpec, rows: int) -> int:
     """
     ffn = spec.sub_block.ffn if spec.groups else spec.ffn
     return PROGRAM_BYTES + FLOAT_BYTES * rows * (5 * spec.hidden + max(4 * spec.hidden, ffn))
+
+
+def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> str:
+    """Return what memory a plan lacks, in words; "" where it fits."""
+    needs = work_bytes(spec, plan.rows)
+    for device, held in zip(cluster.devices, weights_bytes, strict=True):
+        short = held + needs - device.memory_bytes
+        if short > 0 and held > 0:
+            return f"{device.name}: {-(-short // MIB)} MiB short"
+    return ""
 
 
 def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:

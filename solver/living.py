@@ -28,7 +28,7 @@ def living(spec: ModelSpec, cluster: Cluster, solution: Solution) -> Solution:
     """Return a solution with the best plan by rows in place of its own, if that is nearly as fast."""
     plan = solution.plan
     by_rows = plan_by_rows(spec, cluster, plan.rows, plan.wire)
-    if by_rows is None or _seconds(by_rows) > (1 + WORTH) * _seconds(plan):
+    if by_rows is None or by_rows.predicted_s > (1 + WORTH) * plan.predicted_s:
         return solution
     return replace(solution, plan=by_rows)
 
@@ -57,8 +57,3 @@ def holds_all(spec: ModelSpec, cluster: Cluster, rows: int) -> Mask:
     shapes = layer_tensor_shapes(spec.hidden, spec.ffn).values()
     layer_bytes = FLOAT_BYTES * sum(int(np.prod(shape)) for shape in shapes)
     return np.asarray(weights_room(spec, cluster, rows) >= spec.layers * layer_bytes)
-
-
-def _seconds(plan: Plan) -> float:
-    assert plan.predicted is not None
-    return plan.predicted.seconds

@@ -334,6 +334,12 @@ class Plan:
             object.__setattr__(self, "devices", tuple(names))
 
     @property
+    def predicted_s(self) -> float:
+        """Predicted seconds of a request, of a plan that has been priced."""
+        assert self.predicted is not None
+        return self.predicted.seconds
+
+    @property
     def in_one(self) -> bool:
         """Whether there is one stage, of all devices."""
         return len(self.stages) == 1 and self.stages[0].devices == self.devices

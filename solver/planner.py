@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solver import integer
-from solver.candidates import FEW, MAIN_KINDS, again, alone, candidates, finished, nearby
+from solver.candidates import FEW, MAIN_KINDS, again, alone, candidates, finished, nearby, one_of_each_kind
 from solver.cluster import Cluster
 from solver.cost import plan_seconds, price, setting, weights_room
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
-from solver.kinds import KINDS, LayerKind, layer_plan, layer_seconds, layer_table, taking
+from solver.kinds import KINDS, layer_plan, layer_seconds, layer_table, taking
 from solver.layers import Setting
 from solver.model import ModelSpec
 from solver.plan import Plan, Stage, Wire
@@ -144,7 +144,7 @@ def solve(
         if not found:  # none of them fits any more
             return solve(spec, cluster, rows, wire=wire)
     terms = _terms(prices, room)
-    best = min(found, key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
+    best = min(found, key=terms.cost)
     if before is None:
         found += _rounded(s, best, terms)
     # Beyond every plan's seconds the relaxed mix lacks memory: nothing fits, and what is missing needs no last MiB.
@@ -165,10 +165,10 @@ def solve(
     plan = _plan(s, cluster, runs)
     plans = [plan, _sent(s, plan, runs)] if before is None and s.devices <= JOINING else [plan]
     priced = [replace(plan, predicted=price(s, plan).prediction) for plan in plans]
-    plan = min(priced, key=_seconds)
+    plan = min(priced, key=lambda plan: plan.predicted_s)
     if before is None and mix_bound_s:
         uniform = _uniform(s, cluster, found, room)
-        if uniform is not None and _seconds(uniform[1]) < _seconds(plan):
+        if uniform is not None and uniform[1].predicted_s < plan.predicted_s:
             s, plan, only = uniform
             runs, used = [(only, spec.layers)], [only]
     layers = (*used, *others[:KEPT])
@@ -192,13 +192,10 @@ def _uniform(s: Setting, cluster: Cluster, found: Sequence[Layer], room: Floats)
     Tiles change what a mix costs by up to a fifth, but a mix is chosen without.
     """
     caps = np.maximum(room, 0.0) / s.spec.layers
-    best: dict[LayerKind, Layer] = {}
-    for layer in sorted(found, key=lambda layer: layer.seconds):
-        if (layer.held_bytes <= caps).all():
-            best.setdefault(layer.kind, layer)
-    if not best:
+    fitting = [layer for layer in found if (layer.held_bytes <= caps).all()]
+    if not fitting:
         return None
-    s, layers = _sent_best(s, list(best.values()), caps)
+    s, layers = _sent_best(s, one_of_each_kind(sorted(fitting, key=lambda layer: layer.seconds)), caps)
     layer = _best_with_ends(s, cluster, layers, min(layers, key=lambda layer: layer.seconds), room)
     layer = _rows_to_root(s, cluster, layer, room)
     plan = _plan(s, cluster, [(layer, s.spec.layers)])
@@ -243,10 +240,6 @@ def _rows_to_root(s: Setting, cluster: Cluster, layer: Layer, room: Floats) -> L
                     break
                 layer, best_s = other, seconds
     return layer
-
-
-def _seconds(plan: Plan) -> float:
-    return plan.predicted.seconds if plan.predicted else np.inf
 
 
 def _terms(prices: Floats, room: Floats) -> Terms:
@@ -315,14 +308,14 @@ def _scarce(s: Setting, room: Floats, found: list[Layer]) -> tuple[list[Layer], 
         found = found + worth
     used = [layer for layer, count in zip(found, duals.layers, strict=False) if count > 0]
     more = [near for layer in used for near in neighbours(s, layer, terms, NEIGHBOURS)]
-    more.sort(key=lambda layer: layer.seconds + float(terms.charge(layer.held_bytes)))
+    more.sort(key=terms.cost)
     found = found + more[:NEIGHBOURS]
     return found, duals.per_byte, _prices(s, found, room).bound_s
 
 
 def _below(layers: Sequence[Layer], terms: Terms, limit: float) -> list[Layer]:
     """Return the layers whose seconds and charges are less than `limit`."""
-    return [layer for layer in layers if layer.seconds + float(terms.charge(layer.held_bytes)) < limit]
+    return [layer for layer in layers if terms.cost(layer) < limit]
 
 
 def _plan(s: Setting, cluster: Cluster, runs: Sequence[tuple[Layer, int]]) -> Plan:

@@ -116,15 +116,15 @@ class Replanner:
             except InfeasiblePlanError as error:
                 return Decision(self.plan, False, f"{why} ({error})", "", before_s, before_s, 0.0)
             plan = self._latest.plan
-        worth = _seconds(plan) <= (1 - LEAST_GAIN) * before_s and self._net_s(plan, before_s) > 0
+        worth = plan.predicted_s <= (1 - LEAST_GAIN) * before_s and self._net_s(plan, before_s) > 0
         taken = (worth or bool(short)) and not self._short(plan, now)
         if aim is not None:
             aim_s = predict(self._spec, now, aim, aim.rows).seconds
-            taken = taken and (_seconds(plan) <= (1 - LEAST_GAIN) * aim_s or bool(self._short(aim, now)))
-        if not shifted and not taken and _seconds(plan) < (1 - LEAST_GAIN) * before_s:
+            taken = taken and (plan.predicted_s <= (1 - LEAST_GAIN) * aim_s or bool(self._short(aim, now)))
+        if not shifted and not taken and plan.predicted_s < (1 - LEAST_GAIN) * before_s:
             self._again_at = self._requests + self.horizon  # too dear so far
         cost_s = self.moving_s(plan)
-        return Decision(plan, taken, why, shares(self.plan, plan), before_s, _seconds(plan), cost_s, tuple(short))
+        return Decision(plan, taken, why, shares(self.plan, plan), before_s, plan.predicted_s, cost_s, tuple(short))
 
     def _other_rows(self, now: Cluster, short: bool, shifted: bool) -> Plan | None:
         """Return a plan whose rows are to be shared anew; None if all is to be solved again.
@@ -148,7 +148,7 @@ class Replanner:
         Requests wait for it at most one layer's time each, and run under the old plan until it is done.
         """
         requests = self.horizon - self._meanwhile(plan, before_s)
-        return requests * (before_s - _seconds(plan)) - self.moving_s(plan)
+        return requests * (before_s - plan.predicted_s) - self.moving_s(plan)
 
     def _meanwhile(self, plan: Plan, before_s: float) -> float:
         """Return how many requests pass until ranks have what they lack for a plan.
@@ -234,8 +234,3 @@ class Replanner:
         found.sort(reverse=True)
         recent = min(tracker.since for tracker in (*self.drift.compute, *self.drift.links)) + 2
         return " and ".join(text for _, text in found[:NAMED]) + f" {recent} requests ago" if found else "slow drift"
-
-
-def _seconds(plan: Plan) -> float:
-    assert plan.predicted is not None
-    return plan.predicted.seconds

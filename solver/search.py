@@ -61,6 +61,10 @@ class Terms:
         """Return the seconds that bytes are charged with, [...]."""
         return np.asarray((self.prices * held + OVERFLOW * np.maximum(held - self.caps, 0.0)).sum(-1))
 
+    def cost(self, layer: Layer) -> float:
+        """Return a layer's seconds and what its bytes are charged with."""
+        return layer.seconds + float(self.charge(layer.held_bytes))
+
     def only(self, devices: NDArray[np.intp]) -> Terms:
         """Return the terms of some of the devices."""
         return Terms(self.prices[devices], self.caps[devices])
@@ -74,6 +78,11 @@ class Draft:
     devices: NDArray[np.intp]
     units: Units
     score: float
+
+    @property
+    def kind(self) -> LayerKind:
+        """Of the layer."""
+        return self.table.kind
 
     def fits(self, terms: Terms) -> bool:
         """Return whether no device holds more than its cap."""
@@ -155,12 +164,7 @@ def neighbours(setting: Setting, layer: Layer, terms: Terms, most: int) -> list[
     units = _after(layer.units, moves)
     seconds, held = table.seconds(units), table.held_bytes(units)
     near = np.argsort(seconds + terms.charge(held), kind="stable")[:most]
-    return [
-        Layer(
-            layer.kind, {axis: counts[number] for axis, counts in units.items()}, float(seconds[number]), held[number]
-        )
-        for number in near
-    ]
+    return [_layer(layer.kind, units, seconds, held, number) for number in near.tolist()]
 
 
 def finish(draft: Draft, terms: Terms, devices: int) -> Layer | None:

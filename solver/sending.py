@@ -6,9 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from solver.cost import plan_seconds
+from solver.cluster import Cluster
+from solver.cost import plan_seconds, setting
 from solver.kinds import LayerKind, Units, layer_seconds, taking
 from solver.layers import Setting
+from solver.model import ModelSpec
+from solver.pipeline import predict_plan
 from solver.plan import BlockPlan, LayerPlan, Layout, Plan, Stage
 from solver.routes import Route
 
@@ -26,6 +29,12 @@ def best_sending(s: Setting, plan: Plan) -> Plan:
         return plan
     devices = len(plan.stages[0].active)
     return _best(devices, lambda tile_rows, route: sent(plan, tile_rows, route), lambda other: plan_seconds(s, other))
+
+
+def sent_and_predicted(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Plan:
+    """Return a plan of any stages with the tiles and routes that are best for it, and what it is predicted to cost."""
+    plan = best_sending(setting(spec, cluster, rows), plan)
+    return replace(plan, predicted=predict_plan(spec, cluster, plan, rows))
 
 
 def best_sent(s: Setting, kind: LayerKind, units: Units) -> tuple[int, LayerKind, float]:

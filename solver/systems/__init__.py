@@ -7,12 +7,10 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from solver.cluster import Cluster
-from solver.cost import setting
 from solver.errors import HeptiError, InfeasiblePlanError
 from solver.model import ModelSpec
-from solver.pipeline import predict_plan
 from solver.plan import Plan, Wire
-from solver.sending import best_sending
+from solver.sending import sent_and_predicted
 from solver.systems.data import plan_data
 from solver.systems.detransformer import plan_detransformer
 from solver.systems.edgeshard import plan_edgeshard
@@ -81,5 +79,4 @@ def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: W
     plan = plan_pipeedge(spec, cluster, rows, wire) if pipes else PLANNERS[system](spec, cluster, rows)
     if plan.in_one:
         wire.check_one_stage()
-    plan = best_sending(setting(spec, cluster, rows), replace(plan, wire=wire))
-    return replace(plan, predicted=predict_plan(spec, cluster, plan, rows))
+    return sent_and_predicted(spec, cluster, replace(plan, wire=wire), rows)

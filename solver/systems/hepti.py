@@ -16,12 +16,11 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from solver.cluster import Cluster
-from solver.cost import setting, work_bytes
+from solver.cost import lacks
 from solver.errors import InfeasiblePlanError
 from solver.model import ModelSpec
-from solver.pipeline import predict_plan
 from solver.plan import Plan, Wire
-from solver.sending import best_sending
+from solver.sending import sent_and_predicted
 from solver.systems.edgeshard import plan_edgeshard
 from solver.systems.galaxy import plan_galaxy
 from solver.systems.grid2d import plan_grid2d
@@ -60,7 +59,7 @@ def solve_hepti(
         return other, None
     # Where the fastest layer fits everywhere, no device by itself is faster than it.
     other = _published(spec, cluster, rows, wire) if solution.mix_bound_s else None
-    if other is None or _seconds(solution.plan) <= _seconds(other):
+    if other is None or solution.plan.predicted_s <= other.predicted_s:
         return solution.plan, solution
     return other, None
 
@@ -78,22 +77,11 @@ def _published(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> Plan
             plan = replace(
                 make(), wire=wire, system="hepti", devices=cluster.names, cluster_fingerprint=cluster.fingerprint
             )
-            plan = best_sending(setting(spec, cluster, rows), plan)
-            plan = replace(plan, predicted=predict_plan(spec, cluster, plan, rows))
-            if _fits(spec, cluster, plan):
+            plan = sent_and_predicted(spec, cluster, plan, rows)
+            assert plan.predicted is not None
+            if not lacks(spec, cluster, plan, plan.predicted.weights_bytes):
                 found.append(plan)
-    return min(found, key=_seconds, default=None)
-
-
-def _fits(spec: ModelSpec, cluster: Cluster, plan: Plan) -> bool:
-    assert plan.predicted is not None
-    devices = zip(plan.predicted.weights_bytes, cluster.devices, strict=True)
-    return all(held + work_bytes(spec, plan.rows) <= device.memory_bytes for held, device in devices if held)
-
-
-def _seconds(plan: Plan) -> float:
-    assert plan.predicted is not None
-    return plan.predicted.seconds
+    return min(found, key=lambda plan: plan.predicted_s, default=None)
 
 
 def plan_hepti_throughput(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:

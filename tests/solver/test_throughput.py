@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from solver.compare import compare, lacks, winner, winners
-from solver.cost import weights_room
+from solver.compare import compare, winner, winners
+from solver.cost import lacks, weights_room
 from solver.errors import InfeasiblePlanError
 from solver.model import named_model
 from solver.pipeline import price_plan, whole_layer_bytes
