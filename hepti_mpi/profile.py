@@ -1,4 +1,4 @@
-"""Measure a cluster: every device's kernels, its free memory, and the links; the result is a cluster file.
+"""Measure a cluster: every device's kernels, free memory and unrest, and the links; the result is a cluster file.
 
 What is measured, and in which units, is what `solver.curves` and `solver.cluster` describe. All ranks measure their
 kernels at the same time, as they will compute.
@@ -20,6 +20,7 @@ from hepti_mpi.comm import Group, host_name, library
 from hepti_mpi.memory import free_bytes
 from hepti_mpi.profile_kernels import measure_kernels
 from hepti_mpi.profile_links import measure_links, measure_messages
+from hepti_mpi.profile_unrest import measure_unrest
 from solver.cluster import Cluster, Device
 from solver.curves import Bank, Curves, Kernel
 from solver.model import ModelSpec
@@ -43,15 +44,18 @@ def profile(spec: ModelSpec, group: Group, backend: str, precision: str = "float
     Cluster
         Devices in rank order, called after their hosts.
     """
-    kernels_here = measure_kernels(spec, backends.backend(backend, precision), group)
+    computes = backends.backend(backend, precision)
+    kernels_here, pace = measure_kernels(spec, computes, group)
     links = measure_links(group)
-    curves = Curves(spec.head_dim, {**kernels_here.kernels, Kernel.MESSAGE: measure_messages(group, links)})
-    measured = group.on_all(lambda: (host_name(), free_bytes(), curves))
-    ranks_on = Counter(host for host, _, _ in measured)
-    names = _names([host for host, _, _ in measured])
+    messages = measure_messages(group, links, pace)
+    unrest = measure_unrest(spec, computes, group)
+    curves = Curves(spec.head_dim, {**kernels_here.kernels, Kernel.MESSAGE: messages})
+    measured = group.on_all(lambda: (host_name(), free_bytes(), curves, unrest))
+    ranks_on = Counter(host for host, *_ in measured)
+    names = _names([host for host, *_ in measured])
     devices = tuple(
-        Device(name, flop_per_s(own_curves, spec), memory // ranks_on[host], own_link, own_curves)
-        for name, (host, memory, own_curves), own_link in zip(names, measured, links.own, strict=True)
+        Device(name, flop_per_s(own_curves, spec), memory // ranks_on[host], own_link, own_curves, *own_unrest)
+        for name, (host, memory, own_curves, own_unrest), own_link in zip(names, measured, links.own, strict=True)
     )
     facts = {
         "backend": backend,

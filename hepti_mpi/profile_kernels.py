@@ -8,13 +8,16 @@ from functools import partial
 
 import numpy as np
 
-from hepti_mpi import kernels
+from hepti_mpi.arrays import Array
+from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
-from hepti_mpi.layers import add
+from hepti_mpi.exchange import Tiles, whole
+from hepti_mpi.layers import MLP, BlockKernels, Pass, Stream, block
 from hepti_mpi.products import Backend
 from hepti_mpi.timing import Call, seconds_of
 from solver.curves import Curve, Curves, Floats, Kernel
 from solver.model import ModelSpec
+from solver.plan import BlockPlan, Cut, Layout
 
 # No multiples of 4, but for the last: a kernel works on so many rows at once, and shares are seldom multiples. 40 rows
 # take onnxruntime 3 % less than the line through 37 and 44 says.
@@ -48,9 +51,9 @@ class Grid:
         return Curve(first, second, tuple(map(tuple, seconds.tolist())))
 
 
-def measure_kernels(spec: ModelSpec, backend: Backend, group: Group) -> Curves:
-    """Measure while all ranks measure; every rank calls this."""
-    grids = kernel_grids(spec, backend)
+def measure_kernels(spec: ModelSpec, backend: Backend, group: Group) -> tuple[Curves, float]:
+    """Measure while all ranks measure; return the curves, and the pace as `seconds_of`. Every rank calls this."""
+    grids = kernel_grids(spec, backend, group)
     # Rows outside: between two calls on the same weights all other weights pass through the caches. Kernels inside, as
     # a layer calls them: one right after itself would find its numbers in a cache (attention: a third less time).
     points = [
@@ -64,15 +67,16 @@ def measure_kernels(spec: ModelSpec, backend: Backend, group: Group) -> Curves:
         grids[kernel].call(grids[kernel].first[row], grids[kernel].second[column]) for kernel, row, column in points
     ]
     seconds = {kernel: np.zeros((len(grid.first), len(grid.second))) for kernel, grid in grids.items()}
-    for (kernel, row, column), taken in zip(points, seconds_of(calls, group), strict=True):
+    times, pace = seconds_of(calls, group)
+    for (kernel, row, column), taken in zip(points, times, strict=True):
         seconds[kernel][row, column] = taken
     seconds[Kernel.ATTEND] /= min(HEADS, spec.heads)
     # The activation may be part of the product before it: what it adds to a product that costs next to nothing.
     seconds[Kernel.ACTIVATE] = np.maximum(np.diff(seconds[Kernel.ACTIVATE], axis=1), 1e-9)
-    return Curves(spec.head_dim, {kernel: grid.curve(seconds[kernel]) for kernel, grid in grids.items()})
+    return Curves(spec.head_dim, {kernel: grid.curve(seconds[kernel]) for kernel, grid in grids.items()}), pace
 
 
-def kernel_grids(spec: ModelSpec, backend: Backend) -> Mapping[Kernel, Grid]:
+def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Kernel, Grid]:
     """Return what is timed, kernel by kernel."""
     H, F, d, make = spec.hidden, spec.ffn, spec.head_dim, backend.product
     numbers = np.random.default_rng(0).standard_normal(NUMBERS, np.float32)
@@ -90,11 +94,19 @@ def kernel_grids(spec: ModelSpec, backend: Backend) -> Mapping[Kernel, Grid]:
         return lambda: backend.attend(q, k, k, [(slice(0, rows), slice(0, keys))], d)
 
     def norm(rows: int, _: int) -> Call:
-        def add_and_normalise() -> None:
-            total = add(x[:rows], vector[:H], x[:rows])
-            kernels.layer_norm(total, vector[:H], vector[:H], spec.norm_eps, out=total)
+        # A block of which only the products are missing.
+        def product(x: Array, out: Array | None = None) -> Array:
+            return np.empty((rows, H), np.float32)
 
-        return add_and_normalise
+        plan = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
+        run = Pass(spec, Batch.of_lengths([rows]), group.alone, 0, backend)
+        nothing = BlockKernels((product,), vector, product, F, vector[:H], vector[:H], vector[:H])
+
+        def pass_a_block() -> None:
+            stream = Stream(Tiles.here(x[:rows]), plan.row_partition(rows))
+            whole(block(stream, nothing, plan, MLP, run).blocks)
+
+        return pass_a_block
 
     def contract(rows: int, width: int) -> Call:
         return partial(out[width], np.resize(numbers, (rows, width)))

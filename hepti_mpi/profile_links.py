@@ -12,6 +12,7 @@ import numpy as np
 
 from hepti_mpi.comm import Group
 from hepti_mpi.exchange import Gather, Tiles, gather_rows, whole
+from hepti_mpi.timing import clock
 from solver.cluster import Link
 from solver.curves import Curve
 from solver.spans import Partition, Span
@@ -87,11 +88,13 @@ def _own(group: Group, centre: int) -> float:
     return len(others) * LONG_BYTES / max(sends_s, takes_s)
 
 
-def measure_messages(group: Group, links: Links) -> Curve:
+def measure_messages(group: Group, links: Links, pace: float) -> Curve:
     """Return what posting and completing one message takes of this device's time, over its bytes.
 
-    All send to all and sleep while the wires are busy, so that waiting does not count.
+    All send to all and sleep while the wires are busy, so that waiting does not count. They rest by that: what it takes
+    of one that has work is that by the clock, at its `pace` (`timing.seconds_of`).
     """
+    now = clock()
     blocks, everything = Partition.of_counts([1] * group.size), [Span(0, group.size)] * group.size
     messages = max(1, 2 * (group.size - 1))
     seconds = []
@@ -100,14 +103,14 @@ def measure_messages(group: Group, links: Links) -> Curve:
         samples = []
         for _ in range(ROUNDS):
             group.barrier()
-            started = time.perf_counter()
+            started = now()
             gather = Gather(group, blocks, everything, size // 4)
             gather.put(Span(0, 1))
-            posted = time.perf_counter()
+            posted = now()
             time.sleep(2 * wires_s + 2e-3)
-            woken = time.perf_counter()
+            woken = now()
             whole(gather)
-            samples.append((time.perf_counter() - woken + posted - started) / messages)
+            samples.append(pace * (now() - woken + posted - started) / messages)
             group.finish_sending()
         seconds.append(statistics.median(samples))
     return Curve(tuple(map(float, MESSAGE_BYTES)), (0.0, 1.0), tuple((value,) * 2 for value in seconds))

@@ -46,6 +46,8 @@ LIMITS = {
     "memory_gib": (1e-3, 1e5),
     "bandwidth_mbps": (1e-3, 1e7),
     "latency_us": (0.0, 1e8),
+    "jitter_us": (0.0, 1e8),
+    "rest_us": (0.0, 1e8),
 }
 
 
@@ -65,6 +67,11 @@ class Device:
         All that it can send, and receive, at a time; None: what the network gives.
     curves
         Measured seconds of every kernel; None: derived from the speed.
+    jitter_s
+        By how much a step ends later, where others wait for this device, than its compute says: no two of its steps
+        take the same time, and the slowest device counts every time.
+    rest_s
+        By how much compute is shorter after a wait: a CPU quota saves up.
     """
 
     name: str
@@ -72,6 +79,8 @@ class Device:
     memory_bytes: int
     bandwidth_bytes_per_s: float | None = None
     curves: Curves | None = None
+    jitter_s: float = 0.0
+    rest_s: float = 0.0
 
     @property
     def kernels(self) -> Curves:
@@ -206,7 +215,8 @@ def _from_toml(table: dict[str, Any]) -> Cluster:
 def _device(entry: dict[str, Any], number: int) -> Device:
     name = entry.get("name")
     where = f"device {name}" if isinstance(name, str) else f"device number {number}"
-    _check_keys(entry, where, required=("name", "gflops", "memory_gib"), optional=("bandwidth_mbps", "curves"))
+    optional = ("bandwidth_mbps", "jitter_us", "rest_us", "curves")
+    _check_keys(entry, where, required=("name", "gflops", "memory_gib"), optional=optional)
     if not isinstance(name, str) or not name or any(letter.isspace() for letter in name):
         raise HeptiError(f"{where}: name must be one word")
     return Device(
@@ -217,6 +227,8 @@ def _device(entry: dict[str, Any], number: int) -> Device:
         if "bandwidth_mbps" in entry
         else None,
         curves=_curves(entry["curves"], where) if "curves" in entry else None,
+        jitter_s=checked_number({"jitter_us": 0.0, **entry}, "jitter_us", where) / 1e6,
+        rest_s=checked_number({"rest_us": 0.0, **entry}, "rest_us", where) / 1e6,
     )
 
 
@@ -290,6 +302,9 @@ def _device_to_toml(device: Device) -> dict[str, Any]:
     }
     if device.bandwidth_bytes_per_s is not None:
         entry["bandwidth_mbps"] = _twelve_digits(device.bandwidth_bytes_per_s * 8 / 1e6)
+    for key, seconds in (("jitter_us", device.jitter_s), ("rest_us", device.rest_s)):
+        if seconds:
+            entry[key] = _twelve_digits(seconds * 1e6)
     if device.curves is not None:
         entry["curves"] = curves_to_table(device.curves)
     return entry

@@ -89,7 +89,9 @@ class Price:
 
 def setting(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32, tile_rows: int = 0) -> Setting:
     """Prepare to price requests of `rows` rows."""
-    machine = Machine(Bank([device.kernels for device in cluster.devices]), Network.of(cluster))
+    devices = cluster.devices
+    jitter, rest = (np.array(seconds) for seconds in zip(*((d.jitter_s, d.rest_s) for d in devices), strict=True))
+    machine = Machine(Bank([device.kernels for device in devices]), Network.of(cluster), jitter, rest)
     return Setting(spec, machine, rows, wire, tile_rows)
 
 

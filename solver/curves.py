@@ -12,9 +12,11 @@ contract    rows, weights        x [rows, weights/H] times W [weights/H, H]: att
 attend      rows, keys           one head of width `head_dim`: scores, softmax, context, as run among       5 × 4
                                  many heads (time 8 heads, divide by 8)
 activate    elements             what the model's activation adds to a product                              2
-norm        elements             bias, residual and layer norm of [rows, H]; elements = rows × H            3
+norm        elements             bias, residual and layer norm of [rows, H], and what else a block takes    3
+                                 beside its products: calls, arrays; elements = rows × H
 add         elements             y += x, as summands are reduced                                            3
-message     bytes                CPU that one side spends on one message: post, copy, complete; not wire    3
+message     bytes                compute that one side spends on one message: post, copy, complete; not     3
+                                 wire
 =========== ==================== ========================================================================== ============
 
 The grid: rows 1, 2, 18, 42, 256 (one row is a matrix-vector product, from two rows on numpy packs the weights: that

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from solver.cluster import Cluster, Device, Link
+from solver.cluster import Cluster, Link
 from solver.cost import price, setting
 from solver.curves import Curve, Curves, Floats
 from solver.model import ModelSpec
@@ -159,12 +159,12 @@ def _best(outwards: Floats, inwards: Floats) -> float:
 def scaled(cluster: Cluster, compute: Sequence[float], links: Sequence[float], memory: Sequence[int]) -> Cluster:
     """Return a cluster with factors on every device's speed and link, and other memory; curves keep their shape."""
     devices = tuple(
-        Device(
-            device.name,
-            device.compute_flop_per_s * speed,
-            memory_bytes,
-            cluster.bandwidth(rank) * link,
-            None if device.curves is None else _scaled_curves(device.curves, speed),
+        replace(
+            device,
+            compute_flop_per_s=device.compute_flop_per_s * speed,
+            memory_bytes=memory_bytes,
+            bandwidth_bytes_per_s=cluster.bandwidth(rank) * link,
+            curves=device.curves and _scaled_curves(device.curves, speed),
         )
         for rank, (device, speed, link, memory_bytes) in enumerate(
             zip(cluster.devices, compute, links, memory, strict=True)

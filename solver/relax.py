@@ -13,6 +13,9 @@ the seconds T_s of a step.
       gather    (C6)  T_s >= b_i + d_i,    T_s >= E_s,i + e_i,    T_s >= b_j + l_j + e_i  (j ≠ i)
       reduce    (C7)  T_s >= D_s + f_i,    T_s >= K_s + E_s,i + f_i,    D_s >= b_j + d_j,    K_s >= b_j + e_j
 
+Jitter depends on who takes part, but not on shares, and is added to the optimum; the most that all can gain by rest is
+taken off.
+
 A curve's lower hull never exceeds the curve, so the optimum is a lower bound for all whole shares of these devices.
 Everything measured is a parameter: a program is built once for a kind and a number of devices, and re-solved in
 milliseconds (disciplined parametrised programming). Its duals say what a limit is worth: `Relaxed`.
@@ -164,7 +167,7 @@ class _Program:
                 f"the convex program for {table.kind} is {self.problem.status}: the caps are too low"
             )
         return Relaxed(
-            seconds=float(self.time.value) / MS,
+            seconds=float(self.time.value) / MS + sum(step.late_s for step in self.steps),
             units={axis: np.asarray(x.value) for axis, x in self.x.items()},
             per_byte=np.asarray(self.memory.dual_value) / MIB / MS,
             by_speed=np.asarray(sum(step.by_speed() for step in self.steps)) / MS,
@@ -180,6 +183,7 @@ class _Step:
         parts: Sequence[tuple[str, Axis]], axis: Axis | None, scatters: bool, reduces: bool,
     ) -> None:  # fmt: skip
         self.parts = parts
+        self.late_s = 0.0
         self.seconds = cp.Variable()
         self.constraints: list[cp.Constraint] = []
         self.slope = {key: cp.Parameter((LINES, n)) for key in parts}
@@ -222,6 +226,9 @@ class _Step:
         if step.transfer is not None and self.exchange is not None:
             own, machine = own_exchange(table, step.transfer, takes), table.setting.machine
             self.exchange.set(table, step.transfer, own)
+            at_work = _meets(step.loads, step.transfer.axis, takes, own)
+            jitter, rest = machine.jitter[at_work], machine.rest[at_work]
+            self.late_s = float(jitter.max() - rest.min()) if at_work.any() else 0.0
             self.latency_s = float(np.max(own.hops)) * machine.network.latency_s
             encode, messages, decode, add = cpu_seconds(own, step.transfer.wire, machine.bank, adds=step.reduces)
             if step.reduces:
@@ -258,6 +265,21 @@ class _Step:
             if (key[0] == "last") is links
         )
         return np.asarray(sum(worth))
+
+
+def _meets(loads: Mapping[Axis, Floats], axis: Axis, takes: Mapping[Axis, Mask], own: Exchange) -> Mask:
+    """Return who computes in a step and takes part in its exchange over `axis`, whatever the shares, [p]."""
+    devices = own.messages.shape[-1]
+
+    def with_a_share(values: Floats, axis: Axis) -> Floats:
+        shares = takes.get(axis, np.ones(devices, bool)).astype(np.intp)
+        return np.asarray(values[np.minimum(shares, len(values) - 1), np.arange(devices)])
+
+    computes = np.zeros(devices, bool)
+    for on, load in loads.items():
+        seconds = load[..., [PARTS.index("before"), PARTS.index("during")]].sum(-1).min(0)
+        computes |= (with_a_share(seconds, on) > 0) & takes.get(on, True)
+    return np.asarray(computes & (with_a_share(own.messages, axis) > 0))
 
 
 def _blocks(table: LayerTable, step: TableStep, takes: Mapping[Axis, Mask]) -> slice:

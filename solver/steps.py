@@ -7,6 +7,10 @@ A step ends when every device has ended it: where the next begins, each needs wh
     gather   max(before_i + during_i, A_i + edge_i),  A_i = max(max_j≠i (before_j + l_j), E_i begun at first_j)
     reduce   max(max_j (before_j + during_j), max_j (before_j + edge_j) + E_i) + after_i
 
+and all of them the jitter later that is largest among the devices that compute and take part in the exchange: what a
+device takes differs from step to step, and the slowest one counts every time. But who has waited computes faster for
+a moment, by up to its rest: so all of them are as much earlier as each of these devices is, after its wait.
+
 In a gather, `before` is computed tile by tile and every tile is sent at once, `first` is its first tile; i computes on
 what it has while the rest arrives, and `edge` is what it still computes on the last to arrive. In a reduce, summands
 leave as they are done, the own last of all; `edge` is the first of them, and i needs those of all others. So where
@@ -33,6 +37,7 @@ FLOAT_BYTES = 4
 CODING = {Wire.FLOAT32: 0, Wire.FLOAT16: 1, Wire.INT8: 2, Wire.INT6: 6, Wire.INT4: 6, Wire.INT2: 6, Wire.ADAPTIVE: 0}
 # Who passes a tile on does it when a tile of its own is done: half of one later, on average.
 PASSING = 0.5
+RESTED = 0.5  # of a second's wait: what a device gains by it, up to its rest
 
 
 class Axis(StrEnum):
@@ -52,10 +57,12 @@ Load = Mapping[Axis, Floats]  # seconds, [..., p], by the axis whose share they 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Machine:
-    """A cluster as a cost sees it: the devices' curves, and their links."""
+    """A cluster as a cost sees it: the devices' curves, their links, their jitter and rest, [p] seconds."""
 
     bank: Bank
     network: Network
+    jitter: Floats
+    rest: Floats
 
     @property
     def devices(self) -> int:
@@ -64,7 +71,7 @@ class Machine:
 
     def only(self, devices: NDArray[np.intp]) -> Machine:
         """Return some of the devices."""
-        return Machine(self.bank.only(devices), self.network.only(devices))
+        return Machine(self.bank.only(devices), self.network.only(devices), self.jitter[devices], self.rest[devices])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,15 +181,27 @@ def _timed(
     before, first, during, edge = loads
     if transfer is None or exchange is None:
         return before + during, before + during
+    at_work = (before + during > 0) & (exchange.messages > 0)
     encode, messages, decode, add = cpu_seconds(exchange, transfer.wire, machine.bank, adds=reduces)
     if reduces:
         during, after, seconds = during + encode + messages, decode + add, exchange.seconds(machine.network)
-        return before + during + after, reduce_ends(before, during, edge, after, seconds)
+        compute, end = before + during + after, reduce_ends(before, during, edge, after, seconds)
+        return compute, end + _late(at_work, compute, end, machine)
     before, first, during = before + encode, first + encode / np.maximum(exchange.tiles, 1), during + messages + decode
     first = first * (1 + PASSING * (exchange.hops - 1) * (exchange.tiles > 1))
     arrival = exchange.arrival(machine.network, first)
-    end = gather_ends(before, during, edge, arrival, exchange.last_seconds(machine.network))
-    return before + during, end
+    compute, end = before + during, gather_ends(before, during, edge, arrival, exchange.last_seconds(machine.network))
+    return compute, end + _late(at_work, compute, end, machine)
+
+
+def _late(at_work: Mask, compute: Floats, end: Floats, machine: Machine) -> Floats:
+    """Return by how much a step ends later than the formulas for `end` say, [..., 1]."""
+    late = np.asarray(np.max(at_work * machine.jitter, axis=-1, keepdims=True))
+    if not machine.rest.any():
+        return late
+    rested = np.minimum(machine.rest, RESTED * (end.max(-1, keepdims=True) - compute))
+    early = np.min(np.where(at_work, rested, np.inf), axis=-1, keepdims=True)
+    return late - np.where(np.isfinite(early), early, 0.0)
 
 
 def step_times(step: Step, values: Values, active: Mask, machine: Machine) -> Times:

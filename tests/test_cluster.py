@@ -38,9 +38,9 @@ def clusters(draw):
     names = draw(st.lists(NAMES, min_size=1, max_size=5, unique=True))
     pairs = [frozenset((one, other)) for i, one in enumerate(names) for other in names[:i]]
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
-    speed, memory = st.floats(1e7, 1e14), st.integers(2**21, 10**13)
+    speed, memory, unrest = st.floats(1e7, 1e14), st.integers(2**21, 10**13), st.floats(0, 50)
     return Cluster(
-        tuple(Device(name, draw(speed), draw(memory)) for name in names),
+        tuple(Device(name, draw(speed), draw(memory), None, None, draw(unrest), draw(unrest)) for name in names),
         draw(LINKS),
         {pair: draw(LINKS) for pair in chosen},
     )
@@ -64,6 +64,8 @@ def test_a_cluster_survives_its_file(tmp_path_factory, cluster):
     for one, other in zip(again.devices, cluster.devices, strict=True):
         assert one.memory_bytes == other.memory_bytes
         assert one.compute_flop_per_s == pytest.approx(other.compute_flop_per_s, rel=1e-11)
+        assert one.jitter_s == pytest.approx(other.jitter_s, rel=1e-11)
+        assert one.rest_s == pytest.approx(other.rest_s, rel=1e-11)
     assert again.links.keys() == cluster.links.keys()
     for pair, link in [(None, cluster.network), *cluster.links.items()]:
         same = again.links[pair] if pair else again.network

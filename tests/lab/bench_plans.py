@@ -95,7 +95,7 @@ def changed(plan: Plan, layer: LayerPlan) -> Plan:
     return replace(plan, stages=(Stage(stage.devices, ((span, replace(layer, **blocks)), *others)),), predicted=None)
 
 
-def measure(model: Path, cluster: Cluster, rows: int, every: bool, turns: int, folder: Path) -> dict:
+def measure(model: Path, cluster: Cluster, rows: int, beside: str, turns: int, folder: Path) -> dict:
     """Return predictions and measurements of all plans for one cluster and row count."""
     spec = replace(named_model("bert-large"), layers=LAYERS)
     solution = solve(spec, cluster, rows)
@@ -103,8 +103,8 @@ def measure(model: Path, cluster: Cluster, rows: int, every: bool, turns: int, f
     for name, plan in rivals(spec, cluster, rows, solution):
         plans[name] = plan
     predicted = {name: predict_plan(spec, cluster, plan, rows).seconds for name, plan in plans.items()}
-    limit = HOPELESS * min(predicted.values())
-    chosen = [name for name in plans if every or predicted[name] <= limit or name == "hepti"]
+    limit = {"none": 0.0, "near": HOPELESS * min(predicted.values()), "all": np.inf}[beside]
+    chosen = [name for name in plans if predicted[name] <= limit or name == "hepti"]
     path = folder / "plans.json"
     path.write_text(json.dumps({name: json.loads(plan_to_json(plans[name])) for name in chosen}))
     program = str(Path(__file__).with_name("programs") / "plans.py")
@@ -129,13 +129,13 @@ def show(points: list[dict]) -> None:
         everyone += [
             abs(point["plans"][name]["predicted_s"] / statistics.median(times) - 1) for name, times in timed.items()
         ]
-        other = min(timed, key=lambda name: statistics.median(timed[name]))
-        low, middle, high = np.quantile(timed[other], (0.25, 0.5, 0.75))
-        table.add_row(
-            point["cluster"], str(point["mbps"]), str(point["rows"]), f"{1e3 * predicted:.0f}", f"{1e3 * mine:.0f}",
-            f"{predicted / mine - 1:+.1%}", f"{other} ({len(timed)} tried)",
-            f"{middle / mine:.2f} ({low / mine:.2f} to {high / mine:.2f})",
-        )  # fmt: skip
+        row = [point["cluster"], str(point["mbps"]), str(point["rows"]), f"{1e3 * predicted:.0f}", f"{1e3 * mine:.0f}"]
+        row.append(f"{predicted / mine - 1:+.1%}")
+        if timed:
+            other = min(timed, key=lambda name: statistics.median(timed[name]))
+            low, middle, high = np.quantile(timed[other], (0.25, 0.5, 0.75))
+            row += [f"{other} ({len(timed)} tried)", f"{middle / mine:.2f} ({low / mine:.2f} to {high / mine:.2f})"]
+        table.add_row(*row)
     Console(width=140).print(table)
     print(f"hepti is off by {np.mean(errors):.1%} on average, {max(errors):.1%} at most; all plans by", end=" ")
     print(f"{np.mean(errors + everyone):.1%} on average, {max(errors + everyone):.1%} at most")
@@ -148,7 +148,8 @@ def main() -> None:
     parser.add_argument("--mbps", default="940,240,80")
     parser.add_argument("--rows", default="64,128,256")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--all", action="store_true", help=f"also plans predicted {HOPELESS} times as slow as the best")
+    helps = f"beside hepti; near: those predicted less than {HOPELESS} times as slow as the best (default: %(default)s)"
+    parser.add_argument("--rivals", choices=("none", "near", "all"), default="near", help=helps)
     parser.add_argument("--out", type=Path, default=Path("plans.jsonl"), help="default: %(default)s")
     options = parser.parse_args()
     with TemporaryDirectory() as temporary:
@@ -165,7 +166,7 @@ def main() -> None:
                 profiling = ["profile", "--model", str(model), "--out", str(profile)]
                 launch("run", NAME, "--", sys.executable, "-m", "hepti_mpi", *profiling)
                 for rows in map(int, options.rows.split(",")):
-                    plans = measure(model, read_cluster(profile), rows, options.all, options.turns, folder)
+                    plans = measure(model, read_cluster(profile), rows, options.rivals, options.turns, folder)
                     with options.out.open("a") as out:
                         out.write(json.dumps({"cluster": name, "mbps": mbps, "rows": rows, "plans": plans}) + "\n")
             finally:

@@ -1,12 +1,15 @@
 """A profile describes every rank, fits the planner, and survives its file."""
 
+import time
+from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from types import SimpleNamespace
 
 import pytest
 
 from hepti_mpi import profile as measure
-from hepti_mpi import profile_command, profile_links, timing
+from hepti_mpi import profile_command, profile_links, profile_unrest, timing
 from hepti_mpi.memory import free_bytes
 from hepti_mpi.products import NUMPY
 from hepti_mpi.profile_kernels import measure_kernels
@@ -30,6 +33,7 @@ def test_a_profile_describes_every_rank(world, monkeypatch, tmp_path):
     assert len(set(world.on_all(lambda: cluster.fingerprint))) == 1
     assert all(0 < device.memory_bytes <= 2 * free_bytes() for device in cluster.devices)
     assert all(device.curves is not None and set(device.curves.kernels) == set(Kernel) for device in cluster.devices)
+    assert all(0 <= seconds < 1 for device in cluster.devices for seconds in (device.jitter_s, device.rest_s))
     assert cluster.network.bandwidth_bytes_per_s > 1e6
     path = tmp_path / "cluster.toml"
     write_cluster(cluster, path)
@@ -41,10 +45,59 @@ def test_a_profile_describes_every_rank(world, monkeypatch, tmp_path):
 
 def test_more_work_takes_longer(world):
     """The curve of a product grows with the rows and with the weights."""
-    seconds = measure_kernels(SPEC, NUMPY, world).kernels[Kernel.PROJECT].seconds
+    seconds = measure_kernels(SPEC, NUMPY, world)[0].kernels[Kernel.PROJECT].seconds
 
     assert 0 < seconds[1][-1] < seconds[-1][-1]  # 2 and 256 rows
     assert 0 < seconds[-1][0] < seconds[-1][-1]  # one head's weights and the MLP's
+
+
+@pytest.fixture
+def unrest(world, monkeypatch):
+    """Measure with a product that only sleeps, for the seconds that it is given, one call a step."""
+
+    def measured(seconds):
+        def product(weights, bias):
+            return lambda x: time.sleep(next(seconds))
+
+        monkeypatch.setattr(profile_unrest, "STEP_S", 0.0)
+        return world.on_all(partial(profile_unrest.measure_unrest, SPEC, replace(NUMPY, product=product), world))
+
+    return measured
+
+
+def test_jitter_is_how_late_the_most_unsteady_rank_makes_all(world, unrest):
+    """The last rank takes 4 and 12 ms by turns, all others 8: steps take 8 and 12, two more than anybody on average."""
+    last = world.rank == world.size - 1
+
+    found = [jitter_s for jitter_s, _ in unrest(cycle([0.004, 0.012] if last else [0.008]))]
+
+    if world.size > 1:
+        assert max(found) == found[-1] == pytest.approx(0.002, abs=0.0015)
+        assert max(found[:-1]) < 0.5 * found[-1]
+    else:
+        assert found == [0.0]
+
+
+def test_rest_is_what_a_pause_saves(world, unrest, monkeypatch):
+    monkeypatch.setattr(profile_unrest, "STEPS", 6)
+    paused = False
+
+    def pause(seconds, sleep=time.sleep):
+        nonlocal paused
+        paused = paused or seconds == profile_unrest.REST_S
+        sleep(seconds)
+
+    def seconds():
+        nonlocal paused
+        while True:
+            fast, paused = paused, False
+            yield 0.003 if fast else 0.008
+
+    monkeypatch.setattr(time, "sleep", pause)
+
+    found = [rest_s for _, rest_s in unrest(seconds())]
+
+    assert found == pytest.approx([0.005] * world.size if world.size > 1 else [0.0], abs=0.002)
 
 
 def test_a_profile_is_for_these_hosts_and_this_shape(world):
@@ -78,9 +131,10 @@ def test_kernels_are_timed_in_turn(world, monkeypatch):
     monkeypatch.setattr(timing, "LEAST_S", 0.01)
     order = []
 
-    seconds = timing.seconds_of([partial(order.append, number) for number in range(3)], world)
+    seconds, pace = timing.seconds_of([partial(order.append, number) for number in range(3)], world)
 
     assert len(seconds) == 3
+    assert pace > 0
     assert order == [0, 1, 2] * (len(order) // 3)
     assert len(order) > 3 * timing.LEAST_ROUNDS
 

@@ -25,7 +25,10 @@ def unlike_cluster(rng: np.random.Generator, devices: int) -> Cluster:
         speed = float(10 ** rng.uniform(8, 10.5))
         curves = bent(derived_curves(speed), rng) if rng.random() < 0.5 else None
         own = float(10 ** rng.uniform(5.5, 8)) if rng.random() < 0.3 else None
-        found.append(Device(f"d{number}", speed, 2**30, own, curves))
+        other = np.random.default_rng(round(speed))  # leaves all else of an instance as its seed says
+        jitter_s = float(10 ** other.uniform(-5, -3)) if other.random() < 0.5 else 0.0
+        rest_s = float(10 ** other.uniform(-5, -3)) if other.random() < 0.5 else 0.0
+        found.append(Device(f"d{number}", speed, 2**30, own, curves, jitter_s, rest_s))
     network = Link(float(10 ** rng.uniform(5.5, 8.5)), float(10 ** rng.uniform(-5, -3.5)))
     narrow = {frozenset(("d0", "d1")): Link(float(10 ** rng.uniform(5, 7)), 1e-3)} if rng.random() < 0.4 else {}
     return Cluster(tuple(found), network, narrow)

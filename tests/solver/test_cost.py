@@ -111,6 +111,22 @@ def test_reduce_ends_with_the_last_summand():
     assert reduce_ends(before, during, edge, after, np.array([3.0, 9.0])).tolist() == [9, 13]
 
 
+def test_a_step_is_as_late_as_the_most_unsteady_of_those_that_compute_and_exchange():
+    """Who takes no part makes nobody late; one device alone waits for nobody."""
+    steady, jitter_s = pis(10, 10, 10), (0.001, 0.003, 0.002)
+    boards = zip(steady.devices, jitter_s, strict=True)
+    unsteady = replace(steady, devices=tuple(replace(device, jitter_s=own_s) for device, own_s in boards))
+
+    def later(*shares):
+        plan = uniform_plan(SPEC, steady.names, LayerPlan(rows_block(*shares), rows_block(*shares)))
+        return predict(SPEC, unsteady, plan, 96).seconds - predict(SPEC, steady, plan, 96).seconds
+
+    # Rank 0 hands rows out; K and V are gathered in every layer; all hand in.
+    assert later(2, 1, 1) == pytest.approx(0.001 + (SPEC.layers + 1) * 0.003)
+    assert later(2, 0, 2) == pytest.approx(0.001 + (SPEC.layers + 1) * 0.002)
+    assert later(1, 0, 0) == 0
+
+
 @pytest.mark.parametrize("route", Route)
 def test_bytes_and_messages_of_a_route_are_those_of_its_sources(route):
     """Tile by tile, as the engine sends them: some devices without rows, some that want none."""

@@ -68,8 +68,8 @@ for rows, heads in ((rows, heads) for heads in HEADS for rows in HEAD_ROWS):
 
 found = []
 for _ in range(times):
-    curves = measure_kernels(spec, backend, group)
-    seconds = seconds_of(list(calls.values()), group)
+    curves, _ = measure_kernels(spec, backend, group)
+    seconds, _ = seconds_of(list(calls.values()), group)
     found.append([curves_to_table(curves), [[*key, taken] for key, taken in zip(calls, seconds, strict=True)]])
 everything = group.on_all(lambda: (host_name(), found))
 if group.rank == 0:
