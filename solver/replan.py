@@ -163,8 +163,9 @@ class Replanner:
 
     def take(self, plan: Plan, holdings: Holdings | None = None) -> None:
         """Go on with a plan: of a decision, or what there is of it so far; with what ranks hold, if that is known."""
+        if plan != self.plan:
+            self._planned_for = self._told
         self.plan = plan
-        self._planned_for = self.drift.cluster
         if holdings is not None:
             self._holdings = holdings
         else:

@@ -46,6 +46,7 @@ class Simulation:
             self._priced[key] = cost.seconds, layers, plan  # the plan stays alive, and its id its own
         seconds, compute_s, _ = self._priced[key]
         self.replanner.observe(plan, ROWS, compute_s * np.exp(self._rng.normal(0, noise, 4)), NONE, QUIET, QUIET)
+        self.replanner.take(plan)  # the plan that is, as the run says before every decision
         decision = self.replanner.decide()
         if decision:
             self.decisions.append(decision)
