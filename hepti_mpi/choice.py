@@ -12,9 +12,10 @@ from solver.cluster import Cluster, read_cluster
 from solver.model import ModelSpec
 from solver.plan import Plan
 from solver.plan_file import read_plan
-from solver.systems import make_plan
+from solver.systems import DEFAULT, make_plan
 
 if TYPE_CHECKING:
+    from solver.lengths import PlansByLength
     from solver.planner import Solution
 
 # What is planned for where nothing is known of the requests: standard input.
@@ -23,11 +24,22 @@ TYPICAL_ROWS = 128
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The plan, the cluster that it is for (None where a file gave the plan alone), its solution if it may change."""
+    """The plan, and what goes with it.
+
+    Parameters
+    ----------
+    cluster
+        What the plan is for; None where a file gave the plan alone.
+    solution
+        Where devices that change may change the plan.
+    by_length
+        Where batches of other lengths run under plans of their own.
+    """
 
     plan: Plan
     cluster: Cluster | None
     solution: Solution | None = None
+    by_length: PlansByLength | None = None
 
 
 def choose(
@@ -60,7 +72,8 @@ def choose(
             choice = _living(spec, cluster, rows or TYPICAL_ROWS, options)
         else:
             plan = make_plan(options.system, spec, cluster, rows or TYPICAL_ROWS, options.wire)
-            choice = Choice(plan, cluster)
+            follows = options.replan == "off" and options.system == DEFAULT and plan.in_one
+            choice = Choice(plan, cluster, by_length=_by_length(spec, cluster, plan) if follows else None)
     choice.plan.check(spec, ranks)
     if choice.plan.in_one:
         options.wire.check_one_stage()
@@ -74,3 +87,9 @@ def _living(spec: ModelSpec, cluster: Cluster, rows: int, options: argparse.Name
 
     solution = living(spec, cluster, solve(spec, cluster, rows, wire=options.wire))
     return Choice(solution.plan, cluster, solution)
+
+
+def _by_length(spec: ModelSpec, cluster: Cluster, plan: Plan) -> PlansByLength:
+    from solver.lengths import PlansByLength  # the solvers are for rank 0 alone
+
+    return PlansByLength(spec, cluster, plan)

@@ -17,6 +17,8 @@ from solver.errors import HeptiError
 from solver.model import ImageInput, ModelSpec, TextInput
 from weights.tokenize import Tokenizer
 
+# Requests of a file run together up to this many rows: more rows make better GEMMs, and later answers.
+BATCH_ROWS = 512
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
@@ -29,6 +31,23 @@ class Request:
     rows: int
     text: str = ""
     truncated: bool = False
+
+
+def rows_of(requests: Sequence[Request]) -> int:
+    """Return how many rows requests have together."""
+    return sum(request.rows for request in requests)
+
+
+def batches_of(requests: Sequence[Request]) -> Iterator[list[Request]]:
+    """Yield requests in order, together up to BATCH_ROWS rows."""
+    batch: list[Request] = []
+    for request in requests:
+        if batch and rows_of(batch) + request.rows > BATCH_ROWS:
+            yield batch
+            batch = []
+        batch.append(request)
+    if batch:
+        yield batch
 
 
 class Reader:

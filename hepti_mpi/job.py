@@ -75,7 +75,8 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
             outputs.write_json(options.trace, chrome_trace(plan.devices, traces))
     if file is not None:
         file.close()
-    ranks = group.on_all(lambda: rank_report(model.spec, stack.plan, stack.meter, group.rank, options.precision))
+    held = stack.plan if member else plan  # plans for other lengths leave the weights where they are
+    ranks = group.on_all(lambda: rank_report(model.spec, held, stack.meter, group.rank, options.precision))
     return leader.close(ranks, places) if leader else 0
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,9 @@ from hepti_mpi.comm import Group
 from hepti_mpi.conductor import Conductor
 from hepti_mpi.flow import Flow, Step
 from hepti_mpi.hosts import Place
-from hepti_mpi.inputs import Reader, Request
+from hepti_mpi.inputs import Reader, Request, batches_of, rows_of
 from hepti_mpi.live import Member
-from hepti_mpi.report import job_report
+from hepti_mpi.report import job_report, prediction
 from hepti_mpi.stack import Stack
 from hepti_mpi.watch import Watch
 from solver.cluster import Cluster
@@ -36,10 +37,9 @@ from weights.progress import progress
 from weights.store import WeightsFile
 
 if TYPE_CHECKING:
+    from solver.lengths import PlansByLength
     from solver.planner import Solution
 
-# Requests of a file run together up to this many rows: more rows make better GEMMs, and later answers.
-BATCH_ROWS = 512
 # A request that takes this many times what was predicted speaks against the profile, not of noise or a first run.
 FAR = 2.0
 
@@ -74,8 +74,10 @@ class Leader:
         self._answers: list[dict[str, Any]] = []
         self._hidden: dict[str, Array] = {}  # last hidden states by id, for .npz
         self._seconds: dict[str | int, list[float]] = {}
+        self._rows: list[int] = []  # of the batch of each of these
         self._busy_s = 0.0  # of all passes that count
         self._rounding: float | None = None
+        self._by_length: PlansByLength | None = None  # where batches of other lengths run under others
         self._solution: Solution | None = None  # where the plan may change
         self._conductor: Conductor | None = None
         self._watch = Watch(self.console) if options.watch else None
@@ -113,16 +115,20 @@ class Leader:
         return options.cluster is None and options.plan is None and options.model is not None
 
     def plan(self, measured: Cluster | None) -> Plan:
-        """Read or make the plan; `measured` is what to plan for where no file says so.
+        """Read or make the plan of the first batch; `measured` is what to plan for where no file says so.
 
         Raises
         ------
         HeptiError
             If there is no plan, or it does not fit.
         """
-        rows = sum(request.rows for request in next(_batches(self._requests), []))
+        lengths = [rows_of(batch) for batch in batches_of(self._requests)]
+        rows = lengths[0] if lengths else 0
         choice = choose(self._options, self._spec, rows, self._group.size, measured, self.say)
         self._plan, self._cluster, self._solution = choice.plan, choice.cluster, choice.solution
+        self._by_length = choice.by_length
+        for rows in lengths:
+            self._plan_of(rows)  # made before anything waits for it
         return self._plan
 
     def lead(
@@ -130,7 +136,7 @@ class Leader:
     ) -> None:
         """Run every batch on all ranks, and answer it; where the plan lives, let it follow what they measure."""
         flow = Flow(stack, self._group)
-        batches = list(_batches(self._requests))
+        batches = list(batches_of(self._requests))
         # What adapts begins with all bits: the report says what came of it.
         if self._options.wire not in (Wire.FLOAT32, Wire.ADAPTIVE) and batches:
             self._rounding = self._measure_rounding(batches[0], flow, tensors)
@@ -142,30 +148,34 @@ class Leader:
         if self._serves:
             with self._watch or nullcontext():
                 for request in self._reader.standard_input():
+                    self._turn_to(request.rows, stack)
                     for answers in self._compute([[request]], flow, tensors, count=True):
                         print(json.dumps(answers[0]), flush=True)
                     self._between([request], stack)
         else:
             passes = self._options.warmup + self._options.repeat
             bar = progress("computing", passes * len(batches), console=self.console, unit="batches")
-            # A plan changes while no batch is under way.
-            together = [[batch] for batch in batches] if self._conductor else [batches]
+            # Plans change while no batch is under way.
+            together = [[batch] for batch in batches] if self._conductor else self._of_one_plan(batches)
             with self._watch or nullcontext(), nullcontext(lambda _: None) if self._watch else bar as done:
                 for number in range(passes):
                     self._answers.clear()
                     started, count = time.perf_counter(), number >= self._options.warmup
                     for some in together:
+                        self._turn_to(rows_of(some[0]), stack)
                         for _ in self._compute(some, flow, tensors, count=count):
                             done(1)
                         self._between(some[0], stack)
                     self._busy_s += (time.perf_counter() - started) * count
-        self._plan = stack.plan
+        if self._conductor:
+            self._plan = stack.plan
         self._group.announce(None, range(self._group.size))
 
     def close(self, ranks: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:
         """Write and show what was asked for; return the exit code."""
         options = self._options
-        report = job_report(self._spec, self._plan, self._cluster, self._seconds, ranks, places, options)
+        report = job_report(self._spec, self._plan, self._seconds, ranks, places, options)
+        report |= prediction(self._spec, self._cluster, self._plan, self._rows, self._plan_of)
         report["wire_rounding"] = self._rounding
         report["replans"] = self._conductor.decisions if self._conductor else []
         done = sum(map(len, self._seconds.values()))
@@ -202,16 +212,31 @@ class Leader:
             if count:
                 for request in requests:
                     self._seconds.setdefault(request.id, []).append(seconds)
+                    self._rows.append(batch.rows)
             if self._options.output is not None or not self._serves:
                 self._answers += answers
             if self._options.output is not None and self._options.output.suffix == ".npz":
                 self._hidden |= {str(request.id): state.copy() for request, state in zip(requests, states, strict=True)}
             yield answers
 
+    def _plan_of(self, rows: int) -> Plan:
+        """Return the plan under which batches of so many rows run."""
+        return self._plan if self._by_length is None else self._by_length.of(rows)
+
+    def _of_one_plan(self, batches: Sequence[list[Request]]) -> list[list[list[Request]]]:
+        """Return batches that follow each other and run under the same plan together."""
+        return [list(some) for _, some in groupby(batches, key=lambda batch: self._plan_of(rows_of(batch)))]
+
+    def _turn_to(self, rows: int, stack: Stack) -> None:
+        """Let the batches that follow run under the plan for so many rows; ranks without a share hear of it, too."""
+        if self._by_length is not None and (plan := self._by_length.of(rows)) != stack.plan:
+            self._group.announce(plan, range(self._group.size))
+            stack.adopt(plan, stack.layers)
+
     def _between(self, requests: Sequence[Request], stack: Stack) -> None:
         """Let the plan follow what a batch of these requests has shown."""
         if self._conductor:
-            self._conductor.ran(sum(request.rows for request in requests))
+            self._conductor.ran(rows_of(requests))
             if self._watch:
                 self._watch.show(self._conductor, stack.plan, stack.last.compute_s + stack.last.wait_s)
 
@@ -276,15 +301,3 @@ class Leader:
         for complaint in self._complaints:
             self.say(f"python -m hepti_mpi: {complaint}")
         return requests
-
-
-def _batches(requests: Sequence[Request]) -> Iterator[list[Request]]:
-    """Yield requests in order, together up to BATCH_ROWS rows."""
-    batch: list[Request] = []
-    for request in requests:
-        if batch and sum(other.rows for other in batch) + request.rows > BATCH_ROWS:
-            yield batch
-            batch = []
-        batch.append(request)
-    if batch:
-        yield batch

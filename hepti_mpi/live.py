@@ -1,4 +1,7 @@
-"""The plan is alive: every rank's part in it. Rank 0 decides, in `hepti_mpi.conductor`."""
+"""Every rank's part in what rank 0 says: batches, other plans, and changes of a plan that is alive.
+
+Rank 0 decides, in `hepti_mpi.leader` and `hepti_mpi.conductor`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from hepti_mpi.flow import Step
 from hepti_mpi.monitor import Measured, Monitor
 from hepti_mpi.move import Adopt, Mover, Prepare
 from hepti_mpi.stack import Stack
+from solver.plan import Plan
 
 
 @dataclass(slots=True)
@@ -66,12 +70,17 @@ class Member:
 
 
 def follow(group: Group, stack: Stack, member: Member | None = None) -> None:
-    """Do what rank 0 says until it says that all is done; where the plan lives, prepare changes meanwhile."""
+    """Do what rank 0 says until it says that all is done; where the plan lives, prepare changes meanwhile.
+
+    A plan is its word that the batches that follow run under it, with the weights that every rank has.
+    """
     while (word := group.next_message(member.idle if member else None)) is not None:
         if isinstance(word, Step):
             stack.run(Batch.of_lengths(word.lengths), None, count=word.count, exact=word.exact)
             if member:
                 member.ran(word.tell)
+        elif isinstance(word, Plan):
+            stack.adopt(word, stack.layers)
         else:
             assert member is not None
             member.change_plan(word)

@@ -6,7 +6,7 @@ import argparse
 import json
 import resource
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hepti_mpi.comm import library
@@ -40,17 +40,13 @@ def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, precision:
 def job_report(
     spec: ModelSpec,
     plan: Plan,
-    cluster: Cluster | None,
     seconds: Mapping[str | int, Sequence[float]],
     ranks: Sequence[dict[str, Any]],
     places: Sequence[Place],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Return the whole report; `seconds` are every request's, once for every pass that counts."""
+    """Return the report but for what was predicted; `seconds` are every request's, once for every pass that counts."""
     every = [value for values in seconds.values() for value in values]
-    predicted = plan.predicted.seconds if plan.predicted else None
-    if cluster is not None and plan.rows:
-        predicted = predict_plan(spec, cluster, plan, plan.rows).seconds
     return {
         "format": FORMAT,
         "model": spec.name,
@@ -61,7 +57,28 @@ def job_report(
         "repeat": options.repeat,
         "requests": [{"id": name, "seconds": list(values)} for name, values in seconds.items()],
         "seconds_median": statistics.median(every) if every else None,
-        "predicted_seconds": predicted,
         "per_rank": [entry | {"host": place.host} for entry, place in zip(ranks, places, strict=True)],
         "plan": json.loads(plan_to_json(plan)),
     }
+
+
+def prediction(
+    spec: ModelSpec, cluster: Cluster | None, plan: Plan, rows: Sequence[int], plan_of: Callable[[int], Plan]
+) -> dict[str, Any]:
+    """Return what was predicted for the median request, to hold its seconds against.
+
+    Parameters
+    ----------
+    cluster
+        None: nothing is known but what the plan says of the rows that it was made for; as where a person wrote it.
+    rows
+        Of the batch of every request that counts. More rows take longer, so that the median of their seconds is that of
+        the median rows; of an even number, the mean of the two in the middle, here as there.
+    plan_of
+        The plan under which batches of so many rows run.
+    """
+    if cluster is None or not plan.rows:
+        return {"predicted_rows": plan.rows, "predicted_seconds": plan.predicted.seconds if plan.predicted else None}
+    middle = [statistics.median_low(rows), statistics.median_high(rows)] if rows else [plan.rows] * 2
+    seconds = [predict_plan(spec, cluster, plan_of(number), number).seconds for number in middle]
+    return {"predicted_rows": statistics.fmean(middle), "predicted_seconds": statistics.fmean(seconds)}

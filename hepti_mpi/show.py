@@ -91,7 +91,8 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan) -> None:
     console.print(table)
     line = Text.assemble((f"{1e3 * report['seconds_median']:.1f} ms", "bold"), " from request to answer")
     if report["predicted_seconds"] is not None:
-        line.append(f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {plan.rows} rows")
+        at = f"{report['predicted_rows']:g} rows"
+        line.append(f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {at}")
     if not plan.in_one:
         line.append(f"; {report['requests_per_s']:.1f} requests a second")
     console.print(line)

@@ -1,7 +1,7 @@
 """Plans for requests of other lengths, with the same weights on every device.
 
-A run can have one plan for every bucket of lengths, and changes between them without reading a weight: only shares of
-rows change, and how they are sent.
+A run has one plan for every bucket of lengths, and changes between them without reading a weight: only shares of rows
+change, and how they are sent.
 """
 
 from __future__ import annotations
@@ -31,22 +31,30 @@ def bucket(rows: int) -> int:
     return max(SHORTEST, 1 << (rows - 1).bit_length())
 
 
-def plans_for_lengths(spec: ModelSpec, cluster: Cluster, plan: Plan, longest: int) -> dict[int, Plan]:
-    """Return a plan for every bucket of lengths up to the one of `longest`, by bucket; weights stay as in `plan`.
+class PlansByLength:
+    """A plan for every bucket of lengths, made when it is first asked for; weights stay as in `plan`.
 
-    The bucket that `plan` was made for keeps it.
+    The bucket that `plan` was made for keeps it. Another takes some 30 ms for 4 devices, up to 200 where layers are cut
+    in many ways.
     """
-    plans, rows = {}, SHORTEST
-    while rows <= bucket(longest):
-        plans[rows] = plan if bucket(plan.rows) == rows else for_rows(spec, cluster, plan, rows)
-        rows *= 2
-    return plans
+
+    def __init__(self, spec: ModelSpec, cluster: Cluster, plan: Plan) -> None:
+        self._spec, self._cluster, self._plan = spec, cluster, plan
+        self._plans = {bucket(plan.rows): plan}
+
+    def of(self, rows: int) -> Plan:
+        """Return the plan under which requests of `rows` rows run."""
+        length = bucket(rows)
+        if length not in self._plans:
+            self._plans[length] = for_rows(self._spec, self._cluster, self._plan, length)
+        return self._plans[length]
 
 
 def for_rows(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int, *, resend: bool = True) -> Plan:
     """Return the plan for requests of `rows` rows: other shares of rows, among the devices that hold what rows need.
 
-    Unless they are to be sent anew, too, tiles and routes stay: trying these takes three quarters of the time.
+    Ways to keys stay, since weights are packed for them. Unless they are to be sent anew, too, tiles and routes stay:
+    trying these takes three quarters of the time.
     """
     if len(plan.stages) > 1 or spec.groups:  # what shares rows out has one stage, and no decoupled layers
         return plan
@@ -81,7 +89,8 @@ def _other_rows(s: Setting, layer: LayerPlan, active: NDArray[np.intp], resend: 
     found = improved(draft, terms, by_two=False, axes=(Axis.ROWS,))
     counts = np.zeros(s.devices, np.int64)
     counts[active] = found.units[Axis.ROWS]
-    return layer_plan(s, kind, {**units, Axis.ROWS: counts})
+    other = layer_plan(s, kind, {**units, Axis.ROWS: counts})
+    return replace(other, attention=replace(other.attention, keys=a.keys))
 
 
 def _units(s: Setting, layer: LayerPlan) -> Units:

@@ -79,7 +79,13 @@ def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, co
         {"rank": number, "device": name, "compute_s": 0.4, "wait_s": 0.1, "sent_bytes": 4096, "weights_bytes": 3 << 19}
         for number, name in enumerate(plan.devices)
     ]
-    report = {"per_rank": ranks, "repeat": 4, "seconds_median": 0.02, "predicted_seconds": predicted}
+    report = {
+        "per_rank": ranks,
+        "repeat": 4,
+        "seconds_median": 0.02,
+        "predicted_rows": 64.0,
+        "predicted_seconds": predicted,
+    }
 
     show_ranks(console, report, plan)
 

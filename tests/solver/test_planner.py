@@ -14,7 +14,7 @@ from solver.candidates import candidates
 from solver.cost import PROGRAM_BYTES, predict, setting, weights_bytes, weights_room, work_bytes
 from solver.curves import Curve, Curves, Kernel, derived_curves
 from solver.errors import InfeasiblePlanError
-from solver.lengths import bucket, plans_for_lengths
+from solver.lengths import PlansByLength
 from solver.model import named_model
 from solver.plan import Cut, Keys, Wire
 from solver.planner import solve
@@ -224,8 +224,7 @@ def test_no_other_system_is_predicted_faster(speeds, mbps):
 def test_input_is_gathered_where_links_are_slow():
     """Half of what K and V are, at 80 Mbps; for more rows of its own a device computes K and V of all."""
     cluster = pis(24.6, 24.6, 24.6, 24.6, mbps=80)
-    plan = make_plan("hepti", BERT_LARGE, cluster, 128)
-    longer = plans_for_lengths(BERT_LARGE, cluster, plan, longest=512)[512]
+    plan, longer = (make_plan("hepti", BERT_LARGE, cluster, rows) for rows in (128, 512))
 
     assert plan.layer(0).attention.keys == (Keys.AVOIDED,) * 4
     assert longer.layer(0).attention.keys == (Keys.PROJECTED,) * 4
@@ -283,11 +282,13 @@ def test_other_lengths_keep_the_weights_where_they_are(system, memory_gib):
     cluster = pis(24.6, 70, 24.6, 10, memory_gib=memory_gib)
     plan = make_plan(system, BERT_LARGE, cluster, 256)
 
-    plans = plans_for_lengths(BERT_LARGE, cluster, plan, longest=500)
+    plans = PlansByLength(BERT_LARGE, cluster, plan)
 
-    assert list(plans) == [16, 32, 64, 128, 256, 512]
-    assert plans[bucket(256)] == plan
-    for rows, other in plans.items():
+    assert plans.of(129) is plans.of(256) is plan
+    for rows in (16, 32, 64, 128, 256, 512):
+        other = plans.of(rows - 1)
+        assert other.rows == rows
+        assert plans.of(rows) is other
         other.check(BERT_LARGE, ranks=4)
         assert set(other.stages[0].active) <= set(plan.stages[0].active)
         for rank in range(4):

@@ -1,0 +1,67 @@
+"""Requests of many lengths on standard input, each answered under the plan for its length."""
+
+import json
+
+import pytest
+
+from solver.cluster import write_cluster
+from tests.commands.cli import hepti, mpirun, start, succeeded
+from tests.commands.requests import check_answer, from_lines, to_lines
+from tests.solver.clusters import pis
+
+RANKS = 3
+
+
+@pytest.fixture
+def job(converted, tmp_path):
+    """Return a checkpoint, and the words of a job on equal boards that are as slow as it is small."""
+    write_cluster(pis(*[0.1] * RANKS, mbps=100), tmp_path / "boards.toml")
+    checkpoint = converted("bert")
+    return checkpoint, (
+        "--model", checkpoint.path, "--cluster", tmp_path / "boards.toml", "--input", "-",
+        "--report", tmp_path / "report.json",
+    )  # fmt: skip
+
+
+def requests(*lengths):
+    return [{"id": number, "tokens": [7 + row % 40 for row in range(rows)]} for number, rows in enumerate(lengths)]
+
+
+def test_every_line_is_answered_at_once_whatever_its_length(job, tmp_path):
+    checkpoint, words = job
+    lines = requests(20, 250, 60, 500, 20)
+
+    with start(*mpirun(RANKS, *words)) as process:
+        for line in lines:
+            print(json.dumps(line), file=process.stdin, flush=True)
+            answer = json.loads(process.stdout.readline())
+            assert answer["id"] == line["id"]
+            check_answer(answer, checkpoint.expected(line["tokens"]))
+        rest, _ = process.communicate()
+
+    assert (rest, process.returncode) == ("", 0)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["plan"]["rows"] == 128  # nothing was known of the lengths
+    assert report["predicted_rows"] == 60
+    assert all(entry["compute_s"] > 0 for entry in report["per_rank"])
+
+
+def test_boards_of_no_use_to_short_requests_do_nothing_for_them(job, tmp_path):
+    """They have their weights all the same; what is predicted is for the short ones, too."""
+    checkpoint, words = job
+    lines = requests(20, 18)
+
+    done = succeeded(hepti(RANKS, *words, stdin=to_lines(lines)))
+    for answer, line in zip(from_lines(done.stdout), lines, strict=True):
+        check_answer(answer, checkpoint.expected(line["tokens"]))
+    short = json.loads((tmp_path / "report.json").read_text())
+    succeeded(hepti(RANKS, *words, stdin=to_lines(requests(120))))
+    long = json.loads((tmp_path / "report.json").read_text())
+
+    assert any(entry["compute_s"] == 0 for entry in short["per_rank"][1:])
+    assert all(entry["compute_s"] > 0 for entry in long["per_rank"])
+    assert [entry["weights_bytes"] for entry in short["per_rank"]] == [
+        entry["weights_bytes"] for entry in long["per_rank"]
+    ]
+    assert short["plan"] == long["plan"]
+    assert 0 < short["predicted_seconds"] < long["predicted_seconds"]

@@ -1,0 +1,24 @@
+"""Which plan a run begins with, and whether others follow for other lengths."""
+
+import pytest
+
+from hepti_mpi import cli
+from hepti_mpi.choice import choose
+from solver.model import ModelSpec, TextInput
+from tests.solver.clusters import pis
+
+SPEC = ModelSpec("small", hidden=64, ffn=256, heads=4, layers=4, input=TextInput(vocab=97, positions=512, max_rows=512))
+
+
+@pytest.mark.parametrize(
+    ("words", "follow"),
+    [([], True), (["--system", "sequence"], False), (["--replan", "auto"], False), (["--replan", "dry-run"], False)],
+    ids=str,
+)
+def test_plans_for_other_lengths_are_heptis_own_where_devices_do_not_change_them(words, follow):
+    """A published system's shares stay its own; a plan that lives is changed by what is measured."""
+    choice = choose(cli.parse(words), SPEC, 100, 3, pis(1, 2, 1), lambda line: None)
+
+    assert (choice.by_length is not None) == follow
+    if follow:
+        assert choice.by_length.of(128) is choice.plan
