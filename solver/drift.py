@@ -26,7 +26,7 @@ FEW_BYTES = 0.25  # of the largest flow: what smaller ones show is latency
 # With 0.75 a link seemed narrow eight times in 76 requests of which the speeds, not the links, changed.
 WHOLE_LINK = 0.45
 LEARNT = 2  # windows, after which it is known how much of its links a plan shows
-FALLS_ON = 0.25  # of what has fallen of a device's memory, at most of what is left
+FALLS_ON = 0.25  # of what is left of a device's memory: at most so much may be gone by the next reading
 # Who waits longer than it computes has rested: a CPU quota, or a cool chip, makes it fast for a moment, and its pieces
 # of work are few. Only much faster than it was means that it has recovered. In the lab pi-3, waiting for pi-1, seemed
 # 1.7 and 0.4 times as fast as it was, pi-0 1.4 times.
@@ -51,6 +51,8 @@ class Drift:
         self.compute = [Tracker(FIRST) for _ in range(ranks)]
         self.links = [Tracker() for _ in range(ranks)]
         self.memory = [device.memory_bytes for device in profile.devices]
+        self._free = list(self.memory)  # as read last
+        self._falls = [(0, 0)] * len(self.memory)  # by how much the last two readings fell
         self._flowing: Plan | None = None
         self._shown: list[Floats] = []  # of the links, by the plan that is flowing
         self._bytes, self._busy_s = np.zeros((ranks, ranks)), np.zeros((ranks, ranks))
@@ -129,11 +131,15 @@ class Drift:
     def free_memory(self, rank: int, free_bytes: int) -> None:
         """Take what a device has for the model now: its weights and buffers, and what is free beside them.
 
-        What has fallen is taken to fall further, so that its share shrinks before the memory is gone.
+        What falls is taken to fall as much again, so that its share shrinks before the memory is gone. One fall alone
+        is a new cap, or a program that has started: in the lab a share that was given up for that, and still had room,
+        cost half of the speed until its weights were read again.
         """
-        usual = self.profile.devices[rank].memory_bytes
-        fallen = max(0, usual - free_bytes)
-        self.memory[rank] = usual - fallen - round(FALLS_ON * min(fallen, free_bytes))
+        if free_bytes != self._free[rank]:
+            self._falls[rank] = self._falls[rank][1], max(0, self._free[rank] - free_bytes)
+            self._free[rank] = free_bytes
+        falls_on = min(*self._falls[rank], round(FALLS_ON * free_bytes))
+        self.memory[rank] = min(free_bytes, self.profile.devices[rank].memory_bytes) - falls_on
 
     @property
     def cluster(self) -> Cluster:
