@@ -95,8 +95,10 @@ def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Ker
 
     def norm(rows: int, _: int) -> Call:
         # A block of which only the products are missing.
+        result = np.zeros((rows, H), np.float32)
+
         def product(x: Array, out: Array | None = None) -> Array:
-            return np.empty((rows, H), np.float32)
+            return result
 
         plan = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
         run = Pass(spec, Batch.of_lengths([rows]), group.alone, 0, backend)
