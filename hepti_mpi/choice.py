@@ -12,7 +12,7 @@ from solver.cluster import Cluster, read_cluster
 from solver.model import ModelSpec
 from solver.plan import Plan
 from solver.plan_file import read_plan
-from solver.systems import DEFAULT, make_plan
+from solver.systems import DEFAULT, plan_that_fits
 
 if TYPE_CHECKING:
     from solver.lengths import PlansByLength
@@ -71,7 +71,7 @@ def choose(
         if may_change:
             choice = _living(spec, cluster, rows or TYPICAL_ROWS, options)
         else:
-            plan = make_plan(options.system, spec, cluster, rows or TYPICAL_ROWS, options.wire)
+            plan = plan_that_fits(options.system, spec, cluster, rows or TYPICAL_ROWS, options.wire)
             follows = options.replan == "off" and options.system == DEFAULT and plan.in_one
             choice = Choice(plan, cluster, by_length=_by_length(spec, cluster, plan) if follows else None)
     choice.plan.check(spec, ranks)

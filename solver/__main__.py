@@ -23,7 +23,7 @@ from solver.plot import plot_timeline, plot_winners
 from solver.ready import find_cluster
 from solver.report import print_advice, print_comparison, print_plan, to_json
 from solver.report_systems import print_stages, print_systems, stages_to_json, systems_to_json
-from solver.systems import DEFAULT, PLANNERS, make_plan, plans_for
+from solver.systems import DEFAULT, PLANNERS, plan_that_fits, plans_for
 from solver.systems.hepti import solve_hepti
 from solver.whatif import BOARDS, changed
 
@@ -92,7 +92,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.system == DEFAULT:
         plan, solution = solve_hepti(spec, cluster, rows, wire)
     else:
-        plan, solution = make_plan(options.system, spec, cluster, rows, wire), None
+        plan, solution = plan_that_fits(options.system, spec, cluster, rows, wire), None
     if options.out:
         try:
             options.out.write_text(plan_to_json(plan), encoding="utf-8")

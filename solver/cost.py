@@ -16,7 +16,7 @@ import numpy as np
 from solver.cluster import Cluster
 from solver.curves import Bank, Floats, Kernel
 from solver.decoupled import GroupSteps
-from solver.errors import HeptiError
+from solver.errors import HeptiError, InfeasiblePlanError
 from solver.exchange import Exchange, Mask, Network, of_matrix, tile_counts
 from solver.layers import LayerSteps, Setting
 from solver.model import ImageInput, ModelSpec, layer_tensor_shapes, tensor_shapes
@@ -29,6 +29,7 @@ from solver.sublayers import BLOCK, SUBLAYERS
 MIB = 2**20
 # The interpreter, numpy, MPI and its socket buffers, beside weights and activations.
 PROGRAM_BYTES = 150 * MIB
+SLIP_BYTES = 1  # that an integer program may be off
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,14 +166,33 @@ def work_bytes(spec: ModelSpec, rows: int) -> int:
     return PROGRAM_BYTES + FLOAT_BYTES * rows * (5 * spec.hidden + max(4 * spec.hidden, ffn))
 
 
+def short_bytes(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> Floats:
+    """Return the bytes of memory that devices lack for a plan, [p]; 0 where they suffice, and for who takes no part."""
+    memory = np.array([float(device.memory_bytes) for device in cluster.devices])
+    needs = np.array(weights_bytes, float) + work_bytes(spec, plan.rows)
+    taking = [rank for stage in plan.stages for rank in np.array(plan.ranks(stage))[list(stage.active)]]
+    # Rank 0 has embeddings and heads, whatever else.
+    return np.where(np.isin(np.arange(memory.size), [0, *taking]), np.maximum(needs - memory, 0.0), 0.0)
+
+
 def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> str:
     """Return what memory a plan lacks, in words; "" where it fits."""
-    needs = work_bytes(spec, plan.rows)
-    for device, held in zip(cluster.devices, weights_bytes, strict=True):
-        short = held + needs - device.memory_bytes
-        if short > 0 and held > 0:
-            return f"{device.name}: {-(-short // MIB)} MiB short"
+    short = short_bytes(spec, cluster, plan, weights_bytes)
+    for name, missing in zip(cluster.names, short, strict=True):
+        if missing > SLIP_BYTES:
+            return f"{name}: {math.ceil(missing / MIB)} MiB short"
     return ""
+
+
+def does_not_fit(what: str, cluster: Cluster, short_bytes: Floats) -> InfeasiblePlanError:
+    """Return the error that says how much memory `what` lacks, `short_bytes` [p], and where more would help."""
+    missing = [
+        f"{math.ceil(short / MIB)} MiB more on {device.name} (has {device.memory_bytes // MIB})"
+        for device, short in zip(cluster.devices, short_bytes, strict=True)
+        if short > SLIP_BYTES
+    ]
+    total = math.ceil(short_bytes.sum() / MIB)
+    return InfeasiblePlanError(f"{what} does not fit: {total} MiB short; it would with {' and '.join(missing)}")
 
 
 def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:

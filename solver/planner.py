@@ -8,7 +8,6 @@ whole numbers of layers. So rows turn into mixtures and these into cuts that sha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,7 +18,7 @@ import numpy as np
 from solver import integer
 from solver.candidates import FEW, MAIN_KINDS, again, alone, candidates, finished, nearby, one_of_each_kind
 from solver.cluster import Cluster
-from solver.cost import plan_seconds, price, setting, weights_room
+from solver.cost import SLIP_BYTES, does_not_fit, plan_seconds, price, setting, weights_room
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.kinds import KINDS, layer_plan, layer_seconds, layer_table, taking
@@ -34,7 +33,6 @@ from solver.steps import Axis
 if TYPE_CHECKING:
     from solver.relax import Relaxed
 
-MIB = 2**20
 ROUNDS = 12  # of column generation
 WORTH = 1e-4  # of a layer's seconds: what a further configuration has to save at the current prices
 NEIGHBOURS = 60  # configurations near those used that the integer program may choose besides
@@ -150,10 +148,10 @@ def solve(
     # Beyond every plan's seconds the relaxed mix lacks memory: nothing fits, and what is missing needs no last MiB.
     short = mix_bound_s > spec.layers * max(layer.seconds for layer in found)
     mix = _mix(s, found, room, GAP_SHORT if short else integer.GAP)
-    if mix.short_bytes.max() > 1:
+    if mix.short_bytes.max() > SLIP_BYTES:
         if before is not None:
             return solve(spec, cluster, rows, wire=wire)
-        raise _does_not_fit(spec, cluster, mix.short_bytes + np.where(mix.short_bytes > 1, lacking, 0.0))
+        raise does_not_fit(spec.name, cluster, mix.short_bytes + np.where(mix.short_bytes > SLIP_BYTES, lacking, 0.0))
     runs = sorted(
         ((layer, count) for layer, count in zip(found, mix.layers, strict=True) if count), key=lambda run: -run[1]
     )
@@ -335,13 +333,3 @@ def _plan(s: Setting, cluster: Cluster, runs: Sequence[tuple[Layer, int]]) -> Pl
         tile_rows=s.tile_rows,
         wire=s.wire,
     )
-
-
-def _does_not_fit(spec: ModelSpec, cluster: Cluster, short_bytes: Floats) -> InfeasiblePlanError:
-    missing = [
-        f"{math.ceil(lacks / MIB)} MiB more on {device.name} (has {device.memory_bytes // MIB})"
-        for device, lacks in zip(cluster.devices, short_bytes, strict=True)
-        if lacks > 1
-    ]
-    total = math.ceil(short_bytes.sum() / MIB)
-    return InfeasiblePlanError(f"{spec.name} does not fit: {total} MiB short; it would with {' and '.join(missing)}")

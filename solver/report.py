@@ -37,9 +37,11 @@ def print_plan(console: Console, cluster: Cluster, plan: Plan, priced: Price) ->
     if len(listed) < len(plan.devices):
         console.print(f"{len(plan.devices) - len(listed)} other devices hold nothing.")
     if len(active) == 1 and len(plan.devices) > 1:
-        console.print(
-            f"One device alone is fastest: {plan.devices[active[0]]}. The others would cost more than they do."
-        )
+        only = plan.devices[active[0]]
+        if plan.system == "hepti":
+            console.print(f"One device alone is fastest: {only}. The others would cost more than they do.")
+        else:
+            console.print(f"By {plan.system} all is on {only}. Whether others are faster stands below.")
     facts, routes = priced.prediction, _routes(plan)
     console.print(
         f"[bold]{_ms(facts.seconds)}[/] for a request of {plan.rows} rows by {plan.system}: {_ms(facts.compute_s)} of "

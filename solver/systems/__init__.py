@@ -7,6 +7,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from solver.cluster import Cluster
+from solver.cost import SLIP_BYTES, does_not_fit, short_bytes
 from solver.errors import HeptiError, InfeasiblePlanError
 from solver.model import ModelSpec
 from solver.plan import Plan, Wire
@@ -54,8 +55,24 @@ def plans_for(spec: ModelSpec) -> tuple[str, ...]:
     return (DECOUPLED, "single") if spec.groups else tuple(name for name in PLANNERS if name != DECOUPLED)
 
 
+def plan_that_fits(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan:
+    """Plan as `make_plan` does what is to be run: few published systems ask what memory the devices have.
+
+    Raises
+    ------
+    HeptiError
+        As `make_plan`, or if a device lacks memory for its share: which, and how much.
+    """
+    plan = make_plan(system, spec, cluster, rows, wire)
+    assert plan.predicted is not None
+    short = short_bytes(spec, cluster, plan, plan.predicted.weights_bytes)
+    if short.max() > SLIP_BYTES:
+        raise does_not_fit(f"{spec.name} by {system}", cluster, short)
+    return plan
+
+
 def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan:
-    """Plan requests of `rows` rows by the named system, and predict what they cost.
+    """Plan requests of `rows` rows by the named system, and predict what they cost, whether or not memory suffices.
 
     Every system is given the tiles and routes that are best for its shares.
 

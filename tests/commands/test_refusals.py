@@ -205,6 +205,15 @@ def test_a_device_in_two_stages(bert, job, tmp_path):
     job("device a is in two stages: a device can be in one", "--model", bert.path, "--random", 5, "--plan", plan)
 
 
+def test_a_system_whose_plan_lacks_memory(bert, job, tmp_path):
+    """Systems that do not ask what memory there is are refused before anything is loaded."""
+    devices = "".join(f'[[device]]\nname = "{name}"\ngflops = 1\nmemory_gib = 0.1\n' for name in "ab")
+    path = write(tmp_path / "small.toml", f'format = "hepti-cluster/1"\n{devices}[network]\nbandwidth_mbps = 9')
+
+    complaint = "bert by megatron does not fit: "
+    job(complaint, "--model", bert.path, "--random", 5, "--cluster", path, "--system", "megatron")
+
+
 def test_more_ranks_than_the_cluster_has_devices(bert, job, tmp_path):
     cluster = (
         'format = "hepti-cluster/1"\n[[device]]\nname = "a"\ngflops = 1\nmemory_gib = 1\n[network]\nbandwidth_mbps = 9'

@@ -219,6 +219,35 @@ def test_memory_that_nothing_fits_into_is_refused_with_what_is_missing(tmp_path)
     assert re.fullmatch(r"python -m solver: bert-large does not fit: \d+ MiB short; it would with .*\n", done.stderr)
 
 
+@pytest.mark.parametrize("system", ["single", "megatron", "sequence", "edgeshard", "hepti"])
+def test_every_system_is_refused_where_memory_is_short(system, cluster):
+    done = solver("--model", "bert-large", "--cluster", cluster, "--set", "pi-1.memory_gib=0.2", "--system", system,
+                  "--set", "pi-0.memory_gib=0.6")  # fmt: skip
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"python -m solver: bert-large .*\n", done.stderr)
+    if system != "edgeshard":  # which counts layers
+        assert re.search(r" does not fit: \d+ MiB short; it would with .*\d+ MiB more on pi-1 \(has 204\)", done.stderr)
+
+
+def test_a_device_that_takes_no_part_needs_no_memory(cluster):
+    cluster.write_text(CLUSTER + '[[device]]\nname = "pi-2"\ngflops = 10\nmemory_gib = 0.01\n')
+
+    done = solver("--model", "bert-base", "--cluster", cluster, "--system", "single")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "By single all is on pi-1." in done.stdout
+    assert "One device alone is fastest" not in done.stdout
+
+
+def test_systems_that_lack_memory_are_compared_all_the_same(cluster):
+    done = solver("--model", "bert-base", "--cluster", cluster, "--set", "pi-1.memory_gib=0.2", "--compare", "--json")
+
+    (single,) = (entry for entry in json.loads(done.stdout)["systems"] if entry["system"].startswith("single"))
+    assert single["seconds"] > 0
+    assert re.fullmatch(r"pi-1: \d+ MiB short", single["lacks"])
+
+
 def test_the_plan_stands_once_beside_the_others(cluster):
     done = solver("--model", "bert-base", "--cluster", cluster, "--system", "megatron-weighted")
 
