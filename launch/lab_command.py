@@ -39,7 +39,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             lab_up.require_tools()
             return function(options)
 
-        parser = commands.add_parser(name, help=text, description=text)
+        # Help is a format, a description is not.
+        parser = commands.add_parser(name, help=text.replace("%", "%%"), description=text)
         parser.set_defaults(function=as_root)
         return parser
 
@@ -53,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add("status", _status, "show the hosts of a lab as they are now")
     parser.add_argument("lab", metavar="LAB", nargs="?")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser = add("set", _set, "change a host while it runs: cpu=25%% gflops=33 bandwidth_mbps=240 memory_gib=1")
+    parser = add("set", _set, "change a host while it runs: cpu=25% gflops=33 bandwidth_mbps=240 memory_gib=1")
     parser.add_argument("words", metavar="[LAB] HOST KEY=VALUE", nargs="+")
     for name, function, text in (
         ("cut", _cut, "unplug a host's network cable"),

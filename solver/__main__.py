@@ -19,7 +19,7 @@ from solver.model import DEFAULT_ROWS, ModelSpec, named_model, request_rows
 from solver.pipeline import price_plan
 from solver.plan import Plan, Wire
 from solver.plan_file import plan_to_json
-from solver.plot import plot_timeline, plot_winners
+from solver.plot import check_pictures, plot_timeline, plot_winners
 from solver.ready import find_cluster
 from solver.report import print_advice, print_comparison, print_plan, to_json
 from solver.report_systems import print_stages, print_systems, stages_to_json, systems_to_json
@@ -78,6 +78,8 @@ def _parser() -> Parser:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.plot or options.map:
+        check_pictures()
     spec = _model(options.model, options.layers)
     cluster = changed(find_cluster(options.cluster), options.set, options.add, options.without)
     rows = request_rows(spec, options.rows)

@@ -262,13 +262,12 @@ def _tables(table: dict[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def _check_keys(entry: Mapping[str, Any], where: str, required: tuple[str, ...], optional: tuple[str, ...]) -> None:
-    for key in required:
-        if key not in entry:
-            raise HeptiError(f"{where} has no {key}")
     known = required + optional
-    for key in entry:
-        if key not in known:
-            raise HeptiError(f"{where}: unknown key {key!r}{did_you_mean(key, known)}")
+    # A key that is missing is often one that is misspelt: both in one line.
+    problems = [f" has no {key}" for key in required if key not in entry][:1]
+    problems += [f": unknown key {key!r}{did_you_mean(key, known)}" for key in entry if key not in known][:1]
+    if problems:
+        raise HeptiError(where + "".join(problems))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,23 @@ MOST_DRAWN = 32  # devices
 COLORS = {"compute": "#4477aa", "exchange": "#ee6677"}
 
 
-def new_figure(width: float, height: float) -> Any:
-    """Return an empty matplotlib figure of this size, in inches.
+def check_pictures() -> None:
+    """Refuse to draw, before there is anything to be drawn.
 
     Raises
     ------
     HeptiError
         If matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure  # takes half a second: only for who asks for a picture
-    except ImportError as error:
-        raise HeptiError("pictures need matplotlib: pip install 'hepti[plot]'") from error
+    if find_spec("matplotlib") is None:
+        raise HeptiError("pictures need matplotlib: pip install 'hepti[plot]'")
+
+
+def new_figure(width: float, height: float) -> Any:
+    """Return an empty matplotlib figure of this size, in inches; errors as `check_pictures`."""
+    check_pictures()
+    from matplotlib.figure import Figure  # takes half a second: only for who asks for a picture
+
     return Figure(figsize=(width, height), layout="constrained", dpi=150)
 
 

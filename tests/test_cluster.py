@@ -123,6 +123,7 @@ def test_fingerprints_tell_clusters_apart(tmp_path):
         ("gflops = 24.6", "gflops = true", "device pi-0: gflops is True, must be a number"),
         ("gflops = 24.6", "", "device pi-0 has no gflops"),
         ("gflops = 24.6", "gflop = 24.6\ngflops = 24.6", r"device pi-0: unknown key 'gflop' \(did you mean gflops\?\)"),
+        ("gflops = 24.6", "gflop = 24", r"device pi-0 has no gflops: unknown key 'gflop' \(did you mean gflops\?\)"),
         ("gflops = 24.6", "gflops = 24.6\nzone = 3", "unknown key 'zone' .known: bandwidth_mbps, curves, gflops"),
         ("memory_gib = 3.2", "memory_gib = 0", "device pi-0: memory_gib is 0, must be between"),
         ("memory_gib = 3.2", "memory_gib = 4e9", "device pi-0: memory_gib is 4000000000.0, must be between"),

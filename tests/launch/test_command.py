@@ -25,6 +25,14 @@ def test_help_has_an_example(words):
     assert "python -m launch" in done.stdout
 
 
+@pytest.mark.parametrize("words", [["lab"], ["lab", "set"]])
+def test_help_says_a_percentage_as_it_is_typed(words):
+    done = launch(*words, "--help")
+
+    assert "cpu=25% " in " ".join(done.stdout.split())
+    assert "%%" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from solver.__main__ import main
 from solver.model import named_model
 from solver.plan_file import plan_from_json, read_plan
 
@@ -98,6 +99,19 @@ def test_timeline_is_drawn(cluster, tmp_path):
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "<svg" in (tmp_path / "plan.svg").read_text()
+
+
+@pytest.mark.parametrize("option", ["--plot", "--map"])
+def test_a_picture_without_matplotlib_is_refused_before_planning(option, cluster, monkeypatch, capsys):
+    planned = []
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for name in ("solve_hepti", "winners"):
+        monkeypatch.setattr(f"solver.__main__.{name}", lambda *arguments: planned.append(arguments))
+
+    code = main(["--model", "bert-base", "--cluster", str(cluster), option, "plan.svg"])
+
+    assert (code, planned) == (2, [])
+    assert capsys.readouterr().err == "python -m solver: pictures need matplotlib: pip install 'hepti[plot]'\n"
 
 
 def test_weights_file_says_what_model_it_is(cluster, tmp_path):
