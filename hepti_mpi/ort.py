@@ -75,6 +75,9 @@ def product_of(
             graph.run({"x": x}, {"y": y})
         return y
 
+    # A session's first run allocates what it keeps. Behind the tensors of many rows that would leave a hole in the heap
+    # for every product: of 12 layers of bert-large, 256 rows, 150 MiB in int8 and 60 in float32.
+    product(np.zeros((1, inner), np.float32))
     return product
 
 
