@@ -9,7 +9,6 @@ from hepti_mpi.products import NUMPY, Backend
 from solver.errors import HeptiError
 
 NAMES = ("auto", "numpy", "onnxruntime")
-PRECISIONS = ("float32", "int8")
 
 
 def chosen(name: str) -> str:

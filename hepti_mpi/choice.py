@@ -68,6 +68,7 @@ def choose(
         if cluster is None:
             cluster = defaults.example_cluster(ranks)
             say("note: the shares are those of example boards, not of these hosts: give --model or --cluster")
+        cluster = cluster.holding(options.precision)
         if may_change:
             choice = _living(spec, cluster, rows or TYPICAL_ROWS, options)
         else:

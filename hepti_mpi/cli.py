@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hepti_mpi.backends import NAMES, PRECISIONS, check_precision, chosen
+from hepti_mpi.backends import NAMES, check_precision, chosen
+from solver.cluster import PRECISIONS
 from solver.command import Parser
 from solver.errors import HeptiError
 from solver.plan import Wire

@@ -135,7 +135,8 @@ class Conductor:
         """Hand on what all ranks measured of one batch."""
         if plan is not self._weighed:
             holdings = self._member.mover.holdings
-            self._weighed, self._weights = plan, [holdings.held_bytes(self._spec, r) for r in range(self._ranks)]
+            precision, ranks = self.drift.profile.precision, range(self._ranks)
+            self._weighed, self._weights = plan, [holdings.held_bytes(self._spec, r, precision) for r in ranks]
         self.latest = [by_rank[rank] for rank in range(self._ranks)]
         totals = between_ranks({rank: measured.flows for rank, measured in by_rank.items()}, self._ranks)
         since = [np.maximum(now - before, 0.0) for now, before in zip(totals, self._flows, strict=True)]

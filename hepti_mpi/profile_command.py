@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hepti_mpi.backends import NAMES, PRECISIONS, check_precision, chosen
+from hepti_mpi.backends import NAMES, check_precision, chosen
 from hepti_mpi.comm import Group
 from hepti_mpi.profile import profile
-from solver.cluster import write_cluster
+from solver.cluster import PRECISIONS, write_cluster
 from solver.command import Parser
 from solver.model import ModelSpec, named_model
 

@@ -9,6 +9,7 @@ about:
     [profile]
     model = "bert-large"
     backend = "numpy"
+    precision = "float32"    # or int8: weights take a quarter of the memory
     date = "2026-11-20"
     [[device]]
     name = "pi-0"
@@ -40,6 +41,7 @@ from solver.errors import HeptiError
 
 FORMAT = "hepti-cluster/1"
 GIB = 2**30
+PRECISIONS = ("float32", "int8")  # of weights and products
 # Beyond these a number is a slip of the pen (a wrong unit, a lost digit), not a board or a network.
 LIMITS = {
     "gflops": (1e-3, 1e6),
@@ -111,9 +113,18 @@ class Cluster:
         return tuple(device.name for device in self.devices)
 
     @property
+    def precision(self) -> str:
+        """What its devices hold weights in, one of `PRECISIONS`: what was measured, else float32."""
+        return self.profile.get("precision", "float32")
+
+    def holding(self, precision: str) -> Cluster:
+        """Return the cluster with weights in another precision, as a run has it, whatever was measured."""
+        return replace(self, profile={**self.profile, "precision": precision})
+
+    @property
     def fingerprint(self) -> str:
         """Twelve hex digits of everything a plan depends on."""
-        table = {key: value for key, value in _to_toml(self).items() if key != "profile"}
+        table = _to_toml(replace(self, profile={} if self.precision == "float32" else {"precision": self.precision}))
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
     def link(self, one: int, other: int) -> Link:
@@ -209,6 +220,8 @@ def _from_toml(table: dict[str, Any]) -> Cluster:
     profile = table.get("profile", {})
     if not isinstance(profile, dict):
         raise HeptiError("[profile] must be a table")
+    if profile.get("precision", "float32") not in PRECISIONS:
+        raise HeptiError(f"[profile]: precision is {profile['precision']!r}, must be one of {', '.join(PRECISIONS)}")
     return Cluster(devices, default, links, {key: str(value) for key, value in profile.items()})
 
 

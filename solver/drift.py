@@ -182,7 +182,9 @@ def scaled(cluster: Cluster, compute: Sequence[float], links: Sequence[float], m
         for pair, link in cluster.links.items()
     }
     # The network is what devices without a bandwidth of their own have; here all have one.
-    return Cluster(devices, Link(cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s), pairs)
+    return Cluster(
+        devices, Link(cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s), pairs, cluster.profile
+    )
 
 
 def _scaled_curves(curves: Curves, speed: float) -> Curves:

@@ -51,6 +51,7 @@ class Setting:
     rows: int
     wire: Wire = Wire.FLOAT32
     tile_rows: int = 0
+    precision: str = "float32"  # of weights
 
     @property
     def devices(self) -> int:

@@ -38,9 +38,9 @@ class Holdings:
         """Return whether a rank that has no share under a plan has all weights, and may keep them."""
         return rank not in plan.stages[0].active and all_by_rows(plan) and all_by_rows(self._plans[rank])
 
-    def held_bytes(self, spec: ModelSpec, rank: int) -> int:
+    def held_bytes(self, spec: ModelSpec, rank: int, precision: str = "float32") -> int:
         """Return the bytes of what a rank holds."""
-        return weights_bytes(spec, self._plans[rank], rank)
+        return weights_bytes(spec, self._plans[rank], rank, precision)
 
     def lacking(self, spec: ModelSpec, plan: Plan, rank: int, frees: Collection[int] = ()) -> list[int]:
         """Return the layers whose weights on a rank have to change before it adopts a plan."""

@@ -153,7 +153,7 @@ def price_plan(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Pric
     leader = next(
         (n for n, rep in enumerate(plan.replicas) if any(cluster.names[0] in stage.devices for stage in rep)), None
     )
-    held = tuple(weights_bytes(spec, plan, rank) for rank in range(len(plan.devices)))
+    held = tuple(weights_bytes(spec, plan, rank, cluster.precision) for rank in range(len(plan.devices)))
     return PricedPlan(tuple(_replica(s, cluster, plan, rep) for rep in plan.replicas), embed_s, leader, held)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from solver import integer
 from solver.candidates import FEW, MAIN_KINDS, again, alone, candidates, finished, nearby, one_of_each_kind
 from solver.cluster import Cluster
-from solver.cost import SLIP_BYTES, does_not_fit, plan_seconds, price, setting, weights_room
+from solver.cost import SLIP_BYTES, does_not_fit, packing, plan_seconds, price, setting, weights_room
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.kinds import KINDS, layer_plan, layer_seconds, layer_table, taking
@@ -58,7 +58,7 @@ class Solution:
     layers
         These layers and the fastest of the others; a later solve begins with them.
     prices : [p]
-        Seconds that a byte more saves on every device; zero where memory does not limit.
+        Seconds that a byte more saves on every device, of float32 weights; zero where memory does not limit.
     best, setting, terms
         The layer that is best at these prices, and what its convex program is for.
     mix_gap, mix_s, mix_bound_s
@@ -151,7 +151,8 @@ def solve(
     if mix.short_bytes.max() > SLIP_BYTES:
         if before is not None:
             return solve(spec, cluster, rows, wire=wire)
-        raise does_not_fit(spec.name, cluster, mix.short_bytes + np.where(mix.short_bytes > SLIP_BYTES, lacking, 0.0))
+        short_bytes = mix.short_bytes + np.where(mix.short_bytes > SLIP_BYTES, lacking, 0.0)
+        raise does_not_fit(spec.name, cluster, short_bytes / packing(spec, cluster))
     runs = sorted(
         ((layer, count) for layer, count in zip(found, mix.layers, strict=True) if count), key=lambda run: -run[1]
     )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from solver.cluster import GIB, Cluster
-from solver.cost import predict, weights_bytes, work_bytes
+from solver.cost import needed_bytes, predict, weights_bytes
 from solver.curves import Floats
 from solver.decision import Decision, shares
 from solver.drift import Drift
@@ -102,7 +102,7 @@ class Replanner:
         due = self._again_at or self._requests + AGAIN
         self._solved, self._told, self._again_at = factors, now, 0
         before_s = predict(self._spec, now, self.plan, self.plan.rows).seconds
-        short = self._short(self.plan, now, [self._holdings.held_bytes(self._spec, r) for r in range(len(now.devices))])
+        short = self._short(self.plan, now, self._held_bytes())
         candidate = self._other_rows(now, bool(short), bool(shifted))
         if candidate is not None:
             # In a fifth of the time that a solve takes.
@@ -202,9 +202,8 @@ class Replanner:
 
     def _memory_shifted(self) -> bool:
         """Return whether a device's memory has become scarce, or has come back, since the last solve."""
-        work = work_bytes(self._spec, self.plan.rows)
-        for rank, (now, told) in enumerate(zip(self.drift.memory, self._told.devices, strict=True)):
-            need = work + max(self._holdings.held_bytes(self._spec, rank), weights_bytes(self._spec, self.plan, rank))
+        needs = self._needed_bytes(self.plan, self._held_bytes())
+        for now, told, need in zip(self.drift.memory, self._told.devices, needs, strict=True):
             scarce = now < SCARCE * need and abs(now / told.memory_bytes - 1) > MEMORY_SHIFT
             if scarce or now > SCARCE * told.memory_bytes:
                 return True
@@ -212,10 +211,20 @@ class Replanner:
 
     def _short(self, plan: Plan, now: Cluster, held_bytes: Sequence[int] = ()) -> list[int]:
         """Return the ranks that lack memory for what a plan gives them, or for what they hold besides, [p]."""
-        work = work_bytes(self._spec, plan.rows)
-        need = [weights_bytes(self._spec, plan, rank) for rank in range(len(now.devices))]
-        need = [max(pair) for pair in zip(need, held_bytes, strict=True)] if held_bytes else need
-        return [rank for rank, device in enumerate(now.devices) if need[rank] + work > device.memory_bytes]
+        needs = self._needed_bytes(plan, held_bytes)
+        return [rank for rank, device in enumerate(now.devices) if needs[rank] > device.memory_bytes]
+
+    def _held_bytes(self) -> list[int]:
+        """Return the bytes of weights that every rank holds, [p]."""
+        now = self._planned_for
+        return [self._holdings.held_bytes(self._spec, rank, now.precision) for rank in range(len(now.devices))]
+
+    def _needed_bytes(self, plan: Plan, held_bytes: Sequence[int] = ()) -> Floats:
+        """Return the memory that every rank needs for a plan, or for what it holds where that is more, [p]."""
+        now = self._planned_for
+        weights = [weights_bytes(self._spec, plan, rank, now.precision) for rank in range(len(now.devices))]
+        weights = [max(pair) for pair in zip(weights, held_bytes, strict=True)] if held_bytes else weights
+        return needed_bytes(self._spec, now, plan.rows, weights)
 
     def _why(self, now: Cluster) -> str:
         """Say what changed since the plan did, the largest first."""

@@ -151,7 +151,8 @@ def _cells(block: BlockPlan, rows: int, rank: int) -> list[str]:
 def _devices(cluster: Cluster, priced: Price, listed: Sequence[int]) -> Table:
     """Return what every device holds and does."""
     table = Table(title="devices", title_justify="left")
-    headings = ("device", "GFLOP/s", "MiB free", "MiB of weights", "compute ms", "exchange ms", "idle ms")
+    weights = "MiB of weights" + ("" if cluster.precision == "float32" else f" in {cluster.precision}")
+    headings = ("device", "GFLOP/s", "MiB free", weights, "compute ms", "exchange ms", "idle ms")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "device" else "right")
     for rank in listed:

@@ -13,6 +13,7 @@ from solver.sublayers import BLOCK
 
 # [H] vectors: every rank that adds the residual needs them.
 COMMON_TENSORS = ("norm/weight", "norm/bias", "output/bias", "down/bias")
+WEIGHT_BYTES = {"float32": 4, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,13 @@ def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[Ten
 
 def weights_bytes(spec: ModelSpec, plan: Plan, rank: int, precision: str = "float32") -> int:
     """Return the bytes of everything that `rank` holds; int8 is for the matrices of the layers."""
+    return sum(held_bytes(piece, precision) for piece in rank_slices(spec, plan, rank))
 
-    def each(piece: TensorSlice) -> int:
-        is_matrix = piece.name.startswith("layers/") and len(piece.shape) > 1
-        return 1 if precision == "int8" and is_matrix else 4
 
-    return sum(each(piece) * math.prod(piece.shape) for piece in rank_slices(spec, plan, rank))
+def held_bytes(piece: TensorSlice, precision: str = "float32") -> int:
+    """Return the bytes of one slice as a rank holds it."""
+    is_matrix = piece.name.startswith("layers/") and len(piece.shape) > 1
+    return math.prod(piece.shape) * WEIGHT_BYTES[precision if is_matrix else "float32"]
 
 
 def _is_in(part: Span, first: int, name: str, norm: str) -> bool:

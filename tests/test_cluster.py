@@ -43,6 +43,7 @@ def clusters(draw):
         tuple(Device(name, draw(speed), draw(memory), None, None, draw(unrest), draw(unrest)) for name in names),
         draw(LINKS),
         {pair: draw(LINKS) for pair in chosen},
+        draw(st.sampled_from([{}, {"precision": "int8"}])),
     )
 
 
@@ -106,6 +107,7 @@ def test_fewer_devices_than_ranks_are_refused(tmp_path):
 
 def test_fingerprints_tell_clusters_apart(tmp_path):
     texts = [SHORT, SHORT.replace("24.6", "24.7"), SHORT.replace("240", "241"), SHORT.replace('"pi-1"', '"pi-2"')]
+    texts.append(SHORT + '[profile]\nprecision = "int8"')
 
     assert len({read(text, tmp_path).fingerprint for text in texts}) == len(texts)
 
@@ -150,6 +152,7 @@ def test_fingerprints_tell_clusters_apart(tmp_path):
         ("[[link]]", "[link]", r"write each link as a table of its own: \[\[link\]\]"),
         ("[[link]]", "[[lnk]]", r"the file: unknown key 'lnk' \(did you mean link\?\)"),
         ("hepti-cluster/1", "hepti-cluster/2", "format is 'hepti-cluster/2', this version reads 'hepti-cluster/1'"),
+        ("[[link]]", '[profile]\nprecision = "int4"\n[[link]]', r"precision is 'int4', must be one of float32, int8"),
         ('format = "hepti-cluster/1"', "", "the file has no format"),
         ("[[device]]", "[device", "is not TOML"),
         ("gflops = 24.6", "gflops = " + "9" * 5000, "is not TOML"),

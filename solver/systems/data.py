@@ -9,10 +9,12 @@ fastest replica stands first: a request that is alone goes to it.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.cost import weights_room
+from solver.cost import packing, weights_room
 from solver.errors import InfeasiblePlanError
 from solver.model import ModelSpec
 from solver.pipeline import chain, layer_seconds, whole_layer_bytes
@@ -29,7 +31,7 @@ def plan_data(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
         most = int(room.argmax())
         raise InfeasiblePlanError(
             f"{spec.name} fits on no device alone: {cluster.names[most]}, which has the most room, "
-            f"lacks {-(-int(needed - room[most]) // MIB)} MiB"
+            f"lacks {math.ceil((needed - room[most]) / packing(spec, cluster) / MIB)} MiB"
         )
     seconds = layer_seconds(spec, cluster, rows)
     fastest_first = sorted(holding.tolist(), key=lambda rank: float(seconds[rank]))

@@ -4,7 +4,8 @@ import pytest
 
 from hepti_mpi import cli
 from hepti_mpi.choice import choose
-from solver.model import ModelSpec, TextInput
+from solver.errors import HeptiError
+from solver.model import ModelSpec, TextInput, named_model
 from tests.solver.clusters import pis
 
 SPEC = ModelSpec("small", hidden=64, ffn=256, heads=4, layers=4, input=TextInput(vocab=97, positions=512, max_rows=512))
@@ -22,3 +23,20 @@ def test_plans_for_other_lengths_are_heptis_own_where_devices_do_not_change_them
     assert (choice.by_length is not None) == follow
     if follow:
         assert choice.by_length.of(128) is choice.plan
+
+
+@pytest.mark.parametrize("measured", ["float32", "int8"])
+def test_memory_is_that_of_the_precision_that_a_run_has_whatever_was_measured(measured):
+    """In 0.9 GiB, weights of bert-large fit on one board in int8 only."""
+    cluster = pis(24.6, memory_gib=0.9).holding(measured)
+
+    def chosen(precision):
+        words = ["--system", "single", "--precision", precision, "--backend", "onnxruntime"]
+        return choose(cli.parse(words), named_model("bert-large"), 128, 1, cluster, lambda line: None)
+
+    with pytest.raises(HeptiError, match="bert-large by single does not fit: "):
+        chosen("float32")
+    choice = chosen("int8")
+
+    assert choice.cluster.precision == "int8"
+    assert sum(choice.plan.predicted.weights_bytes) < 0.5 * 2**30

@@ -9,9 +9,10 @@ from itertools import combinations_with_replacement, pairwise
 import numpy as np
 import pytest
 
-from solver import search
+from solver import search, shares
 from solver.candidates import candidates
-from solver.cost import PROGRAM_BYTES, predict, setting, weights_bytes, weights_room, work_bytes
+from solver.cluster import GIB
+from solver.cost import PROGRAM_BYTES, needed_bytes, predict, setting, weights_bytes, weights_room, work_bytes
 from solver.curves import Curve, Curves, Kernel, derived_curves
 from solver.errors import InfeasiblePlanError
 from solver.lengths import PlansByLength
@@ -19,7 +20,7 @@ from solver.model import named_model
 from solver.plan import Cut, Keys, Wire
 from solver.planner import solve
 from solver.search import Terms
-from solver.systems import make_plan, plans_for
+from solver.systems import make_plan, plan_that_fits, plans_for
 from tests.solver.clusters import pis
 from tests.solver.exhaustive import all_layers
 from tests.solver.instances import small_model, unlike_cluster
@@ -136,6 +137,41 @@ def test_plan_fits_every_memory_as_the_plan_file_counts_it():
             if held[rank] > 24 * 2 * 6 * 1024 * 4:
                 assert held[rank] + work_bytes(BERT_LARGE, 256) <= device.memory_bytes
     assert PROGRAM_BYTES < work_bytes(BERT_LARGE, 256) < PROGRAM_BYTES + 20 * MIB
+
+
+@pytest.mark.parametrize("system", ["hepti", "megatron", "voltage", "galaxy", "edgeshard", "pipeedge", "prima"])
+def test_int8_fits_where_float32_does_not(system):
+    """And what devices then need, a layer of float32 while they load included, is no more than they have."""
+    cluster = pis(24.6, 70, memory_gib=0.54)
+    with pytest.raises(InfeasiblePlanError):
+        plan_that_fits(system, BERT_LARGE, cluster, 256)
+
+    plan = plan_that_fits(system, BERT_LARGE, cluster.holding("int8"), 256)
+
+    held = plan.predicted.weights_bytes
+    assert held == tuple(shares.weights_bytes(BERT_LARGE, plan, rank, "int8") for rank in range(2))
+    needs = needed_bytes(BERT_LARGE, cluster.holding("int8"), 256, held)
+    assert (needs <= 0.54 * GIB + 1).all()
+    assert needs.sum() > sum(held) + 2 * work_bytes(BERT_LARGE, 256)
+
+
+def test_what_int8_lacks_is_said_in_what_it_needs():
+    """With that much more it fits, with much less it does not."""
+    cluster = pis(24.6, 70, memory_gib=0.3).holding("int8")
+    with pytest.raises(InfeasiblePlanError, match="MiB short") as refusal:
+        make_plan("hepti", BERT_LARGE, cluster, 256)
+    more = {name: int(size) for size, name in re.findall(r"(\d+) MiB more on (pi-\d)", str(refusal.value))}
+
+    def with_more(part):
+        devices = [
+            replace(device, memory_bytes=device.memory_bytes + int(part * (more.get(device.name, 0) + 2) * MIB))
+            for device in cluster.devices
+        ]
+        return replace(cluster, devices=tuple(devices))
+
+    assert make_plan("hepti", BERT_LARGE, with_more(1), 256)
+    with pytest.raises(InfeasiblePlanError):
+        make_plan("hepti", BERT_LARGE, with_more(0.9), 256)
 
 
 def test_cuts_go_from_rows_to_shared_weights_as_memory_shrinks():

@@ -164,6 +164,16 @@ def test_memory_that_goes_on_falling_is_answered_before_it_is_gone():
     assert taken == [0, 1, 1]
 
 
+@pytest.mark.parametrize(("precision", "frees"), [("float32", True), ("int8", False)])
+def test_weights_in_int8_may_stay_where_those_in_float32_may_not(precision, frees):
+    simulation = Simulation(pis(24.6, 70, 24.6, 10, memory_gib=1.5).holding(precision))
+    simulation.replanner.drift.free_memory(1, round(0.35 * GIB))
+
+    simulation.request()
+
+    assert any(decision.frees for decision in simulation.decisions) == frees
+
+
 def test_a_change_that_no_memory_can_hold_leaves_the_plan():
     simulation = Simulation(pis(24.6, 70, 24.6, 10, memory_gib=0.35))
     for rank in range(4):
