@@ -18,8 +18,8 @@ from launch.bench_model import BenchModel
 from launch.bench_stage import Stage, lab_of, stage_of
 from launch.compare import Contest, compare
 from launch.lab import Lab, lab_name
-from solver.cost import ends_bytes, work_bytes
 from solver.errors import HeptiError
+from solver.memory import ends_bytes, work_bytes
 from solver.model import DEFAULT_ROWS, ModelSpec, TextInput, request_rows
 from solver.pipeline import whole_layer_bytes
 

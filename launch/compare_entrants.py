@@ -11,8 +11,9 @@ import numpy as np
 from launch.single import RUNTIMES
 from solver.advice import bounds
 from solver.cluster import Cluster
-from solver.cost import lacks, price, setting
+from solver.cost import price, setting
 from solver.errors import HeptiError
+from solver.memory import lacks
 from solver.model import ModelSpec
 from solver.pipeline import price_plan
 from solver.plan import Plan, Wire

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.cost import lacks
 from solver.errors import HeptiError
+from solver.memory import lacks
 from solver.model import ModelSpec, decoupled
 from solver.pipeline import price_plan
 from solver.plan import Wire

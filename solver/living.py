@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.cost import weights_room
 from solver.exchange import Mask
 from solver.lengths import for_rows
+from solver.memory import weights_room
 from solver.model import ModelSpec, layer_tensor_shapes
 from solver.plan import LayerPlan, Plan, Wire
 from solver.planner import Solution

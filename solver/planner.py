@@ -18,11 +18,12 @@ import numpy as np
 from solver import integer
 from solver.candidates import FEW, MAIN_KINDS, again, alone, candidates, finished, nearby, one_of_each_kind
 from solver.cluster import Cluster
-from solver.cost import SLIP_BYTES, does_not_fit, packing, plan_seconds, price, setting, weights_room
+from solver.cost import plan_seconds, price, setting
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.kinds import KINDS, layer_plan, layer_seconds, layer_table, taking
 from solver.layers import Setting
+from solver.memory import SLIP_BYTES, does_not_fit, packing, weights_room
 from solver.model import ModelSpec
 from solver.plan import Plan, Stage, Wire
 from solver.search import JOINING, Layer, Terms, few_shares, finish, improved, neighbours, redraft, undominated

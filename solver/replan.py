@@ -14,13 +14,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from solver.cluster import GIB, Cluster
-from solver.cost import needed_bytes, predict, weights_bytes
+from solver.cost import predict, weights_bytes
 from solver.curves import Floats
 from solver.decision import Decision, shares
 from solver.drift import Drift
 from solver.errors import InfeasiblePlanError
 from solver.lengths import for_rows
 from solver.living import among, holds_all, living
+from solver.memory import needed_bytes
 from solver.model import ModelSpec
 from solver.moves import Holdings, all_by_rows
 from solver.plan import Plan

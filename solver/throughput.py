@@ -18,8 +18,8 @@ from dataclasses import replace
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.cost import weights_room
 from solver.errors import InfeasiblePlanError
+from solver.memory import weights_room
 from solver.model import ModelSpec
 from solver.pipeline import layer_seconds, price_plan, whole_layer_bytes
 from solver.plan import Plan, Stage

@@ -7,8 +7,8 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from solver.cluster import Cluster
-from solver.cost import SLIP_BYTES, does_not_fit, short_bytes
 from solver.errors import HeptiError, InfeasiblePlanError
+from solver.memory import SLIP_BYTES, does_not_fit, short_bytes
 from solver.model import ModelSpec
 from solver.plan import Plan, Wire
 from solver.sending import sent_and_predicted

@@ -14,8 +14,8 @@ import math
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.cost import packing, weights_room
 from solver.errors import InfeasiblePlanError
+from solver.memory import packing, weights_room
 from solver.model import ModelSpec
 from solver.pipeline import chain, layer_seconds, whole_layer_bytes
 from solver.plan import Plan

@@ -18,10 +18,10 @@ from __future__ import annotations
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.cost import weights_room
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.kinds import Integers
+from solver.memory import weights_room
 from solver.model import ModelSpec
 from solver.pipeline import chain, layer_seconds, whole_layer_bytes
 from solver.plan import Plan

@@ -16,8 +16,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from solver.cluster import Cluster
-from solver.cost import lacks
 from solver.errors import InfeasiblePlanError
+from solver.memory import lacks
 from solver.model import ModelSpec
 from solver.plan import Plan, Wire
 from solver.sending import sent_and_predicted

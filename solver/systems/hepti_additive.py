@@ -18,10 +18,11 @@ from collections.abc import Callable
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.cost import setting, weights_room
+from solver.cost import setting
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.kinds import Integers, LayerKind, LayerTable, Units, layer_plan, layer_table
+from solver.memory import weights_room
 from solver.model import ModelSpec
 from solver.plan import Cut, Layout, Plan, uniform_plan
 from solver.spans import largest_remainder

@@ -29,10 +29,10 @@ from itertools import pairwise
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.cost import weights_room
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.kinds import Integers
+from solver.memory import weights_room
 from solver.model import ModelSpec
 from solver.pipeline import chain_of_sublayers, sublayer_seconds
 from solver.plan import Plan, Wire

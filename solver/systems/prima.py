@@ -19,8 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.cost import weights_room
 from solver.errors import InfeasiblePlanError
+from solver.memory import weights_room
 from solver.model import ModelSpec
 from solver.pipeline import chain, layer_seconds, whole_layer_bytes
 from solver.plan import Plan

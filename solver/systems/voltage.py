@@ -22,10 +22,11 @@ from dataclasses import replace
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.cost import setting, weights_room
+from solver.cost import setting
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.layers import WHOLE, LayerSteps
+from solver.memory import weights_room
 from solver.model import ModelSpec
 from solver.pipeline import seconds_alone, whole_layer_bytes
 from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, uniform_plan

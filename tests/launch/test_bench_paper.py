@@ -11,8 +11,8 @@ from launch.bench_model import BenchModel
 from launch.bench_paper import FITS, MANY, PROFILED_BYTES, ROOM, Point, bench_paper, claims, memory_that_fits, points
 from launch.paper_command import bandwidths
 from launch.paper_show import cells, claim_cells, write_pictures
-from solver.cost import weights_room
 from solver.errors import HeptiError
+from solver.memory import weights_room
 from solver.model import named_model
 from solver.pipeline import whole_layer_bytes
 from tests.launch.test_compare import CONTEST, Pretended

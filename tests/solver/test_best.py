@@ -9,7 +9,7 @@ import pytest
 
 from solver.cluster import Cluster, Device, Link
 from solver.compare import compare
-from solver.cost import weights_room
+from solver.memory import weights_room
 from solver.model import named_model
 from solver.pipeline import predict_plan
 from solver.planner import solve

@@ -8,9 +8,10 @@ import pytest
 
 from solver.cluster import Cluster, Device, Link
 from solver.compare import compare, winner
-from solver.cost import plan_seconds, price, setting, work_bytes
+from solver.cost import plan_seconds, price, setting
 from solver.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, layer_seconds
 from solver.errors import HeptiError, InfeasiblePlanError
+from solver.memory import work_bytes
 from solver.model import decoupled, layer_parts, layer_tensor_shapes, named_model, tensor_shapes
 from solver.pipeline import layer_seconds as layer_seconds_alone
 from solver.plan import Cut

@@ -12,10 +12,11 @@ import pytest
 from solver import search, shares
 from solver.candidates import candidates
 from solver.cluster import GIB
-from solver.cost import PROGRAM_BYTES, needed_bytes, predict, setting, weights_bytes, weights_room, work_bytes
+from solver.cost import predict, setting, weights_bytes
 from solver.curves import Curve, Curves, Kernel, derived_curves
 from solver.errors import InfeasiblePlanError
 from solver.lengths import PlansByLength
+from solver.memory import PROGRAM_BYTES, needed_bytes, weights_room, work_bytes
 from solver.model import named_model
 from solver.plan import Cut, Keys, Wire
 from solver.planner import solve

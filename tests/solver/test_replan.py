@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from solver.cluster import GIB
-from solver.cost import predict, price, setting, work_bytes
+from solver.cost import predict, price, setting
 from solver.drift import scaled
 from solver.lengths import for_rows
 from solver.living import WORTH, living
+from solver.memory import work_bytes
 from solver.model import named_model
 from solver.moves import layers_to_load, moved_bytes
 from solver.planner import solve

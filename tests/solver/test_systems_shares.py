@@ -7,10 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from solver.cost import setting, weights_room
+from solver.cost import setting
 from solver.curves import Kernel
 from solver.errors import InfeasiblePlanError
 from solver.kinds import layer_table
+from solver.memory import weights_room
 from solver.model import named_model
 from solver.pipeline import whole_layer_bytes
 from solver.plan import Cut, Keys, Layout

@@ -8,8 +8,8 @@ from itertools import combinations, pairwise, permutations
 import numpy as np
 import pytest
 
-from solver.cost import weights_room
 from solver.errors import InfeasiblePlanError
+from solver.memory import weights_room
 from solver.model import named_model
 from solver.pipeline import chain, chain_of_sublayers, layer_seconds, price_plan, sublayer_seconds, whole_layer_bytes
 from solver.plan import Wire

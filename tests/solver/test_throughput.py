@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from solver.compare import compare, winner, winners
-from solver.cost import lacks, weights_room
 from solver.errors import InfeasiblePlanError
+from solver.memory import lacks, weights_room
 from solver.model import named_model
 from solver.pipeline import price_plan, whole_layer_bytes
 from solver.systems import PLANNERS, make_plan

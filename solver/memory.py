@@ -1,0 +1,102 @@
+"""What memory a plan needs on its devices, and what room they have for weights, in bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from solver.cluster import Cluster
+from solver.curves import Floats
+from solver.errors import InfeasiblePlanError
+from solver.model import ModelSpec, layer_tensor_shapes, tensor_shapes
+from solver.plan import Plan
+from solver.shares import COMMON_TENSORS, WEIGHT_BYTES
+from solver.steps import FLOAT_BYTES
+
+MIB = 2**20
+# The interpreter, numpy, MPI and its socket buffers, beside weights and activations.
+PROGRAM_BYTES = 150 * MIB
+SLIP_BYTES = 1  # that an integer program may be off
+INT8_BYTES = 1.05  # that a weight takes in int8
+
+
+def ends_bytes(spec: ModelSpec) -> int:
+    """Return the float32 bytes of embeddings and heads, which rank 0 holds."""
+    shapes = tensor_shapes(spec)
+    return FLOAT_BYTES * sum(math.prod(shape) for name, shape in shapes.items() if not name.startswith("layers/"))
+
+
+def work_bytes(spec: ModelSpec, rows: int) -> int:
+    """Return what a device needs besides weights, whatever its share: activations, exchange buffers, the program.
+
+    At worst the stream as it was, gathered and summed, a summand and one being received ([S, H] each), and the larger
+    of Q, K, V, context ([S, 4 H]) and the MLP's inner columns with a tile's temporaries ([S, F]).
+    """
+    ffn = spec.sub_block.ffn if spec.groups else spec.ffn
+    return PROGRAM_BYTES + FLOAT_BYTES * rows * (5 * spec.hidden + max(4 * spec.hidden, ffn))
+
+
+def loading(spec: ModelSpec, precision: str) -> float:
+    """Return the memory that a byte of the layers' weights takes at most.
+
+    In int8 scales and sessions come on top: 1.04 bytes a weight of bert-large. And while a rank loads, a layer more
+    lies there in float32 than in a float32 run: twelve layers took at most 491 MiB, then 400, in float32 889 and 828.
+    """
+    return 1.0 if precision == "float32" else INT8_BYTES + 3 / spec.layers
+
+
+def needed_bytes(spec: ModelSpec, cluster: Cluster, rows: int, weights_bytes: Sequence[int]) -> Floats:
+    """Return the memory that devices need to hold and use these weights, [p]."""
+    held, ends = np.array(weights_bytes, float), np.zeros(len(weights_bytes))
+    ends[0] = min(ends_bytes(spec), held[0])
+    return (held - ends) * loading(spec, cluster.precision) + ends + work_bytes(spec, rows)
+
+
+def short_bytes(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> Floats:
+    """Return the bytes of memory that devices lack for a plan, [p]; 0 where they suffice, and for who takes no part."""
+    memory = np.array([float(device.memory_bytes) for device in cluster.devices])
+    short = needed_bytes(spec, cluster, plan.rows, weights_bytes) - memory
+    taking = [rank for stage in plan.stages for rank in np.array(plan.ranks(stage))[list(stage.active)]]
+    # Rank 0 has embeddings and heads, whatever else.
+    return np.where(np.isin(np.arange(memory.size), [0, *taking]), np.maximum(short, 0.0), 0.0)
+
+
+def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> str:
+    """Return what memory a plan lacks, in words; "" where it fits."""
+    short = short_bytes(spec, cluster, plan, weights_bytes)
+    for name, missing in zip(cluster.names, short, strict=True):
+        if missing > SLIP_BYTES:
+            return f"{name}: {math.ceil(missing / MIB)} MiB short"
+    return ""
+
+
+def does_not_fit(what: str, cluster: Cluster, short_bytes: Floats) -> InfeasiblePlanError:
+    """Return the error that says how much memory `what` lacks, `short_bytes` [p], and where more would help."""
+    missing = [
+        f"{math.ceil(short / MIB)} MiB more on {device.name} (has {device.memory_bytes // MIB})"
+        for device, short in zip(cluster.devices, short_bytes, strict=True)
+        if short > SLIP_BYTES
+    ]
+    total = math.ceil(short_bytes.sum() / MIB)
+    return InfeasiblePlanError(f"{what} does not fit: {total} MiB short; it would with {' and '.join(missing)}")
+
+
+def packing(spec: ModelSpec, cluster: Cluster) -> float:
+    """Return how many bytes of a layer's weights in float32, as planners count them, fit into one byte of memory."""
+    return FLOAT_BYTES / (WEIGHT_BYTES[cluster.precision] * loading(spec, cluster.precision))
+
+
+def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
+    """Return the bytes that every device has for shares of layers, [p]; below zero where it lacks what comes before.
+
+    They are bytes of float32 weights, whatever these are held in. Before them come activations, buffers and the
+    program, the norms of all original layers, and on rank 0 embeddings and heads.
+    """
+    shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
+    common = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(COMMON_TENSORS))
+    room = np.array([float(device.memory_bytes) for device in cluster.devices])
+    room -= work_bytes(spec, rows) + FLOAT_BYTES * (spec.groups or spec.layers) * common
+    room[0] -= ends_bytes(spec)
+    return room * packing(spec, cluster)
