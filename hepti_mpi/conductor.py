@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hepti_mpi.live import Member
-from hepti_mpi.monitor import PROBE_ROWS, Measured, between_ranks
+from hepti_mpi.monitor import PROBE_ROWS, PROBE_S, Measured, between_ranks
 from hepti_mpi.move import Adopt, Prepare
 from solver.curves import Bank, Kernel
 from solver.drift import Drift
@@ -27,6 +27,7 @@ LISTEN_EVERY_S = 0.1
 HEARING = 0.1
 # Requests wait for rank 0's own probe, where it has no share: half a percent of the time.
 OWN_PROBE_EVERY_S = 10.0
+HIDDEN = 2.0  # probes: requests that take longer do not wait for one
 
 
 class Conductor:
@@ -90,6 +91,12 @@ class Conductor:
         self._listened_at = now
         return self._batches
 
+    def meanwhile(self) -> None:
+        """Probe rank 0, where it has no share, while the others compute; seldom, where requests would wait for it."""
+        stack, monitor = self._member.stack, self._member.monitor
+        if not stack.active:
+            monitor.probe(None if stack.last.wait_s > HIDDEN * PROBE_S else OWN_PROBE_EVERY_S)
+
     def ran(self, rows: int) -> None:
         """Take note of a batch of `rows` rows that has just run, and do what can be done between two."""
         mover = self._member.mover
@@ -107,8 +114,6 @@ class Conductor:
 
     def _take_in(self, rows: int) -> None:
         """Hear what others say, and hand on what all have spoken of."""
-        if not self._member.stack.active:
-            self._member.monitor.probe(OWN_PROBE_EVERY_S)
         own = self._member.measured(self._batches)
         self._run[own.batch] = self._member.stack.plan, rows
         self._hear(0, own)

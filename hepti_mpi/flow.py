@@ -106,13 +106,17 @@ class Flow:
         self._replicas: list[Replica] = []
         self._away_s = 0.0  # how long at once rank 0 computed, in its last batch
 
-    def run(self, batches: Sequence[tuple[Step, Callable[[], Array]]]) -> Iterator[Array]:
+    def run(
+        self, batches: Sequence[tuple[Step, Callable[[], Array]]], meanwhile: Callable[[], object] | None = None
+    ) -> Iterator[Array]:
         """Run batches and yield what rank 0 gets of each [S, H], in order.
 
         Parameters
         ----------
         batches
             What is announced, and what embeds it [S, H], which is asked when the batch is dealt out.
+        meanwhile
+            Called whenever batches have been dealt out, while the others are at them.
         """
         if [replica.lane for replica in self._replicas] != [*self._stack.lanes]:  # another plan was adopted
             self._replicas = [Replica(lane, lane.stage_of(0) is not None) for lane in self._stack.lanes]
@@ -124,6 +128,8 @@ class Flow:
             while coming and (replica := self._choose(sum(coming[0][0].lengths), left, len(order))) is not None:
                 order.append(self._deal(replica, *coming.popleft()))
                 left -= order[-1].rows
+                if meanwhile is not None:
+                    meanwhile()
             moved = self._collect()
             while order and (result := order[0].result) is not None:
                 order.popleft()

@@ -260,7 +260,8 @@ class Leader:
             tell = self._conductor.begin() if self._conductor else None
             return Step(tuple(request.rows for request in requests), count, exact, tell)
 
-        for hidden in flow.run([(step(requests), partial(embed, requests)) for requests in batches]):
+        meanwhile = self._conductor.meanwhile if self._conductor else None
+        for hidden in flow.run([(step(requests), partial(embed, requests)) for requests in batches], meanwhile):
             requests, started = begun.popleft()
             yield requests, ends.last_hidden(self._spec, tensors, hidden), started
 

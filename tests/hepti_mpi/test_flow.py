@@ -9,6 +9,7 @@ import pytest
 
 from hepti_mpi import flow
 from hepti_mpi.comm import PAUSE_S
+from hepti_mpi.conductor import Conductor
 from hepti_mpi.flow import SPREAD, Flow, Step
 
 ROWS = 512
@@ -167,3 +168,29 @@ def test_neither_a_slow_consumer_nor_a_slow_rank_grows_what_is_under_way(takes_s
 
     assert len(under_way) == 300
     assert max(under_way) <= SPREAD * (1 + 3 * 3)
+
+
+def test_other_work_is_done_once_a_batch_while_the_others_compute():
+    """After a batch has been dealt out, and before anybody waits for it."""
+    boards = Boards(2, lambda rank, _: 0.1)
+    dealt = []
+    steps = [
+        (Step((ROWS,), True), lambda number=number: dealt.append(number) or np.array([number])) for number in range(5)
+    ]
+    at = []
+
+    done = [result[0] for result in Flow(boards, boards).run(steps, lambda: at.append(len(dealt)))]
+
+    assert done == [0, 1, 2, 3, 4]
+    assert at == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(("active", "wait_s", "every"), [(True, 1.0, []), (False, 1.0, [None]), (False, 0.06, [10.0])])
+def test_rank_0_without_a_share_is_probed_often_where_no_request_waits_for_it(active, wait_s, every):
+    probed = []
+    stack = SimpleNamespace(active=active, last=SimpleNamespace(wait_s=wait_s))
+    member = SimpleNamespace(stack=stack, monitor=SimpleNamespace(probe=probed.append))
+
+    Conductor.meanwhile(SimpleNamespace(_member=member))
+
+    assert probed == every

@@ -69,7 +69,7 @@ def answer(run, conductor, rng):
         lengths = tuple(lengths_of(POST, rng))
         contents, answers = expected(POST, lengths)
         x = np.concatenate([ends.embed(POST, tensors_of(POST), content) for content in contents])
-        (hidden,) = flow.run([(Step(lengths, True, tell=conductor.begin()), lambda x=x: x)])
+        (hidden,) = flow.run([(Step(lengths, True, tell=conductor.begin()), lambda x=x: x)], conductor.meanwhile)
         hidden = ends.last_hidden(POST, tensors_of(POST), hidden)
         np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
         conductor.ran(sum(lengths))
