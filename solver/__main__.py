@@ -57,7 +57,7 @@ def _parser() -> Parser:
     parser.add_argument("--rows", type=int, metavar="S", help=f"length of a request (default: {DEFAULT_ROWS})")
     parser.add_argument("--system", default=DEFAULT, help=f"{', '.join(PLANNERS)} (default: %(default)s)")
     parser.add_argument(
-        "--wire", choices=[*Wire], default=Wire.FLOAT32, help="numbers on the wire (default: %(default)s)"
+        "--wire", choices=[*map(str, Wire)], default=Wire.FLOAT32, help="numbers on the wire (default: %(default)s)"
     )
     parser.add_argument(
         "--objective", choices=OBJECTIVES, default="latency", help="one request, or many (default: %(default)s)"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from solver.cluster import Cluster
+from solver.cluster import Cluster, Device
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.model import ModelSpec, layer_tensor_shapes, tensor_shapes
@@ -75,7 +75,7 @@ def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence
 def does_not_fit(what: str, cluster: Cluster, short_bytes: Floats) -> InfeasiblePlanError:
     """Return the error that says how much memory `what` lacks, `short_bytes` [p], and where more would help."""
     missing = [
-        f"{math.ceil(short / MIB)} MiB more on {device.name} (has {device.memory_bytes // MIB})"
+        f"{_more(device, short)} MiB more on {device.name} (has {device.memory_bytes // MIB})"
         for device, short in zip(cluster.devices, short_bytes, strict=True)
         if short > SLIP_BYTES
     ]
@@ -100,3 +100,8 @@ def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     room -= work_bytes(spec, rows) + FLOAT_BYTES * (spec.groups or spec.layers) * common
     room[0] -= ends_bytes(spec)
     return room * packing(spec, cluster)
+
+
+def _more(device: Device, short: float) -> int:
+    """Return the MiB to add to the whole ones that a device has, so that what was short is there."""
+    return math.ceil((device.memory_bytes + short) / MIB) - device.memory_bytes // MIB

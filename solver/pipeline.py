@@ -26,7 +26,6 @@ from solver.cluster import Cluster
 from solver.cost import Price, PricedStep, price, setting, weights_bytes
 from solver.curves import Floats
 from solver.exchange import Exchange, move, of_matrix, tile_counts
-from solver.kinds import LayerKind, layer_table
 from solver.layers import LayerSteps, Setting
 from solver.model import ModelSpec, layer_tensor_shapes
 from solver.plan import STAGE_WIRES, BlockPlan, Cut, LayerPlan, Layout, Plan, Prediction, Stage, Wire, uniform_plan
@@ -168,8 +167,7 @@ def _in_one(s: Setting, plan: Plan) -> PricedPlan:
 
 def layer_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     """Return the seconds of one layer on every device alone, [p]."""
-    table = layer_table(setting(spec, cluster, rows), LayerKind(Cut.ROWS, Layout.ROWS, Cut.ROWS, Layout.ROWS))
-    return np.asarray(table.axis_seconds(Axis.ROWS, owners=1)[-1])
+    return np.asarray(sublayer_seconds(spec, cluster, rows).sum(0))
 
 
 def whole_layer_bytes(spec: ModelSpec) -> int:
@@ -201,14 +199,14 @@ def sublayer_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
 
 def seconds_alone(s: Setting, rows: Floats, add: Callable[[LayerSteps], None]) -> Floats:
     """Return what blocks by rows take on every device alone, [..., p]; `add` adds them, of so many rows, [..., 1]."""
-    building = LayerSteps(s, {Axis.ROWS: rows}, rows, None)
+    building = LayerSteps(s, {Axis.ROWS: rows}, rows, np.ones(1, bool))
     add(building)
     building.send("hand on", of_matrix(np.zeros((s.devices, s.devices))))
     found = np.zeros((*rows.shape[:-1], s.devices))
     for step in building.taken():
         for load in (step.before, step.during):
             for seconds in load.values():
-                found += seconds[1] if seconds.ndim > found.ndim else seconds  # of one block of rows
+                found += seconds
     return found
 
 

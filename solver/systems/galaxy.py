@@ -20,7 +20,7 @@ from solver.cluster import Cluster
 from solver.cost import setting
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
-from solver.kinds import Integers, LayerKind, layer_plan, layer_table
+from solver.kinds import Integers, LayerKind, layer_plan, layer_steps, layer_weights, unit_count
 from solver.memory import weights_room
 from solver.model import ModelSpec
 from solver.plan import Cut, Layout, Plan, uniform_plan
@@ -32,18 +32,17 @@ KIND = LayerKind(Cut.BLOCK, Layout.ROWS, Cut.BLOCK, Layout.ROWS)
 
 def plan_galaxy(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Share heads and columns by capacity, then repair what memory does not hold."""
-    s = setting(spec, cluster, rows)
-    table, devices = layer_table(s, KIND), len(cluster.devices)
+    s, everyone = setting(spec, cluster, rows), np.ones(len(cluster.devices), bool)
     axes = (Axis.FFN, Axis.HEADS)  # columns are repaired first
-    whole = sum(table.axis_seconds(axis, owners=devices)[-1] for axis in axes)
+    equal = np.array(largest_remainder([1.0] * everyone.size, rows))
+    # Every device as if it had all of a layer.
+    values = {Axis.ROWS: equal.astype(float), **{axis: s.length(axis) * everyone.astype(float) for axis in axes}}
+    loads = [load for step in layer_steps(s, KIND, values, everyone) for load in (step.before, step.during)]
+    whole = sum(load[axis] for load in loads for axis in axes if axis in load)
     room = np.maximum(weights_room(spec, cluster, rows), 0.0) / spec.layers
-    sizes = [table.weights.per_unit[axis] for axis in axes]
-    columns, heads = allocate(1 / np.asarray(whole), [table.units[axis] for axis in axes], sizes, room)
-    units = {
-        Axis.FFN: columns,
-        Axis.HEADS: heads,
-        Axis.ROWS: np.array(largest_remainder([1.0] * devices, rows)),
-    }
+    sizes = [layer_weights(s, KIND).per_unit[axis] for axis in axes]
+    columns, heads = allocate(1 / np.asarray(whole), [unit_count(s, axis) for axis in axes], sizes, room)
+    units = {Axis.FFN: columns, Axis.HEADS: heads, Axis.ROWS: equal}
     return uniform_plan(
         spec, cluster.names, layer_plan(s, KIND, units),
         system="galaxy", rows=rows, cluster_fingerprint=cluster.fingerprint,

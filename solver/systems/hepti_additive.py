@@ -41,24 +41,28 @@ OVERFLOW = 1e-3  # seconds a byte above what a device has: more than any byte ca
 
 def plan_hepti_additive(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Take the cut and the ratios of least T."""
-    s, room = setting(spec, cluster, rows), weights_room(spec, cluster, rows)
-    speeds = [device.compute_flop_per_s for device in cluster.devices]
+    s, speeds = setting(spec, cluster, rows), np.array([device.compute_flop_per_s for device in cluster.devices])
+    crew = np.sort(np.argsort(-speeds, kind="stable")[:PERCENT])  # no more can have a percent each
+    room = weights_room(spec, cluster, rows)[crew]
     found = []
     for kind in STRATEGIES:
-        table = layer_table(s, kind)
+        table = layer_table(s.only(crew), kind)
 
         def cost(percent: Integers, table: LayerTable = table) -> Floats:
             units = _units(table, percent)
             over = np.maximum(spec.layers * table.held_bytes(units) - room, 0.0) * (percent > 0)
             return np.asarray(additive_seconds(table, units) + OVERFLOW * over.sum(-1))
 
-        percent = least(cost, np.array(largest_remainder(speeds, PERCENT)))
+        percent = least(cost, np.array(largest_remainder(speeds[crew].tolist(), PERCENT)))
         units = _units(table, percent)
         if ((spec.layers * table.held_bytes(units) <= room) | (percent == 0)).all():
             found.append((float(cost(percent)), kind, units))
     if not found:
         raise InfeasiblePlanError(f"{spec.name}: none of the three cuts fits in the devices' memory")
-    _, kind, units = min(found, key=lambda one: one[0])
+    _, kind, of_crew = min(found, key=lambda one: one[0])
+    units = {axis: np.zeros(speeds.size, int) for axis in of_crew}
+    for axis, counts in of_crew.items():
+        units[axis][crew] = counts
     return uniform_plan(
         spec, cluster.names, layer_plan(s, kind, units),
         system="hepti-additive", rows=rows, cluster_fingerprint=cluster.fingerprint,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -214,3 +215,18 @@ def test_additive_takes_the_cut_that_memory_allows():
     assert scarce.attention.cut is not Cut.ROWS
     with pytest.raises(InfeasiblePlanError, match="none of the three cuts fits"):
         make_plan("hepti-additive", SPEC, pis(20, 20, memory_gib=0.2), 96)
+
+
+@pytest.mark.parametrize("system", ["single", "voltage", "galaxy", "hepti-additive", "grid2d", "megatron-weighted"])
+def test_plans_of_1024_devices_fit_in_memory(system):
+    """Tables of all shares of all devices, for all numbers of blocks, would take 2 GiB each."""
+    cluster = pis(*[24.6, 70, 10, 24.6] * 256)
+    tracemalloc.start()
+    try:
+        plan = make_plan(system, named_model("bert-large"), cluster, 256)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert plan.predicted.seconds > 0
+    assert peak < 2**30
