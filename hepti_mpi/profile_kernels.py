@@ -76,10 +76,15 @@ def measure_kernels(spec: ModelSpec, backend: Backend, group: Group) -> tuple[Cu
     return Curves(spec.head_dim, {kernel: grid.curve(seconds[kernel]) for kernel, grid in grids.items()}), pace
 
 
+def random_numbers() -> Array:
+    """Return what fills inputs and weights, repeated by `np.resize`, [NUMBERS]."""
+    return np.random.default_rng(0).standard_normal(NUMBERS, np.float32)
+
+
 def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Kernel, Grid]:
     """Return what is timed, kernel by kernel."""
     H, F, d, make = spec.hidden, spec.ffn, spec.head_dim, backend.product
-    numbers = np.random.default_rng(0).standard_normal(NUMBERS, np.float32)
+    numbers = random_numbers()
     small = 0.02 * numbers
 
     x, vector = np.resize(numbers, (max(*ROWS, *KEYS), H)), np.resize(small, max(H, F))

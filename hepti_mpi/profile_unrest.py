@@ -14,8 +14,9 @@ from collections.abc import Callable
 import numpy as np
 
 from hepti_mpi.comm import Group
-from hepti_mpi.exchange import Gather
+from hepti_mpi.exchange import Gather, whole
 from hepti_mpi.products import Backend
+from hepti_mpi.profile_kernels import random_numbers
 from solver.model import ModelSpec
 from solver.spans import Partition, Span
 
@@ -32,7 +33,7 @@ def measure_unrest(spec: ModelSpec, backend: Backend, group: Group) -> tuple[flo
     """Return this device's `jitter_s` and `rest_s` (`solver.cluster.Device`); every rank calls this."""
     if group.size == 1:
         return 0.0, 0.0
-    numbers = np.random.default_rng(0).standard_normal((spec.hidden + ROWS, spec.hidden), np.float32)
+    numbers = np.resize(random_numbers(), (spec.hidden + ROWS, spec.hidden))
     product, x = backend.product(numbers[ROWS:], None), numbers[:ROWS]
     product(x)
     group.barrier()
@@ -62,8 +63,7 @@ def _jitter_s(compute: Step, group: Group) -> float:
         gather = Gather(group, blocks, everyone, 1)
         own.append(compute())
         gather.put(Span(0, 1))
-        for _ in gather:
-            pass
+        whole(gather)
         steps.append(time.perf_counter() - started)
     group.finish_sending()
     own, steps = own[WARM_STEPS:], steps[WARM_STEPS:]

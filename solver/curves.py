@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
@@ -121,6 +121,16 @@ class Curves:
 
     head_dim: int
     kernels: Mapping[Kernel, Curve]
+
+    def slowed(self, factor: float) -> Curves:
+        """Return the curves as they would be on a device that takes `factor` times as long."""
+        if factor == 1:
+            return self
+
+        def slower(curve: Curve) -> Curve:
+            return replace(curve, seconds=tuple(tuple(factor * value for value in row) for row in curve.seconds))
+
+        return replace(self, kernels={kernel: slower(curve) for kernel, curve in self.kernels.items()})
 
 
 @cache

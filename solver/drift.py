@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from solver.cluster import Cluster, Link
+from solver.cluster import Cluster
 from solver.cost import price, setting
-from solver.curves import Curve, Curves, Floats
+from solver.curves import Floats
 from solver.model import ModelSpec
 from solver.plan import Plan
 from solver.tracker import FIRST, Tracker
@@ -170,7 +170,7 @@ def scaled(cluster: Cluster, compute: Sequence[float], links: Sequence[float], m
             compute_flop_per_s=device.compute_flop_per_s * speed,
             memory_bytes=memory_bytes,
             bandwidth_bytes_per_s=cluster.bandwidth(rank) * link,
-            curves=device.curves and _scaled_curves(device.curves, speed),
+            curves=device.curves and device.curves.slowed(1 / speed),
         )
         for rank, (device, speed, link, memory_bytes) in enumerate(
             zip(cluster.devices, compute, links, memory, strict=True)
@@ -182,19 +182,7 @@ def scaled(cluster: Cluster, compute: Sequence[float], links: Sequence[float], m
         for pair, link in cluster.links.items()
     }
     # The network is what devices without a bandwidth of their own have; here all have one.
-    return Cluster(
-        devices, Link(cluster.network.bandwidth_bytes_per_s, cluster.network.latency_s), pairs, cluster.profile
-    )
-
-
-def _scaled_curves(curves: Curves, speed: float) -> Curves:
-    if speed == 1:
-        return curves
-
-    def slower(curve: Curve) -> Curve:
-        return replace(curve, seconds=tuple(tuple(value / speed for value in row) for row in curve.seconds))
-
-    return Curves(curves.head_dim, {kernel: slower(curve) for kernel, curve in curves.kernels.items()})
+    return replace(cluster, devices=devices, links=pairs)
 
 
 def _compute_s(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Floats:

@@ -217,15 +217,15 @@ class Replanner:
 
     def _held_bytes(self) -> list[int]:
         """Return the bytes of weights that every rank holds, [p]."""
-        now = self._planned_for
-        return [self._holdings.held_bytes(self._spec, rank, now.precision) for rank in range(len(now.devices))]
+        profile = self.drift.profile
+        return [self._holdings.held_bytes(self._spec, rank, profile.precision) for rank in range(len(profile.devices))]
 
     def _needed_bytes(self, plan: Plan, held_bytes: Sequence[int] = ()) -> Floats:
         """Return the memory that every rank needs for a plan, or for what it holds where that is more, [p]."""
-        now = self._planned_for
-        weights = [weights_bytes(self._spec, plan, rank, now.precision) for rank in range(len(now.devices))]
+        profile = self.drift.profile
+        weights = [weights_bytes(self._spec, plan, rank, profile.precision) for rank in range(len(profile.devices))]
         weights = [max(pair) for pair in zip(weights, held_bytes, strict=True)] if held_bytes else weights
-        return needed_bytes(self._spec, now, plan.rows, weights)
+        return needed_bytes(self._spec, profile, plan.rows, weights)
 
     def _why(self, now: Cluster) -> str:
         """Say what changed since the plan did, the largest first."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from solver.cluster import GIB, Cluster, Device, Link, checked_number, did_you_mean
-from solver.curves import Curve, Curves
 from solver.errors import HeptiError
 
 # Boards as sold, with what they sustain in float32 MatMuls on all cores and what is left of their memory. Assumptions
@@ -75,16 +74,7 @@ def _with(device: Device, key: str, number: float) -> Device:
     if key == "bandwidth_mbps":
         return replace(device, bandwidth_bytes_per_s=number * 1e6 / 8)
     factor = device.compute_flop_per_s / (number * 1e9)
-    return replace(device, compute_flop_per_s=number * 1e9, curves=device.curves and _scaled(device.curves, factor))
-
-
-def _scaled(curves: Curves, factor: float) -> Curves:
-    """Return measured curves as they would be on a device that takes `factor` times as long."""
-    kernels = {
-        kernel: Curve(curve.first, curve.second, tuple(tuple(factor * t for t in row) for row in curve.seconds))
-        for kernel, curve in curves.kernels.items()
-    }
-    return replace(curves, kernels=kernels)
+    return replace(device, compute_flop_per_s=number * 1e9, curves=device.curves and device.curves.slowed(factor))
 
 
 def _add(cluster: Cluster, board: str) -> Cluster:

@@ -15,12 +15,10 @@ import numpy as np
 
 from solver.cluster import Cluster
 from solver.errors import InfeasiblePlanError
-from solver.memory import packing, weights_room
+from solver.memory import MIB, packing, weights_room
 from solver.model import ModelSpec
 from solver.pipeline import chain, layer_seconds, whole_layer_bytes
 from solver.plan import Plan
-
-MIB = 2**20
 
 
 def plan_data(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:

@@ -41,13 +41,12 @@ from solver.errors import InfeasiblePlanError
 from solver.exchange import Exchange, Mask, gather, scatter
 from solver.kinds import Integers
 from solver.layers import LayerSteps, Setting
-from solver.memory import weights_room
+from solver.memory import MIB, weights_room
 from solver.model import ModelSpec, layer_tensor_shapes
 from solver.pipeline import whole_layer_bytes
 from solver.plan import Cut, Layout, Plan
 from solver.steps import FLOAT_BYTES, Axis, Step, Transfer, step_times
 
-MIB = 2**20
 MOST, WAYS = 8, 1 << 13
 
 
