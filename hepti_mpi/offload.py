@@ -2,6 +2,10 @@
 
     mpirun -np 2 python -m hepti_mpi.offload --rows 256 --percent 0,10,20 --out FILE.json
 
+Three ways, interleaved. "waits", as the papers count: nobody computes while rows travel. "overlaps": the primary
+computes meanwhile. "tiles", as Hepti's layers do it: the second device computes on tiles as they arrive and returns
+each as it is done, by the kernels that a run takes; the others are numpy's, as the papers' were.
+
 `launch bench offload` starts this under several conditions and sets the result beside the published figures.
 """
 
@@ -11,56 +15,84 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hepti_mpi import backends
 from hepti_mpi.arrays import Array
 from hepti_mpi.comm import Group, world
-from hepti_mpi.exchange import Tiles, gather_rows, whole
+from hepti_mpi.exchange import Blocks, Tiles, gather_rows, whole
+from hepti_mpi.products import Product, numpy_product
 from solver.errors import HeptiError
 from solver.spans import Partition, Span
 
 WIDTH = 1024
+# Waiting for each other spends a host's CPU quota: without a rest a run begins with none.
+SETTLE_S = 0.01
 PRODUCTS = 5  # the MatMuls of one self-attention
 WARM_UP = 2
+WAYS = ("waits", "overlaps", "tiles")
+TILE_ROWS = 32  # 16, 32, 48 and 96 rows took 33.4, 31.7, 32.3 and 36.6 ms, three quarters of 256 rows at 940 Mbps
 
 
-def offload(x: Array, weights: list[Array], parts: Partition, group: Group, waits: bool) -> tuple[float, float]:
+def offload(x: Array, chain: Sequence[Product], parts: Partition, group: Group, way: str) -> tuple[Array, float, float]:
     """Compute the chain once, rank 1 on its part of the rows.
 
     Parameters
     ----------
     x : [m, 1024] on rank 0, [0, 1024] on rank 1
         The rows, all on the primary device.
+    chain
+        The five products.
     parts
         The rows that each rank computes.
-    waits : bool
-        As the papers count: nobody computes while rows travel. Else rank 0 computes meanwhile.
+    way
+        One of WAYS.
 
     Returns
     -------
+    y : [m, 1024] on rank 0, [0, 1024] on rank 1
+        The last product.
     total_s, compute_s
         Rank 0's seconds from first to last; the slower rank's seconds in the products.
     """
     everything = Span(0, parts.total)
     at_primary, nothing = Partition.of_counts([parts.total, 0]), Span(0, 0)
+    tile_rows = TILE_ROWS if way == "tiles" else 0
+    compute_s = 0.0
+
+    def computed(x_rows: Blocks) -> Iterator[Span]:
+        nonlocal compute_s
+        for span in x_rows:
+            computing = time.perf_counter()
+            h = x_rows.array[span.slice]
+            for product in chain:
+                h = product(h)
+            y_rows[span.slice] = h
+            compute_s += time.perf_counter() - computing
+            yield span
+
     group.on_all(lambda: None)
+    time.sleep(SETTLE_S)
     started = time.perf_counter()
-    x_rows = whole(gather_rows(group, Tiles.here(x), at_primary, parts.spans))
-    if waits:
+    x_rows = gather_rows(group, Tiles.here(x), at_primary, parts.spans, tile_rows)
+    if way != "tiles":
+        x_rows = Tiles.here(whole(x_rows))
+    if way == "waits":
         group.on_all(lambda: None)
-    computing = time.perf_counter()
-    for weight in weights:
-        x_rows = x_rows @ weight
-    compute_s = time.perf_counter() - computing
-    if waits:
+    y_rows = np.empty_like(x_rows.array)
+    y = Tiles(y_rows, computed(x_rows))
+    if way != "tiles":
+        y = Tiles.here(whole(y))
+    if way == "waits":
         group.on_all(lambda: None)
-    whole(gather_rows(group, Tiles.here(x_rows), parts, [everything, nothing]))
+    result = whole(gather_rows(group, y, parts, [everything, nothing], tile_rows))
     total_s = time.perf_counter() - started
     group.finish_sending()
-    return total_s, max(group.on_all(lambda: compute_s))
+    return result, total_s, max(group.on_all(lambda: compute_s))
 
 
 def measure(rows: list[int], percents: list[int], runs: int, group: Group) -> list[dict[str, Any]]:
@@ -69,24 +101,26 @@ def measure(rows: list[int], percents: list[int], runs: int, group: Group) -> li
     # Products of standard normal numbers grow by 32 a step; scaled, the chain stays in range.
     scale = np.float32(1 / 32)
     weights = [scale * numbers.standard_normal((WIDTH, WIDTH), np.float32) for _ in range(PRODUCTS)]
+    packed = backends.backend(backends.chosen("auto")).product
+    chains = {way: [(packed if way == "tiles" else numpy_product)(w, None) for w in weights] for way in WAYS}
     x = numbers.standard_normal((max(rows), WIDTH), np.float32)
-    cases = [(count, percent, waits) for count in rows for percent in percents for waits in (True, False)]
-    times: dict[tuple[int, int, bool], list[tuple[float, float]]] = {case: [] for case in cases}
+    cases = [(count, percent, way) for count in rows for percent in percents for way in WAYS]
+    times: dict[tuple[int, int, str], list[tuple[float, float]]] = {case: [] for case in cases}
     for _ in range(WARM_UP + runs):
-        for count, percent, waits in cases:
+        for count, percent, way in cases:
             away = round(count * percent / 100)
             parts = Partition.of_counts([count - away, away])
             here = x[:count] if group.rank == 0 else x[:0]
-            times[count, percent, waits].append(offload(here, weights, parts, group, waits))
+            times[count, percent, way].append(offload(here, chains[way], parts, group, way)[1:])
     return [
         {
             "rows": count,
             "percent": percent,
-            "waits": waits,
-            "seconds": [total_s for total_s, _ in times[count, percent, waits][WARM_UP:]],
-            "compute_s": [compute_s for _, compute_s in times[count, percent, waits][WARM_UP:]],
+            "way": way,
+            "seconds": [total_s for total_s, _ in times[count, percent, way][WARM_UP:]],
+            "compute_s": [compute_s for _, compute_s in times[count, percent, way][WARM_UP:]],
         }
-        for count, percent, waits in cases
+        for count, percent, way in cases
     ]
 
 

@@ -115,7 +115,7 @@ def _show_offload(report: dict[str, Any]) -> None:
         [
             f"{entry['bandwidth_mbps']:g}",
             f"{entry['cpu']:.0%}",
-            "waits" if entry["system"] == "offload:waits" else "works on",
+            {"offload:waits": "waits", "offload:overlaps": "works on", "offload:tiles": "in tiles"}[entry["system"]],
             f"{entry['local_s'] * 1e3:.1f}",
             f"{entry['percent']} %",
             f"{entry['median_s'] * 1e3:.1f}",
