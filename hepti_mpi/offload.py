@@ -25,7 +25,7 @@ from hepti_mpi import backends
 from hepti_mpi.arrays import Array
 from hepti_mpi.comm import Group, world
 from hepti_mpi.exchange import Blocks, Tiles, gather_rows, whole
-from hepti_mpi.products import Product, numpy_product
+from hepti_mpi.products import Product
 from solver.errors import HeptiError
 from solver.spans import Partition, Span
 
@@ -101,8 +101,8 @@ def measure(rows: list[int], percents: list[int], runs: int, group: Group) -> li
     # Products of standard normal numbers grow by 32 a step; scaled, the chain stays in range.
     scale = np.float32(1 / 32)
     weights = [scale * numbers.standard_normal((WIDTH, WIDTH), np.float32) for _ in range(PRODUCTS)]
-    packed = backends.backend(backends.chosen("auto")).product
-    chains = {way: [(packed if way == "tiles" else numpy_product)(w, None) for w in weights] for way in WAYS}
+    kernels = dict.fromkeys(WAYS, "numpy") | {"tiles": backends.chosen("auto")}
+    chains = {way: [backends.backend(name).product(w, None) for w in weights] for way, name in kernels.items()}
     x = numbers.standard_normal((max(rows), WIDTH), np.float32)
     cases = [(count, percent, way) for count in rows for percent in percents for way in WAYS]
     times: dict[tuple[int, int, str], list[tuple[float, float]]] = {case: [] for case in cases}
@@ -117,6 +117,8 @@ def measure(rows: list[int], percents: list[int], runs: int, group: Group) -> li
             "rows": count,
             "percent": percent,
             "way": way,
+            "backend": kernels[way],
+            "tile_rows": TILE_ROWS if way == "tiles" else count,
             "seconds": [total_s for total_s, _ in times[count, percent, way][WARM_UP:]],
             "compute_s": [compute_s for _, compute_s in times[count, percent, way][WARM_UP:]],
         }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import compare_command, paper_command
-from launch.bench_offload import PUBLISHED_LOCAL_MS, bench_offload, write_picture
+from launch.bench_offload import PUBLISHED_LOCAL_MS, WAYS, bench_offload, write_picture
 from launch.bench_shift import STRATEGIES, bench_shift
 from launch.bench_shift import write_picture as write_shift
 from launch.bench_stage import lab_of
@@ -115,7 +115,7 @@ def _show_offload(report: dict[str, Any]) -> None:
         [
             f"{entry['bandwidth_mbps']:g}",
             f"{entry['cpu']:.0%}",
-            {"offload:waits": "waits", "offload:overlaps": "works on", "offload:tiles": "in tiles"}[entry["system"]],
+            WAYS[entry["system"].removeprefix("offload:")],
             f"{entry['local_s'] * 1e3:.1f}",
             f"{entry['percent']} %",
             f"{entry['median_s'] * 1e3:.1f}",
