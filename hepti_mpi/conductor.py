@@ -57,6 +57,7 @@ class Conductor:
         self._batches = 0  # begun so far
         self._listens = True  # whether the ranks tell what they measure of the batch that runs
         self._listened_at = -LISTEN_EVERY_S
+        self._waited_s = 0.0  # of rank 0 in the last batch
         self._run: dict[int, tuple[Plan, int]] = {}  # plan and rows of batches that not all have spoken of
         self._flows = (np.zeros((self._ranks, self._ranks)), np.zeros((self._ranks, self._ranks)))
         self._own_bytes: list[int | None] = [None] * self._ranks  # what each had for the model when its plan was new
@@ -93,13 +94,13 @@ class Conductor:
 
     def meanwhile(self) -> None:
         """Probe rank 0, where it has no share, while the others compute; seldom, where requests would wait for it."""
-        stack, monitor = self._member.stack, self._member.monitor
-        if not stack.active:
-            monitor.probe(None if stack.last.wait_s > HIDDEN * PROBE_S else OWN_PROBE_EVERY_S)
+        if not self._member.stack.active:
+            self._member.monitor.probe(None if self._waited_s > HIDDEN * PROBE_S else OWN_PROBE_EVERY_S)
 
     def ran(self, rows: int) -> None:
         """Take note of a batch of `rows` rows that has just run, and do what can be done between two."""
         mover = self._member.mover
+        self._waited_s = self._member.stack.last.wait_s
         if self._listens:
             self._take_in(rows)
         decision = None

@@ -188,9 +188,8 @@ def test_other_work_is_done_once_a_batch_while_the_others_compute():
 @pytest.mark.parametrize(("active", "wait_s", "every"), [(True, 1.0, []), (False, 1.0, [None]), (False, 0.06, [10.0])])
 def test_rank_0_without_a_share_is_probed_often_where_no_request_waits_for_it(active, wait_s, every):
     probed = []
-    stack = SimpleNamespace(active=active, last=SimpleNamespace(wait_s=wait_s))
-    member = SimpleNamespace(stack=stack, monitor=SimpleNamespace(probe=probed.append))
+    member = SimpleNamespace(stack=SimpleNamespace(active=active), monitor=SimpleNamespace(probe=probed.append))
 
-    Conductor.meanwhile(SimpleNamespace(_member=member))
+    Conductor.meanwhile(SimpleNamespace(_member=member, _waited_s=wait_s))
 
     assert probed == every

@@ -6,7 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from hepti_mpi import cli, comm, ends, job, leader
+from hepti_mpi import cli, comm, ends, job, leader, monitor
 from hepti_mpi import conductor as conducting
 from hepti_mpi.conductor import Conductor
 from hepti_mpi.flow import Flow, Step
@@ -114,6 +114,31 @@ def test_what_ranks_measure_arrives_and_changes_nothing_without_a_change(world, 
     assert len(conductor.latest) == world.size
     assert all(measured.free_bytes > 0 for measured in conductor.latest)
     assert conductor.drift.compute[0].factor != 1.0 or not conductor.latest[0].compute_s
+
+
+def test_rank_0_without_a_share_measures_itself_while_it_waits(world, files, monkeypatch):
+    """What it waited in the request before says whether a probe is hidden in the next."""
+    monkeypatch.setattr(conducting, "LISTEN_EVERY_S", 0.0)
+    monkeypatch.setattr(conducting, "HIDDEN", 0.0)
+    monkeypatch.setattr(conducting, "OWN_PROBE_EVERY_S", np.inf)
+    monkeypatch.setattr(monitor, "PROBE_EVERY_S", 0.0)
+    monkeypatch.setattr(monitor, "PROBE_S", 1e-3)
+    cluster, solution = planned(world.size) if world.rank == 0 else (None, None)
+    run = Run(POST, rows_plan([float(rank > 0 or world.size == 1) for rank in range(world.size)]), world, files)
+    if world.rank:
+        follow(run.world, run.stack, member_of(run))
+        return
+    conductor = lead(run, Watching(POST, cluster, solution, [1e9] * world.size), np.random.default_rng(9))
+
+    probed = conductor.drift.compute[0].factor != 1.0
+    assert probed  # alone it has a share, and is measured as it computes
+
+
+class Watching(Replanner):
+    """Hears everything, and decides nothing."""
+
+    def decide(self, aim=None):
+        return None
 
 
 def test_where_the_plan_stays_nothing_of_what_lives_is_made(world, files, monkeypatch, tmp_path):
