@@ -227,8 +227,8 @@ class _Step:
             own, machine = own_exchange(table, step.transfer, takes), table.setting.machine
             self.exchange.set(table, step.transfer, own)
             at_work = _meets(step.loads, step.transfer.axis, takes, own)
-            jitter, rest = machine.jitter[at_work], machine.rest[at_work]
-            self.late_s = float(jitter.max() - rest.min()) if at_work.any() else 0.0
+            # Of unsteady devices one alone may be late, and then none waits for a second.
+            self.late_s = -float(machine.rest[at_work].min()) if at_work.any() else 0.0
             self.latency_s = float(np.max(own.hops)) * machine.network.latency_s
             encode, messages, decode, add = cpu_seconds(own, step.transfer.wire, machine.bank, adds=step.reduces)
             if step.reduces:

@@ -195,8 +195,15 @@ def _timed(
 
 
 def _late(at_work: Mask, compute: Floats, end: Floats, machine: Machine) -> Floats:
-    """Return by how much a step ends later than the formulas for `end` say, [..., 1]."""
-    late = np.asarray(np.max(at_work * machine.jitter, axis=-1, keepdims=True))
+    """Return by how much a step ends later than the formulas for `end` say, [..., 1].
+
+    A device that computes longer than the others by more than they vary makes nobody later than it takes on average:
+    only a second one that is as late counts.
+    """
+    if compute.shape[-1] < 2:
+        return np.zeros((*compute.shape[:-1], 1))
+    behind = compute.max(-1, keepdims=True) - compute
+    late = np.partition(at_work * np.maximum(machine.jitter - behind, 0.0), -2, axis=-1)[..., -2, None]
     if not machine.rest.any():
         return late
     rested = np.minimum(machine.rest, RESTED * (end.max(-1, keepdims=True) - compute))

@@ -111,8 +111,8 @@ def test_reduce_ends_with_the_last_summand():
     assert reduce_ends(before, during, edge, after, np.array([3.0, 9.0])).tolist() == [9, 13]
 
 
-def test_a_step_is_as_late_as_the_most_unsteady_of_those_that_compute_and_exchange():
-    """Who takes no part makes nobody late; one device alone waits for nobody."""
+def test_a_step_is_as_late_as_the_second_most_unsteady_of_those_that_compute_and_exchange():
+    """Of two the slower counts. Who takes no part makes nobody late, nor who has time to spare."""
     steady, jitter_s = pis(10, 10, 10), (0.001, 0.003, 0.002)
     boards = zip(steady.devices, jitter_s, strict=True)
     unsteady = replace(steady, devices=tuple(replace(device, jitter_s=own_s) for device, own_s in boards))
@@ -121,9 +121,10 @@ def test_a_step_is_as_late_as_the_most_unsteady_of_those_that_compute_and_exchan
         plan = uniform_plan(SPEC, steady.names, LayerPlan(rows_block(*shares), rows_block(*shares)))
         return predict(SPEC, unsteady, plan, 96).seconds - predict(SPEC, steady, plan, 96).seconds
 
-    # Rank 0 hands rows out; K and V are gathered in every layer; all hand in.
-    assert later(2, 1, 1) == pytest.approx(0.001 + (SPEC.layers + 1) * 0.003)
-    assert later(2, 0, 2) == pytest.approx(0.001 + (SPEC.layers + 1) * 0.002)
+    # Rank 0 alone hands rows out; K and V are gathered in every layer; all hand in, rank 0 with a little more to do.
+    assert later(1, 1, 1) == pytest.approx((SPEC.layers + 1) * 0.002, abs=0.0005)
+    assert later(1, 0, 1) == pytest.approx((SPEC.layers + 1) * 0.001, abs=0.0005)
+    assert later(30, 1, 1) == 0
     assert later(1, 0, 0) == 0
 
 
