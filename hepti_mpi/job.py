@@ -29,8 +29,8 @@ from solver.cluster import Cluster, read_cluster, write_cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.plan import Plan
+from solver.progress import progress
 from solver.shares import own_plan, weights_bytes
-from weights.progress import progress
 from weights.store import WeightsFile
 
 # A share of fewer bytes does not say how fast a rank reads; a card in a Raspberry Pi reads so much, if none does.

@@ -30,10 +30,11 @@ from hepti_mpi.report import job_report, prediction
 from hepti_mpi.stack import Stack
 from hepti_mpi.watch import Watch
 from solver.cluster import Cluster
+from solver.command import check_path
 from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.plan import Plan, Wire
-from weights.progress import progress
+from solver.progress import progress
 from weights.store import WeightsFile
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Leader:
             (self._options.trace, (".json",)),
         ):
             if path is not None:
-                outputs.check_path(path, suffixes)
+                check_path(path, suffixes)
         path = (self._options.model or defaults.default_model()).absolute()
         with WeightsFile(path) as file:
             self._spec, fingerprint, tokenizer = file.spec, file.fingerprint, file.tokenizer

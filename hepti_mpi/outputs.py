@@ -26,20 +26,6 @@ def answer(request: Request, seconds: float, result: dict[str, Any]) -> dict[str
     return entry | result
 
 
-def check_path(path: Path, suffixes: Sequence[str]) -> None:
-    """Refuse, before anything is computed, a file that could not be written at the end.
-
-    Raises
-    ------
-    HeptiError
-        If the ending is another or the folder is missing.
-    """
-    if path.suffix not in suffixes:
-        raise HeptiError(f"cannot write {path}: the ending must be {' or '.join(suffixes)}")
-    if not path.parent.is_dir():
-        raise HeptiError(f"cannot write {path}: there is no folder {path.parent}")
-
-
 def write_answers(path: Path, answers: Sequence[Mapping[str, Any]], hidden: Mapping[str, Array]) -> None:
     """Write the answers as `.jsonl`, or the last hidden states by id as `.npz`."""
     with _whole(path) as temporary:

@@ -12,7 +12,7 @@ from hepti_mpi.backends import NAMES, check_precision, chosen
 from hepti_mpi.comm import Group
 from hepti_mpi.profile import profile
 from solver.cluster import PRECISIONS, write_cluster
-from solver.command import Parser
+from solver.command import Parser, check_path
 from solver.model import ModelSpec, named_model
 
 
@@ -52,10 +52,9 @@ def run(options: argparse.Namespace, group: Group) -> int:
     """Measure the cluster and write it down; return the exit code."""
 
     def prepare() -> ModelSpec:
-        from hepti_mpi import outputs
         from weights.store import WeightsFile
 
-        outputs.check_path(options.out, (".toml",))
+        check_path(options.out, (".toml",))
         if Path(options.model).suffix or Path(options.model).exists():
             with WeightsFile(Path(options.model)) as file:
                 return file.spec

@@ -9,21 +9,22 @@ from pathlib import Path
 
 from rich.console import Console
 
-from solver.advice import alternatives, bounds, limits, upgrades
+from solver.advice import alternatives, bounds, limits, other_systems, upgrades
 from solver.cluster import Cluster
-from solver.command import Parser
-from solver.compare import compare, winners
+from solver.command import Parser, check_path
+from solver.compare import compare, compared, winners
 from solver.cost import price, setting
 from solver.errors import HeptiError
 from solver.model import DEFAULT_ROWS, ModelSpec, named_model, request_rows
 from solver.pipeline import price_plan
 from solver.plan import Plan, Wire
 from solver.plan_file import plan_to_json
-from solver.plot import check_pictures, plot_timeline, plot_winners
+from solver.plot import SUFFIXES, check_pictures, plot_timeline, plot_winners
+from solver.progress import progress
 from solver.ready import find_cluster
 from solver.report import print_advice, print_comparison, print_plan, to_json
 from solver.report_systems import print_stages, print_systems, stages_to_json, systems_to_json
-from solver.systems import DEFAULT, PLANNERS, plan_that_fits, plans_for
+from solver.systems import DEFAULT, PLANNERS, THROUGHPUT, plan_that_fits, plans_for
 from solver.systems.hepti import solve_hepti
 from solver.whatif import BOARDS, changed
 
@@ -55,7 +56,7 @@ def _parser() -> Parser:
         "--cluster", required=True, metavar="CLUSTER.toml|NAME", help="a file, or a ready one: mixed4, pi4x4, …"
     )
     parser.add_argument("--rows", type=int, metavar="S", help=f"length of a request (default: {DEFAULT_ROWS})")
-    parser.add_argument("--system", default=DEFAULT, help=f"{', '.join(PLANNERS)} (default: %(default)s)")
+    parser.add_argument("--system", help=f"{', '.join(PLANNERS)} (default: {DEFAULT})")
     parser.add_argument(
         "--wire", choices=[*map(str, Wire)], default=Wire.FLOAT32, help="numbers on the wire (default: %(default)s)"
     )
@@ -78,23 +79,54 @@ def _parser() -> Parser:
 
 
 def _run(options: argparse.Namespace) -> None:
-    if options.plot or options.map:
-        check_pictures()
+    _check(options)
     spec = _model(options.model, options.layers)
     cluster = changed(find_cluster(options.cluster), options.set, options.add, options.without)
     rows = request_rows(spec, options.rows)
-    wire = Wire(options.wire)
-    if options.compare or options.map:
+    if options.compare:
         _compare(options, spec, cluster, rows)
-        return
+    if options.map:
+        _map(options, spec, cluster, rows)
+    if not options.compare and not options.map:
+        _plan(options, spec, cluster, rows)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse, before anything is planned, what cannot be written and options that say nothing beside others."""
+    if options.compare or options.map:
+        other = "--compare" if options.compare else "--map"
+        for name in ("system", "out", "plot"):
+            if getattr(options, name) is not None:
+                raise HeptiError(f"--{name} is for one plan, {other} is about all systems: leave one of the two out")
+    if options.map:
+        if options.json and not options.compare:
+            raise HeptiError("--json prints, --map only draws: leave --json out, or add --compare")
+        for setting in options.set:
+            if setting.partition("=")[0].endswith(".bandwidth_mbps"):
+                raise HeptiError(
+                    f"--set {setting}: --map draws links of {MAP_MBPS[0]} to {MAP_MBPS[-1]} Mbps, whatever they are: "
+                    f"leave one of the two out"
+                )
+    if options.objective == "throughput" and options.system not in (None, DEFAULT, THROUGHPUT):
+        raise HeptiError(f"--objective throughput is for --system hepti, {options.system} has its own objective")
+    for path in (options.plot, options.map):
+        if path is not None:
+            check_path(path, SUFFIXES)
+            check_pictures()
+    if options.out is not None:
+        check_path(options.out, (".json",))
+
+
+def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: int) -> None:
+    wire, system, solution = Wire(options.wire), options.system or DEFAULT, None
     if options.objective == "throughput":
-        if options.system not in (DEFAULT, "hepti-throughput"):
-            raise HeptiError(f"--objective throughput is for --system hepti, {options.system} has its own objective")
-        options.system = "hepti-throughput"
-    if options.system == DEFAULT:
+        system = THROUGHPUT
+    if system == DEFAULT:
         plan, solution = solve_hepti(spec, cluster, rows, wire)
     else:
-        plan, solution = plan_that_fits(options.system, spec, cluster, rows, wire), None
+        plan = plan_that_fits(system, spec, cluster, rows, wire)
+    if options.plot and not plan.in_one:
+        raise HeptiError(f"--plot draws one stage of all devices, the plan by {plan.system} has others")
     if options.out:
         try:
             options.out.write_text(plan_to_json(plan), encoding="utf-8")
@@ -107,7 +139,10 @@ def _run(options: argparse.Namespace) -> None:
     if options.plot:
         title = f"{spec.name}, {rows} rows, {plan.system}: {1e3 * priced.seconds:.0f} ms"
         plot_timeline(cluster, priced, options.plot, title)
-    others, bound = alternatives(spec, cluster, rows, wire), bounds(spec, cluster, rows, priced)
+        _say_drawn(options, options.plot)
+    with progress("comparing", len(other_systems(spec)), unit="systems") as advance:
+        others = alternatives(spec, cluster, rows, wire, advance)
+    bound = bounds(spec, cluster, rows, priced)
     better = upgrades(spec, cluster, rows, solution) if solution else []
     if options.json:
         print(to_json(cluster, plan, priced, others, bound, solution, better), end="")
@@ -120,8 +155,6 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _show_stages(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> None:
-    if options.plot:
-        raise HeptiError(f"--plot draws one stage of all devices, the plan by {plan.system} has others")
     found = price_plan(spec, cluster, plan, rows)
     if options.json:
         print(stages_to_json(plan, found), end="")
@@ -130,19 +163,30 @@ def _show_stages(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster,
 
 
 def _compare(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: int) -> None:
-    title = f"{spec.name}, {rows} rows"
-    if options.compare:
-        entries = compare(spec, cluster, rows, Wire(options.wire))
-        if options.json:
-            print(systems_to_json(cluster, entries, rows), end="")
-        else:
-            print_systems(Console(highlight=False), entries, title)
-    if options.map:
-        # What is made for the other objective wins nowhere.
-        systems = [name for name in plans_for(spec) if options.objective == "throughput" or name != "hepti-throughput"]
-        mbps, times, wire = MAP_MBPS, MAP_MEMORY, Wire(options.wire)
-        names = winners(spec, cluster, rows, [each * 1e6 / 8 for each in mbps], times, systems, options.objective, wire)
-        plot_winners(names, mbps, [f"{each:g} times" for each in times], options.map, f"{title}: {options.objective}")
+    systems = compared(spec)
+    with progress("comparing", len(systems), unit="systems") as advance:
+        entries = compare(spec, cluster, rows, Wire(options.wire), systems, advance)
+    if options.json:
+        print(systems_to_json(cluster, entries, rows), end="")
+    else:
+        print_systems(Console(highlight=False), entries, f"{spec.name}, {rows} rows", options.objective)
+
+
+def _map(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: int) -> None:
+    objective, wire = options.objective, Wire(options.wire)
+    # What is made for the other objective wins nowhere.
+    systems = [name for name in plans_for(spec) if objective == "throughput" or name != THROUGHPUT]
+    bandwidths = [mbps * 1e6 / 8 for mbps in MAP_MBPS]
+    with progress("mapping", len(MAP_MBPS) * len(MAP_MEMORY) * len(systems), unit="plans") as advance:
+        names = winners(spec, cluster, rows, bandwidths, MAP_MEMORY, systems, objective, wire, advance)
+    memories = [f"{times:g} times" for times in MAP_MEMORY]
+    plot_winners(names, MAP_MBPS, memories, options.map, f"{spec.name}, {rows} rows: {objective}")
+    _say_drawn(options, options.map)
+
+
+def _say_drawn(options: argparse.Namespace, path: Path) -> None:
+    """Say where a picture is; beside JSON on stderr."""
+    Console(stderr=options.json, highlight=False, markup=False).print(f"The picture is in {path}.", soft_wrap=True)
 
 
 def _model(argument: str, layers: int | None) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,9 +36,16 @@ class Upgrade:
     saved_s: float
 
 
-def alternatives(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> list[Entry]:
-    """Return what the other systems would reach, with the same wire."""
-    return compare(spec, cluster, rows, wire, [system for system in plans_for(spec) if not system.startswith(DEFAULT)])
+def other_systems(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the systems beside our own that plan for a model."""
+    return tuple(system for system in plans_for(spec) if not system.startswith(DEFAULT))
+
+
+def alternatives(
+    spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire, advance: Callable[[int], None] = lambda _: None
+) -> list[Entry]:
+    """Return what the other systems would reach, with the same wire; `advance` is called with 1 after each."""
+    return compare(spec, cluster, rows, wire, other_systems(spec), advance)
 
 
 def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price | PricedPlan) -> Bounds:

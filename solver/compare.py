@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -54,14 +54,23 @@ def compare(
     rows: int,
     wire: Wire = Wire.FLOAT32,
     systems: Iterable[str] | None = None,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> list[Entry]:
-    """Plan by each of the systems, all that there are if none are named, and predict what comes of it.
+    """Plan by each of the systems, `compared` if none are named, and predict what comes of it.
 
     Where no layer of the model is decoupled, block parallelism is predicted for the model beside it that has such.
+    `advance` is called with 1 after each.
     """
-    if systems is None:
-        systems = plans_for(spec) if spec.groups else PLANNERS
-    return [_entry(system, spec, cluster, rows, wire) for system in systems]
+    found = []
+    for system in compared(spec) if systems is None else systems:
+        found.append(_entry(system, spec, cluster, rows, wire))
+        advance(1)
+    return found
+
+
+def compared(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the systems that stand side by side for a model: all that there are."""
+    return plans_for(spec) if spec.groups else tuple(PLANNERS)
 
 
 def winner(entries: Sequence[Entry], objective: str) -> Entry | None:
@@ -84,6 +93,7 @@ def winners(
     systems: Iterable[str],
     objective: str,
     wire: Wire = Wire.FLOAT32,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> list[list[str]]:
     """Return who wins where, [memory][bandwidth]; "" where nothing can be run.
 
@@ -93,11 +103,14 @@ def winners(
         Bytes a second of every device's link.
     memories
         What every device has, in times of what it has in the cluster.
+    advance
+        Called with 1 after each system of each place.
     """
     systems = tuple(systems)
 
     def best(bandwidth: float, memory: float) -> str:
-        found = winner(compare(spec, _changed(cluster, bandwidth, memory), rows, wire, systems), objective)
+        changed = _changed(cluster, bandwidth, memory)
+        found = winner(compare(spec, changed, rows, wire, systems, advance), objective)
         return found.system if found else ""
 
     return [[best(bandwidth, memory) for bandwidth in bandwidths] for memory in memories]

@@ -14,6 +14,7 @@ from solver.cost import Price
 from solver.errors import HeptiError
 
 MOST_DRAWN = 32  # devices
+SUFFIXES = (".svg", ".png", ".pdf")
 COLORS = {"compute": "#4477aa", "exchange": "#ee6677"}
 
 
@@ -43,14 +44,12 @@ def save_figure(figure: Any, path: Path) -> None:
     Raises
     ------
     HeptiError
-        If the ending is unknown or the file cannot be written.
+        If the file cannot be written.
     """
     try:
         figure.savefig(path)
     except OSError as error:
         raise HeptiError(f"cannot write picture {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise HeptiError(f"cannot write picture {path}: its name must end in .svg, .png or .pdf") from error
 
 
 def plot_timeline(cluster: Cluster, price: Price, path: Path, title: str) -> None:

@@ -19,14 +19,15 @@ from solver.plan_file import plan_to_json
 MIB = 2**20
 
 
-def print_systems(console: Console, entries: Sequence[Entry], title: str) -> None:
-    """Print every system's prediction, the fastest first, and who wins."""
+def print_systems(console: Console, entries: Sequence[Entry], title: str, objective: str) -> None:
+    """Print every system's prediction, the best for the objective first, and who wins."""
     table = Table(title=title, title_justify="left")
     for heading in ("system", "ms", "requests/s", "MiB sent", "MiB of weights, most and least", "lacks"):
         words = heading in ("system", "lacks")
         table.add_column(heading, justify="left" if words else "right", no_wrap=heading == "system")
     best = {objective: winner(entries, objective) for objective in ("latency", "throughput")}
-    for entry in sorted(entries, key=lambda entry: entry.seconds):
+    many = objective == "throughput"
+    for entry in sorted(entries, key=lambda entry: -entry.requests_per_s if many else entry.seconds):
         planned = bool(entry.weights_bytes)
         held = [f"{size / MIB:.0f}" for size in (max(entry.weights_bytes), min(entry.weights_bytes))] if planned else []
         table.add_row(
@@ -42,11 +43,10 @@ def print_systems(console: Console, entries: Sequence[Entry], title: str) -> Non
     for entry in entries:
         if entry.model:
             console.print(f"* {entry.system} runs another model, {entry.model}: as large, and other answers.")
-    for objective, won in best.items():
-        if won is not None:
-            many = objective == "throughput"
-            value = f"{won.requests_per_s:.2f} requests a second" if many else f"{1e3 * won.seconds:.1f} ms"
-            console.print(f"{objective}: {won.system} wins with {value}.")
+    if (won := best["latency"]) is not None:
+        console.print(f"latency: {won.system} wins with {1e3 * won.seconds:.1f} ms.")
+    if (won := best["throughput"]) is not None:
+        console.print(f"throughput: {won.system} wins with {won.requests_per_s:.2f} requests a second.")
 
 
 def systems_to_json(cluster: Cluster, entries: Sequence[Entry], rows: int) -> str:

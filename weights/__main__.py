@@ -19,10 +19,10 @@ from rich.table import Table
 from solver.command import Parser
 from solver.errors import HeptiError
 from solver.model import DECOUPLED_NAMES, NAMED_MODELS, ModelSpec, TextInput, named_model, tensor_shapes
+from solver.progress import progress
 from solver.shares import TensorSlice
 from weights.convert import convert
 from weights.layout import row_spans
-from weights.progress import progress
 from weights.store import DTYPES, FORMAT, WeightsFile
 from weights.synthesize import synthesize
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from solver.errors import HeptiError
 from solver.model import ModelSpec, TextInput, tensor_shapes
+from solver.progress import progress
 from solver.spans import Span
 from weights.checkpoint import Tensors, read_json, weight_files
 from weights.families import build_spec, find_family, skipped_positions
 from weights.layout import Array, row_spans
-from weights.progress import progress
 from weights.sentence import SentenceHead, max_rows, sentence_modules, tokenizer_text
 from weights.store import WeightsWriter
 from weights.tokenize import Tokenizer

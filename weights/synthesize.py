@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from solver.model import ModelSpec, tensor_shapes
+from solver.progress import progress
 from solver.spans import Span
 from weights.layout import Array, row_spans
-from weights.progress import progress
 from weights.store import WeightsWriter
 
 BLOCK_ROWS = 64

@@ -47,6 +47,7 @@ PLANNERS: Mapping[str, Planner] = {
     "detransformer": plan_detransformer,
 }
 DEFAULT = "hepti"
+THROUGHPUT = "hepti-throughput"  # for many requests
 DECOUPLED = "detransformer"  # plans models with decoupled layers, and no others
 
 

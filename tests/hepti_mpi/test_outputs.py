@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from hepti_mpi.outputs import check_path, write_answers
+from hepti_mpi.outputs import write_answers
 from solver.errors import HeptiError
 
 HIDDEN = {"one": np.random.default_rng(0).standard_normal((100, 256), np.float32)}  # 100 KiB
@@ -45,12 +45,3 @@ def test_lines_are_utf_8_whatever_the_terminal_speaks(tmp_path):
     write_answers(tmp_path / "answers.jsonl", [{"id": "ä 你"}, {"id": 2}], {})
 
     assert (tmp_path / "answers.jsonl").read_bytes() == '{"id": "ä 你"}\n{"id": 2}\n'.encode()
-
-
-def test_paths_are_checked_before_the_work(tmp_path):
-    check_path(tmp_path / "a.npz", (".jsonl", ".npz"))
-
-    with pytest.raises(HeptiError, match=r"the ending must be .jsonl or .npz"):
-        check_path(tmp_path / "a.txt", (".jsonl", ".npz"))
-    with pytest.raises(HeptiError, match="there is no folder"):
-        check_path(tmp_path / "b" / "a.npz", (".jsonl", ".npz"))

@@ -6,10 +6,13 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
 
 import pytest
 
 from solver.__main__ import main
+from solver.command import check_path
+from solver.errors import HeptiError
 from solver.model import named_model
 from solver.plan_file import plan_from_json, read_plan
 
@@ -98,7 +101,17 @@ def test_timeline_is_drawn(cluster, tmp_path):
     done = solver("--model", "bert-base", "--cluster", cluster, "--plot", tmp_path / "plan.svg")
 
     assert (done.returncode, done.stderr) == (0, "")
+    assert f"The picture is in {tmp_path / 'plan.svg'}.\n" in done.stdout
     assert "<svg" in (tmp_path / "plan.svg").read_text()
+
+
+def test_where_the_timeline_is_stands_beside_json(cluster, tmp_path):
+    path = tmp_path / "plan.svg"
+
+    done = solver("--model", "bert-base", "--cluster", cluster, "--plot", path, "--json")
+
+    assert json.loads(done.stdout)["predicted"]
+    assert done.stderr == f"The picture is in {path}.\n"
 
 
 @pytest.mark.parametrize("option", ["--plot", "--map"])
@@ -159,7 +172,7 @@ def test_help_has_an_example():
         (["--model", "bert-base", "--cluster", "CLUSTER", "--rows", "x"], "invalid int value"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--layers", "0"], "--layers is 0"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--system", "galxy"], "unknown system"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--out", "no/such/plan.json"], "cannot write plan"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--out", "no/such/plan.json"], "there is no folder no/such"),
         (["--model", "no.h5", "--cluster", "CLUSTER"], "no weights file no.h5"),
         (["--model", "CLUSTER", "--cluster", "CLUSTER"], "cannot read weights file"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-7.gflops=70"], "there is no device 'pi-7'"),
@@ -170,7 +183,9 @@ def test_help_has_an_example():
         (["--model", "bert-base", "--cluster", "CLUSTER", "--add", "pi6"], "there is no board 'pi6'"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--add", "pi5:0"], "whole number from 1"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--without", "pi-9"], "there is no device 'pi-9'"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--plot", "plan.doc"], "its name must end in .svg"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--plot", "plan.doc"], "the ending must be .svg or .png or"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--map", "map.doc"], "the ending must be .svg or .png or"),
+        (["--model", "bert-base", "--cluster", "CLUSTER", "--map", "no/such/map.svg"], "there is no folder no/such"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-0.memory_gib=0.1"], "bert-base does not fit"),
     ],
 )
@@ -211,6 +226,94 @@ def test_a_plan_for_many_requests_has_replicas(cluster, tmp_path):
     refused = solver(*job, "--system", "megatron")
     assert refused.returncode == 2
     assert "--objective throughput is for --system hepti, megatron has its own" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--map", "map.doc"], ["--plot", "no/such/plan.svg"], ["--out", "no/such/p.json"]]
+)
+def test_what_cannot_be_written_is_refused_before_planning(arguments, cluster, monkeypatch):
+    planned = []
+    for name in ("solve_hepti", "winners"):
+        monkeypatch.setattr(f"solver.__main__.{name}", lambda *arguments: planned.append(arguments))
+
+    assert main(["--model", "bert-base", "--cluster", str(cluster), *arguments]) == 2
+    assert planned == []
+
+
+def test_paths_are_checked_by_ending_and_folder(tmp_path):
+    check_path(tmp_path / "a.npz", (".jsonl", ".npz"))
+
+    with pytest.raises(HeptiError, match=r"the ending must be .jsonl or .npz"):
+        check_path(tmp_path / "a.txt", (".jsonl", ".npz"))
+    with pytest.raises(HeptiError, match="there is no folder"):
+        check_path(tmp_path / "b" / "a.npz", (".jsonl", ".npz"))
+
+
+def test_the_map_says_how_far_it_is_and_where_it_was_written(cluster, tmp_path, monkeypatch, capsys):
+    """Two places, every system once at each."""
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    steps = []
+
+    @contextmanager
+    def counted(label, total, *, unit):
+        steps.append((label, total, unit))
+        yield steps.append
+
+    monkeypatch.setattr("solver.__main__.progress", counted)
+    monkeypatch.setattr("solver.__main__.MAP_MBPS", (100, 940))
+    monkeypatch.setattr("solver.__main__.MAP_MEMORY", (1,))
+    path = tmp_path / "map.svg"
+
+    assert main(["--model", "bert-base", "--cluster", str(cluster), "--map", str(path)]) == 0
+
+    (label, total, unit), *ticks = steps
+    assert (label, unit, total) == ("mapping", "plans", 2 * 14)
+    assert ticks == [1] * total
+    assert capsys.readouterr().out == f"The picture is in {path}.\n"
+    assert "<svg" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--compare", "--system", "hepti"], "--system is for one plan, --compare is about all systems"),
+        (["--compare", "--out", "plan.json"], "--out is for one plan, --compare is about all systems"),
+        (["--compare", "--plot", "plan.svg"], "--plot is for one plan, --compare is about all systems"),
+        (["--map", "map.svg", "--system", "galaxy"], "--system is for one plan, --map is about all systems"),
+        (["--map", "map.svg", "--out", "plan.json"], "--out is for one plan, --map is about all systems"),
+        (["--map", "map.svg", "--plot", "plan.svg"], "--plot is for one plan, --map is about all systems"),
+        (["--map", "map.svg", "--json"], "--json prints, --map only draws: leave --json out, or add --compare"),
+        (["--map", "map.svg", "--set", "network.bandwidth_mbps=9"], "--map draws links of 10 to 2350 Mbps"),
+        (["--map", "map.svg", "--set", "pi-0.bandwidth_mbps=9"], "--map draws links of 10 to 2350 Mbps"),
+        (["--objective", "throughput", "--system", "prima"], "prima has its own objective"),
+    ],
+)
+def test_options_that_would_be_ignored_beside_others_are_refused(arguments, complaint, cluster, capsys):
+    assert main(["--model", "bert-base", "--cluster", str(cluster), *arguments]) == 2
+
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert complaint in err
+
+
+def test_a_timeline_that_cannot_be_drawn_leaves_no_plan_behind(cluster, tmp_path, capsys):
+    path = tmp_path / "plan.json"
+
+    code = main(["--model", "bert-base", "--cluster", str(cluster), "--system", "prima", "--set", "pi-1.memory_gib=0.4",
+                 "--plot", str(tmp_path / "plan.svg"), "--out", str(path)])  # fmt: skip
+
+    assert (code, path.exists()) == (2, False)
+    assert "--plot draws one stage of all devices, the plan by prima has others" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("objective", "column"), [("latency", 2), ("throughput", 3)])
+def test_the_best_for_the_objective_stands_first(objective, column, cluster):
+    lines = solver("--model", "bert-base", "--cluster", cluster, "--compare", "--objective", objective).stdout
+
+    cells = [line.split("│") for line in lines.splitlines() if line.startswith("│")]
+    values = [float(cell[column]) for cell in cells if re.fullmatch(r" *\d+\.\d+ *", cell[column])]
+    assert len(values) > 10
+    assert values == sorted(values, reverse=objective == "throughput")
 
 
 def test_who_wins_where_is_drawn(cluster, tmp_path):
