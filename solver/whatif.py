@@ -17,15 +17,17 @@ BOARDS: Mapping[str, Mapping[str, float]] = {
     "minipc": {"gflops": 150, "memory_gib": 14, "bandwidth_mbps": 2350},
 }
 MOST_ADDED = 4096
+NETWORK_KEYS = ("bandwidth_mbps", "latency_us")
+DEVICE_KEYS = ("gflops", "memory_gib", "bandwidth_mbps", "jitter_us", "rest_us")
 
 
 def changed(cluster: Cluster, settings: Sequence[str], added: Sequence[str], without: Sequence[str]) -> Cluster:
-    """Return the cluster with values set, devices added, and devices taken away, in this order.
+    """Return the cluster with the network set, devices added, taken away, and set, in this order.
 
     Parameters
     ----------
     settings
-        DEVICE.KEY=VALUE or network.KEY=VALUE, keys as in the cluster file.
+        DEVICE.KEY=VALUE or network.KEY=VALUE, keys as in the cluster file; added devices can be set, too.
     added
         BOARD or BOARD:COUNT; a board of the list above, or one like a device of the cluster.
     without
@@ -36,19 +38,23 @@ def changed(cluster: Cluster, settings: Sequence[str], added: Sequence[str], wit
     HeptiError
         If a device, board or key is not there, or a value is absurd.
     """
-    for setting in settings:
+    # What an added board's own link is, depends on the network's.
+    network = [setting for setting in settings if setting.startswith("network.")]
+    for setting in network:
         cluster = _set(cluster, setting)
     for board in added:
         cluster = _add(cluster, board)
     for name in without:
         cluster = _remove(cluster, name)
+    for setting in (setting for setting in settings if setting not in network):
+        cluster = _set(cluster, setting)
     return cluster
 
 
 def _set(cluster: Cluster, setting: str) -> Cluster:
     where, _, value = setting.partition("=")
     name, _, key = where.rpartition(".")
-    keys = ("bandwidth_mbps", "latency_us") if name == "network" else ("gflops", "memory_gib", "bandwidth_mbps")
+    keys = NETWORK_KEYS if name == "network" else DEVICE_KEYS
     if not value or not name:
         raise HeptiError(f"--set {setting}: write DEVICE.KEY=VALUE, such as pi-2.gflops=70")
     if name != "network":
@@ -73,6 +79,10 @@ def _with(device: Device, key: str, number: float) -> Device:
         return replace(device, memory_bytes=round(number * GIB))
     if key == "bandwidth_mbps":
         return replace(device, bandwidth_bytes_per_s=number * 1e6 / 8)
+    if key == "jitter_us":
+        return replace(device, jitter_s=number / 1e6)
+    if key == "rest_us":
+        return replace(device, rest_s=number / 1e6)
     factor = device.compute_flop_per_s / (number * 1e9)
     return replace(device, compute_flop_per_s=number * 1e9, curves=device.curves and device.curves.slowed(factor))
 
