@@ -29,9 +29,7 @@ def check_model(word: str, layers: int | None) -> None:
         if layers is not None:
             raise HeptiError(f"--layers is for named architectures: {word} has the layers that it has")
         return
-    if layers is not None and layers < 1:
-        raise HeptiError(f"--layers is {layers}, must be at least 1")
-    named_model(word)
+    named_model(word, layers)
 
 
 def bench_model(word: str, layers: int | None) -> BenchModel:

@@ -192,8 +192,6 @@ def _say_drawn(options: argparse.Namespace, path: Path) -> None:
 def _model(argument: str, layers: int | None) -> ModelSpec:
     """Return a named architecture, or what a weights file says of itself."""
     if not (Path(argument).suffix or Path(argument).exists()):
-        if layers is not None and layers < 1:
-            raise HeptiError(f"--layers is {layers}, must be at least 1")
         return named_model(argument, layers)
     if layers is not None:
         raise HeptiError(f"--layers is for named architectures: {argument} has the layers that it has")

@@ -21,6 +21,7 @@ from solver.errors import HeptiError
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "lasttoken")
 SCORES = ("softmax", "sigmoid", "identity")
+MOST_LAYERS = 1000  # of a named architecture: nothing deeper was published (DeepNet, arXiv 2203.00555)
 DEFAULT_ROWS = 256  # of a request that is planned for or measured, where nobody says how long it is
 _SIZES = {"hidden", "ffn", "heads", "layers", "vocab", "positions", "max_rows", "height", "width", "patch", "channels"}
 
@@ -243,8 +244,10 @@ def named_model(name: str, layers: int | None = None) -> ModelSpec:
     Raises
     ------
     HeptiError
-        If the name is unknown, or the layers cannot be decoupled so.
+        If the name is unknown, the layers are absurdly many, or cannot be decoupled so.
     """
+    if layers is not None and not 1 <= layers <= MOST_LAYERS:
+        raise HeptiError(f"--layers is {layers}, must be at least 1 and at most {MOST_LAYERS}")
     if (found := re.fullmatch(r"(.+)-decoupled(?:-(\d+)x(\d+))?", name)) is not None:
         base, groups, sub_blocks = found.groups()
         return decoupled(named_model(base, layers), *((int(groups), int(sub_blocks)) if groups else ()))

@@ -376,6 +376,11 @@ class Plan:
                 f"the plan is for model {self.model_name} ({self.model_fingerprint}), "
                 f"the weights are {spec.name} ({spec.fingerprint}): plan again with python -m solver"
             )
+        if not self.model_fingerprint and self.model_name != spec.name:
+            raise HeptiError(
+                f"the plan is for model {self.model_name}, the weights are {spec.name}: if it is meant for these, "
+                f"write {spec.name} into its model"
+            )
         if len(self.devices) != ranks:
             raise HeptiError(
                 f"the plan is for {len(self.devices)} devices, the job has {ranks} ranks: start mpirun with "

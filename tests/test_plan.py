@@ -206,6 +206,10 @@ OTHER = {"name": "bert-base", "fingerprint": "0123456789ab"}
     ("table", "ranks", "message"),
     [
         (changed("model", value=OTHER), 3, r"for model bert-base \(0123456789ab\), the weights are tiny"),
+        (
+            changed("model", value={"name": "bert-base"}), 3,
+            "for model bert-base, the weights are tiny: if it is meant for these, write tiny into its model",
+        ),
         (WRITTEN, 5, "the plan is for 3 devices, the job has 5 ranks: start mpirun with -np 3"),
         (WRITTEN, 2, "the plan is for 3 devices, the job has 2 ranks"),
         (changed("stages", value=[]), 0, "plan: layers: there are no spans"),

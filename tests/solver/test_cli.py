@@ -171,6 +171,10 @@ def test_help_has_an_example():
         (["--model", "vit-base", "--cluster", "CLUSTER", "--rows", "200"], "197 rows"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--rows", "x"], "invalid int value"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--layers", "0"], "--layers is 0"),
+        (
+            ["--model", "bert-base", "--cluster", "CLUSTER", "--layers", "999999"],
+            "--layers is 999999, must be at least 1 and at most 1000",
+        ),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--system", "galxy"], "unknown system"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--out", "no/such/plan.json"], "there is no folder no/such"),
         (["--model", "no.h5", "--cluster", "CLUSTER"], "no weights file no.h5"),
