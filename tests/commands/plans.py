@@ -8,9 +8,9 @@ import numpy as np
 CUTS = [("rows", "rows"), ("columns", "full"), ("columns", "rows"), ("block", "full"), ("block", "rows")]
 
 
-def write_mixed_plan(path, config, ranks, seed):
-    """Write a random plan for a transformers model; no two layers need be cut the same way."""
-    rng = np.random.default_rng(seed)
+def write_mixed_plan(path, checkpoint, ranks, seed):
+    """Write a random plan for a converted checkpoint; no two layers need be cut the same way."""
+    rng, config = np.random.default_rng(seed), checkpoint.model.config
     heads, hidden = config.num_attention_heads, config.hidden_size
     ffn = getattr(config, "intermediate_size", None) or config.hidden_dim  # DistilBERT's word
     layers = [
@@ -22,7 +22,7 @@ def write_mixed_plan(path, config, ranks, seed):
         for layer in range(config.num_hidden_layers)
     ]
     stage = {"devices": [f"board-{rank}" for rank in range(ranks)], "layers": layers}
-    path.write_text(json.dumps({"format": "hepti-plan/1", "model": {"name": "by hand"}, "stages": [stage]}))
+    path.write_text(json.dumps({"format": "hepti-plan/1", "model": {"name": checkpoint.family}, "stages": [stage]}))
     return path
 
 

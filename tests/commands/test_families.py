@@ -46,7 +46,7 @@ def ask_images(checkpoint, folder):
 def check_one_by_one(checkpoint, ranks, folder, seed):
     """Send the requests line by line through a plan of mixed cuts; check both what is printed and what is written."""
     lines, expected = ask(checkpoint, folder)
-    plan = write_mixed_plan(folder / "plan.json", checkpoint.model.config, ranks, seed)
+    plan = write_mixed_plan(folder / "plan.json", checkpoint, ranks, seed)
 
     done = hepti(
         ranks, "--model", checkpoint.path, "--plan", plan, "--input", "-", "--output", folder / "hidden.npz",

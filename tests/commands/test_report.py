@@ -21,7 +21,7 @@ def report(converted, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
     checkpoint = converted("bert")
     (folder / "requests.jsonl").write_text(to_lines({"id": f"{rows} rows", "tokens": [9] * rows} for rows in ROWS))
-    plan = write_mixed_plan(folder / "plan.json", checkpoint.model.config, RANKS, seed=3)
+    plan = write_mixed_plan(folder / "plan.json", checkpoint, RANKS, seed=3)
     succeeded(
         hepti(
             RANKS, "--model", checkpoint.path, "--plan", plan, "--input", folder / "requests.jsonl",
@@ -111,7 +111,7 @@ def test_the_report_of_standard_input_lists_what_was_answered(converted, tmp_pat
 def test_the_trace_covers_the_last_request_on_every_rank(converted, tmp_path):
     """Blocks follow each other without gaps, layer by layer; waits lie within; the clocks agree."""
     checkpoint = converted("bert")
-    plan = write_mixed_plan(tmp_path / "plan.json", checkpoint.model.config, RANKS, seed=4)
+    plan = write_mixed_plan(tmp_path / "plan.json", checkpoint, RANKS, seed=4)
     succeeded(
         hepti(
             RANKS, "--model", checkpoint.path, "--plan", plan, "--random", 200, "--repeat", 2, "--warmup", 1,
@@ -144,7 +144,7 @@ def test_replicas_answer_every_request_in_order_and_say_how_many_a_second(conver
         for devices, start, stop in spans
     ]
     plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps({"format": "hepti-plan/1", "model": {"name": "by hand"}, "stages": stages}))
+    plan.write_text(json.dumps({"format": "hepti-plan/1", "model": {"name": "bert"}, "stages": stages}))
     (tmp_path / "in.jsonl").write_text(to_lines([{"id": n, "tokens": [n % 7 + 1] * 300} for n in range(20)]))
 
     done = hepti(
@@ -174,7 +174,7 @@ def test_the_report_says_with_how_many_bits_stages_send(wire, bits, says, conver
         for device, span in (("a", [0, 1]), ("b", [1, layers]))
     ]
     plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps({"format": "hepti-plan/1", "model": {"name": "by hand"}, "stages": stages}))
+    plan.write_text(json.dumps({"format": "hepti-plan/1", "model": {"name": "bert"}, "stages": stages}))
 
     done = hepti(
         2, "--model", checkpoint.path, "--plan", plan, "--random", 9, "--repeat", 10, "--wire", wire,
