@@ -15,10 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hepti_mpi.inputs import Request
-from solver.cluster import Cluster
+from solver.cluster import MIB, Cluster
 from solver.plan import BlockPlan, Cut, Plan
 
-MIB = 2**20
 WIDTH = 110  # where there is no terminal to ask
 
 

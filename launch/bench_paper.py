@@ -19,9 +19,8 @@ from launch.bench_stage import Stage, lab_of, stage_of
 from launch.compare import Contest, compare
 from launch.lab import Lab, lab_name
 from solver.errors import HeptiError
-from solver.memory import ends_bytes, work_bytes
+from solver.memory import ends_bytes, whole_layer_bytes, work_bytes
 from solver.model import DEFAULT_ROWS, ModelSpec, TextInput, request_rows
-from solver.pipeline import whole_layer_bytes
 
 FITS = (1.0, 0.5, 0.25)
 # A profile says what is free beside the program, which plans count once more: 70 MiB in the lab.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from launch.tables import markdown, show
+from solver.cluster import MIB
 
-MIB = 2**20
 Cells = tuple[list[str], list[list[str]]]
 
 

@@ -37,7 +37,7 @@ KINDS_IMPROVED = 4  # where memory is scarce, the best draft of each
 NEARBY = 4  # kinds of former layers
 AGAIN = 3  # in a solve that begins with the layers of another
 THOROUGH = 2  # of them by two moves at a time
-FEW = 4  # devices, up to which all crews and moves by two are tried
+FEW = 4  # devices, up to which all crews, groups and moves by two are tried
 LARGEST = 128  # crew, of many devices; what more would compute, their messages cost
 HOPELESS = 1.5  # times the best score of smaller crews: larger ones are not tried
 

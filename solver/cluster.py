@@ -40,7 +40,7 @@ from solver.curves import Curves, curves_from_table, curves_to_table, derived_cu
 from solver.errors import HeptiError
 
 FORMAT = "hepti-cluster/1"
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 PRECISIONS = ("float32", "int8")  # of weights and products
 # Beyond these a number is a slip of the pen (a wrong unit, a lost digit), not a board or a network.
 LIMITS = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -19,10 +18,9 @@ from solver.decoupled import GroupSteps
 from solver.errors import HeptiError
 from solver.exchange import Exchange, Mask, Network, of_matrix, tile_counts
 from solver.layers import LayerSteps, Setting
-from solver.memory import ends_bytes
 from solver.model import ImageInput, ModelSpec
-from solver.plan import BlockPlan, Keys, LayerPlan, Plan, Prediction, Stage, Wire
-from solver.shares import held_bytes, layer_slices
+from solver.plan import BlockPlan, Keys, Plan, Prediction, Wire
+from solver.shares import alike, weights_bytes
 from solver.spans import Partition, Span
 from solver.steps import Axis, Machine, Step, Times, Transfer, Values, step_times
 from solver.sublayers import BLOCK, SUBLAYERS
@@ -128,24 +126,6 @@ def _priced_steps(s: Setting, plan: Plan) -> tuple[PricedStep, ...]:
     )
 
 
-def weights_bytes(spec: ModelSpec, plan: Plan, rank: int, precision: str = "float32") -> int:
-    """Return the bytes that `rank` holds: `shares.weights_bytes`, but one layer of each run stands for all."""
-    place = plan.place(rank)
-    runs = (
-        count * sum(held_bytes(piece, precision) for piece in layer_slices(spec, plan, number, rank))
-        for number, count, _ in (_alike(place[0]) if place else ())
-    )
-    return sum(runs) + (ends_bytes(spec) if rank == 0 else 0)
-
-
-def _alike(stage: Stage) -> Iterator[tuple[int, int, LayerPlan]]:
-    """Yield runs of layers that cost the same: the first of them, how many, and their cuts."""
-    ends = () if stage.is_whole else (stage.span.start + 1, stage.span.stop - 1)
-    for span, layer in stage.layers:
-        stops = sorted({span.start, span.stop, *(end for end in ends if span.start < end < span.stop)})
-        yield from ((start, stop - start, layer) for start, stop in pairwise(stops))
-
-
 def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int, Step]]:
     """Yield all steps of a request: where, how often in a row, which."""
     stage = plan.stages[0]
@@ -154,7 +134,7 @@ def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int
     building = LayerSteps(s, first, first.get(Axis.ROWS), active)
     groups = GroupSteps(s, building, active) if s.spec.groups else None
     yield "start", 1, _enter(s, building.stream, active)
-    for number, count, layer in _alike(stage):
+    for number, count, layer in alike(stage):
         label = f"layers {number}-{number + count - 1}" if count > 1 else f"layer {number}"
         attention = _values(layer.attention, Axis.HEADS, Axis.CONTEXT, s.rows, known)
         mlp = _values(layer.mlp, Axis.FFN, Axis.OUTPUT, s.rows, known)

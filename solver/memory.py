@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from solver.cluster import Cluster, Device
+from solver.cluster import MIB, Cluster, Device
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
+from solver.exchange import Mask
 from solver.model import ModelSpec, layer_tensor_shapes, tensor_shapes
 from solver.plan import Plan
 from solver.shares import COMMON_TENSORS, WEIGHT_BYTES
 from solver.steps import FLOAT_BYTES
 
-MIB = 2**20
 # The interpreter, numpy, MPI and its socket buffers, beside weights and activations.
 PROGRAM_BYTES = 150 * MIB
 SLIP_BYTES = 1  # that an integer program may be off
@@ -100,6 +100,17 @@ def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     room -= work_bytes(spec, rows) + FLOAT_BYTES * (spec.groups or spec.layers) * common
     room[0] -= ends_bytes(spec)
     return room * packing(spec, cluster)
+
+
+def whole_layer_bytes(spec: ModelSpec) -> int:
+    """Return the bytes of a layer's weights beside the norms and last biases, which `weights_room` has counted."""
+    shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
+    return FLOAT_BYTES * sum(math.prod(shape) for name, shape in shapes.items() if not name.endswith(COMMON_TENSORS))
+
+
+def holds_all(spec: ModelSpec, cluster: Cluster, rows: int) -> Mask:
+    """Return which devices can hold the weights of all layers, [p]."""
+    return np.asarray(weights_room(spec, cluster, rows) >= spec.layers * whole_layer_bytes(spec))
 
 
 def _more(device: Device, short: float) -> int:

@@ -23,15 +23,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.cost import Price, PricedStep, price, setting, weights_bytes
+from solver.cost import Price, PricedStep, price, setting
 from solver.curves import Floats
 from solver.exchange import Exchange, move, of_matrix, tile_counts
 from solver.layers import LayerSteps, Setting
-from solver.model import ModelSpec, layer_tensor_shapes
+from solver.model import ModelSpec
 from solver.plan import STAGE_WIRES, BlockPlan, Cut, LayerPlan, Layout, Plan, Prediction, Stage, Wire, uniform_plan
-from solver.shares import COMMON_TENSORS
+from solver.shares import weights_bytes
 from solver.spans import Partition, Span
-from solver.steps import FLOAT_BYTES, Axis, Step, Times, Transfer, step_times
+from solver.steps import Axis, Step, Times, Transfer, step_times
 from solver.sublayers import BLOCK, SUBLAYERS, widths
 
 
@@ -168,12 +168,6 @@ def _in_one(s: Setting, plan: Plan) -> PricedPlan:
 def layer_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     """Return the seconds of one layer on every device alone, [p]."""
     return np.asarray(sublayer_seconds(spec, cluster, rows).sum(0))
-
-
-def whole_layer_bytes(spec: ModelSpec) -> int:
-    """Return the bytes of a layer's weights beside the norms and last biases, which `weights_room` has counted."""
-    shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
-    return FLOAT_BYTES * sum(math.prod(shape) for name, shape in shapes.items() if not name.endswith(COMMON_TENSORS))
 
 
 def one_device_layer() -> LayerPlan:

@@ -32,6 +32,7 @@ from functools import cache
 import cvxpy as cp
 import numpy as np
 
+from solver.cluster import MIB
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.exchange import Exchange, Mask
@@ -42,7 +43,7 @@ from solver.routes import Route
 from solver.search import Terms
 from solver.steps import Axis, Transfer, cpu_seconds
 
-MS, MIB = 1e3, 2**20  # the program counts milliseconds and MiB: solvers dislike numbers far from one
+MS = 1e3  # the program counts milliseconds and MiB: solvers dislike numbers far from one
 NEVER = 1e6  # milliseconds
 
 

@@ -14,18 +14,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from solver.cluster import GIB, Cluster
-from solver.cost import predict, weights_bytes
+from solver.cost import predict
 from solver.curves import Floats
 from solver.decision import Decision, shares
 from solver.drift import Drift
 from solver.errors import InfeasiblePlanError
 from solver.lengths import for_rows
-from solver.living import among, holds_all, living
-from solver.memory import needed_bytes
+from solver.living import among, living
+from solver.memory import holds_all, needed_bytes
 from solver.model import ModelSpec
 from solver.moves import Holdings, all_by_rows
 from solver.plan import Plan
 from solver.planner import Solution, solve
+from solver.shares import weights_bytes
 
 SHIFT = math.log(1.15)  # how far a factor has to be from where the plan was solved, for solving again
 # The same for memory, relative, where a device has less than so many times what its share takes.

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from solver.advice import Bounds, Upgrade
-from solver.cluster import Cluster
+from solver.cluster import MIB, Cluster
 from solver.compare import Entry
 from solver.cost import Price
 from solver.plan import BlockPlan, Cut, LayerPlan, Plan, Wire
@@ -20,7 +20,6 @@ from solver.planner import Solution
 from solver.routes import Route
 from solver.spans import Span
 
-MIB = 2**20
 MOST_LISTED = 16  # devices; of more, only those that take part
 
 

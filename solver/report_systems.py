@@ -10,13 +10,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from solver.cluster import Cluster
+from solver.cluster import MIB, Cluster
 from solver.compare import Entry, winner
 from solver.pipeline import PricedPlan
 from solver.plan import Plan
 from solver.plan_file import plan_to_json
-
-MIB = 2**20
 
 
 def print_systems(console: Console, entries: Sequence[Entry], title: str, objective: str) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
 
 from solver.model import ModelSpec, layer_parts, layer_tensor_shapes, tensor_shapes
-from solver.plan import BlockPlan, Cut, Plan
+from solver.plan import BlockPlan, Cut, LayerPlan, Plan, Stage
 from solver.spans import Span
 from solver.sublayers import BLOCK
 
@@ -45,13 +47,25 @@ def held_layers(plan: Plan, rank: int) -> Span:
 
 def rank_slices(spec: ModelSpec, plan: Plan, rank: int) -> list[TensorSlice]:
     """Return everything that `rank` holds, in file order; embeddings and heads are rank 0's."""
-    slices = []
-    if rank == 0:
-        slices += [_whole(name, shape) for name, shape in tensor_shapes(spec).items() if not name.startswith("layers/")]
+    slices = _ends(spec, rank)
     held = held_layers(plan, rank)
     for layer in range(held.start, held.stop):
         slices += layer_slices(spec, plan, layer, rank)
     return slices
+
+
+def _ends(spec: ModelSpec, rank: int) -> list[TensorSlice]:
+    """Return embeddings and heads on rank 0, nothing on others."""
+    shapes = tensor_shapes(spec) if rank == 0 else {}
+    return [_whole(name, shape) for name, shape in shapes.items() if not name.startswith("layers/")]
+
+
+def alike(stage: Stage) -> Iterator[tuple[int, int, LayerPlan]]:
+    """Yield runs of layers that cost the same: the first of them, how many, and their cuts."""
+    ends = () if stage.is_whole else (stage.span.start + 1, stage.span.stop - 1)
+    for span, layer in stage.layers:
+        stops = sorted({span.start, span.stop, *(end for end in ends if span.start < end < span.stop)})
+        yield from ((start, stop - start, layer) for start, stop in pairwise(stops))
 
 
 def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[TensorSlice]:
@@ -83,9 +97,18 @@ def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[Ten
     ]
 
 
+@lru_cache(maxsize=64)
 def weights_bytes(spec: ModelSpec, plan: Plan, rank: int, precision: str = "float32") -> int:
-    """Return the bytes of everything that `rank` holds; int8 is for the matrices of the layers."""
-    return sum(held_bytes(piece, precision) for piece in rank_slices(spec, plan, rank))
+    """Return the bytes of everything that `rank` holds; int8 is for the matrices of the layers.
+
+    One layer of each run stands for all. Kept, since who may change plans asks for the same ones before every request.
+    """
+    place = plan.place(rank)
+    runs = (
+        count * sum(held_bytes(piece, precision) for piece in layer_slices(spec, plan, number, rank))
+        for number, count, _ in (alike(place[0]) if place else ())
+    )
+    return sum(runs) + sum(held_bytes(piece, precision) for piece in _ends(spec, rank))
 
 
 def held_bytes(piece: TensorSlice, precision: str = "float32") -> int:

@@ -17,16 +17,16 @@ from dataclasses import replace
 
 import numpy as np
 
+from solver.candidates import FEW
 from solver.cluster import Cluster
 from solver.errors import InfeasiblePlanError
-from solver.memory import weights_room
+from solver.memory import holds_all
 from solver.model import ModelSpec
-from solver.pipeline import layer_seconds, price_plan, whole_layer_bytes
+from solver.pipeline import layer_seconds, price_plan
 from solver.plan import Plan, Stage
 from solver.planner import solve
 from solver.systems.pipeedge import plan_pipeedge
 
-FEW = 4  # devices, up to which all groups are tried
 ALL = 16  # devices of the largest group that is tried besides
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24)  # of groups of many devices
 
@@ -148,7 +148,7 @@ def _best_partition(groups: _Groups, p: int) -> list[Group]:
 
 def _by_size(groups: _Groups, spec: ModelSpec, cluster: Cluster, rows: int) -> Iterator[list[Group]]:
     """Yield ways to put many devices into groups: those that hold the model alone, the others by size."""
-    holds = weights_room(spec, cluster, rows) >= spec.layers * whole_layer_bytes(spec)
+    holds = holds_all(spec, cluster, rows)
     order = np.argsort(layer_seconds(spec, cluster, rows), kind="stable").tolist()
     alone: list[Group] = [(rank,) for rank in order if holds[rank]]
     if alone:

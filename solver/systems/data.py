@@ -13,11 +13,11 @@ import math
 
 import numpy as np
 
-from solver.cluster import Cluster
+from solver.cluster import MIB, Cluster
 from solver.errors import InfeasiblePlanError
-from solver.memory import MIB, packing, weights_room
+from solver.memory import packing, weights_room, whole_layer_bytes
 from solver.model import ModelSpec
-from solver.pipeline import chain, layer_seconds, whole_layer_bytes
+from solver.pipeline import chain, layer_seconds
 from solver.plan import Plan
 
 

@@ -33,7 +33,7 @@ from itertools import combinations
 
 import numpy as np
 
-from solver.cluster import Cluster
+from solver.cluster import MIB, Cluster
 from solver.cost import setting
 from solver.curves import Floats
 from solver.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, layer_seconds, tensor_shares
@@ -41,9 +41,8 @@ from solver.errors import InfeasiblePlanError
 from solver.exchange import Exchange, Mask, gather, scatter
 from solver.kinds import Integers
 from solver.layers import LayerSteps, Setting
-from solver.memory import MIB, weights_room
+from solver.memory import weights_room, whole_layer_bytes
 from solver.model import ModelSpec, layer_tensor_shapes
-from solver.pipeline import whole_layer_bytes
 from solver.plan import Cut, Layout, Plan
 from solver.steps import FLOAT_BYTES, Axis, Step, Transfer, step_times
 

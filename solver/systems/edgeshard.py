@@ -21,9 +21,9 @@ from solver.cluster import Cluster
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.kinds import Integers
-from solver.memory import weights_room
+from solver.memory import weights_room, whole_layer_bytes
 from solver.model import ModelSpec
-from solver.pipeline import chain, layer_seconds, whole_layer_bytes
+from solver.pipeline import chain, layer_seconds
 from solver.plan import Plan
 from solver.steps import FLOAT_BYTES
 

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from solver.candidates import FEW
 from solver.cluster import Cluster
 from solver.errors import InfeasiblePlanError
 from solver.memory import lacks
@@ -28,8 +29,6 @@ from solver.systems.pipeedge import plan_pipeedge
 
 if TYPE_CHECKING:
     from solver.planner import Solution
-
-FEW = 4  # devices, of which all groups are tried
 
 
 def plan_hepti(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan:

@@ -20,9 +20,9 @@ import numpy as np
 
 from solver.cluster import Cluster
 from solver.errors import InfeasiblePlanError
-from solver.memory import weights_room
+from solver.memory import weights_room, whole_layer_bytes
 from solver.model import ModelSpec
-from solver.pipeline import chain, layer_seconds, whole_layer_bytes
+from solver.pipeline import chain, layer_seconds
 from solver.plan import Plan
 
 

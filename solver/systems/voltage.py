@@ -26,16 +26,16 @@ from solver.cost import setting
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.layers import WHOLE, LayerSteps
-from solver.memory import weights_room
+from solver.memory import holds_all
 from solver.model import ModelSpec
-from solver.pipeline import seconds_alone, whole_layer_bytes
+from solver.pipeline import seconds_alone
 from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, uniform_plan
 from solver.starts import least_makespan
 
 
 def plan_voltage(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Share positions by the least makespan of t_i, among the devices that hold the model."""
-    holds = weights_room(spec, cluster, rows) >= spec.layers * whole_layer_bytes(spec)
+    holds = holds_all(spec, cluster, rows)
     if not holds.any():
         raise InfeasiblePlanError(f"{spec.name} fits on no device whole, as cutting by rows needs")
     # Where the order changes, one row more may take less.

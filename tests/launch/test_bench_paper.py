@@ -12,9 +12,8 @@ from launch.bench_paper import FITS, MANY, PROFILED_BYTES, ROOM, Point, bench_pa
 from launch.paper_command import bandwidths
 from launch.paper_show import cells, claim_cells, write_pictures
 from solver.errors import HeptiError
-from solver.memory import weights_room
+from solver.memory import weights_room, whole_layer_bytes
 from solver.model import named_model
-from solver.pipeline import whole_layer_bytes
 from tests.launch.test_compare import CONTEST, Pretended
 from tests.solver.clusters import pis
 

@@ -9,14 +9,13 @@ import pytest
 
 from solver.cluster import Link
 from solver.cost import predict, price, setting
-from solver.cost import weights_bytes as held_bytes
 from solver.curves import Kernel
 from solver.exchange import Network, gather, move, scatter, tile_counts
 from solver.model import named_model
 from solver.pipeline import predict_plan
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, uniform_plan
 from solver.routes import Route, of_owner, sources
-from solver.shares import weights_bytes
+from solver.shares import held_bytes, rank_slices, weights_bytes
 from solver.spans import Partition, tiles
 from solver.steps import gather_ends, reduce_ends
 from solver.systems import make_plan, plans_for
@@ -35,7 +34,7 @@ def test_weights_of_a_run_of_layers_are_those_of_every_layer(system):
     plan = make_plan(system, SPEC, pis(24.6, 70, 24.6, 10), rows=100)
 
     for rank in range(4):
-        assert held_bytes(SPEC, plan, rank) == weights_bytes(SPEC, plan, rank)
+        assert weights_bytes(SPEC, plan, rank) == sum(map(held_bytes, rank_slices(SPEC, plan, rank)))
 
 
 def test_owner_of_the_largest_block_sends_it_to_all_others():

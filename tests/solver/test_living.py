@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from solver.living import WORTH, among, holds_all, living, plan_by_rows
+from solver.living import WORTH, among, living, plan_by_rows
+from solver.memory import holds_all
 from solver.model import named_model
 from solver.moves import Holdings, all_by_rows
 from solver.planner import solve

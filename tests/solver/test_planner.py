@@ -9,10 +9,10 @@ from itertools import combinations_with_replacement, pairwise
 import numpy as np
 import pytest
 
-from solver import search, shares
+from solver import search
 from solver.candidates import candidates
 from solver.cluster import GIB
-from solver.cost import predict, setting, weights_bytes
+from solver.cost import predict, setting
 from solver.curves import Curve, Curves, Kernel, derived_curves
 from solver.errors import InfeasiblePlanError
 from solver.lengths import PlansByLength
@@ -21,6 +21,7 @@ from solver.model import named_model
 from solver.plan import Cut, Keys, Wire
 from solver.planner import solve
 from solver.search import Terms
+from solver.shares import weights_bytes
 from solver.systems import make_plan, plan_that_fits, plans_for
 from tests.solver.clusters import pis
 from tests.solver.exhaustive import all_layers
@@ -150,7 +151,7 @@ def test_int8_fits_where_float32_does_not(system):
     plan = plan_that_fits(system, BERT_LARGE, cluster.holding("int8"), 256)
 
     held = plan.predicted.weights_bytes
-    assert held == tuple(shares.weights_bytes(BERT_LARGE, plan, rank, "int8") for rank in range(2))
+    assert held == tuple(weights_bytes(BERT_LARGE, plan, rank, "int8") for rank in range(2))
     needs = needed_bytes(BERT_LARGE, cluster.holding("int8"), 256, held)
     assert (needs <= 0.54 * GIB + 1).all()
     assert needs.sum() > sum(held) + 2 * work_bytes(BERT_LARGE, 256)

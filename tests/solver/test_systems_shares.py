@@ -12,9 +12,8 @@ from solver.cost import setting
 from solver.curves import Kernel
 from solver.errors import InfeasiblePlanError
 from solver.kinds import layer_table
-from solver.memory import weights_room
+from solver.memory import weights_room, whole_layer_bytes
 from solver.model import named_model
-from solver.pipeline import whole_layer_bytes
 from solver.plan import Cut, Keys, Layout
 from solver.systems import make_plan
 from solver.systems.galaxy import allocate

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from solver.errors import InfeasiblePlanError
-from solver.memory import weights_room
+from solver.memory import weights_room, whole_layer_bytes
 from solver.model import named_model
-from solver.pipeline import chain, chain_of_sublayers, layer_seconds, price_plan, sublayer_seconds, whole_layer_bytes
+from solver.pipeline import chain, chain_of_sublayers, layer_seconds, price_plan, sublayer_seconds
 from solver.plan import Wire
 from solver.spans import Span
 from solver.systems import make_plan

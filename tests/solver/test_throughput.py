@@ -8,9 +8,9 @@ import pytest
 
 from solver.compare import compare, winner, winners
 from solver.errors import InfeasiblePlanError
-from solver.memory import lacks, weights_room
+from solver.memory import lacks, weights_room, whole_layer_bytes
 from solver.model import named_model
-from solver.pipeline import price_plan, whole_layer_bytes
+from solver.pipeline import price_plan
 from solver.systems import PLANNERS, make_plan
 from solver.throughput import _best_partition, solve_throughput
 from tests.solver.clusters import pis
