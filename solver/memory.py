@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver.cluster import MIB, Cluster, Device
 from solver.curves import Floats
@@ -20,6 +21,7 @@ from solver.steps import FLOAT_BYTES
 PROGRAM_BYTES = 150 * MIB
 SLIP_BYTES = 1  # that an integer program may be off
 INT8_BYTES = 1.05  # that a weight takes in int8
+MOST_NAMED = 4  # devices in an error, of 1024 that lack memory
 
 
 def ends_bytes(spec: ModelSpec) -> int:
@@ -79,8 +81,43 @@ def does_not_fit(what: str, cluster: Cluster, short_bytes: Floats) -> Infeasible
         for device, short in zip(cluster.devices, short_bytes, strict=True)
         if short > SLIP_BYTES
     ]
+    if len(missing) > MOST_NAMED:
+        missing[MOST_NAMED:] = [f"more on {len(missing) - MOST_NAMED} others"]
     total = math.ceil(short_bytes.sum() / MIB)
     return InfeasiblePlanError(f"{what} does not fit: {total} MiB short; it would with {' and '.join(missing)}")
+
+
+def nearest_lacks(
+    what: str, spec: ModelSpec, cluster: Cluster, room: Floats, needed_bytes: Floats
+) -> InfeasiblePlanError:
+    """Return the error that says what one device lacks for what no device has room for, the one that lacks least.
+
+    Parameters
+    ----------
+    room, needed_bytes : [p]
+        What every device has for layers, as `weights_room` counts, and would need if it were the one.
+    """
+    short = needed_bytes - room
+    short = np.where(np.arange(room.size) == short.argmin(), short, 0.0)
+    # Rank 0 has embeddings and heads, whatever else.
+    short[0] = max(short[0], -room[0])
+    return does_not_fit(what, cluster, short / packing(spec, cluster))
+
+
+def layers_do_not_fit(
+    system: str, spec: ModelSpec, cluster: Cluster, room: Floats, layers: NDArray[np.int64]
+) -> InfeasiblePlanError:
+    """Return the error of a system of whole layers, of which devices would hold so many, [p]; `room` as above."""
+    what = f"{spec.name} by {system}, of whose {spec.layers} layers the devices hold {layers.sum()},"
+    needed = (spec.layers - layers.sum() + layers) * whole_layer_bytes(spec)
+    return nearest_lacks(what, spec, cluster, room, needed)
+
+
+def no_device_holds_all(system: str, spec: ModelSpec, cluster: Cluster, rows: int) -> InfeasiblePlanError:
+    """Return the error of a system that needs a device which holds all layers."""
+    room = weights_room(spec, cluster, rows)
+    needed = np.full(room.size, float(spec.layers * whole_layer_bytes(spec)))
+    return nearest_lacks(f"{spec.name} by {system}, whole on one device,", spec, cluster, room, needed)
 
 
 def packing(spec: ModelSpec, cluster: Cluster) -> float:
@@ -96,8 +133,11 @@ def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     """
     shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
     common = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(COMMON_TENSORS))
+    biases = sum(shape[0] for name, shape in shapes.items() if len(shape) == 1) - common
+    # Beside matrices in int8 biases are float32; they count as what else belongs to a share.
+    vectors = FLOAT_BYTES * common + (FLOAT_BYTES - WEIGHT_BYTES[cluster.precision]) * biases
     room = np.array([float(device.memory_bytes) for device in cluster.devices])
-    room -= work_bytes(spec, rows) + FLOAT_BYTES * (spec.groups or spec.layers) * common
+    room -= work_bytes(spec, rows) + loading(spec, cluster.precision) * (spec.groups or spec.layers) * vectors
     room[0] -= ends_bytes(spec)
     return room * packing(spec, cluster)
 

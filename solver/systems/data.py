@@ -9,13 +9,10 @@ fastest replica stands first: a request that is alone goes to it.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from solver.cluster import MIB, Cluster
-from solver.errors import InfeasiblePlanError
-from solver.memory import packing, weights_room, whole_layer_bytes
+from solver.cluster import Cluster
+from solver.memory import holds_all, no_device_holds_all
 from solver.model import ModelSpec
 from solver.pipeline import chain, layer_seconds
 from solver.plan import Plan
@@ -23,14 +20,9 @@ from solver.plan import Plan
 
 def plan_data(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Make a replica of every device that holds the model, the fastest first."""
-    needed, room = spec.layers * whole_layer_bytes(spec), weights_room(spec, cluster, rows)
-    holding = np.flatnonzero(room >= needed)
+    holding = np.flatnonzero(holds_all(spec, cluster, rows))
     if not holding.size:
-        most = int(room.argmax())
-        raise InfeasiblePlanError(
-            f"{spec.name} fits on no device alone: {cluster.names[most]}, which has the most room, "
-            f"lacks {math.ceil((needed - room[most]) / packing(spec, cluster) / MIB)} MiB"
-        )
+        raise no_device_holds_all("data", spec, cluster, rows)
     seconds = layer_seconds(spec, cluster, rows)
     fastest_first = sorted(holding.tolist(), key=lambda rank: float(seconds[rank]))
     return chain(spec, cluster, [(rank, spec.layers) for rank in fastest_first], "data", rows)

@@ -33,7 +33,7 @@ from itertools import combinations
 
 import numpy as np
 
-from solver.cluster import MIB, Cluster
+from solver.cluster import Cluster
 from solver.cost import setting
 from solver.curves import Floats
 from solver.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, layer_seconds, tensor_shares
@@ -41,7 +41,7 @@ from solver.errors import InfeasiblePlanError
 from solver.exchange import Exchange, Mask, gather, scatter
 from solver.kinds import Integers
 from solver.layers import LayerSteps, Setting
-from solver.memory import weights_room, whole_layer_bytes
+from solver.memory import nearest_lacks, weights_room, whole_layer_bytes
 from solver.model import ModelSpec, layer_tensor_shapes
 from solver.plan import Cut, Layout, Plan
 from solver.steps import FLOAT_BYTES, Axis, Step, Transfer, step_times
@@ -93,10 +93,9 @@ def plan_detransformer(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     found = choose(choices(spec, cluster, rows, crew), spec.groups) if crew else None
     if found is None:
         needed = spec.sub_blocks * _part_bytes(spec) + spec.groups * whole_layer_bytes(spec)
-        raise InfeasiblePlanError(
-            f"{spec.name} fits in no way: {spec.sub_blocks} sub-blocks and {spec.groups} original layers have "
-            f"{needed // MIB} MiB of weights, the devices {int(room.clip(0).sum()) // MIB} MiB for them"
-        )
+        # Those that get sub-blocks stay the same when one of them has more room.
+        ours = np.isin(np.arange(room.size), crew or np.arange(room.size))
+        raise nearest_lacks(f"{spec.name} by detransformer", spec, cluster, room, np.where(ours, needed, np.inf))
     counts, modes = found
     every = np.zeros(len(cluster.devices), np.int64)
     every[crew] = counts

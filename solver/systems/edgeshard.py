@@ -19,9 +19,8 @@ import numpy as np
 
 from solver.cluster import Cluster
 from solver.curves import Floats
-from solver.errors import InfeasiblePlanError
 from solver.kinds import Integers
-from solver.memory import weights_room, whole_layer_bytes
+from solver.memory import layers_do_not_fit, weights_room, whole_layer_bytes
 from solver.model import ModelSpec
 from solver.pipeline import chain, layer_seconds
 from solver.plan import Plan
@@ -49,7 +48,7 @@ def plan_edgeshard(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     back = np.array([_hop_s(cluster, u, 0, elements) for u in ranks])
     found = least_sum(seconds[ranks], holds[ranks], hops, back, spec.layers) if ranks else None
     if found is None:
-        raise InfeasiblePlanError(f"{spec.name} has {spec.layers} layers, the devices hold {int(holds.sum())}")
+        raise layers_do_not_fit("edgeshard", spec, cluster, room, holds)
     return chain(spec, cluster, [(ranks[v], count) for v, count in found[1]], "edgeshard", rows)
 
 

@@ -19,9 +19,8 @@ import numpy as np
 from solver.cluster import Cluster
 from solver.cost import setting
 from solver.curves import Floats
-from solver.errors import InfeasiblePlanError
 from solver.kinds import Integers, LayerKind, layer_plan, layer_steps, layer_weights, unit_count
-from solver.memory import weights_room
+from solver.memory import does_not_fit, packing, weights_room
 from solver.model import ModelSpec
 from solver.plan import Cut, Layout, Plan, uniform_plan
 from solver.spans import largest_remainder
@@ -39,9 +38,17 @@ def plan_galaxy(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     values = {Axis.ROWS: equal.astype(float), **{axis: s.length(axis) * everyone.astype(float) for axis in axes}}
     loads = [load for step in layer_steps(s, KIND, values, everyone) for load in (step.before, step.during)]
     whole = sum(load[axis] for load in loads for axis in axes if axis in load)
-    room = np.maximum(weights_room(spec, cluster, rows), 0.0) / spec.layers
-    sizes = [layer_weights(s, KIND).per_unit[axis] for axis in axes]
-    columns, heads = allocate(1 / np.asarray(whole), [unit_count(s, axis) for axis in axes], sizes, room)
+    room = weights_room(spec, cluster, rows)
+    sizes, totals = [layer_weights(s, KIND).per_unit[axis] for axis in axes], [unit_count(s, axis) for axis in axes]
+    of_layer = np.maximum(room, 0.0) / spec.layers
+    (columns, heads), short = allocate(1 / np.asarray(whole), totals, sizes, of_layer)
+    if short.any():
+        # With more room on some, others get other shares: until all have what they need.
+        while short.any():
+            of_layer = of_layer + np.ceil(short)
+            _, short = allocate(1 / np.asarray(whole), totals, sizes, of_layer)
+        missing = np.where(of_layer * spec.layers > np.maximum(room, 0.0), of_layer * spec.layers - room, 0.0)
+        raise does_not_fit(f"{spec.name} by galaxy", cluster, missing / packing(spec, cluster))
     units = {Axis.FFN: columns, Axis.HEADS: heads, Axis.ROWS: equal}
     return uniform_plan(
         spec, cluster.names, layer_plan(s, KIND, units),
@@ -49,7 +56,7 @@ def plan_galaxy(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     )  # fmt: skip
 
 
-def allocate(capacity: Floats, totals: list[int], sizes: list[int], room: Floats) -> list[Integers]:
+def allocate(capacity: Floats, totals: list[int], sizes: list[int], room: Floats) -> tuple[list[Integers], Floats]:
     """Share units of several kinds.
 
     Parameters
@@ -61,10 +68,10 @@ def allocate(capacity: Floats, totals: list[int], sizes: list[int], room: Floats
     room : [p] bytes
         What every device may hold.
 
-    Raises
-    ------
-    InfeasiblePlanError
-        If what overflows finds no room.
+    Returns
+    -------
+    (units of each kind [p], bytes [p])
+        The shares, and what devices lack for them: what finds no room is given to all in proportion to V_d.
     """
     counts = [np.array(largest_remainder(capacity.tolist(), total)) for total in totals]
     for number, size in enumerate(sizes):
@@ -74,16 +81,12 @@ def allocate(capacity: Floats, totals: list[int], sizes: list[int], room: Floats
         left = int(cut.sum())
         while left:
             free = np.maximum((room - _held(counts, sizes)) // size, 0).astype(int)
-            if not free.any():
-                raise InfeasiblePlanError(f"galaxy: {left * size >> 20} MiB of every layer fit on no device")
+            free = free if free.any() else np.full(free.size, left)
             shares = np.where(free > 0, capacity, 0.0).tolist()
             given = np.minimum(np.array(largest_remainder(shares, left)), free)
             counts[number] = counts[number] + given
             left -= int(given.sum())
-    over = _held(counts, sizes) - room
-    if (over > 0).any():
-        raise InfeasiblePlanError(f"galaxy: {int(over.max()) >> 20} MiB of every layer fit on no device")
-    return counts
+    return counts, np.maximum(_held(counts, sizes) - room, 0.0)
 
 
 def _held(counts: list[Integers], sizes: list[int]) -> Floats:

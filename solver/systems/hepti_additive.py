@@ -20,9 +20,8 @@ import numpy as np
 from solver.cluster import Cluster
 from solver.cost import setting
 from solver.curves import Floats
-from solver.errors import InfeasiblePlanError
 from solver.kinds import Integers, LayerKind, LayerTable, Units, layer_plan, layer_table
-from solver.memory import weights_room
+from solver.memory import does_not_fit, packing, weights_room
 from solver.model import ModelSpec
 from solver.plan import Cut, Layout, Plan, uniform_plan
 from solver.spans import largest_remainder
@@ -44,7 +43,7 @@ def plan_hepti_additive(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     s, speeds = setting(spec, cluster, rows), np.array([device.compute_flop_per_s for device in cluster.devices])
     crew = np.sort(np.argsort(-speeds, kind="stable")[:PERCENT])  # no more can have a percent each
     room = weights_room(spec, cluster, rows)[crew]
-    found = []
+    found, short = [], []
     for kind in STRATEGIES:
         table = layer_table(s.only(crew), kind)
 
@@ -55,10 +54,15 @@ def plan_hepti_additive(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
 
         percent = least(cost, np.array(largest_remainder(speeds[crew].tolist(), PERCENT)))
         units = _units(table, percent)
-        if ((spec.layers * table.held_bytes(units) <= room) | (percent == 0)).all():
+        short.append(np.maximum(spec.layers * table.held_bytes(units) - room, 0.0) * (percent > 0))
+        if not short[-1].any():
             found.append((float(cost(percent)), kind, units))
     if not found:
-        raise InfeasiblePlanError(f"{spec.name}: none of the three cuts fits in the devices' memory")
+        missing = np.zeros(speeds.size)
+        missing[crew] = min(short, key=np.sum)
+        missing[0] = max(missing[0], -weights_room(spec, cluster, rows)[0])  # embeddings and heads, whatever else
+        what = f"{spec.name} by hepti-additive, in any of the three cuts,"
+        raise does_not_fit(what, cluster, missing / packing(spec, cluster))
     _, kind, of_crew = min(found, key=lambda one: one[0])
     units = {axis: np.zeros(speeds.size, int) for axis in of_crew}
     for axis, counts in of_crew.items():

@@ -32,7 +32,7 @@ from solver.cluster import Cluster
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.kinds import Integers
-from solver.memory import weights_room
+from solver.memory import layers_do_not_fit, weights_room, whole_layer_bytes
 from solver.model import ModelSpec
 from solver.pipeline import chain_of_sublayers, sublayer_seconds
 from solver.plan import Plan, Wire
@@ -93,15 +93,21 @@ def plan_pipeedge(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wir
         boards = fewer_types(device_types(spec, cluster, rows, size), spec.layers)
     found = best_stages(boards, units_of(spec, rows, wire, size))
     if found is None:
-        room = sum(len(board.ranks) * board.room for board in boards)
-        needs = spec.layers * sum(_sublayer_bytes(spec))
-        raise InfeasiblePlanError(
-            f"{spec.name} has {spec.layers} layers of {needs / spec.layers / 2**20:.0f} MiB, no stages of them fit: "
-            f"the devices have {room / 2**20:.0f} MiB between them"
-        )
+        raise _no_stages(spec, cluster, rows, boards)
     free = {number: iter(board.ranks) for number, board in enumerate(boards)}
     parts = [(next(free[number]), size * count) for number, count in found[1]]
     return chain_of_sublayers(spec, cluster, parts, "pipeedge", rows)
+
+
+def _no_stages(spec: ModelSpec, cluster: Cluster, rows: int, boards: list[Boards]) -> InfeasiblePlanError:
+    """Return the error that says on which device more memory would help: enough for stages of whole layers."""
+    room = weights_room(spec, cluster, rows)
+    for board in boards:
+        room[list(board.ranks)] = board.room
+    # What comes in and goes out between two layers.
+    room -= 2 * (BUFFERS + 1) * FLOAT_BYTES * rows * spec.hidden
+    layers = np.clip(room // whole_layer_bytes(spec), 0, spec.layers).astype(int)
+    return layers_do_not_fit("pipeedge", spec, cluster, room, layers)
 
 
 def device_types(spec: ModelSpec, cluster: Cluster, rows: int, size: int) -> list[Boards]:

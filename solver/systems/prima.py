@@ -19,8 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from solver.cluster import Cluster
-from solver.errors import InfeasiblePlanError
-from solver.memory import weights_room, whole_layer_bytes
+from solver.memory import layers_do_not_fit, weights_room, whole_layer_bytes
 from solver.model import ModelSpec
 from solver.pipeline import chain, layer_seconds
 from solver.plan import Plan
@@ -29,11 +28,12 @@ from solver.plan import Plan
 def plan_prima(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Choose windows by the integer program, without the devices that it leaves one layer."""
     seconds = layer_seconds(spec, cluster, rows)
-    holds = np.clip(weights_room(spec, cluster, rows) // whole_layer_bytes(spec), 0, spec.layers).astype(int)
+    room = weights_room(spec, cluster, rows)
+    holds = np.clip(room // whole_layer_bytes(spec), 0, spec.layers).astype(int)
     # A ring has at most L devices of one layer or more: of more, the fastest.
     ring = sorted(sorted(np.flatnonzero(holds).tolist(), key=lambda rank: float(seconds[rank]))[: spec.layers])
     if holds[ring].sum() < spec.layers:
-        raise InfeasiblePlanError(f"{spec.name} has {spec.layers} layers, the devices hold {int(holds.sum())}")
+        raise layers_do_not_fit("prima", spec, cluster, room, holds)
     ranks, windows = halda(ring, seconds[ring].tolist(), holds[ring].tolist(), spec.layers)
     return chain(spec, cluster, list(zip(ranks, windows, strict=True)), "prima", rows)
 

@@ -24,9 +24,8 @@ import numpy as np
 from solver.cluster import Cluster
 from solver.cost import setting
 from solver.curves import Floats
-from solver.errors import InfeasiblePlanError
 from solver.layers import WHOLE, LayerSteps
-from solver.memory import holds_all
+from solver.memory import holds_all, no_device_holds_all
 from solver.model import ModelSpec
 from solver.pipeline import seconds_alone
 from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, uniform_plan
@@ -37,7 +36,7 @@ def plan_voltage(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Share positions by the least makespan of t_i, among the devices that hold the model."""
     holds = holds_all(spec, cluster, rows)
     if not holds.any():
-        raise InfeasiblePlanError(f"{spec.name} fits on no device whole, as cutting by rows needs")
+        raise no_device_holds_all("voltage", spec, cluster, rows)
     # Where the order changes, one row more may take less.
     seconds = np.maximum.accumulate(device_seconds(spec, cluster, rows))
     counts = least_makespan(seconds, np.where(holds, rows, 0), rows)

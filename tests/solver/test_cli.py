@@ -340,15 +340,14 @@ def test_memory_that_nothing_fits_into_is_refused_with_what_is_missing(tmp_path)
     assert re.fullmatch(r"python -m solver: bert-large does not fit: \d+ MiB short; it would with .*\n", done.stderr)
 
 
-@pytest.mark.parametrize("system", ["single", "megatron", "sequence", "edgeshard", "hepti"])
+@pytest.mark.parametrize("system", ["single", "megatron", "sequence", "hepti"])
 def test_every_system_is_refused_where_memory_is_short(system, cluster):
     done = solver("--model", "bert-large", "--cluster", cluster, "--set", "pi-1.memory_gib=0.2", "--system", system,
                   "--set", "pi-0.memory_gib=0.6")  # fmt: skip
 
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"python -m solver: bert-large .*\n", done.stderr)
-    if system != "edgeshard":  # which counts layers
-        assert re.search(r" does not fit: \d+ MiB short; it would with .*\d+ MiB more on pi-1 \(has 204\)", done.stderr)
+    assert re.search(r" does not fit: \d+ MiB short; it would with .*\d+ MiB more on pi-1 \(has 204\)", done.stderr)
 
 
 def test_a_device_that_takes_no_part_needs_no_memory(cluster):

@@ -87,7 +87,7 @@ def test_every_system_is_compared_and_who_does_not_fit_says_why():
     entries = {entry.system: entry for entry in compare(SPEC, cluster, ROWS)}
 
     assert {name.split(":")[0] for name in entries} == set(PLANNERS)
-    assert "fits on no device alone" in entries["data"].lacks
+    assert "whole on one device, does not fit" in entries["data"].lacks
     assert "MiB short" in entries["sequence"].lacks
     assert not entries["hepti"].lacks
     assert winner(list(entries.values()), "latency").system == "hepti"
