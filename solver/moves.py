@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from solver.model import ModelSpec
 from solver.plan import Cut, Plan
-from solver.shares import TensorSlice, layer_slices, weights_bytes
+from solver.shares import TensorSlice, all_weights_bytes, layer_slices
 from solver.steps import FLOAT_BYTES
 
 
@@ -40,7 +40,7 @@ class Holdings:
 
     def held_bytes(self, spec: ModelSpec, rank: int, precision: str = "float32") -> int:
         """Return the bytes of what a rank holds."""
-        return weights_bytes(spec, self._plans[rank], rank, precision)
+        return all_weights_bytes(spec, self._plans[rank], precision)[rank]
 
     def lacking(self, spec: ModelSpec, plan: Plan, rank: int, frees: Collection[int] = ()) -> list[int]:
         """Return the layers whose weights on a rank have to change before it adopts a plan."""

@@ -26,7 +26,7 @@ from solver.model import ModelSpec
 from solver.moves import Holdings, all_by_rows
 from solver.plan import Plan
 from solver.planner import Solution, solve
-from solver.shares import weights_bytes
+from solver.shares import all_weights_bytes
 
 SHIFT = math.log(1.15)  # how far a factor has to be from where the plan was solved, for solving again
 # The same for memory, relative, where a device has less than so many times what its share takes.
@@ -224,7 +224,7 @@ class Replanner:
     def _needed_bytes(self, plan: Plan, held_bytes: Sequence[int] = ()) -> Floats:
         """Return the memory that every rank needs for a plan, or for what it holds where that is more, [p]."""
         profile = self.drift.profile
-        weights = [weights_bytes(self._spec, plan, rank, profile.precision) for rank in range(len(profile.devices))]
+        weights: Sequence[int] = all_weights_bytes(self._spec, plan, profile.precision)
         weights = [max(pair) for pair in zip(weights, held_bytes, strict=True)] if held_bytes else weights
         return needed_bytes(self._spec, profile, plan.rows, weights)
 

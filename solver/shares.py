@@ -97,11 +97,10 @@ def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[Ten
     ]
 
 
-@lru_cache(maxsize=64)
 def weights_bytes(spec: ModelSpec, plan: Plan, rank: int, precision: str = "float32") -> int:
     """Return the bytes of everything that `rank` holds; int8 is for the matrices of the layers.
 
-    One layer of each run stands for all. Kept, since who may change plans asks for the same ones before every request.
+    One layer of each run stands for all.
     """
     place = plan.place(rank)
     runs = (
@@ -109,6 +108,25 @@ def weights_bytes(spec: ModelSpec, plan: Plan, rank: int, precision: str = "floa
         for number, count, _ in (alike(place[0]) if place else ())
     )
     return sum(runs) + sum(held_bytes(piece, precision) for piece in _ends(spec, rank))
+
+
+@lru_cache(maxsize=16)
+def all_weights_bytes(spec: ModelSpec, plan: Plan, precision: str = "float32") -> tuple[int, ...]:
+    """Return the bytes of what every rank holds.
+
+    Kept, since who may change plans asks for the same ones before every request; and of ranks with the same share, as
+    1024 replicas have, counted once.
+    """
+    places = {name: (stage, within) for stage in plan.stages for within, name in enumerate(stage.devices)}
+    known: dict[object, int] = {}
+    found = []
+    for rank, name in enumerate(plan.devices):
+        stage, within = places.get(name, (None, 0))
+        key = (rank == 0, within, stage and (stage.layers, stage.sublayers))
+        if key not in known:
+            known[key] = weights_bytes(spec, plan, rank, precision)
+        found.append(known[key])
+    return tuple(found)
 
 
 def held_bytes(piece: TensorSlice, precision: str = "float32") -> int:

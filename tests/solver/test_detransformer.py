@@ -113,8 +113,10 @@ def test_plans_that_do_not_fit_the_groups_are_refused():
     ordinary = named_model("bert-base")
     by_rows = make_plan("sequence", ordinary, pis(10, 10), 64)
     cases = [
-        (replace(plan, model_fingerprint="", model_name=ordinary.name), ordinary, "layer 0 of model .* is not decoupled: its cut must not"),
-        (replace(by_rows, model_fingerprint="", model_name=SPEC.name), SPEC, "layer 0 of model .* is decoupled: its cut must be sub_blocks"),
+        (replace(plan, model_fingerprint="", model_name=ordinary.name), ordinary,
+         "layer 0 of model .* is not decoupled: its cut must not"),
+        (replace(by_rows, model_fingerprint="", model_name=SPEC.name), SPEC,
+         "layer 0 of model .* is decoupled: its cut must be sub_blocks"),
         (changed(plan, 0, "mlp", inner=swapped.layer(0).mlp.inner), SPEC, r"attention are \[0, 1\), .* be the same"),
         (changed(plan, 1, "mlp", cut=Cut.BLOCK, inner=make_plan("megatron", ordinary, pis(1, 1), 8).layer(0).mlp.inner),
          SPEC, "attention is cut whole, mlp block: cut both so, or neither"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from solver.cost import predict, price, setting
@@ -9,6 +11,7 @@ from solver.errors import HeptiError
 from solver.model import named_model
 from solver.pipeline import chain, layer_seconds, predict_plan, price_plan
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, uniform_plan
+from solver.shares import weights_bytes
 from solver.spans import Partition, Span
 from solver.systems import make_plan, plans_for
 from tests.solver.clusters import pis
@@ -96,6 +99,33 @@ def test_replicas_add_up_and_a_single_request_takes_the_fastest():
     assert found.fastest.stages[0].ranks == (1,)
     alone = price_plan(SPEC, cluster, chain(SPEC, cluster, [(1, 6)], "alone", ROWS), ROWS)
     assert found.prediction.seconds == pytest.approx(alone.prediction.seconds)
+
+
+def test_replicas_that_are_alike_cost_what_each_would_cost_alone():
+    """Two kinds of boards, one with jitter, as pairs of stages: priced once, and as without all the others."""
+    cluster = pis(10, 20, 5, 20, 5, 5, 20, 20)
+    unsteady = [replace(device, jitter_s=1e-3 * (number % 2)) for number, device in enumerate(cluster.devices)]
+    cluster = replace(cluster, devices=tuple(unsteady))
+    pairs = [(1, 2), (3, 4), (6, 5), (7, 0)]
+    parts = [part for one, other in pairs for part in ((one, 2), (other, 4))]
+
+    plan = chain(SPEC, cluster, parts, "by hand", ROWS)
+    found = price_plan(SPEC, cluster, plan, ROWS)
+
+    for (one, other), replica in zip(pairs, found.replicas, strict=True):
+        alone = price_plan(SPEC, cluster, chain(SPEC, cluster, [(one, 2), (other, 4)], "by hand", ROWS), ROWS)
+        (known,) = alone.replicas
+        assert (replica.seconds, replica.period_s) == (known.seconds, known.period_s)
+        assert (replica.compute_s, replica.bytes_on_wire) == (known.compute_s, known.bytes_on_wire)
+        assert (
+            [stage.ranks for stage in replica.stages] == [stage.ranks for stage in known.stages] == [(one,), (other,)]
+        )
+        steps = [(stage.enter, other.enter) for stage, other in zip(replica.stages, known.stages, strict=True)]
+        for step, other_step in [*steps, (replica.leave, known.leave)]:
+            assert step.times.end.tolist() == other_step.times.end.tolist()
+            assert step.sent.tolist() == other_step.sent.tolist()
+            assert step.received.tolist() == other_step.received.tolist()
+    assert found.weights_bytes == tuple(weights_bytes(SPEC, plan, rank) for rank in range(8))
 
 
 def test_stages_of_several_devices_are_priced_as_models_of_their_own():
