@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from solver.advice import alternatives, bounds, limits, other_systems, upgrades
+from solver.advice import Upgrade, alternatives, bounds, limits, other_systems, upgrades
 from solver.cluster import Cluster
 from solver.command import Parser, check_path
 from solver.compare import compare, compared, winners
@@ -22,7 +22,7 @@ from solver.plan_file import plan_to_json
 from solver.plot import SUFFIXES, check_pictures, plot_timeline, plot_winners
 from solver.progress import progress
 from solver.ready import find_cluster
-from solver.report import print_advice, print_comparison, print_plan, to_json
+from solver.report import print_comparison, print_limits, print_plan, print_upgrades, to_json
 from solver.report_systems import print_stages, print_systems, stages_to_json, systems_to_json
 from solver.systems import DEFAULT, PLANNERS, THROUGHPUT, plan_that_fits, plans_for
 from solver.systems.hepti import solve_hepti
@@ -132,8 +132,9 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
             options.out.write_text(plan_to_json(plan), encoding="utf-8")
         except OSError as error:
             raise HeptiError(f"cannot write plan {options.out}: {error.strerror}") from error
+    better = upgrades(spec, cluster, rows, plan, solution) if system == DEFAULT else []
     if not plan.in_one:
-        _show_stages(options, spec, cluster, plan, rows)
+        _show_stages(options, spec, cluster, plan, rows, better)
         return
     priced = price(setting(spec, cluster, rows), plan)
     if options.plot:
@@ -143,7 +144,6 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
     with progress("comparing", len(other_systems(spec)), unit="systems") as advance:
         others = alternatives(spec, cluster, rows, wire, advance)
     bound = bounds(spec, cluster, rows, priced)
-    better = upgrades(spec, cluster, rows, solution) if solution else []
     if options.json:
         print(to_json(cluster, plan, priced, others, bound, solution, better), end="")
         return
@@ -151,15 +151,20 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
     print_plan(console, cluster, plan, priced)
     print_comparison(console, plan, others, bound)
     if solution:
-        print_advice(console, solution, limits(cluster, solution), better)
+        print_limits(console, solution, limits(cluster, solution))
+    print_upgrades(console, plan, better)
 
 
-def _show_stages(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> None:
+def _show_stages(
+    options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int, better: list[Upgrade]
+) -> None:
     found = price_plan(spec, cluster, plan, rows)
     if options.json:
-        print(stages_to_json(plan, found), end="")
-    else:
-        print_stages(Console(highlight=False), cluster, plan, found)
+        print(stages_to_json(plan, found, better), end="")
+        return
+    console = Console(highlight=False)
+    print_stages(console, cluster, plan, found)
+    print_upgrades(console, plan, better)
 
 
 def _compare(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: int) -> None:

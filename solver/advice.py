@@ -10,11 +10,13 @@ import numpy as np
 from solver.cluster import GIB, Cluster, Device
 from solver.compare import Entry, compare
 from solver.cost import Price
+from solver.memory import holds_all
 from solver.model import ModelSpec
 from solver.pipeline import PricedPlan
-from solver.plan import Wire
-from solver.planner import Solution, solve
+from solver.plan import Plan, Wire
+from solver.planner import Solution
 from solver.systems import DEFAULT, plans_for
+from solver.systems.hepti import plan_hepti
 
 LINKS_MBPS = (94, 940, 2350, 9400)  # what Ethernet of 0.1 to 10 Gbit/s carries of TCP
 WORTH = 0.005  # of the seconds: what an upgrade has to save to be told
@@ -69,34 +71,46 @@ def limits(cluster: Cluster, solution: Solution) -> list[str]:
     return [words for _, words in sorted(parts, reverse=True)]
 
 
-def upgrades(spec: ModelSpec, cluster: Cluster, rows: int, solution: Solution) -> list[Upgrade]:
-    """Return what changes of the cluster would save, each planned anew; the most first."""
-    assert solution.plan.predicted is not None
-    now = solution.plan.predicted.seconds
+def upgrades(spec: ModelSpec, cluster: Cluster, rows: int, plan: Plan, solution: Solution | None) -> list[Upgrade]:
+    """Return what changes of the cluster would save, each planned anew by hepti as `plan` was; the most first.
+
+    The solution says which to try; where another system's plan was the best there is none, but memory was scarce.
+    """
     found = []
-    for change, better in _changes(cluster, solution):
-        predicted = solve(spec, better, rows, wire=solution.plan.wire).plan.predicted
-        assert predicted is not None
-        if now - predicted.seconds > WORTH * now:
-            found.append(Upgrade(change, now - predicted.seconds))
+    for change, better in _scarce(spec, cluster, rows) if solution is None else _limiting(cluster, solution):
+        saved_s = plan.predicted_s - plan_hepti(spec, better, rows, plan.wire).predicted_s
+        if saved_s > WORTH * plan.predicted_s:
+            found.append(Upgrade(change, saved_s))
     return sorted(found, key=lambda upgrade: -upgrade.saved_s)
 
 
-def _changes(cluster: Cluster, solution: Solution) -> Iterator[tuple[str, Cluster]]:
+def _scarce(spec: ModelSpec, cluster: Cluster, rows: int) -> Iterator[tuple[str, Cluster]]:
+    """Yield what may help where memory is scarce: more of it on the fastest two that lack it, links, another board."""
+    lacking = np.flatnonzero(~holds_all(spec, cluster, rows)).tolist()
+    for rank in sorted(lacking, key=lambda rank: -cluster.devices[rank].compute_flop_per_s)[:2]:
+        yield f"1 GiB more on {cluster.devices[rank].name}", _with_more_memory(cluster, rank)
+    yield from _of_all(cluster)
+
+
+def _limiting(cluster: Cluster, solution: Solution) -> Iterator[tuple[str, Cluster]]:
     """Yield the changes that the duals point at: memory that has a price, the dearest link, the dearest speed."""
     relaxed, crew = solution.relaxed, solution.crew
-    for rank in np.argsort(-solution.prices)[:2]:
+    for rank in np.argsort(-solution.prices)[:2].tolist():
         if solution.prices[rank] > 0:
-            device = cluster.devices[rank]
-            more = replace(device, memory_bytes=device.memory_bytes + GIB)
-            yield f"{device.name}'s memory is the limit: 1 GiB more", _with(cluster, int(rank), more)
+            name = cluster.devices[rank].name
+            yield f"{name}'s memory is the limit: 1 GiB more", _with_more_memory(cluster, rank)
     for rank in (crew[place] for place in np.argsort(-relaxed.by_link)[:2] if relaxed.by_link[place] > 0):
         now_mbps = cluster.bandwidth(rank) * 8 / 1e6
         mbps = next((link for link in LINKS_MBPS if link > 1.1 * now_mbps), None)
         if mbps is not None:
             wider = replace(cluster.devices[rank], bandwidth_bytes_per_s=mbps * 1e6 / 8)
             yield f"a link of {mbps} Mbps to {wider.name}", _with(cluster, rank, wider)
-    if len(crew) > 1:
+    yield from _of_all(cluster, links=len(crew) > 1)
+
+
+def _of_all(cluster: Cluster, links: bool = True) -> Iterator[tuple[str, Cluster]]:
+    """Yield faster links to all, and one more of the fastest devices."""
+    if links:
         mbps = next((link for link in LINKS_MBPS if link > 1.1 * cluster.network.bandwidth_bytes_per_s * 8 / 1e6), None)
         if mbps is not None:
             network = replace(cluster.network, bandwidth_bytes_per_s=mbps * 1e6 / 8)
@@ -105,6 +119,11 @@ def _changes(cluster: Cluster, solution: Solution) -> Iterator[tuple[str, Cluste
     fastest = max(cluster.devices, key=lambda device: device.compute_flop_per_s)
     another = replace(fastest, name=f"{fastest.name}-too")
     yield f"one more {fastest.name}", replace(cluster, devices=(*cluster.devices, another))
+
+
+def _with_more_memory(cluster: Cluster, rank: int) -> Cluster:
+    device = cluster.devices[rank]
+    return _with(cluster, rank, replace(device, memory_bytes=device.memory_bytes + GIB))
 
 
 def _with(cluster: Cluster, rank: int, device: Device) -> Cluster:

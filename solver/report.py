@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from solver.cost import Price
 from solver.plan import BlockPlan, Cut, LayerPlan, Plan, Wire
 from solver.plan_file import plan_to_json
 from solver.planner import Solution
+from solver.report_systems import print_lacking
 from solver.routes import Route
 from solver.spans import Span
 
@@ -61,8 +63,8 @@ def print_comparison(console: Console, plan: Plan, others: Sequence[Entry], boun
     """Print the plan beside what else there is, and what it cannot beat."""
     assert plan.predicted is not None
     table = Table(title="predicted", title_justify="left")
-    for heading in ("system", "ms", "this plan is", "lacks"):
-        table.add_column(heading, justify="left" if heading in ("system", "lacks") else "right")
+    for heading in ("system", "ms", "this plan is"):
+        table.add_column(heading, justify="left" if heading == "system" else "right")
     rows = [
         (plan.system, plan.predicted.seconds, ""),
         *((other.system, other.seconds, other.lacks) for other in others if other.system != plan.system),
@@ -72,22 +74,26 @@ def print_comparison(console: Console, plan: Plan, others: Sequence[Entry], boun
         compared = planned and system != plan.system
         ratio = f"{seconds / plan.predicted.seconds:.2f} times as fast" if compared else ""
         shown = f"{1e3 * seconds:.1f}" if planned else "-"
-        table.add_row(system, shown, ratio, lacks, style="bold" if system == plan.system else "dim" if lacks else "")
+        table.add_row(system, shown, ratio, style="bold" if system == plan.system else "dim" if lacks else "")
     console.print(table)
+    print_lacking(console, others)
     console.print(
         f"No plan beats {_ms(bound.compute_s)}, the work over the summed speeds; "
         f"this plan's bytes take {_ms(bound.exchange_s)} at the devices' bandwidth."
     )
 
 
-def print_advice(console: Console, solution: Solution, spent: Sequence[str], upgrades: Sequence[Upgrade]) -> None:
-    """Print what limits the plan, and what an upgrade is worth."""
-    assert solution.plan.predicted is not None
+def print_limits(console: Console, solution: Solution, spent: Sequence[str]) -> None:
+    """Print what limits the plan."""
     console.print(f"A layer of {_ms(solution.relaxed.seconds)} in the relaxation is {', '.join(spent)}.")
     if solution.gap > 0:
         console.print(f"Whole heads, rows and tiles cost {100 * solution.gap:.1f} % of that at most.")
+
+
+def print_upgrades(console: Console, plan: Plan, upgrades: Sequence[Upgrade]) -> None:
+    """Print what upgrades are worth."""
     for upgrade in upgrades:
-        part = upgrade.saved_s / solution.plan.predicted.seconds
+        part = upgrade.saved_s / plan.predicted_s
         console.print(f"{upgrade.change} saves {_ms(upgrade.saved_s)} ({100 * part:.0f} %).")
 
 
@@ -114,7 +120,7 @@ def to_json(
         for other in others
     ]
     table["bounds"] = {"compute_bound_s": bound.compute_s, "exchange_bound_s": bound.exchange_s}
-    table["upgrades"] = [{"change": upgrade.change, "saved_s": upgrade.saved_s} for upgrade in upgrades]
+    table["upgrades"] = [asdict(upgrade) for upgrade in upgrades]
     if solution is not None:
         table["gap"] = solution.gap
     return json.dumps(table, indent=1) + "\n"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from solver.advice import Upgrade
 from solver.cluster import MIB, Cluster
 from solver.compare import Entry, winner
 from solver.pipeline import PricedPlan
@@ -20,9 +22,9 @@ from solver.plan_file import plan_to_json
 def print_systems(console: Console, entries: Sequence[Entry], title: str, objective: str) -> None:
     """Print every system's prediction, the best for the objective first, and who wins."""
     table = Table(title=title, title_justify="left")
-    for heading in ("system", "ms", "requests/s", "MiB sent", "MiB of weights, most and least", "lacks"):
-        words = heading in ("system", "lacks")
-        table.add_column(heading, justify="left" if words else "right", no_wrap=heading == "system")
+    for heading in ("system", "ms", "requests/s", "MiB sent", "MiB of weights, most and least"):
+        words = heading == "system"
+        table.add_column(heading, justify="left" if words else "right", no_wrap=words)
     best = {objective: winner(entries, objective) for objective in ("latency", "throughput")}
     many = objective == "throughput"
     for entry in sorted(entries, key=lambda entry: -entry.requests_per_s if many else entry.seconds):
@@ -34,10 +36,10 @@ def print_systems(console: Console, entries: Sequence[Entry], title: str, object
             f"{entry.requests_per_s:.2f}" if planned else "-",
             f"{entry.bytes_on_wire / MIB:.1f}" if planned else "-",
             " ".join(held) or "-",
-            entry.lacks,
             style="dim" if entry.lacks else "bold" if entry in best.values() else "",
         )
     console.print(table)
+    print_lacking(console, entries)
     for entry in entries:
         if entry.model:
             console.print(f"* {entry.system} runs another model, {entry.model}: as large, and other answers.")
@@ -45,6 +47,13 @@ def print_systems(console: Console, entries: Sequence[Entry], title: str, object
         console.print(f"latency: {won.system} wins with {1e3 * won.seconds:.1f} ms.")
     if (won := best["throughput"]) is not None:
         console.print(f"throughput: {won.system} wins with {won.requests_per_s:.2f} requests a second.")
+
+
+def print_lacking(console: Console, entries: Sequence[Entry]) -> None:
+    """Print which systems cannot be run, and why; in a column of a table the words would stand one below the other."""
+    for entry in entries:
+        if entry.lacks:
+            console.print(f"{entry.system} cannot be run: {entry.lacks}.", style="dim", markup=False)
 
 
 def systems_to_json(cluster: Cluster, entries: Sequence[Entry], rows: int) -> str:
@@ -100,7 +109,7 @@ def print_stages(console: Console, cluster: Cluster, plan: Plan, priced: PricedP
     )
 
 
-def stages_to_json(plan: Plan, priced: PricedPlan) -> str:
+def stages_to_json(plan: Plan, priced: PricedPlan, upgrades: Sequence[Upgrade]) -> str:
     """Return the plan's JSON, which can be run as it is, with what the table says."""
     table: dict[str, Any] = json.loads(plan_to_json(plan))
     table["requests_per_s"] = priced.requests_per_s
@@ -115,4 +124,5 @@ def stages_to_json(plan: Plan, priced: PricedPlan) -> str:
         }
         for replica in priced.replicas
     ]
+    table["upgrades"] = [asdict(upgrade) for upgrade in upgrades]
     return json.dumps(table, indent=1) + "\n"

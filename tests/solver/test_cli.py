@@ -373,3 +373,30 @@ def test_the_plan_stands_once_beside_the_others(cluster):
 
     assert done.stdout.count("│ megatron-weighted ") == 1
     assert "inf" not in done.stdout
+
+
+def test_why_a_system_cannot_be_run_stands_in_a_line_of_its_own(cluster):
+    done = solver("--model", "bert-base", "--cluster", cluster, "--set", "pi-1.memory_gib=0.2", "--compare")
+
+    text = " ".join(done.stdout.split())
+    assert re.search(r"single:pi-1 cannot be run: pi-1: \d+ MiB short\.", text)
+    assert "data cannot be run" not in text  # by pi-0
+    assert "lacks" not in done.stdout
+
+
+@pytest.mark.parametrize("way", [[], ["--json"]])
+def test_advice_is_given_where_another_systems_plan_won(way, cluster, capsys):
+    """Half of the model on each of two boards on a slow network: stages, and more memory or links would save them."""
+    small = ["--set", "pi-0.memory_gib=0.45", "--set", "pi-1.memory_gib=0.45", "--set", "network.bandwidth_mbps=20"]
+
+    assert main(["--model", "bert-base", "--cluster", str(cluster), *small, *way]) == 0
+
+    out = capsys.readouterr().out
+    if way:
+        table = json.loads(out)
+        assert len(table["stages"]) == 2
+        changes = {upgrade["change"]: upgrade["saved_s"] for upgrade in table["upgrades"]}
+        assert 0 < changes["1 GiB more on pi-1"] < table["predicted"]["seconds"]
+    else:
+        assert "1 GiB more on pi-1 saves" in out
+        assert "links of 94 Mbps to all saves" in out
