@@ -15,11 +15,14 @@ from solver.kinds import layer_table
 from solver.memory import weights_room, whole_layer_bytes
 from solver.model import named_model
 from solver.plan import Cut, Keys, Layout
+from solver.spans import largest_remainder
+from solver.steps import Axis
 from solver.systems import make_plan
 from solver.systems.galaxy import allocate
 from solver.systems.hepti_additive import STRATEGIES, additive_seconds, least
 from solver.systems.voltage import device_seconds, way_to_keys
 from tests.solver.clusters import pis
+from tests.solver.instances import bent
 
 SPEC = named_model("bert-base", layers=3)
 
@@ -156,6 +159,42 @@ def test_galaxy_measures_capacity_on_both_blocks():
     assert (layer.attention.cut, layer.attention.norm, layer.mlp.norm) == (Cut.BLOCK, Layout.ROWS, Layout.ROWS)
 
 
+def test_galaxys_capacity_is_one_over_the_seconds_of_both_blocks():
+    """INFOCOM 2024, V_d = 1 / (t_MHA,d + t_MLP,d): on devices that are good at one of the two, from their curves.
+
+    Products run on the rows of one device after the other, as they arrive and are sent: three times 32.
+    """
+    cluster, rng = pis(10, 20, 15), np.random.default_rng(1)
+    uneven = [replace(device, curves=bent(device.kernels, rng)) for device in cluster.devices]
+    cluster = replace(cluster, devices=tuple(uneven))
+    bank, H, F, A, d = setting(SPEC, cluster, 96).machine.bank, 768, 3072, 12, 64
+
+    mha = 3 * (bank.seconds(Kernel.PROJECT, 32, 3 * H * H) + bank.seconds(Kernel.CONTRACT, 32, H * H))
+    mha += bank.attend(96, 96, A, d)
+    mlp = 3 * (bank.seconds(Kernel.PROJECT, 32, H * F) + bank.seconds(Kernel.CONTRACT, 32, H * F))
+    mlp += 3 * bank.seconds(Kernel.ACTIVATE, 32 * F)
+
+    layer = make_plan("galaxy", SPEC, cluster, 96).layer(0)
+
+    def shared(capacity, total):
+        return tuple(largest_remainder(capacity.tolist(), total))
+
+    assert layer.attention.inner.counts == shared(1 / (mha + mlp), A)
+    assert layer.mlp.inner.counts == tuple(64 * tiles for tiles in shared(1 / (mha + mlp), F // 64))
+    assert shared(1 / (mha + mlp), F // 64) not in (shared(1 / mha, F // 64), shared(1 / mlp, F // 64))
+
+
+@pytest.mark.parametrize("system", ["megatron", "megatron-weighted", "galaxy"])
+def test_tensor_parallelism_sends_two_all_reduces_a_layer(system):
+    """systems.md 8.5: 4 (p - 1)/p S H elements from every device in a layer, all-reduced or scattered and gathered."""
+    cluster = pis(10, 10, 10)
+    three, two = (
+        make_plan(system, replace(SPEC, layers=layers), cluster, 96).predicted.bytes_on_wire for layers in (3, 2)
+    )
+
+    assert three - two == 3 * 4 * 2 / 3 * 96 * 768 * 4
+
+
 def test_galaxy_fits_where_memory_is_scarce():
     cluster = pis(10, 40, 10)
     room = weights_room(SPEC, cluster, 96)
@@ -200,6 +239,29 @@ def test_additive_shares_are_those_of_exhaustive_search(seed):
     best = least(cost, np.array([33, 33, 34]))
 
     assert cost(best) == pytest.approx(cost(every).min(), rel=0.02)
+
+
+def test_additive_seconds_of_rows_by_hand():
+    """Hepti, section 3: T = max compute + communication, and nothing overlaps; by rows, K and V travel once.
+
+    Of two equal devices the one with 64 of 96 rows is the slower one in every step.
+    """
+    s = setting(SPEC, pis(10, 10), 96)
+    bank, H, F, A, d = s.machine.bank, 768, 3072, 12, 64
+
+    found = additive_seconds(layer_table(s, STRATEGIES[0]), {Axis.ROWS: np.array([64, 32])})
+
+    products = [
+        (Kernel.PROJECT, 3 * H * H),
+        (Kernel.CONTRACT, H * H),
+        (Kernel.PROJECT, H * F),
+        (Kernel.CONTRACT, H * F),
+    ]
+    compute = sum(bank.seconds(kernel, 64, weights)[0] for kernel, weights in products)
+    compute += bank.attend(64, 96, A, d)[0] + bank.seconds(Kernel.ACTIVATE, 64 * F)[0]
+    compute += 2 * bank.seconds(Kernel.NORM, 64 * H)[0]
+    exchange = 200e-6 + 2 * 64 * H * 4 / (940e6 / 8)
+    assert found == pytest.approx(compute + exchange, rel=0.02)
 
 
 @pytest.mark.parametrize("kind", STRATEGIES, ids=str)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
+import numpy as np
 import pytest
 
 from solver.compare import compare, winner, winners
@@ -55,6 +57,34 @@ def test_groups_by_hand():
     assert sorted(_best_partition(Rates(pairs), 4)) == [(0, 2), (1, 3)]
     assert sorted(_best_partition(Rates(pairs | {(0, 1, 3): 7.0}), 4)) == [(0, 1, 3), (2,)]
     assert _best_partition(Rates({(2,): 1.0}), 3) == [(2,)]
+
+
+def partitions(ranks):
+    """Yield every way to put ranks into groups, of which some may be left out."""
+    if not ranks:
+        yield []
+        return
+    first, *rest = ranks
+    yield from partitions(rest)
+    for size in range(len(rest) + 1):
+        for others in combinations(rest, size):
+            for groups in partitions([rank for rank in rest if rank not in others]):
+                yield [(first, *others), *groups]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_groups_are_those_of_exhaustive_search(seed):
+    """Every group has a rate of its own, and some hold no model."""
+    rng = np.random.default_rng(seed)
+    p = int(rng.integers(1, 6))
+    groups = [group for size in range(1, p + 1) for group in combinations(range(p), size)]
+    rates = {group: float(rng.uniform(0, len(group))) for group in groups if rng.random() < 0.7}
+
+    found = _best_partition(Rates(rates), p)
+
+    best = max(sum(rates.get(group, 0.0) for group in way) for way in partitions(list(range(p))))
+    assert sum(rates[group] for group in found) == pytest.approx(best)
+    assert len({rank for group in found for rank in group}) == sum(map(len, found))
 
 
 def test_where_the_model_fits_on_no_device_the_groups_share_it():
