@@ -46,7 +46,8 @@ LAST_WORDS_S = 0.2
 
 # Message tags.
 DATA, CONTROL = 0, 1
-REPORT, PIECE = 3, 4  # what ranks measured; weights that rank 0 sends while requests run
+# What ranks measured; weights that rank 0 sends while requests run; rank 0's word within a request.
+REPORT, PIECE, WORD = 3, 4, 5
 
 ROUND_TRIPS = 10
 
@@ -199,6 +200,17 @@ class Group:
             time.sleep(pause)
             pause = min(pause * 1.2, IDLE_PAUSE_S)
         return self._comm.recv(source=0, tag=CONTROL)
+
+    def tell_within(self, message: Any, ranks: Iterable[int]) -> None:
+        """Send a small message from rank 0 to others of these ranks without waiting; each waits for it by `word`."""
+        self._told[:] = [entry for entry in self._told if not entry[0].Test()]
+        self._told += [(self._comm.isend(message, peer, WORD), None) for peer in ranks if peer != 0]
+
+    def word(self) -> Any:
+        """Wait for rank 0's word within a request."""
+        while not self._comm.Iprobe(0, WORD):
+            self.pause()
+        return self._comm.recv(source=0, tag=WORD)
 
     def tell_root(self, message: Any) -> None:
         """Send a small message to rank 0 without waiting; it takes it by `heard`, when it likes."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from hepti_mpi.live import Member
-from hepti_mpi.monitor import PROBE_ROWS, PROBE_S, Measured, between_ranks
+from hepti_mpi.monitor import PROBE_ROWS, PROBE_S, Measured, Part, between_ranks
 from hepti_mpi.move import Adopt, Prepare
+from hepti_mpi.within import HEARD, HOLDS, done_before, looks
 from solver.curves import Bank, Kernel
 from solver.drift import Drift
 from solver.model import ModelSpec
+from solver.moves import all_by_rows
 from solver.plan import Plan
 
 if TYPE_CHECKING:
@@ -53,12 +55,18 @@ class Conductor:
         self._spec, self._member, self._replanner, self._acts, self._say = spec, member, replanner, acts, say
         self._started = time.perf_counter()
         self._ranks = member.group.size
-        self._heard: dict[int, dict[int, Measured]] = {}
+        # What ranks told, by batch and by layer: before which, or behind the last, where all is known of the batch.
+        self._heard: dict[tuple[int, int], dict[int, Measured | Part]] = {}
         self._batches = 0  # begun so far
         self._listens = True  # whether the ranks tell what they measure of the batch that runs
         self._listened_at = -LISTEN_EVERY_S
         self._waited_s = 0.0  # of rank 0 in the last batch
         self._run: dict[int, tuple[Plan, int]] = {}  # plan and rows of batches that not all have spoken of
+        self.looks: tuple[int, ...] = ()  # before which layers of the batch that runs the ranks look up
+        self._shifted = False  # whether a part of it showed that a device's speed has changed
+        self._decided: Decision | None = None  # within it
+        self._holds: Plan | None = None  # from the last look on
+        self._torn: set[int] = set()  # batches that ran under two plans
         self._flows = (np.zeros((self._ranks, self._ranks)), np.zeros((self._ranks, self._ranks)))
         self._own_bytes: list[int | None] = [None] * self._ranks  # what each had for the model when its plan was new
         self._weighed: Plan | None = None
@@ -79,32 +87,72 @@ class Conductor:
         """All decisions, as a person reads them."""
         return [entry["line"] for entry in self.decisions]
 
-    def begin(self) -> int | None:
-        """Begin a batch; return the number under which the ranks are to tell what they measure of it; None: not.
+    def begin(self, rows: int) -> int | None:
+        """Begin a batch of `rows` rows; return the number under which the ranks tell what they measure; None: not.
 
         After very short ones nobody tells anything: it would take longer than 1 % of their time.
         """
         self._batches += 1
         now = time.perf_counter()
         self._listens = now - self._listened_at >= LISTEN_EVERY_S
+        self.looks, self._shifted = (), False
         if not self._listens:
             return None
         self._listened_at = now
+        plan = self._member.stack.plan
+        self._run[self._batches] = plan, rows
+        active = plan.stages[0].active
+        # Rank 0 has to compute, or else it is not there to look up; and a rank alone has nobody to share rows with.
+        if not self._member.mover.busy and all_by_rows(plan) and active[0] == 0 and len(active) > 1:
+            self.looks = looks(self._spec.layers, plan.predicted_s * rows / plan.rows)
         return self._batches
+
+    def look(self, layer: int) -> Plan | None:
+        """Do rank 0's part in looks before a layer; return the plan that holds from there on, if it is another."""
+        if layer - HOLDS in self.looks and self._holds is not None:
+            return self._holds
+        if layer in self.looks:
+            self._hear(0, Part(self._batches, layer, *self._member.stack.so_far))
+        if layer - HEARD in self.looks:
+            started = time.perf_counter()
+            self._give_word(layer - HEARD + HOLDS)
+            self._member.group.traffic.waited(started)  # it is no time in which rank 0 computes
+        return None
+
+    def _give_word(self, at_layer: int) -> None:
+        """Decide upon what the ranks have told of the last look, and tell them what holds from a layer on."""
+        member = self._member
+        self._listen()
+        if self._shifted and self._decided is None:
+            self._shifted = False
+            self._replanner.take(member.stack.plan, member.mover.holdings)
+            self._decided = self._decide(at_layer)
+        member.group.tell_within(self._holds, member.stack.plan.stages[0].active)
+
+    def _fits(self, decision: Decision) -> bool:
+        """Return whether a plan can take over within a batch: among the ranks that run it, with what they have."""
+        plan, active = decision.plan, self._member.stack.plan.stages[0].active
+        return (
+            all_by_rows(plan)
+            and {*plan.stages[0].active} <= {*active}
+            and not decision.frees
+            and not self._moves(plan, decision.frees)
+        )
 
     def meanwhile(self) -> None:
         """Probe rank 0, where it has no share, while the others compute; seldom, where requests would wait for it."""
         if not self._member.stack.active:
             self._member.monitor.probe(None if self._waited_s > HIDDEN * PROBE_S else OWN_PROBE_EVERY_S)
 
-    def ran(self, rows: int) -> None:
-        """Take note of a batch of `rows` rows that has just run, and do what can be done between two."""
+    def ran(self) -> None:
+        """Take note of the batch that has just run, and do what can be done between two."""
         mover = self._member.mover
         self._waited_s = self._member.stack.last.wait_s
+        self._holds = None
         if self._listens:
-            self._take_in(rows)
-        decision = None
-        if self._listens and (not mover.busy or mover.turns):
+            self._take_in()
+        decision, self._decided = self._decided, None
+        if decision is None and self._listens and (not mover.busy or mover.turns):
             # In the middle of a move, too: where the devices have changed again, it may be for nothing.
             self._replanner.take(self._member.stack.plan, mover.holdings)
             decision = self._decide()
@@ -113,31 +161,46 @@ class Conductor:
         elif mover.busy:
             self._go_on()
 
-    def _take_in(self, rows: int) -> None:
+    def _take_in(self) -> None:
         """Hear what others say, and hand on what all have spoken of."""
         own = self._member.measured(self._batches)
-        self._run[own.batch] = self._member.stack.plan, rows
         self._hear(0, own)
         self._listen()
         until = time.perf_counter() + HEARING * (own.compute_s + own.wait_s)
-        while self.drift.doubtful and own.batch in self._heard and time.perf_counter() < until:
+        while self.drift.doubtful and own.batch in self._run and time.perf_counter() < until:
             self._member.group.pause()
             self._listen()
 
     def _listen(self) -> None:
-        """Hear what is here, and hand on what all ranks have spoken of."""
-        for rank, measured in self._member.group.heard():
-            self._hear(rank, measured)
-        for batch in sorted(self._heard):
-            if len(self._heard[batch]) == self._ranks:
-                self._observe(*self._run.pop(batch), self._heard.pop(batch))
+        """Hear what is here, and hand on, in order, what all ranks have spoken of."""
+        for rank, word in self._member.group.heard():
+            self._hear(rank, word)
+        for (batch, layer), words in sorted(self._heard.items()):
+            (plan, rows), ends = self._run[batch], layer == self._spec.layers
+            if len(words) < (self._ranks if ends else len(plan.stages[0].active)):
+                break
+            del self._heard[batch, layer]
+            if ends:
+                del self._run[batch]
+                self._observe(batch, plan, rows, cast(dict[int, Measured], words))
+            else:
+                self._observe_part(plan, rows, layer, words)
 
-    def _hear(self, rank: int, measured: Measured) -> None:
-        self._heard.setdefault(measured.batch, {})[rank] = measured
-        if measured.change == self._member.change:
-            self._ready[rank], self._short[rank] = measured.ready, measured.short
+    def _hear(self, rank: int, word: Measured | Part) -> None:
+        layer = word.layer if isinstance(word, Part) else self._spec.layers
+        self._heard.setdefault((word.batch, layer), {})[rank] = word
+        if isinstance(word, Measured) and word.change == self._member.change:
+            self._ready[rank], self._short[rank] = word.ready, word.short
 
-    def _observe(self, plan: Plan, rows: int, by_rank: dict[int, Measured]) -> None:
+    def _observe_part(self, plan: Plan, rows: int, layer: int, by_rank: Mapping[int, Measured | Part]) -> None:
+        """Hand on what those that compute measured of a batch up to a layer."""
+        compute_s, wait_s = np.zeros((2, self._ranks))
+        for rank, part in by_rank.items():
+            compute_s[rank], wait_s[rank] = part.compute_s, part.wait_s
+        done = done_before(self._spec, rows, layer)
+        self._shifted |= self._replanner.observe_part(plan, rows, compute_s.tolist(), wait_s.tolist(), done)
+
+    def _observe(self, batch: int, plan: Plan, rows: int, by_rank: dict[int, Measured]) -> None:
         """Hand on what all ranks measured of one batch."""
         if plan is not self._weighed:
             holdings = self._member.mover.holdings
@@ -148,6 +211,9 @@ class Conductor:
         since = [np.maximum(now - before, 0.0) for now, before in zip(totals, self._flows, strict=True)]
         self._flows = totals
         compute_s, wait_s = zip(*((measured.compute_s, measured.wait_s) for measured in self.latest), strict=True)
+        if batch in self._torn:  # under which plan they computed how much of it, nobody knows
+            self._torn.remove(batch)
+            compute_s = (0.0,) * self._ranks
         self._replanner.observe(plan, rows, compute_s, wait_s, *since)
         drift = self.drift
         for rank, measured in enumerate(self.latest):
@@ -163,20 +229,26 @@ class Conductor:
             else:
                 drift.free_memory(rank, drift.profile.devices[rank].memory_bytes - (was - for_model))
 
-    def _decide(self) -> Decision | None:
-        """Decide, and say so; return what is to be done, if anything."""
+    def _decide(self, at_layer: int | None = None) -> Decision | None:
+        """Decide, and say so; return what is to be done, if anything: where it fits, from a layer of this batch on."""
         started = time.perf_counter()
-        decision = self._replanner.decide(self._member.mover.aim)
+        decision = self._replanner.decide(self._member.mover.aim, now_only=at_layer is not None)
         if decision is None:
             return None
         now = time.perf_counter()
         acts = self._acts and decision.taken
+        line = decision.line
+        if at_layer is not None and acts and self._fits(decision):
+            self._holds = decision.plan
+            self._torn.add(self._batches)
+            line += f"; from layer {at_layer} of the request that runs"
         if not self._acts:
-            self._say(f"dry run: {decision.line}")
+            self._say(f"dry run: {line}")
         elif decision.taken:
-            self._say(decision.line)
+            self._say(line)
         entry = decision.to_table(self._batches, now - self._started)
-        self.decisions.append(entry | {"solve_s": now - started, "acted": acts})
+        facts = {"line": line, "at_layer": at_layer if self._holds else None}
+        self.decisions.append(entry | facts | {"solve_s": now - started, "acted": acts})
         return decision if acts else None
 
     def _moves(self, plan: Plan, frees: tuple[int, ...]) -> bool:

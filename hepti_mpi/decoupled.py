@@ -7,7 +7,7 @@ columns of its sub-blocks between decoupled layers; a rank or all have everythin
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,16 +33,16 @@ class Columns:
     parts: Partition
 
 
-def run_groups(
-    x: Stream, layers: Sequence[Layer], cuts: Sequence[LayerPlan], parts: Sequence[Span], run: Pass
-) -> Generator[None, None, Stream]:
-    """Carry the residual stream through all layers, decoupled and original ones; arguments as in `run_layers`.
+def run_groups(x: Stream, layers: Iterable[tuple[Layer, LayerPlan, Span, Pass]]) -> Generator[None, None, Stream]:
+    """Carry the residual stream through all layers, decoupled and original ones, asking for each when it is its turn.
+
+    Of every layer: what computes it, its cuts, which of its sub-layers are computed, and how.
 
     As the decoupled layers of DeTransformer (DATE 2024): nothing is sent within a group of them. A rank that is alone
     yields behind every original layer, so that it can do something else; where others wait for it, it does not.
     """
     lies: Stream | Columns = x
-    for number, (layer, cut, part) in enumerate(zip(layers, cuts, parts, strict=True)):
+    for number, (layer, cut, part, run) in enumerate(layers):
         if isinstance(layer, tuple):
             assert cut.attention.inner is not None
             lies = _sub_blocks(_as_columns(lies, cut.attention.inner, run), layer, number, run)

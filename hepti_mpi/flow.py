@@ -21,7 +21,7 @@ from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
 from hepti_mpi.lane import Lane
-from hepti_mpi.stack import Carrying, Stack
+from hepti_mpi.stack import Carrying, Look, Stack
 
 SPREAD = 8  # of four equal replicas one may take 9 times as long from one batch to the next, and nobody waits for it
 MOST = 32  # batches in the hands of one replica
@@ -36,6 +36,7 @@ class Step:
     count: bool  # whether it counts in the report
     exact: bool = False  # whether numbers travel as they are, whatever the wire
     tell: int | None = None  # the number under which all ranks tell what they measured; None: they do not
+    looks: tuple[int, ...] = ()  # before which layers those that compute look up (`hepti_mpi.within`)
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +108,10 @@ class Flow:
         self._away_s = 0.0  # how long at once rank 0 computed, in its last batch
 
     def run(
-        self, batches: Sequence[tuple[Step, Callable[[], Array]]], meanwhile: Callable[[], object] | None = None
+        self,
+        batches: Sequence[tuple[Step, Callable[[], Array]]],
+        meanwhile: Callable[[], object] | None = None,
+        look: Look | None = None,
     ) -> Iterator[Array]:
         """Run batches and yield what rank 0 gets of each [S, H], in order.
 
@@ -117,6 +121,8 @@ class Flow:
             What is announced, and what embeds it [S, H], which is asked when the batch is dealt out.
         meanwhile
             Called whenever batches have been dealt out, while the others are at them.
+        look
+            Rank 0's part in looks within a batch.
         """
         if [replica.lane for replica in self._replicas] != [*self._stack.lanes]:  # another plan was adopted
             self._replicas = [Replica(lane, lane.stage_of(0) is not None) for lane in self._stack.lanes]
@@ -126,7 +132,7 @@ class Flow:
         while order or coming:
             # Before rank 0 computes, all others have something.
             while coming and (replica := self._choose(sum(coming[0][0].lengths), left, len(order))) is not None:
-                order.append(self._deal(replica, *coming.popleft()))
+                order.append(self._deal(replica, *coming.popleft(), look))
                 left -= order[-1].rows
                 if meanwhile is not None:
                     meanwhile()
@@ -165,10 +171,11 @@ class Flow:
             return stages
         return min(stages + 1 + round(self._away_s / (replica.row_s * rows)), MOST)
 
-    def _deal(self, replica: Replica, step: Step, embed: Callable[[], Array]) -> Job:
+    def _deal(self, replica: Replica, step: Step, embed: Callable[[], Array], look: Look | None) -> Job:
         self._group.announce(step, replica.lane.ranks if step.tell is None else range(self._group.size))
         batch, dealt = Batch.of_lengths(step.lengths), time.perf_counter()
-        job = Job(batch.rows, step.count, self._stack.carry(replica.lane, batch, embed(), exact=step.exact), dealt)
+        carrying = self._stack.carry(replica.lane, batch, embed(), exact=step.exact, look=look if step.looks else None)
+        job = Job(batch.rows, step.count, carrying, dealt)
         replica.jobs.append(job)
         if not replica.leads:
             self._advance(replica, job)

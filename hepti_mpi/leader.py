@@ -152,7 +152,7 @@ class Leader:
                     self._turn_to(request.rows, stack)
                     for answers in self._compute([[request]], flow, tensors, count=True):
                         print(json.dumps(answers[0]), flush=True)
-                    self._between([request], stack)
+                    self._between(stack)
         else:
             passes = self._options.warmup + self._options.repeat
             bar = progress("computing", passes * len(batches), console=self.console, unit="batches")
@@ -166,7 +166,7 @@ class Leader:
                         self._turn_to(rows_of(some[0]), stack)
                         for _ in self._compute(some, flow, tensors, count=count):
                             done(1)
-                        self._between(some[0], stack)
+                        self._between(stack)
                     self._busy_s += (time.perf_counter() - started) * count
         if self._conductor:
             self._plan = stack.plan
@@ -234,10 +234,10 @@ class Leader:
             self._group.announce(plan, range(self._group.size))
             stack.adopt(plan, stack.layers)
 
-    def _between(self, requests: Sequence[Request], stack: Stack) -> None:
-        """Let the plan follow what a batch of these requests has shown."""
+    def _between(self, stack: Stack) -> None:
+        """Let the plan follow what the last batch has shown."""
         if self._conductor:
-            self._conductor.ran(rows_of(requests))
+            self._conductor.ran()
             if self._watch:
                 self._watch.show(self._conductor, stack.plan, stack.last.compute_s + stack.last.wait_s)
 
@@ -258,11 +258,14 @@ class Leader:
             return np.concatenate([ends.embed(self._spec, tensors, request.content) for request in requests])
 
         def step(requests: list[Request]) -> Step:
-            tell = self._conductor.begin() if self._conductor else None
-            return Step(tuple(request.rows for request in requests), count, exact, tell)
+            rows = tuple(request.rows for request in requests)
+            tell = conductor.begin(sum(rows)) if conductor else None
+            return Step(rows, count, exact, tell, conductor.looks if conductor else ())
 
-        meanwhile = self._conductor.meanwhile if self._conductor else None
-        for hidden in flow.run([(step(requests), partial(embed, requests)) for requests in batches], meanwhile):
+        conductor = self._conductor
+        meanwhile, look = (conductor.meanwhile, conductor.look) if conductor else (None, None)
+        steps = [(step(requests), partial(embed, requests)) for requests in batches]
+        for hidden in flow.run(steps, meanwhile, look):
             requests, started = begun.popleft()
             yield requests, ends.last_hidden(self._spec, tensors, hidden), started
 

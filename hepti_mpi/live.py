@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
 from hepti_mpi.flow import Step
-from hepti_mpi.monitor import Measured, Monitor
+from hepti_mpi.monitor import Measured, Monitor, Part
 from hepti_mpi.move import Adopt, Mover, Prepare
 from hepti_mpi.stack import Stack
+from hepti_mpi.within import HOLDS
 from solver.plan import Plan
 
 
@@ -35,6 +38,15 @@ class Member:
             batch, stack.last.compute_s if stack.active else 0.0, stack.last.wait_s, self.monitor.flows(),
             self.monitor.free(), self.monitor.take_probe(), self.change, mover.ready, mover.short,
         )  # fmt: skip
+
+    def look(self, step: Step, layer: int) -> Plan | None:
+        """Do this rank's part in looks before a layer; return the plan that holds from there on, if it is another."""
+        if layer - HOLDS in step.looks and (plan := self.group.word()) is not None:
+            return cast(Plan, plan)
+        if layer in step.looks:
+            assert step.tell is not None
+            self.group.tell_root(Part(step.tell, layer, *self.stack.so_far))
+        return None
 
     def prepare(self, word: Prepare) -> None:
         """Begin a change of plan."""
@@ -76,7 +88,8 @@ def follow(group: Group, stack: Stack, member: Member | None = None) -> None:
     """
     while (word := group.next_message(member.idle if member else None)) is not None:
         if isinstance(word, Step):
-            stack.run(Batch.of_lengths(word.lengths), None, count=word.count, exact=word.exact)
+            look = partial(member.look, word) if member and word.looks else None
+            stack.run(Batch.of_lengths(word.lengths), None, count=word.count, exact=word.exact, look=look)
             if member:
                 member.ran(word.tell)
         elif isinstance(word, Plan):

@@ -72,6 +72,16 @@ class Measured:
     short: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's word within a batch: its number, before which layer, and compute and wait until then."""
+
+    batch: int
+    layer: int
+    compute_s: float
+    wait_s: float
+
+
 class Monitor:
     """Looks at this rank's process and host; cheap enough for every batch.
 

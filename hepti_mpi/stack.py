@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,13 +22,15 @@ from hepti_mpi.products import Backend
 from hepti_mpi.trace import Trace
 from hepti_mpi.wires import EXACT, Coding, coding
 from solver.model import ModelSpec
-from solver.plan import LayerPlan, Plan, Wire
+from solver.plan import LayerPlan, Plan, Stage, Wire
 from solver.spans import Partition, Span
 from solver.sublayers import widths
 
 # Carries a batch on. Yields the hop before which, or within which, it stands and the rank whose rows it needs there,
 # None where it needs nobody's; returns the rows that this rank ends with.
 Carrying = Generator[tuple[int, int | None], None, Array]
+# Called before every layer; returns the plan that holds from there on, if it is another.
+Look = Callable[[int], Plan | None]
 
 
 @dataclass(slots=True)
@@ -87,6 +89,7 @@ class Stack:
         self._wire = wire
         self._within_stages = coding(wire.within, backend.cast)
         self._bits: Counter[int] = Counter()  # as in `Meter`, since it was asked
+        self._metered_since = 0.0
         self._groups: dict[tuple[int, ...], Group | None] = {}
         self.adopt(plan, layers)
 
@@ -98,6 +101,7 @@ class Stack:
         self._between_stages = {lane: self._coding_between() for lane in self.lanes}
         rank = self._world.rank
         self._lane = next((lane for lane in self.lanes if rank in lane.ranks), None)
+        self._crew: tuple[int, ...] = ()  # of the stage's devices
         self._cuts: list[LayerPlan] = []
         self._parts: list[Span] = []
         self._group: Group | None = None
@@ -108,11 +112,8 @@ class Stack:
                     self._groups[ranks] = self._world.subgroup(ranks)
                 if rank in ranks:
                     self._group = self._groups[ranks]
-                    self._cuts = [
-                        LayerPlan(layer.attention.only(stage.active), layer.mlp.only(stage.active))
-                        for span, layer in stage.layers
-                        for _ in range(span.size)
-                    ]
+                    self._crew = stage.active
+                    self._cuts = _cuts(stage, stage.active)
                     self._parts = [stage.part(layer) for layer in range(stage.span.start, stage.span.stop)]
 
     @property
@@ -120,7 +121,15 @@ class Stack:
         """Whether this rank has a share."""
         return self._lane is not None
 
-    def run(self, batch: Batch, x: Array | None, *, count: bool, exact: bool = False) -> Array:
+    @property
+    def so_far(self) -> tuple[float, float]:
+        """Seconds of compute and of waiting since the batch that runs began, of one that goes through in one go."""
+        wait_s = self._world.traffic.wait_s
+        return time.perf_counter() - self._metered_since - wait_s, wait_s
+
+    def run(
+        self, batch: Batch, x: Array | None, *, count: bool, exact: bool = False, look: Look | None = None
+    ) -> Array:
         """Carry a batch through this rank's replica, rank 0 through the first, from beginning to end.
 
         Every rank of the replica calls this, and rank 0; for others nothing happens.
@@ -135,6 +144,9 @@ class Stack:
             Whether the meter counts this batch.
         exact
             Whether numbers travel as they are, whatever the coding.
+        look
+            Says whether the plan changes on the way: to one of one stage, under which nobody else has a share, and
+            nobody needs other weights.
 
         Returns
         -------
@@ -144,7 +156,7 @@ class Stack:
         with self.metered(count):
             if lane is None:
                 return self._or_nothing(None)
-            carrying = self.carry(lane, batch, x, exact=exact)
+            carrying = self.carry(lane, batch, x, exact=exact, look=look)
             while True:
                 try:
                     next(carrying)
@@ -156,7 +168,9 @@ class Stack:
                 self._world.finish_sending()
         return hidden
 
-    def carry(self, lane: Lane, batch: Batch, x: Array | None, *, exact: bool = False) -> Carrying:
+    def carry(
+        self, lane: Lane, batch: Batch, x: Array | None, *, exact: bool = False, look: Look | None = None
+    ) -> Carrying:
         """Carry a batch through a replica as far as this rank takes part in it.
 
         Whoever advances it may do so at once, and waits then, or only when the rank that it yields has sent something.
@@ -176,8 +190,10 @@ class Stack:
                 assert self._group is not None
                 self._group.coding = EXACT if exact else self._within_stages
                 run = Pass(self._spec, batch, self._group, self.plan.tile_rows, self._backend)
+                way = _Way(self.plan, self._crew, run, look)
                 entering = Stream(Tiles.here(here), lane.rows_into(hop, rows))
-                computing, worked_s, ends = run_groups(entering, self.layers, self._cuts, self._parts, run), 0.0, False
+                layers = way.through(self.layers, self._cuts, self._parts)
+                computing, worked_s, ends = run_groups(entering, layers), 0.0, False
                 while not ends:
                     started = time.perf_counter()
                     try:
@@ -191,6 +207,8 @@ class Stack:
                         yield hop, None
                 if isinstance(between, Adaptive):
                     between.worked(worked_s, rows)
+                if way.plan is not self.plan:
+                    lane = Lane(way.plan, way.plan.stages)  # it says where the rows are in the end
         if isinstance(between, Adaptive):
             between.sent(rows)
         return here
@@ -198,7 +216,7 @@ class Stack:
     @contextmanager
     def metered(self, count: bool, *, begins: bool = True) -> Iterator[None]:
         """Count what is done meanwhile, if it counts; with what begins a batch, its trace begins."""
-        started = time.perf_counter()
+        started = self._metered_since = time.perf_counter()
         traffic = self._world.traffic
         traffic.reset()
         trace = traffic.trace = self.trace if count else None
@@ -243,3 +261,41 @@ class Stack:
 
     def _or_nothing(self, x: Array | None) -> Array:
         return np.empty((0, self._spec.hidden), np.float32) if x is None else x
+
+
+class _Way:
+    """A batch's way through this rank's layers, of which the plan may change.
+
+    Parameters
+    ----------
+    plan
+        Under which it begins.
+    crew
+        The stage's devices that run it.
+    run, look
+        As in `layers.Pass` and `Stack.run`.
+    """
+
+    def __init__(self, plan: Plan, crew: Sequence[int], run: Pass, look: Look | None) -> None:
+        self.plan = plan
+        self._crew, self._run, self._look = crew, run, look
+
+    def through(
+        self, layers: Sequence[Layer], cuts: Sequence[LayerPlan], parts: Sequence[Span]
+    ) -> Iterator[tuple[Layer, LayerPlan, Span, Pass]]:
+        """Yield the layers, each with its cuts when it is asked for."""
+        for number, (layer, part) in enumerate(zip(layers, parts, strict=True)):
+            if self._look is not None and (plan := self._look(number)) is not None:
+                self.plan, self._look = plan, None
+                cuts = _cuts(plan.stages[0], self._crew)
+                self._run = replace(self._run, tile_rows=plan.tile_rows)
+            yield layer, cuts[number], part, self._run
+
+
+def _cuts(stage: Stage, crew: Sequence[int]) -> list[LayerPlan]:
+    """Return the cuts of every layer of a stage as a group of some of its devices sees them."""
+    return [
+        LayerPlan(layer.attention.only(crew), layer.mlp.only(crew))
+        for span, layer in stage.layers
+        for _ in range(span.size)
+    ]

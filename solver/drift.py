@@ -56,11 +56,17 @@ class Drift:
         self._flowing: Plan | None = None
         self._shown: list[Floats] = []  # of the links, by the plan that is flowing
         self._bytes, self._busy_s = np.zeros((ranks, ranks)), np.zeros((ranks, ranks))
+        self._looked: tuple[float, Floats, Floats] | None = None  # the last look at the request under way
+        self._unsure: set[int] = set()  # ranks of which a part of it showed a change
         # An instance's own cache: the plan changes seldom.
         self._expected = lru_cache(maxsize=64)(lambda plan, rows: _compute_s(spec, profile, plan, rows))
 
-    def computed(self, plan: Plan, rows: int, compute_s: Sequence[float], wait_s: Sequence[float]) -> list[int]:
-        """Take what every rank computed in a request; return the ranks whose speed has changed.
+    def computed(
+        self, plan: Plan, rows: int, compute_s: Sequence[float], wait_s: Sequence[float], done: float = 1.0
+    ) -> list[int]:
+        """Take what every rank has computed of a request so far; return the ranks whose speed has changed.
+
+        Of a request that showed a change on the way its last part counts, of any other the whole.
 
         Parameters
         ----------
@@ -68,20 +74,33 @@ class Drift:
             Elapsed time without waiting; 0 where a rank had no share.
         wait_s : [p] seconds
             The waiting.
+        done
+            How much of its compute was done: the same on all ranks, where all is cut by rows; 1: the request is over.
         """
         whole = -(-rows // LENGTHS) * LENGTHS
         expected = self._expected(plan, whole) * rows / whole
+        none = np.zeros(len(compute_s))
+        before, compute_before, wait_before = self._looked or (0.0, none, none)
+        computes, waits = np.asarray(compute_s, float), np.asarray(wait_s, float)
         changed = []
-        for rank, (seconds, waited, due) in enumerate(zip(compute_s, wait_s, expected, strict=True)):
+        for rank, due in enumerate(expected):
+            seconds, waited, part = computes[rank], waits[rank], 1.0
+            if done < 1 or rank in self._unsure:
+                seconds, waited, part = seconds - compute_before[rank], waited - wait_before[rank], done - before
             if not (seconds > 0 and due > 0):
                 continue
-            factor = float(due) / seconds
+            tracker, factor = self.compute[rank], float(part * due / seconds)
             if waited > seconds:
-                if factor < RESTED * self.compute[rank].factor:
+                if factor < RESTED * tracker.factor:
                     continue
-                factor = min(factor, max(1.0, self.compute[rank].factor))
-            if self.compute[rank].observe(factor):
+                factor = min(factor, max(1.0, tracker.factor))
+            if part < 1 and tracker.beyond(factor, part):
+                self._unsure.add(rank)
+            if tracker.observe(factor, part):
                 changed.append(rank)
+        self._looked = (done, computes, waits) if done < 1 else None
+        if done == 1:
+            self._unsure.clear()
         return changed
 
     def probed(self, rank: int, factor: float) -> bool:

@@ -81,13 +81,21 @@ class Replanner:
         self.drift.computed(plan, rows, compute_s, wait_s)
         self.drift.carried(plan, flow_bytes, busy_s)
 
-    def decide(self, aim: Plan | None = None) -> Decision | None:
+    def observe_part(
+        self, plan: Plan, rows: int, compute_s: Sequence[float], wait_s: Sequence[float], done: float
+    ) -> bool:
+        """Take what part of a request, `done` of it, measured so far; return whether a device's speed has changed."""
+        return bool(self.drift.computed(plan, rows, compute_s, wait_s, done))
+
+    def decide(self, aim: Plan | None = None, *, now_only: bool = False) -> Decision | None:
         """Solve again if a factor has moved far enough; None if none has.
 
         Parameters
         ----------
         aim
             The plan that is being moved to, which another has to be better than.
+        now_only
+            Whether a request is under way: what is due because a change has lasted has to wait.
 
         Returns
         -------
@@ -96,10 +104,13 @@ class Replanner:
         """
         factors = self._factors()
         shifted = (np.abs(factors - self._solved) >= SHIFT).any() or self._memory_shifted()
-        if not shifted and not 0 < self._again_at <= self._requests:
+        if not shifted and (now_only or not 0 < self._again_at <= self._requests):
             return None
         now = self.drift.cluster
-        why = self._why(now) if shifted or self._since < LEAST_HORIZON else f"all as it was for {self._since} requests"
+        if shifted or self._since < LEAST_HORIZON:
+            why = self._why(now, in_request=now_only)
+        else:
+            why = f"all as it was for {self._since} requests"
         # A further change does not put off what is due after the first.
         due = self._again_at or self._requests + AGAIN
         self._solved, self._told, self._again_at = factors, now, 0
@@ -228,7 +239,7 @@ class Replanner:
         weights = [max(pair) for pair in zip(weights, held_bytes, strict=True)] if held_bytes else weights
         return needed_bytes(self._spec, profile, plan.rows, weights)
 
-    def _why(self, now: Cluster) -> str:
+    def _why(self, now: Cluster, *, in_request: bool = False) -> str:
         """Say what changed since the plan did, the largest first."""
         found: list[tuple[float, str]] = []
         least_memory = MEMORY_SHIFT if self._memory_shifted() else math.inf
@@ -244,5 +255,8 @@ class Replanner:
                     subject = device.name + ("" if went.startswith("'") else " ") + went
                     found.append((size, f"{subject} from {before / unit:.3g} to {after / unit:.3g} {name}"))
         found.sort(reverse=True)
+        if not found:
+            return "slow drift"
         recent = min(tracker.since for tracker in (*self.drift.compute, *self.drift.links)) + 2
-        return " and ".join(text for _, text in found[:NAMED]) + f" {recent} requests ago" if found else "slow drift"
+        when = "within this request" if in_request else f"{recent} requests ago"
+        return f"{' and '.join(text for _, text in found[:NAMED])} {when}"

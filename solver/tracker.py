@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import statistics
 
-# A measurement this near the factor (as a logarithm) is noise: in the lab a request's compute varies by 5 to 25 %,
-# since a CPU quota comes in periods.
-NOISE = math.log(1.3)
+# What a measurement errs by, relative: in the lab a request's compute varies by 5 to 25 %, since a CPU quota comes in
+# periods. That is a stretch of time: the smaller the part of a request, the more of it. Of a quarter all is noise that
+# is less than 2.2 times as fast or slow as before.
+NOISE = 0.3
 GAIN = 0.1  # of a measurement within the noise, at least: soon after a change it is their mean that counts
 # Requests after which the median says how fast a device is in a run: the profile knows no neighbours, and the first
 # requests are slow. In the lab devices were 0.7 to 1.1 times as fast as their profile; the first request of a job took
@@ -41,12 +42,19 @@ class Tracker:
         self._to_come = first
         self.since = 0  # measurements since the last change
         self._apart: list[float] = []
+        self._apart_in_part = False  # whether the last of these is of a part of a request
         self._patience = PATIENCE
         self._calm = 0
         self._left = 1.0  # the level before the last change
 
-    def observe(self, measured: float) -> bool:
-        """Take a measurement of the factor; return whether it was the last of a change."""
+    def observe(self, measured: float, part: float = 1.0) -> bool:
+        """Take a measurement of the factor; return whether it was the last of a change.
+
+        Where it is of a `part` of a request only, it may speak of a change, and else says nothing: what is within the
+        noise of requests is averaged of whole ones.
+        """
+        if part < 1:
+            return self._observe_part(measured, part)
         self.since += 1
         if self._to_come:
             self._to_come -= 1
@@ -54,8 +62,8 @@ class Tracker:
             if not self._to_come:
                 self.factor = statistics.median(self._first)
             return False
-        distance = math.log(measured / self.factor)
-        if abs(distance) <= NOISE:
+        if not self.beyond(measured):
+            distance = math.log(measured / self.factor)
             self.factor *= math.exp(max(GAIN, 1 / (self.since + PATIENCE)) * distance)
             self._apart.clear()
             self._calm += 1
@@ -63,6 +71,30 @@ class Tracker:
                 self._patience = PATIENCE
             return False
         self._calm = 0
+        return self._strayed(measured)
+
+    def beyond(self, measured: float, part: float = 1.0) -> bool:
+        """Return whether a measurement is beyond the noise of what is measured of so large a part of a request.
+
+        Nothing is before it is known where the factor begins.
+        """
+        return not self._to_come and abs(math.log(measured / self.factor)) > math.log(1 + NOISE / part)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the last measurement was beyond the noise, and may be the first of a change."""
+        return bool(self._apart)
+
+    def _observe_part(self, measured: float, part: float) -> bool:
+        if self.beyond(measured, part):
+            return self._strayed(measured, in_part=True)
+        if self._apart_in_part and not self.beyond(measured):  # what a whole request has shown, no part takes back
+            self._apart.clear()
+        return False
+
+    def _strayed(self, measured: float, *, in_part: bool = False) -> bool:
+        """Take a measurement beyond the noise; return whether it was the last of a change."""
+        self._apart_in_part = in_part
         if self._apart and (self._apart[-1] > self.factor) != (measured > self.factor):
             self._apart.clear()
         self._apart.append(measured)
@@ -70,11 +102,6 @@ class Tracker:
             return False
         self._move()
         return True
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether the last measurement was beyond the noise, and may be the first of a change."""
-        return bool(self._apart)
 
     def _move(self) -> None:
         """Take on the level of the later half: the first may be of a request during which it changed."""

@@ -44,7 +44,7 @@ class Boards:
     def perf_counter(self):
         return self.now
 
-    def carry(self, lane, batch, x, exact):
+    def carry(self, lane, batch, x, exact, look):
         rank, number = lane.rank, self.batches.total()
         self.batches[rank] += 1
         if rank == 0:

@@ -39,7 +39,7 @@ class Forced(Replanner):
         super().__init__(POST, cluster, solution, [1e9] * len(cluster.devices))
         self._cluster, self._plans, self._rng = cluster, plans, rng
 
-    def decide(self, aim=None):
+    def decide(self, aim=None, now_only=False):
         if self._rng.random() < 0.3:
             return None
         plan = self._plans()
@@ -69,10 +69,12 @@ def answer(run, conductor, rng):
         lengths = tuple(lengths_of(POST, rng))
         contents, answers = expected(POST, lengths)
         x = np.concatenate([ends.embed(POST, tensors_of(POST), content) for content in contents])
-        (hidden,) = flow.run([(Step(lengths, True, tell=conductor.begin()), lambda x=x: x)], conductor.meanwhile)
+        (hidden,) = flow.run(
+            [(Step(lengths, True, tell=conductor.begin(sum(lengths))), lambda x=x: x)], conductor.meanwhile
+        )
         hidden = ends.last_hidden(POST, tensors_of(POST), hidden)
         np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
-        conductor.ran(sum(lengths))
+        conductor.ran()
 
 
 def member_of(run):

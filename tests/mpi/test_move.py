@@ -15,11 +15,13 @@ from hepti_mpi.move import Mover, blend
 from hepti_mpi.products import NUMPY
 from solver.moves import moved_bytes
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
+from solver.routes import Route
 from solver.spans import Span
 from tests.mpi.test_layers import CUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 from weights.store import WeightsFile
 from weights.synthesize import synthesize
 
+LONG = replace(POST, name="long", layers=9)
 CHANGES = 20  # of every case; the cases of one size of world make more than 200
 
 
@@ -28,10 +30,10 @@ def files(world):
     """Return weights files of both families, which all ranks see."""
     folder = world.from_root((lambda: Path(tempfile.mkdtemp())) if world.rank == 0 else None)
     if world.rank == 0:
-        for spec in (POST, PRE):
+        for spec in (POST, PRE, LONG):
             synthesize(folder / f"{spec.name}.h5", spec, 0)
     world.barrier()
-    opened = {spec.name: WeightsFile(folder / f"{spec.name}.h5") for spec in (POST, PRE)}
+    opened = {spec.name: WeightsFile(folder / f"{spec.name}.h5") for spec in (POST, PRE, LONG)}
     yield opened
     world.barrier()
     for file in opened.values():
@@ -77,12 +79,12 @@ class Run:
             self.mover.step()
             steps = steps and steps - 1
 
-    def check(self, lengths):
+    def check(self, lengths, look=None):
         """Answer a batch; compare with the oracle."""
         contents, answers = expected(self.spec, tuple(lengths))
         tensors = tensors_of(self.spec)
         x = np.concatenate([ends.embed(self.spec, tensors, content) for content in contents])
-        hidden = self.stack.run(Batch.of_lengths(lengths), x if self.world.rank == 0 else None, count=True)
+        hidden = self.stack.run(Batch.of_lengths(lengths), x if self.world.rank == 0 else None, count=True, look=look)
         if self.world.rank == 0:
             hidden = ends.last_hidden(self.spec, tensors, hidden)
             np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
@@ -145,9 +147,9 @@ def test_ranks_without_the_file_get_from_rank_0_what_they_lack(who, world, files
         run.check(lengths_of(POST, rng))
 
 
-def rows_plan(weights):
-    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(np.array(weights) / sum(weights)))
-    return plan_of(POST, [LayerPlan(rows, rows)] * POST.layers, len(weights))
+def rows_plan(weights, spec=POST, tile_rows=0, route=Route.DIRECT):
+    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(np.array(weights) / sum(weights)), route=route)
+    return replace(plan_of(spec, [LayerPlan(rows, rows)] * spec.layers, len(weights)), tile_rows=tile_rows)
 
 
 def test_shares_of_rows_move_no_weights_and_keep_the_kernels(world, files):

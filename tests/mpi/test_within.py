@@ -1,0 +1,161 @@
+"""Shares of rows change within requests, at a layer that rank 0 names: every result is the oracle's."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from hepti_mpi import comm, ends
+from hepti_mpi import conductor as conducting
+from hepti_mpi.conductor import Conductor
+from hepti_mpi.flow import Flow, Step
+from hepti_mpi.live import Member, follow
+from hepti_mpi.monitor import Monitor
+from hepti_mpi.products import NUMPY
+from hepti_mpi.within import HOLDS
+from solver.cost import predict
+from solver.decision import Decision
+from solver.planner import solve
+from solver.replan import Replanner
+from solver.routes import Route
+from tests.mpi.test_layers import expected, tensors_of
+from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, rows_plan
+from tests.solver.clusters import pis
+
+REQUESTS = 120
+
+
+def random_rows(rng, ranks, among=None):
+    """Return a plan by rows: uneven, some ranks without any; sent in any way, in any tiles."""
+    weights = rng.uniform(0.1, 1, ranks) * (rng.random(ranks) < 0.8)
+    if among is not None:
+        weights *= np.isin(range(ranks), among)
+    if not weights.any():
+        weights[0 if among is None else rng.choice(among)] = 1
+    route = Route(rng.choice(list(Route)))
+    return rows_plan(weights, LONG, tile_rows=int(rng.integers(0, 9)), route=route)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_from_any_layer_on_other_rows_give_the_same_result(seed, world, files):
+    """Ranks are emptied and refilled; which plan comes from which layer on, all draw alike."""
+    rng = np.random.default_rng([seed, 11])
+    run = Run(LONG, rows_plan([1.0] * world.size, LONG), world, files)
+    for _ in range(CHANGES):
+        active = run.stack.plan.stages[0].active
+        at, plan = int(rng.integers(LONG.layers)), random_rows(rng, world.size, active)
+        at = at if active[0] == 0 else LONG.layers  # rank 0 has to be there
+        run.check(lengths_of(LONG, rng), look=lambda layer, at=at, plan=plan: plan if layer == at else None)
+        run.prepare(random_rows(rng, world.size) if rng.random() < 0.5 else plan)
+        run.mover.adopt(LONG.layers)
+
+
+class Chance(Replanner):
+    """Changes to plans by chance, whatever was measured."""
+
+    def __init__(self, cluster, solution, rng):
+        super().__init__(LONG, cluster, solution, [1e9] * len(cluster.devices))
+        self._cluster, self._rng = cluster, rng
+
+    def observe_part(self, *arguments):
+        super().observe_part(*arguments)
+        return self._rng.random() < 0.7
+
+    def decide(self, aim=None, *, now_only=False):
+        if self._rng.random() < (0.1 if now_only else 0.6):
+            return None
+        among = self.plan.stages[0].active if now_only and self._rng.random() < 0.8 else None
+        plan = replace(random_rows(self._rng, len(self._cluster.devices), among), rows=32)
+        plan = replace(plan, predicted=predict(LONG, self._cluster, plan, 32))
+        return Decision(plan, True, "chance", "others", 1.0, 0.9, 0.0)
+
+
+@cache
+def planned(ranks):
+    cluster = pis(*[20.0] * ranks)
+    plan = replace(rows_plan([1.0] * ranks, LONG), rows=32)
+    plan = replace(plan, predicted=predict(LONG, cluster, plan, 32))
+    return cluster, replace(solve(LONG, cluster, 32), plan=plan)
+
+
+def member_of(run):
+    return Member(run.world, run.stack, run.mover, Monitor(LONG, NUMPY))
+
+
+def lead(run, replanner, rng, requests=REQUESTS, acts=True):
+    """Answer requests as the leader does; return rank 0's side, and how often each layer was looked before."""
+    conductor = Conductor(LONG, member_of(run), replanner, acts, lambda line: None)
+    flow = Flow(run.stack, run.world)
+    try:
+        for _ in range(requests):
+            lengths = tuple(lengths_of(LONG, rng))
+            contents, answers = expected(LONG, lengths)
+            x = np.concatenate([ends.embed(LONG, tensors_of(LONG), content) for content in contents])
+            step = Step(lengths, True, tell=conductor.begin(sum(lengths)), looks=conductor.looks)
+            (hidden,) = flow.run([(step, lambda x=x: x)], conductor.meanwhile, conductor.look)
+            hidden = ends.last_hidden(LONG, tensors_of(LONG), hidden)
+            np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
+            conductor.ran()
+    finally:
+        run.world.announce(None, range(run.world.size))  # the others wait for it, whatever happens here
+    return conductor
+
+
+def random_looks(rng):
+    """Return what draws layers to look up before, any that leave a look's word time to come and to hold."""
+
+    def draw(layers, seconds):
+        at, found = 0, []
+        while (at := at + int(rng.integers(HOLDS, 5))) + HOLDS < layers:
+            found.append(at)
+        return tuple(found)
+
+    return draw
+
+
+@pytest.mark.parametrize("acts", [True, False])
+def test_changes_at_any_moment_within_and_between_requests_lose_none(acts, world, files, monkeypatch):
+    """All that rank 0 decides holds on all ranks from the same layer on; a dry run changes nothing."""
+    rng = np.random.default_rng(12)
+    monkeypatch.setattr(conducting, "LISTEN_EVERY_S", 0.0)
+    monkeypatch.setattr(conducting, "looks", random_looks(rng))
+    cluster, solution = planned(world.size) if world.rank == 0 else (None, None)
+    plan = world.from_root((lambda: solution.plan) if world.rank == 0 else None)
+    run = Run(LONG, plan, world, files)
+    decisions = []
+    if world.rank:
+        follow(run.world, run.stack, member_of(run))
+    else:
+        decisions = lead(run, Chance(cluster, solution, rng), rng, acts=acts).decisions
+    plans = world.on_all(lambda: run.stack.plan)
+
+    assert len(set(plans)) == 1
+    assert acts or plans[0] == plan
+    within = [entry for entry in decisions if entry["at_layer"] is not None]
+    between = [entry for entry in decisions if entry["acted"] and entry["at_layer"] is None]
+    if world.rank == 0:
+        assert len(between) >= 10 if acts else not within + between
+    if world.rank == 0 and acts and world.size > 1:
+        assert len(within) >= 30
+        assert all(HOLDS < entry["at_layer"] < LONG.layers for entry in within)
+        assert all(f"from layer {entry['at_layer']} of" in entry["line"] for entry in within)
+
+
+def test_in_short_requests_nobody_looks_up(world, files, monkeypatch):
+    """No word travels within them."""
+    monkeypatch.setattr(comm.Group, "word", None)
+    monkeypatch.setattr(comm.Group, "tell_within", None)
+    monkeypatch.setattr(conducting, "LISTEN_EVERY_S", 0.0)
+    cluster, solution = planned(world.size) if world.rank == 0 else (None, None)
+    plan = world.from_root((lambda: solution.plan) if world.rank == 0 else None)
+    run = Run(LONG, plan, world, files)
+    if world.rank:
+        follow(run.world, run.stack, member_of(run))
+        return
+    conductor = lead(run, Replanner(LONG, cluster, solution, [1e9] * world.size), np.random.default_rng(13), 10)
+
+    assert conductor.looks == ()
+
+
+__all__ = ["files"]
