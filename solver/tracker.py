@@ -41,8 +41,7 @@ class Tracker:
         self._first: list[float] = []
         self._to_come = first
         self.since = 0  # measurements since the last change
-        self._apart: list[float] = []
-        self._apart_in_part = False  # whether the last of these is of a part of a request
+        self._apart: list[tuple[float, float]] = []  # with the part of a request that each is of
         self._patience = PATIENCE
         self._calm = 0
         self._left = 1.0  # the level before the last change
@@ -70,7 +69,6 @@ class Tracker:
             if self._calm == CALM:
                 self._patience = PATIENCE
             return False
-        self._calm = 0
         return self._strayed(measured)
 
     def beyond(self, measured: float, part: float = 1.0) -> bool:
@@ -87,25 +85,30 @@ class Tracker:
 
     def _observe_part(self, measured: float, part: float) -> bool:
         if self.beyond(measured, part):
-            return self._strayed(measured, in_part=True)
-        if self._apart_in_part and not self.beyond(measured):  # what a whole request has shown, no part takes back
+            return self._strayed(measured, part)
+        # What a whole request has shown, no part takes back.
+        if self._apart and self._apart[-1][1] < 1 and not self.beyond(measured):
             self._apart.clear()
         return False
 
-    def _strayed(self, measured: float, *, in_part: bool = False) -> bool:
-        """Take a measurement beyond the noise; return whether it was the last of a change."""
-        self._apart_in_part = in_part
-        if self._apart and (self._apart[-1] > self.factor) != (measured > self.factor):
+    def _strayed(self, measured: float, part: float = 1.0) -> bool:
+        """Take a measurement beyond the noise; return whether it was the last of a change.
+
+        Two parts of a request are enough; where what alternates made it wait longer, it waits for as many requests.
+        """
+        self._calm = 0
+        if self._apart and (self._apart[-1][0] > self.factor) != (measured > self.factor):
             self._apart.clear()
-        self._apart.append(measured)
-        if len(self._apart) < self._patience:
+        self._apart.append((measured, part))
+        requests = sum(part for _, part in self._apart)
+        if len(self._apart) < PATIENCE or (self._patience > PATIENCE and requests < self._patience):
             return False
         self._move()
         return True
 
     def _move(self) -> None:
         """Take on the level of the later half: the first may be of a request during which it changed."""
-        level = statistics.median(self._apart[len(self._apart) // 2 :])
+        level = statistics.median(measured for measured, _ in self._apart[len(self._apart) // 2 :])
         step = abs(math.log(level / self.factor))
         back = step > max(SWING, abs(math.log(level / self._left)))
         if self.changes and back and self.since <= SOON + self._patience:

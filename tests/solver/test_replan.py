@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from hepti_mpi.within import done_before, looks
 from solver.cluster import GIB
 from solver.cost import predict, price, setting
 from solver.drift import scaled
@@ -12,48 +13,78 @@ from solver.lengths import for_rows
 from solver.living import WORTH, living
 from solver.memory import work_bytes
 from solver.model import named_model
-from solver.moves import layers_to_load, moved_bytes
+from solver.moves import all_by_rows, layers_to_load, moved_bytes
 from solver.planner import solve
 from solver.replan import Replanner
 from solver.systems import make_plan
 from tests.solver.clusters import pis
 
 SPEC, ROWS = named_model("bert-base"), 128
+LOOKS = looks(SPEC.layers, 1.0)
 QUIET, NONE = np.zeros((4, 4)), np.zeros(4)
 
 
 class Simulation:
     """A cluster that computes as its true factors say; what a request takes is what it costs there."""
 
-    def __init__(self, cluster, read_bytes_per_s=1e9, seed=0):
+    def __init__(self, cluster, read_bytes_per_s=1e9, seed=0, looks=()):
         self.cluster = cluster
         self.replanner = Replanner(
             SPEC, cluster, living(SPEC, cluster, solve(SPEC, cluster, ROWS)), [read_bytes_per_s] * 4
         )
         self.decisions = []
+        self.at_layers = []  # from which the plans hold that came within a request
+        self._looks = looks
         self._rng = np.random.default_rng(seed)
         self._priced = {}
 
     def truth(self, compute):
         return scaled(self.cluster, compute, [1] * 4, [device.memory_bytes for device in self.cluster.devices])
 
-    def request(self, compute=(1, 1, 1, 1), noise=0.05):
-        """Run one request; return its seconds."""
-        plan = self.replanner.plan
+    def costs(self, plan, compute):
+        """Return the seconds of a request, and those that every device computes."""
         key = (id(plan), tuple(compute))
         if key not in self._priced:
             cost = price(setting(SPEC, self.truth(compute), ROWS), plan)
             layers = sum(s.repeats * s.times.compute for s in cost.steps[1:])
             self._priced[key] = cost.seconds, layers, plan  # the plan stays alive, and its id its own
-        seconds, compute_s, _ = self._priced[key]
-        self.replanner.observe(plan, ROWS, compute_s * np.exp(self._rng.normal(0, noise, 4)), NONE, QUIET, QUIET)
-        self.replanner.take(plan)  # the plan that is, as the run says before every decision
-        decision = self.replanner.decide()
+        return self._priced[key][:2]
+
+    def request(self, compute=(1, 1, 1, 1), noise=0.05, before=None, until=0):
+        """Run one request, `before` being the speeds up to a layer; return its seconds."""
+        plan, decision, torn = self.replanner.plan, None, False
+        seconds, computed_s, done = 0.0, NONE, 0.0
+        for layer in (*self._looks, SPEC.layers):
+            now = done_before(SPEC, ROWS, layer) if layer < SPEC.layers else 1.0
+            request_s, compute_s = self.costs(plan, before if layer <= until else compute)
+            seconds += (now - done) * request_s
+            disturbed = np.exp(self._rng.normal(0, noise / np.sqrt(now - done), 4))
+            computed_s, done = computed_s + (now - done) * compute_s * disturbed, now
+            if (
+                layer < SPEC.layers
+                and decision is None
+                and all_by_rows(plan)
+                and self.replanner.observe_part(plan, ROWS, computed_s, NONE, now)
+                and (decision := self.decided(now_only=True))
+                and {*decision.plan.stages[0].active} <= {*plan.stages[0].active}
+            ):
+                plan, torn = decision.plan, True  # as if it held at once
+                self.at_layers.append(layer)
+        self.replanner.observe(plan, ROWS, NONE if torn else computed_s, NONE, QUIET, QUIET)
+        if decision is None:
+            self.decided()
+        return seconds
+
+    def decided(self, **how):
+        """Decide; return what is taken, if anything."""
+        self.replanner.take(self.replanner.plan)  # the plan that is, as the run says before every decision
+        decision = self.replanner.decide(**how)
         if decision:
             self.decisions.append(decision)
             if decision.taken:
                 self.replanner.take(decision.plan)
-        return seconds
+                return decision
+        return None
 
     @property
     def taken(self):
@@ -78,9 +109,30 @@ def test_three_requests_after_a_lasting_change_rows_are_shared_anew_and_soon_all
         assert simulation.request(compute) <= 1.04 * (1 + WORTH) * best_s
 
 
+@pytest.mark.parametrize("until", [0, *LOOKS])
+def test_with_looks_a_device_at_a_quarter_of_its_speed_has_other_rows_within_two_requests(until):
+    """In the request in which it becomes slow, before it ends or after it; at the latest within the next."""
+    simulation = Simulation(pis(24.6, 40, 24.6, 24.6), looks=LOOKS)
+    for _ in range(20):
+        simulation.request()
+    slow = [1, 0.25, 1, 1]
+    was_s, slow_s = (simulation.costs(simulation.replanner.plan, speeds)[0] for speeds in ([1] * 4, slow))
+
+    first_s = simulation.request(slow, before=[1] * 4, until=until)
+    second_s = simulation.request(slow)
+
+    due_s = for_rows(SPEC, simulation.truth(slow), simulation.replanner.plan, ROWS).predicted.seconds
+    assert simulation.taken
+    assert "within this request" in simulation.taken[0].line or not simulation.at_layers
+    assert first_s < slow_s if until or simulation.at_layers else first_s == slow_s
+    assert second_s < (was_s + slow_s) / 2
+    assert simulation.request(slow) <= 1.1 * due_s
+
+
+@pytest.mark.parametrize("looks", [(), LOOKS])
 @pytest.mark.parametrize("seed", range(3))
-def test_where_nothing_changes_the_plan_stays_for_500_requests(seed):
-    simulation = Simulation(pis(24.6, 70, 24.6, 10), seed=seed)
+def test_where_nothing_changes_the_plan_stays_for_500_requests(seed, looks):
+    simulation = Simulation(pis(24.6, 40, 24.6, 24.6) if looks else pis(24.6, 70, 24.6, 10), seed=seed, looks=looks)
 
     for _ in range(500):
         simulation.request(noise=0.1)
@@ -97,9 +149,19 @@ def test_a_blip_changes_nothing():
     assert simulation.decisions == []
 
 
+def test_with_looks_a_blip_in_a_part_of_a_request_changes_nothing():
+    simulation = Simulation(pis(24.6, 40, 24.6, 24.6), looks=LOOKS)
+
+    for number in range(100):
+        simulation.request(before=[1, 0.1 if number % 10 == 5 else 1, 1, 1], until=LOOKS[0])
+
+    assert simulation.decisions == []
+
+
+@pytest.mark.parametrize("looks", [(), LOOKS])
 @pytest.mark.parametrize("period", [1, 2, 3, 5, 8])
-def test_devices_that_alternate_do_not_make_the_plan_flap(period):
-    simulation = Simulation(pis(24.6, 40, 24.6, 40))
+def test_devices_that_alternate_do_not_make_the_plan_flap(period, looks):
+    simulation = Simulation(pis(24.6, 40, 24.6, 40), looks=looks)
 
     for number in range(400):
         slow = number // period % 2
