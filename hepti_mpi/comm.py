@@ -119,8 +119,7 @@ class Group:
         while not (arrived := self.arrived(requests)):
             polls += 1
             if polls > SPINS:
-                waited = time.perf_counter() - started
-                time.sleep(min(max(PAUSE_S, PAUSE_SHARE * waited), LONGEST_PAUSE_S))
+                _doze(started)
         self.traffic.waited(started)
         return arrived
 
@@ -208,9 +207,12 @@ class Group:
 
     def word(self) -> Any:
         """Wait for rank 0's word within a request."""
+        started = time.perf_counter()
         while not self._comm.Iprobe(0, WORD):
-            self.pause()
-        return self._comm.recv(source=0, tag=WORD)
+            _doze(started)
+        word = self._comm.recv(source=0, tag=WORD)
+        self.traffic.waited(started)
+        return word
 
     def tell_root(self, message: Any) -> None:
         """Send a small message to rank 0 without waiting; it takes it by `heard`, when it likes."""
@@ -297,6 +299,12 @@ def host_name() -> str:
 def library() -> str:
     """Return the MPI library's name and version, in one line."""
     return MPI.Get_library_version().strip().split("\n")[0].split(",")[0]
+
+
+def _doze(started: float) -> None:
+    """Wait a little, the longer the more time has passed since the wait started."""
+    waited = time.perf_counter() - started
+    time.sleep(min(max(PAUSE_S, PAUSE_SHARE * waited), LONGEST_PAUSE_S))
 
 
 def _attempt(step: Callable[[], Value]) -> tuple[Value | None, str | None]:

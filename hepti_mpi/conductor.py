@@ -109,14 +109,14 @@ class Conductor:
 
     def look(self, layer: int) -> Plan | None:
         """Do rank 0's part in looks before a layer; return the plan that holds from there on, if it is another."""
-        if layer - HOLDS in self.looks and self._holds is not None:
-            return self._holds
-        if layer in self.looks:
-            self._hear(0, Part(self._batches, layer, *self._member.stack.so_far))
         if layer - HEARD in self.looks:
             started = time.perf_counter()
             self._give_word(layer - HEARD + HOLDS)
             self._member.group.traffic.waited(started)  # it is no time in which rank 0 computes
+        if layer - HOLDS in self.looks and self._holds is not None:
+            return self._holds
+        if layer in self.looks:
+            self._hear(0, Part(self._batches, layer, *self._member.stack.so_far))
         return None
 
     def _give_word(self, at_layer: int) -> None:

@@ -1,5 +1,8 @@
 """Shares of rows change within requests, at a layer that rank 0 names: every result is the oracle's."""
 
+import itertools
+import statistics
+import time
 from dataclasses import replace
 from functools import cache
 
@@ -66,16 +69,18 @@ class Chance(Replanner):
         if self._rng.random() < (0.1 if now_only else 0.6):
             return None
         among = self.plan.stages[0].active if now_only and self._rng.random() < 0.8 else None
-        plan = replace(random_rows(self._rng, len(self._cluster.devices), among), rows=32)
-        plan = replace(plan, predicted=predict(LONG, self._cluster, plan, 32))
+        plan = priced(random_rows(self._rng, len(self._cluster.devices), among), self._cluster, 32)
         return Decision(plan, True, "chance", "others", 1.0, 0.9, 0.0)
+
+
+def priced(plan, cluster, rows):
+    return replace(plan, rows=rows, predicted=predict(LONG, cluster, plan, rows))
 
 
 @cache
 def planned(ranks):
     cluster = pis(*[20.0] * ranks)
-    plan = replace(rows_plan([1.0] * ranks, LONG), rows=32)
-    plan = replace(plan, predicted=predict(LONG, cluster, plan, 32))
+    plan = priced(rows_plan([1.0] * ranks, LONG), cluster, 32)
     return cluster, replace(solve(LONG, cluster, 32), plan=plan)
 
 
@@ -83,23 +88,28 @@ def member_of(run):
     return Member(run.world, run.stack, run.mover, Monitor(LONG, NUMPY))
 
 
-def lead(run, replanner, rng, requests=REQUESTS, acts=True):
-    """Answer requests as the leader does; return rank 0's side, and how often each layer was looked before."""
+def lead(run, replanner, requests, acts=True):
+    """Answer requests of these row counts as the leader does; return rank 0's side, and the seconds of each."""
     conductor = Conductor(LONG, member_of(run), replanner, acts, lambda line: None)
-    flow = Flow(run.stack, run.world)
+    flow, seconds = Flow(run.stack, run.world), []
     try:
-        for _ in range(requests):
-            lengths = tuple(lengths_of(LONG, rng))
+        for lengths in requests:
             contents, answers = expected(LONG, lengths)
             x = np.concatenate([ends.embed(LONG, tensors_of(LONG), content) for content in contents])
+            started = time.perf_counter()
             step = Step(lengths, True, tell=conductor.begin(sum(lengths)), looks=conductor.looks)
             (hidden,) = flow.run([(step, lambda x=x: x)], conductor.meanwhile, conductor.look)
+            seconds.append(time.perf_counter() - started)
             hidden = ends.last_hidden(LONG, tensors_of(LONG), hidden)
             np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
             conductor.ran()
     finally:
         run.world.announce(None, range(run.world.size))  # the others wait for it, whatever happens here
-    return conductor
+    return conductor, seconds
+
+
+def random_requests(rng, count):
+    return [tuple(lengths_of(LONG, rng)) for _ in range(count)]
 
 
 def random_looks(rng):
@@ -127,7 +137,8 @@ def test_changes_at_any_moment_within_and_between_requests_lose_none(acts, world
     if world.rank:
         follow(run.world, run.stack, member_of(run))
     else:
-        decisions = lead(run, Chance(cluster, solution, rng), rng, acts=acts).decisions
+        conductor, _ = lead(run, Chance(cluster, solution, rng), random_requests(rng, REQUESTS), acts)
+        decisions = conductor.decisions
     plans = world.on_all(lambda: run.stack.plan)
 
     assert len(set(plans)) == 1
@@ -153,9 +164,77 @@ def test_in_short_requests_nobody_looks_up(world, files, monkeypatch):
     if world.rank:
         follow(run.world, run.stack, member_of(run))
         return
-    conductor = lead(run, Replanner(LONG, cluster, solution, [1e9] * world.size), np.random.default_rng(13), 10)
+    replanner = Replanner(LONG, cluster, solution, [1e9] * world.size)
+    conductor, _ = lead(run, replanner, random_requests(np.random.default_rng(13), 10))
 
     assert conductor.looks == ()
+
+
+class Board:
+    """What computes as long as a board of a speed would: it sleeps."""
+
+    def __init__(self, flop_per_s):
+        self.flop_per_s = flop_per_s
+        self.backend = replace(NUMPY, product=self.product, attend_part=self.attend_part)
+
+    def product(self, weight, bias, activation="identity"):
+        compute = NUMPY.product(weight, bias, activation)
+
+        def product(x, out=None):
+            time.sleep(2 * len(x) * weight.size / self.flop_per_s)
+            return compute(x, out)
+
+        return product
+
+    def attend_part(self, q, k, v, head_dim, out=None):
+        time.sleep(4 * len(q) * k.size / self.flop_per_s)
+        return NUMPY.attend_part(q, k, v, head_dim, out)
+
+
+class InProportion(Replanner):
+    """Shares the rows in proportion to the boards' speeds, whenever one has changed."""
+
+    followed = 0
+
+    def decide(self, aim=None, *, now_only=False):
+        changes = sum(tracker.changes for tracker in self.drift.compute)
+        if changes == self.followed:
+            return None
+        self.followed = changes
+        plan = priced(rows_plan([tracker.factor for tracker in self.drift.compute], LONG), self.drift.profile, 64)
+        return Decision(plan, True, "a board changed", "others", 1.0, 0.5, 0.0)
+
+
+def test_a_board_that_becomes_slow_has_other_rows_in_the_same_request(world, files, monkeypatch):
+    """Of requests of 0.4 s; the last board computes at a quarter of its speed from one request on."""
+    if world.size == 1:
+        return  # nobody to share rows with
+    monkeypatch.setattr(conducting, "LISTEN_EVERY_S", 0.0)
+    calm, slow, speed = 8, 2, 6e7 / world.size
+    cluster = pis(*[27 * speed / 1e9] * world.size)  # so that what is predicted is near what it takes
+    plan = priced(rows_plan([1.0] * world.size, LONG), cluster, 64)
+    plan = replace(plan, predicted=replace(plan.predicted, seconds=0.4))
+    board = Board(speed)
+    run = Run(LONG, plan, world, files, board.backend)
+    if world.rank:
+        batches, through = itertools.count(), run.stack.run
+
+        def slowed(*arguments, **options):
+            if next(batches) == calm and world.rank == world.size - 1:
+                board.flop_per_s = speed / 4
+            return through(*arguments, **options)
+
+        run.stack.run = slowed
+        follow(run.world, run.stack, member_of(run))
+        return
+    replanner = InProportion(LONG, cluster, replace(solve(LONG, cluster, 64), plan=plan), [1e9] * world.size)
+    conductor, seconds = lead(run, replanner, [(64,)] * (calm + slow))
+
+    calm_s = statistics.median(seconds[:calm])
+    assert conductor.decisions[0]["after_requests"] == calm + 1
+    assert conductor.decisions[0]["at_layer"] == 6  # two looks, and two layers
+    assert seconds[calm] < 0.9 * 4 * calm_s
+    assert seconds[calm + 1] < 0.6 * 4 * calm_s
 
 
 __all__ = ["files"]

@@ -121,6 +121,40 @@ def test_after_a_calm_time_a_step_is_followed_at_once_again():
     assert tracker.factor == 0.3
 
 
+def test_two_parts_of_a_request_are_a_change_only_beyond_what_so_little_errs_by():
+    """A quarter may err by as many seconds as a whole request may: by 2.2 times."""
+    for level, changes in ((0.25, 1), (0.5, 0), (2.0, 0), (4.0, 1)):
+        tracker = Tracker()
+        for _ in range(2):
+            tracker.observe(level, 0.25)
+        assert tracker.changes == changes
+        assert tracker.factor == (level if changes else 1.0)
+
+
+def test_parts_neither_average_nor_take_back_what_a_whole_request_showed():
+    tracker = Tracker()
+    for measured, part in ((0.6, 1.0), (1.2, 0.25), (0.8, 0.5)):
+        tracker.observe(measured, part)
+        assert (tracker.factor, tracker.doubtful) == (1.0, True)
+
+    assert tracker.observe(0.6)
+
+
+def test_a_part_takes_back_what_the_one_before_showed():
+    tracker = Tracker()
+
+    assert not any(tracker.observe(measured, 0.3) for measured in (0.2, 1.1, 0.2, 1.0, 0.2))
+
+
+def test_where_a_speed_begins_whole_requests_alone_say():
+    tracker = Tracker(first=3)
+    for measured in (0.8, 0.7, 0.9):
+        for part in (0.3, 0.3, 1.0):
+            tracker.observe(measured if part == 1 else 0.1, part)
+
+    assert tracker.factor == 0.8
+
+
 def test_compute_is_compared_with_what_the_plan_asked_of_each_device():
     """Whatever the shares, the factor is the device's own; a device without a share says nothing."""
     cluster = pis(24.6, 70, 24.6, 10)
@@ -132,6 +166,24 @@ def test_compute_is_compared_with_what_the_plan_asked_of_each_device():
             drift.computed(plan, 96, due / np.array([1, 0.25, 1, 1]), [0] * 4)
 
     assert [round(tracker.factor, 6) for tracker in drift.compute] == [1, 0.25, 1, 1]
+
+
+@pytest.mark.parametrize(("begins", "changed"), [(0.0, [0.5]), (0.2, [0.8]), (0.5, [1.0]), (0.8, [])])
+def test_of_a_request_that_shows_a_change_on_its_way_the_last_part_counts(begins, changed):
+    """A device falls to a quarter after so much of a request: two parts say so, and the factor is not a mixture."""
+    cluster = pis(24.6, 24.6)
+    drift, plan = Drift(SPEC, cluster), make_plan("sequence-weighted", SPEC, cluster, 96)
+    due = sum(s.repeats * s.times.compute for s in price(setting(SPEC, cluster, 96), plan).steps[1:])
+    for _ in range(10):
+        drift.computed(plan, 96, due, [0] * 2)
+    found = []
+    for done in (0.25, 0.5, 0.8, 1.0):
+        slow = max(done - begins, 0)
+        if drift.computed(plan, 96, due * (done - slow + slow / np.array([1, 0.25])), [0] * 2, done):
+            found.append(done)
+
+    assert found == changed
+    assert drift.compute[1].factor == pytest.approx(0.25 if changed else 1.0, rel=0.01)
 
 
 def test_who_waits_much_only_seems_faster():
