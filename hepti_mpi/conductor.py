@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hepti_mpi.live import Member
 from hepti_mpi.monitor import PROBE_ROWS, PROBE_S, Measured, Part, between_ranks
 from hepti_mpi.move import Adopt, Prepare
+from hepti_mpi.told import Begun, Told
 from hepti_mpi.within import HEARD, HOLDS, done_before, looks
 from solver.curves import Bank, Kernel
 from solver.drift import Drift
@@ -55,18 +56,15 @@ class Conductor:
         self._spec, self._member, self._replanner, self._acts, self._say = spec, member, replanner, acts, say
         self._started = time.perf_counter()
         self._ranks = member.group.size
-        # What ranks told, by batch and by layer: before which, or behind the last, where all is known of the batch.
-        self._heard: dict[tuple[int, int], dict[int, Measured | Part]] = {}
+        self._told = Told(self._ranks)
         self._batches = 0  # begun so far
         self._listens = True  # whether the ranks tell what they measure of the batch that runs
         self._listened_at = -LISTEN_EVERY_S
         self._waited_s = 0.0  # of rank 0 in the last batch
-        self._run: dict[int, tuple[Plan, int]] = {}  # plan and rows of batches that not all have spoken of
         self.looks: tuple[int, ...] = ()  # before which layers of the batch that runs the ranks look up
         self._shifted = False  # whether a part of it showed that a device's speed has changed
         self._decided: Decision | None = None  # within it
         self._holds: Plan | None = None  # from the last look on
-        self._torn: set[int] = set()  # batches that ran under two plans
         self._flows = (np.zeros((self._ranks, self._ranks)), np.zeros((self._ranks, self._ranks)))
         self._own_bytes: list[int | None] = [None] * self._ranks  # what each had for the model when its plan was new
         self._weighed: Plan | None = None
@@ -100,7 +98,7 @@ class Conductor:
             return None
         self._listened_at = now
         plan = self._member.stack.plan
-        self._run[self._batches] = plan, rows
+        self._told.begin(self._batches, plan, rows)
         active = plan.stages[0].active
         # Rank 0 has to compute, or else it is not there to look up; and a rank alone has nobody to share rows with.
         if not self._member.mover.busy and all_by_rows(plan) and active[0] == 0 and len(active) > 1:
@@ -167,7 +165,7 @@ class Conductor:
         self._hear(0, own)
         self._listen()
         until = time.perf_counter() + HEARING * (own.compute_s + own.wait_s)
-        while self.drift.doubtful and own.batch in self._run and time.perf_counter() < until:
+        while self.drift.doubtful and self._told.waits(own.batch) and time.perf_counter() < until:
             self._member.group.pause()
             self._listen()
 
@@ -175,33 +173,28 @@ class Conductor:
         """Hear what is here, and hand on, in order, what all ranks have spoken of."""
         for rank, word in self._member.group.heard():
             self._hear(rank, word)
-        for (batch, layer), words in sorted(self._heard.items()):
-            (plan, rows), ends = self._run[batch], layer == self._spec.layers
-            if len(words) < (self._ranks if ends else len(plan.stages[0].active)):
-                break
-            del self._heard[batch, layer]
-            if ends:
-                del self._run[batch]
-                self._observe(batch, plan, rows, cast(dict[int, Measured], words))
+        for begun, parts in self._told.complete():
+            if parts is None:
+                self._observe(begun)
             else:
-                self._observe_part(plan, rows, layer, words)
+                self._observe_part(begun, parts)
 
     def _hear(self, rank: int, word: Measured | Part) -> None:
-        layer = word.layer if isinstance(word, Part) else self._spec.layers
-        self._heard.setdefault((word.batch, layer), {})[rank] = word
+        self._told.take(rank, word)
         if isinstance(word, Measured) and word.change == self._member.change:
             self._ready[rank], self._short[rank] = word.ready, word.short
 
-    def _observe_part(self, plan: Plan, rows: int, layer: int, by_rank: Mapping[int, Measured | Part]) -> None:
+    def _observe_part(self, begun: Begun, parts: Mapping[int, Part]) -> None:
         """Hand on what those that compute measured of a batch up to a layer."""
         compute_s, wait_s = np.zeros((2, self._ranks))
-        for rank, part in by_rank.items():
+        for rank, part in parts.items():
             compute_s[rank], wait_s[rank] = part.compute_s, part.wait_s
-        done = done_before(self._spec, rows, layer)
-        self._shifted |= self._replanner.observe_part(plan, rows, compute_s.tolist(), wait_s.tolist(), done)
+        done = done_before(self._spec, begun.rows, parts[0].layer)
+        self._shifted |= self._replanner.observe_part(begun.plan, begun.rows, compute_s.tolist(), wait_s.tolist(), done)
 
-    def _observe(self, batch: int, plan: Plan, rows: int, by_rank: dict[int, Measured]) -> None:
+    def _observe(self, begun: Begun) -> None:
         """Hand on what all ranks measured of one batch."""
+        plan, by_rank = begun.plan, begun.words
         if plan is not self._weighed:
             holdings = self._member.mover.holdings
             precision, ranks = self.drift.profile.precision, range(self._ranks)
@@ -211,10 +204,9 @@ class Conductor:
         since = [np.maximum(now - before, 0.0) for now, before in zip(totals, self._flows, strict=True)]
         self._flows = totals
         compute_s, wait_s = zip(*((measured.compute_s, measured.wait_s) for measured in self.latest), strict=True)
-        if batch in self._torn:  # under which plan they computed how much of it, nobody knows
-            self._torn.remove(batch)
+        if begun.torn:  # under which plan they computed how much of it, nobody knows
             compute_s = (0.0,) * self._ranks
-        self._replanner.observe(plan, rows, compute_s, wait_s, *since)
+        self._replanner.observe(plan, begun.rows, compute_s, wait_s, *since)
         drift = self.drift
         for rank, measured in enumerate(self.latest):
             if measured.probe_s:
@@ -240,7 +232,7 @@ class Conductor:
         line = decision.line
         if at_layer is not None and acts and self._fits(decision):
             self._holds = decision.plan
-            self._torn.add(self._batches)
+            self._told.tear(self._batches)
             line += f"; from layer {at_layer} of the request that runs"
         if not self._acts:
             self._say(f"dry run: {line}")

@@ -21,7 +21,8 @@ from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
 from hepti_mpi.lane import Lane
-from hepti_mpi.stack import Carrying, Look, Stack
+from hepti_mpi.stack import Carrying, Stack
+from hepti_mpi.way import Look
 
 SPREAD = 8  # of four equal replicas one may take 9 times as long from one batch to the next, and nobody waits for it
 MOST = 32  # batches in the hands of one replica

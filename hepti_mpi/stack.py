@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,17 +20,16 @@ from hepti_mpi.lane import Lane
 from hepti_mpi.layers import Layer, Pass, Stream
 from hepti_mpi.products import Backend
 from hepti_mpi.trace import Trace
+from hepti_mpi.way import Look, Way, cuts_for
 from hepti_mpi.wires import EXACT, Coding, coding
 from solver.model import ModelSpec
-from solver.plan import LayerPlan, Plan, Stage, Wire
+from solver.plan import LayerPlan, Plan, Wire
 from solver.spans import Partition, Span
 from solver.sublayers import widths
 
 # Carries a batch on. Yields the hop before which, or within which, it stands and the rank whose rows it needs there,
 # None where it needs nobody's; returns the rows that this rank ends with.
 Carrying = Generator[tuple[int, int | None], None, Array]
-# Called before every layer; returns the plan that holds from there on, if it is another.
-Look = Callable[[int], Plan | None]
 
 
 @dataclass(slots=True)
@@ -113,7 +112,7 @@ class Stack:
                 if rank in ranks:
                     self._group = self._groups[ranks]
                     self._crew = stage.active
-                    self._cuts = _cuts(stage, stage.active)
+                    self._cuts = cuts_for(stage, stage.active)
                     self._parts = [stage.part(layer) for layer in range(stage.span.start, stage.span.stop)]
 
     @property
@@ -190,7 +189,7 @@ class Stack:
                 assert self._group is not None
                 self._group.coding = EXACT if exact else self._within_stages
                 run = Pass(self._spec, batch, self._group, self.plan.tile_rows, self._backend)
-                way = _Way(self.plan, self._crew, run, look)
+                way = Way(self.plan, self._crew, run, look)
                 entering = Stream(Tiles.here(here), lane.rows_into(hop, rows))
                 layers = way.through(self.layers, self._cuts, self._parts)
                 computing, worked_s, ends = run_groups(entering, layers), 0.0, False
@@ -261,41 +260,3 @@ class Stack:
 
     def _or_nothing(self, x: Array | None) -> Array:
         return np.empty((0, self._spec.hidden), np.float32) if x is None else x
-
-
-class _Way:
-    """A batch's way through this rank's layers, of which the plan may change.
-
-    Parameters
-    ----------
-    plan
-        Under which it begins.
-    crew
-        The stage's devices that run it.
-    run, look
-        As in `layers.Pass` and `Stack.run`.
-    """
-
-    def __init__(self, plan: Plan, crew: Sequence[int], run: Pass, look: Look | None) -> None:
-        self.plan = plan
-        self._crew, self._run, self._look = crew, run, look
-
-    def through(
-        self, layers: Sequence[Layer], cuts: Sequence[LayerPlan], parts: Sequence[Span]
-    ) -> Iterator[tuple[Layer, LayerPlan, Span, Pass]]:
-        """Yield the layers, each with its cuts when it is asked for."""
-        for number, (layer, part) in enumerate(zip(layers, parts, strict=True)):
-            if self._look is not None and (plan := self._look(number)) is not None:
-                self.plan, self._look = plan, None
-                cuts = _cuts(plan.stages[0], self._crew)
-                self._run = replace(self._run, tile_rows=plan.tile_rows)
-            yield layer, cuts[number], part, self._run
-
-
-def _cuts(stage: Stage, crew: Sequence[int]) -> list[LayerPlan]:
-    """Return the cuts of every layer of a stage as a group of some of its devices sees them."""
-    return [
-        LayerPlan(layer.attention.only(crew), layer.mlp.only(crew))
-        for span, layer in stage.layers
-        for _ in range(span.size)
-    ]

@@ -39,7 +39,7 @@ class Forced(Replanner):
         super().__init__(POST, cluster, solution, [1e9] * len(cluster.devices))
         self._cluster, self._plans, self._rng = cluster, plans, rng
 
-    def decide(self, aim=None, now_only=False):
+    def decide(self, aim=None, *, now_only=False):
         if self._rng.random() < 0.3:
             return None
         plan = self._plans()
@@ -139,7 +139,7 @@ def test_rank_0_without_a_share_measures_itself_while_it_waits(world, files, mon
 class Watching(Replanner):
     """Hears everything, and decides nothing."""
 
-    def decide(self, aim=None):
+    def decide(self, aim=None, *, now_only=False):
         return None
 
 

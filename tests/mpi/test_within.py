@@ -26,12 +26,12 @@ from tests.mpi.test_layers import expected, tensors_of
 from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, rows_plan
 from tests.solver.clusters import pis
 
-REQUESTS = 120
+REQUESTS = 160
 
 
 def random_rows(rng, ranks, among=None):
     """Return a plan by rows: uneven, some ranks without any; sent in any way, in any tiles."""
-    weights = rng.uniform(0.1, 1, ranks) * (rng.random(ranks) < 0.8)
+    weights = rng.uniform(0.1, 1, ranks) * (rng.random(ranks) < np.where(np.arange(ranks), 0.8, 0.95))
     if among is not None:
         weights *= np.isin(range(ranks), among)
     if not weights.any():
@@ -148,7 +148,7 @@ def test_changes_at_any_moment_within_and_between_requests_lose_none(acts, world
     if world.rank == 0:
         assert len(between) >= 10 if acts else not within + between
     if world.rank == 0 and acts and world.size > 1:
-        assert len(within) >= 30
+        assert len(within) >= 25
         assert all(HOLDS < entry["at_layer"] < LONG.layers for entry in within)
         assert all(f"from layer {entry['at_layer']} of" in entry["line"] for entry in within)
 
