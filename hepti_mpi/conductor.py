@@ -61,6 +61,7 @@ class Conductor:
         self._listens = True  # whether the ranks tell what they measure of the batch that runs
         self._listened_at = -LISTEN_EVERY_S
         self._waited_s = 0.0  # of rank 0 in the last batch
+        self._rows, self._row_s = 0, 0.0  # of the last batch, and how long each took
         self.looks: tuple[int, ...] = ()  # before which layers of the batch that runs the ranks look up
         self._shifted = False  # whether a part of it showed that a device's speed has changed
         self._decided: Decision | None = None  # within it
@@ -93,7 +94,7 @@ class Conductor:
         self._batches += 1
         now = time.perf_counter()
         self._listens = now - self._listened_at >= LISTEN_EVERY_S
-        self.looks, self._shifted = (), False
+        self.looks, self._shifted, self._rows = (), False, rows
         if not self._listens:
             return None
         self._listened_at = now
@@ -102,7 +103,8 @@ class Conductor:
         active = plan.stages[0].active
         # Rank 0 has to compute, or else it is not there to look up; and a rank alone has nobody to share rows with.
         if not self._member.mover.busy and all_by_rows(plan) and active[0] == 0 and len(active) > 1:
-            self.looks = looks(self._spec.layers, plan.predicted_s * rows / plan.rows)
+            # Short by either: the profile may be far off, and what a short batch took says little of a long one.
+            self.looks = looks(self._spec.layers, rows * min(plan.predicted_s / plan.rows, self._row_s))
         return self._batches
 
     def look(self, layer: int) -> Plan | None:
@@ -145,7 +147,8 @@ class Conductor:
     def ran(self) -> None:
         """Take note of the batch that has just run, and do what can be done between two."""
         mover = self._member.mover
-        self._waited_s = self._member.stack.last.wait_s
+        last = self._member.stack.last
+        self._waited_s, self._row_s = last.wait_s, (last.compute_s + last.wait_s) / self._rows
         self._holds = None
         if self._listens:
             self._take_in()
