@@ -21,6 +21,9 @@ GAIN = 0.1  # of a measurement within the noise, at least: soon after a change i
 # a third longer than the others.
 FIRST = 5
 PATIENCE, MOST_PATIENCE = 2, 32  # measurements in a row, beyond the noise on one side, that are a change
+# A change by less than this asks for as many: it costs less to wait, and on a machine that others share one second at 0.7
+# of the speed is no rare thing (pi4x4, 200 requests of 0.4 s without a change: two of them).
+SLIGHT, SLIGHT_PATIENCE = math.log(1.5), 5
 SWING = math.log(1.5)  # least change back that counts as one: what is less mends the level
 SOON = 12  # measurements within which a change back makes patience double
 CALM = 50  # measurements within the noise after which patience is what it was
@@ -94,21 +97,26 @@ class Tracker:
     def _strayed(self, measured: float, part: float = 1.0) -> bool:
         """Take a measurement beyond the noise; return whether it was the last of a change.
 
-        Two parts of a request are enough; where what alternates made it wait longer, it waits for as many requests.
+        Two parts of a request are enough, but for a slight change; where what alternates made it wait longer, it waits
+        for as many requests.
         """
         self._calm = 0
         if self._apart and (self._apart[-1][0] > self.factor) != (measured > self.factor):
             self._apart.clear()
         self._apart.append((measured, part))
-        requests = sum(part for _, part in self._apart)
-        if len(self._apart) < PATIENCE or (self._patience > PATIENCE and requests < self._patience):
+        if len(self._apart) < PATIENCE:
             return False
-        self._move()
+        # The later half: the first may be of a request during which it changed.
+        level = statistics.median(measured for measured, _ in self._apart[len(self._apart) // 2 :])
+        slight = abs(math.log(level / self.factor)) < SLIGHT
+        patience = max(self._patience, SLIGHT_PATIENCE if slight else 0)
+        if patience > PATIENCE and sum(part for _, part in self._apart) < patience:
+            return False
+        self._move(level)
         return True
 
-    def _move(self) -> None:
-        """Take on the level of the later half: the first may be of a request during which it changed."""
-        level = statistics.median(measured for measured, _ in self._apart[len(self._apart) // 2 :])
+    def _move(self, level: float) -> None:
+        """Take on another level."""
         step = abs(math.log(level / self.factor))
         back = step > max(SWING, abs(math.log(level / self._left)))
         if self.changes and back and self.since <= SOON + self._patience:

@@ -9,7 +9,7 @@ from solver.cost import predict, price, setting
 from solver.drift import Drift, scaled
 from solver.model import named_model
 from solver.systems import make_plan
-from solver.tracker import SOON, Tracker
+from solver.tracker import SLIGHT_PATIENCE, SOON, Tracker
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base")
@@ -28,7 +28,7 @@ def follow(trace):
     return tracker, np.array(factors)
 
 
-@pytest.mark.parametrize("level", [0.1, 0.25, 0.6, 1.6, 4.0])
+@pytest.mark.parametrize("level", [0.1, 0.25, 0.5, 2.0, 4.0])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_step_is_followed_after_two_measurements(level, seed):
     trace = noise(60, seed) * np.repeat([1.0, level, 1.0], 20)
@@ -38,6 +38,16 @@ def test_a_step_is_followed_after_two_measurements(level, seed):
     assert tracker.changes == 2
     for start, wanted in ((21, level), (41, 1.0)):
         assert np.all(np.abs(np.log(factors[start : start + 18] / wanted)) < math.log(1.2))
+
+
+@pytest.mark.parametrize("level", [0.7, 1.4])
+def test_a_slight_step_is_followed_once_it_has_lasted(level):
+    """A machine that others share is at 0.7 of its speed for a second now and then."""
+    short, _ = follow([*np.ones(10), *[level] * (SLIGHT_PATIENCE - 1), *np.ones(10)])
+    lasting, factors = follow([*np.ones(10), *[level] * SLIGHT_PATIENCE])
+
+    assert (short.changes, short.factor) == (0, 1.0)
+    assert (lasting.changes, factors[-1]) == (1, level)
 
 
 def test_a_step_within_a_request_counts_from_the_next():
