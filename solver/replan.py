@@ -31,8 +31,8 @@ from solver.shares import all_weights_bytes
 SHIFT = math.log(1.15)  # how far a factor has to be from where the plan was solved, for solving again
 # The same for memory, relative, where a device has less than so many times what its share takes.
 MEMORY_SHIFT, SCARCE = 0.1, 1.5
-# Of a request's seconds: less is within what predictions err by. Four equal boards whose speeds seem to differ by 3 to 4 %,
-# as averages of unsteady requests do, have a plan that seems 4 to 5 % faster.
+# Of a request's seconds: less is within what predictions err by. Four equal boards whose speeds seem to differ by 3 to
+# 4 %, as averages of unsteady requests do, have a plan that seems 4 to 5 % faster.
 LEAST_GAIN = 0.06
 NAMED = 2  # changes in a decision's line: the largest
 # At least so many requests are expected to follow; of a change that has lasted longer, as many as it has.

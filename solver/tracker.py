@@ -21,11 +21,11 @@ GAIN = 0.1  # of a measurement within the noise, at least: soon after a change i
 # a third longer than the others.
 FIRST = 5
 PATIENCE, MOST_PATIENCE = 2, 32  # measurements in a row, beyond the noise on one side, that are a change
-# A change by less than this asks for as many: it costs less to wait, and on a machine that others share one second at 0.7
+# A change by less than this asks for as many: it costs less to wait, and on a machine that others share a second at 0.7
 # of the speed is no rare thing (pi4x4, 200 requests of 0.4 s without a change: two of them).
 SLIGHT, SLIGHT_PATIENCE = math.log(1.5), 5
 SWING = math.log(1.5)  # least change back that counts as one: what is less mends the level
-SOON = 12  # measurements within which a change back makes patience double
+SOON = 8  # measurements within which a change back makes patience double: following it costs one or two of them
 CALM = 50  # measurements within the noise after which patience is what it was
 
 
