@@ -35,7 +35,8 @@ def check_precision(precision: str, name: str) -> None:
     """
     if precision == "int8" and name == "numpy":
         raise HeptiError(
-            "--precision int8 needs --backend onnxruntime, here it is numpy: pip install 'hepti[fast]', or take float32"
+            "--precision int8 needs --backend onnxruntime, here it is numpy: take that (if it lacks: pip install "
+            "onnxruntime onnx), or float32"
         )
 
 

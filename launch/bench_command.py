@@ -29,13 +29,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     suites = bench.add_subparsers(required=True, metavar="SUITE")
     compare_command.add_parser(suites)
     paper_command.add_parser(suites)
-    parser = suites.add_parser("offload", help="what two devices gain over one, beside the published figures")
+    text = "what two devices gain over one, beside the published figures"
+    example = "example, as root: python -m launch bench offload --out results"
+    parser = suites.add_parser("offload", help=text, description=text, epilog=example)
     parser.set_defaults(function=_offload)
-    parser.add_argument("--cluster", default="paper2", help="cluster file of two devices, or a lab of it")
+    parser.add_argument(
+        "--cluster", default="paper2", help="two devices: a lab that is up, or a cluster file (default: paper2)"
+    )
     parser.add_argument("--runs", type=int, default=9, help="runs of every point (default: 9)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write offload.json and offload.png there")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser = suites.add_parser("shift", help="latency while devices and links change, for plans that stay or follow")
+    text = "latency while devices and links change, for plans that stay or follow"
+    example = "example, as root: python -m launch bench shift --model bert-large-8.h5 --out results"
+    parser = suites.add_parser("shift", help=text, description=text, epilog=example)
     parser.set_defaults(function=_shift)
     parser.add_argument("--cluster", default="mixed4", help="a lab that is up, or its cluster file (default: mixed4)")
     parser.add_argument("--model", type=Path, required=True, metavar="MODEL.h5", help="from python -m weights")

@@ -74,6 +74,7 @@ def compare(
     entrants += alone(model.spec, clusters, contest.rows, contest.runtimes)
     absent += unfit
     found = {number: Samples() for number in range(len(entrants))}
+    say(f"{len(entrants)} to be started {contest.runs} times each: every start loads a model, and takes seconds")
     for turn in range(contest.runs):
         for number in list(found):
             entrant, last = entrants[number], turn == contest.runs - 1

@@ -15,7 +15,8 @@ from solver.plot import new_figure, save_figure
 # Paul Tol's bright colours, which the colour-blind can tell apart.
 COLORS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377")
 LABEL = {"textcoords": "offset points", "va": "center", "fontsize": 8}
-BLOCKS = {"attention": "#4477aa", "mlp": "#66ccee", "other": "#bbbbbb", "wait": "#ee6677"}
+OUTSIDE = "outside the layers"  # as traces say
+BLOCKS = {"attention": "#4477aa", "mlp": "#66ccee", OUTSIDE: "#bbbbbb", "wait": "#ee6677"}
 
 
 def plot_bars(report: dict[str, Any], path: Path) -> None:
@@ -120,7 +121,7 @@ def read_trace(trace: Path) -> tuple[dict[int, str], list[dict[str, Any]]]:
 
 
 def _kind(entry: dict[str, Any]) -> str:
-    return next((name for name in ("wait", "attention", "mlp") if name in entry["name"]), "other")
+    return next((name for name in ("wait", "attention", "mlp") if name in entry["name"]), OUTSIDE)
 
 
 def _layers(axes: Any, slices: Sequence[dict[str, Any]]) -> None:
