@@ -202,7 +202,7 @@ class Group:
 
     def tell_within(self, message: Any, ranks: Iterable[int]) -> None:
         """Send a small message from rank 0 to others of these ranks without waiting; each waits for it by `word`."""
-        self._told[:] = [entry for entry in self._told if not entry[0].Test()]
+        self._forget_told()
         self._told += [(self._comm.isend(message, peer, WORD), None) for peer in ranks if peer != 0]
 
     def word(self) -> Any:
@@ -216,7 +216,7 @@ class Group:
 
     def tell_root(self, message: Any) -> None:
         """Send a small message to rank 0 without waiting; it takes it by `heard`, when it likes."""
-        self._told[:] = [entry for entry in self._told if not entry[0].Test()]
+        self._forget_told()
         self._told.append((self._comm.isend(message, 0, REPORT), None))
 
     def heard(self) -> Iterator[tuple[int, Any]]:
@@ -228,8 +228,12 @@ class Group:
     @property
     def untold(self) -> int:
         """How many messages and pieces have not yet left this rank."""
-        self._told[:] = [entry for entry in self._told if not entry[0].Test()]
+        self._forget_told()
         return len(self._told)
+
+    def _forget_told(self) -> None:
+        """Forget the messages and pieces that have left this rank."""
+        self._told[:] = [entry for entry in self._told if not entry[0].Test()]
 
     def send_piece(self, array: Array, peer: int) -> None:
         """Send weights to a rank that takes them by `take_piece`, when it likes."""
