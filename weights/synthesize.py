@@ -12,6 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+# numpy imports it when it is first used, and swallows a Ctrl-C that comes meanwhile.
+from numpy.random import SFC64, Generator
+
 from solver.model import ModelSpec, tensor_shapes
 from solver.progress import progress
 from solver.spans import Span
@@ -66,7 +69,7 @@ def synthetic_rows(name: str, shape: tuple[int, ...], rows: Span, seed: int = 0)
 
 def _block(name: str, shape: tuple[int, ...], block: int, seed: int) -> Array:
     size = (min(BLOCK_ROWS, shape[0] - block * BLOCK_ROWS), *shape[1:])
-    generator = np.random.Generator(np.random.SFC64([seed, zlib.crc32(name.encode()), block]))
+    generator = Generator(SFC64([seed, zlib.crc32(name.encode()), block]))
     numbers = generator.standard_normal(size, dtype=np.float32)
     numbers *= _scale(name, shape)
     if name.endswith("norm/weight"):
