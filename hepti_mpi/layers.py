@@ -28,7 +28,7 @@ from hepti_mpi.exchange import (
     reduce_rows,
     whole,
 )
-from hepti_mpi.load import LayerWeights
+from hepti_mpi.load import BlockWeights, LayerWeights
 from hepti_mpi.products import Backend, MakeProduct, Product
 from solver.model import ModelSpec
 from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Plan
@@ -115,29 +115,45 @@ def layer_kernels(
 def _kernels(
     spec: ModelSpec, cuts: LayerPlan, make: MakeProduct, keys: Keys | None, weights: LayerWeights
 ) -> LayerKernels:
-    a, m, H = weights.attention, weights.mlp, spec.hidden
-    avoided = None
-    if cuts.attention.cut is Cut.GRID:
-        into: tuple[Product, ...] = (make(np.ascontiguousarray(a.into.T), None),)
-    elif a.into.size and keys is Keys.AVOIDED:
-        into = (make(a.into[:H], a.into_bias[:H]),)
-        # K's bias adds the same to every score of a query, which a softmax does not see.
-        avoided = kernels.KeyWeights(a.into[H : 2 * H], a.into[2 * H :], a.into_bias[2 * H :])
-    elif cuts.attention.cut in (Cut.ROWS, Cut.WHOLE, Cut.SUB_BLOCKS) and a.into.size:
-        # K and V first: they travel while Q is computed.
-        into = (make(a.into[H:], a.into_bias[H:]), make(a.into[:H], a.into_bias[:H]))
-    else:
-        into = (make(a.into, a.into_bias),) * 2
-    if cuts.mlp.cut is Cut.GRID:
-        up = make(np.ascontiguousarray(m.into.T), None)
-    else:
-        up = make(m.into, m.into_bias, spec.activation)
     return LayerKernels(
-        BlockKernels(
-            into, a.into_bias, make(a.out, None), a.into.shape[0] // 3, a.out_bias, a.norm, a.norm_bias, avoided
-        ),
-        BlockKernels((up,), m.into_bias, make(m.out, None), m.into.shape[0], m.out_bias, m.norm, m.norm_bias),
+        _attention(spec, cuts.attention, make, keys, weights.attention), _mlp(spec, cuts.mlp, make, weights.mlp)
     )
+
+
+def block_kernels(
+    spec: ModelSpec, plan: Plan, make: MakeProduct, rank: int, number: int, block: str, w: BlockWeights
+) -> BlockKernels:
+    """Make the kernels of a rank's share of a block, "attention" or "mlp", of a layer of a plan of one stage."""
+    cuts = plan.layer(number)
+    if block == "mlp":
+        return _mlp(spec, cuts.mlp, make, w)
+    keys = cuts.attention.keys
+    return _attention(spec, cuts.attention, make, keys[rank] if keys else None, w)
+
+
+def _attention(spec: ModelSpec, plan: BlockPlan, make: MakeProduct, keys: Keys | None, w: BlockWeights) -> BlockKernels:
+    H, avoided = spec.hidden, None
+    if plan.cut is Cut.GRID:
+        into: tuple[Product, ...] = (make(np.ascontiguousarray(w.into.T), None),)
+    elif w.into.size and keys is Keys.AVOIDED:
+        into = (make(w.into[:H], w.into_bias[:H]),)
+        # K's bias adds the same to every score of a query, which a softmax does not see.
+        avoided = kernels.KeyWeights(w.into[H : 2 * H], w.into[2 * H :], w.into_bias[2 * H :])
+    elif plan.cut in (Cut.ROWS, Cut.WHOLE, Cut.SUB_BLOCKS) and w.into.size:
+        # K and V first: they travel while Q is computed.
+        into = (make(w.into[H:], w.into_bias[H:]), make(w.into[:H], w.into_bias[:H]))
+    else:
+        into = (make(w.into, w.into_bias),) * 2
+    width = w.into.shape[0] // 3
+    return BlockKernels(into, w.into_bias, make(w.out, None), width, w.out_bias, w.norm, w.norm_bias, avoided)
+
+
+def _mlp(spec: ModelSpec, plan: BlockPlan, make: MakeProduct, w: BlockWeights) -> BlockKernels:
+    if plan.cut is Cut.GRID:
+        up = make(np.ascontiguousarray(w.into.T), None)
+    else:
+        up = make(w.into, w.into_bias, spec.activation)
+    return BlockKernels((up,), w.into_bias, make(w.out, None), w.into.shape[0], w.out_bias, w.norm, w.norm_bias)
 
 
 def run_layers(

@@ -16,12 +16,16 @@ from hepti_mpi.comm import Group
 from hepti_mpi.memory import freed_at_once
 from solver.errors import HeptiError
 from solver.model import ModelSpec, layer_parts
+from solver.moves import BlockShare
 from solver.plan import Plan
 from solver.shares import TensorSlice, held_layers, layer_slices, rank_slices
 from weights.store import WeightsFile
 
 # What rank 0 holds at a time of a share that it sends to a rank without the file.
 STREAM_BYTES = 4 << 20
+
+# Of every block the tensors of the first product and that of the second.
+BLOCK_NAMES = {"attention": (("query", "key", "value"), "output"), "mlp": (("up",), "down")}
 
 Read = Callable[[TensorSlice, Array], object]
 Layer = TypeVar("Layer")
@@ -161,10 +165,19 @@ def load_layer(
     return _load_part(own, spec.hidden, read)
 
 
+def load_block(spec: ModelSpec, layer: int, share: BlockShare, read: Read) -> BlockWeights:
+    """Read a share of one block of a layer that is not decoupled."""
+    pieces = {piece.name: piece for piece in share.slices}
+    weights, places = _block(pieces, share.block, *BLOCK_NAMES[share.block], spec.hidden)
+    for name, piece in zip(pieces, share.of_layer(layer), strict=True):
+        read(piece, places[name])
+    return weights
+
+
 def _load_part(pieces: Mapping[str, TensorSlice], H: int, read: Read) -> LayerWeights:
     """Read what a rank has of a layer or a sub-block, every tensor straight to its place."""
-    attention, attention_places = _block(pieces, "attention", ("query", "key", "value"), "output", H)
-    mlp, mlp_places = _block(pieces, "mlp", ("up",), "down", H)
+    attention, attention_places = _block(pieces, "attention", *BLOCK_NAMES["attention"], H)
+    mlp, mlp_places = _block(pieces, "mlp", *BLOCK_NAMES["mlp"], H)
     places = attention_places | mlp_places
     for name, piece in pieces.items():
         read(piece, places[name])

@@ -7,23 +7,21 @@ that, and then frees the old one. Between, layers in front lie by the new plan a
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from hepti_mpi.arrays import Array
 from hepti_mpi.comm import Group
-from hepti_mpi.layers import Layer, layer_kernels
-from hepti_mpi.load import STREAM_BYTES, load_layer
-from hepti_mpi.memory import free_bytes
+from hepti_mpi.layers import BlockKernels, Layer, LayerKernels, block_kernels
+from hepti_mpi.load import STREAM_BYTES, load_block
+from hepti_mpi.memory import free_bytes, freed_at_once
 from hepti_mpi.products import Backend
 from hepti_mpi.stack import Stack
 from solver.model import ModelSpec
-from solver.moves import Holdings
-from solver.plan import Plan, Stage
-from solver.shares import TensorSlice, layer_slices
-from solver.spans import Span
+from solver.moves import BlockShare, Holdings, LayerShare, blend, layer_shares
+from solver.plan import Plan
+from solver.shares import TensorSlice
 from weights.store import WeightsFile
 
 # Kernels pack a copy of the weights before these are freed, and some room has to stay: times a layer's bytes.
@@ -80,11 +78,37 @@ class Mover:
         self._before = self._after = stack.plan
         self.holdings = Holdings(stack.plan, group.size)
         self._frees: tuple[int, ...] = ()
-        self._prepared: dict[int, Layer] = {}
+        self._prepared: dict[int, dict[BlockShare, BlockKernels]] = {}
         self._adopted = 0
         self._work: list[Iterator[bool]] = []
         self.ready = spec.layers  # layers in front that are prepared or adopted
         self.short = False  # whether it waits for layers to be adopted, and their memory
+        # What this rank holds of every layer: what runs, and what it could change to at once.
+        self._held: list[dict[BlockShare, BlockKernels]] = [
+            {attention: layer.attention, mlp: layer.mlp}
+            for layer, (attention, mlp) in zip(stack.layers, layer_shares(spec, stack.plan, group.rank), strict=True)
+            if isinstance(layer, LayerKernels)  # decoupled layers have no other plan
+        ]
+
+    def spare(self, plan: Plan, done: Callable[[int], object]) -> None:
+        """Get what a plan of the other sort needs, too, before any request runs; all ranks call this.
+
+        Calls `done` with the bytes that were read of every layer.
+        """
+        running = self._stack.plan
+        self.prepare(plan)
+        sizes = self._sizes(plan, self._group.rank)
+        seen = 0
+        with freed_at_once():
+            while self._work:
+                if not self.step():
+                    self._group.pause()
+                done(sum(sizes[seen : self.ready]))
+                seen = self.ready
+        for number in range(self._spec.layers):
+            self._held[number] |= self._prepared.pop(number, {})
+        self._before = self._after = running
+        self.holdings = Holdings(running, self._group.size, plan)
 
     def prepare(self, plan: Plan, frees: tuple[int, ...] = ()) -> None:
         """Begin to get what a plan needs; what runs meanwhile stays as it is. Another change under way is given up."""
@@ -115,15 +139,34 @@ class Mover:
         return done
 
     def adopt(self, layers: int) -> None:
-        """Let the layers in front lie by the new plan, and free what they had; all of them: the change is done."""
+        """Let the layers in front lie by the new plan, and free what is not kept; all of them: the change is done.
+
+        Where they change in parts, since memory is short, nothing is kept that does not run.
+        """
         self._catch_up(layers)
-        kernels = list(self._stack.layers)
         for number in range(self._adopted, layers):
-            kernels[number] = self._prepared.pop(number, kernels[number])
+            self._held[number] |= self._prepared.pop(number, {})
+        rank, plan, whole = self._group.rank, self._after, layers == self._spec.layers
+        if whole and not self._adopted:
+            self.holdings.adopt(plan, self._frees)
+        else:
+            self.holdings.adopt_front(plan, self._frees, layers)
         self._adopted = layers
-        plan = self._after if layers == self._spec.layers else blend(self._after, self._before, layers)
-        self._stack.adopt(plan, kernels)
-        self.holdings.adopt(plan, self._frees)
+        kept = [layer_shares(self._spec, held, rank) for held in self.holdings.plans(rank)]
+        for number, layer in enumerate(self._held):
+            shares = {share for known in kept for share in known[number]}
+            self._held[number] = {share: block for share, block in layer.items() if share in shares}
+        runs = self._kernels(layer_shares(self._spec, self.holdings.runs(rank), rank))
+        self._stack.adopt(plan if whole else blend(plan, self._before, layers), runs)
+
+    def kernels(self, plan: Plan) -> list[Layer]:
+        """Return this rank's layers under a plan of which it lacks nothing."""
+        return self._kernels(self.holdings.shares(self._spec, plan, self._group.rank))
+
+    def _kernels(self, shares: Sequence[LayerShare]) -> list[Layer]:
+        return [
+            LayerKernels(held[attention], held[mlp]) for held, (attention, mlp) in zip(self._held, shares, strict=True)
+        ]
 
     def _catch_up(self, layers: int) -> None:
         """Pass over layers that stay as they are: where no rank lacks anything, rank 0 does not ask who is ready."""
@@ -131,24 +174,28 @@ class Mover:
             pass
         assert self.ready >= layers, f"{self.ready} layers are prepared, {layers} are to be adopted"
 
+    def _sizes(self, plan: Plan, rank: int) -> list[int]:
+        """Return the bytes of every layer that a rank has to get for a plan."""
+        lacking = self.holdings.lacking(self._spec, plan, rank, self._frees)
+        return [
+            sum(share.held_bytes("float32") for share in lacking.get(layer, ())) for layer in range(self._spec.layers)
+        ]
+
     def _get(self) -> Iterator[bool]:
         """Prepare this rank's layers, one after the other; yield whether there was something to do."""
-        rank = self._group.rank
-        lacking = set(self.holdings.lacking(self._spec, self._after, rank, self._frees))
-        for layer in range(self._spec.layers):
-            if layer in lacking:
-                size = 4 * sum(math.prod(piece.shape) for piece in layer_slices(self._spec, self._after, layer, rank))
-                while self._prepared and free_bytes() < ROOM * size:
+        rank, product = self._group.rank, self._backend.product
+        lacking = self.holdings.lacking(self._spec, self._after, rank, self._frees)
+        for layer, size in enumerate(self._sizes(self._after, rank)):
+            for share in lacking.get(layer, ()):
+                while len(self._prepared) > (layer in self._prepared) and free_bytes() < ROOM * size:
                     self.short = True
                     yield False
                 todo: list[tuple[TensorSlice, Array]] = []
-                weights = load_layer(self._spec, self._after, layer, rank, partial(_note, todo))
+                weights = load_block(self._spec, layer, share, partial(_note, todo))
                 for piece, out in todo:
                     yield from self._read(piece, out)
-                self._prepared[layer] = layer_kernels(
-                    self._spec, self._after, self._backend.product, rank, layer, weights
-                )
-                self.ready = layer + 1
+                made = block_kernels(self._spec, self._after, product, rank, layer, share.block, weights)
+                self._prepared.setdefault(layer, {})[share] = made
                 yield True
             self.ready = layer + 1
 
@@ -169,8 +216,8 @@ class Mover:
     def _serve(self, peer: int) -> Iterator[bool]:
         """Send a rank without the file what it lacks, in the order in which it reads."""
         assert self._file is not None
-        for layer in self.holdings.lacking(self._spec, self._after, peer, self._frees):
-            for piece in layer_slices(self._spec, self._after, layer, peer):
+        for layer, shares in self.holdings.lacking(self._spec, self._after, peer, self._frees).items():
+            for piece in (piece for share in shares for piece in share.of_layer(layer)):
                 for block in self._file.read_pieces(piece, STREAM_BYTES):
                     while self._group.untold > UNDERWAY:
                         yield False
@@ -180,17 +227,3 @@ class Mover:
 
 def _note(todo: list[tuple[TensorSlice, Array]], piece: TensorSlice, out: Array) -> None:
     todo.append((piece, out))
-
-
-def blend(front: Plan, back: Plan, layers: int) -> Plan:
-    """Return the plan of which so many layers in front are of one plan and the others of another."""
-    runs = [
-        *((_cut(span, 0, layers), layer) for span, layer in front.stages[0].layers),
-        *((_cut(span, layers, span.stop), layer) for span, layer in back.stages[0].layers),
-    ]
-    stage = Stage(front.devices, tuple((span, layer) for span, layer in runs if span.size))
-    return replace(front, stages=(stage,), predicted=None)
-
-
-def _cut(span: Span, start: int, stop: int) -> Span:
-    return span.intersect(Span(start, max(start, stop)))

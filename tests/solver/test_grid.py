@@ -11,7 +11,7 @@ from solver.cost import price, setting
 from solver.grid import GridExchanges
 from solver.lengths import for_rows
 from solver.model import named_model
-from solver.moves import layers_to_load
+from solver.moves import Holdings
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Wire, uniform_plan
 from solver.shares import weights_bytes
 from solver.spans import Partition
@@ -123,7 +123,7 @@ def test_a_grid_of_one_row_takes_as_long_as_blocks():
     assert grid.seconds == pytest.approx(block.seconds, rel=0.05)
     # Bias and activation are not in its first product: the kernels are others, though the weights are the same.
     before, after = (uniform_plan(SPEC, cluster.names, layer) for layer in (by_block, by_grid))
-    assert layers_to_load(SPEC, before, after, 0) == [0, 1, 2]
+    assert list(Holdings(before, 3).lacking(SPEC, after, 0)) == [0, 1, 2]
 
 
 def test_a_grid_keeps_its_shares_at_other_lengths():

@@ -1,13 +1,16 @@
 """A plan that may change is by rows where that is nearly as fast, and its ranks keep what they may need again."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from solver.living import WORTH, among, living, plan_by_rows
 from solver.memory import holds_all
 from solver.model import named_model
-from solver.moves import Holdings, all_by_rows
+from solver.moves import Holdings, all_by_rows, layer_shares
 from solver.planner import solve
+from solver.shares import weights_bytes
 from solver.systems import make_plan
 from tests.solver.clusters import pis
 
@@ -66,6 +69,44 @@ def test_other_cuts_need_what_they_cut():
     holdings = Holdings(plan, 3)
     blocks = make_plan("megatron", SPEC, cluster, ROWS)
 
-    assert holdings.lacking(SPEC, blocks, 2) == list(range(SPEC.layers))
-    holdings.adopt(blocks)
-    assert holdings.lacking(SPEC, plan, 2) == list(range(SPEC.layers))
+    assert list(holdings.lacking(SPEC, blocks, 2)) == list(range(SPEC.layers))
+    holdings.adopt(blocks, frees=[2])
+    assert list(holdings.lacking(SPEC, plan, 2)) == list(range(SPEC.layers))
+
+
+def test_a_rank_keeps_what_it_ran_by_for_plans_of_the_other_sort():
+    """From blocks to rows and back nothing is read; what both need it has once; other blocks replace blocks."""
+    cluster = pis(20, 60, 20)
+    rows, blocks, others = (
+        make_plan(name, SPEC, cluster, ROWS) for name in ("sequence", "megatron", "megatron-weighted")
+    )
+    mixed = make_plan("galaxy", SPEC, cluster, ROWS)
+    whole, third = (weights_bytes(SPEC, plan, 2) for plan in (rows, blocks))
+    common = 6 * 768 * 4 * SPEC.layers  # norms and last biases
+
+    holdings = Holdings(blocks, 3, spare=rows)
+
+    assert not holdings.moved_bytes(SPEC, rows, 2)
+    assert not holdings.moved_bytes(SPEC, blocks, 2)
+    assert whole + third - common <= holdings.held_bytes(SPEC, 2) <= whole + third
+    holdings.adopt(rows)
+    assert holdings.bytes_with(SPEC, others, 1) > holdings.bytes_with(SPEC, others, 1, frees=[1])
+    holdings.adopt(others)
+    assert not holdings.moved_bytes(SPEC, rows, 1)
+    assert holdings.moved_bytes(SPEC, blocks, 1)
+    assert not Holdings(mixed, 3).moved_bytes(SPEC, replace(mixed, rows=2 * ROWS), 1)
+
+
+def test_what_runs_by_layers_of_two_plans_is_known_of_every_rank():
+    """In parts, nothing else is kept: a rank without rows keeps whole layers behind, and frees those in front."""
+    cluster = pis(20, 60, 20)
+    rows, blocks = (make_plan(name, SPEC, cluster, ROWS) for name in ("sequence", "megatron"))
+    holdings = Holdings(rows, 3)
+    holdings.adopt(among(rows, cluster, np.array([True, True, False])))
+    whole = holdings.held_bytes(SPEC, 2)
+
+    holdings.adopt_front(blocks, (), 4)
+
+    share = layer_shares(SPEC, blocks, 2)[0]
+    assert layer_shares(SPEC, holdings.runs(2), 2)[3:5] == (share, layer_shares(SPEC, rows, 2)[4])
+    assert holdings.held_bytes(SPEC, 2) == pytest.approx(whole * (4 / 3 + 8) / 12, rel=0.01)

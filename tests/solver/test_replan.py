@@ -13,7 +13,7 @@ from solver.lengths import for_rows
 from solver.living import WORTH, living
 from solver.memory import work_bytes
 from solver.model import named_model
-from solver.moves import all_by_rows, layers_to_load, moved_bytes
+from solver.moves import Holdings, all_by_rows
 from solver.planner import solve
 from solver.replan import Replanner
 from solver.systems import make_plan
@@ -255,7 +255,8 @@ def test_shares_of_rows_move_no_weights():
     after = make_plan("sequence-weighted", SPEC, pis(24.6, 10, 24.6, 70), ROWS)
     split = make_plan("megatron", SPEC, cluster, ROWS)
 
-    assert all(moved_bytes(SPEC, before, after, rank) == 0 for rank in range(4))
-    assert layers_to_load(SPEC, before, split, 2) == list(range(SPEC.layers))
+    holdings = Holdings(before, 4)
+    assert all(holdings.moved_bytes(SPEC, after, rank) == 0 for rank in range(4))
+    assert list(holdings.lacking(SPEC, split, 2)) == list(range(SPEC.layers))
     layers = predict(SPEC, cluster, split, ROWS).weights_bytes[2]
-    assert moved_bytes(SPEC, before, split, 2) == layers
+    assert holdings.moved_bytes(SPEC, split, 2) == layers
