@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hepti_mpi.layers import Layer
 from hepti_mpi.live import Member
 from hepti_mpi.monitor import PROBE_ROWS, PROBE_S, Measured, Part, between_ranks
 from hepti_mpi.move import Adopt, Prepare
@@ -16,7 +17,6 @@ from hepti_mpi.within import HEARD, HOLDS, done_before, looks
 from solver.curves import Bank, Kernel
 from solver.drift import Drift
 from solver.model import ModelSpec
-from solver.moves import all_by_rows
 from solver.plan import Plan
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ class Conductor:
         self._holds: Plan | None = None  # from the last look on
         self._flows = (np.zeros((self._ranks, self._ranks)), np.zeros((self._ranks, self._ranks)))
         self._own_bytes: list[int | None] = [None] * self._ranks  # what each had for the model when its plan was new
-        self._weighed: Plan | None = None
-        self._weights: Sequence[int] = ()  # of each rank, under the plan weighed last
         self._ready = [spec.layers] * self._ranks
         self._short = [False] * self._ranks
         self._adopted = 0
@@ -101,20 +99,20 @@ class Conductor:
         plan = self._member.stack.plan
         self._told.begin(self._batches, plan, rows)
         active = plan.stages[0].active
-        # Rank 0 has to compute, or else it is not there to look up; and a rank alone has nobody to share rows with.
-        if not self._member.mover.busy and all_by_rows(plan) and active[0] == 0 and len(active) > 1:
+        # Rank 0 has to compute, or else it is not there to look up; and a rank alone has nobody to share work with.
+        if not self._member.mover.busy and active[0] == 0 and len(active) > 1:
             # Short by either: the profile may be far off, and what a short batch took says little of a long one.
             self.looks = looks(self._spec.layers, rows * min(plan.predicted_s / plan.rows, self._row_s))
         return self._batches
 
-    def look(self, layer: int) -> Plan | None:
-        """Do rank 0's part in looks before a layer; return the plan that holds from there on, if it is another."""
+    def look(self, layer: int) -> tuple[Plan, Sequence[Layer]] | None:
+        """Do rank 0's part in looks before a layer, as `Way` asks."""
         if layer - HEARD in self.looks:
             started = time.perf_counter()
             self._give_word(layer - HEARD + HOLDS)
             self._member.group.traffic.waited(started)  # it is no time in which rank 0 computes
         if layer - HOLDS in self.looks and self._holds is not None:
-            return self._holds
+            return self._holds, self._member.mover.kernels(self._holds)
         if layer in self.looks:
             self._hear(0, Part(self._batches, layer, *self._member.stack.so_far))
         return None
@@ -132,12 +130,7 @@ class Conductor:
     def _fits(self, decision: Decision) -> bool:
         """Return whether a plan can take over within a batch: among the ranks that run it, with what they have."""
         plan, active = decision.plan, self._member.stack.plan.stages[0].active
-        return (
-            all_by_rows(plan)
-            and {*plan.stages[0].active} <= {*active}
-            and not decision.frees
-            and not self._moves(plan, decision.frees)
-        )
+        return {*plan.stages[0].active} <= {*active} and not decision.frees and not self._moves(plan, decision.frees)
 
     def meanwhile(self) -> None:
         """Probe rank 0, where it has no share, while the others compute; seldom, where requests would wait for it."""
@@ -192,16 +185,12 @@ class Conductor:
         compute_s, wait_s = np.zeros((2, self._ranks))
         for rank, part in parts.items():
             compute_s[rank], wait_s[rank] = part.compute_s, part.wait_s
-        done = done_before(self._spec, begun.rows, parts[0].layer)
+        done = done_before(self._spec, begun.plan, begun.rows, parts[0].layer)
         self._shifted |= self._replanner.observe_part(begun.plan, begun.rows, compute_s.tolist(), wait_s.tolist(), done)
 
     def _observe(self, begun: Begun) -> None:
         """Hand on what all ranks measured of one batch."""
-        plan, by_rank = begun.plan, begun.words
-        if plan is not self._weighed:
-            holdings = self._member.mover.holdings
-            precision, ranks = self.drift.profile.precision, range(self._ranks)
-            self._weighed, self._weights = plan, [holdings.held_bytes(self._spec, r, precision) for r in ranks]
+        plan, by_rank, holdings = begun.plan, begun.words, self._member.mover.holdings
         self.latest = [by_rank[rank] for rank in range(self._ranks)]
         totals = between_ranks({rank: measured.flows for rank, measured in by_rank.items()}, self._ranks)
         since = [np.maximum(now - before, 0.0) for now, before in zip(totals, self._flows, strict=True)]
@@ -217,7 +206,7 @@ class Conductor:
                 curves = Bank([drift.profile.devices[rank].kernels])
                 due_s = float(curves.seconds(Kernel.CONTRACT, PROBE_ROWS, H * H)[0])
                 drift.probed(rank, due_s / measured.probe_s)
-            for_model = measured.free_bytes + self._weights[rank]
+            for_model = measured.free_bytes + holdings.held_bytes(self._spec, rank, drift.profile.precision)
             was = self._own_bytes[rank]
             if was is None:
                 self._own_bytes[rank] = for_model

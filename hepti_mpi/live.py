@@ -6,6 +6,7 @@ Rank 0 decides, in `hepti_mpi.leader` and `hepti_mpi.conductor`.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -13,6 +14,7 @@ from typing import cast
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
 from hepti_mpi.flow import Step
+from hepti_mpi.layers import Layer
 from hepti_mpi.monitor import Measured, Monitor, Part
 from hepti_mpi.move import Adopt, Mover, Prepare
 from hepti_mpi.stack import Stack
@@ -39,10 +41,11 @@ class Member:
             self.monitor.free(), self.monitor.take_probe(), self.change, mover.ready, mover.short,
         )  # fmt: skip
 
-    def look(self, step: Step, layer: int) -> Plan | None:
-        """Do this rank's part in looks before a layer; return the plan that holds from there on, if it is another."""
-        if layer - HOLDS in step.looks and (plan := self.group.word()) is not None:
-            return cast(Plan, plan)
+    def look(self, step: Step, layer: int) -> tuple[Plan, Sequence[Layer]] | None:
+        """Do this rank's part in looks before a layer, as `Way` asks."""
+        if layer - HOLDS in step.looks and (word := self.group.word()) is not None:
+            plan = cast(Plan, word)
+            return plan, self.mover.kernels(plan)
         if layer in step.looks:
             assert step.tell is not None
             self.group.tell_root(Part(step.tell, layer, *self.stack.so_far))

@@ -144,8 +144,7 @@ class Stack:
         exact
             Whether numbers travel as they are, whatever the coding.
         look
-            Says whether the plan changes on the way: to one of one stage, under which nobody else has a share, and
-            nobody needs other weights.
+            Says whether the plan changes on the way: to one of one stage, under which nobody else has a share.
 
         Returns
         -------

@@ -9,8 +9,8 @@ from hepti_mpi.layers import Layer, Pass
 from solver.plan import LayerPlan, Plan, Stage
 from solver.spans import Span
 
-# Called before every layer; returns the plan that holds from there on, if it is another.
-Look = Callable[[int], Plan | None]
+# Called before every layer; returns the plan that holds from there on, if it is another, and this rank's layers by it.
+Look = Callable[[int], tuple[Plan, Sequence[Layer]] | None]
 
 
 class Way:
@@ -34,12 +34,12 @@ class Way:
         self, layers: Sequence[Layer], cuts: Sequence[LayerPlan], parts: Sequence[Span]
     ) -> Iterator[tuple[Layer, LayerPlan, Span, Pass]]:
         """Yield the layers, each with its cuts when it is asked for."""
-        for number, (layer, part) in enumerate(zip(layers, parts, strict=True)):
-            if self._look is not None and (plan := self._look(number)) is not None:
-                self.plan, self._look = plan, None
-                cuts = cuts_for(plan.stages[0], self._crew)
-                self._run = replace(self._run, tile_rows=plan.tile_rows)
-            yield layer, cuts[number], part, self._run
+        for number, part in enumerate(parts):
+            if self._look is not None and (turn := self._look(number)) is not None:
+                (self.plan, layers), self._look = turn, None
+                cuts = cuts_for(self.plan.stages[0], self._crew)
+                self._run = replace(self._run, tile_rows=self.plan.tile_rows)
+            yield layers[number], cuts[number], part, self._run
 
 
 def cuts_for(stage: Stage, crew: Sequence[int]) -> list[LayerPlan]:

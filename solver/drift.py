@@ -56,13 +56,18 @@ class Drift:
         self._flowing: Plan | None = None
         self._shown: list[Floats] = []  # of the links, by the plan that is flowing
         self._bytes, self._busy_s = np.zeros((ranks, ranks)), np.zeros((ranks, ranks))
-        self._looked: tuple[float, Floats, Floats] | None = None  # the last look at the request under way
+        self._looked: tuple[Floats, Floats, Floats] | None = None  # the last look at the request under way
         self._unsure: set[int] = set()  # ranks of which a part of it showed a change
         # An instance's own cache: the plan changes seldom.
         self._expected = lru_cache(maxsize=64)(lambda plan, rows: _compute_s(spec, profile, plan, rows))
 
     def computed(
-        self, plan: Plan, rows: int, compute_s: Sequence[float], wait_s: Sequence[float], done: float = 1.0
+        self,
+        plan: Plan,
+        rows: int,
+        compute_s: Sequence[float],
+        wait_s: Sequence[float],
+        done: Floats | None = None,
     ) -> list[int]:
         """Take what every rank has computed of a request so far; return the ranks whose speed has changed.
 
@@ -74,20 +79,22 @@ class Drift:
             Elapsed time without waiting; 0 where a rank had no share.
         wait_s : [p] seconds
             The waiting.
-        done
-            How much of its compute was done: the same on all ranks, where all is cut by rows; 1: the request is over.
+        done : [p]
+            How much of its compute every rank has done; None: the request is over.
         """
         whole = -(-rows // LENGTHS) * LENGTHS
         expected = self._expected(plan, whole) * rows / whole
         none = np.zeros(len(compute_s))
-        before, compute_before, wait_before = self._looked or (0.0, none, none)
+        before, compute_before, wait_before = self._looked or (none, none, none)
+        so_far = np.ones(none.size) if done is None else done
         computes, waits = np.asarray(compute_s, float), np.asarray(wait_s, float)
         changed = []
         for rank, due in enumerate(expected):
             seconds, waited, part = computes[rank], waits[rank], 1.0
-            if done < 1 or rank in self._unsure:
-                seconds, waited, part = seconds - compute_before[rank], waited - wait_before[rank], done - before
-            if not (seconds > 0 and due > 0):
+            if done is not None or rank in self._unsure:
+                seconds, waited = seconds - compute_before[rank], waited - wait_before[rank]
+                part = float(so_far[rank] - before[rank])
+            if not (seconds > 0 and due > 0 and part > 0):
                 continue
             tracker, factor = self.compute[rank], float(part * due / seconds)
             if waited > seconds:
@@ -98,8 +105,8 @@ class Drift:
                 self._unsure.add(rank)
             if tracker.observe(factor, part):
                 changed.append(rank)
-        self._looked = (done, computes, waits) if done < 1 else None
-        if done == 1:
+        self._looked = None if done is None else (done, computes, waits)
+        if done is None:
             self._unsure.clear()
         return changed
 

@@ -84,9 +84,9 @@ class Replanner:
         self.drift.carried(plan, flow_bytes, busy_s)
 
     def observe_part(
-        self, plan: Plan, rows: int, compute_s: Sequence[float], wait_s: Sequence[float], done: float
+        self, plan: Plan, rows: int, compute_s: Sequence[float], wait_s: Sequence[float], done: Floats
     ) -> bool:
-        """Take what part of a request, `done` of it, measured so far; return whether a device's speed has changed."""
+        """Take what a request measured so far, `done` of it, [p]; return whether a device's speed has changed."""
         return bool(self.drift.computed(plan, rows, compute_s, wait_s, done))
 
     def decide(self, aim: Plan | None = None, *, now_only: bool = False) -> Decision | None:

@@ -23,7 +23,7 @@ from solver.planner import solve
 from solver.replan import Replanner
 from solver.routes import Route
 from tests.mpi.test_layers import expected, tensors_of
-from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, rows_plan
+from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, random_plan, rows_plan
 from tests.solver.clusters import pis
 
 REQUESTS = 160
@@ -40,6 +40,11 @@ def random_rows(rng, ranks, among=None):
     return rows_plan(weights, LONG, tile_rows=int(rng.integers(0, 9)), route=route)
 
 
+def turning(run, at, plan):
+    """Return what turns to a plan before a layer, as `Way` asks."""
+    return lambda layer: (plan, run.mover.kernels(plan)) if layer == at else None
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_from_any_layer_on_other_rows_give_the_same_result(seed, world, files):
     """Ranks are emptied and refilled; which plan comes from which layer on, all draw alike."""
@@ -49,9 +54,32 @@ def test_from_any_layer_on_other_rows_give_the_same_result(seed, world, files):
         active = run.stack.plan.stages[0].active
         at, plan = int(rng.integers(LONG.layers)), random_rows(rng, world.size, active)
         at = at if active[0] == 0 else LONG.layers  # rank 0 has to be there
-        run.check(lengths_of(LONG, rng), look=lambda layer, at=at, plan=plan: plan if layer == at else None)
+        run.check(lengths_of(LONG, rng), look=turning(run, at, plan))
         run.prepare(random_rows(rng, world.size) if rng.random() < 0.5 else plan)
         run.mover.adopt(LONG.layers)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_from_any_layer_on_rows_follow_any_cuts_and_these_follow_rows(seed, world, files):
+    """Where all ranks hold both; rows of the blocks may differ, too."""
+    rng = np.random.default_rng([seed, 12])
+    run = Run(LONG, random_plan(LONG, rng, world.size), world, files)
+    run.mover.spare(rows_plan([1.0] * world.size, LONG), lambda size: None)
+    cut = run.stack.plan
+    turned = 0
+    for _ in range(CHANGES):
+        now = run.stack.plan.stages[0].active
+        among = now if rng.random() < 0.7 else range(world.size)
+        plan = cut if run.stack.plan != cut and rng.random() < 0.7 else random_rows(rng, world.size, among)
+        at = int(rng.integers(LONG.layers))
+        turns = now[0] == 0 and {*plan.stages[0].active} <= {*now}
+        turned += turns
+        run.check(lengths_of(LONG, rng), look=turning(run, at, plan) if turns else None)
+        assert not any(run.mover.holdings.lacking(LONG, plan, rank) for rank in range(world.size))
+        run.mover.prepare(plan)
+        run.mover.adopt(LONG.layers)
+        run.check(lengths_of(LONG, rng))
+    assert turned >= 3
 
 
 class Chance(Replanner):

@@ -189,7 +189,9 @@ def test_of_a_request_that_shows_a_change_on_its_way_the_last_part_counts(begins
     found = []
     for done in (0.25, 0.5, 0.8, 1.0):
         slow = max(done - begins, 0)
-        if drift.computed(plan, 96, due * (done - slow + slow / np.array([1, 0.25])), [0] * 2, done):
+        if drift.computed(
+            plan, 96, due * (done - slow + slow / np.array([1, 0.25])), [0] * 2, None if done == 1 else np.full(2, done)
+        ):
             found.append(done)
 
     assert found == changed

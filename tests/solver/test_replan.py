@@ -13,7 +13,7 @@ from solver.lengths import for_rows
 from solver.living import WORTH, living
 from solver.memory import work_bytes
 from solver.model import named_model
-from solver.moves import Holdings, all_by_rows
+from solver.moves import Holdings
 from solver.planner import solve
 from solver.replan import Replanner
 from solver.systems import make_plan
@@ -53,17 +53,17 @@ class Simulation:
     def request(self, compute=(1, 1, 1, 1), noise=0.05, before=None, until=0):
         """Run one request, `before` being the speeds up to a layer; return its seconds."""
         plan, decision, torn = self.replanner.plan, None, False
-        seconds, computed_s, done = 0.0, NONE, 0.0
+        seconds, computed_s, done = 0.0, NONE, NONE
         for layer in (*self._looks, SPEC.layers):
-            now = done_before(SPEC, ROWS, layer) if layer < SPEC.layers else 1.0
+            now = done_before(SPEC, plan, ROWS, layer) if layer < SPEC.layers else np.ones(4)
             request_s, compute_s = self.costs(plan, before if layer <= until else compute)
-            seconds += (now - done) * request_s
-            disturbed = np.exp(self._rng.normal(0, noise / np.sqrt(now - done), 4))
-            computed_s, done = computed_s + (now - done) * compute_s * disturbed, now
+            part = now - done
+            seconds += part.mean() * request_s
+            disturbed = np.exp(self._rng.normal(0, noise / np.sqrt(part), 4))
+            computed_s, done = computed_s + part * compute_s * disturbed, now
             if (
                 layer < SPEC.layers
                 and decision is None
-                and all_by_rows(plan)
                 and self.replanner.observe_part(plan, ROWS, computed_s, NONE, now)
                 and (decision := self.decided(now_only=True))
                 and {*decision.plan.stages[0].active} <= {*plan.stages[0].active}
