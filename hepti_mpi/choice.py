@@ -30,8 +30,8 @@ class Choice:
     ----------
     cluster
         What the plan is for; None where a file gave the plan alone.
-    solution
-        Where devices that change may change the plan.
+    solution, spare
+        Where devices that change may change the plan; the plan by rows whose weights ranks hold besides.
     by_length
         Where batches of other lengths run under plans of their own.
     """
@@ -39,6 +39,7 @@ class Choice:
     plan: Plan
     cluster: Cluster | None
     solution: Solution | None = None
+    spare: Plan | None = None
     by_length: PlansByLength | None = None
 
 
@@ -86,8 +87,8 @@ def _living(spec: ModelSpec, cluster: Cluster, rows: int, options: argparse.Name
     from solver.living import living  # the solvers are for rank 0 alone
     from solver.planner import solve
 
-    solution = living(spec, cluster, solve(spec, cluster, rows, wire=options.wire))
-    return Choice(solution.plan, cluster, solution)
+    solution, spare = living(spec, cluster, solve(spec, cluster, rows, wire=options.wire))
+    return Choice(solution.plan, cluster, solution, spare)
 
 
 def _by_length(spec: ModelSpec, cluster: Cluster, plan: Plan) -> PlansByLength:

@@ -49,7 +49,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     cluster = None
     if group.from_root((lambda: leader.needs_profile) if leader else None):
         cluster = measured_cluster(model.spec, options.backend, options.precision, group, leader)
-    plan = group.from_root((lambda: leader.plan(cluster)) if leader else None)
+    plan, spare = group.from_root((lambda: leader.plan(cluster)) if leader else None)
     computes = backend(options.backend, options.precision)
     make = partial(layer_kernels, model.spec, own_plan(plan, group.rank), computes.product, group.rank)
     started = time.perf_counter()
@@ -62,6 +62,8 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
         mover = Mover(model.spec, stack, group, file, computes, without_file)
         member = Member(group, stack, mover, Monitor(model.spec, computes))
         speeds = reading_speeds(group.on_all(lambda: loaded))
+        if spare is not None:
+            load_spare(mover, spare, without_file, group, leader.console if leader else None)
     # What is there now stays, on rank 0 the planner's libraries too: the garbage collector need not look through it.
     gc.freeze()
     if leader:
@@ -139,6 +141,23 @@ def load_share(
 
     group.on_all(load_own)
     return loaded[0], file, without_file
+
+
+def load_spare(mover: Mover, spare: Plan, without_file: Sequence[int], group: Group, console: Console | None) -> None:
+    """Load what this rank lacks for the plan that it may change to; rank 0 shows how it gets on, and sends theirs."""
+
+    def load_own() -> None:
+        total = mover.holdings.moved_bytes(mover.spec, spare, group.rank)
+        bar = progress("loading what else may run", total, console=console) if console else nullcontext(lambda _: None)
+        with bar as done:
+            try:
+                mover.spare(spare, done)
+            except HeptiError as error:
+                if without_file and group.rank == 0:
+                    group.abort(str(error), code=2)  # they wait for their shares and would not hear of it
+                raise
+
+    group.on_all(load_own)
 
 
 def reading_speeds(loaded: Sequence[tuple[int, float]]) -> list[float]:

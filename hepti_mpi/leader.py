@@ -80,6 +80,7 @@ class Leader:
         self._rounding: float | None = None
         self._by_length: PlansByLength | None = None  # where batches of other lengths run under others
         self._solution: Solution | None = None  # where the plan may change
+        self._spare: Plan | None = None
         self._conductor: Conductor | None = None
         self._watch = Watch(self.console) if options.watch else None
 
@@ -115,8 +116,10 @@ class Leader:
         options = self._options
         return options.cluster is None and options.plan is None and options.model is not None
 
-    def plan(self, measured: Cluster | None) -> Plan:
-        """Read or make the plan of the first batch; `measured` is what to plan for where no file says so.
+    def plan(self, measured: Cluster | None) -> tuple[Plan, Plan | None]:
+        """Read or make the plan of the first batch, and that for which ranks hold weights besides, if any.
+
+        `measured` is what to plan for where no file says so.
 
         Raises
         ------
@@ -126,11 +129,11 @@ class Leader:
         lengths = [rows_of(batch) for batch in batches_of(self._requests)]
         rows = lengths[0] if lengths else 0
         choice = choose(self._options, self._spec, rows, self._group.size, measured, self.say)
-        self._plan, self._cluster, self._solution = choice.plan, choice.cluster, choice.solution
-        self._by_length = choice.by_length
+        self._plan, self._cluster, self._by_length = choice.plan, choice.cluster, choice.by_length
+        self._solution, self._spare = choice.solution, choice.spare
         for rows in lengths:
             self._plan_of(rows)  # made before anything waits for it
-        return self._plan
+        return self._plan, self._spare
 
     def lead(
         self, stack: Stack, tensors: ends.Tensors, member: Member | None, read_bytes_per_s: Sequence[float]
@@ -144,7 +147,7 @@ class Leader:
         if member is not None and self._solution is not None and self._cluster is not None:
             from solver.replan import Replanner
 
-            replanner = Replanner(self._spec, self._cluster, self._solution, read_bytes_per_s)
+            replanner = Replanner(self._spec, self._cluster, self._solution, self._spare, read_bytes_per_s)
             self._conductor = Conductor(self._spec, member, replanner, self._options.replan == "auto", self.say)
         if self._serves:
             with self._watch or nullcontext():

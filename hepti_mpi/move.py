@@ -72,7 +72,7 @@ class Mover:
         backend: Backend,
         without_file: Sequence[int] = (),
     ) -> None:
-        self._spec, self._stack, self._group, self._file, self._backend = spec, stack, group, file, backend
+        self.spec, self._stack, self._group, self._file, self._backend = spec, stack, group, file, backend
         self.turns = not without_file  # whether a change may be given up: no piece of it is on its way
         self._without_file = without_file if group.rank == 0 else ()
         self._before = self._after = stack.plan
@@ -105,7 +105,7 @@ class Mover:
                     self._group.pause()
                 done(sum(sizes[seen : self.ready]))
                 seen = self.ready
-        for number in range(self._spec.layers):
+        for number in range(self.spec.layers):
             self._held[number] |= self._prepared.pop(number, {})
         self._before = self._after = running
         self.holdings = Holdings(running, self._group.size, plan)
@@ -146,22 +146,22 @@ class Mover:
         self._catch_up(layers)
         for number in range(self._adopted, layers):
             self._held[number] |= self._prepared.pop(number, {})
-        rank, plan, whole = self._group.rank, self._after, layers == self._spec.layers
+        rank, plan, whole = self._group.rank, self._after, layers == self.spec.layers
         if whole and not self._adopted:
             self.holdings.adopt(plan, self._frees)
         else:
             self.holdings.adopt_front(plan, self._frees, layers)
         self._adopted = layers
-        kept = [layer_shares(self._spec, held, rank) for held in self.holdings.plans(rank)]
+        kept = [layer_shares(self.spec, held, rank) for held in self.holdings.plans(rank)]
         for number, layer in enumerate(self._held):
             shares = {share for known in kept for share in known[number]}
             self._held[number] = {share: block for share, block in layer.items() if share in shares}
-        runs = self._kernels(layer_shares(self._spec, self.holdings.runs(rank), rank))
+        runs = self._kernels(layer_shares(self.spec, self.holdings.runs(rank), rank))
         self._stack.adopt(plan if whole else blend(plan, self._before, layers), runs)
 
     def kernels(self, plan: Plan) -> list[Layer]:
         """Return this rank's layers under a plan of which it lacks nothing."""
-        return self._kernels(self.holdings.shares(self._spec, plan, self._group.rank))
+        return self._kernels(self.holdings.shares(self.spec, plan, self._group.rank))
 
     def _kernels(self, shares: Sequence[LayerShare]) -> list[Layer]:
         return [
@@ -176,25 +176,25 @@ class Mover:
 
     def _sizes(self, plan: Plan, rank: int) -> list[int]:
         """Return the bytes of every layer that a rank has to get for a plan."""
-        lacking = self.holdings.lacking(self._spec, plan, rank, self._frees)
+        lacking = self.holdings.lacking(self.spec, plan, rank, self._frees)
         return [
-            sum(share.held_bytes("float32") for share in lacking.get(layer, ())) for layer in range(self._spec.layers)
+            sum(share.held_bytes("float32") for share in lacking.get(layer, ())) for layer in range(self.spec.layers)
         ]
 
     def _get(self) -> Iterator[bool]:
         """Prepare this rank's layers, one after the other; yield whether there was something to do."""
         rank, product = self._group.rank, self._backend.product
-        lacking = self.holdings.lacking(self._spec, self._after, rank, self._frees)
+        lacking = self.holdings.lacking(self.spec, self._after, rank, self._frees)
         for layer, size in enumerate(self._sizes(self._after, rank)):
             for share in lacking.get(layer, ()):
                 while len(self._prepared) > (layer in self._prepared) and free_bytes() < ROOM * size:
                     self.short = True
                     yield False
                 todo: list[tuple[TensorSlice, Array]] = []
-                weights = load_block(self._spec, layer, share, partial(_note, todo))
+                weights = load_block(self.spec, layer, share, partial(_note, todo))
                 for piece, out in todo:
                     yield from self._read(piece, out)
-                made = block_kernels(self._spec, self._after, product, rank, layer, share.block, weights)
+                made = block_kernels(self.spec, self._after, product, rank, layer, share.block, weights)
                 self._prepared.setdefault(layer, {})[share] = made
                 yield True
             self.ready = layer + 1
@@ -216,7 +216,7 @@ class Mover:
     def _serve(self, peer: int) -> Iterator[bool]:
         """Send a rank without the file what it lacks, in the order in which it reads."""
         assert self._file is not None
-        for layer, shares in self.holdings.lacking(self._spec, self._after, peer, self._frees).items():
+        for layer, shares in self.holdings.lacking(self.spec, self._after, peer, self._frees).items():
             for piece in (piece for share in shares for piece in share.of_layer(layer)):
                 for block in self._file.read_pieces(piece, STREAM_BYTES):
                     while self._group.untold > UNDERWAY:

@@ -1,6 +1,8 @@
-"""The plan to begin with where it may change later: by rows, unless another is much faster.
+"""The plan to begin with where it may change later, and what ranks hold besides.
 
-A device that has all weights takes any share of the rows at once: nothing has to be read, and no request waits.
+A device that has all weights takes any share of the rows at once: nothing has to be read, and no request waits. So the
+best plan runs, and ranks hold all weights besides; where memory is too small for both, a plan by rows runs, unless the
+best is much faster.
 """
 
 from __future__ import annotations
@@ -12,24 +14,30 @@ import numpy as np
 from solver.cluster import Cluster
 from solver.exchange import Mask
 from solver.lengths import for_rows
-from solver.memory import holds_all
+from solver.memory import holds_all, short_bytes
 from solver.model import ModelSpec
+from solver.moves import Holdings, all_by_rows
 from solver.plan import LayerPlan, Plan, Wire
 from solver.planner import Solution
 from solver.systems.sequence import rows_plan
 
-# In the lab (mixed4, bert-large of 8 layers, 128 rows) the best plan by rows takes 2 to 7 % longer than the best of
-# all, where 10 to 15 % are predicted; to change from one of these to another takes seconds.
+# To change from one plan that is not by rows to another takes seconds.
 WORTH = 0.15
 
 
-def living(spec: ModelSpec, cluster: Cluster, solution: Solution) -> Solution:
-    """Return a solution with the best plan by rows in place of its own, if that is nearly as fast."""
+def living(spec: ModelSpec, cluster: Cluster, solution: Solution) -> tuple[Solution, Plan | None]:
+    """Return the solution whose plan runs, and the plan by rows whose weights ranks hold besides, if any."""
     plan = solution.plan
-    by_rows = plan_by_rows(spec, cluster, plan.rows, plan.wire)
-    if by_rows is None or by_rows.predicted_s > (1 + WORTH) * plan.predicted_s:
-        return solution
-    return replace(solution, plan=by_rows)
+    by_rows = None if all_by_rows(plan) else plan_by_rows(spec, cluster, plan.rows, plan.wire)
+    if by_rows is None:
+        return solution, None
+    holdings = Holdings(plan, len(cluster.devices), by_rows)
+    both = [holdings.held_bytes(spec, rank, cluster.precision) for rank in range(len(cluster.devices))]
+    if not short_bytes(spec, cluster, by_rows, both).any():
+        return solution, by_rows
+    if by_rows.predicted_s <= (1 + WORTH) * plan.predicted_s:
+        return replace(solution, plan=by_rows), None
+    return solution, None
 
 
 def plan_by_rows(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan | None:

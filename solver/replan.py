@@ -1,15 +1,16 @@
 """When a plan is changed while it runs: what changed, what another plan would save, what changing to it costs.
 
 A device's factors move (`solver.drift`); once they are far from those that the plan was last solved for, it is solved
-again: at once for other shares of rows alone, which need no weights moved, and later, if the change has lasted, for all
-else. A plan is taken if what it saves over the requests that are expected is more than the seconds that moving costs,
-and is worth the trouble at all.
+again: at once for plans whose weights all ranks hold, and later, if the change has lasted, for all else. A plan is
+taken if what it saves over the requests that are expected is more than the seconds that moving costs, and is worth the
+trouble at all.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from solver.curves import Floats
 from solver.decision import Decision, shares
 from solver.drift import Drift
 from solver.errors import InfeasiblePlanError
+from solver.exchange import Mask
 from solver.lengths import for_rows
 from solver.living import among, living
 from solver.memory import holds_all, needed_bytes
@@ -27,6 +29,7 @@ from solver.moves import Holdings, all_by_rows
 from solver.plan import Plan
 from solver.planner import Solution, solve
 from solver.shares import all_weights_bytes
+from solver.systems.sequence import rows_plan
 
 SHIFT = math.log(1.15)  # how far a factor has to be from where the plan was solved, for solving again
 # The same for memory, relative, where a device has less than so many times what its share takes.
@@ -51,18 +54,25 @@ class Replanner:
         The profile that the first plan was made for.
     solution
         That plan, and how it was found.
+    spare
+        The plan by rows whose weights ranks hold besides.
     read_bytes_per_s : [p]
         How fast each rank gets weights, from its file or from rank 0.
     """
 
     def __init__(
-        self, spec: ModelSpec, cluster: Cluster, solution: Solution, read_bytes_per_s: Sequence[float]
+        self,
+        spec: ModelSpec,
+        cluster: Cluster,
+        solution: Solution,
+        spare: Plan | None,
+        read_bytes_per_s: Sequence[float],
     ) -> None:
         self._spec = spec
         self.drift = Drift(spec, cluster)
         self._latest = solution  # where the next solve begins
         self.plan = solution.plan
-        self._holdings = Holdings(solution.plan, len(cluster.devices))
+        self._holdings = Holdings(solution.plan, len(cluster.devices), spare)
         self._requests = 0
         self._again_at = 0  # how many requests make what was too dear worth another look; 0: nothing was
         self._read_bytes_per_s = read_bytes_per_s
@@ -109,53 +119,72 @@ class Replanner:
         if not shifted and (now_only or not 0 < self._again_at <= self._requests):
             return None
         now = self.drift.cluster
-        if shifted or self._since < LEAST_HORIZON:
-            why = self._why(now, in_request=now_only)
-        else:
-            why = f"all as it was for {self._since} requests"
+        lasted = not shifted and self._since >= LEAST_HORIZON
+        why = f"all as it was for {self._since} requests" if lasted else self._why(now, in_request=now_only)
         # A further change does not put off what is due after the first.
-        due = self._again_at or self._requests + AGAIN
+        due = self._again_at or self._requests + (AGAIN if self._others_could(now).any() else LEAST_HORIZON)
         self._solved, self._told, self._again_at = factors, now, 0
         before_s = predict(self._spec, now, self.plan, self.plan.rows).seconds
-        short = self._short(self.plan, now, self._held_bytes())
-        candidate = self._other_rows(now, bool(short), bool(shifted))
-        if candidate is not None:
-            # In a fifth of the time that a solve takes.
-            plan = for_rows(self._spec, now, candidate, self.plan.rows, resend=False)
+        short = self._short(now, self._held_bytes())
+        plan = self._at_once(now) if shifted else None if lasted else self._among_all(now)
+        if plan is not None:
             self._again_at = due if shifted else self._requests + LEAST_HORIZON
         else:
             try:
-                self._latest = living(
-                    self._spec, now, solve(self._spec, now, self.plan.rows, self._latest, self.plan.wire)
-                )
+                solution = solve(self._spec, now, self.plan.rows, self._latest, self.plan.wire)
             except InfeasiblePlanError as error:
                 return Decision(self.plan, False, f"{why} ({error})", "", before_s, before_s, 0.0)
+            self._latest, _ = living(self._spec, now, solution)
             plan = self._latest.plan
         worth = plan.predicted_s <= (1 - LEAST_GAIN) * before_s and self._net_s(plan, before_s) > 0
-        taken = (worth or bool(short)) and not self._short(plan, now)
+        taken = (worth or bool(short)) and self._fits(plan, now)
         if aim is not None:
             aim_s = predict(self._spec, now, aim, aim.rows).seconds
-            taken = taken and (plan.predicted_s <= (1 - LEAST_GAIN) * aim_s or bool(self._short(aim, now)))
+            taken = taken and (plan.predicted_s <= (1 - LEAST_GAIN) * aim_s or not self._fits(aim, now))
         if not shifted and not taken and plan.predicted_s < (1 - LEAST_GAIN) * before_s:
             self._again_at = self._requests + self.horizon  # too dear so far
         cost_s = self.moving_s(plan)
-        return Decision(plan, taken, why, shares(self.plan, plan), before_s, plan.predicted_s, cost_s, tuple(short))
+        frees = tuple(self._short(now, self._held_bytes(plan)))
+        changes = shares(self.plan, plan) if plan != self.plan else "what else could run is freed"
+        return Decision(plan, taken, why, changes, before_s, plan.predicted_s, cost_s, frees)
 
-    def _other_rows(self, now: Cluster, short: bool, shifted: bool) -> Plan | None:
-        """Return a plan whose rows are to be shared anew; None if all is to be solved again.
+    def _at_once(self, now: Cluster) -> Plan | None:
+        """Return the best plan for which nobody lacks weights; None if none fits.
 
-        After a change among the devices that have the weights; if it has lasted, where all is cut by rows, among all
-        that could have them; and if it has lasted longer nothing but the best will do.
+        The cuts that run, all by rows, or the other cuts that ranks hold: each with other shares of rows.
         """
-        if not all_by_rows(self.plan):
-            return self.plan if shifted and not short else None
+        others = [plan for plan in self._holdings.plans(0) if not all_by_rows(plan) and plan != self.plan]
+        whole = holds_all(self._spec, now, self.plan.rows) & ~self._others_could(now)
+        if whole.any():
+            others.append(self._by_rows(now, whole))
+        plans = [
+            # Without new ways to send, in a fifth of the time that a solve takes.
+            for_rows(self._spec, now, plan, self.plan.rows, resend=False)
+            for plan in (*([] if all_by_rows(self.plan) else [self.plan]), *others)
+            if not any(self._holdings.lacking(self._spec, plan, rank) for rank in range(len(now.devices)))
+        ]
+        return min((plan for plan in plans if self._fits(plan, now)), key=lambda plan: plan.predicted_s, default=None)
+
+    def _among_all(self, now: Cluster) -> Plan | None:
+        """Return the best plan by rows among all that could have the weights; None where that is not what runs."""
         crew = holds_all(self._spec, now, self.plan.rows)
-        if shifted:
-            everybody = among(self.plan, now, np.ones(crew.size, bool))
-            crew &= [not self._holdings.moved_bytes(self._spec, everybody, rank) for rank in range(crew.size)]
-        elif self._since >= LEAST_HORIZON:
+        if not (all_by_rows(self.plan) and crew.any()):
             return None
-        return among(self.plan, now, crew) if crew.any() else None
+        return for_rows(self._spec, now, self._by_rows(now, crew), self.plan.rows, resend=False)
+
+    def _others_could(self, now: Cluster) -> Mask:
+        """Return who could hold all weights and does not, [p]."""
+        everybody = self._by_rows(now, np.ones(len(now.devices), bool))
+        lacks = [self._holdings.moved_bytes(self._spec, everybody, rank) > 0 for rank in range(len(now.devices))]
+        return holds_all(self._spec, now, self.plan.rows) & lacks
+
+    def _by_rows(self, now: Cluster, crew: Mask) -> Plan:
+        """Return a plan by rows, shared among a crew by speed; tiles and routes are those of what runs, or has run."""
+        known = [plan for plan in (self.plan, *self._holdings.plans(0)) if all_by_rows(plan)]
+        if known:
+            return among(known[0], now, crew)
+        equal = rows_plan("hepti", self._spec, now, self.plan.rows, [1.0] * crew.size)
+        return among(replace(equal, wire=self.plan.wire), now, crew)
 
     def _net_s(self, plan: Plan, before_s: float) -> float:
         """Return what a plan saves over the requests that are expected, less what moving to it takes.
@@ -176,15 +205,11 @@ class Replanner:
             for rank, seconds in enumerate(self._reading_s(plan))
         )
 
-    def take(self, plan: Plan, holdings: Holdings | None = None) -> None:
-        """Go on with a plan: of a decision, or what there is of it so far; with what ranks hold, if that is known."""
+    def take(self, plan: Plan, holdings: Holdings) -> None:
+        """Go on with a plan: of a decision, or what there is of it so far; and with what ranks hold."""
         if plan != self.plan:
             self._planned_for = self._told
-        self.plan = plan
-        if holdings is not None:
-            self._holdings = holdings
-        else:
-            self._holdings.adopt(plan)
+        self.plan, self._holdings = plan, holdings
 
     @property
     def horizon(self) -> int:
@@ -217,29 +242,28 @@ class Replanner:
 
     def _memory_shifted(self) -> bool:
         """Return whether a device's memory has become scarce, or has come back, since the last solve."""
-        needs = self._needed_bytes(self.plan, self._held_bytes())
+        needs = needed_bytes(self._spec, self.drift.profile, self.plan.rows, self._held_bytes())
         for now, told, need in zip(self.drift.memory, self._told.devices, needs, strict=True):
             scarce = now < SCARCE * need and abs(now / told.memory_bytes - 1) > MEMORY_SHIFT
             if scarce or now > SCARCE * told.memory_bytes:
                 return True
         return False
 
-    def _short(self, plan: Plan, now: Cluster, held_bytes: Sequence[int] = ()) -> list[int]:
-        """Return the ranks that lack memory for what a plan gives them, or for what they hold besides, [p]."""
-        needs = self._needed_bytes(plan, held_bytes)
+    def _short(self, now: Cluster, weights_bytes: Sequence[int]) -> list[int]:
+        """Return the ranks that lack memory for so many bytes of weights, [p]."""
+        needs = needed_bytes(self._spec, self.drift.profile, self.plan.rows, weights_bytes)
         return [rank for rank, device in enumerate(now.devices) if needs[rank] > device.memory_bytes]
 
-    def _held_bytes(self) -> list[int]:
-        """Return the bytes of weights that every rank holds, [p]."""
-        profile = self.drift.profile
-        return [self._holdings.held_bytes(self._spec, rank, profile.precision) for rank in range(len(profile.devices))]
+    def _fits(self, plan: Plan, now: Cluster) -> bool:
+        """Return whether all have memory for a plan, once they hold nothing else."""
+        return not self._short(now, all_weights_bytes(self._spec, plan, self.drift.profile.precision))
 
-    def _needed_bytes(self, plan: Plan, held_bytes: Sequence[int] = ()) -> Floats:
-        """Return the memory that every rank needs for a plan, or for what it holds where that is more, [p]."""
-        profile = self.drift.profile
-        weights: Sequence[int] = all_weights_bytes(self._spec, plan, profile.precision)
-        weights = [max(pair) for pair in zip(weights, held_bytes, strict=True)] if held_bytes else weights
-        return needed_bytes(self._spec, profile, plan.rows, weights)
+    def _held_bytes(self, plan: Plan | None = None) -> list[int]:
+        """Return the bytes of weights that every rank holds, or would once it has adopted a plan, [p]."""
+        precision, ranks = self.drift.profile.precision, range(len(self.drift.profile.devices))
+        if plan is None:
+            return [self._holdings.held_bytes(self._spec, rank, precision) for rank in ranks]
+        return [self._holdings.bytes_with(self._spec, plan, rank, precision) for rank in ranks]
 
     def _why(self, now: Cluster, *, in_request: bool = False) -> str:
         """Say what changed since the plan did, the largest first."""

@@ -36,7 +36,7 @@ class Forced(Replanner):
     """Changes to plans at random, whatever was measured."""
 
     def __init__(self, cluster, solution, plans, rng):
-        super().__init__(POST, cluster, solution, [1e9] * len(cluster.devices))
+        super().__init__(POST, cluster, solution, None, [1e9] * len(cluster.devices))
         self._cluster, self._plans, self._rng = cluster, plans, rng
 
     def decide(self, aim=None, *, now_only=False):
@@ -111,7 +111,7 @@ def test_what_ranks_measure_arrives_and_changes_nothing_without_a_change(world, 
     if world.rank:
         follow(run.world, run.stack, member_of(run))
         return
-    conductor = lead(run, Replanner(POST, cluster, solution, [1e9] * world.size), np.random.default_rng(8))
+    conductor = lead(run, Replanner(POST, cluster, solution, None, [1e9] * world.size), np.random.default_rng(8))
 
     assert len(conductor.latest) == world.size
     assert all(measured.free_bytes > 0 for measured in conductor.latest)
@@ -130,7 +130,7 @@ def test_rank_0_without_a_share_measures_itself_while_it_waits(world, files, mon
     if world.rank:
         follow(run.world, run.stack, member_of(run))
         return
-    conductor = lead(run, Watching(POST, cluster, solution, [1e9] * world.size), np.random.default_rng(9))
+    conductor = lead(run, Watching(POST, cluster, solution, None, [1e9] * world.size), np.random.default_rng(9))
 
     probed = conductor.drift.compute[0].factor != 1.0
     assert probed  # alone it has a share, and is measured as it computes

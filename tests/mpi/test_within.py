@@ -85,9 +85,9 @@ def test_from_any_layer_on_rows_follow_any_cuts_and_these_follow_rows(seed, worl
 class Chance(Replanner):
     """Changes to plans by chance, whatever was measured."""
 
-    def __init__(self, cluster, solution, rng):
-        super().__init__(LONG, cluster, solution, [1e9] * len(cluster.devices))
-        self._cluster, self._rng = cluster, rng
+    def __init__(self, cluster, solution, spare, rng):
+        super().__init__(LONG, cluster, solution, spare, [1e9] * len(cluster.devices))
+        self._cluster, self._rng, self._cut = cluster, rng, solution.plan
 
     def observe_part(self, *arguments):
         super().observe_part(*arguments)
@@ -98,6 +98,8 @@ class Chance(Replanner):
             return None
         among = self.plan.stages[0].active if now_only and self._rng.random() < 0.8 else None
         plan = priced(random_rows(self._rng, len(self._cluster.devices), among), self._cluster, 32)
+        if self._cut != self.plan and self._rng.random() < 0.3:
+            plan = self._cut
         return Decision(plan, True, "chance", "others", 1.0, 0.9, 0.0)
 
 
@@ -158,19 +160,21 @@ def test_changes_at_any_moment_within_and_between_requests_lose_none(acts, world
     rng = np.random.default_rng(12)
     monkeypatch.setattr(conducting, "LISTEN_EVERY_S", 0.0)
     monkeypatch.setattr(conducting, "looks", random_looks(rng))
-    cluster, solution = planned(world.size) if world.rank == 0 else (None, None)
-    plan = world.from_root((lambda: solution.plan) if world.rank == 0 else None)
-    run = Run(LONG, plan, world, files)
+    cluster, solution = planned(world.size)
+    plan, spare = random_plan(LONG, np.random.default_rng(14), world.size), solution.plan
+    solution = replace(solution, plan=priced(plan, cluster, 32))
+    run = Run(LONG, solution.plan, world, files)
+    run.mover.spare(spare, lambda size: None)
     decisions = []
     if world.rank:
         follow(run.world, run.stack, member_of(run))
     else:
-        conductor, _ = lead(run, Chance(cluster, solution, rng), random_requests(rng, REQUESTS), acts)
+        conductor, _ = lead(run, Chance(cluster, solution, spare, rng), random_requests(rng, REQUESTS), acts)
         decisions = conductor.decisions
     plans = world.on_all(lambda: run.stack.plan)
 
     assert len(set(plans)) == 1
-    assert acts or plans[0] == plan
+    assert acts or plans[0] == solution.plan
     within = [entry for entry in decisions if entry["at_layer"] is not None]
     between = [entry for entry in decisions if entry["acted"] and entry["at_layer"] is None]
     if world.rank == 0:
@@ -192,7 +196,7 @@ def test_in_short_requests_nobody_looks_up(world, files, monkeypatch):
     if world.rank:
         follow(run.world, run.stack, member_of(run))
         return
-    replanner = Replanner(LONG, cluster, solution, [1e9] * world.size)
+    replanner = Replanner(LONG, cluster, solution, None, [1e9] * world.size)
     conductor, _ = lead(run, replanner, random_requests(np.random.default_rng(13), 10))
 
     assert conductor.looks == ()
@@ -255,7 +259,7 @@ def test_a_board_that_becomes_slow_has_other_rows_in_the_same_request(world, fil
         run.stack.run = slowed
         follow(run.world, run.stack, member_of(run))
         return
-    replanner = InProportion(LONG, cluster, replace(solve(LONG, cluster, 64), plan=plan), [1e9] * world.size)
+    replanner = InProportion(LONG, cluster, replace(solve(LONG, cluster, 64), plan=plan), None, [1e9] * world.size)
     conductor, seconds = lead(run, replanner, [(64,)] * (calm + slow))
 
     calm_s = statistics.median(seconds[:calm])

@@ -29,9 +29,9 @@ class Simulation:
 
     def __init__(self, cluster, read_bytes_per_s=1e9, seed=0, looks=()):
         self.cluster = cluster
-        self.replanner = Replanner(
-            SPEC, cluster, living(SPEC, cluster, solve(SPEC, cluster, ROWS)), [read_bytes_per_s] * 4
-        )
+        solution, spare = living(SPEC, cluster, solve(SPEC, cluster, ROWS))
+        self.replanner = Replanner(SPEC, cluster, solution, spare, [read_bytes_per_s] * 4)
+        self.holdings = Holdings(solution.plan, 4, spare)
         self.decisions = []
         self.at_layers = []  # from which the plans hold that came within a request
         self._looks = looks
@@ -77,12 +77,13 @@ class Simulation:
 
     def decided(self, **how):
         """Decide; return what is taken, if anything."""
-        self.replanner.take(self.replanner.plan)  # the plan that is, as the run says before every decision
+        self.replanner.take(self.replanner.plan, self.holdings)  # as the run says before every decision
         decision = self.replanner.decide(**how)
         if decision:
             self.decisions.append(decision)
             if decision.taken:
-                self.replanner.take(decision.plan)
+                self.holdings.adopt(decision.plan, decision.frees)
+                self.replanner.take(decision.plan, self.holdings)
                 return decision
         return None
 
@@ -214,17 +215,26 @@ def test_a_device_whose_memory_goes_gets_less_even_where_that_is_slower():
 
 
 def test_memory_that_goes_on_falling_is_answered_before_it_is_gone():
-    """One fall that leaves enough changes nothing; by the second it is known to go on."""
-    simulation = Simulation(pis(24.6, 70, 24.6, 10, memory_gib=1.5))
-    replanner = simulation.replanner
-    need = replanner.plan.predicted.weights_bytes[1] + work_bytes(SPEC, ROWS)
-    taken = []
-    for left in (1.3, 1.1, 1.0):
-        replanner.drift.free_memory(1, round(left * need))
-        simulation.request()
-        taken.append(len(simulation.taken))
+    """One fall that leaves enough changes nothing; by the second it is known to go on.
 
-    assert taken == [0, 1, 1]
+    First a device frees what it holds for other plans, and then its share shrinks.
+    """
+    simulation = Simulation(pis(24.6, 70, 24.6, 10, memory_gib=1.5))
+    replanner, begun = simulation.replanner, simulation.replanner.plan
+    needs = [work_bytes(SPEC, ROWS) + size for size in (replanner._held_bytes()[1], begun.predicted.weights_bytes[1])]
+    plans, freed = [], []
+    for need in needs:
+        for left in (1.3, 1.1, 1.0):
+            replanner.drift.free_memory(1, round(left * need))
+            simulation.request()
+            plans.append(replanner.plan)
+            freed.append(sum(1 in decision.frees for decision in simulation.taken))
+
+    assert needs[0] > 1.3 * needs[1]
+    assert freed == [0, 1, 1, 1, 1, 1]
+    assert [plan == begun for plan in plans] == [True] * 4 + [False] * 2
+    assert plans[-1].predicted.weights_bytes[1] + work_bytes(SPEC, ROWS) <= needs[1]
+    assert "what else could run is freed" in simulation.taken[0].line
 
 
 @pytest.mark.parametrize(("precision", "frees"), [("float32", True), ("int8", False)])
