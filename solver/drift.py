@@ -27,10 +27,11 @@ FEW_BYTES = 0.25  # of the largest flow: what smaller ones show is latency
 WHOLE_LINK = 0.45
 LEARNT = 2  # windows, after which it is known how much of its links a plan shows
 FALLS_ON = 0.25  # of what is left of a device's memory: at most so much may be gone by the next reading
-# Who waits longer than it computes has rested: a CPU quota, or a cool chip, makes it fast for a moment, and its pieces
-# of work are few. Only much faster than it was means that it has recovered. In the lab pi-3, waiting for pi-1, seemed
-# 1.7 and 0.4 times as fast as it was, pi-0 1.4 times.
-RESTED = 1.5
+# Who waits much, in seconds of its compute, has rested: a CPU quota, or a cool chip, makes it fast for a moment. Only
+# much faster than it was means that it has recovered. Who waits longer than it computes has few pieces of work, which
+# say nothing. In the lab pi-3, waiting for pi-1, seemed 1.7 and 0.4 times as fast as it was, pi-0 1.4 times; pi-2,
+# which computed half of the time, 1.7 times.
+REST, RESTED = 0.3, 1.5
 LENGTHS = 32  # rows that are priced together: pricing takes milliseconds
 
 
@@ -97,10 +98,12 @@ class Drift:
             if not (seconds > 0 and due > 0 and part > 0):
                 continue
             tracker, factor = self.compute[rank], float(part * due / seconds)
-            if waited > seconds:
-                if factor < RESTED * tracker.factor:
-                    continue
-                factor = min(factor, max(1.0, tracker.factor))
+            if waited > REST * seconds and factor > tracker.factor:
+                # A guess may be mended; else only what is much faster has changed.
+                faster = tracker.guesses or factor >= RESTED * tracker.factor
+                factor = min(factor, max(1.0, tracker.factor)) if faster else tracker.factor
+            elif waited > seconds:
+                continue
             if part < 1 and tracker.beyond(factor, part):
                 self._unsure.add(rank)
             if tracker.observe(factor, part):

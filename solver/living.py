@@ -31,10 +31,11 @@ def living(spec: ModelSpec, cluster: Cluster, solution: Solution) -> tuple[Solut
     by_rows = None if all_by_rows(plan) else plan_by_rows(spec, cluster, plan.rows, plan.wire)
     if by_rows is None:
         return solution, None
-    holdings = Holdings(plan, len(cluster.devices), by_rows)
+    spare = among(by_rows, cluster, holds_all(spec, cluster, plan.rows))
+    holdings = Holdings(plan, len(cluster.devices), spare)
     both = [holdings.held_bytes(spec, rank, cluster.precision) for rank in range(len(cluster.devices))]
-    if not short_bytes(spec, cluster, by_rows, both).any():
-        return solution, by_rows
+    if not short_bytes(spec, cluster, spare, both).any():
+        return solution, spare
     if by_rows.predicted_s <= (1 + WORTH) * plan.predicted_s:
         return replace(solution, plan=by_rows), None
     return solution, None

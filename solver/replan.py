@@ -71,6 +71,7 @@ class Replanner:
         self._spec = spec
         self.drift = Drift(spec, cluster)
         self._latest = solution  # where the next solve begins
+        self._latest_for = np.zeros((2, len(cluster.devices)))  # the factors that it was solved for
         self.plan = solution.plan
         self._holdings = Holdings(solution.plan, len(cluster.devices), spare)
         self._requests = 0
@@ -116,7 +117,7 @@ class Replanner:
         """
         factors = self._factors()
         shifted = (np.abs(factors - self._solved) >= SHIFT).any() or self._memory_shifted()
-        if not shifted and (now_only or not 0 < self._again_at <= self._requests):
+        if not shifted and (now_only or not 0 < self._again_at <= self._requests or self._is_latest(factors)):
             return None
         now = self.drift.cluster
         lasted = not shifted and self._since >= LEAST_HORIZON
@@ -134,7 +135,7 @@ class Replanner:
                 solution = solve(self._spec, now, self.plan.rows, self._latest, self.plan.wire)
             except InfeasiblePlanError as error:
                 return Decision(self.plan, False, f"{why} ({error})", "", before_s, before_s, 0.0)
-            self._latest, _ = living(self._spec, now, solution)
+            (self._latest, _), self._latest_for = living(self._spec, now, solution), factors
             plan = self._latest.plan
         worth = plan.predicted_s <= (1 - LEAST_GAIN) * before_s and self._net_s(plan, before_s) > 0
         taken = (worth or bool(short)) and self._fits(plan, now)
@@ -147,6 +148,11 @@ class Replanner:
         frees = tuple(self._short(now, self._held_bytes(plan)))
         changes = shares(self.plan, plan) if plan != self.plan else "what else could run is freed"
         return Decision(plan, taken, why, changes, before_s, plan.predicted_s, cost_s, frees)
+
+    def _is_latest(self, factors: Floats) -> bool:
+        """Return whether what runs was found by solving for all as it is now; a plan by rows alone may be another."""
+        same_sort = all_by_rows(self.plan) == all_by_rows(self._latest.plan)
+        return same_sort and bool((np.abs(factors - self._latest_for) < SHIFT).all())
 
     def _at_once(self, now: Cluster) -> Plan | None:
         """Return the best plan for which nobody lacks weights; None if none fits.

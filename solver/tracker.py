@@ -21,8 +21,9 @@ GAIN = 0.1  # of a measurement within the noise, at least: soon after a change i
 # a third longer than the others.
 FIRST = 5
 PATIENCE, MOST_PATIENCE = 2, 32  # measurements in a row, beyond the noise on one side, that are a change
-# A change by less than this asks for as many: it costs less to wait, and on a machine that others share a second at 0.7
-# of the speed is no rare thing (pi4x4, 200 requests of 0.4 s without a change: two of them).
+# A change by less than this asks for as many, unless there was another just before, whose level is a guess: it costs
+# less to wait, and on a machine that others share a second at 0.7 of the speed is no rare thing (pi4x4, 200 requests of
+# 0.4 s without a change: two of them).
 SLIGHT, SLIGHT_PATIENCE = math.log(1.5), 5
 SWING = math.log(1.5)  # least change back that counts as one: what is less mends the level
 SOON = 8  # measurements within which a change back makes patience double: following it costs one or two of them
@@ -82,6 +83,11 @@ class Tracker:
         return not self._to_come and abs(math.log(measured / self.factor)) > math.log(1 + NOISE / part)
 
     @property
+    def guesses(self) -> bool:
+        """Whether there was a change so lately that the level may yet be mended."""
+        return self.changes > 0 and self.since <= SOON
+
+    @property
     def doubtful(self) -> bool:
         """Whether the last measurement was beyond the noise, and may be the first of a change."""
         return bool(self._apart)
@@ -108,7 +114,7 @@ class Tracker:
             return False
         # The later half: the first may be of a request during which it changed.
         level = statistics.median(measured for measured, _ in self._apart[len(self._apart) // 2 :])
-        slight = abs(math.log(level / self.factor)) < SLIGHT
+        slight = abs(math.log(level / self.factor)) < SLIGHT and not self.guesses
         patience = max(self._patience, SLIGHT_PATIENCE if slight else 0)
         if patience > PATIENCE and sum(part for _, part in self._apart) < patience:
             return False

@@ -28,10 +28,11 @@ def test_the_best_plan_runs_and_all_weights_are_held_besides_where_there_is_room
     solution, spare = living(SPEC, cluster, best)
 
     if spare is not None:
-        both = Holdings(best.plan, len(speeds), by_rows)
+        both = Holdings(best.plan, len(speeds), spare)
         weights = [both.held_bytes(SPEC, rank) for rank in range(len(speeds))]
         assert solution is best
-        assert spare == by_rows
+        assert all_by_rows(spare)
+        assert spare.stages[0].active == tuple(np.flatnonzero(holds_all(SPEC, cluster, ROWS)))
         assert max(needed_bytes(SPEC, cluster, ROWS, weights)) <= memory_gib * GIB
     elif by_rows is not None:
         close = by_rows.predicted_s <= (1 + WORTH) * best.plan.predicted_s
