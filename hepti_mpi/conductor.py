@@ -67,7 +67,7 @@ class Conductor:
         self._decided: Decision | None = None  # within it
         self._holds: Plan | None = None  # from the last look on
         self._flows = (np.zeros((self._ranks, self._ranks)), np.zeros((self._ranks, self._ranks)))
-        self._own_bytes: list[int | None] = [None] * self._ranks  # what each had for the model when its plan was new
+        self._first_room: list[int | None] = [None] * self._ranks  # bytes
         self._ready = [spec.layers] * self._ranks
         self._short = [False] * self._ranks
         self._adopted = 0
@@ -190,7 +190,7 @@ class Conductor:
 
     def _observe(self, begun: Begun) -> None:
         """Hand on what all ranks measured of one batch."""
-        plan, by_rank, holdings = begun.plan, begun.words, self._member.mover.holdings
+        plan, by_rank = begun.plan, begun.words
         self.latest = [by_rank[rank] for rank in range(self._ranks)]
         totals = between_ranks({rank: measured.flows for rank, measured in by_rank.items()}, self._ranks)
         since = [np.maximum(now - before, 0.0) for now, before in zip(totals, self._flows, strict=True)]
@@ -206,12 +206,11 @@ class Conductor:
                 curves = Bank([drift.profile.devices[rank].kernels])
                 due_s = float(curves.seconds(Kernel.CONTRACT, PROBE_ROWS, H * H)[0])
                 drift.probed(rank, due_s / measured.probe_s)
-            for_model = measured.free_bytes + holdings.held_bytes(self._spec, rank, drift.profile.precision)
-            was = self._own_bytes[rank]
-            if was is None:
-                self._own_bytes[rank] = for_model
+            first = self._first_room[rank]
+            if first is None:
+                self._first_room[rank] = measured.room_bytes
             else:
-                drift.free_memory(rank, drift.profile.devices[rank].memory_bytes - (was - for_model))
+                drift.free_memory(rank, drift.profile.devices[rank].memory_bytes - (first - measured.room_bytes))
 
     def _decide(self, at_layer: int | None = None) -> Decision | None:
         """Decide, and say so; return what is to be done, if anything: where it fits, from a layer of this batch on."""

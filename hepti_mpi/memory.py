@@ -23,6 +23,19 @@ def free_bytes() -> int:
     return min([available, *_left_in_cgroups()])
 
 
+def own_bytes() -> int:
+    """Return what this process holds in memory, without what its files lie in."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["RssAnon"].split()[0]) * 1024
+
+
+def give_back() -> None:
+    """Give the kernel back what has been freed, for others' use: glibc keeps it as `keep_freed` says."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
 def keep_freed() -> None:
     """Let freed arrays serve again instead of going back to the kernel, which would have to clear new ones.
 

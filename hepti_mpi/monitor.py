@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hepti_mpi.memory import free_bytes
+from hepti_mpi.memory import free_bytes, own_bytes
 from hepti_mpi.products import Backend
 from solver.curves import Floats
 from solver.model import ModelSpec
@@ -22,7 +22,7 @@ from solver.model import ModelSpec
 # Behind them, those of the microseconds for which the other side had no room, since its program did not read.
 ACKNOWLEDGED_AT, DELIVERY_RATE_AT, BUSY_US_AT, NO_ROOM_US_AT, INFO_BYTES = 120, 160, 168, 176, 184
 OPEN_FILES = Path("/proc/self/fd")
-FREE_EVERY_S = 1.0  # reading what is free takes 0.2 ms
+LOOK_EVERY_S = 1.0  # at what is free: it takes 0.4 ms
 # A device without a share computes for so long, so often: under a CPU quota a shorter time says little.
 PROBE_S, PROBE_EVERY_S, PROBE_ROWS = 0.05, 0.5, 64
 
@@ -53,8 +53,8 @@ class Measured:
         Of this batch; 0 where the rank had no share.
     flows
         For every connection, bytes and busy seconds since it was made.
-    free_bytes
-        What its host can still give.
+    room_bytes
+        What its host has for this rank: what its process holds, and what is free besides.
     probe_s
         Seconds of the probe's product where it was run since the last batch, else 0.
     change, ready, short
@@ -65,7 +65,7 @@ class Measured:
     compute_s: float
     wait_s: float
     flows: Mapping[Connection, tuple[int, float]]
-    free_bytes: int
+    room_bytes: int
     probe_s: float
     change: int
     ready: int
@@ -95,7 +95,7 @@ class Monitor:
         self._spec, self._backend = spec, backend
         self._sockets: list[int] = []
         self._batches = 0
-        self._free, self._looked_at, self._probed_at = 0, 0.0, time.perf_counter()
+        self._room, self._looked_at, self._probed_at = 0, 0.0, time.perf_counter()
         self.probe_s = 0.0
 
     def flows(self) -> dict[Connection, tuple[int, float]]:
@@ -108,12 +108,15 @@ class Monitor:
             self._sockets = open_sockets()
         return {ends: (flow.acknowledged, flow.busy_s) for ends, flow in carried(self._sockets).items()}
 
-    def free(self) -> int:
-        """Return the bytes that this host can still give, as of a second ago."""
+    def room(self) -> int:
+        """Return the bytes that this host has for this process, as of a second ago: what it holds, and what is free.
+
+        Weights that come or go do not change it.
+        """
         now = time.perf_counter()
-        if now - self._looked_at >= FREE_EVERY_S:
-            self._looked_at, self._free = now, free_bytes()
-        return self._free
+        if now - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at, self._room = now, free_bytes() + own_bytes()
+        return self._room
 
     def probe(self, every_s: float | None = None) -> bool:
         """Now and then, time a product, for a device that has no share; return whether it was time."""

@@ -15,7 +15,7 @@ from hepti_mpi.arrays import Array
 from hepti_mpi.comm import Group
 from hepti_mpi.layers import BlockKernels, Layer, LayerKernels, block_kernels
 from hepti_mpi.load import STREAM_BYTES, load_block
-from hepti_mpi.memory import free_bytes, freed_at_once
+from hepti_mpi.memory import free_bytes, freed_at_once, give_back
 from hepti_mpi.products import Backend
 from hepti_mpi.stack import Stack
 from solver.model import ModelSpec
@@ -153,11 +153,15 @@ class Mover:
             self.holdings.adopt_front(plan, self._frees, layers)
         self._adopted = layers
         kept = [layer_shares(self.spec, held, rank) for held in self.holdings.plans(rank)]
-        for number, layer in enumerate(self._held):
-            shares = {share for known in kept for share in known[number]}
-            self._held[number] = {share: block for share, block in layer.items() if share in shares}
+        held = [
+            {share: block for share, block in layer.items() if any(share in known[number] for known in kept)}
+            for number, layer in enumerate(self._held)
+        ]
+        frees, self._held = held != self._held, held
         runs = self._kernels(layer_shares(self.spec, self.holdings.runs(rank), rank))
         self._stack.adopt(plan if whole else blend(plan, self._before, layers), runs)
+        if frees:
+            give_back()
 
     def kernels(self, plan: Plan) -> list[Layer]:
         """Return this rank's layers under a plan of which it lacks nothing."""

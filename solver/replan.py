@@ -117,13 +117,18 @@ class Replanner:
         """
         factors = self._factors()
         shifted = (np.abs(factors - self._solved) >= SHIFT).any() or self._memory_shifted()
+        lasted = self._since >= LEAST_HORIZON
         if not shifted and (now_only or not 0 < self._again_at <= self._requests or self._is_latest(factors)):
             return None
         now = self.drift.cluster
-        lasted = not shifted and self._since >= LEAST_HORIZON
-        why = f"all as it was for {self._since} requests" if lasted else self._why(now, in_request=now_only)
+        others_could = self._others_could(now).any()
+        if not (shifted or lasted or others_could):
+            self._again_at = self._requests + LEAST_HORIZON - self._since
+            return None
+        found = shifted or not lasted
+        why = self._why(now, in_request=now_only) if found else f"all as it was for {self._since} requests"
         # A further change does not put off what is due after the first.
-        due = self._again_at or self._requests + (AGAIN if self._others_could(now).any() else LEAST_HORIZON)
+        due = self._again_at or self._requests + (AGAIN if others_could else LEAST_HORIZON)
         self._solved, self._told, self._again_at = factors, now, 0
         before_s = predict(self._spec, now, self.plan, self.plan.rows).seconds
         short = self._short(now, self._held_bytes())

@@ -114,7 +114,7 @@ def test_what_ranks_measure_arrives_and_changes_nothing_without_a_change(world, 
     conductor = lead(run, Replanner(POST, cluster, solution, None, [1e9] * world.size), np.random.default_rng(8))
 
     assert len(conductor.latest) == world.size
-    assert all(measured.free_bytes > 0 for measured in conductor.latest)
+    assert all(measured.room_bytes > 0 for measured in conductor.latest)
     assert conductor.drift.compute[0].factor != 1.0 or not conductor.latest[0].compute_s
 
 
