@@ -142,17 +142,24 @@ class Replanner:
                 return Decision(self.plan, False, f"{why} ({error})", "", before_s, before_s, 0.0)
             (self._latest, _), self._latest_for = living(self._spec, now, solution), factors
             plan = self._latest.plan
-        worth = plan.predicted_s <= (1 - LEAST_GAIN) * before_s and self._net_s(plan, before_s) > 0
-        taken = (worth or bool(short)) and self._fits(plan, now)
+            if not self._is_worth(plan, before_s) and (held := self._at_once(now)) and self._is_worth(held, before_s):
+                plan = held
+        taken = (self._is_worth(plan, before_s) or bool(short)) and self._fits(plan, now)
         if aim is not None:
-            aim_s = predict(self._spec, now, aim, aim.rows).seconds
-            taken = taken and (plan.predicted_s <= (1 - LEAST_GAIN) * aim_s or not self._fits(aim, now))
+            aim_s, aim_fits = predict(self._spec, now, aim, aim.rows).seconds, self._fits(aim, now)
+            taken = taken and (plan.predicted_s <= (1 - LEAST_GAIN) * aim_s or not aim_fits)
+            if not taken and not (aim_fits and aim_s < before_s):
+                return Decision(self.plan, True, why, "what was begun is given up", aim_s, before_s, 0.0)
         if not shifted and not taken and plan.predicted_s < (1 - LEAST_GAIN) * before_s:
             self._again_at = self._requests + self.horizon  # too dear so far
         cost_s = self.moving_s(plan)
         frees = tuple(self._short(now, self._held_bytes(plan)))
         changes = shares(self.plan, plan) if plan != self.plan else "what else could run is freed"
         return Decision(plan, taken, why, changes, before_s, plan.predicted_s, cost_s, frees)
+
+    def _is_worth(self, plan: Plan, before_s: float) -> bool:
+        """Return whether a plan saves enough, and more than moving to it takes."""
+        return plan.predicted_s <= (1 - LEAST_GAIN) * before_s and self._net_s(plan, before_s) > 0
 
     def _is_latest(self, factors: Floats) -> bool:
         """Return whether what runs was found by solving for all as it is now; a plan by rows alone may be another."""
