@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hepti_mpi import monitor
+from hepti_mpi.memory import give_back, own_bytes
 from hepti_mpi.monitor import OPEN_FILES, Monitor, between_ranks
 from hepti_mpi.products import NUMPY
 from solver.model import named_model
@@ -72,6 +73,22 @@ def test_a_probe_is_run_now_and_then_and_told_once(monkeypatch):
     assert not watching.probe(every_s=60.0)  # rank 0, for which requests wait
     monkeypatch.setattr(monitor, "PROBE_EVERY_S", 60.0)
     assert not watching.probe()
+
+
+def test_what_a_process_takes_and_frees_leaves_what_its_host_has_for_it():
+    """Within what other processes take or free meanwhile."""
+    size = 512 << 20
+    before, own = Monitor(SPEC, NUMPY).room(), own_bytes()
+    taken = np.ones(size, np.uint8)
+    held = own_bytes()
+
+    during = Monitor(SPEC, NUMPY).room()
+    del taken
+    give_back()
+
+    assert held - own > 0.9 * size
+    assert own_bytes() - own < 0.1 * size
+    assert abs(during - before) < 0.5 * size
 
 
 def test_looking_leaves_no_open_files_behind(connection):

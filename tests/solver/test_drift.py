@@ -50,6 +50,15 @@ def test_a_slight_step_is_followed_once_it_has_lasted(level):
     assert (lasting.changes, factors[-1]) == (1, level)
 
 
+def test_soon_after_a_change_two_measurements_mend_its_level():
+    """What a part of a request showed is a guess; later a step as slight as this has to last."""
+    soon, _ = follow([*np.ones(10), 0.18, 0.18, 0.26, 0.26])
+    later, _ = follow([*np.ones(10), *[0.18] * (SOON + 4), 0.26, 0.26])
+
+    assert soon.factor == 0.26
+    assert later.factor == pytest.approx(0.18)
+
+
 def test_a_step_within_a_request_counts_from_the_next():
     """The request during which it changed shows something between."""
     _, factors = follow([1.0] * 5 + [0.6, 0.25])
@@ -209,6 +218,18 @@ def test_who_waits_much_only_seems_faster():
         assert [tracker.factor for tracker in drift.compute] == pytest.approx([wanted] * 2, rel=0.1)
 
 
+def test_who_waits_a_third_of_its_compute_may_be_slower_but_hardly_faster():
+    cluster = pis(24.6, 70)
+    plan = make_plan("sequence-weighted", SPEC, cluster, 96)
+    due = price(setting(SPEC, cluster, 96), plan).compute_s
+    for waits, speed, wanted in ((0.2, 1.2, 1.2), (0.4, 1.2, 1.0), (0.4, 0.8, 0.8), (0.4, 0.6, 0.6)):
+        drift = Drift(SPEC, cluster)
+        for speeds in ([1] * 10, [speed] * 60):
+            for now in speeds:
+                drift.computed(plan, 96, due / now, waits * due / now)
+        assert [tracker.factor for tracker in drift.compute] == pytest.approx([wanted] * 2, rel=0.05)
+
+
 def test_other_lengths_say_the_same_of_a_device():
     cluster = pis(24.6, 70)
     drift, plan = Drift(SPEC, cluster), make_plan("sequence-weighted", SPEC, cluster, 128)
@@ -235,6 +256,19 @@ def test_a_slow_link_is_found_among_those_that_it_slows_down():
     assert [tracker.factor for tracker in drift.links] == [1, pytest.approx(240 / 940, rel=0.3), 1, 1]
     assert [drift.carried(plan, sent, before) for _ in range(2)] == [[], [1]]
     assert [tracker.factor for tracker in drift.links] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(("shares", "found"), [([0.3, 0.3, 0.9, 0.3, 0.3, 0.8] * 3, 1.0), ([0.3] * 10, 0.3)])
+def test_of_a_link_that_one_connection_shows_the_best_of_four_windows_counts(shares, found):
+    """All heads are on pi-0: what the others exchange with it meets there."""
+    cluster = pis(70, 24.6, 24.6)
+    drift, plan = Drift(SPEC, cluster), make_plan("megatron", SPEC, cluster, 128)
+    star = 50e6 * np.array([[0, 1, 1], [1, 0, 0], [1, 0, 0]])
+    for share in [*[1.0] * 6, *shares]:
+        rates = np.where(np.arange(3) == 2, share, 1.0) * np.where(np.arange(3) == 2, share, 1.0)[:, None]
+        drift.carried(plan, star, np.where(star > 0, 0.5 / rates, 0.0))
+
+    assert [tracker.factor for tracker in drift.links] == [1, 1, pytest.approx(found, rel=0.01)]
 
 
 def test_small_messages_show_latency_not_a_slow_link():

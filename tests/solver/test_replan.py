@@ -186,6 +186,28 @@ def test_what_costs_more_than_it_saves_is_not_moved():
         assert decision.cost_s < 20 * (decision.before_s - decision.after_s)
 
 
+def test_what_is_being_moved_to_is_given_up_where_it_is_no_better_any_more():
+    """A board is slow, and a plan without it begun; then it recovers before the weights have come."""
+    simulation = Simulation(pis(24.6, 70, 24.6, 10))
+    for _ in range(10):
+        simulation.request(noise=0.01)
+    replanner, runs = simulation.replanner, simulation.replanner.plan
+    aim = solve(SPEC, simulation.truth([1, 0.1, 1, 1]), ROWS).plan
+
+    def decide(compute):
+        for _ in range(2):
+            replanner.observe(runs, ROWS, simulation.costs(runs, compute)[1], NONE, QUIET, QUIET)
+        return replanner.decide(aim)
+
+    slow, recovered = decide([1, 0.1, 1, 1]), decide([1, 1, 1, 1])
+
+    assert not slow.taken or slow.after_s < slow.before_s
+    assert recovered.taken
+    assert recovered.plan == runs
+    assert "what was begun is given up" in recovered.line
+    assert recovered.after_s < recovered.before_s
+
+
 def test_a_decision_is_a_line_that_a_person_understands():
     simulation = Simulation(pis(24.6, 70, 24.6, 10))
     for number in range(20):
