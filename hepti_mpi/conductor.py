@@ -241,8 +241,8 @@ class Conductor:
 
     def _act(self, decision: Decision) -> None:
         """Begin to change over between two batches."""
-        moves = self._moves(decision.plan, decision.frees)
-        word = Prepare(decision.plan, decision.before_s / self._spec.layers, decision.frees)
+        moves = self._moves(decision.plan, decision.frees) or decision.spare is not None
+        word = Prepare(decision.plan, decision.before_s / self._spec.layers, decision.frees, decision.spare)
         self._member.group.announce(word, range(self._ranks))
         self._member.prepare(word)
         self._ready = [0 if moves else self._spec.layers] * self._ranks

@@ -55,7 +55,7 @@ class Member:
         """Begin a change of plan."""
         self.change += 1
         self.budget_s = word.budget_s
-        self.mover.prepare(word.plan, word.frees)
+        self.mover.prepare(word.plan, word.frees, word.spare)
 
     def change_plan(self, word: Prepare | Adopt) -> None:
         """Do what rank 0 says of a change of plan."""

@@ -33,12 +33,13 @@ UNDERWAY = 2  # pieces that rank 0 lets be on their way
 class Prepare:
     """Rank 0's word: get what this plan needs, layer by layer; requests may wait for it for `budget_s` seconds each.
 
-    The ranks of `frees` keep nothing that they do not need.
+    The ranks of `frees` keep nothing that they do not need. All get what `spare`, a plan of the other sort, needs, too.
     """
 
     plan: Plan
     budget_s: float
     frees: tuple[int, ...] = ()
+    spare: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +79,9 @@ class Mover:
         self._before = self._after = stack.plan
         self.holdings = Holdings(stack.plan, group.size)
         self._frees: tuple[int, ...] = ()
+        self._spare: Plan | None = None
         self._prepared: dict[int, dict[BlockShare, BlockKernels]] = {}
-        self._adopted = 0
+        self._adopted = spec.layers
         self._work: list[Iterator[bool]] = []
         self.ready = spec.layers  # layers in front that are prepared or adopted
         self.short = False  # whether it waits for layers to be adopted, and their memory
@@ -95,24 +97,22 @@ class Mover:
 
         Calls `done` with the bytes that were read of every layer.
         """
-        running = self._stack.plan
-        self.prepare(plan)
-        sizes = self._sizes(plan, self._group.rank)
-        seen = 0
+        self.prepare(self._stack.plan, spare=plan)
+        sizes, seen = self._sizes(self._group.rank), 0
         with freed_at_once():
             while self._work:
                 if not self.step():
                     self._group.pause()
                 done(sum(sizes[seen : self.ready]))
                 seen = self.ready
-        for number in range(self.spec.layers):
-            self._held[number] |= self._prepared.pop(number, {})
-        self._before = self._after = running
-        self.holdings = Holdings(running, self._group.size, plan)
+        self.adopt(self.spec.layers)
 
-    def prepare(self, plan: Plan, frees: tuple[int, ...] = ()) -> None:
-        """Begin to get what a plan needs; what runs meanwhile stays as it is. Another change under way is given up."""
-        self._before, self._after, self._frees = self._stack.plan, plan, frees
+    def prepare(self, plan: Plan, frees: tuple[int, ...] = (), spare: Plan | None = None) -> None:
+        """Begin to get what a plan needs, and what another of the other sort needs; what runs meanwhile stays as it is.
+
+        Another change under way is given up.
+        """
+        self._before, self._after, self._frees, self._spare = self._stack.plan, plan, frees, spare
         self._prepared.clear()
         self._adopted = self.ready = 0
         self._work = [self._get(), *(self._serve(peer) for peer in self._without_file)]
@@ -120,7 +120,7 @@ class Mover:
     @property
     def busy(self) -> bool:
         """Whether a change is under way."""
-        return self._stack.plan is not self._after
+        return self._adopted < self.spec.layers
 
     @property
     def aim(self) -> Plan | None:
@@ -149,6 +149,8 @@ class Mover:
         rank, plan, whole = self._group.rank, self._after, layers == self.spec.layers
         if whole and not self._adopted:
             self.holdings.adopt(plan, self._frees)
+            if self._spare is not None:
+                self.holdings.keep(self._spare)
         else:
             self.holdings.adopt_front(plan, self._frees, layers)
         self._adopted = layers
@@ -178,19 +180,24 @@ class Mover:
             pass
         assert self.ready >= layers, f"{self.ready} layers are prepared, {layers} are to be adopted"
 
-    def _sizes(self, plan: Plan, rank: int) -> list[int]:
-        """Return the bytes of every layer that a rank has to get for a plan."""
-        lacking = self.holdings.lacking(self.spec, plan, rank, self._frees)
-        return [
-            sum(share.held_bytes("float32") for share in lacking.get(layer, ())) for layer in range(self.spec.layers)
-        ]
+    def _lacking(self, rank: int) -> dict[int, list[tuple[Plan, BlockShare]]]:
+        """Return what a rank has to get of every layer, and for which plan."""
+        found: dict[int, list[tuple[Plan, BlockShare]]] = {layer: [] for layer in range(self.spec.layers)}
+        for plan in (self._after, *([] if self._spare is None else [self._spare])):
+            for layer, shares in self.holdings.lacking(self.spec, plan, rank, self._frees).items():
+                known = [share for _, share in found[layer]]
+                found[layer] += [(plan, share) for share in shares if share not in known]
+        return found
+
+    def _sizes(self, rank: int) -> list[int]:
+        """Return the bytes of every layer that a rank has to get."""
+        return [sum(share.held_bytes("float32") for _, share in shares) for shares in self._lacking(rank).values()]
 
     def _get(self) -> Iterator[bool]:
         """Prepare this rank's layers, one after the other; yield whether there was something to do."""
         rank, product = self._group.rank, self._backend.product
-        lacking = self.holdings.lacking(self.spec, self._after, rank, self._frees)
-        for layer, size in enumerate(self._sizes(self._after, rank)):
-            for share in lacking.get(layer, ()):
+        for (layer, lacking), size in zip(self._lacking(rank).items(), self._sizes(rank), strict=True):
+            for plan, share in lacking:
                 while len(self._prepared) > (layer in self._prepared) and free_bytes() < ROOM * size:
                     self.short = True
                     yield False
@@ -198,7 +205,7 @@ class Mover:
                 weights = load_block(self.spec, layer, share, partial(_note, todo))
                 for piece, out in todo:
                     yield from self._read(piece, out)
-                made = block_kernels(self.spec, self._after, product, rank, layer, share.block, weights)
+                made = block_kernels(self.spec, plan, product, rank, layer, share.block, weights)
                 self._prepared.setdefault(layer, {})[share] = made
                 yield True
             self.ready = layer + 1
@@ -220,8 +227,8 @@ class Mover:
     def _serve(self, peer: int) -> Iterator[bool]:
         """Send a rank without the file what it lacks, in the order in which it reads."""
         assert self._file is not None
-        for layer, shares in self.holdings.lacking(self.spec, self._after, peer, self._frees).items():
-            for piece in (piece for share in shares for piece in share.of_layer(layer)):
+        for layer, lacking in self._lacking(peer).items():
+            for piece in (piece for _, share in lacking for piece in share.of_layer(layer)):
                 for block in self._file.read_pieces(piece, STREAM_BYTES):
                     while self._group.untold > UNDERWAY:
                         yield False

@@ -24,6 +24,8 @@ class Decision:
         Seconds for which requests wait until ranks have the weights that they lack.
     frees
         Ranks that are short of memory: they keep no weights that they do not need.
+    spare
+        Whose weights are got besides.
     """
 
     plan: Plan
@@ -34,6 +36,7 @@ class Decision:
     after_s: float
     cost_s: float
     frees: tuple[int, ...] = ()
+    spare: Plan | None = None
 
     @property
     def line(self) -> str:

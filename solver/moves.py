@@ -64,9 +64,9 @@ class Holdings:
     def __init__(self, plan: Plan, ranks: int, spare: Plan | None = None) -> None:
         self._plans: list[dict[bool, Plan]] = [{} for _ in range(ranks)]  # by whether all is cut by rows
         self._runs = [plan] * ranks  # those of the plans that run
-        for loaded in (spare, plan):
-            if loaded is not None:
-                self.adopt(loaded)
+        self.adopt(plan)
+        if spare is not None:
+            self.keep(spare)
 
     def adopt(self, plan: Plan, frees: Collection[int] = ()) -> None:
         """Take note of the plan that runs from now on; `frees` are ranks that keep nothing else."""
@@ -77,6 +77,12 @@ class Holdings:
             if rank in frees:
                 held.clear()
             held[by_rows] = source
+
+    def keep(self, plan: Plan) -> None:
+        """Take note that ranks hold what a plan needs, besides what runs, which is of the other sort."""
+        self._bytes = {}
+        for rank, held in enumerate(self._plans):
+            held[all_by_rows(plan)] = self._source(plan, rank, ())
 
     def adopt_front(self, plan: Plan, frees: Collection[int], layers: int) -> None:
         """Take note that so many layers in front run under a plan, and nothing is kept that does not run."""

@@ -75,7 +75,7 @@ class Replanner:
         self.plan = solution.plan
         self._holdings = Holdings(solution.plan, len(cluster.devices), spare)
         self._requests = 0
-        self._again_at = 0  # how many requests make what was too dear worth another look; 0: nothing was
+        self._again_at = 0.0  # how many requests make what was too dear worth another look; 0: nothing was
         self._read_bytes_per_s = read_bytes_per_s
         self._solved = self._factors()
         self._told = self._planned_for = self.drift.cluster
@@ -118,19 +118,22 @@ class Replanner:
         factors = self._factors()
         shifted = (np.abs(factors - self._solved) >= SHIFT).any() or self._memory_shifted()
         lasted = self._since >= LEAST_HORIZON
-        if not shifted and (now_only or not 0 < self._again_at <= self._requests or self._is_latest(factors)):
+        if not shifted and (now_only or not 0 < self._again_at <= self._requests):
             return None
         now = self.drift.cluster
         others_could = self._others_could(now).any()
-        if not (shifted or lasted or others_could):
-            self._again_at = self._requests + LEAST_HORIZON - self._since
+        if not shifted and not others_could and (self._is_latest(factors) or not lasted):
+            self._again_at = 0 if lasted else self._requests + LEAST_HORIZON - self._since
             return None
         found = shifted or not lasted
         why = self._why(now, in_request=now_only) if found else f"all as it was for {self._since} requests"
         # A further change does not put off what is due after the first.
-        due = self._again_at or self._requests + (AGAIN if others_could else LEAST_HORIZON)
+        due = min(self._again_at or math.inf, self._requests + (AGAIN if others_could else LEAST_HORIZON))
         self._solved, self._told, self._again_at = factors, now, 0
         before_s = predict(self._spec, now, self.plan, self.plan.rows).seconds
+        if not shifted and (spare := self._spare(now)):
+            changes = "what else could run is got again"
+            return Decision(self.plan, True, why, changes, before_s, before_s, self.moving_s(spare), spare=spare)
         short = self._short(now, self._held_bytes())
         plan = self._at_once(now) if shifted else None if lasted else self._among_all(now)
         if plan is not None:
@@ -148,7 +151,7 @@ class Replanner:
         if aim is not None:
             aim_s, aim_fits = predict(self._spec, now, aim, aim.rows).seconds, self._fits(aim, now)
             taken = taken and (plan.predicted_s <= (1 - LEAST_GAIN) * aim_s or not aim_fits)
-            if not taken and not (aim_fits and aim_s < before_s):
+            if not taken and aim != self.plan and not (aim_fits and aim_s < before_s):
                 return Decision(self.plan, True, why, "what was begun is given up", aim_s, before_s, 0.0)
         if not shifted and not taken and plan.predicted_s < (1 - LEAST_GAIN) * before_s:
             self._again_at = self._requests + self.horizon  # too dear so far
@@ -189,6 +192,14 @@ class Replanner:
         if not (all_by_rows(self.plan) and crew.any()):
             return None
         return for_rows(self._spec, now, self._by_rows(now, crew), self.plan.rows, resend=False)
+
+    def _spare(self, now: Cluster) -> Plan | None:
+        """Return a plan by rows for which some lack weights, and all have room besides what runs, if any."""
+        able, others = holds_all(self._spec, now, self.plan.rows), self._others_could(now)
+        if all_by_rows(self.plan) or not others.any():
+            return None
+        spare = self._by_rows(now, able)
+        return None if self._short(now, self._held_bytes(spare)) else spare
 
     def _others_could(self, now: Cluster) -> Mask:
         """Return who could hold all weights and does not, [p]."""

@@ -190,6 +190,39 @@ def test_a_rank_is_emptied_and_comes_back(short, world, files):
         assert holds == (weights[world.rank] > 0 or not short)
 
 
+@pytest.mark.parametrize("with_file", ["all", "rank 0"])
+def test_what_was_freed_is_got_again_while_requests_run(with_file, world, files):
+    """A rank that was short of memory has room again: all may change to rows at once, as before."""
+    rng = np.random.default_rng(10)
+    run = Run(POST, random_plan(POST, rng, world.size), world, files, with_file=None if with_file == "all" else [0])
+    cut, rows, short = run.stack.plan, rows_plan([1.0] * world.size), world.size - 1
+
+    def lacks():
+        return any(run.mover.holdings.lacking(POST, rows, rank) for rank in range(world.size))
+
+    run.mover.spare(rows, lambda size: None)
+    held = run.mover.holdings.held_bytes(POST, short)
+    assert not lacks()
+    run.mover.prepare(cut, frees=(short,))
+    run.mover.adopt(POST.layers)
+    assert lacks()
+    assert run.mover.holdings.held_bytes(POST, short) < held
+    run.check([7, 20])
+    run.mover.prepare(cut, spare=rows)
+    assert run.mover.busy
+    run.mover.step()
+    run.check([7, 20])
+    run.work()
+    run.mover.adopt(POST.layers)
+    assert not run.mover.busy
+    assert not lacks()
+    for plan in (rows, cut):
+        run.check([7, 20])
+        run.mover.prepare(plan)
+        run.mover.adopt(POST.layers)
+    run.check([7, 20])
+
+
 def test_weights_that_were_kept_do_not_serve_other_cuts(world, files):
     """Between plans by rows, which let a rank keep them, come plans that do not."""
     rng = np.random.default_rng(9)

@@ -83,6 +83,8 @@ class Simulation:
             self.decisions.append(decision)
             if decision.taken:
                 self.holdings.adopt(decision.plan, decision.frees)
+                if decision.spare is not None:
+                    self.holdings.keep(decision.spare)
                 self.replanner.take(decision.plan, self.holdings)
                 return decision
         return None
@@ -257,6 +259,22 @@ def test_memory_that_goes_on_falling_is_answered_before_it_is_gone():
     assert [plan == begun for plan in plans] == [True] * 4 + [False] * 2
     assert plans[-1].predicted.weights_bytes[1] + work_bytes(SPEC, ROWS) <= needs[1]
     assert "what else could run is freed" in simulation.taken[0].line
+
+
+def test_where_memory_has_come_back_all_weights_are_got_again():
+    simulation = Simulation(pis(24.6, 70, 24.6, 10, memory_gib=1.5))
+    held = simulation.replanner._held_bytes()
+    for left in (0.5, 1.5):
+        simulation.replanner.drift.free_memory(1, round(left * GIB))
+        for _ in range(10):
+            simulation.request(noise=0.01)
+
+    freed, got = simulation.taken
+    assert (freed.frees, freed.spare) == ((1,), None)
+    assert got.plan == freed.plan
+    assert got.cost_s > 0
+    assert "what else could run is got again" in got.line
+    assert simulation.replanner._held_bytes() == held
 
 
 @pytest.mark.parametrize(("precision", "frees"), [("float32", True), ("int8", False)])
