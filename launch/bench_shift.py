@@ -136,21 +136,27 @@ def _plans(spec: ModelSpec, profile: Cluster, rows: int) -> dict[str, Plan]:
 def oracle(
     lab: Lab, model: Path, spec: ModelSpec, profile: Cluster, rows: int, phases: Sequence[Phase]
 ) -> dict[str, Any]:
-    """Measure every state on its own, under the plans for its true speeds; a request is the best plan's median."""
+    """Measure every state on its own, under the plans for its true speeds; a request is the best plan's median.
+
+    The result's `states` have the medians of the best plan by prediction and of the best by rows, where there is one.
+    """
     best: list[tuple[State, float]] = []
+    states = []
     for phase in phases:
         if any(state == phase.state for state, _ in best):
             continue
         truth = _truth(lab, profile, phase.state)
         alone = [Phase(phase.name, ORACLE_REQUESTS, phase.state)]
-        medians = []
-        for plan in filter(None, (solve(spec, truth, rows).plan, plan_by_rows(spec, truth, rows))):
-            run = _run(lab, model, rows, ["--plan", str(_write(lab, plan))], alone, phase.state)
-            medians.append(statistics.median(run["latency_s"]))
-        best.append((phase.state, min(medians)))
+        medians = {}
+        for name, plan in (("best", solve(spec, truth, rows).plan), ("by rows", plan_by_rows(spec, truth, rows))):
+            if plan is not None:
+                run = _run(lab, model, rows, ["--plan", str(_write(lab, plan))], alone, phase.state)
+                medians[name] = statistics.median(run["latency_s"])
+        best.append((phase.state, min(medians.values())))
+        states.append({"name": phase.name, "median_s": medians})
     of_state = [next(median for state, median in best if state == phase.state) for phase in phases]
     latency_s = [median for phase, median in zip(phases, of_state, strict=True) for _ in range(phase.requests)]
-    return {"system": "oracle", "latency_s": latency_s, "total_s": sum(latency_s), "replans": []}
+    return {"system": "oracle", "latency_s": latency_s, "total_s": sum(latency_s), "replans": [], "states": states}
 
 
 def _truth(lab: Lab, profile: Cluster, state: State) -> Cluster:

@@ -132,6 +132,7 @@ class Replanner:
         self._solved, self._told, self._again_at = factors, now, 0
         before_s = predict(self._spec, now, self.plan, self.plan.rows).seconds
         if not shifted and (spare := self._spare(now)):
+            self._again_at = self._requests + LEAST_HORIZON
             changes = "what else could run is got again"
             return Decision(self.plan, True, why, changes, before_s, before_s, self.moving_s(spare), spare=spare)
         short = self._short(now, self._held_bytes())

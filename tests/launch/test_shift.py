@@ -59,3 +59,7 @@ def test_the_oracle_takes_whatever_is_fastest_where_all_is_known(lab, fastest, m
     assert report["total_s"] == pytest.approx(sum(report["latency_s"]))
     assert len(report["latency_s"]) == 15
     assert set(report["latency_s"]) == {0.1}
+    assert [state["name"] for state in report["states"]] == ["calm", "slow"]
+    for state in report["states"]:
+        assert list(state["median_s"]) == ["best", "by rows"]
+        assert list(state["median_s"].values())[fastest] == 0.1
