@@ -56,6 +56,8 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     weights, file, without_file = load_share(model, plan, make, group, leader.console if leader else None)
     loaded = weights_bytes(model.spec, plan, group.rank), time.perf_counter() - started
     stack = Stack(model.spec, plan, weights.layers, group, computes, options.wire)
+    tensors = weights.ends
+    del weights  # layers that a change of plan replaces are freed
     trace = stack.trace = Trace() if options.trace else None
     member, speeds = None, []
     if options.replan != "off":
@@ -67,7 +69,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     # What is there now stays, on rank 0 the planner's libraries too: the garbage collector need not look through it.
     gc.freeze()
     if leader:
-        leader.lead(stack, weights.ends, member, speeds)
+        leader.lead(stack, tensors, member, speeds)
     else:
         follow(group, stack, member)
     if trace is not None:

@@ -1,5 +1,6 @@
 """Rank 0 leads the ranks through requests and changes of plan: every request is answered, once, as the oracle does."""
 
+import gc
 from dataclasses import replace
 from functools import cache
 
@@ -10,6 +11,7 @@ from hepti_mpi import cli, comm, ends, job, leader, monitor
 from hepti_mpi import conductor as conducting
 from hepti_mpi.conductor import Conductor
 from hepti_mpi.flow import Flow, Step
+from hepti_mpi.layers import BlockKernels
 from hepti_mpi.live import Member, follow
 from hepti_mpi.monitor import Monitor
 from hepti_mpi.products import NUMPY
@@ -153,6 +155,32 @@ def test_where_the_plan_stays_nothing_of_what_lives_is_made(world, files, monkey
     words = ["--model", str(files[POST.name].path), "--random", "8", "--cluster", str(cluster), "--backend", "numpy"]
 
     assert job.run_job(cli.parse([*words, "--replan", "off"]), comm.world()) == 0
+
+
+def test_layers_that_a_change_of_plan_replaces_are_freed(world, files, monkeypatch, tmp_path):
+    """Nothing but the stack and the mover holds them while the job runs."""
+    found = []
+
+    def count():
+        gc.unfreeze()
+        gc.collect()
+        return sum(isinstance(thing, BlockKernels) for thing in gc.get_objects())
+
+    def lead(self, stack, *rest):
+        kept = count()
+        stack.adopt(stack.plan, ())
+        found.append(kept - count())
+        self._group.announce(None, range(self._group.size))
+
+    monkeypatch.setattr(leader.Leader, "lead", lead)
+    monkeypatch.setattr(leader.Leader, "close", lambda self, ranks, places: 0)
+    cluster = tmp_path / "boards.toml"
+    write_cluster(pis(*[20.0] * world.size), cluster)
+    words = ["--model", str(files[POST.name].path), "--random", "8", "--cluster", str(cluster), "--backend", "numpy"]
+
+    assert job.run_job(cli.parse([*words, "--replan", "off"]), comm.world()) == 0
+
+    assert found == [2 * POST.layers] * (world.rank == 0)
 
 
 __all__ = ["files"]
