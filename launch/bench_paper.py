@@ -100,14 +100,23 @@ def bench_paper(
     contest: Contest,
     folder: Path,
     say: Callable[[str], None],
+    keep: Callable[[dict[str, Any]], None],
     stages: Callable[[str], AbstractContextManager[Callable[[Point, ModelSpec], Stage]]] | None = None,
 ) -> dict[str, Any]:
     """Compare systems at every point and return the report; a point at which nobody comes through is in it, too.
 
-    `stages` opens a cluster and yields what sets its limits for a point.
+    A point takes minutes: `keep` gets the report so far behind every one. `stages` opens a cluster and yields what sets
+    its limits for a point.
     """
     results: list[dict[str, Any]] = []
     absent: list[dict[str, Any]] = []
+    report = {
+        "suite": "paper",
+        "cluster": ",".join(dict.fromkeys(lab_name(point.cluster) for point in measured)),
+        "model": ",".join(models),
+        "rows": DEFAULT_ROWS,
+        "layers": max(model.spec.layers for model in models.values()),
+    }
     for cluster in dict.fromkeys(point.cluster for point in measured):
         with (stages or lab_under)(cluster) as under:
             for point in (point for point in measured if point.cluster == cluster):
@@ -117,25 +126,17 @@ def bench_paper(
                 where = folder / f"{len(results) + len(absent):03}"
                 where.mkdir()
                 try:
-                    report = compare(under(point, spec), models[point.model], own, where, say)
+                    compared = compare(under(point, spec), models[point.model], own, where, say)
                 except HeptiError as error:
                     absent.append({**facts, "system": "all", "why": str(error)})
                     continue
-                results += [facts | _without_samples(row) for row in report["results"]]
-                absent += [facts | row for row in report["absent"]]
+                results += [facts | _without_samples(row) for row in compared["results"]]
+                absent += [facts | row for row in compared["absent"]]
+                report |= {"versions": compared["versions"], "results": results, "absent": absent}
+                keep(report | {"claims": claims(results)})
     if not results:
         raise HeptiError(f"nobody came through; {absent[-1]['system']}: {absent[-1]['why']}")
-    return {
-        "suite": "paper",
-        "cluster": ",".join(dict.fromkeys(lab_name(point.cluster) for point in measured)),
-        "model": ",".join(models),
-        "rows": DEFAULT_ROWS,
-        "layers": max(model.spec.layers for model in models.values()),
-        "versions": report["versions"],
-        "results": results,
-        "absent": absent,
-        "claims": claims(results),
-    }
+    return report | {"claims": claims(results)}
 
 
 @contextmanager

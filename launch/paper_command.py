@@ -6,8 +6,10 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from launch.bench_model import bench_model, check_model
 from launch.compare_command import check_counts, chosen
@@ -36,7 +38,12 @@ def add_parser(suites: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--runs", type=int, default=3, help="rounds at every point (default: %(default)s)")
     parser.add_argument("--repeat", type=int, default=3, help="timed requests in a round (default: %(default)s)")
     parser.add_argument("--warmup", type=int, default=1, help="untimed ones before them (default: %(default)s)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write paper.json and a picture of every figure there")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write paper.json, behind every point, and a picture of every figure there",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -58,11 +65,17 @@ def _paper(options: argparse.Namespace) -> int:
     kernels = [Kernels("auto", "float32")]
     contest = Contest(systems, kernels, ["float32"], [], 0, options.runs, options.repeat, options.warmup)
     measured = points(figures, clusters, {name: model.spec for name, model in models.items()}, mbps)
-    with tempfile.TemporaryDirectory(prefix="hepti-paper-") as folder:
-        report = bench_paper(measured, models, contest, Path(folder), _say)
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "paper.json").write_text(json.dumps(report, indent=1))
+
+    def keep(report: Mapping[str, Any]) -> None:
+        if options.out is not None:
+            (options.out / "paper.json").write_text(json.dumps(report, indent=1))
+
+    with tempfile.TemporaryDirectory(prefix="hepti-paper-") as folder:
+        report = bench_paper(measured, models, contest, Path(folder), _say, keep)
+    keep(report)
+    if options.out is not None:
         if find_spec("matplotlib") is None:
             _say("note: no pictures without matplotlib: pip install 'hepti[plot]'")
         else:

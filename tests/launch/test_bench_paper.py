@@ -36,7 +36,7 @@ class ManyAtOnce(Pretended):
         return code
 
 
-def run(measured, folder, **changes):
+def run(measured, folder, keep=lambda report: None, **changes):
     limits = []
 
     @contextmanager
@@ -48,7 +48,7 @@ def run(measured, folder, **changes):
         yield under
 
     contest = replace(CONTEST, systems=("hepti", "megatron", "pipeedge", "single"), runtimes=(), runs=1)
-    return bench_paper(measured, MODELS, contest, folder, lambda line: None, stages), limits
+    return bench_paper(measured, MODELS, contest, folder, lambda line: None, keep, stages), limits
 
 
 def test_the_points_are_those_of_the_papers():
@@ -81,8 +81,12 @@ def test_every_point_is_a_comparison_under_its_limits(tmp_path):
         Point("throughput", "odd", "bert-base", 940, 3),
         Point("memory", "odd", "vit-base", 940, 3, 0.5),
     ]
-    report, limits = run(measured, tmp_path)
+    kept = []
+    report, limits = run(measured, tmp_path, keep=lambda report: kept.append(json.dumps(report)))
 
+    figures = [{row["figure"] for row in json.loads(so_far)["results"]} for so_far in kept]
+    assert figures == [{"latency"}, {"latency", "throughput"}, {"latency", "throughput", "memory"}]
+    assert json.loads(kept[-1]) == json.loads(json.dumps(report))
     assert limits == [("odd", 240, None), ("odd", 940, None), ("odd", 940, 0.5)]
     assert {(row["figure"], row["model"], row["mbps"]) for row in report["results"]} == {
         ("latency", "bert-base", 240), ("throughput", "bert-base", 940), ("memory", "vit-base", 940),
