@@ -3,11 +3,11 @@
 A batch goes to the replica that should be done with it first, by the seconds a row that the replica has taken lately;
 so a rank that becomes slow gets less from then on. It goes to none, and waits, where the others should be done with all
 that is left sooner: a slow replica begins nothing for which everybody would wait in the end. No replica has more
-batches in hand than its stages and what bridges the time in which rank 0, which computes too, cannot deal; alone in its
-stage that is one layer. What is done waits for what was dealt out before it: there are never more than `SPREAD` times
-as many batches under way as the replicas can have in hand, and where nobody takes the answers, no further batch is
-dealt out. Rank 0 waits for nothing while something else can go on; the other ranks do one batch after the other, and
-none of their messages waits for rank 0.
+batches in hand than its stages, in a pipeline as many again, since some are on the wire between them, and what bridges
+the time in which rank 0, which computes too, cannot deal; alone in its stage that is one layer. What is done waits for
+what was dealt out before it: there are never more than `SPREAD` times as many batches under way as the replicas can
+have in hand, and where nobody takes the answers, no further batch is dealt out. Rank 0 waits for nothing while
+something else can go on; the other ranks do one batch after the other, and none of their messages waits for rank 0.
 """
 
 from __future__ import annotations
@@ -170,7 +170,9 @@ class Flow:
         stages = len(replica.lane.stages)
         if not replica.row_s or (replica.leads and stages == 1):
             return stages
-        return min(stages + 1 + round(self._away_s / (replica.row_s * rows)), MOST)
+        # Of a pipeline those on the wire are in no stage: at most one behind each.
+        held = stages if stages == 1 else 2 * stages
+        return min(held + 1 + round(self._away_s / (replica.row_s * rows)), MOST)
 
     def _deal(self, replica: Replica, step: Step, embed: Callable[[], Array], look: Look | None) -> Job:
         self._group.announce(step, replica.lane.ranks if step.tell is None else range(self._group.size))

@@ -75,6 +75,28 @@ class Boards:
         pass
 
 
+class Pipeline(Boards):
+    """Four stages one behind the other, none of rank 0; what they pass on is on the wire for `wire_s`."""
+
+    def __init__(self, stage_s, wire_s):
+        super().__init__(5, lambda rank, number: stage_s, wire_s)
+        lane = Lane(4)
+        lane.stages = lane.ranks = (1, 2, 3, 4)
+        lane.hops = 5
+        self.lanes = (lane,)
+
+    def carry(self, lane, batch, x, exact, look):
+        self.batches[4] += 1
+        at = self.now + self._wire_s
+        for rank in lane.ranks:
+            self._free[rank] = max(self._free[rank], at) + self._seconds(rank, 0)
+            at = self._free[rank] + self._wire_s
+        self._done[4].append(at)
+        yield 1, 4
+        self._done[4].popleft()
+        return x
+
+
 @pytest.fixture
 def deal(monkeypatch):
     """Return what runs so many batches, in order, and returns the seconds; `take` hears how many are done."""
@@ -152,6 +174,18 @@ def test_a_rank_that_all_but_stops_gets_nothing_more(deal):
 
     assert boards.batches[2] <= 100 / MIXED4[2] / rate(MIXED4) + 4
     assert seconds <= 300 / rate(MIXED4) + 2 * 40.0
+
+
+@pytest.mark.parametrize("wire_s", [0.01, 0.1, 0.2])
+def test_a_pipeline_is_as_fast_as_its_slowest_stage_also_where_batches_are_long_on_the_wire(wire_s, deal):
+    """As many again as there are stages may be on the wire, and no more."""
+    boards, most = Pipeline(0.2, wire_s), []
+
+    seconds = deal(boards, 100, take=lambda done: most.append(boards.batches.total() - done))
+
+    first_s = 4 * (0.2 + wire_s) + wire_s
+    assert seconds <= 1.1 * (first_s + 99 * 0.2)
+    assert max(most) <= SPREAD * (2 * 4 + 1)
 
 
 @pytest.mark.parametrize(("takes_s", "stops_s"), [(1.0, 0.0), (0.0, 40.0)], ids=["consumer", "rank"])
