@@ -140,6 +140,8 @@ class Reader:
         return self._text(number, text)
 
     def _json(self, number: int, line: bytes) -> Request:
+        if not line.strip():
+            raise HeptiError("the line is empty")
         try:
             entry = json.loads(line)
         except json.JSONDecodeError as error:
@@ -168,7 +170,8 @@ class Reader:
             raise HeptiError(f"model {self._spec.name} reads images, not texts")
         if self._tokenizer is None:
             raise HeptiError(
-                f"the weights of {self._spec.name} came without a tokenizer: give --random ROWS, or tokens in a .jsonl"
+                f"the weights of {self._spec.name} came without a tokenizer: give --random ROWS, or "
+                'lines like {"id": 1, "tokens": [101, 102]}'
             )
         tokens = self._tokenizer(text)
         return Request(name, tokens.ids, len(tokens.ids), text, tokens.truncated)

@@ -64,10 +64,10 @@ def _parser() -> Parser:
         "--objective", choices=OBJECTIVES, default="latency", help="one request, or many (default: %(default)s)"
     )
     parser.add_argument("--compare", action="store_true", help="predict all systems side by side, and plan by none")
-    parser.add_argument("--map", type=Path, metavar="FILE.svg|png", help="draw who wins over bandwidth and memory")
+    parser.add_argument("--map", type=Path, metavar="FILE.svg|png|pdf", help="draw who wins over bandwidth and memory")
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan")
     parser.add_argument("--json", action="store_true", help="print the plan and all about it as JSON, not as tables")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg|png", help="draw the timeline (needs matplotlib)")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg|png|pdf", help="draw the timeline (needs matplotlib)")
     what_if = parser.add_argument_group("what if", "another cluster, without editing the file; each may be repeated")
     what_if.add_argument("--set", action="append", default=[], metavar="pi-2.gflops=70", help="a device or the network")
     what_if.add_argument(

@@ -66,12 +66,16 @@ def short_bytes(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Se
 
 
 def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> str:
-    """Return what memory a plan lacks, in words; "" where it fits."""
+    """Return what memory a plan lacks, in words, and on which devices; "" where it fits."""
     short = short_bytes(spec, cluster, plan, weights_bytes)
-    for name, missing in zip(cluster.names, short, strict=True):
-        if missing > SLIP_BYTES:
-            return f"{name}: {math.ceil(missing / MIB)} MiB short"
-    return ""
+    missing = [
+        f"{name}: {math.ceil(size / MIB)} MiB"
+        for name, size in zip(cluster.names, short, strict=True)
+        if size > SLIP_BYTES
+    ]
+    if len(missing) > MOST_NAMED:
+        missing[MOST_NAMED:] = [f"{len(missing) - MOST_NAMED} others"]
+    return f"{', '.join(missing)} short" if missing else ""
 
 
 def does_not_fit(what: str, cluster: Cluster, short_bytes: Floats) -> InfeasiblePlanError:

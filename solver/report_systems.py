@@ -31,7 +31,7 @@ def print_systems(console: Console, entries: Sequence[Entry], title: str, object
         planned = bool(entry.weights_bytes)
         held = [f"{size / MIB:.0f}" for size in (max(entry.weights_bytes), min(entry.weights_bytes))] if planned else []
         table.add_row(
-            entry.label,
+            entry.label + (" †" if entry.lacks else ""),
             f"{1e3 * entry.seconds:.1f}" if planned else "-",
             f"{entry.requests_per_s:.2f}" if planned else "-",
             f"{entry.bytes_on_wire / MIB:.1f}" if planned else "-",
@@ -43,6 +43,8 @@ def print_systems(console: Console, entries: Sequence[Entry], title: str, object
     for entry in entries:
         if entry.model:
             console.print(f"* {entry.system} runs another model, {entry.model}: as large, and other answers.")
+    if not any(best.values()):
+        console.print("None of them can be run.")
     if (won := best["latency"]) is not None:
         console.print(f"latency: {won.system} wins with {1e3 * won.seconds:.1f} ms.")
     if (won := best["throughput"]) is not None:
@@ -53,7 +55,7 @@ def print_lacking(console: Console, entries: Sequence[Entry]) -> None:
     """Print which systems cannot be run, and why; in a column of a table the words would stand one below the other."""
     for entry in entries:
         if entry.lacks:
-            console.print(f"{entry.system} cannot be run: {entry.lacks}.", style="dim", markup=False)
+            console.print(f"† {entry.system} cannot be run: {entry.lacks}.", style="dim", markup=False)
 
 
 def systems_to_json(cluster: Cluster, entries: Sequence[Entry], rows: int) -> str:

@@ -361,11 +361,16 @@ def test_a_device_that_takes_no_part_needs_no_memory(cluster):
 
 
 def test_systems_that_lack_memory_are_compared_all_the_same(cluster):
-    done = solver("--model", "bert-base", "--cluster", cluster, "--set", "pi-1.memory_gib=0.2", "--compare", "--json")
+    """Every device that lacks some is named, in the JSON and below the table; and that nothing can be run."""
+    words = ["--model", "bert-base", "--cluster", cluster, "--set", "pi-1.memory_gib=0.2", "--compare"]
+    done, tight = solver(*words, "--json"), solver(*words, "--set", "pi-0.memory_gib=0.2")
 
-    (single,) = (entry for entry in json.loads(done.stdout)["systems"] if entry["system"].startswith("single"))
-    assert single["seconds"] > 0
-    assert re.fullmatch(r"pi-1: \d+ MiB short", single["lacks"])
+    entries = {entry["system"]: entry for entry in json.loads(done.stdout)["systems"]}
+    assert entries["single:pi-1"]["seconds"] > 0
+    assert re.fullmatch(r"pi-1: \d+ MiB short", entries["single:pi-1"]["lacks"])
+    text = " ".join(tight.stdout.split())
+    assert re.search(r"† sequence cannot be run: pi-0: \d+ MiB, pi-1: \d+ MiB short\.", text)
+    assert text.endswith("None of them can be run.")
 
 
 def test_the_plan_stands_once_beside_the_others(cluster):
