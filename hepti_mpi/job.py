@@ -65,7 +65,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
         member = Member(group, stack, mover, Monitor(model.spec, computes))
         speeds = reading_speeds(group.on_all(lambda: loaded))
         if spare is not None:
-            load_spare(mover, spare, without_file, group, leader.console if leader else None)
+            load_spare(model.spec, mover, spare, without_file, group, leader.console if leader else None)
     # What is there now stays, on rank 0 the planner's libraries too: the garbage collector need not look through it.
     gc.freeze()
     if leader:
@@ -145,11 +145,13 @@ def load_share(
     return loaded[0], file, without_file
 
 
-def load_spare(mover: Mover, spare: Plan, without_file: Sequence[int], group: Group, console: Console | None) -> None:
+def load_spare(
+    spec: ModelSpec, mover: Mover, spare: Plan, without_file: Sequence[int], group: Group, console: Console | None
+) -> None:
     """Load what this rank lacks for the plan that it may change to; rank 0 shows how it gets on, and sends theirs."""
 
     def load_own() -> None:
-        total = mover.holdings.moved_bytes(mover.spec, spare, group.rank)
+        total = mover.holdings.moved_bytes(spec, spare, group.rank)
         bar = progress("loading what else may run", total, console=console) if console else nullcontext(lambda _: None)
         with bar as done:
             try:

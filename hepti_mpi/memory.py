@@ -31,9 +31,7 @@ def own_bytes() -> int:
 
 def give_back() -> None:
     """Give the kernel back what has been freed, for others' use: glibc keeps it as `keep_freed` says."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    _glibc("malloc_trim", 0)
 
 
 def keep_freed() -> None:
@@ -41,8 +39,8 @@ def keep_freed() -> None:
 
     That costs 5 of the 75 ms of a bert-large layer with 256 rows on one x86 core: its 6000 page faults.
     """
-    _mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
-    _mallopt(M_MMAP_THRESHOLD, LARGEST_MAPPED_BYTES)
+    _glibc("mallopt", M_TRIM_THRESHOLD, KEPT_BYTES)
+    _glibc("mallopt", M_MMAP_THRESHOLD, LARGEST_MAPPED_BYTES)
 
 
 @contextmanager
@@ -52,17 +50,18 @@ def freed_at_once() -> Iterator[None]:
     For loading: holes that weights leave in the heap once they are packed would be too small for the next ones. Twice
     the weights were resident then, not once.
     """
-    _mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)
+    _glibc("mallopt", M_MMAP_THRESHOLD, MAPPED_BYTES)
     try:
         yield
     finally:
         keep_freed()
 
 
-def _mallopt(parameter: int, value: int) -> None:
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it
-    if mallopt is not None:
-        mallopt(parameter, value)
+def _glibc(name: str, *arguments: int) -> None:
+    """Call a function that glibc has; other C libraries manage without."""
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        function(*arguments)
 
 
 def _left_in_cgroups() -> list[int]:

@@ -73,7 +73,7 @@ class Mover:
         backend: Backend,
         without_file: Sequence[int] = (),
     ) -> None:
-        self.spec, self._stack, self._group, self._file, self._backend = spec, stack, group, file, backend
+        self._spec, self._stack, self._group, self._file, self._backend = spec, stack, group, file, backend
         self.turns = not without_file  # whether a change may be given up: no piece of it is on its way
         self._without_file = without_file if group.rank == 0 else ()
         self._before = self._after = stack.plan
@@ -98,14 +98,14 @@ class Mover:
         Calls `done` with the bytes that were read of every layer.
         """
         self.prepare(self._stack.plan, spare=plan)
-        sizes, seen = self._sizes(self._group.rank), 0
+        sizes, seen = [_bytes(lacking) for lacking in self._lacking(self._group.rank).values()], 0
         with freed_at_once():
             while self._work:
                 if not self.step():
                     self._group.pause()
                 done(sum(sizes[seen : self.ready]))
                 seen = self.ready
-        self.adopt(self.spec.layers)
+        self.adopt(self._spec.layers)
 
     def prepare(self, plan: Plan, frees: tuple[int, ...] = (), spare: Plan | None = None) -> None:
         """Begin to get what a plan needs, and what another of the other sort needs; what runs meanwhile stays as it is.
@@ -120,7 +120,7 @@ class Mover:
     @property
     def busy(self) -> bool:
         """Whether a change is under way."""
-        return self._adopted < self.spec.layers
+        return self._adopted < self._spec.layers
 
     @property
     def aim(self) -> Plan | None:
@@ -146,7 +146,7 @@ class Mover:
         self._catch_up(layers)
         for number in range(self._adopted, layers):
             self._held[number] |= self._prepared.pop(number, {})
-        rank, plan, whole = self._group.rank, self._after, layers == self.spec.layers
+        rank, plan, whole = self._group.rank, self._after, layers == self._spec.layers
         if whole and not self._adopted:
             self.holdings.adopt(plan, self._frees)
             if self._spare is not None:
@@ -154,20 +154,20 @@ class Mover:
         else:
             self.holdings.adopt_front(plan, self._frees, layers)
         self._adopted = layers
-        kept = [layer_shares(self.spec, held, rank) for held in self.holdings.plans(rank)]
+        kept = [layer_shares(self._spec, held, rank) for held in self.holdings.plans(rank)]
         held = [
             {share: block for share, block in layer.items() if any(share in known[number] for known in kept)}
             for number, layer in enumerate(self._held)
         ]
         frees, self._held = held != self._held, held
-        runs = self._kernels(layer_shares(self.spec, self.holdings.runs(rank), rank))
+        runs = self._kernels(layer_shares(self._spec, self.holdings.runs(rank), rank))
         self._stack.adopt(plan if whole else blend(plan, self._before, layers), runs)
         if frees:
             give_back()
 
     def kernels(self, plan: Plan) -> list[Layer]:
         """Return this rank's layers under a plan of which it lacks nothing."""
-        return self._kernels(self.holdings.shares(self.spec, plan, self._group.rank))
+        return self._kernels(self.holdings.shares(self._spec, plan, self._group.rank))
 
     def _kernels(self, shares: Sequence[LayerShare]) -> list[Layer]:
         return [
@@ -182,30 +182,27 @@ class Mover:
 
     def _lacking(self, rank: int) -> dict[int, list[tuple[Plan, BlockShare]]]:
         """Return what a rank has to get of every layer, and for which plan."""
-        found: dict[int, list[tuple[Plan, BlockShare]]] = {layer: [] for layer in range(self.spec.layers)}
+        found: dict[int, list[tuple[Plan, BlockShare]]] = {layer: [] for layer in range(self._spec.layers)}
         for plan in (self._after, *([] if self._spare is None else [self._spare])):
-            for layer, shares in self.holdings.lacking(self.spec, plan, rank, self._frees).items():
+            for layer, shares in self.holdings.lacking(self._spec, plan, rank, self._frees).items():
                 known = [share for _, share in found[layer]]
                 found[layer] += [(plan, share) for share in shares if share not in known]
         return found
 
-    def _sizes(self, rank: int) -> list[int]:
-        """Return the bytes of every layer that a rank has to get."""
-        return [sum(share.held_bytes("float32") for _, share in shares) for shares in self._lacking(rank).values()]
-
     def _get(self) -> Iterator[bool]:
         """Prepare this rank's layers, one after the other; yield whether there was something to do."""
         rank, product = self._group.rank, self._backend.product
-        for (layer, lacking), size in zip(self._lacking(rank).items(), self._sizes(rank), strict=True):
+        for layer, lacking in self._lacking(rank).items():
+            size = _bytes(lacking)
             for plan, share in lacking:
                 while len(self._prepared) > (layer in self._prepared) and free_bytes() < ROOM * size:
                     self.short = True
                     yield False
                 todo: list[tuple[TensorSlice, Array]] = []
-                weights = load_block(self.spec, layer, share, partial(_note, todo))
+                weights = load_block(self._spec, layer, share, partial(_note, todo))
                 for piece, out in todo:
                     yield from self._read(piece, out)
-                made = block_kernels(self.spec, plan, product, rank, layer, share.block, weights)
+                made = block_kernels(self._spec, plan, product, rank, layer, share.block, weights)
                 self._prepared.setdefault(layer, {})[share] = made
                 yield True
             self.ready = layer + 1
@@ -234,6 +231,10 @@ class Mover:
                         yield False
                     self._group.send_piece(block, peer)
                     yield True
+
+
+def _bytes(lacking: Sequence[tuple[Plan, BlockShare]]) -> int:
+    return sum(share.held_bytes("float32") for _, share in lacking)
 
 
 def _note(todo: list[tuple[TensorSlice, Array]], piece: TensorSlice, out: Array) -> None:

@@ -129,14 +129,16 @@ def bench_paper(
                     compared = compare(under(point, spec), models[point.model], own, where, say)
                 except HeptiError as error:
                     absent.append({**facts, "system": "all", "why": str(error)})
-                    continue
-                results += [facts | _without_samples(row) for row in compared["results"]]
-                absent += [facts | row for row in compared["absent"]]
-                report |= {"versions": compared["versions"], "results": results, "absent": absent}
-                keep(report | {"claims": claims(results)})
+                else:
+                    results += [facts | _without_samples(row) for row in compared["results"]]
+                    absent += [facts | row for row in compared["absent"]]
+                    report["versions"] = compared["versions"]
+                if results:
+                    report |= {"results": results, "absent": absent, "claims": claims(results)}
+                    keep(report)
     if not results:
         raise HeptiError(f"nobody came through; {absent[-1]['system']}: {absent[-1]['why']}")
-    return report | {"claims": claims(results)}
+    return report
 
 
 @contextmanager

@@ -74,7 +74,6 @@ def _paper(options: argparse.Namespace) -> int:
 
     with tempfile.TemporaryDirectory(prefix="hepti-paper-") as folder:
         report = bench_paper(measured, models, contest, Path(folder), _say, keep)
-    keep(report)
     if options.out is not None:
         if find_spec("matplotlib") is None:
             _say("note: no pictures without matplotlib: pip install 'hepti[plot]'")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,25 +68,18 @@ def short_bytes(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Se
 def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> str:
     """Return what memory a plan lacks, in words, and on which devices; "" where it fits."""
     short = short_bytes(spec, cluster, plan, weights_bytes)
-    missing = [
-        f"{name}: {math.ceil(size / MIB)} MiB"
-        for name, size in zip(cluster.names, short, strict=True)
-        if size > SLIP_BYTES
-    ]
-    if len(missing) > MOST_NAMED:
-        missing[MOST_NAMED:] = [f"{len(missing) - MOST_NAMED} others"]
+    missing = _named(cluster, short, lambda device, size: f"{device.name}: {math.ceil(size / MIB)} MiB", "{} others")
     return f"{', '.join(missing)} short" if missing else ""
 
 
 def does_not_fit(what: str, cluster: Cluster, short_bytes: Floats) -> InfeasiblePlanError:
     """Return the error that says how much memory `what` lacks, `short_bytes` [p], and where more would help."""
-    missing = [
-        f"{_more(device, short)} MiB more on {device.name} (has {device.memory_bytes // MIB})"
-        for device, short in zip(cluster.devices, short_bytes, strict=True)
-        if short > SLIP_BYTES
-    ]
-    if len(missing) > MOST_NAMED:
-        missing[MOST_NAMED:] = [f"more on {len(missing) - MOST_NAMED} others"]
+    missing = _named(
+        cluster,
+        short_bytes,
+        lambda device, short: f"{_more(device, short)} MiB more on {device.name} (has {device.memory_bytes // MIB})",
+        "more on {} others",
+    )
     total = math.ceil(short_bytes.sum() / MIB)
     return InfeasiblePlanError(f"{what} does not fit: {total} MiB short; it would with {' and '.join(missing)}")
 
@@ -155,6 +148,16 @@ def whole_layer_bytes(spec: ModelSpec) -> int:
 def holds_all(spec: ModelSpec, cluster: Cluster, rows: int) -> Mask:
     """Return which devices can hold the weights of all layers, [p]."""
     return np.asarray(weights_room(spec, cluster, rows) >= spec.layers * whole_layer_bytes(spec))
+
+
+def _named(cluster: Cluster, short_bytes: Floats, words: Callable[[Device, float], str], others: str) -> list[str]:
+    """Return words for the devices that lack memory, `short_bytes` [p]; for many `others` says how many more do."""
+    named = [
+        words(device, short) for device, short in zip(cluster.devices, short_bytes, strict=True) if short > SLIP_BYTES
+    ]
+    if len(named) > MOST_NAMED:
+        named[MOST_NAMED:] = [others.format(len(named) - MOST_NAMED)]
+    return named
 
 
 def _more(device: Device, short: float) -> int:

@@ -105,17 +105,14 @@ class Holdings:
             self._bytes[rank, precision] = _all_bytes(spec, list(self.plans(rank)), rank, precision)
         return self._bytes[rank, precision]
 
-    def bytes_with(
-        self, spec: ModelSpec, plan: Plan, rank: int, precision: str = "float32", frees: Collection[int] = ()
-    ) -> int:
-        """Return the bytes of what a rank would hold once it has adopted a plan."""
-        kept = {} if rank in frees else self._plans[rank]
-        plans = {**kept, all_by_rows(plan): self._source(plan, rank, frees)}
+    def bytes_with(self, spec: ModelSpec, plan: Plan, rank: int, precision: str = "float32") -> int:
+        """Return the bytes of what a rank would hold once it has adopted a plan, and freed nothing."""
+        plans = {**self._plans[rank], all_by_rows(plan): self._source(plan, rank, ())}
         return _all_bytes(spec, list(plans.values()), rank, precision)
 
-    def shares(self, spec: ModelSpec, plan: Plan, rank: int, frees: Collection[int] = ()) -> Sequence[LayerShare]:
+    def shares(self, spec: ModelSpec, plan: Plan, rank: int) -> Sequence[LayerShare]:
         """Return what of every layer a rank holds under a plan that it adopts."""
-        return layer_shares(spec, self._source(plan, rank, frees), rank)
+        return layer_shares(spec, self._source(plan, rank, ()), rank)
 
     def lacking(
         self, spec: ModelSpec, plan: Plan, rank: int, frees: Collection[int] = ()

@@ -121,22 +121,22 @@ class Replanner:
         if not shifted and (now_only or not 0 < self._again_at <= self._requests):
             return None
         now = self.drift.cluster
-        others_could = self._others_could(now).any()
-        if not shifted and not others_could and (self._is_latest(factors) or not lasted):
+        others_could = self._others_could(now)
+        if not shifted and not others_could.any() and (self._is_latest(factors) or not lasted):
             self._again_at = 0 if lasted else self._requests + LEAST_HORIZON - self._since
             return None
-        found = shifted or not lasted
-        why = self._why(now, in_request=now_only) if found else f"all as it was for {self._since} requests"
+        as_it_was = lasted and not shifted
+        why = f"all as it was for {self._since} requests" if as_it_was else self._why(now, in_request=now_only)
         # A further change does not put off what is due after the first.
-        due = min(self._again_at or math.inf, self._requests + (AGAIN if others_could else LEAST_HORIZON))
+        due = min(self._again_at or math.inf, self._requests + (AGAIN if others_could.any() else LEAST_HORIZON))
         self._solved, self._told, self._again_at = factors, now, 0
         before_s = predict(self._spec, now, self.plan, self.plan.rows).seconds
-        if not shifted and (spare := self._spare(now)):
+        if not shifted and (spare := self._spare(now, others_could)):
             self._again_at = self._requests + LEAST_HORIZON
             changes = "what else could run is got again"
             return Decision(self.plan, True, why, changes, before_s, before_s, self.moving_s(spare), spare=spare)
         short = self._short(now, self._held_bytes())
-        plan = self._at_once(now) if shifted else None if lasted else self._among_all(now)
+        plan = self._at_once(now, others_could) if shifted else None if lasted else self._among_all(now)
         if plan is not None:
             self._again_at = due if shifted else self._requests + LEAST_HORIZON
         else:
@@ -146,8 +146,9 @@ class Replanner:
                 return Decision(self.plan, False, f"{why} ({error})", "", before_s, before_s, 0.0)
             (self._latest, _), self._latest_for = living(self._spec, now, solution), factors
             plan = self._latest.plan
-            if not self._is_worth(plan, before_s) and (held := self._at_once(now)) and self._is_worth(held, before_s):
-                plan = held
+            if not self._is_worth(plan, before_s):
+                held = self._at_once(now, others_could)
+                plan = held if held is not None and self._is_worth(held, before_s) else plan
         taken = (self._is_worth(plan, before_s) or bool(short)) and self._fits(plan, now)
         if aim is not None:
             aim_s, aim_fits = predict(self._spec, now, aim, aim.rows).seconds, self._fits(aim, now)
@@ -170,13 +171,13 @@ class Replanner:
         same_sort = all_by_rows(self.plan) == all_by_rows(self._latest.plan)
         return same_sort and bool((np.abs(factors - self._latest_for) < SHIFT).all())
 
-    def _at_once(self, now: Cluster) -> Plan | None:
+    def _at_once(self, now: Cluster, others_could: Mask) -> Plan | None:
         """Return the best plan for which nobody lacks weights; None if none fits.
 
         The cuts that run, all by rows, or the other cuts that ranks hold: each with other shares of rows.
         """
         others = [plan for plan in self._holdings.plans(0) if not all_by_rows(plan) and plan != self.plan]
-        whole = holds_all(self._spec, now, self.plan.rows) & ~self._others_could(now)
+        whole = holds_all(self._spec, now, self.plan.rows) & ~others_could
         if whole.any():
             others.append(self._by_rows(now, whole))
         plans = [
@@ -194,12 +195,11 @@ class Replanner:
             return None
         return for_rows(self._spec, now, self._by_rows(now, crew), self.plan.rows, resend=False)
 
-    def _spare(self, now: Cluster) -> Plan | None:
+    def _spare(self, now: Cluster, others_could: Mask) -> Plan | None:
         """Return a plan by rows for which some lack weights, and all have room besides what runs, if any."""
-        able, others = holds_all(self._spec, now, self.plan.rows), self._others_could(now)
-        if all_by_rows(self.plan) or not others.any():
+        if all_by_rows(self.plan) or not others_could.any():
             return None
-        spare = self._by_rows(now, able)
+        spare = self._by_rows(now, holds_all(self._spec, now, self.plan.rows))
         return None if self._short(now, self._held_bytes(spare)) else spare
 
     def _others_could(self, now: Cluster) -> Mask:

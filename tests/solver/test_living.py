@@ -101,7 +101,7 @@ def test_a_rank_keeps_what_it_ran_by_for_plans_of_the_other_sort():
     assert not holdings.moved_bytes(SPEC, blocks, 2)
     assert whole + third - common <= holdings.held_bytes(SPEC, 2) <= whole + third
     holdings.adopt(rows)
-    assert holdings.bytes_with(SPEC, others, 1) > holdings.bytes_with(SPEC, others, 1, frees=[1])
+    assert holdings.bytes_with(SPEC, others, 1) > weights_bytes(SPEC, others, 1)
     holdings.adopt(others)
     assert not holdings.moved_bytes(SPEC, rows, 1)
     assert holdings.moved_bytes(SPEC, blocks, 1)
