@@ -14,6 +14,7 @@ from hepti_mpi.__main__ import limit_threads
 limit_threads()  # as `python -m hepti_mpi` does: BLAS threads of several ranks wait for each other
 
 from hepti_mpi import comm  # noqa: E402
+from hepti_mpi.wires import EXACT  # noqa: E402
 
 HERE = Path(__file__).parent
 
@@ -53,5 +54,11 @@ def pytest_pyfunc_call(pyfuncitem):
 
 
 @pytest.fixture(scope="session")
-def world():
+def all_ranks():
     return comm.world()
+
+
+@pytest.fixture
+def world(all_ranks):
+    all_ranks.coding = EXACT  # a test before may have left another
+    return all_ranks

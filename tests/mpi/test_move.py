@@ -26,19 +26,19 @@ CHANGES = 20  # of every case; the cases of one size of world make more than 200
 
 
 @pytest.fixture(scope="module")
-def files(world):
+def files(all_ranks):
     """Return weights files of both families, which all ranks see."""
-    folder = world.from_root((lambda: Path(tempfile.mkdtemp())) if world.rank == 0 else None)
-    if world.rank == 0:
+    folder = all_ranks.from_root((lambda: Path(tempfile.mkdtemp())) if all_ranks.rank == 0 else None)
+    if all_ranks.rank == 0:
         for spec in (POST, PRE, LONG):
             synthesize(folder / f"{spec.name}.h5", spec, 0)
-    world.barrier()
+    all_ranks.barrier()
     opened = {spec.name: WeightsFile(folder / f"{spec.name}.h5") for spec in (POST, PRE, LONG)}
     yield opened
-    world.barrier()
+    all_ranks.barrier()
     for file in opened.values():
         file.close()
-    if world.rank == 0:
+    if all_ranks.rank == 0:
         shutil.rmtree(folder)
 
 
