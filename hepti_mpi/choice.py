@@ -60,7 +60,10 @@ def choose(
     """
     cluster = measured
     if options.cluster is not None:
-        cluster = read_cluster(options.cluster).first(ranks, str(options.cluster))
+        whole = read_cluster(options.cluster)
+        cluster = whole.first(ranks, str(options.cluster))
+        if left := whole.names[ranks:]:
+            say(f"note: {ranks} ranks, {len(whole.names)} devices in {options.cluster}: without {', '.join(left)}")
     if options.plan is not None:
         choice = Choice(read_plan(options.plan), cluster)
     else:

@@ -201,11 +201,11 @@ class Conductor:
         self._replanner.observe(plan, begun.rows, compute_s, wait_s, *since)
         drift = self.drift
         for rank, measured in enumerate(self.latest):
-            if measured.probe_s:
+            for probe_s in measured.probes_s:
                 H = self._spec.hidden
                 curves = Bank([drift.profile.devices[rank].kernels])
                 due_s = float(curves.seconds(Kernel.CONTRACT, PROBE_ROWS, H * H)[0])
-                drift.probed(rank, due_s / measured.probe_s)
+                drift.probed(rank, due_s / probe_s)
             first = self._first_room[rank]
             if first is None:
                 self._first_room[rank] = measured.room_bytes

@@ -38,7 +38,7 @@ class Member:
         stack, mover = self.stack, self.mover
         return Measured(
             batch, stack.last.compute_s if stack.active else 0.0, stack.last.wait_s, self.monitor.flows(),
-            self.monitor.room(), self.monitor.take_probe(), self.change, mover.ready, mover.short,
+            self.monitor.room(), self.monitor.take_probes(), self.change, mover.ready, mover.short,
         )  # fmt: skip
 
     def look(self, step: Step, layer: int) -> tuple[Plan, Sequence[Layer]] | None:

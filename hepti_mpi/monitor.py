@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import struct
 import time
@@ -15,6 +16,7 @@ from hepti_mpi.memory import free_bytes, own_bytes
 from hepti_mpi.products import Backend
 from solver.curves import Floats
 from solver.model import ModelSpec
+from solver.tracker import NOISE
 
 # Of Linux's struct tcp_info (linux/tcp.h): bytes that the other side has acknowledged, and microseconds for which there
 # was something to send or to be acknowledged. Their ratio is what the connection carried, whatever the program did.
@@ -23,7 +25,9 @@ from solver.model import ModelSpec
 ACKNOWLEDGED_AT, DELIVERY_RATE_AT, BUSY_US_AT, NO_ROOM_US_AT, INFO_BYTES = 120, 160, 168, 176, 184
 OPEN_FILES = Path("/proc/self/fd")
 LOOK_EVERY_S = 1.0  # at what is free: it takes 0.4 ms
-# A device without a share computes for so long, so often: under a CPU quota a shorter time says little.
+# A device without a share computes for so long, so often: under a CPU quota a shorter time says little. What differs
+# from the last probe by more than requests err by, or is the first for long, is measured once more at once: rank 0
+# believes a change that two say, and else a device that is as fast as ever would wait for its share a request longer.
 PROBE_S, PROBE_EVERY_S, PROBE_ROWS = 0.05, 0.5, 64
 
 Connection = tuple[object, object]  # own and other address
@@ -55,8 +59,8 @@ class Measured:
         For every connection, bytes and busy seconds since it was made.
     room_bytes
         What its host has for this rank: what its process holds, and what is free besides.
-    probe_s
-        Seconds of the probe's product where it was run since the last batch, else 0.
+    probes_s
+        Seconds of the product of every probe since the last batch.
     change, ready, short
         Which change of plan it prepares, how many layers of it are prepared, and whether memory holds it up.
     """
@@ -66,7 +70,7 @@ class Measured:
     wait_s: float
     flows: Mapping[Connection, tuple[int, float]]
     room_bytes: int
-    probe_s: float
+    probes_s: tuple[float, ...]
     change: int
     ready: int
     short: bool
@@ -96,7 +100,8 @@ class Monitor:
         self._sockets: list[int] = []
         self._batches = 0
         self._room, self._looked_at, self._probed_at = 0, 0.0, time.perf_counter()
-        self.probe_s = 0.0
+        self._probe_s, self._confirmed = math.nan, True  # the last probe, and whether the one before bears it out
+        self._untold: list[float] = []
 
     def flows(self) -> dict[Connection, tuple[int, float]]:
         """Return what this process's TCP connections have carried; nothing where the system does not say.
@@ -121,7 +126,10 @@ class Monitor:
     def probe(self, every_s: float | None = None) -> bool:
         """Now and then, time a product, for a device that has no share; return whether it was time."""
         started = time.perf_counter()
-        if started - self._probed_at < (PROBE_EVERY_S if every_s is None else every_s):
+        since_s = started - self._probed_at
+        if every_s is None:
+            every_s = PROBE_EVERY_S if self._confirmed else 0.0
+        if since_s < every_s:
             return False
         H = self._spec.hidden
         product = self._backend.product(np.zeros((H, H), np.float32), None)
@@ -132,13 +140,17 @@ class Monitor:
             product(x)
             calls += 1
         self._probed_at = time.perf_counter()
-        self.probe_s = (self._probed_at - begun) / calls
+        probe_s = (self._probed_at - begun) / calls
+        agrees = abs(math.log(probe_s / self._probe_s)) <= math.log(1 + NOISE)
+        self._confirmed = agrees and since_s < 2 * PROBE_EVERY_S
+        self._probe_s = probe_s
+        self._untold.append(probe_s)
         return True
 
-    def take_probe(self) -> float:
-        """Return what the last probe measured, once."""
-        probe_s, self.probe_s = self.probe_s, 0.0
-        return probe_s
+    def take_probes(self) -> tuple[float, ...]:
+        """Return what the probes since the last call measured."""
+        untold, self._untold = tuple(self._untold), []
+        return untold
 
 
 def between_ranks(flows: Mapping[int, Mapping[Connection, tuple[int, float]]], ranks: int) -> tuple[Floats, Floats]:

@@ -19,7 +19,7 @@ from solver.spans import Span
 HEARD, HOLDS = 1, 2
 # A look takes 0.06 ms of rank 0 and 0.04 of the others, four ranks on one host, and several times that on a board: less
 # than half a percent of the time between two.
-LOOK_EVERY_S = 0.08
+LOOK_EVERY_S = 0.06
 # Of a smaller part than a quarter only a speed that falls to less than half can be told from noise (`solver.tracker`).
 PARTS = 4
 

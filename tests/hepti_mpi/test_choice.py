@@ -4,6 +4,7 @@ import pytest
 
 from hepti_mpi import cli
 from hepti_mpi.choice import choose
+from solver.cluster import write_cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec, TextInput, named_model
 from tests.solver.clusters import pis
@@ -40,3 +41,13 @@ def test_memory_is_that_of_the_precision_that_a_run_has_whatever_was_measured(me
 
     assert choice.cluster.precision == "int8"
     assert sum(choice.plan.predicted.weights_bytes) < 0.5 * 2**30
+
+
+def test_devices_of_the_file_that_have_no_rank_are_named(tmp_path):
+    path, said = tmp_path / "pis.toml", []
+    write_cluster(pis(10, 20, 30), path)
+
+    choice = choose(cli.parse(["--cluster", str(path)]), SPEC, 100, 2, None, said.append)
+
+    assert choice.plan.devices == ("pi-0", "pi-1")
+    assert said == [f"note: 2 ranks, 3 devices in {path}: without pi-2"]

@@ -1,6 +1,7 @@
 """What a rank can say of itself and its connections."""
 
 import socket
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -68,11 +69,35 @@ def test_a_probe_is_run_now_and_then_and_told_once(monkeypatch):
     watching = Monitor(SPEC, NUMPY)
 
     assert watching.probe()
-    assert 0 < watching.take_probe() < 1
-    assert watching.take_probe() == 0.0
+    (probe_s,) = watching.take_probes()
+    assert 0 < probe_s < 1
+    assert watching.take_probes() == ()
     assert not watching.probe(every_s=60.0)  # rank 0, for which requests wait
-    monkeypatch.setattr(monitor, "PROBE_EVERY_S", 60.0)
-    assert not watching.probe()
+
+
+def test_a_probe_unlike_the_last_one_is_repeated_at_once(monkeypatch):
+    """The first, since nothing bears it out; then one in so long, until one differs, or the last was long ago."""
+    now, product_s = 0.0, 0.01
+
+    def product(x):
+        nonlocal now
+        now += product_s
+
+    def took():
+        return [round(probe_s, 3) for probe_s in watching.take_probes()]
+
+    monkeypatch.setattr(monitor.time, "perf_counter", lambda: now)
+    watching = Monitor(SPEC, replace(NUMPY, product=lambda weight, bias: product))
+    now += monitor.PROBE_EVERY_S
+    assert [watching.probe() for _ in range(3)] == [True, True, False]
+    assert took() == [0.01, 0.01]
+    now, product_s = now + monitor.PROBE_EVERY_S, 0.012
+    assert [watching.probe() for _ in range(2)] == [True, False]
+    now, product_s = now + monitor.PROBE_EVERY_S, 0.05
+    assert [watching.probe() for _ in range(3)] == [True, True, False]
+    assert took() == [0.012, 0.05, 0.05]
+    now += 10 * monitor.PROBE_EVERY_S
+    assert [watching.probe() for _ in range(3)] == [True, True, False]
 
 
 def test_what_a_process_takes_and_frees_leaves_what_its_host_has_for_it():
