@@ -13,7 +13,7 @@ import numpy as np
 
 from solver.curves import Floats
 from solver.model import ModelSpec
-from solver.plan import BlockPlan, Cut, Plan
+from solver.plan import Cut, Plan
 from solver.spans import Span
 
 HEARD, HOLDS = 1, 2
@@ -40,7 +40,9 @@ def done_before(spec: ModelSpec, plan: Plan, rows: int, layer: int) -> Floats:
     H, F = spec.hidden, spec.ffn
     done, total = np.zeros((2, len(plan.devices)))
     for span, cuts in plan.stages[0].layers:
-        heads, columns = (_shares(block, rows) for block in (cuts.attention, cuts.mlp))
+        heads, columns = (
+            np.array(shared.counts) / shared.total for shared in (cuts.attention.shared(rows), cuts.mlp.shared(rows))
+        )
         opens, closes = (6 * H * H + 4 * rows * H) * heads, 2 * H * H * heads
         up = down = 2 * H * F * columns
         pending = closes + up + down if cuts.mlp.cut is Cut.ROWS else 0 * down if cuts.mlp.cut is Cut.COLUMNS else down
@@ -51,10 +53,3 @@ def done_before(spec: ModelSpec, plan: Plan, rows: int, layer: int) -> Floats:
         total += span.size * flop
     done[total == 0], total[total == 0] = layer, spec.layers
     return np.asarray(done / total)
-
-
-def _shares(block: BlockPlan, rows: int) -> Floats:
-    """Return every rank's share of a block's compute, [p]."""
-    partition = block.row_partition(rows) if block.cut is Cut.ROWS else block.inner
-    assert partition is not None
-    return np.array(partition.counts) / partition.total

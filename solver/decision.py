@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from solver.plan import BlockPlan, Plan
+from solver.plan import BlockPlan, Cut, Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,22 +70,20 @@ def shares(before: Plan, after: Plan) -> str:
         ("attention", old_layer.attention, new_layer.attention),
         ("MLP", old_layer.mlp, new_layer.mlp),
     ):
-        mine, theirs = _counts(old, rows), _counts(new, rows)
-        if mine[0] != theirs[0]:
-            parts.append(f"{name} by {theirs[0]} instead of {mine[0]}: {' '.join(map(str, theirs[1]))}")
-        elif mine[1] != theirs[1]:
-            parts.append(f"{name} {mine[0]} {' '.join(map(str, mine[1]))} → {' '.join(map(str, theirs[1]))}")
+        (unit, counts), (other, others) = _counts(old, rows), _counts(new, rows)
+        if unit != other:
+            parts.append(f"{name} by {other} instead of {unit}: {others}")
+        elif counts != others:
+            parts.append(f"{name} {unit} {counts} → {others}")
     if len(parts) == 2 and parts[0].removeprefix("attention") == parts[1].removeprefix("MLP"):
         return parts[0].removeprefix("attention ")
     return ", ".join(parts) or "other layers"
 
 
-def _counts(block: BlockPlan, rows: int) -> tuple[str, tuple[int, ...]]:
-    if block.inner is not None:
-        return ("heads or columns", block.inner.counts)
-    partition = block.row_partition(rows)
-    assert partition is not None
-    return "rows", partition.counts
+def _counts(block: BlockPlan, rows: int) -> tuple[str, str]:
+    """Return what a block is cut by, and how many of them every rank has."""
+    unit = "rows" if block.cut is Cut.ROWS else "heads or columns"
+    return unit, " ".join(map(str, block.shared(rows).counts))
 
 
 def _ms(seconds: float) -> str:

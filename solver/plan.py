@@ -162,6 +162,12 @@ class BlockPlan:
         keys = self.keys and tuple(self.keys[rank] for rank in ranks)
         return replace(self, inner=narrow(self.inner), columns=columns, rows=rows, keys=keys)
 
+    def shared(self, rows: int) -> Partition:
+        """Return who computes how much: of so many rows, for cut `rows`, else of the heads, F columns or sub-blocks."""
+        partition = self.row_partition(rows) if self.cut is Cut.ROWS else self.inner
+        assert partition is not None
+        return partition
+
     def crew(self, rank: int) -> range:
         """Return the ranks of a rank's column of the grid; cut `grid` only.
 

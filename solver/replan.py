@@ -141,14 +141,9 @@ class Replanner:
             self._again_at = due if shifted else self._requests + LEAST_HORIZON
         else:
             try:
-                solution = solve(self._spec, now, self.plan.rows, self._latest, self.plan.wire)
+                plan = self._of_all(now, others_could, before_s)
             except InfeasiblePlanError as error:
                 return Decision(self.plan, False, f"{why} ({error})", "", before_s, before_s, 0.0)
-            (self._latest, _), self._latest_for = living(self._spec, now, solution), factors
-            plan = self._latest.plan
-            if not self._is_worth(plan, before_s):
-                held = self._at_once(now, others_could)
-                plan = held if held is not None and self._is_worth(held, before_s) else plan
         taken = (self._is_worth(plan, before_s) or bool(short)) and self._fits(plan, now)
         if aim is not None:
             aim_s, aim_fits = predict(self._spec, now, aim, aim.rows).seconds, self._fits(aim, now)
@@ -187,6 +182,20 @@ class Replanner:
             if not any(self._holdings.lacking(self._spec, plan, rank) for rank in range(len(now.devices)))
         ]
         return min((plan for plan in plans if self._fits(plan, now)), key=lambda plan: plan.predicted_s, default=None)
+
+    def _of_all(self, now: Cluster, others_could: Mask, before_s: float) -> Plan:
+        """Solve again; return the best plan of all, or the best at once where that one is not worth it, and this is.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            If none fits.
+        """
+        solution = solve(self._spec, now, self.plan.rows, self._latest, self.plan.wire)
+        (self._latest, _), self._latest_for = living(self._spec, now, solution), self._factors()
+        best = self._latest.plan
+        held = None if self._is_worth(best, before_s) else self._at_once(now, others_could)
+        return held if held is not None and self._is_worth(held, before_s) else best
 
     def _among_all(self, now: Cluster) -> Plan | None:
         """Return the best plan by rows among all that could have the weights; None where that is not what runs."""
