@@ -97,6 +97,7 @@ def points(
 def bench_paper(
     measured: Sequence[Point],
     models: Mapping[str, BenchModel],
+    beside: Mapping[str, BenchModel | None],
     contest: Contest,
     folder: Path,
     say: Callable[[str], None],
@@ -105,8 +106,8 @@ def bench_paper(
 ) -> dict[str, Any]:
     """Compare systems at every point and return the report; a point at which nobody comes through is in it, too.
 
-    A point takes minutes: `keep` gets the report so far behind every one. `stages` opens a cluster and yields what sets
-    its limits for a point.
+    `beside` are the models with decoupled layers, as in `compare`. A point takes minutes: `keep` gets the report so far
+    behind every one. `stages` opens a cluster and yields what sets its limits for a point.
     """
     results: list[dict[str, Any]] = []
     absent: list[dict[str, Any]] = []
@@ -122,16 +123,21 @@ def bench_paper(
             for point in (point for point in measured if point.cluster == cluster):
                 spec, facts = models[point.model].spec, asdict(point) | {"cluster": lab_name(cluster)}
                 say(f"{point.figure}: {point.model} on {cluster}, {DIMENSION[point.figure]} {_place(point):g}")
-                own = replace(contest, rows=request_rows(spec, None), many=MANY if point.figure == "throughput" else 0)
+                own = replace(contest, rows=request_rows(spec, None))
+                if point.figure == "throughput":
+                    own = replace(own, many=MANY, repeat=1)
                 where = folder / f"{len(results) + len(absent):03}"
                 where.mkdir()
                 try:
-                    compared = compare(under(point, spec), models[point.model], own, where, say)
+                    compared = compare(
+                        under(point, spec), models[point.model], own, where, say, beside.get(point.model)
+                    )
                 except HeptiError as error:
                     absent.append({**facts, "system": "all", "why": str(error)})
                 else:
-                    results += [facts | _without_samples(row) for row in compared["results"]]
-                    absent += [facts | row for row in compared["absent"]]
+                    # Whatever runs beside stands at its point.
+                    results += [_without_samples(row) | facts for row in compared["results"]]
+                    absent += [row | facts for row in compared["absent"]]
                     report["versions"] = compared["versions"]
                 if results:
                     report |= {"results": results, "absent": absent, "claims": claims(results)}
@@ -176,13 +182,13 @@ def claims(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return every claim with what was found here: the most at any point, and where; none where nobody was beside."""
     found = []
     for claim in CLAIMS:
-        own = [row for row in results if (row["system"], row["figure"]) == (claim.system, claim.figure)]
+        own = [row for row in results if (_planner(row), row["figure"]) == (claim.system, claim.figure)]
         ratios = []
         for row in own:
             others = [
                 other[claim.key]
                 for other in results
-                if _at(other) == _at(row) and other["system"].partition(":")[0] in claim.beside and other["wire"]
+                if _at(other) == _at(row) and _planner(other) in claim.beside and other["wire"]
             ]
             if others and row[claim.key]:
                 ratios.append((min(others) / row[claim.key], row))
@@ -194,6 +200,10 @@ def claims(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _place(point: Point) -> float:
     return float(getattr(point, DIMENSION[point.figure]))
+
+
+def _planner(row: Mapping[str, Any]) -> str:
+    return str(row["system"].partition(":")[0])
 
 
 def _at(row: Mapping[str, Any]) -> list[Any]:

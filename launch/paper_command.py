@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from launch.bench_model import bench_model, check_model
+from launch.bench_model import bench_model, check_model, decoupled_model
 from launch.compare_command import check_counts, chosen
 from launch.lab_up import require_tools
 from launch.tables import show
 from solver.errors import HeptiError
 from solver.ready import find_cluster
-from solver.systems import PLANNERS
+from solver.systems import DECOUPLED, PLANNERS
 
 FIGURES = ("latency", "throughput", "memory")
 CLUSTERS, MODELS, MBPS = ("pi4x4", "mixed4"), ("bert-large", "vit-large"), ("940", "500", "240", "120")
@@ -36,7 +36,12 @@ def add_parser(suites: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         parser.add_argument(option, default=",".join(default), metavar="A,B,…", help="(default: %(default)s)")
     parser.add_argument("--layers", type=int, metavar="N", help="another layer count")
     parser.add_argument("--runs", type=int, default=3, help="rounds at every point (default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=3, help="timed requests in a round (default: %(default)s)")
+    parser.add_argument(
+        "--repeat",
+        type=int,
+        default=3,
+        help="timed requests in a round, where they come one by one (default: %(default)s)",
+    )
     parser.add_argument("--warmup", type=int, default=1, help="untimed ones before them (default: %(default)s)")
     parser.add_argument(
         "--out",
@@ -62,6 +67,8 @@ def _paper(options: argparse.Namespace) -> int:
     from launch.paper_show import cells, claim_cells, write_pictures
 
     models = {name: bench_model(name, options.layers) for name in options.models.split(",")}
+    asked = models if DECOUPLED in systems else {}
+    beside = {name: decoupled_model(name, options.layers) for name, model in asked.items() if not model.spec.groups}
     kernels = [Kernels("auto", "float32")]
     contest = Contest(systems, kernels, ["float32"], [], 0, options.runs, options.repeat, options.warmup)
     measured = points(figures, clusters, {name: model.spec for name, model in models.items()}, mbps)
@@ -73,7 +80,7 @@ def _paper(options: argparse.Namespace) -> int:
             (options.out / "paper.json").write_text(json.dumps(report, indent=1))
 
     with tempfile.TemporaryDirectory(prefix="hepti-paper-") as folder:
-        report = bench_paper(measured, models, contest, Path(folder), _say, keep)
+        report = bench_paper(measured, models, beside, contest, Path(folder), _say, keep)
     if options.out is not None:
         if find_spec("matplotlib") is None:
             _say("note: no pictures without matplotlib: pip install 'hepti[plot]'")

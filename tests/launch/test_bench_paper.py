@@ -13,12 +13,13 @@ from launch.paper_command import bandwidths
 from launch.paper_show import cells, claim_cells, write_pictures
 from solver.errors import HeptiError
 from solver.memory import weights_room, whole_layer_bytes
-from solver.model import named_model
+from solver.model import decoupled, named_model
 from tests.launch.test_compare import CONTEST, Pretended
 from tests.solver.clusters import pis
 
 BERT, VIT = named_model("bert-base", 2), named_model("vit-base", 2)
 MODELS = {"bert-base": BenchModel(Path("/bert.h5"), BERT), "vit-base": BenchModel(Path("/vit.h5"), VIT)}
+BESIDE = {"bert-base": BenchModel(Path("/decoupled.h5"), decoupled(BERT))}
 
 
 class ManyAtOnce(Pretended):
@@ -33,10 +34,11 @@ class ManyAtOnce(Pretended):
             lines = Path(program[program.index("--input") + 1]).read_text().splitlines()
             assert len(lines) == MANY
             assert {len(json.loads(line)["tokens"]) for line in lines} == {256}
+            assert program[program.index("--repeat") + 1] == "1"  # they are many
         return code
 
 
-def run(measured, folder, keep=lambda report: None, **changes):
+def run(measured, folder, keep=lambda report: None, systems=("hepti", "megatron", "pipeedge", "single"), **changes):
     limits = []
 
     @contextmanager
@@ -47,8 +49,8 @@ def run(measured, folder, keep=lambda report: None, **changes):
 
         yield under
 
-    contest = replace(CONTEST, systems=("hepti", "megatron", "pipeedge", "single"), runtimes=(), runs=1)
-    return bench_paper(measured, MODELS, contest, folder, lambda line: None, keep, stages), limits
+    contest = replace(CONTEST, systems=systems, runtimes=(), runs=1)
+    return bench_paper(measured, MODELS, BESIDE, contest, folder, lambda line: None, keep, stages), limits
 
 
 def test_the_points_are_those_of_the_papers():
@@ -107,6 +109,19 @@ def test_every_point_is_a_comparison_under_its_limits(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*.png")) == [
         f"paper-{figure}.png" for figure in ("latency", "memory", "throughput")
     ]
+
+
+def test_the_decoupled_model_stands_beside_the_one_that_it_is_made_of(tmp_path):
+    """In the same table, under its own name; its published ratio is looked for at the same points."""
+    measured = [Point("latency", "odd", "bert-base", 940, 3)]
+
+    report, _ = run(measured, tmp_path, systems=("detransformer", "megatron"))
+
+    ((_, _, rows),) = cells(report, "latency")
+    assert {row[0] for row in rows} == {"detransformer:bert-base-decoupled", "megatron"}
+    seconds = {row["system"].partition(":")[0]: row["median_s"] for row in report["results"]}
+    (claim,) = (claim for claim in report["claims"] if claim["system"] == "detransformer")
+    assert claim["found"] == pytest.approx(seconds["megatron"] / seconds["detransformer"])
 
 
 def test_a_point_at_which_nobody_comes_through_is_said(tmp_path):
