@@ -59,6 +59,18 @@ def test_soon_after_a_change_two_measurements_mend_its_level():
     assert later.factor == pytest.approx(0.18)
 
 
+def test_a_level_that_is_mended_to_and_fro_comes_to_lie_between():
+    """What a device seems to do depends on its share, and so on what it seemed to do before."""
+    tracker = Tracker()
+    for measured in [*np.ones(10), 0.17, 0.17]:
+        tracker.observe(measured)
+    for _ in range(40):
+        tracker.observe(np.interp(tracker.factor, [0.21, 0.29], [0.3, 0.2]))
+
+    assert tracker.changes <= 3
+    assert tracker.factor == pytest.approx(0.25, rel=0.05)
+
+
 def test_a_step_within_a_request_counts_from_the_next():
     """The request during which it changed shows something between."""
     _, factors = follow([1.0] * 5 + [0.6, 0.25])

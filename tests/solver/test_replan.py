@@ -15,7 +15,7 @@ from solver.memory import work_bytes
 from solver.model import named_model
 from solver.moves import Holdings
 from solver.planner import solve
-from solver.replan import Replanner
+from solver.replan import AGAIN, Replanner
 from solver.systems import make_plan
 from tests.solver.clusters import pis
 
@@ -110,6 +110,23 @@ def test_three_requests_after_a_lasting_change_rows_are_shared_anew_and_soon_all
             simulation.request(compute)
         # A plan by rows stays where it is nearly as fast, and a solve that begins with another is nearly as good.
         assert simulation.request(compute) <= 1.04 * (1 + WORTH) * best_s
+
+
+@pytest.mark.parametrize(("level", "looked"), [(0.25, False), (0.28, True), (0.22, True)])
+def test_soon_after_a_change_what_was_guessed_of_it_is_looked_at_again(level, looked):
+    """By less than what is a shift of its own; the plan stays where another would save little."""
+    simulation = Simulation(pis(24.6, 70, 24.6, 10))
+    for _ in range(10):
+        simulation.request()
+    for _ in range(2):
+        simulation.request([1, 0.25, 1, 1], noise=0)
+    assert len(simulation.decisions) == 1
+    for _ in range(AGAIN - 1):
+        simulation.request([1, level, 1, 1], noise=0)
+        assert len(simulation.decisions) == 1
+    simulation.request([1, level, 1, 1], noise=0)
+
+    assert len(simulation.decisions) == 1 + looked
 
 
 @pytest.mark.parametrize("until", [0, *LOOKS])
