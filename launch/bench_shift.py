@@ -34,7 +34,7 @@ from solver.systems.sequence import rows_plan
 
 STRATEGIES = ("static-equal", "static-proportional", "static-hepti", "live-hepti", "oracle")
 WARMUP = 3  # requests before the script begins
-ORACLE_REQUESTS = 8
+ORACLE_REQUESTS = 8  # in a state, at least
 PATIENCE_S = 30.0
 RESIDENT_BYTES = 300 * 2**20  # of a rank besides its weights: measured, at most
 PROFILE = "profile.toml"
@@ -136,26 +136,26 @@ def _plans(spec: ModelSpec, profile: Cluster, rows: int) -> dict[str, Plan]:
 def oracle(
     lab: Lab, model: Path, spec: ModelSpec, profile: Cluster, rows: int, phases: Sequence[Phase]
 ) -> dict[str, Any]:
-    """Measure every state on its own, under the plans for its true speeds; a request is the best plan's median.
+    """Measure every state on its own, under the plans for its true speeds; it has the requests of the faster plan.
 
     The result's `states` have the medians of the best plan by prediction and of the best by rows, where there is one.
     """
-    best: list[tuple[State, float]] = []
+    best: list[tuple[State, list[float]]] = []
     states = []
     for phase in phases:
         if any(state == phase.state for state, _ in best):
             continue
         truth = _truth(lab, profile, phase.state)
-        alone = [Phase(phase.name, ORACLE_REQUESTS, phase.state)]
-        medians = {}
+        alone = [Phase(phase.name, max(phase.requests, ORACLE_REQUESTS), phase.state)]
+        runs = {}
         for name, plan in (("best", solve(spec, truth, rows).plan), ("by rows", plan_by_rows(spec, truth, rows))):
             if plan is not None:
                 run = _run(lab, model, rows, ["--plan", str(_write(lab, plan))], alone, phase.state)
-                medians[name] = statistics.median(run["latency_s"])
-        best.append((phase.state, min(medians.values())))
-        states.append({"name": phase.name, "median_s": medians})
-    of_state = [next(median for state, median in best if state == phase.state) for phase in phases]
-    latency_s = [median for phase, median in zip(phases, of_state, strict=True) for _ in range(phase.requests)]
+                runs[name] = run["latency_s"]
+        best.append((phase.state, min(runs.values(), key=statistics.median)))
+        states.append({"name": phase.name, "median_s": {name: statistics.median(run) for name, run in runs.items()}})
+    of_state = [next(latency_s for state, latency_s in best if state == phase.state) for phase in phases]
+    latency_s = [s for phase, measured in zip(phases, of_state, strict=True) for s in measured[: phase.requests]]
     return {"system": "oracle", "latency_s": latency_s, "total_s": sum(latency_s), "replans": [], "states": states}
 
 

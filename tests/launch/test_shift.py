@@ -46,20 +46,20 @@ def test_the_oracle_takes_whatever_is_fastest_where_all_is_known(lab, fastest, m
     def run(lab, model, rows, options, phases, before):
         seconds = 0.1 if len(asked) % 2 == fastest else 0.2
         asked.append((phases[0].name, read_plan(Path(options[1])).predicted.seconds))
-        return {"latency_s": [seconds] * phases[0].requests}
+        return {"latency_s": [seconds + number / 1000 for number in range(phases[0].requests)]}
 
     monkeypatch.setattr(bench_shift, "_run", run)
     slow = State(cpu={"pi-1": 0.1}, memory={"pi-2": GIB})
-    phases = [Phase("calm", 5, State()), Phase("slow", 5, slow), Phase("calm", 5, State())]
+    phases = [Phase("calm", 9, State()), Phase("slow", 1, slow), Phase("calm", 9, State())]
 
     report = oracle(lab, "model.h5", SPEC, CLUSTER, 128, phases)
 
     assert [name for name, _ in asked] == ["calm", "calm", "slow", "slow"]
     assert asked[2][1] > 1.5 * asked[0][1]
     assert report["total_s"] == pytest.approx(sum(report["latency_s"]))
-    assert len(report["latency_s"]) == 15
-    assert set(report["latency_s"]) == {0.1}
+    calm = [0.1 + number / 1000 for number in range(9)]  # as measured: totals of other strategies have outliers, too
+    assert report["latency_s"] == [*calm, 0.1, *calm]
     assert [state["name"] for state in report["states"]] == ["calm", "slow"]
     for state in report["states"]:
         assert list(state["median_s"]) == ["best", "by rows"]
-        assert list(state["median_s"].values())[fastest] == 0.1
+        assert list(state["median_s"].values())[fastest] == min(state["median_s"].values())
