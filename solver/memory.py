@@ -80,7 +80,7 @@ def does_not_fit(what: str, cluster: Cluster, short_bytes: Floats) -> Infeasible
         lambda device, short: f"{_more(device, short)} MiB more on {device.name} (has {device.memory_bytes // MIB})",
         "more on {} others",
     )
-    total = math.ceil(short_bytes.sum() / MIB)
+    total = sum(_more(device, short) for device, short in zip(cluster.devices, short_bytes, strict=True) if short > 0)
     return InfeasiblePlanError(f"{what} does not fit: {total} MiB short; it would with {' and '.join(missing)}")
 
 
