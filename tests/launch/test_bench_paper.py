@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launch import plot
 from launch.bench_model import BenchModel
 from launch.bench_paper import FITS, MANY, PROFILED_BYTES, ROOM, Point, bench_paper, claims, memory_that_fits, points
 from launch.paper_command import bandwidths
@@ -129,6 +130,22 @@ def test_a_point_at_which_nobody_comes_through_is_said(tmp_path):
 
     with pytest.raises(HeptiError, match="nobody came through; all: "):
         run(measured, tmp_path, fails=("float32", "auto", None))
+
+
+def test_a_system_has_one_colour_in_all_panels(tmp_path, monkeypatch):
+    """And one entry beside them, whatever its place among a panel's systems."""
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    drawn = []
+    monkeypatch.setattr(plot, "save_figure", lambda figure, path: drawn.append(figure))
+    one, other, third = (plot.Curve(name, [1, 2], [3, 4]) for name in ("one", "other", "third"))
+
+    plot.draw([("left", "x", [one, other]), ("right", "x", [third, other, one])], "ms", tmp_path / "p.png")
+
+    (figure,) = drawn
+    left, right = ([line.get_color() for line in axes.lines] for axes in figure.axes)
+    assert left == [right[2], right[1]]
+    assert len({*left, *right}) == 3
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "other", "third"]
 
 
 def test_a_claim_stands_beside_the_most_that_was_found():
