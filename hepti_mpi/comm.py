@@ -97,11 +97,15 @@ class Group:
 
     def post_send(self, message: Message, peer: int, tag: int) -> None:
         """Begin to send a C-contiguous array."""
+        self.keep_sending()
+        self._sending.append((self._comm.Isend(message, peer, tag), message))
+        self.traffic.sent_bytes += message.nbytes
+
+    def keep_sending(self) -> None:
+        """Let what is on its way go on: of a large message the system takes some MiB, whenever it is asked."""
         # One look at all of them: every one of its own would move whatever there is to move.
         for number in sorted(MPI.Request.Testsome([request for request, _ in self._sending]) or [], reverse=True):
             del self._sending[number]
-        self._sending.append((self._comm.Isend(message, peer, tag), message))
-        self.traffic.sent_bytes += message.nbytes
 
     def post_receive(self, message: Message, peer: int, tag: int) -> MPI.Request:
         """Begin to fill a C-contiguous array."""
