@@ -304,6 +304,6 @@ def test_replicas_are_the_devices_that_hold_the_model_the_fastest_first():
     ]
     with pytest.raises(
         InfeasiblePlanError,
-        match=r"by data, whole on one device, does not fit: 14 MiB short; .* 15 MiB more on pi-1 \(has",
+        match=r"by data, whole on one device, does not fit: 15 MiB short; .* 15 MiB more on pi-1 \(has",
     ):
         make_plan("data", SPEC, with_memory(pis(10, 20), [4, 5]), 32)
