@@ -168,10 +168,10 @@ class Flow:
     def _depth(self, replica: Replica, rows: int) -> int:
         """Return how many batches of so many rows a replica may have in its hands."""
         stages = len(replica.lane.stages)
-        if not replica.row_s or (replica.leads and stages == 1):
-            return stages
         # Of a pipeline those on the wire are in no stage: at most one behind each.
         held = stages if stages == 1 else 2 * stages
+        if not replica.row_s or (replica.leads and stages == 1):
+            return held
         return min(held + 1 + round(self._away_s / (replica.row_s * rows)), MOST)
 
     def _deal(self, replica: Replica, step: Step, embed: Callable[[], Array], look: Look | None) -> Job:

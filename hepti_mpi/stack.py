@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -192,19 +192,19 @@ class Stack:
                 entering = Stream(Tiles.here(here), lane.rows_into(hop, rows))
                 layers = way.through(self.layers, self._cuts, self._parts)
                 computing, worked_s, ends = run_groups(entering, layers), 0.0, False
-                while not ends:
-                    started = time.perf_counter()
-                    try:
-                        next(computing)
-                    except StopIteration as end:
-                        # To the end, before this rank waits for others' results: they may wait for its rows in the
-                        # last block.
-                        x_out, ends = whole(end.value.blocks), True
-                    worked_s += time.perf_counter() - started
-                    if not ends:
-                        # The batch before, to the next stage: 6 % of the time of four stages of 8 layers in all.
-                        self._world.keep_sending()
-                        yield hop, None
+                # The batch before goes on to the next stage, and the next one comes.
+                with self._world.moving() if len(lane.stages) > 1 else nullcontext():
+                    while not ends:
+                        started = time.perf_counter()
+                        try:
+                            next(computing)
+                        except StopIteration as end:
+                            # To the end, before this rank waits for others' results: they may wait for its rows in the
+                            # last block.
+                            x_out, ends = whole(end.value.blocks), True
+                        worked_s += time.perf_counter() - started
+                        if not ends:
+                            yield hop, None
                 if isinstance(between, Adaptive):
                     between.worked(worked_s, rows)
                 if way.plan is not self.plan:

@@ -7,6 +7,7 @@ import numpy as np
 from hepti_mpi.comm import DATA, LONGEST_PAUSE_S
 
 LATE_S = 0.2
+IN_TIME_S = 60.0
 
 
 def test_a_long_wait_looks_seldom_and_still_ends_in_time(world, monkeypatch):
@@ -41,3 +42,21 @@ def test_what_has_been_sent_is_forgotten(world):
     np.testing.assert_array_equal(rows, sent)
     assert len(world._sending) < 50
     world.finish_sending()
+
+
+def test_messages_go_on_while_a_rank_computes(world):
+    """Both ways: one that is larger than what MPI sends at once needs its receiver, too, before it is under way."""
+    large = np.ones(8 * 2**20, np.float32)
+    rows = np.zeros_like(large)
+    source = (world.rank - 1) % world.size
+    requests = [world.post_receive(rows, source, DATA)]
+    world.post_send(large, (world.rank + 1) % world.size, DATA)
+
+    with world.moving():
+        by = time.monotonic() + IN_TIME_S
+        while not rows.all() and time.monotonic() < by:  # computes, and calls MPI nowhere
+            pass
+    assert rows.all()
+    world.finish_sending()
+    while requests[0]:
+        world.wait_some(requests)
