@@ -56,7 +56,10 @@ def bench_model(word: str, layers: int | None) -> BenchModel:
 
 
 def decoupled_model(word: str, layers: int | None) -> BenchModel | None:
-    """Return the decoupled model beside a named architecture; None where there is none: of a file, of one layer."""
+    """Return the decoupled model beside a named architecture; None where there is none.
+
+    There is none of a file, of one layer, or of one that is decoupled itself.
+    """
     if _is_file(word):
         return None
     name = f"{word}-decoupled"

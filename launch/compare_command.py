@@ -90,9 +90,7 @@ def _compare(options: argparse.Namespace) -> int:
             repeat=options.repeat,
             warmup=options.warmup,
         )
-        beside = None
-        if DECOUPLED in contest.systems and not model.spec.groups:
-            beside = decoupled_model(options.model, options.layers)
+        beside = decoupled_model(options.model, options.layers) if DECOUPLED in contest.systems else None
         report = compare(stage, model, contest, Path(folder), _say, beside)
         if options.out is not None:
             write_comparison(report, Path(folder), options.out)

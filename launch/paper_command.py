@@ -67,8 +67,7 @@ def _paper(options: argparse.Namespace) -> int:
     from launch.paper_show import cells, claim_cells, write_pictures
 
     models = {name: bench_model(name, options.layers) for name in options.models.split(",")}
-    asked = models if DECOUPLED in systems else {}
-    beside = {name: decoupled_model(name, options.layers) for name, model in asked.items() if not model.spec.groups}
+    beside = {name: decoupled_model(name, options.layers) for name in models if DECOUPLED in systems}
     kernels = [Kernels("auto", "float32")]
     contest = Contest(systems, kernels, ["float32"], [], 0, options.runs, options.repeat, options.warmup)
     measured = points(figures, clusters, {name: model.spec for name, model in models.items()}, mbps)

@@ -9,7 +9,8 @@ from typing import Any
 from launch.bench_paper import DIMENSION
 from launch.plot import Curve, draw
 
-NAMES = {"mbps": "Mbps", "hosts": "devices", "fits": "of the layers"}
+# Without spaces: a table begins a line at each.
+NAMES = {"mbps": "Mbps", "hosts": "devices", "fits": "of\u00a0the\u00a0layers"}
 UNITS = {"latency": "ms a request", "throughput": "requests/s", "memory": "ms a request"}
 
 

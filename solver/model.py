@@ -260,7 +260,15 @@ def named_model(name: str, layers: int | None = None) -> ModelSpec:
 
 
 def decoupled(spec: ModelSpec, groups: int | None = None, sub_blocks: int = 4) -> ModelSpec:
-    """Return the decoupled model beside one of original layers; by default one of three layers stays original."""
+    """Return the decoupled model beside one of original layers; by default one of three layers stays original.
+
+    Raises
+    ------
+    HeptiError
+        If the model is decoupled, or its layers do not divide so.
+    """
+    if spec.groups:
+        raise HeptiError(f"{spec.name} is decoupled already")
     if groups is None:
         groups = max(1, spec.layers // 3)
         name = f"{spec.name}-decoupled"

@@ -141,9 +141,9 @@ class Replanner:
             changes = "what else could run is got again"
             return Decision(self.plan, True, why, changes, before_s, before_s, self.moving_s(spare), spare=spare)
         short = self._short(now, self._held_bytes())
-        plan = None if shifted or lasted else self._among_all(now)
-        if plan is None and (shifted or not lasted):
-            plan = self._at_once(now, others_could)
+        plan = self._at_once(now, others_could) if shifted or not lasted else None
+        if not shifted and not lasted and others_could.any():
+            plan = min(filter(None, (plan, self._among_all(now))), key=lambda plan: plan.predicted_s, default=None)
         if plan is not None:
             self._again_at = due if shifted else self._requests + LEAST_HORIZON
         else:

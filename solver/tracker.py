@@ -48,7 +48,7 @@ class Tracker:
         self._apart: list[tuple[float, float]] = []  # with the part of a request that each is of
         self._patience = PATIENCE
         self._calm = 0
-        self._left = 1.0  # the level before the last change
+        self._left = 1.0  # the level before the last change that was no mend
         self._mended = 0.0  # by how much, as a logarithm, the last change mended the one before; 0: it did not
 
     def observe(self, measured: float, part: float = 1.0) -> bool:
@@ -123,11 +123,16 @@ class Tracker:
         return True
 
     def _move(self, level: float) -> None:
-        """Take on another level; where it was mended before, and now the other way, the one between.
+        """Take on another level.
 
-        What a device seems to do depends on its share: in the lab one of 17 GFLOP/s had 20 rows for 12, seemed to do 21
-        with these, had 35 for that, seemed to do 14 with these, and so on.
+        One near that before the last change is that: the first measurements say little. In the lab a device that was
+        back at 70 GFLOP/s, with the few rows of a slow one, seemed to do 55 and 58, for which another plan is the best.
+
+        What is mended one way and then the other is put between: what a device seems to do depends on its share. In the
+        lab one of 17 GFLOP/s had 20 rows for 12, seemed to do 21, had 35 for that, seemed to do 14, and so on.
         """
+        if self.changes and abs(math.log(level / self._left)) < math.log(1 + NOISE):
+            level = self._left
         step = math.log(level / self.factor)
         back = abs(step) > max(SWING, abs(math.log(level / self._left)))
         mends = self.guesses and not back
@@ -135,7 +140,9 @@ class Tracker:
             step /= 2
         if self.changes and back and self.since <= SOON + self._patience:
             self._patience = min(2 * self._patience, MOST_PATIENCE)
-        self._left, self.factor = self.factor, self.factor * math.exp(step)
+        if not mends:
+            self._left = self.factor
+        self.factor *= math.exp(step)
         self._mended = step if mends else 0.0
         self._apart.clear()
         self.changes += 1

@@ -197,3 +197,5 @@ def test_names_are_known_or_suggested():
         named_model("xyz")
     with pytest.raises(HeptiError, match="layers is 0, must be at least 1"):
         named_model("bert-large", layers=0)
+    with pytest.raises(HeptiError, match="bert-base-decoupled-4x2 is decoupled already"):
+        named_model("bert-base-decoupled-4x2-decoupled")

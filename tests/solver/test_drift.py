@@ -152,6 +152,19 @@ def test_after_a_calm_time_a_step_is_followed_at_once_again():
     assert tracker.factor == 0.3
 
 
+@pytest.mark.parametrize(("seems", "is_taken_for"), [(0.8, 1.0), (1.25, 1.0), (0.6, 0.6), (1.4, 1.4)])
+def test_what_comes_near_the_level_before_has_come_back_to_it(seems, is_taken_for):
+    """Also where the level between was mended; what is farther is a level of its own."""
+    tracker = Tracker()
+    for measured in (0.2, 0.2, 0.35, 0.35):
+        tracker.observe(measured)
+    assert tracker.changes == 2
+    for _ in range(2):
+        tracker.observe(seems)
+
+    assert tracker.factor == pytest.approx(is_taken_for)
+
+
 def test_two_parts_of_a_request_are_a_change_only_beyond_what_so_little_errs_by():
     """A quarter may err by as many seconds as a whole request may: by 2.2 times."""
     for level, changes in ((0.25, 1), (0.5, 0), (2.0, 0), (4.0, 1)):

@@ -13,9 +13,9 @@ from solver.lengths import for_rows
 from solver.living import WORTH, living
 from solver.memory import work_bytes
 from solver.model import named_model
-from solver.moves import Holdings
+from solver.moves import Holdings, all_by_rows
 from solver.planner import solve
-from solver.replan import AGAIN, Replanner
+from solver.replan import AGAIN, LEAST_HORIZON, Replanner
 from solver.systems import make_plan
 from tests.solver.clusters import pis
 
@@ -127,6 +127,23 @@ def test_soon_after_a_change_what_was_guessed_of_it_is_looked_at_again(level, lo
     simulation.request([1, level, 1, 1], noise=0)
 
     assert len(simulation.decisions) == 1 + looked
+
+
+def test_soon_after_a_change_a_plan_by_rows_is_left_where_the_other_that_ranks_hold_is_better():
+    """For half of the speed the rows were best; what the device did was a guess, and it does more."""
+    simulation = Simulation(pis(24.6, 70, 24.6, 10))
+    first = simulation.replanner.plan
+    for compute, requests in (([1, 1, 1, 1], 10), ([1, 0.25, 1, 1], LEAST_HORIZON + AGAIN), ([1, 0.7, 1, 1], 2)):
+        for _ in range(requests):
+            simulation.request(compute, noise=0)
+    assert not all_by_rows(first)
+    assert all_by_rows(simulation.replanner.plan)
+
+    for _ in range(AGAIN):
+        simulation.request([1, 0.9, 1, 1], noise=0)
+
+    now = simulation.replanner.plan
+    assert now.stages[0].layers[0][1].attention == first.stages[0].layers[0][1].attention
 
 
 @pytest.mark.parametrize("until", [0, *LOOKS])
