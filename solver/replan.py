@@ -9,6 +9,7 @@ trouble at all.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -45,6 +46,9 @@ LEAST_HORIZON = 20
 # far, for what is had at once: levels that were guesses are mended by then. In the lab a device that had had few rows
 # seemed to be back at 59 of its 70 GFLOP/s, for which rows seemed the best plan: 340 ms, where it is 295 as before.
 AGAIN, MENDED = 5, math.log(1.05)
+# Solutions that are kept: a device that has come back needs no other, and to solve takes rank 0, in the lab with 0.3 of
+# a core, 220 to 280 ms, for which a request waits.
+KNOWN = 8
 
 
 class Replanner:
@@ -74,8 +78,8 @@ class Replanner:
     ) -> None:
         self._spec = spec
         self.drift = Drift(spec, cluster)
-        self._latest = solution  # where the next solve begins
-        self._latest_for = np.zeros((2, len(cluster.devices)))  # the factors that it was solved for
+        # The latest first, with the logarithms of the factors that they were solved for.
+        self._solutions = deque([(np.zeros((2, len(cluster.devices))), solution)], KNOWN)
         self.plan = solution.plan
         self._holdings = Holdings(solution.plan, len(cluster.devices), spare)
         self._requests = 0
@@ -127,7 +131,7 @@ class Replanner:
             return None
         now = self.drift.cluster
         others_could = self._others_could(now)
-        if not shifted and not others_could.any() and (self._is_latest(factors) if lasted else moved < MENDED):
+        if not shifted and not others_could.any() and (self._is_known(factors) if lasted else moved < MENDED):
             self._again_at = 0 if lasted else self._requests + LEAST_HORIZON - self._since
             return None
         as_it_was = lasted and not shifted
@@ -169,10 +173,15 @@ class Replanner:
         """Return whether a plan saves enough, and more than moving to it takes."""
         return plan.predicted_s <= (1 - least_gain) * before_s and self._net_s(plan, before_s) > 0
 
-    def _is_latest(self, factors: Floats) -> bool:
+    def _nearest(self, factors: Floats) -> tuple[float, Solution]:
+        """Return the solution for factors nearest to some, and how far from them it was solved."""
+        apart = ((float(np.abs(factors - solved).max()), solution) for solved, solution in self._solutions)
+        return min(apart, key=lambda entry: entry[0])
+
+    def _is_known(self, factors: Floats) -> bool:
         """Return whether what runs was found by solving for all as it is now; a plan by rows alone may be another."""
-        same_sort = all_by_rows(self.plan) == all_by_rows(self._latest.plan)
-        return same_sort and bool((np.abs(factors - self._latest_for) < SHIFT).all())
+        apart, solution = self._nearest(factors)
+        return apart < SHIFT and all_by_rows(self.plan) == all_by_rows(solution.plan)
 
     def _at_once(self, now: Cluster, others_could: Mask) -> Plan | None:
         """Return the best plan for which nobody lacks weights; None if none fits.
@@ -199,9 +208,11 @@ class Replanner:
         InfeasiblePlanError
             If none fits.
         """
-        solution = solve(self._spec, now, self.plan.rows, self._latest, self.plan.wire)
-        (self._latest, _), self._latest_for = living(self._spec, now, solution), self._factors()
-        best = self._latest.plan
+        factors = self._factors()
+        solution = solve(self._spec, now, self.plan.rows, self._nearest(factors)[1], self.plan.wire)
+        solution, _ = living(self._spec, now, solution)
+        self._solutions.appendleft((factors, solution))
+        best = solution.plan
         held = None if self._is_worth(best, before_s) else self._at_once(now, others_could)
         return held if held is not None and self._is_worth(held, before_s) else best
 

@@ -129,6 +129,19 @@ def test_soon_after_a_change_what_was_guessed_of_it_is_looked_at_again(level, lo
     assert len(simulation.decisions) == 1 + looked
 
 
+def test_where_a_device_has_come_back_nothing_is_solved_again():
+    """The best plan was found before it became slow, when that had lasted there was another look."""
+    simulation = Simulation(pis(24.6, 60, 24.6, 24.6))
+    looks = []
+    for compute in ([1, 1, 1, 1], [1, 0.25, 1, 1], [1, 1, 1, 1]):
+        before = len(simulation.decisions)
+        for _ in range(2 * LEAST_HORIZON):
+            simulation.request(compute, noise=0)
+        looks.append(sum(decision.line.startswith("all as it was") for decision in simulation.decisions[before:]))
+
+    assert looks == [0, 1, 0]
+
+
 def test_soon_after_a_change_a_plan_by_rows_is_left_where_the_other_that_ranks_hold_is_better():
     """For half of the speed the rows were best; what the device did was a guess, and it does more."""
     simulation = Simulation(pis(24.6, 70, 24.6, 10))
