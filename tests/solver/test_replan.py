@@ -15,7 +15,7 @@ from solver.memory import work_bytes
 from solver.model import named_model
 from solver.moves import Holdings, all_by_rows
 from solver.planner import solve
-from solver.replan import AGAIN, LEAST_HORIZON, Replanner
+from solver.replan import AGAIN, LEAST_GAIN, LEAST_HORIZON, Replanner
 from solver.systems import make_plan
 from tests.solver.clusters import pis
 
@@ -140,6 +140,21 @@ def test_where_a_device_has_come_back_nothing_is_solved_again():
         looks.append(sum(decision.line.startswith("all as it was") for decision in simulation.decisions[before:]))
 
     assert looks == [0, 1, 0]
+
+
+def test_a_device_that_has_come_back_has_its_rows_again_for_half_of_what_a_slight_change_must_save():
+    """With four devices at work and a fast one, the rows of one of the others are 3 % of a request."""
+    simulation = Simulation(pis(24.6, 60, 24.6, 24.6))
+    for compute in ([1, 1, 1, 1], [1, 1, 0.6, 1]):
+        for _ in range(10):
+            simulation.request(compute, noise=0)
+    few = simulation.replanner.plan.stages[0].layers[0][1].mlp.shared(ROWS).counts[2]
+    for _ in range(3):
+        simulation.request(noise=0)
+
+    last = simulation.taken[-1]
+    assert last.plan.stages[0].layers[0][1].mlp.shared(ROWS).counts[2] >= 2 * few
+    assert last.plan.predicted_s > (1 - LEAST_GAIN) * last.before_s
 
 
 def test_soon_after_a_change_a_plan_by_rows_is_left_where_the_other_that_ranks_hold_is_better():
