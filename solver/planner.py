@@ -126,8 +126,10 @@ def solve(
     tile_rows = TILE_ROWS if before is None else before.plan.tile_rows
     s, room = setting(spec, cluster, rows, wire, tile_rows), weights_room(spec, cluster, rows)
     lacking = np.maximum(-room, 0.0)
-    # A device that lacks even what comes before weights takes no part; rank 0 has to have it.
+    # A device that lacks even what comes before weights takes no part, not by rows without weights either; rank 0 has
+    # to have it.
     room[1:] = np.maximum(room[1:], 0.0)
+    out = np.arange(s.devices) * lacking > SLIP_BYTES
     prices, mix_bound_s = np.zeros(s.devices), 0.0
     if before is None:
         found = candidates(s, Terms(prices, np.full(s.devices, np.inf)))
@@ -140,8 +142,11 @@ def solve(
     else:
         prices = before.prices
         found = again(s, before.layers, _terms(prices, room))
-        if not found:  # none of them fits any more
+    found = [layer for layer in found if not taking(layer.units)[out].any()]
+    if not found:
+        if before is not None:  # none of them fits any more
             return solve(spec, cluster, rows, wire=wire)
+        raise does_not_fit(spec.name, cluster, lacking / packing(spec, cluster))
     terms = _terms(prices, room)
     best = min(found, key=terms.cost)
     if before is None:

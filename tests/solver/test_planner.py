@@ -9,19 +9,20 @@ from itertools import combinations_with_replacement, pairwise
 import numpy as np
 import pytest
 
-from solver import search
+from solver import planner, search
 from solver.candidates import candidates
 from solver.cluster import GIB
 from solver.cost import predict, setting
 from solver.curves import Curve, Curves, Kernel, derived_curves
 from solver.errors import InfeasiblePlanError
 from solver.lengths import PlansByLength
-from solver.memory import PROGRAM_BYTES, needed_bytes, weights_room, work_bytes
+from solver.memory import PROGRAM_BYTES, lacks, needed_bytes, weights_room, work_bytes
 from solver.model import named_model
 from solver.plan import Cut, Keys, Wire
 from solver.planner import solve
 from solver.search import Terms
 from solver.shares import weights_bytes
+from solver.steps import Axis
 from solver.systems import make_plan, plan_that_fits, plans_for
 from tests.solver.clusters import pis
 from tests.solver.exhaustive import all_layers
@@ -332,3 +333,35 @@ def test_other_lengths_keep_the_weights_where_they_are(system, memory_gib):
         for rank in range(4):
             assert weights_bytes(BERT_LARGE, other, rank) <= weights_bytes(BERT_LARGE, plan, rank)
         assert other.predicted.seconds <= predict(BERT_LARGE, cluster, plan, rows).seconds * 1.001
+
+
+def test_who_lacks_memory_for_anything_gets_no_rows_without_weights_either(monkeypatch):
+    """As the fastest of four boards was given the norms of every row, with 28 MiB less than the program takes."""
+    spec, rows = named_model("vit-large", layers=2), 197
+    cluster = pis(24.6, 70, 24.6, 10)
+    less = weights_room(spec, cluster, rows) - np.array([25, -27, 49, 53]) * 2**20
+    devices = [
+        replace(device, memory_bytes=device.memory_bytes - int(size))
+        for device, size in zip(cluster.devices, less, strict=True)
+    ]
+    cluster = replace(cluster, devices=tuple(devices))
+
+    def tempting(setting, terms):
+        found = candidates(setting, terms)
+        more = []
+        for layer in found:
+            rows = layer.units.get(Axis.ROWS, np.zeros(4, int)).copy()
+            if rows[2] and not layer.held_bytes[1]:
+                rows[[1, 2]] = rows[[2, 1]]
+                more.append(replace(layer, units={**layer.units, Axis.ROWS: rows}, seconds=layer.seconds / 10))
+                offered.append(rows[1])
+        return [*found, *more]
+
+    offered = []
+    monkeypatch.setattr(planner, "candidates", tempting)
+    monkeypatch.setattr(planner, "_uniform", lambda *_: None)  # it takes the layers for what they cost
+    plan = solve(spec, cluster, rows).plan
+
+    assert offered
+    assert 1 not in plan.stages[0].active
+    assert lacks(spec, cluster, plan, plan.predicted.weights_bytes) == ""
