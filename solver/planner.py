@@ -142,11 +142,10 @@ def solve(
     else:
         prices = before.prices
         found = again(s, before.layers, _terms(prices, room))
-    found = [layer for layer in found if not taking(layer.units)[out].any()]
-    if not found:
-        if before is not None:  # none of them fits any more
-            return solve(spec, cluster, rows, wire=wire)
-        raise does_not_fit(spec.name, cluster, lacking / packing(spec, cluster))
+    able = [layer for layer in found if not taking(layer.units)[out].any()]
+    if before is not None and not able:  # none of them fits any more
+        return solve(spec, cluster, rows, wire=wire)
+    found = able or found  # where there is none, the others say what is missing
     terms = _terms(prices, room)
     best = min(found, key=terms.cost)
     if before is None:
@@ -159,6 +158,8 @@ def solve(
             return solve(spec, cluster, rows, wire=wire)
         short_bytes = mix.short_bytes + np.where(mix.short_bytes > SLIP_BYTES, lacking, 0.0)
         raise does_not_fit(spec.name, cluster, short_bytes / packing(spec, cluster))
+    if not able:
+        raise does_not_fit(spec.name, cluster, lacking / packing(spec, cluster))
     runs = sorted(
         ((layer, count) for layer, count in zip(found, mix.layers, strict=True) if count), key=lambda run: -run[1]
     )

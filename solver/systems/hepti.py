@@ -52,7 +52,7 @@ def solve_hepti(
         solution = solve(spec, cluster, rows, wire=wire)
     except InfeasiblePlanError:
         wire.check_one_stage()
-        other = _published(spec, cluster, rows, wire)
+        other = None if spec.groups else _published(spec, cluster, rows, wire)
         if other is None:
             raise
         return other, None

@@ -328,10 +328,10 @@ def test_an_ordinary_model_has_no_decoupled_layers():
 
 def test_other_systems_have_no_plan_for_decoupled_layers():
     assert plans_for(SPEC) == ("detransformer", "single")
-    for system in plans_for(named_model("bert-base")):
+    for spec, system in product((SPEC, named_model("bert-base-decoupled")), plans_for(named_model("bert-base"))):
         if system != "single":
-            with pytest.raises(InfeasiblePlanError, match=f"{SPEC.name} has decoupled layers: {system} has no plan"):
-                make_plan(system, SPEC, pis(10, 20), 64)
+            with pytest.raises(InfeasiblePlanError, match=f"{spec.name} has decoupled layers: {system} has no plan"):
+                make_plan(system, spec, pis(10, 20), 64)
 
 
 def test_beside_other_systems_it_is_marked_and_wins_nothing():
