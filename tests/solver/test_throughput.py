@@ -10,7 +10,7 @@ import pytest
 
 from solver.compare import compare, winner, winners
 from solver.errors import InfeasiblePlanError
-from solver.memory import lacks, weights_room, whole_layer_bytes
+from solver.memory import holds_all, lacks, weights_room, whole_layer_bytes
 from solver.model import named_model
 from solver.pipeline import price_plan
 from solver.systems import PLANNERS, make_plan
@@ -36,6 +36,19 @@ def test_no_system_answers_more_requests(cluster):
             continue
         if not lacks(SPEC, cluster, plan, plan.predicted.weights_bytes):
             assert ours >= price_plan(SPEC, cluster, plan, ROWS).requests_per_s * (1 - 1e-9), system
+
+
+def test_who_holds_all_layers_and_not_the_embeddings_is_a_replica_too():
+    spec = named_model("bert-base", layers=2)
+    cluster = pis(24.6, 70, 24.6, 10, memory_gib=0.25, mbps=30)
+    assert holds_all(spec, cluster, ROWS).tolist() == [False, True, True, True]
+
+    ours, replicas = (
+        price_plan(spec, cluster, make_plan(system, spec, cluster, ROWS), ROWS).requests_per_s
+        for system in ("hepti-throughput", "data")
+    )
+
+    assert ours >= replicas
 
 
 class Rates:
