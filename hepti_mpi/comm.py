@@ -103,15 +103,11 @@ class Group:
 
     def post_send(self, message: Message, peer: int, tag: int) -> None:
         """Begin to send a C-contiguous array."""
-        self._keep_sending()
-        self._sending.append((self._comm.Isend(message, peer, tag), message))
-        self.traffic.sent_bytes += message.nbytes
-
-    def _keep_sending(self) -> None:
-        """Let what is on its way go on, and forget what has left."""
         # One look at all of them: every one of its own would move whatever there is to move.
         for number in sorted(MPI.Request.Testsome([request for request, _ in self._sending]) or [], reverse=True):
             del self._sending[number]
+        self._sending.append((self._comm.Isend(message, peer, tag), message))
+        self.traffic.sent_bytes += message.nbytes
 
     @contextmanager
     def moving(self) -> Iterator[None]:

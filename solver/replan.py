@@ -31,6 +31,7 @@ from solver.plan import Plan
 from solver.planner import Solution, solve
 from solver.shares import all_weights_bytes
 from solver.systems.sequence import rows_plan
+from solver.tracker import SLIGHT
 
 SHIFT = math.log(1.15)  # how far a factor has to be from where the plan was solved, for solving again
 # The same for memory, relative, where a device has less than so many times what its share takes.
@@ -40,7 +41,6 @@ MEMORY_SHIFT, SCARCE = 0.1, 1.5
 # Half of that is enough where a device is half as fast again or slower, and where what runs was taken for a guess, and
 # would not have been for what is known now. In the lab a device that a competitor had left kept 9 of 28 rows for 5.8 %.
 LEAST_GAIN, CHANGED_GAIN = 0.06, 0.03
-CHANGED = math.log(1.5)
 NAMED = 2  # changes in a decision's line: the largest
 # At least so many requests are expected to follow; of a change that has lasted longer, as many as it has.
 LEAST_HORIZON = 20
@@ -157,7 +157,7 @@ class Replanner:
                 plan = self._of_all(now, others_could, before_s)
             except InfeasiblePlanError as error:
                 return Decision(self.plan, False, f"{why} ({error})", "", before_s, before_s, 0.0)
-        least_gain = LEAST_GAIN if lasted or (shifted and moved < CHANGED) else CHANGED_GAIN
+        least_gain = LEAST_GAIN if lasted or (shifted and moved < SLIGHT) else CHANGED_GAIN
         taken = (self._is_worth(plan, before_s, least_gain) or bool(short)) and self._fits(plan, now)
         if aim is not None:
             aim_s, aim_fits = predict(self._spec, now, aim, aim.rows).seconds, self._fits(aim, now)
@@ -210,10 +210,9 @@ class Replanner:
         InfeasiblePlanError
             If none fits.
         """
-        factors = self._factors()
-        solution = solve(self._spec, now, self.plan.rows, self._nearest(factors)[1], self.plan.wire)
+        solution = solve(self._spec, now, self.plan.rows, self._nearest(self._solved)[1], self.plan.wire)
         solution, _ = living(self._spec, now, solution)
-        self._solutions.appendleft((factors, solution))
+        self._solutions.appendleft((self._solved, solution))
         best = solution.plan
         held = None if self._is_worth(best, before_s) else self._at_once(now, others_could)
         return held if held is not None and self._is_worth(held, before_s) else best
