@@ -7,8 +7,7 @@ devices: every way to put them into groups, where some may be left out, by a dyn
     T(S) = max(T(S - d), max over groups G in S with d of rate(G) + T(S - G))     for any one d in S.
 
 More: every device that holds the model is a group of its own, and the others, the fastest first, are put into groups of
-one size, the best of several sizes. Besides, every device that holds the model alone is a replica, as by `data`. Of
-equal rates, the plan with fewer seconds for one request wins.
+one size, the best of several sizes. Of equal rates, the plan with fewer seconds for one request wins.
 """
 
 from __future__ import annotations
@@ -22,17 +21,21 @@ from solver.candidates import FEW
 from solver.cluster import Cluster
 from solver.errors import InfeasiblePlanError
 from solver.memory import holds_all
-from solver.model import ModelSpec
+from solver.model import ModelSpec, TextInput
 from solver.pipeline import layer_seconds, price_plan
 from solver.plan import Plan, Stage
 from solver.planner import solve
-from solver.systems.data import plan_data
 from solver.systems.pipeedge import plan_pipeedge
 
 ALL = 16  # devices of the largest group that is tried besides
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24)  # of groups of many devices
 
 Group = tuple[int, ...]
+
+
+def without_ends(spec: ModelSpec) -> ModelSpec:
+    """Return the same layers with next to no embeddings, and without heads."""
+    return replace(spec, input=TextInput(vocab=1, positions=1, max_rows=1), dense="", labels=())
 
 
 def solve_throughput(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
@@ -48,9 +51,6 @@ def solve_throughput(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     ways = [_best_partition(groups, p)] if p <= FEW else list(_by_size(groups, spec, cluster, rows))
     ways.append([tuple(range(min(p, ALL)))])
     plans = [groups.plan(way) for way in ways if all(groups.rate(group) for group in way) and way]
-    if holds_all(spec, cluster, rows).any():
-        # As a group each would hold rank 0's embeddings and heads, too: where memory is scarce that is one layer.
-        plans.append(replace(plan_data(spec, cluster, rows), system="hepti-throughput"))
     if not plans:
         solve(spec, cluster, rows)  # says what is missing
         raise InfeasiblePlanError(f"{spec.name} fits on no group of devices")
@@ -93,9 +93,11 @@ class _Groups:
         """Plan for a group; the stages' devices are places within the group."""
         best: tuple[float, tuple[Stage, ...], int] = (0.0, (), 0)
         own = self._cluster.only(group)
+        # Embeddings and heads are rank 0's: where memory is scarce, they are as much as a layer.
+        spec = self._spec if 0 in group else without_ends(self._spec)
         for planner in (_shared, plan_pipeedge):
             try:
-                found = planner(self._spec, own, self._rows)
+                found = planner(spec, own, self._rows)
             except InfeasiblePlanError:
                 continue
             plan = self._plan(found.stages, found.tile_rows)

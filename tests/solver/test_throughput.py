@@ -10,7 +10,7 @@ import pytest
 
 from solver.compare import compare, winner, winners
 from solver.errors import InfeasiblePlanError
-from solver.memory import holds_all, lacks, weights_room, whole_layer_bytes
+from solver.memory import ends_bytes, holds_all, lacks, weights_room, whole_layer_bytes, work_bytes
 from solver.model import named_model
 from solver.pipeline import price_plan
 from solver.systems import PLANNERS, make_plan
@@ -49,6 +49,22 @@ def test_who_holds_all_layers_and_not_the_embeddings_is_a_replica_too():
     )
 
     assert ours >= replicas
+
+
+def test_groups_without_rank_0_need_no_room_for_the_embeddings():
+    """Three boards that hold half of the layers each are a pipeline beside rank 0, which holds all."""
+    spec = named_model("bert-base", layers=2)
+    layers = spec.layers * whole_layer_bytes(spec)
+    alike = pis(5, 70, 20, 20)
+    need = [work_bytes(spec, ROWS) + ends_bytes(spec) + 1.1 * layers] + 3 * [work_bytes(spec, ROWS) + 0.6 * layers]
+    devices = tuple(replace(device, memory_bytes=round(size)) for device, size in zip(alike.devices, need, strict=True))
+    cluster = replace(alike, devices=devices)
+
+    plan = make_plan("hepti-throughput", spec, cluster, ROWS)
+
+    assert lacks(spec, cluster, plan, price_plan(spec, cluster, plan, ROWS).weights_bytes) == ""
+    groups = [{device for stage in replica for device in stage.devices} for replica in plan.replicas]
+    assert sorted(map(sorted, groups)) == [["pi-0"], ["pi-1", "pi-2", "pi-3"]]
 
 
 class Rates:
