@@ -26,7 +26,7 @@ from hepti_mpi.flow import Flow, Step
 from hepti_mpi.hosts import Place
 from hepti_mpi.inputs import Reader, Request, batches_of, rows_of
 from hepti_mpi.live import Member
-from hepti_mpi.report import job_report, prediction
+from hepti_mpi.report import job_report, predicted_rate, prediction
 from hepti_mpi.stack import Stack
 from hepti_mpi.watch import Watch
 from solver.cluster import Cluster
@@ -184,6 +184,9 @@ class Leader:
         report["replans"] = self._conductor.decisions if self._conductor else []
         done = sum(map(len, self._seconds.values()))
         report["requests_per_s"] = done / self._busy_s if self._busy_s else None
+        batches = [[request.rows for request in batch] for batch in batches_of(self._requests)]
+        rate = predicted_rate(self._spec, self._cluster, self._plan, batches, self._plan_of)
+        report["predicted_requests_per_s"] = rate
         if options.output is not None:
             outputs.write_answers(options.output, self._answers, self._hidden)
         if options.report is not None:
@@ -192,7 +195,7 @@ class Leader:
             console = show.terminal(stderr=False)
             if options.output is None and options.random is None:
                 show.show_answers(console, self._requests, self._answers)
-            show.show_ranks(console, report, self._plan)
+            show.show_ranks(console, report, self._plan, queued=len(batches) > 1 and not self._plan.in_one)
             if self._rounding is not None:
                 size = f"{100 * self._rounding:.2g} % of their root mean square"
                 console.print(f"{options.wire} on the wire: hidden states differ from exact ones by {size} at most")

@@ -14,7 +14,7 @@ from hepti_mpi.hosts import Place
 from hepti_mpi.stack import Meter
 from solver.cluster import Cluster
 from solver.model import ModelSpec
-from solver.pipeline import predict_plan
+from solver.pipeline import predict_plan, price_plan
 from solver.plan import Plan
 from solver.plan_file import plan_to_json
 from solver.shares import weights_bytes
@@ -82,3 +82,30 @@ def prediction(
     middle = [statistics.median_low(rows), statistics.median_high(rows)] if rows else [plan.rows] * 2
     seconds = [predict_plan(spec, cluster, plan_of(number), number).seconds for number in middle]
     return {"predicted_rows": statistics.fmean(middle), "predicted_seconds": statistics.fmean(seconds)}
+
+
+def predicted_rate(
+    spec: ModelSpec,
+    cluster: Cluster | None,
+    plan: Plan,
+    batches: Sequence[Sequence[int]],
+    plan_of: Callable[[int], Plan],
+) -> float | None:
+    """Return how many requests a second were predicted of one pass over the input; None where nothing is known.
+
+    The first batch takes what a batch alone takes; behind it results come as fast as batches that never run out. Both
+    are of the mean rows: seconds grow about linearly with these, so that the sum is that of the batches as they are.
+
+    Parameters
+    ----------
+    cluster, plan_of
+        As `prediction` has them.
+    batches
+        The rows of every request, batch by batch; none where nobody knows beforehand what is asked.
+    """
+    if cluster is None or not plan.rows or not batches:
+        return None
+    rows = round(sum(map(sum, batches)) / len(batches))
+    priced = price_plan(spec, cluster, plan_of(rows), rows)
+    pass_s = priced.prediction.seconds + (len(batches) - 1) / priced.requests_per_s
+    return sum(map(len, batches)) / pass_s

@@ -66,8 +66,12 @@ def show_answers(console: Console, requests: Sequence[Request], answers: Sequenc
     console.print(table)
 
 
-def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan) -> None:
-    """Print who computed what share, and how long it took; figures are of one pass over the input."""
+def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan, *, queued: bool) -> None:
+    """Print who computed what share, and how long it took; figures are of one pass over the input.
+
+    Where batches `queued` for stages or replicas, what one of them waited says nothing of the prediction: it is how
+    many a second that compares.
+    """
     table = Table(title="who computed what", title_justify="left")
     table.add_column("rank")
     table.add_column("device")
@@ -88,13 +92,25 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan) -> None:
             f"{entry['sent_bytes'] / 1024 / report['repeat']:.0f}",
         )
     console.print(table)
+    console.print(_rate(report) if queued else _latency(report, plan))
+
+
+def _latency(report: Mapping[str, Any], plan: Plan) -> Text:
     line = Text.assemble((f"{1e3 * report['seconds_median']:.1f} ms", "bold"), " from request to answer")
     if report["predicted_seconds"] is not None:
         at = f"{report['predicted_rows']:g} rows"
         line.append(f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {at}")
     if not plan.in_one:
         line.append(f"; {report['requests_per_s']:.1f} requests a second")
-    console.print(line)
+    return line
+
+
+def _rate(report: Mapping[str, Any]) -> Text:
+    line = Text.assemble((f"{report['requests_per_s']:.1f} requests a second", "bold"))
+    if report["predicted_requests_per_s"] is not None:
+        line.append(f", predicted {report['predicted_requests_per_s']:.1f}")
+    line.append(f"; {1e3 * report['seconds_median']:.1f} ms from request to answer, the wait for others included")
+    return line
 
 
 def by_bits(ranks: Sequence[Mapping[str, Any]]) -> str:

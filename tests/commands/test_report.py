@@ -96,6 +96,31 @@ def test_a_cluster_file_gives_a_prediction_and_names(converted, tmp_path):
     assert "75 % of rows" in done.stdout
 
 
+@pytest.mark.parametrize(("requests", "queued"), [(1, False), (6, True)])
+def test_what_is_predicted_beside_what_compares(requests, queued, converted, tmp_path):
+    """Of stages: a batch alone by its seconds, batches that queue by how many come a second."""
+    checkpoint = converted("bert")
+    (tmp_path / "cluster.toml").write_text(
+        'format = "hepti-cluster/1"\n[network]\nbandwidth_mbps = 940\n'
+        '[[device]]\nname = "attic"\ngflops = 30\nmemory_gib = 3\n'
+        '[[device]]\nname = "cellar"\ngflops = 30\nmemory_gib = 3\n'
+    )
+    (tmp_path / "in.jsonl").write_text(to_lines({"id": n, "tokens": [9] * 400} for n in range(requests)))
+
+    done = succeeded(
+        hepti(
+            2, "--model", checkpoint.path, "--cluster", tmp_path / "cluster.toml", "--system", "pipeedge",
+            "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl", "--report", tmp_path / "report.json",
+        )
+    )  # fmt: skip
+
+    report = json.loads((tmp_path / "report.json").read_text())
+    rate, alone = report["predicted_requests_per_s"], 1 / report["predicted_seconds"]
+    assert rate > 1.1 * alone if queued else rate == pytest.approx(alone)
+    assert (f"requests a second, predicted {rate:.1f}" in done.stdout) == queued
+    assert ("at 400 rows" in done.stdout) != queued
+
+
 def test_the_report_of_standard_input_lists_what_was_answered(converted, tmp_path):
     """Nothing was asked in the second case: there is a report all the same."""
     for name, lines in (("one", '{"id": 7, "tokens": [1, 2]}\n'), ("none", "")):
@@ -106,6 +131,7 @@ def test_the_report_of_standard_input_lists_what_was_answered(converted, tmp_pat
     assert [request["id"] for request in one["requests"]] == [7]
     assert none["requests"] == []
     assert none["seconds_median"] is None
+    assert one["requests_per_s"] is one["predicted_requests_per_s"] is None
 
 
 def test_the_trace_covers_the_last_request_on_every_rank(converted, tmp_path):

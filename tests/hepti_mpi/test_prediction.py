@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from hepti_mpi.report import prediction
+from hepti_mpi.report import predicted_rate, prediction
 from solver.cost import predict
 from solver.lengths import PlansByLength
+from solver.pipeline import chain, price_plan
 from solver.planner import solve
 from tests.hepti_mpi.test_choice import SPEC
 from tests.solver.clusters import pis
@@ -37,3 +38,35 @@ def test_without_a_cluster_the_plan_says_what_was_predicted_for_its_own_rows(pla
 
     assert found == {"predicted_rows": 250, "predicted_seconds": plan.predicted_s}
     assert by_hand["predicted_seconds"] is None
+
+
+def test_batches_come_as_fast_as_the_plan_lets_them_behind_the_first():
+    """Requests of one batch are answered together; the mean of its batches' rows stands for all."""
+    stages = chain(SPEC, CLUSTER, [(0, 1), (1, SPEC.layers - 1)], "by hand", 40)
+    priced = price_plan(SPEC, CLUSTER, stages, 40)
+
+    alone = predicted_rate(SPEC, CLUSTER, stages, [[30, 10]], lambda rows: stages)
+    five = predicted_rate(SPEC, CLUSTER, stages, [[30, 30], [20, 20], [40], [40], [20]], lambda rows: stages)
+    many = predicted_rate(SPEC, CLUSTER, stages, [[40]] * 10000, lambda rows: stages)
+
+    assert alone == pytest.approx(2 / priced.prediction.seconds)
+    assert five == pytest.approx(7 / (priced.prediction.seconds + 4 / priced.requests_per_s))
+    assert many == pytest.approx(priced.requests_per_s, rel=1e-3)
+    assert priced.requests_per_s > 1.1 / priced.prediction.seconds
+
+
+def test_in_one_stage_batches_run_one_after_the_other_under_their_own_plan(plan):
+    plans = PlansByLength(SPEC, CLUSTER, plan)
+
+    found = predicted_rate(SPEC, CLUSTER, plan, [[20], [20], [20]], plans.of)
+
+    assert found == pytest.approx(1 / predict(SPEC, CLUSTER, plans.of(20), 20).seconds)
+
+
+def test_no_rate_is_predicted_where_nothing_is_known(plan):
+    """No cluster, a plan that a person wrote, and standard input, of which nobody knows beforehand what it asks."""
+    by_hand = replace(plan, rows=0, predicted=None)
+
+    assert predicted_rate(SPEC, None, plan, [[20]], lambda rows: plan) is None
+    assert predicted_rate(SPEC, CLUSTER, by_hand, [[20]], lambda rows: plan) is None
+    assert predicted_rate(SPEC, CLUSTER, plan, [], lambda rows: plan) is None

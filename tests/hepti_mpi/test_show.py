@@ -87,13 +87,39 @@ def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, co
         "predicted_seconds": predicted,
     }
 
-    show_ranks(console, report, plan)
+    show_ranks(console, report, plan, queued=False)
 
     assert row_of(console, "0") == ["0", "pi-0", "9 heads", "70 % of rows", "1.5", "100.0", "25.0", "1"]
     assert row_of(console, "1") == ["1", "pi-1", "3 heads", "30 % of rows", "1.5", "100.0", "25.0", "1"]
     last = shown(console).splitlines()[-1]
     assert last.startswith("20.0 ms from request to answer")
     assert ("predicted 12.5 ms at 64 rows" in last) == (predicted is not None)
+
+
+@pytest.mark.parametrize("predicted", [40.0, None])
+def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, console):
+    """What one batch alone takes is not to be held against what it took behind others."""
+    rows = LayerPlan(*[BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))] * 2)
+    stages = tuple(Stage((name,), ((span, rows),)) for name, span in (("pi-0", Span(0, 1)), ("pi-1", Span(1, 2))))
+    ranks = [
+        {"rank": rank, "device": f"pi-{rank}", "compute_s": 1, "wait_s": 1, "sent_bytes": 1, "weights_bytes": 1}
+        for rank in range(2)
+    ]
+    report = {
+        "per_rank": ranks,
+        "repeat": 1,
+        "seconds_median": 0.9,
+        "predicted_rows": 64.0,
+        "predicted_seconds": 0.1,
+        "requests_per_s": 35.25,
+        "predicted_requests_per_s": predicted,
+    }
+
+    show_ranks(console, report, Plan(stages, "bert", rows=64, devices=("pi-0", "pi-1")), queued=True)
+
+    last = " ".join(shown(console).split("┘")[-1].split())
+    figures = "35.2 requests a second, predicted 40.0;" if predicted else "35.2 requests a second;"
+    assert last == f"{figures} 900.0 ms from request to answer, the wait for others included"
 
 
 def test_a_file_gets_wide_tables_without_colours(capfd):
