@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hepti_mpi import defaults
-from solver.cluster import Cluster, read_cluster
+from solver.cluster import Cluster
 from solver.model import ModelSpec
 from solver.plan import Plan
 from solver.plan_file import read_plan
+from solver.ready import find_cluster
 from solver.systems import DEFAULT, plan_that_fits
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def choose(
     """
     cluster = measured
     if options.cluster is not None:
-        whole = read_cluster(options.cluster)
-        cluster = whole.first(ranks, str(options.cluster))
+        whole = find_cluster(options.cluster)
+        cluster = whole.first(ranks, options.cluster)
         if left := whole.names[ranks:]:
             say(f"note: {ranks} ranks, {len(whole.names)} devices in {options.cluster}: without {', '.join(left)}")
     if options.plan is not None:

@@ -63,7 +63,9 @@ def parser() -> Parser:
     what.add_argument("--random", type=int, metavar="ROWS", help="one request of random tokens or pixels")
     what.add_argument("--output", type=Path, metavar="FILE", help=".jsonl: answers; .npz: last hidden states")
     how = parser.add_argument_group("how to split it")
-    how.add_argument("--cluster", type=Path, metavar="CLUSTER.toml", help="speeds, memory and links to plan for")
+    how.add_argument(
+        "--cluster", metavar="CLUSTER.toml|NAME", help="what to plan for: a file, or a ready one: mixed4, …"
+    )
     how.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
     how.add_argument("--system", default=DEFAULT, metavar="NAME", help=f"{', '.join(PLANNERS)} (default: %(default)s)")
     how.add_argument("--backend", choices=NAMES, default="auto", help="kernels (default: %(default)s)")

@@ -28,7 +28,7 @@ from solver.systems import DEFAULT, PLANNERS, THROUGHPUT, plan_that_fits, plans_
 from solver.systems.hepti import solve_hepti
 from solver.whatif import BOARDS, changed
 
-EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4.toml --rows 256 --out plan.json"
+EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4 --rows 256 --out plan.json"
 OBJECTIVES = ("latency", "throughput")
 # Where the map says who wins: links from slow radio to beyond a gigabit, and times the memory that the devices have.
 MAP_MBPS = (10, 30, 100, 240, 500, 940, 2350)

@@ -78,7 +78,8 @@ def test_bad_usage(arguments, complaint, bert, job):
         (["--input", "pyproject.toml"], "not a .txt, a .jsonl or an image, nor - for standard input"),
         (["--input", "nowhere.png"], "model bert reads texts, not images"),
         (["--random", "5", "--system", "galxy"], "unknown system 'galxy'"),
-        (["--random", "5", "--cluster", "nowhere.toml"], "cannot read cluster file nowhere.toml"),
+        (["--random", "5", "--cluster", "nowhere.toml"], "there is no cluster file nowhere.toml: ready are mixed3, "),
+        (["--random", "5", "--cluster", "mixed4.toml"], "there is no cluster file mixed4.toml: did you mean mixed4?"),
         (["--random", "5", "--plan", "nowhere.json"], "cannot read plan nowhere.json"),
     ],
 )

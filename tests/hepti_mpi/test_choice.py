@@ -7,6 +7,7 @@ from hepti_mpi.choice import choose
 from solver.cluster import write_cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec, TextInput, named_model
+from solver.ready import find_cluster
 from tests.solver.clusters import pis
 
 SPEC = ModelSpec("small", hidden=64, ffn=256, heads=4, layers=4, input=TextInput(vocab=97, positions=512, max_rows=512))
@@ -51,3 +52,9 @@ def test_devices_of_the_file_that_have_no_rank_are_named(tmp_path):
 
     assert choice.plan.devices == ("pi-0", "pi-1")
     assert said == [f"note: 2 ranks, 3 devices in {path}: without pi-2"]
+
+
+def test_a_ready_cluster_goes_by_its_name():
+    choice = choose(cli.parse(["--cluster", "mixed4"]), SPEC, 100, 3, None, lambda line: None)
+
+    assert choice.cluster == find_cluster("mixed4").first(3, "mixed4").holding("float32")
