@@ -31,6 +31,10 @@ from weights.layout import STEP_BYTES, Array, chunk_shape, is_finite, steps, wid
 
 FORMAT = "hepti-weights/1"
 DTYPES = ("float32", "float16")
+SIGNATURE = b"\x89HDF\r\n\x1a\n"  # at the beginning of every HDF5 file of ours
+MAKE_ONE = (
+    "make one with python -m weights convert, of a checkpoint, or python -m weights synthesize, of random numbers"
+)
 
 
 class WeightsFile:
@@ -51,9 +55,17 @@ class WeightsFile:
         self.path = path
         with _named(f"cannot read weights file {path}"):
             if not path.is_file():
-                raise HeptiError(f"no weights file {path}: make one with python -m weights convert or synthesize")
+                raise HeptiError(f"no weights file {path}: {MAKE_ONE}")
+            with path.open("rb") as file:
+                if file.read(len(SIGNATURE)) != SIGNATURE:
+                    raise HeptiError(f"{path} is not a weights file: {MAKE_ONE}")
+        with _named(f"{path} is cut short or damaged, copy or convert the file again"):
             self._file = h5py.File(path, "r", locking=False)
         try:
+            with _named(f"{path} is damaged, copy or convert the file again"):
+                foreign = "format" not in self._file.attrs
+            if foreign:
+                raise HeptiError(f"{path} is not a weights file: {MAKE_ONE}")
             found = self._attribute("format")
             if found != FORMAT:
                 raise HeptiError(f"{path} is of format {found!r}, this version reads {FORMAT!r}: convert it again")
@@ -134,7 +146,7 @@ class WeightsFile:
         self.close()
 
     def _attribute(self, name: str) -> str:
-        with _named(f"{self.path} is not a weights file or is damaged: attribute {name}"):
+        with _named(f"{self.path} is damaged, copy or convert the file again: attribute {name}"):
             return bytes(self._file.attrs[name]).decode()
 
     def _dataset(self, name: str) -> Any:

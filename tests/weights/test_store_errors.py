@@ -15,6 +15,8 @@ from solver.shares import TensorSlice
 from solver.spans import Span
 from weights.store import WeightsFile, WeightsWriter
 
+NOT_ONE = "model.h5 is not a weights file: make one with python -m weights convert, .* or python -m weights synthesize"
+
 
 def whole(name: str, shape: tuple[int, ...]) -> TensorSlice:
     return TensorSlice(name, Span(0, shape[0]), shape)
@@ -73,6 +75,15 @@ def _plain_text(path: Path) -> None:
     path.write_text("not HDF5")
 
 
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _of_another_program(path: Path) -> None:
+    with h5py.File(path, "w") as file:
+        file.attrs["keras_version"] = "3"
+
+
 def _other_format(path: Path) -> None:
     with h5py.File(path, "r+") as file:
         file.attrs["format"] = np.bytes_("hepti-weights/9")
@@ -81,6 +92,11 @@ def _other_format(path: Path) -> None:
 def _no_format(path: Path) -> None:
     with h5py.File(path, "r+") as file:
         del file.attrs["format"]
+
+
+def _no_source(path: Path) -> None:
+    with h5py.File(path, "r+") as file:
+        del file.attrs["source"]
 
 
 def _no_tensor(path: Path) -> None:
@@ -113,11 +129,17 @@ def _infinite(path: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (Path.unlink, "no weights file .*model.h5: make one with python -m weights convert"),
-        (_plain_text, "cannot read weights file .*signature not found"),
-        (_cut, "cannot read weights file .*truncated file"),
+        (
+            Path.unlink,
+            "no weights file .*model.h5: make one with python -m weights convert, .* or python -m weights synth",
+        ),
+        (_plain_text, NOT_ONE),
+        (_empty, NOT_ONE),
+        (_of_another_program, NOT_ONE),
+        (_cut, "model.h5 is cut short or damaged, copy or convert the file again: .*truncated file"),
         (_other_format, "format 'hepti-weights/9', this version reads 'hepti-weights/1'"),
-        (_no_format, "not a weights file or is damaged: attribute format"),
+        (_no_format, NOT_ONE),
+        (_no_source, "model.h5 is damaged, copy or convert the file again: attribute source"),
         (_no_tensor, "tensor layers/0/mlp/up/weight is missing or damaged"),
         (_other_shape, r"tensor layers/0/mlp/up/weight is \(83, 66\) float32, the model needs \(83, 65\)"),
         (_group_for_tensor, "tensor layers/0/mlp/up/weight is missing or damaged"),
