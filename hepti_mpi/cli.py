@@ -10,7 +10,7 @@ from solver.cluster import PRECISIONS
 from solver.command import Parser
 from solver.errors import HeptiError
 from solver.plan import Wire
-from solver.systems import DEFAULT, PLANNERS
+from solver.systems import DEFAULT, SYSTEMS
 
 EXAMPLE = """examples:
   mpirun -np 4 python -m hepti_mpi
@@ -67,7 +67,7 @@ def parser() -> Parser:
         "--cluster", metavar="CLUSTER.toml|NAME", help="what to plan for: a file, or a ready one: mixed4, …"
     )
     how.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
-    how.add_argument("--system", default=DEFAULT, metavar="NAME", help=f"{', '.join(PLANNERS)} (default: %(default)s)")
+    how.add_argument("--system", default=DEFAULT, metavar="NAME", help=f"{SYSTEMS} (default: %(default)s)")
     how.add_argument("--backend", choices=NAMES, default="auto", help="kernels (default: %(default)s)")
     how.add_argument("--precision", choices=PRECISIONS, default="float32", help="of products (default: %(default)s)")
     how.add_argument(

@@ -24,7 +24,7 @@ from solver.progress import progress
 from solver.ready import find_cluster
 from solver.report import print_comparison, print_limits, print_plan, print_upgrades, to_json
 from solver.report_systems import print_stages, print_systems, stages_to_json, systems_to_json
-from solver.systems import DEFAULT, PLANNERS, THROUGHPUT, plan_that_fits, plans_for
+from solver.systems import DEFAULT, SYSTEMS, THROUGHPUT, plan_that_fits, plans_for
 from solver.systems.hepti import solve_hepti
 from solver.whatif import BOARDS, changed
 
@@ -56,7 +56,7 @@ def _parser() -> Parser:
         "--cluster", required=True, metavar="CLUSTER.toml|NAME", help="a file, or a ready one: mixed4, pi4x4, …"
     )
     parser.add_argument("--rows", type=int, metavar="S", help=f"length of a request (default: {DEFAULT_ROWS})")
-    parser.add_argument("--system", help=f"{', '.join(PLANNERS)} (default: {DEFAULT})")
+    parser.add_argument("--system", help=f"{SYSTEMS} (default: {DEFAULT})")
     parser.add_argument(
         "--wire", choices=[*map(str, Wire)], default=Wire.FLOAT32, help="numbers on the wire (default: %(default)s)"
     )

@@ -70,6 +70,17 @@ def test_single_takes_the_fastest():
     assert cuts("single", 90, 90).attention.row_partition(7).counts == (7, 0)
 
 
+def test_single_takes_the_device_that_is_named():
+    plan = make_plan("single:pi-2", SPEC, cluster(10, 90, 20), 64)
+
+    assert plan.system == "single:pi-2"
+    assert plan.stages[0].active == (2,)
+    with pytest.raises(HeptiError, match="single:pi-3: there is no device 'pi-3', there are pi-0, pi-1, pi-2"):
+        make_plan("single:pi-3", SPEC, cluster(10, 90, 20), 64)
+    with pytest.raises(HeptiError, match="unknown system 'single:': did you mean single"):
+        make_plan("single:", SPEC, cluster(10, 90, 20), 64)
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     st.sampled_from(plans_for(SPEC)),

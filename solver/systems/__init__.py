@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 
 from solver.cluster import Cluster
 from solver.errors import HeptiError, InfeasiblePlanError
@@ -50,6 +51,9 @@ DEFAULT = "hepti"
 THROUGHPUT = "hepti-throughput"  # for many requests
 DECOUPLED = "detransformer"  # plans models with decoupled layers, and no others
 
+ALONE = "single:"  # and a device's name: all on that one
+SYSTEMS = f"{', '.join(PLANNERS)}; {ALONE}DEVICE"  # as a person reads what can be asked for
+
 
 def plans_for(spec: ModelSpec) -> tuple[str, ...]:
     """Return the systems that plan for a model."""
@@ -82,19 +86,25 @@ def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: W
     HeptiError
         If there is no such system, or it finds no plan.
     """
-    if system not in PLANNERS:
-        near = get_close_matches(system, PLANNERS, n=1)
-        raise HeptiError(
-            f"unknown system {system!r}: " + (f"did you mean {near[0]}?" if near else f"known: {', '.join(PLANNERS)}")
-        )
+    planner = _planner(system)
     if not rows >= 1:
         raise HeptiError(f"--rows is {rows}, must be at least 1")
-    if spec.groups and system not in plans_for(spec):
+    if spec.groups and system not in plans_for(spec) and not system.startswith(ALONE):
         raise InfeasiblePlanError(f"{spec.name} has decoupled layers: {system} has no plan for them, {DECOUPLED} has")
     if system == DEFAULT:
         return plan_hepti(spec, cluster, rows, wire)
     pipes = system == "pipeedge"  # whose stages depend on what they send
-    plan = plan_pipeedge(spec, cluster, rows, wire) if pipes else PLANNERS[system](spec, cluster, rows)
+    plan = plan_pipeedge(spec, cluster, rows, wire) if pipes else planner(spec, cluster, rows)
     if plan.in_one:
         wire.check_one_stage()
     return sent_and_predicted(spec, cluster, replace(plan, wire=wire), rows)
+
+
+def _planner(system: str) -> Planner:
+    if system in PLANNERS:
+        return PLANNERS[system]
+    device = system.removeprefix(ALONE)
+    if device and device != system:
+        return partial(plan_single, name=device)
+    near = get_close_matches(system, PLANNERS, n=1)
+    raise HeptiError(f"unknown system {system!r}: " + (f"did you mean {near[0]}?" if near else f"known: {SYSTEMS}"))

@@ -1,4 +1,4 @@
-"""The whole model on the fastest device: what every split must beat."""
+"""The whole model on one device, the fastest if none is named: what every split must beat."""
 
 from __future__ import annotations
 
@@ -7,20 +7,30 @@ import numpy as np
 from solver.cluster import Cluster
 from solver.cost import setting
 from solver.decoupled import decoupled_plan
+from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, uniform_plan
 
 
-def plan_single(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
-    """Give every row, or every sub-block, to the fastest device; the others hold nothing."""
-    fastest = max(cluster.devices, key=lambda device: device.compute_flop_per_s)
+def plan_single(spec: ModelSpec, cluster: Cluster, rows: int, name: str = "") -> Plan:
+    """Give every row, or every sub-block, to the device of that name, "" the fastest; the others hold nothing.
+
+    Raises
+    ------
+    HeptiError
+        If there is no device of that name.
+    """
+    system = f"single:{name}" if name else "single"
+    if name and name not in cluster.names:
+        raise HeptiError(f"--system {system}: there is no device {name!r}, there are {', '.join(cluster.names)}")
+    fastest = max(range(len(cluster.devices)), key=lambda rank: cluster.devices[rank].compute_flop_per_s)
+    chosen = cluster.names.index(name) if name else fastest
     if spec.groups:
-        sub_blocks = np.array([spec.sub_blocks * (device is fastest) for device in cluster.devices])
-        originals = [cluster.devices.index(fastest)] * spec.groups
-        return decoupled_plan(setting(spec, cluster, rows), cluster, "single", sub_blocks, originals)
-    shares = tuple(float(device is fastest) for device in cluster.devices)
+        sub_blocks = np.array([spec.sub_blocks * (rank == chosen) for rank in range(len(cluster.devices))])
+        return decoupled_plan(setting(spec, cluster, rows), cluster, system, sub_blocks, [chosen] * spec.groups)
+    shares = tuple(float(rank == chosen) for rank in range(len(cluster.devices)))
     block = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=shares)
     return uniform_plan(
         spec, cluster.names, LayerPlan(block, block),
-        system="single", rows=rows, cluster_fingerprint=cluster.fingerprint,
+        system=system, rows=rows, cluster_fingerprint=cluster.fingerprint,
     )  # fmt: skip

@@ -176,6 +176,10 @@ def test_help_has_an_example():
             "--layers is 999999, must be at least 1 and at most 1000",
         ),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--system", "galxy"], "unknown system"),
+        (
+            ["--model", "bert-base", "--cluster", "CLUSTER", "--system", "single:pi-7"],
+            "no device 'pi-7', there are pi-",
+        ),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--out", "no/such/plan.json"], "there is no folder no/such"),
         (["--model", "no.h5", "--cluster", "CLUSTER"], "no weights file no.h5"),
         (["--model", "CLUSTER", "--cluster", "CLUSTER"], "is not a weights file: make one with"),

@@ -316,6 +316,7 @@ def test_single_has_everything_on_the_fastest():
     assert plan.layer(0).attention.inner.counts == (0, 4, 0)
     # There and back: the other ranks have nothing to do with it.
     assert plan.predicted.bytes_on_wire == 2 * 4 * 128 * 768
+    assert make_plan("single:pi-2", SPEC, pis(10, 70, 20), 128).stages[0].active == (2,)
 
 
 # Other models, other systems.
