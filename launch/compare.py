@@ -56,10 +56,12 @@ def compare(
     folder: Path,
     say: Callable[[str], None],
     beside: BenchModel | None = None,
+    keep: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Run a contest on a stage and return the report; plans, logs and the last round's traces stay in `folder`.
 
-    `beside` is the model with decoupled layers, for the system that plans no other.
+    `beside` is the model with decoupled layers, for the system that plans no other. A round takes minutes: `keep` gets
+    the report so far behind every one.
 
     Raises
     ------
@@ -74,6 +76,18 @@ def compare(
     entrants += alone(model.spec, clusters, contest.rows, contest.runtimes)
     absent += unfit
     found = {number: Samples() for number in range(len(entrants))}
+    devices = next(iter(clusters.values())).devices
+    facts = {
+        "suite": "compare",
+        "cluster": stage.name,
+        "model": model.spec.name,
+        "rows": contest.rows,
+        "layers": model.spec.layers,
+        "repeat": contest.repeat,
+        "device": [{"name": device.name, "gflops": device.compute_flop_per_s / 1e9} for device in devices],
+        "versions": _versions(),
+    }
+    report: dict[str, Any] = {}
     say(f"{len(entrants)} to be started {contest.runs} times each: every start loads a model, and takes seconds")
     for turn in range(contest.runs):
         for number in list(found):
@@ -88,23 +102,13 @@ def compare(
                 absent.append(Absent(entrant.entry, outcome))
                 del found[number]
             say(f"round {turn + 1} of {contest.runs}: {name}: {outcome}")
-    if not found:
-        raise HeptiError(f"nobody came through; {absent[-1].entry.system}: {absent[-1].why}")
-    rows = [{**result(entrants[number], samples), "files": f"{number:02}"} for number, samples in found.items()]
-    devices = next(iter(clusters.values())).devices
-    return {
-        "suite": "compare",
-        "cluster": stage.name,
-        "model": model.spec.name,
-        "rows": contest.rows,
-        "layers": model.spec.layers,
-        "runs": contest.runs,
-        "repeat": contest.repeat,
-        "device": [{"name": device.name, "gflops": device.compute_flop_per_s / 1e9} for device in devices],
-        "versions": _versions(),
-        "results": ranked(rows),
-        "absent": [{**absence.entry.facts, "why": absence.why} for absence in absent],
-    }
+        if not found:
+            raise HeptiError(f"nobody came through; {absent[-1].entry.system}: {absent[-1].why}")
+        rows = [{**result(entrants[number], samples), "files": f"{number:02}"} for number, samples in found.items()]
+        missing = [{**absence.entry.facts, "why": absence.why} for absence in absent]
+        report = {**facts, "runs": turn + 1, "results": ranked(rows), "absent": missing}
+        keep(report)
+    return report
 
 
 def _profiles(

@@ -66,7 +66,10 @@ def add_parser(suites: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument("--repeat", type=int, default=5, help="timed requests in a round (default: %(default)s)")
     parser.add_argument("--warmup", type=int, default=2, help="untimed ones before them (default: %(default)s)")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write table.md, results.json, pictures and traces there"
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="write table.md and results.json there, behind every round, then pictures and traces",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -91,9 +94,16 @@ def _compare(options: argparse.Namespace) -> int:
             warmup=options.warmup,
         )
         beside = decoupled_model(options.model, options.layers) if DECOUPLED in contest.systems else None
-        report = compare(stage, model, contest, Path(folder), _say, beside)
         if options.out is not None:
-            write_comparison(report, Path(folder), options.out)
+            options.out.mkdir(parents=True, exist_ok=True)
+
+        def keep(report: dict[str, Any]) -> None:
+            if options.out is not None:
+                write_numbers(report, Path(folder), options.out)
+
+        report = compare(stage, model, contest, Path(folder), _say, beside, keep)
+        if options.out is not None:
+            write_pictures(report, Path(folder), options.out)
     if options.json:
         print(json.dumps(report))
     else:
@@ -101,13 +111,16 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def write_comparison(report: dict[str, Any], files: Path, out: Path) -> None:
-    """Write table, JSON, profiles, traces and pictures; `files` is where the runs left theirs."""
-    out.mkdir(parents=True, exist_ok=True)
+def write_numbers(report: dict[str, Any], files: Path, out: Path) -> None:
+    """Write table, JSON and profiles; `files` is where the runs left theirs."""
     (out / "results.json").write_text(json.dumps(report, indent=1))
     (out / "table.md").write_text(comparison_markdown(report))
     for file in files.glob("cluster-*.toml"):
         shutil.copy(file, out)
+
+
+def write_pictures(report: dict[str, Any], files: Path, out: Path) -> None:
+    """Write traces, and pictures where they can be drawn."""
     pictures = find_spec("matplotlib") is not None
     if pictures:
         plot_bars(report, out / "bars.png")

@@ -1,6 +1,7 @@
 """A comparison on a stage of which nothing is real: who takes part, what counts, what the JSON and the tables say."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -8,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from launch import compare_command
+from launch.__main__ import main
 from launch.bench_model import BenchModel
 from launch.bench_stage import Stage
 from launch.compare import Contest, compare
-from launch.compare_command import chosen, write_comparison
+from launch.compare_command import chosen, write_numbers, write_pictures
 from launch.compare_entrants import Kernels
 from launch.compare_results import ranked
 from launch.compare_show import comparison_markdown, main_cells, print_comparison, rank_cells, variant
@@ -204,6 +207,31 @@ def test_where_nobody_comes_through_the_reason_is_said(tmp_path):
         compared(Pretended(fails=("megatron",)), tmp_path, systems=("megatron",), runtimes=())
 
 
+def test_an_interrupted_comparison_keeps_the_rounds_that_are_done(tmp_path, monkeypatch, capsys):
+    """As `bench paper` keeps its points: the table and the JSON say how many rounds they are of."""
+    pretended, out = Pretended(), tmp_path / "out"
+    plain_run = pretended.mpirun
+
+    def interrupted(program, log):
+        if pretended.ran.count("megatron") == 2:  # hepti comes first
+            raise KeyboardInterrupt
+        return plain_run(program, log)
+
+    pretended.mpirun = interrupted
+    monkeypatch.setattr(compare_command, "_stage", lambda options: nullcontext(pretended.stage))
+    monkeypatch.setattr(compare_command, "bench_model", lambda word, layers: BenchModel(Path("/model.h5"), SPEC))
+    words = ["--systems", "hepti,megatron", "--singles", "none", "--rows", "64", "--runs", "5", "--out", str(out)]
+
+    assert main(["bench", "compare", *words]) == 1
+
+    assert capsys.readouterr().err.endswith("python -m launch: interrupted\n")
+    report = json.loads((out / "results.json").read_text())
+    assert report["runs"] == 2
+    assert {row["system"]: len(row["seconds"]) for row in report["results"]} == {"hepti": 4, "megatron": 4}
+    assert "Medians and quartiles of 2 x 5 requests" in (out / "table.md").read_text()
+    assert (out / "cluster-auto-float32.toml").exists()
+
+
 def test_the_ratio_is_to_the_best_of_the_same_precision():
     rows = [
         {"precision": precision, "median_s": seconds}
@@ -246,8 +274,10 @@ def test_the_folder_holds_table_json_profile_traces_and_pictures(tmp_path):
     pytest.importorskip("matplotlib")
     runs, out = tmp_path / "runs", tmp_path / "out"
     runs.mkdir()
+    out.mkdir()
     report, _ = compared(Pretended(), runs)
-    write_comparison(report, runs, out)
+    write_numbers(report, runs, out)
+    write_pictures(report, runs, out)
 
     assert {path.name for path in out.iterdir()} == {
         "table.md", "results.json", "bars.png", "cluster-auto-float32.toml",
