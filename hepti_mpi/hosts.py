@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hepti_mpi.comm import host_name
+from solver.words import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ def describe(places: Sequence[Place]) -> str:
     """Return the line that says which hosts run how many ranks."""
     ranks = Counter(spot.host for spot in places)
     hosts = ", ".join(host if count == 1 else f"{host} ({count} ranks)" for host, count in ranks.items())
-    return f"{_count(len(places), 'rank')} on {_count(len(ranks), 'host')}: {hosts}"
+    return f"{counted(len(places), 'rank')} on {counted(len(ranks), 'host')}: {hosts}"
 
 
 def warnings(places: Sequence[Place]) -> list[str]:
@@ -43,11 +44,7 @@ def warnings(places: Sequence[Place]) -> list[str]:
     bound = next((spot for spot in places if spot.usable_cores < spot.cores // ranks[spot.host]), None)
     if bound is not None:
         found.append(
-            f"ranks on {bound.host} are bound to {_count(bound.usable_cores, 'core')} of {bound.cores}: "
+            f"ranks on {bound.host} are bound to {counted(bound.usable_cores, 'core')} of {bound.cores}: "
             f"start mpirun with --bind-to none"
         )
     return found
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

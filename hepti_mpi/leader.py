@@ -35,6 +35,7 @@ from solver.errors import HeptiError
 from solver.model import ModelSpec
 from solver.plan import Plan, Wire
 from solver.progress import progress
+from solver.words import percent
 from weights.store import WeightsFile
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class Leader:
                 show.show_answers(console, self._requests, self._answers)
             show.show_ranks(console, report, self._plan, queued=len(batches) > 1 and not self._plan.in_one)
             if self._rounding is not None:
-                size = f"{100 * self._rounding:.2g} % of their root mean square"
+                size = f"{percent(self._rounding)} of their root mean square"
                 console.print(f"{options.wire} on the wire: hidden states differ from exact ones by {size} at most")
             if options.wire is Wire.ADAPTIVE:
                 console.print(f"batches sent from stage to stage: {show.by_bits(ranks) or 'none'}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from launch.tables import markdown, show
 from solver.cluster import MIB
+from solver.words import counted
 
 Cells = tuple[list[str], list[list[str]]]
 
@@ -27,8 +28,8 @@ def comparison_markdown(report: dict[str, Any]) -> str:
 
 def heading(report: dict[str, Any]) -> str:
     """Return what was measured, in words."""
-    layers = f"{report['layers']} layer{'s' * (report['layers'] != 1)}"
-    return f"{report['model']}, {layers}, {report['rows']} rows on {report['cluster']}"
+    layers, rows = counted(report["layers"], "layer"), counted(report["rows"], "row")
+    return f"{report['model']}, {layers}, {rows} on {report['cluster']}"
 
 
 def main_cells(report: dict[str, Any]) -> Cells:

@@ -1,4 +1,4 @@
-"""A progress bar on stderr for what takes longer than a second."""
+"""How far it is, on stderr: a bar for what takes longer than a second, or now and then a line where nobody watches."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rich.progress import (
 )
 
 _PATIENCE_S = 1.0
+_LINE_S = 20.0  # between lines: short work has none, long work one a tenth
 
 
 @contextmanager
@@ -26,6 +27,8 @@ def progress(
     label: str, total: int, *, console: Console | None = None, unit: str = "bytes"
 ) -> Iterator[Callable[[int], None]]:
     """Give a function to call with the amount done; the bar appears after a second, on terminals only.
+
+    Elsewhere stderr gets a line for every tenth, twenty seconds after the last one at the soonest.
 
     Parameters
     ----------
@@ -45,14 +48,19 @@ def progress(
     columns = (TextColumn(label), BarColumn(), *amounts, TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task(label, total=total)
-    begin, shown = time.monotonic(), False
+    begin, shown, said = time.monotonic(), False, 0
 
     def advance(amount: int) -> None:
-        nonlocal shown
+        nonlocal begin, shown, said
         bar.advance(task, amount)
-        if not shown and console.is_terminal and time.monotonic() - begin > _PATIENCE_S:
-            bar.start()
-            shown = True
+        waited_s = time.monotonic() - begin
+        if console.is_terminal:
+            if not shown and waited_s > _PATIENCE_S:
+                bar.start()
+                shown = True
+        elif console.stderr and waited_s > _LINE_S and (tenths := int(bar.tasks[0].percentage // 10)) > said:
+            console.print(f"{label}: {10 * tenths} %")
+            begin, said = time.monotonic(), tenths
 
     try:
         yield advance

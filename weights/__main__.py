@@ -21,6 +21,7 @@ from solver.errors import HeptiError
 from solver.model import DECOUPLED_NAMES, NAMED_MODELS, ModelSpec, TextInput, named_model, tensor_shapes
 from solver.progress import progress
 from solver.shares import TensorSlice
+from solver.words import counted
 from weights.convert import convert
 from weights.layout import row_spans
 from weights.store import DTYPES, FORMAT, WeightsFile
@@ -155,8 +156,8 @@ def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> N
 def _sentence(spec: ModelSpec) -> str:
     parts = f" (in {spec.groups} groups, decoupled into {spec.sub_blocks} sub-blocks)" if spec.groups else ""
     return (
-        f"{spec.name}, {spec.layers} layers{parts}, hidden {spec.hidden}, ffn {spec.ffn}, {spec.heads} heads, "
-        f"{_parameters(spec) / 1e6:.1f} million parameters"
+        f"{spec.name}, {counted(spec.layers, 'layer')}{parts}, hidden {spec.hidden}, ffn {spec.ffn}, "
+        f"{counted(spec.heads, 'head')}, {_parameters(spec) / 1e6:.1f} million parameters"
     )
 
 
