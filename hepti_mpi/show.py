@@ -17,6 +17,8 @@ from rich.text import Text
 from hepti_mpi.inputs import Request
 from solver.cluster import MIB, Cluster
 from solver.plan import BlockPlan, Cut, Plan
+from solver.sublayers import LEGEND
+from solver.words import counted
 
 WIDTH = 110  # where there is no terminal to ask
 
@@ -92,13 +94,15 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan, *, queue
             f"{entry['sent_bytes'] / 1024 / report['repeat']:.0f}",
         )
     console.print(table)
+    if not all(stage.is_whole for stage in plan.stages):
+        console.print(LEGEND)
     console.print(_rate(report) if queued else _latency(report, plan))
 
 
 def _latency(report: Mapping[str, Any], plan: Plan) -> Text:
     line = Text.assemble((f"{1e3 * report['seconds_median']:.1f} ms", "bold"), " from request to answer")
     if report["predicted_seconds"] is not None:
-        at = f"{report['predicted_rows']:g} rows"
+        at = f"{report['predicted_rows']:g} row{'s' * (report['predicted_rows'] != 1)}"
         line.append(f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {at}")
     if not plan.in_one:
         line.append(f"; {report['requests_per_s']:.1f} requests a second")
@@ -141,13 +145,13 @@ def shares(plan: Plan, rank: int) -> list[str]:
         return ["none", "-", "-"]
     stage, within = place
     _, first = stage.layers[0]
-    blocks = [_share(first.attention, within, "heads"), _share(first.mlp, within, "columns")]
+    blocks = [_share(first.attention, within, "head"), _share(first.mlp, within, "column")]
     return blocks if plan.in_one else [stage.label, *blocks]
 
 
 def _share(block: BlockPlan, rank: int, unit: str) -> str:
     if block.inner is not None:
-        return f"{block.inner[rank].size} {'sub-blocks' if block.cut is Cut.SUB_BLOCKS else unit}"
+        return counted(block.inner[rank].size, "sub-block" if block.cut is Cut.SUB_BLOCKS else unit)
     assert block.rows is not None
     return f"{100 * block.rows[rank]:.0f} % of rows"
 

@@ -267,9 +267,11 @@ class Stage:
 
     @property
     def label(self) -> str:
-        """Its first and its last layer, with their sub-layers where it has not all of them."""
+        """Its first and its last layer; where it has not all of them, LAYER.SUB-LAYER, of both the ones it has."""
         (first, start), (last, stop) = (divmod(at, SUBLAYERS) for at in (self.sublayers.start, self.sublayers.stop - 1))
-        return f"{first}{f'.{start}' if start else ''}-{last}{f'.{stop}' if stop < SUBLAYERS - 1 else ''}"
+        if not self.is_whole:
+            return f"{first}.{start}-{last}.{stop}"
+        return f"{first}-{last}" if first != last else str(first)
 
     def part(self, layer: int) -> Span:
         """Return which of the sub-layers of a layer it computes."""

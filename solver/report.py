@@ -21,6 +21,7 @@ from solver.planner import Solution
 from solver.report_systems import print_lacking
 from solver.routes import Route
 from solver.spans import Span
+from solver.words import counted
 
 MOST_LISTED = 16  # devices; of more, only those that take part
 
@@ -36,7 +37,8 @@ def print_plan(console: Console, cluster: Cluster, plan: Plan, priced: Price) ->
         console.print(_shares(plan, alike, layer, listed))
     console.print(_devices(cluster, priced, listed))
     if len(listed) < len(plan.devices):
-        console.print(f"{len(plan.devices) - len(listed)} other devices hold nothing.")
+        rest = len(plan.devices) - len(listed)
+        console.print(f"{counted(rest, 'other device')} hold{'s' * (rest == 1)} nothing.")
     if len(active) == 1 and len(plan.devices) > 1:
         only = plan.devices[active[0]]
         if plan.system == "hepti":
@@ -45,11 +47,12 @@ def print_plan(console: Console, cluster: Cluster, plan: Plan, priced: Price) ->
             console.print(f"By {plan.system} all is on {only}. Whether others are faster stands below.")
     facts, routes = priced.prediction, _routes(plan)
     console.print(
-        f"[bold]{_ms(facts.seconds)}[/] for a request of {plan.rows} rows by {plan.system}: {_ms(facts.compute_s)} of "
-        f"compute, {_ms(facts.exchange_s)} of waiting for the wire; {facts.bytes_on_wire / MIB:.1f} MiB are sent."
+        f"[bold]{_ms(facts.seconds)}[/] for a request of {counted(plan.rows, 'row')} by {plan.system}: "
+        f"{_ms(facts.compute_s)} of compute, {_ms(facts.exchange_s)} of waiting for the wire; "
+        f"{facts.bytes_on_wire / MIB:.1f} MiB are sent."
     )
     if plan.tile_rows or routes or plan.wire is not Wire.FLOAT32:
-        tiles = f"in tiles of about {plan.tile_rows} rows" if plan.tile_rows else "all rows at once"
+        tiles = f"in tiles of about {counted(plan.tile_rows, 'row')}" if plan.tile_rows else "all rows at once"
         console.print(f"Exchanges are sent as {plan.wire}, {tiles}{routes and ', by '}{routes}.")
 
 
@@ -132,23 +135,24 @@ def _shares(plan: Plan, spans: Sequence[Span], layer: LayerPlan, listed: Sequenc
     several = "s" * (sum(span.size for span in spans) > 1)
     table = Table(title=f"{plan.model_name}, layer{several} {numbers}", title_justify="left")
     table.add_column("device")
-    for name, block, unit in (("attention", layer.attention, "heads"), ("mlp", layer.mlp, "ffn columns")):
-        units = {Cut.ROWS: "rows", Cut.SUB_BLOCKS: "sub-blocks", Cut.WHOLE: "all"}.get(block.cut, unit)
-        table.add_column(f"{name}: {block.cut}\n{units}", justify="right")
-        if block.columns:
-            table.add_column(f"{name}\noutput columns", justify="right")
-        if block.inner and block.rows:
-            table.add_column(f"{name}\nnorm on rows", justify="right")
+    # Lines of a heading are short enough that seven columns are not cut at 80.
+    for name, block, unit in (("attention", layer.attention, "heads"), ("mlp", layer.mlp, "ffn\ncolumns")):
+        shared = block.cut in (Cut.BLOCK, Cut.COLUMNS, Cut.GRID)
+        headings = [f"by {block.cut}:\n{unit}" if shared else block.cut.replace("_", "-")]
+        headings += ["output\ncolumns"] * (block.columns is not None)
+        headings += ["norm\non rows"] * (block.inner is not None and block.rows is not None)
+        for heading in headings:
+            table.add_column(f"{name}\n{heading}", justify="right", overflow="fold")
     for rank in listed:
-        cells = [*_cells(layer.attention, plan.rows, rank), *_cells(layer.mlp, plan.rows, rank)]
+        cells = [*_cells(layer.attention, plan, rank), *_cells(layer.mlp, plan, rank)]
         table.add_row(plan.devices[rank], *cells)
     return table
 
 
-def _cells(block: BlockPlan, rows: int, rank: int) -> list[str]:
+def _cells(block: BlockPlan, plan: Plan, rank: int) -> list[str]:
     if block.cut is Cut.WHOLE:
-        return ["all"]
-    partitions = (block.inner, block.columns, block.row_partition(rows))
+        return ["all" if rank in plan.stages[0].active else "0"]
+    partitions = (block.inner, block.columns, block.row_partition(plan.rows))
     # In a grid there is one span of columns a row, and rank r is in row r mod rows.
     return [str(partition[rank % len(partition)].size) for partition in partitions if partition is not None]
 

@@ -19,6 +19,7 @@ from solver.model import ModelSpec
 
 SUBLAYERS = 4
 BLOCK = 2  # sub-layers of a block
+LEGEND = "Layer.sub-layer: .0 Q, K, V, context; .1 output; .2 MLP up; .3 MLP down."
 
 
 def widths(spec: ModelSpec, at: int) -> tuple[int, ...]:

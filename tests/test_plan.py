@@ -90,7 +90,7 @@ def test_stages_within_layers_survive_their_file_and_hold_their_sublayers():
     plan.check(SPEC, 2)
 
     assert plan_from_json(plan_to_json(plan)) == plan
-    assert [stage.label for stage in plan.stages] == ["0-1.0", "1.1-3"]
+    assert [stage.label for stage in plan.stages] == ["0.0-1.0", "1.1-3.3"]
     names = [{piece.name.split("/", 2)[2] for piece in layer_slices(SPEC, plan, 1, rank)} for rank in range(2)]
     assert names[0] == {f"attention/{name}/{part}" for name in ("query", "key", "value") for part in ("weight", "bias")}
     assert names[0] | names[1] == {

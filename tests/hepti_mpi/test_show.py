@@ -72,7 +72,7 @@ def test_requests_without_a_text_go_by_their_id(console):
 
 @pytest.mark.parametrize("predicted", [0.0125, None])
 def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, console):
-    block = BlockPlan(Cut.BLOCK, inner=Partition.of_counts([9, 3]))
+    block = BlockPlan(Cut.BLOCK, inner=Partition.of_counts([11, 1]))
     rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(0.7, 0.3))
     plan = Plan((Stage(("pi-0", "pi-1"), ((Span(0, 2), LayerPlan(block, rows)),)),), "bert", rows=64)
     ranks = [
@@ -89,8 +89,8 @@ def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, co
 
     show_ranks(console, report, plan, queued=False)
 
-    assert row_of(console, "0") == ["0", "pi-0", "9 heads", "70 % of rows", "1.5", "100.0", "25.0", "1"]
-    assert row_of(console, "1") == ["1", "pi-1", "3 heads", "30 % of rows", "1.5", "100.0", "25.0", "1"]
+    assert row_of(console, "0") == ["0", "pi-0", "11 heads", "70 % of rows", "1.5", "100.0", "25.0", "1"]
+    assert row_of(console, "1") == ["1", "pi-1", "1 head", "30 % of rows", "1.5", "100.0", "25.0", "1"]
     last = shown(console).splitlines()[-1]
     assert last.startswith("20.0 ms from request to answer")
     assert ("predicted 12.5 ms at 64 rows" in last) == (predicted is not None)
@@ -120,6 +120,25 @@ def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, cons
     last = " ".join(shown(console).split("┘")[-1].split())
     figures = "35.2 requests a second, predicted 40.0;" if predicted else "35.2 requests a second;"
     assert last == f"{figures} 900.0 ms from request to answer, the wait for others included"
+
+
+def test_stages_within_layers_are_explained(console):
+    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
+    halves = (Span(0, 2), Span(2, 4))
+    stages = tuple(
+        Stage((name,), ((Span(0, 1), LayerPlan(rows, rows)),), half)
+        for name, half in zip(("pi-0", "pi-1"), halves, strict=True)
+    )
+    ranks = [
+        {"rank": number, "device": f"pi-{number}", "compute_s": 0.4, "wait_s": 0.1, "sent_bytes": 0, "weights_bytes": 0}
+        for number in range(2)
+    ]
+    report = {"per_rank": ranks, "repeat": 1, "seconds_median": 0.02, "predicted_seconds": None, "requests_per_s": 1.0}
+
+    show_ranks(console, report, Plan(stages, "bert", rows=64), queued=False)
+
+    assert row_of(console, "1")[:3] == ["1", "pi-1", "0.2-0.3"]
+    assert "Layer.sub-layer: .0 Q, K, V, context; .1 output; .2 MLP up; .3 MLP down." in shown(console)
 
 
 def test_a_file_gets_wide_tables_without_colours(capfd):
