@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from solver.advice import Upgrade, alternatives, bounds, limits, other_systems, upgrades
-from solver.cluster import Cluster
+from solver.cluster import GIB, Cluster
 from solver.command import Parser, check_path
 from solver.compare import compare, compared, winners
 from solver.cost import price, setting
@@ -27,6 +27,7 @@ from solver.report_systems import print_stages, print_systems, stages_to_json, s
 from solver.systems import DEFAULT, SYSTEMS, THROUGHPUT, plan_that_fits, plans_for
 from solver.systems.hepti import solve_hepti
 from solver.whatif import BOARDS, changed
+from solver.words import counted
 
 EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4 --rows 256 --out plan.json"
 OBJECTIVES = ("latency", "throughput")
@@ -138,7 +139,7 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
         return
     priced = price(setting(spec, cluster, rows), plan)
     if options.plot:
-        title = f"{spec.name}, {rows} rows, {plan.system}: {1e3 * priced.seconds:.0f} ms"
+        title = f"{spec.name}, {counted(rows, 'row')}, {plan.system}: {1e3 * priced.seconds:.0f} ms"
         plot_timeline(cluster, priced, options.plot, title)
         _say_drawn(options, options.plot)
     with progress("comparing", len(other_systems(spec)), unit="systems") as advance:
@@ -172,9 +173,9 @@ def _compare(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, row
     with progress("comparing", len(systems), unit="systems") as advance:
         entries = compare(spec, cluster, rows, Wire(options.wire), systems, advance)
     if options.json:
-        print(systems_to_json(cluster, entries, rows), end="")
+        print(systems_to_json(spec, cluster, entries, rows, Wire(options.wire)), end="")
     else:
-        print_systems(Console(highlight=False), entries, f"{spec.name}, {rows} rows", options.objective)
+        print_systems(Console(highlight=False), entries, _title(options, spec, rows), options.objective)
 
 
 def _map(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: int) -> None:
@@ -183,10 +184,25 @@ def _map(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: i
     systems = [name for name in plans_for(spec) if objective == "throughput" or name != THROUGHPUT]
     bandwidths = [mbps * 1e6 / 8 for mbps in MAP_MBPS]
     with progress("mapping", len(MAP_MBPS) * len(MAP_MEMORY) * len(systems), unit="plans") as advance:
-        names = winners(spec, cluster, rows, bandwidths, MAP_MEMORY, systems, objective, wire, advance)
-    memories = [f"{times:g} times" for times in MAP_MEMORY]
-    plot_winners(names, MAP_MBPS, memories, options.map, f"{spec.name}, {rows} rows: {objective}")
+        found = winners(spec, cluster, rows, bandwidths, MAP_MEMORY, systems, objective, wire, advance)
+    gib = sorted(device.memory_bytes / GIB for device in cluster.devices)
+    memories = [
+        f"\N{MULTIPLICATION SIGN}{times:g}\n{_range(times * gib[0], times * gib[-1])} GiB" for times in MAP_MEMORY
+    ]
+    plot_winners(found, MAP_MBPS, memories, options.map, f"{_title(options, spec, rows)}: who wins by {objective}")
     _say_drawn(options, options.map)
+
+
+def _title(options: argparse.Namespace, spec: ModelSpec, rows: int) -> str:
+    """Return what is planned, in words."""
+    what_if = " with changes" * bool(options.set or options.add or options.without)
+    sent = f", {options.wire} on the wire" * (options.wire != Wire.FLOAT32)
+    where = f"{Path(options.cluster).stem}{what_if}"
+    return f"{spec.name}, {counted(spec.layers, 'layer')}, {counted(rows, 'row')} on {where}{sent}"
+
+
+def _range(least: float, most: float) -> str:
+    return " to ".join(dict.fromkeys((f"{least:.2g}", f"{most:.2g}")))
 
 
 def _say_drawn(options: argparse.Namespace, path: Path) -> None:

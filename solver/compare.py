@@ -13,7 +13,9 @@ from solver.memory import lacks
 from solver.model import ModelSpec, decoupled
 from solver.pipeline import price_plan
 from solver.plan import Wire
-from solver.systems import DECOUPLED, PLANNERS, make_plan, plans_for
+from solver.systems import DECOUPLED, DEFAULT, PLANNERS, THROUGHPUT, make_plan, plans_for
+
+TIE = 1e-3  # of the best: plans that are alike differ by less, where seconds are summed in another order
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,22 @@ class Entry:
         """The system, with a mark where it is for another model."""
         return f"{self.system} *" if self.model else self.system
 
+    @property
+    def planner(self) -> str:
+        """The system without a device, as in `PLANNERS`."""
+        return self.system.partition(":")[0]
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it may win: it can be run, and answers as the model does that was asked for."""
+        return not self.lacks and not self.model
+
+    def cost_s(self, objective: str) -> float:
+        """Return its seconds for a request, or for one of many; infinite where there is no plan."""
+        if objective == "throughput":
+            return 1 / self.requests_per_s if self.requests_per_s else np.inf
+        return self.seconds
+
 
 def compare(
     spec: ModelSpec,
@@ -73,15 +91,29 @@ def compared(spec: ModelSpec) -> tuple[str, ...]:
     return plans_for(spec) if spec.groups else tuple(PLANNERS)
 
 
+def ranked(entries: Sequence[Entry], objective: str) -> list[Entry]:
+    """Return those that can be run before those that cannot, each the best by `latency` or `throughput` first.
+
+    Within 0.1 % of the best all are equal: they stand in a fixed order, `hepti` first, for throughput
+    `hepti-throughput`, then as in `PLANNERS`. What runs another model has no part in that.
+    """
+    best = min((entry.cost_s(objective) for entry in entries if entry.takes_part), default=np.inf)
+    order = (THROUGHPUT if objective == "throughput" else DEFAULT, *PLANNERS)
+
+    def key(entry: Entry) -> tuple[bool, float, int]:
+        cost = entry.cost_s(objective)
+        tied = entry.takes_part and cost <= best * (1 + TIE)
+        return bool(entry.lacks), best if tied else cost, order.index(entry.planner)
+
+    return sorted(entries, key=key)
+
+
 def winner(entries: Sequence[Entry], objective: str) -> Entry | None:
-    """Return the best of those that can be run, by `latency` or `throughput`; None where there is none.
+    """Return the best of those that can be run, as `ranked` says it; None where there is none.
 
     What runs another model has no part in it.
     """
-    able = [entry for entry in entries if not entry.lacks and not entry.model]
-    if objective == "throughput":
-        return max(able, key=lambda entry: entry.requests_per_s, default=None)
-    return min(able, key=lambda entry: entry.seconds, default=None)
+    return next((entry for entry in ranked(entries, objective) if entry.takes_part), None)
 
 
 def winners(
@@ -94,8 +126,11 @@ def winners(
     objective: str,
     wire: Wire = Wire.FLOAT32,
     advance: Callable[[int], None] = lambda _: None,
-) -> list[list[str]]:
-    """Return who wins where, [memory][bandwidth]; "" where nothing can be run.
+) -> list[list[tuple[str, float]]]:
+    """Return who wins where, and by how much, [memory][bandwidth]; ("", 0.0) where nothing can be run.
+
+    By how much: what part of the winner's seconds, for one request or one of many, the best other system takes longer;
+    infinite where no other can be run.
 
     Parameters
     ----------
@@ -108,10 +143,13 @@ def winners(
     """
     systems = tuple(systems)
 
-    def best(bandwidth: float, memory: float) -> str:
-        changed = _changed(cluster, bandwidth, memory)
-        found = winner(compare(spec, changed, rows, wire, systems, advance), objective)
-        return found.system if found else ""
+    def best(bandwidth: float, memory: float) -> tuple[str, float]:
+        entries = compare(spec, _changed(cluster, bandwidth, memory), rows, wire, systems, advance)
+        able = [entry for entry in ranked(entries, objective) if entry.takes_part]
+        if not able:
+            return "", 0.0
+        least = min((entry.cost_s(objective) for entry in able[1:]), default=np.inf)
+        return able[0].system, max(0.0, float(least / able[0].cost_s(objective) - 1))
 
     return [[best(bandwidth, memory) for bandwidth in bandwidths] for memory in memories]
 
@@ -124,7 +162,9 @@ def _entry(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire
             model = spec.name
         plan = make_plan(system, spec, cluster, rows, wire)
     except HeptiError as error:
-        return Entry(system, np.inf, 0.0, 0, (), str(error), model)
+        # Beside others' what is the same for all is left out, so that those who lack the same say the same.
+        why = str(error).removeprefix(spec.name).removeprefix(f" by {system}").lstrip(" ,")
+        return Entry(system, np.inf, 0.0, 0, (), why, model)
     priced = price_plan(spec, cluster, plan, rows)
     facts = priced.prediction
     name = f"single:{plan.devices[plan.stages[0].active[0]]}" if system == "single" else system

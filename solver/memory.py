@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from solver.model import ModelSpec, layer_tensor_shapes, tensor_shapes
 from solver.plan import Plan
 from solver.shares import COMMON_TENSORS, WEIGHT_BYTES
 from solver.steps import FLOAT_BYTES
+from solver.words import counted
 
 # The interpreter, numpy, MPI and its socket buffers, beside weights and activations.
 PROGRAM_BYTES = 150 * MIB
@@ -68,20 +69,12 @@ def short_bytes(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Se
 def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> str:
     """Return what memory a plan lacks, in words, and on which devices; "" where it fits."""
     short = short_bytes(spec, cluster, plan, weights_bytes)
-    missing = _named(cluster, short, lambda device, size: f"{device.name}: {math.ceil(size / MIB)} MiB", "{} others")
-    return f"{', '.join(missing)} short" if missing else ""
+    return _lacking(cluster, short) if short.max() > SLIP_BYTES else ""
 
 
 def does_not_fit(what: str, cluster: Cluster, short_bytes: Floats) -> InfeasiblePlanError:
     """Return the error that says how much memory `what` lacks, `short_bytes` [p], and where more would help."""
-    missing = _named(
-        cluster,
-        short_bytes,
-        lambda device, short: f"{_more(device, short)} MiB more on {device.name} (has {device.memory_bytes // MIB})",
-        "more on {} others",
-    )
-    total = sum(_more(device, short) for device, short in zip(cluster.devices, short_bytes, strict=True) if short > 0)
-    return InfeasiblePlanError(f"{what} does not fit: {total} MiB short; it would with {' and '.join(missing)}")
+    return InfeasiblePlanError(f"{what} {_lacking(cluster, short_bytes)}")
 
 
 def nearest_lacks(
@@ -150,14 +143,17 @@ def holds_all(spec: ModelSpec, cluster: Cluster, rows: int) -> Mask:
     return np.asarray(weights_room(spec, cluster, rows) >= spec.layers * whole_layer_bytes(spec))
 
 
-def _named(cluster: Cluster, short_bytes: Floats, words: Callable[[Device, float], str], others: str) -> list[str]:
-    """Return words for the devices that lack memory, `short_bytes` [p]; for many `others` says how many more do."""
-    named = [
-        words(device, short) for device, short in zip(cluster.devices, short_bytes, strict=True) if short > SLIP_BYTES
+def _lacking(cluster: Cluster, short_bytes: Floats) -> str:
+    """Return how much memory is lacking in all, `short_bytes` [p], and where; of many devices some are named."""
+    more = [
+        (device, _more(device, short))
+        for device, short in zip(cluster.devices, short_bytes, strict=True)
+        if short > SLIP_BYTES
     ]
+    named = [f"{size} MiB more on {device.name} (has {device.memory_bytes // MIB})" for device, size in more]
     if len(named) > MOST_NAMED:
-        named[MOST_NAMED:] = [others.format(len(named) - MOST_NAMED)]
-    return named
+        named[MOST_NAMED:] = [f"more on {counted(len(named) - MOST_NAMED, 'other')}"]
+    return f"does not fit: {sum(size for _, size in more)} MiB short; it would with {' and '.join(named)}"
 
 
 def _more(device: Device, short: float) -> int:

@@ -12,10 +12,17 @@ import numpy as np
 from solver.cluster import Cluster
 from solver.cost import Price
 from solver.errors import HeptiError
+from solver.systems import PLANNERS
 
 MOST_DRAWN = 32  # devices
 SUFFIXES = (".svg", ".png", ".pdf")
 COLORS = {"compute": "#4477aa", "exchange": "#ee6677"}
+# Light, for words on them; kindred systems are near to each other.
+_LIGHT = (
+    "#9ecae1", "#6baed6", "#c6dbef", "#d9d9d9", "#fdae6b", "#fdd0a2", "#a1d99b", "#c7e9c0",
+    "#ffe680", "#f4b6c2", "#e6c8a0", "#bcbddc", "#9e9ac8", "#dadaeb", "#b2dfdb", "#f0b0e0",
+)  # fmt: skip
+SYSTEM_COLORS = dict(zip(PLANNERS, _LIGHT, strict=True))
 
 
 def check_pictures() -> None:
@@ -67,23 +74,34 @@ def plot_timeline(cluster: Cluster, price: Price, path: Path, title: str) -> Non
 
 
 def plot_winners(
-    names: Sequence[Sequence[str]], bandwidths_mbps: Sequence[float], memories: Sequence[str], path: Path, title: str
-) -> None:
-    """Draw who wins where: `names` are [memory][bandwidth], "" where nothing can be run."""
-    known = sorted({name for row in names for name in row})
-    figure = new_figure(2 + 1.5 * len(bandwidths_mbps), 1.5 + 0.7 * len(memories))
+    found: Sequence[Sequence[tuple[str, float]]], bandwidths_mbps: Sequence[float], memories: Sequence[str],
+    path: Path, title: str,
+) -> None:  # fmt: skip
+    """Draw who wins where, and by how much: `found` are [memory][bandwidth], as `solver.compare.winners` has them."""
+    figure = new_figure(2 + 1.5 * len(bandwidths_mbps), 1.8 + 0.7 * len(memories))
     axes = figure.subplots()
-    places = [[known.index(name) for name in row] for row in names]
-    axes.imshow(places, cmap="Pastel1", vmin=0, vmax=max(8, len(known)), aspect="auto", origin="lower")
-    for row, line in enumerate(names):
-        for column, name in enumerate(line):
-            axes.text(column, row, name or "nothing fits", ha="center", va="center", fontsize=8)
+    from matplotlib.colors import to_rgb
+
+    shades = [[to_rgb(SYSTEM_COLORS.get(name.partition(":")[0], "white")) for name, _ in line] for line in found]
+    axes.imshow(shades, aspect="auto", origin="lower")
+    for row, line in enumerate(found):
+        for column, (name, lead) in enumerate(line):
+            axes.text(
+                column, row, f"{name}\n{_lead(lead)}".strip() or "nothing fits", ha="center", va="center", fontsize=8
+            )
     axes.set_xticks(range(len(bandwidths_mbps)), [f"{mbps:g}" for mbps in bandwidths_mbps])
     axes.set_yticks(range(len(memories)), memories)
-    axes.set_xlabel("Mbps of every link")
+    axes.set_xlabel("Mbps of every link; %: by how much the best other system is beaten")
     axes.set_ylabel("memory of every device")
     figure.suptitle(title, x=0.01, ha="left")
     save_figure(figure, path)
+
+
+def _lead(lead: float) -> str:
+    """Return by how much a system wins, in words; "" where by next to nothing."""
+    if np.isinf(lead):
+        return "alone fits"
+    return f"{100 * lead:.0f} %" if lead >= 0.005 else ""
 
 
 def _draw(axes: Any, price: Price, busy: Any) -> None:

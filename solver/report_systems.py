@@ -13,29 +13,34 @@ from rich.table import Table
 
 from solver.advice import Upgrade
 from solver.cluster import MIB, Cluster
-from solver.compare import Entry, winner
+from solver.compare import Entry, ranked, winner
+from solver.model import ModelSpec
 from solver.pipeline import PricedPlan
-from solver.plan import Plan
+from solver.plan import Plan, Wire
 from solver.plan_file import plan_to_json
+from solver.sublayers import LEGEND
+from solver.words import counted
 
 
 def print_systems(console: Console, entries: Sequence[Entry], title: str, objective: str) -> None:
-    """Print every system's prediction, the best for the objective first, and who wins."""
+    """Print every system's prediction, those that can be run first, the best for the objective first; and who wins."""
     table = Table(title=title, title_justify="left")
-    for heading in ("system", "ms", "requests/s", "MiB sent", "MiB of weights, most and least"):
+    # Short enough for 80 columns.
+    weights = (f"weights:\n{which} MiB" for which in ("most", "least"))
+    for heading in ("system", "ms", "requests\na second", "MiB\nsent", *weights):
         words = heading == "system"
         table.add_column(heading, justify="left" if words else "right", no_wrap=words)
     best = {objective: winner(entries, objective) for objective in ("latency", "throughput")}
-    many = objective == "throughput"
-    for entry in sorted(entries, key=lambda entry: -entry.requests_per_s if many else entry.seconds):
+    entries = ranked(entries, objective)
+    for entry in entries:
         planned = bool(entry.weights_bytes)
-        held = [f"{size / MIB:.0f}" for size in (max(entry.weights_bytes), min(entry.weights_bytes))] if planned else []
+        held = (max(entry.weights_bytes), min(entry.weights_bytes)) if planned else ()
         table.add_row(
             entry.label + (" †" if entry.lacks else ""),
             f"{1e3 * entry.seconds:.1f}" if planned else "-",
             f"{entry.requests_per_s:.2f}" if planned else "-",
             f"{entry.bytes_on_wire / MIB:.1f}" if planned else "-",
-            " ".join(held) or "-",
+            *([f"{size / MIB:.0f}" for size in held] or "--"),
             style="dim" if entry.lacks else "bold" if entry in best.values() else "",
         )
     console.print(table)
@@ -53,16 +58,23 @@ def print_systems(console: Console, entries: Sequence[Entry], title: str, object
 
 def print_lacking(console: Console, entries: Sequence[Entry]) -> None:
     """Print which systems cannot be run, and why; in a column of a table the words would stand one below the other."""
+    lacking: dict[str, list[str]] = {}  # many lack the same
     for entry in entries:
         if entry.lacks:
-            console.print(f"† {entry.system} cannot be run: {entry.lacks}.", style="dim", markup=False)
+            lacking.setdefault(entry.lacks.replace("does not fit: ", ""), []).append(entry.system)
+    for why, alike in lacking.items():
+        console.print(f"† {', '.join(alike)} cannot be run: {why}.", style="dim", markup=False)
 
 
-def systems_to_json(cluster: Cluster, entries: Sequence[Entry], rows: int) -> str:
+def systems_to_json(spec: ModelSpec, cluster: Cluster, entries: Sequence[Entry], rows: int, wire: Wire) -> str:
     """Return the same as JSON; the winners by name, null where nothing can be run."""
     best = {objective: winner(entries, objective) for objective in ("latency", "throughput")}
     table = {
+        "model": {"name": spec.name, "fingerprint": spec.fingerprint},  # both as in a plan
+        "layers": spec.layers,
+        "cluster": {"fingerprint": cluster.fingerprint},
         "rows": rows,
+        "wire": str(wire),
         "devices": list(cluster.names),
         "systems": [
             {
@@ -97,6 +109,8 @@ def print_stages(console: Console, cluster: Cluster, plan: Plan, priced: PricedP
                 f"{1 / stage.busy_s:.2f}",
             )
     console.print(table)
+    if not all(stage.is_whole for stage in plan.stages):
+        console.print(LEGEND)
     held = [
         f"{name} {size / MIB:.0f}" + (f" of {device.memory_bytes / MIB:.0f}" if size > device.memory_bytes else "")
         for name, size, device in zip(plan.devices, priced.weights_bytes, cluster.devices, strict=True)
@@ -105,7 +119,7 @@ def print_stages(console: Console, cluster: Cluster, plan: Plan, priced: PricedP
     console.print(f"MiB of weights: {', '.join(held)}.")
     facts = priced.prediction
     console.print(
-        f"[bold]{1e3 * facts.seconds:.1f} ms[/] for a request of {plan.rows} rows that is alone, "
+        f"[bold]{1e3 * facts.seconds:.1f} ms[/] for a request of {counted(plan.rows, 'row')} that is alone, "
         f"[bold]{priced.requests_per_s:.2f} requests a second[/] of many; a request sends "
         f"{facts.bytes_on_wire / MIB:.1f} MiB."
     )

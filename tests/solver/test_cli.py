@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 
 from solver.__main__ import main
@@ -15,6 +16,8 @@ from solver.command import check_path
 from solver.errors import HeptiError
 from solver.model import named_model
 from solver.plan_file import plan_from_json, read_plan
+from solver.plot import SYSTEM_COLORS
+from solver.systems import PLANNERS
 
 CLUSTER = """
 format = "hepti-cluster/1"
@@ -212,11 +215,50 @@ def test_all_systems_stand_side_by_side(cluster, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     for entry in table["systems"]:
         assert entry["system"] in done.stdout
+    plan = json.loads(solver("--model", "bert-base", "--cluster", cluster, "--json").stdout)
+    assert {key: table[key] for key in ("model", "cluster", "wire")} == {
+        key: plan[key] for key in ("model", "cluster", "wire")
+    }
+    assert table["layers"] == 12
     assert table["winners"]["latency"] in ("hepti", "single:pi-1")
     seconds = {
         entry["system"]: entry["seconds"] for entry in table["systems"] if not (entry["lacks"] or entry["model"])
     }
-    assert seconds[table["winners"]["latency"]] == min(seconds.values())
+    assert seconds[table["winners"]["latency"]] == pytest.approx(min(seconds.values()), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "what", [["--compare"], ["--system", "grid2d"], ["--system", "pipeedge"], ["--system", "hepti"]]
+)
+def test_nothing_is_cut_where_there_is_no_terminal(what, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    out = solver("--model", "bert-base", "--layers", 2, "--cluster", "mixed4", *what).stdout
+
+    assert "┃" in out
+    assert "…" not in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_stages_within_layers_are_explained(cluster):
+    out = solver("--model", "bert-base", "--layers", 3, "--cluster", cluster, "--system", "pipeedge").stdout
+    whole = solver(
+        "--model", "bert-base", "--cluster", cluster, "--system", "edgeshard", "--set", "pi-1.memory_gib=0.4"
+    )
+
+    assert re.search(r"│ 0\.0-\d\.\d │", out)
+    assert "Layer.sub-layer: .0 Q, K, V, context;" in out
+    assert re.search(r"│ +\d+-11 │", whole.stdout)
+    assert "Layer.sub-layer" not in whole.stdout
+
+
+def test_who_has_no_sub_block_has_nothing_of_whole_layers():
+    out = solver("--model", "bert-large-decoupled", "--layers", 8, "--cluster", "mixed4", "--system", "detransformer",
+                 "--set", "network.bandwidth_mbps=10").stdout  # fmt: skip
+
+    assert re.search(r"pi-0 +│ +all │ +all │", out)
+    assert re.search(r"pi-3 +│ +0 │ +0 │", out)
+    assert not re.search(r"pi-3 +│ +all", out)
 
 
 def test_a_plan_for_many_requests_has_replicas(cluster, tmp_path):
@@ -278,7 +320,9 @@ def test_the_map_says_how_far_it_is_and_where_it_was_written(cluster, tmp_path, 
     assert (label, unit, total) == ("mapping", "plans", 2 * 14)
     assert ticks == [1] * total
     assert capsys.readouterr().out == f"The picture is in {path}.\n"
-    assert "<svg" in path.read_text()
+    written = re.findall("<!-- (.*?) -->", path.read_text())
+    assert "bert-base, 12 layers, 256 rows on cluster: who wins by latency" in written
+    assert "3.2 to 6 GiB" in written
 
 
 @pytest.mark.parametrize(
@@ -328,9 +372,17 @@ def test_who_wins_where_is_drawn(cluster, tmp_path):
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     from solver.plot import plot_winners
 
-    plot_winners([["hepti", ""], ["data", "hepti"]], [10, 940], ["0.5 times", "1 times"], tmp_path / "map.svg", "who")
+    found = [[("hepti", 0.124), ("", 0.0)], [("single:pi-1", np.inf), ("hepti", 0.004)]]
+    plot_winners(found, [10, 940], ["half", "all"], tmp_path / "map.svg", "who")
 
-    assert "<svg" in (tmp_path / "map.svg").read_text()
+    written = re.findall("<!-- (.*?) -->", (tmp_path / "map.svg").read_text())
+    assert {"hepti", "12 %", "nothing fits", "single:pi-1", "alone fits", "who"} <= set(written)
+    assert "0 %" not in written
+
+
+def test_every_system_has_a_colour_of_its_own():
+    assert list(SYSTEM_COLORS) == list(PLANNERS)
+    assert len(set(SYSTEM_COLORS.values())) == len(PLANNERS)
 
 
 def test_memory_that_nothing_fits_into_is_refused_with_what_is_missing(tmp_path):
@@ -371,9 +423,13 @@ def test_systems_that_lack_memory_are_compared_all_the_same(cluster):
 
     entries = {entry["system"]: entry for entry in json.loads(done.stdout)["systems"]}
     assert entries["single:pi-1"]["seconds"] > 0
-    assert re.fullmatch(r"pi-1: \d+ MiB short", entries["single:pi-1"]["lacks"])
+    assert re.fullmatch(
+        r"does not fit: (\d+) MiB short; it would with \1 MiB more on pi-1 \(has 204\)", entries["single:pi-1"]["lacks"]
+    )
     text = " ".join(tight.stdout.split())
-    assert re.search(r"† sequence cannot be run: pi-0: \d+ MiB, pi-1: \d+ MiB short\.", text)
+    more = r"\d+ MiB more on pi-0 \(has 204\) and \d+ MiB more on pi-1 \(has 204\)\."
+    assert re.search(rf"† sequence-weighted, sequence cannot be run: \d+ MiB short; it would with {more}", text)
+    assert re.search(rf"† voltage, data cannot be run: whole on one device, \d+ MiB short; it would with {more}", text)
     assert text.endswith("None of them can be run.")
 
 
@@ -388,7 +444,12 @@ def test_why_a_system_cannot_be_run_stands_in_a_line_of_its_own(cluster):
     done = solver("--model", "bert-base", "--cluster", cluster, "--set", "pi-1.memory_gib=0.2", "--compare")
 
     text = " ".join(done.stdout.split())
-    assert re.search(r"single:pi-1 cannot be run: pi-1: \d+ MiB short\.", text)
+    assert re.search(
+        r"single:pi-1.* cannot be run: \d+ MiB short; it would with \d+ MiB more on pi-1 \(has 204\)\.", text
+    )
+    names = [line.split("│")[1] for line in done.stdout.splitlines() if line.startswith("│")]
+    able = ["†" not in name for name in names]
+    assert able == sorted(able, reverse=True)
     assert "data cannot be run" not in text  # by pi-0
     assert "lacks" not in done.stdout
 

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from solver.compare import compare, winner, winners
+from solver.compare import Entry, compare, ranked, winner, winners
 from solver.errors import InfeasiblePlanError
 from solver.memory import ends_bytes, holds_all, lacks, weights_room, whole_layer_bytes, work_bytes
 from solver.model import named_model
@@ -146,8 +146,9 @@ def test_every_system_is_compared_and_who_does_not_fit_says_why():
     entries = {entry.system: entry for entry in compare(SPEC, cluster, ROWS)}
 
     assert {name.split(":")[0] for name in entries} == set(PLANNERS)
-    assert "whole on one device, does not fit" in entries["data"].lacks
-    assert "MiB short" in entries["sequence"].lacks
+    assert entries["data"].lacks == entries["voltage"].lacks
+    assert entries["data"].lacks.startswith("whole on one device, does not fit: ")
+    assert entries["sequence"].lacks.startswith("does not fit: ")
     assert not entries["hepti"].lacks
     assert winner(list(entries.values()), "latency").system == "hepti"
     assert winner(list(entries.values()), "throughput").requests_per_s >= 1 / entries["hepti"].seconds
@@ -156,4 +157,30 @@ def test_every_system_is_compared_and_who_does_not_fit_says_why():
 def test_one_device_wins_on_a_slow_network_and_nothing_where_nothing_fits():
     found = winners(SPEC, pis(10, 20), ROWS, [1e5, 1e9], [0.01, 1], ["single", "megatron-weighted"], "latency")
 
-    assert found == [["", ""], ["single:pi-1", "megatron-weighted"]]
+    nothing, ((alone, _), (shared, lead)) = found
+    assert nothing == [("", 0.0), ("", 0.0)]
+    assert (alone, shared) == ("single:pi-1", "megatron-weighted")
+    entries = compare(SPEC, pis(10, 20, mbps=8000), ROWS, systems=["single", "megatron-weighted"])
+    assert lead == pytest.approx(entries[0].seconds / entries[1].seconds - 1)
+
+
+def test_who_alone_can_be_run_wins_by_no_number():
+    assert winners(SPEC, pis(10), ROWS, [1e9], [1], ["single"], "throughput") == [[("single:pi-0", np.inf)]]
+
+
+@pytest.mark.parametrize(("objective", "ours"), [("latency", "hepti"), ("throughput", "hepti-throughput")])
+def test_ours_wins_among_those_that_differ_by_rounding_alone(objective, ours):
+    """And what cannot be run stands behind all that can, however fast it would be."""
+    names = ["edgeshard", "single:pi-1", "hepti-throughput", "hepti", "data"]
+    seconds = [1.0, 1.0005, 1.0009, 1.0009, 1.002]
+    entries = [Entry(name, time_s, 1 / time_s, 0, (1,)) for name, time_s in zip(names, seconds, strict=True)]
+    entries += [
+        Entry("galaxy", 0.1, 10, 0, (1,), "does not fit"),
+        Entry("detransformer", 0.5, 2, 0, (1,), "", "another"),
+    ]
+
+    order = [entry.system for entry in ranked(entries, objective)]
+
+    assert winner(entries, objective).system == ours
+    assert order[:2] == ["detransformer", ours]
+    assert order[-3:] == ["edgeshard", "data", "galaxy"]
