@@ -202,7 +202,7 @@ def _title(options: argparse.Namespace, spec: ModelSpec, rows: int) -> str:
 
 
 def _range(least: float, most: float) -> str:
-    return " to ".join(dict.fromkeys((f"{least:.2g}", f"{most:.2g}")))
+    return " to ".join(dict.fromkeys(f"{float(f'{gib:.3g}'):g}" for gib in (least, most)))
 
 
 def _say_drawn(options: argparse.Namespace, path: Path) -> None:

@@ -313,16 +313,17 @@ def test_the_map_says_how_far_it_is_and_where_it_was_written(cluster, tmp_path, 
     monkeypatch.setattr("solver.__main__.MAP_MBPS", (100, 940))
     monkeypatch.setattr("solver.__main__.MAP_MEMORY", (1,))
     path = tmp_path / "map.svg"
+    large = ["--set", "pi-1.memory_gib=1024"]
 
-    assert main(["--model", "bert-base", "--cluster", str(cluster), "--map", str(path)]) == 0
+    assert main(["--model", "bert-base", "--cluster", str(cluster), "--map", str(path), *large]) == 0
 
     (label, total, unit), *ticks = steps
     assert (label, unit, total) == ("mapping", "plans", 2 * 14)
     assert ticks == [1] * total
     assert capsys.readouterr().out == f"The picture is in {path}.\n"
     written = re.findall("<!-- (.*?) -->", path.read_text())
-    assert "bert-base, 12 layers, 256 rows on cluster: who wins by latency" in written
-    assert "3.2 to 6 GiB" in written
+    assert "bert-base, 12 layers, 256 rows on cluster with changes: who wins by latency" in written
+    assert "3.2 to 1020 GiB" in written
 
 
 @pytest.mark.parametrize(
