@@ -7,18 +7,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hepti_mpi import ends
+from hepti_mpi import ends, stack
 from hepti_mpi.adaptive import HEADER_BYTES, WINDOW, SendRate
 from hepti_mpi.batch import Batch
+from hepti_mpi.comm import Group
 from hepti_mpi.flow import MOST, SPREAD, Flow, Step
 from hepti_mpi.live import follow
 from hepti_mpi.products import NUMPY
 from hepti_mpi.stack import Stack
 from solver.cluster import GIB, Cluster, Device, Link
 from solver.model import tensor_shapes
-from solver.pipeline import price_plan
+from solver.pipeline import chain_of_sublayers, price_plan
 from solver.plan import STAGE_WIRES, Plan, Stage, Wire
 from solver.spans import Span
+from solver.sublayers import SUBLAYERS
 from tests.mpi.test_layers import CUTS, LAYOUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 
 SPEC = replace(POST, layers=5)
@@ -132,6 +134,32 @@ def test_large_messages_and_full_queues_do_not_wait_for_each_other(place, world)
     plan = one_device_plan(SPEC, [(crew[0], 0, 2), (crew[1], 2, 3), (crew[2], 3, 5)], world.size)
 
     check(SPEC, plan, [[500], [300, 200]] * 12, world)
+
+
+@pytest.mark.parametrize("at", [4, 7], ids=["between layers", "behind the inner columns"])
+def test_what_goes_between_stages_is_sent_in_pieces(at, world, monkeypatch):
+    """Of about as many numbers as may travel before they are asked for; the result is the same."""
+    if world.size < 2:
+        return
+    sizes = []
+    post_send = Group.post_send
+
+    def noted(group, message, peer, tag):
+        sizes.append(message.size)
+        post_send(group, message, peer, tag)
+
+    monkeypatch.setattr(Group, "post_send", noted)
+    monkeypatch.setattr(stack, "MOVED_FLOATS", 500)
+    devices = tuple(Device(f"pi-{rank}", 1e10, GIB) for rank in range(world.size))
+    parts = [(1, at), (0, SUBLAYERS * SPEC.layers - at)]
+    plan = chain_of_sublayers(SPEC, Cluster(devices, Link(1e8, 1e-4)), parts, "by hand", 40)
+
+    check(SPEC, plan, [[40], [7, 30]], world)
+
+    sent = world.on_all(lambda: sizes)
+    for rank in (0, 1):
+        assert max(sent[rank]) <= 1.5 * 500  # rows do not divide
+        assert len(sent[rank]) > 2 * 2  # more than one a batch
 
 
 def test_a_rank_that_becomes_slow_gets_less(world, monkeypatch):
