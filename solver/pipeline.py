@@ -11,7 +11,8 @@ result per period
     period = max over k of (t_k and the messages' compute, h_k, h)
 
 and all replicas together the sum of 1 / period: pipelines as PipeEdge prices them (arXiv 2110.14895), replicas side by
-side. Rank 0 also embeds for the replicas that it is not in; what that takes, its own replica lacks.
+side. Rank 0 also embeds for the replicas that it is not in; what that takes, its own replica lacks. And all that they
+get and give passes its link: together they answer no more requests than that carries.
 """
 
 from __future__ import annotations
@@ -73,6 +74,11 @@ class PricedReplica:
         return math.fsum(stage.layers.prediction.compute_s for stage in self.stages)
 
     @property
+    def handed_bytes(self) -> float:
+        """Bytes that rank 0 sends of one request to a replica that it is not in, or gets back where that is more."""
+        return max(float(self.stages[0].enter.sent[0]), float(self.leave.received[0]))
+
+    @property
     def bytes_on_wire(self) -> int:
         """Bytes that one request moves."""
         steps = [*(stage.enter for stage in self.stages), self.leave]
@@ -93,6 +99,8 @@ class PricedPlan:
         Seconds in which rank 0 embeds a request.
     leader
         Number of the replica that rank 0 computes in; None where it only embeds and hands out.
+    link_bytes_per_s
+        Of rank 0's link, each way.
     weights_bytes
         Of every device.
     """
@@ -100,6 +108,7 @@ class PricedPlan:
     replicas: tuple[PricedReplica, ...]
     embed_s: float
     leader: int | None
+    link_bytes_per_s: float
     weights_bytes: tuple[int, ...]
 
     @property
@@ -120,7 +129,7 @@ class PricedPlan:
     @property
     def requests_per_s(self) -> float:
         """Requests a second, where they never run out."""
-        others = math.fsum(1 / rep.period_s for number, rep in enumerate(self.replicas) if number != self.leader)
+        others = self._others_per_s
         left = 1 - self.embed_s * others  # of rank 0's time
         if left <= 0:
             return 1 / self.embed_s
@@ -129,6 +138,16 @@ class PricedPlan:
         period_s = self.replicas[self.leader].period_s
         leads = max((stage.busy_s for stage in self.replicas[self.leader].stages if 0 in stage.ranks), default=0.0)
         return others + min(1 / period_s, left / (leads + self.embed_s))
+
+    @property
+    def _others_per_s(self) -> float:
+        """Requests a second of the replicas that rank 0 is not in; those that need least of its link come first."""
+        others = [replica for number, replica in enumerate(self.replicas) if number != self.leader]
+        rates, left = [], self.link_bytes_per_s
+        for replica in sorted(others, key=lambda replica: replica.handed_bytes):
+            rates.append(min(1 / replica.period_s, left / replica.handed_bytes))
+            left -= rates[-1] * replica.handed_bytes
+        return math.fsum(rates)
 
     @property
     def prediction(self) -> Prediction:
@@ -153,7 +172,7 @@ def price_plan(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Pric
         (n for n, rep in enumerate(plan.replicas) if any(cluster.names[0] in stage.devices for stage in rep)), None
     )
     held = all_weights_bytes(spec, plan, cluster.precision)
-    return PricedPlan(_replicas(s, cluster, plan), embed_s, leader, held)
+    return PricedPlan(_replicas(s, cluster, plan), embed_s, leader, cluster.bandwidth(0), held)
 
 
 def _in_one(s: Setting, plan: Plan) -> PricedPlan:
@@ -162,7 +181,7 @@ def _in_one(s: Setting, plan: Plan) -> PricedPlan:
     nothing = _priced(s, of_matrix(np.zeros((s.devices, s.devices))))
     found = price(s, plan)
     replica = PricedReplica((PricedStage(stage, everything, nothing, found),), nothing)
-    return PricedPlan((replica,), 0.0, 0, found.weights_bytes)
+    return PricedPlan((replica,), 0.0, 0, math.inf, found.weights_bytes)
 
 
 def layer_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:

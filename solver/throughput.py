@@ -1,8 +1,9 @@
 """The planner for many requests: which devices share a replica, and whether they are its stages or share its layers.
 
 A group of devices is worth the requests a second of the best replica that it makes: one of shared layers, as
-`solver.planner` finds it for one request, or one of stages of one device each, by PipeEdge's dynamic program. Few
-devices: every way to put them into groups, where some may be left out, by a dynamic program over sets,
+`solver.planner` finds it for one request, or one of stages of one device each, by PipeEdge's dynamic program. Devices
+of which each holds the model make no group: side by side they answer as many. Few devices: every way to put them into
+groups, where some may be left out, by a dynamic program over sets,
 
     T(S) = max(T(S - d), max over groups G in S with d of rate(G) + T(S - G))     for any one d in S.
 
@@ -92,6 +93,8 @@ class _Groups:
     def _search(self, group: Group) -> tuple[float, tuple[Stage, ...], int]:
         """Plan for a group; the stages' devices are places within the group."""
         best: tuple[float, tuple[Stage, ...], int] = (0.0, (), 0)
+        if len(group) > 1 and all(self.rate((rank,)) for rank in group):
+            return best
         own = self._cluster.only(group)
         # Embeddings and heads are rank 0's: where memory is scarce, they are as much as a layer.
         spec = self._spec if 0 in group else without_ends(self._spec)

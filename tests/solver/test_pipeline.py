@@ -101,6 +101,19 @@ def test_replicas_add_up_and_a_single_request_takes_the_fastest():
     assert found.prediction.seconds == pytest.approx(alone.prediction.seconds)
 
 
+def test_the_link_of_rank_0_bounds_what_all_replicas_get_together():
+    """Rank 0 answers its own requests besides, and those of the others come and go over its link."""
+    mbps = 10
+    cluster = pis(20, 70, 70, 70, mbps=mbps)
+    alone = price_plan(SPEC, cluster, chain(SPEC, cluster, [(0, 6)], "by hand", ROWS), ROWS)
+
+    found = price_plan(SPEC, cluster, chain(SPEC, cluster, [(rank, 6) for rank in range(4)], "by hand", ROWS), ROWS)
+
+    carried = mbps * 1e6 / 8 / (ROWS * ROW_BYTES)
+    assert sum(1 / replica.period_s for replica in found.replicas[1:]) > 2 * carried
+    assert found.requests_per_s == pytest.approx(alone.requests_per_s + carried, rel=0.02)
+
+
 def test_replicas_that_are_alike_cost_what_each_would_cost_alone():
     """Two kinds of boards, one with jitter, as pairs of stages: priced once, and as without all the others."""
     cluster = pis(10, 20, 5, 20, 5, 5, 20, 20)

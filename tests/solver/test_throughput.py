@@ -8,11 +8,13 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from solver import throughput
 from solver.compare import Entry, compare, ranked, winner, winners
 from solver.errors import InfeasiblePlanError
 from solver.memory import ends_bytes, holds_all, lacks, weights_room, whole_layer_bytes, work_bytes
 from solver.model import named_model
 from solver.pipeline import price_plan
+from solver.planner import solve
 from solver.systems import PLANNERS, make_plan
 from solver.throughput import _best_partition, solve_throughput
 from tests.solver.clusters import pis
@@ -65,6 +67,18 @@ def test_groups_without_rank_0_need_no_room_for_the_embeddings():
     assert lacks(spec, cluster, plan, price_plan(spec, cluster, plan, ROWS).weights_bytes) == ""
     groups = [{device for stage in replica for device in stage.devices} for replica in plan.replicas]
     assert sorted(map(sorted, groups)) == [["pi-0"], ["pi-1", "pi-2", "pi-3"]]
+
+
+def test_devices_that_hold_the_model_each_are_not_planned_for_together(monkeypatch):
+    """They answer as many requests side by side; to plan for each group of four takes seconds."""
+    planned = []
+    monkeypatch.setattr(
+        throughput, "solve", lambda spec, own, rows: planned.append(own.names) or solve(spec, own, rows)
+    )
+
+    solve_throughput(SPEC, pis(10, 20, 5, 15), ROWS)
+
+    assert all(len(names) == 1 for names in planned)
 
 
 class Rates:
