@@ -105,14 +105,14 @@ def _latency(report: Mapping[str, Any], plan: Plan) -> Text:
         at = f"{report['predicted_rows']:g} row{'s' * (report['predicted_rows'] != 1)}"
         line.append(f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {at}")
     if not plan.in_one:
-        line.append(f"; {report['requests_per_s']:.1f} requests a second")
+        line.append(f"; {report['requests_per_s']:.2f} requests a second")
     return line
 
 
 def _rate(report: Mapping[str, Any]) -> Text:
-    line = Text.assemble((f"{report['requests_per_s']:.1f} requests a second", "bold"))
+    line = Text.assemble((f"{report['requests_per_s']:.2f} requests a second", "bold"))
     if report["predicted_requests_per_s"] is not None:
-        line.append(f", predicted {report['predicted_requests_per_s']:.1f}")
+        line.append(f", predicted {report['predicted_requests_per_s']:.2f}")
     line.append(f"; {1e3 * report['seconds_median']:.1f} ms from request to answer, the wait for others included")
     return line
 

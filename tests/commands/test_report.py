@@ -117,7 +117,7 @@ def test_what_is_predicted_beside_what_compares(requests, queued, converted, tmp
     report = json.loads((tmp_path / "report.json").read_text())
     rate, alone = report["predicted_requests_per_s"], 1 / report["predicted_seconds"]
     assert rate > 1.1 * alone if queued else rate == pytest.approx(alone)
-    assert (f"requests a second, predicted {rate:.1f}" in done.stdout) == queued
+    assert (f"requests a second, predicted {rate:.2f}" in done.stdout) == queued
     assert ("at 400 rows" in done.stdout) != queued
 
 

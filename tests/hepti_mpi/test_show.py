@@ -118,7 +118,7 @@ def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, cons
     show_ranks(console, report, Plan(stages, "bert", rows=64, devices=("pi-0", "pi-1")), queued=True)
 
     last = " ".join(shown(console).split("┘")[-1].split())
-    figures = "35.2 requests a second, predicted 40.0;" if predicted else "35.2 requests a second;"
+    figures = "35.25 requests a second, predicted 40.00;" if predicted else "35.25 requests a second;"
     assert last == f"{figures} 900.0 ms from request to answer, the wait for others included"
 
 
