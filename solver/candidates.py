@@ -47,9 +47,7 @@ def candidates(s: Setting, terms: Terms) -> list[Layer]:
     scarce = bool(np.isfinite(terms.caps).all())
     # Tight caps make odd kinds best; prices alone seldom do.
     every = scarce and s.devices <= FEW and not terms.prices.any()
-    # Among very many devices its tables alone take two seconds.
-    main = [kind for kind in MAIN_KINDS if kind != INPUT_GATHERED or s.devices <= JOINING]
-    found = _drafts(s, KINDS if every else main, terms)
+    found = _drafts(s, KINDS if every else MAIN_KINDS, terms)
     if scarce:
         # First shares that break caps say little about what moves can mend: improve those of every such kind.
         drafted = one_of_each_kind(found)
@@ -123,7 +121,8 @@ def _drafts_of_first(s: Setting, kind: LayerKind, order: NDArray[np.intp], terms
     n grows by a quarter, of very many devices by a half: of 1024 that takes a third less and loses 0.5 %.
     """
     best = np.inf
-    size, most = 1, min(s.devices, LARGEST)
+    # Among more devices the tables of the gathered input alone take two seconds.
+    size, most = 1, min(s.devices, JOINING if kind == INPUT_GATHERED else LARGEST)
     while True:
         found = drafts(s, kind, [np.isin(np.arange(s.devices), order[:size])], terms)
         yield from found

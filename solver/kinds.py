@@ -232,7 +232,8 @@ def layer_steps(setting: Setting, kind: LayerKind, values: Values, active: Mask 
     building = LayerSteps(setting, values, values[Axis.ROWS] if kind.mlp_norm is Layout.ROWS else None, active)
     building.route = kind.route
     rows = values[Axis.ROWS] if kind.input_gathered else None
-    building.attention(kind.attention, kind.attention_norm, avoids=None if rows is None else avoiding(setting, rows))
+    avoids = None if rows is None else avoiding(setting, rows, setting.devices)
+    building.attention(kind.attention, kind.attention_norm, avoids=avoids)
     building.mlp(kind.mlp, kind.mlp_norm)
     return building.closed()
 
@@ -266,7 +267,7 @@ def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
 
     attention = block(kind.attention, kind.attention_norm, Axis.HEADS, Axis.CONTEXT)
     if kind.input_gathered:
-        avoids = avoiding(setting, units[Axis.ROWS])
+        avoids = avoiding(setting, units[Axis.ROWS], int(np.count_nonzero(units[Axis.ROWS])))
         keys = tuple(Keys.AVOIDED if avoided else Keys.PROJECTED for avoided in avoids)
         attention = replace(attention, keys=keys)
     return LayerPlan(attention, block(kind.mlp, kind.mlp_norm, Axis.FFN, Axis.OUTPUT))

@@ -441,15 +441,16 @@ def _without_keys(s: Setting, rows: Floats) -> Floats:
     return np.asarray(2 * wide + 2 * bank.seconds(Kernel.CONTRACT, rows, H * H) + bank.attend(rows, s.rows, A, 0))
 
 
-def avoiding(s: Setting, rows: Any) -> Mask:
+def avoiding(s: Setting, rows: Any, devices: int) -> Mask:
     """Return for whom, with so many rows of its own, it is less time to avoid K and V than to compute them of all.
 
-    They are computed while the input arrives, but for its last block; without them all of it has to be there.
+    They are computed while the input arrives, from so many devices, but for its last block; without them all of it has
+    to be there.
     """
     bank, own = s.machine.bank, np.asarray(rows, float)
-    block = bank.seconds(Kernel.PROJECT, s.rows * (own > 0) / s.devices, 2 * s.spec.hidden**2)
+    block = bank.seconds(Kernel.PROJECT, s.rows * (own > 0) / devices, 2 * s.spec.hidden**2)
     arriving = s.row_bytes(s.spec.hidden) * (s.rows - own) / s.machine.network.bandwidth
-    left = np.maximum(s.devices * block - arriving, block)
+    left = np.maximum(devices * block - arriving, block)
     return np.asarray(_without_keys(s, own) < left + bank.attend(own, s.rows, s.spec.heads, s.spec.head_dim))
 
 

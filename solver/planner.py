@@ -40,6 +40,7 @@ NEIGHBOURS = 60  # configurations near those used that the integer program may c
 GAP_SHORT = 1e-2  # of what is missing; to the last MiB takes seconds
 CLOSE = 1.2  # times the seconds of the best layer: others' plans are priced, too,
 WITH_ENDS = 8  # the fastest of them: where memory is scarce there are 20, at 5 ms each
+ENDS = 0.1  # of a plan's seconds, before and behind its layers: where they are more, other devices are looked at
 TILE_ROWS = 0  # of plans while layers are sought; the best get those that are best for them
 SENT = 3  # layers that are
 TO_ROOT = (16, 4, 1)  # rows that are moved to rank 0 at a time
@@ -164,7 +165,7 @@ def solve(
         ((layer, count) for layer, count in zip(found, mix.layers, strict=True) if count), key=lambda run: -run[1]
     )
     if before is None and len(runs) == 1:
-        layer = _best_with_ends(s, cluster, found, runs[0][0], room)
+        layer = _without_narrow_links(s, cluster, found, runs[0][0], room)
         runs = [(_rows_to_root(s, cluster, layer, room), spec.layers)]
     used = [layer for layer, _ in runs]
     others = sorted((layer for layer in found if layer not in used), key=lambda layer: layer.seconds)
@@ -225,6 +226,30 @@ def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: 
     by_root = [layer for layer in fitting if _crew(layer) == (0,)][:1]
     tried = sorted(close, key=lambda layer: layer.seconds)[:WITH_ENDS] + by_root
     return min(tried, key=lambda layer: plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)])))
+
+
+def _without_narrow_links(s: Setting, cluster: Cluster, found: Sequence[Layer], fastest: Layer, room: Floats) -> Layer:
+    """Return the layer whose plan is fastest, also of those without the narrowest links, where ways to it take long.
+
+    Layers by themselves do not show that: a device that computes all of them exchanges nothing but what comes and goes.
+    """
+
+    def seconds(layer: Layer) -> float:
+        return plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)]))
+
+    best, caps = _best_with_ends(s, cluster, found, fastest, room), room / s.spec.layers
+    while others := [rank for rank in _crew(fastest) if rank]:
+        if s.spec.layers * fastest.seconds > (1 - ENDS) * seconds(fastest):
+            break
+        caps[min(others, key=cluster.bandwidth)] = 0.0
+        if not (found := candidates(s, Terms(np.zeros(s.devices), caps))):
+            break
+        fastest = min(found, key=lambda layer: layer.seconds)
+        other = _best_with_ends(s, cluster, found, fastest, room)
+        if seconds(other) >= seconds(best):
+            break
+        best = other
+    return best
 
 
 def _rows_to_root(s: Setting, cluster: Cluster, layer: Layer, room: Floats) -> Layer:

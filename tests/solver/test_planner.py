@@ -270,6 +270,30 @@ def test_input_is_gathered_where_links_are_slow():
     assert make_plan("hepti", BERT_LARGE, pis(24.6, 24.6), 128).layer(0).attention.keys is None
 
 
+@pytest.mark.parametrize("mbps", [10, 20, 80])
+@pytest.mark.parametrize("layers", [6, 12])
+def test_a_fast_device_behind_a_narrow_link_is_no_better_than_none(mbps, layers):
+    """All layers on it exchange nothing, but what comes and goes takes longer than the others need for all of it."""
+    spec, cluster = named_model("bert-base", layers=layers), pis(24.6, 70, 24.6, 10)
+    devices = list(cluster.devices)
+    devices[1] = replace(devices[1], bandwidth_bytes_per_s=mbps * 1e6 / 8)
+
+    found = solve(spec, replace(cluster, devices=tuple(devices)), 256).plan
+
+    assert found.predicted_s <= solve(spec, cluster.only([0, 2, 3]), 256).plan.predicted_s * (1 + 1e-9)
+
+
+def test_more_boards_are_never_worse_also_beyond_those_that_can_be_of_use():
+    spec = named_model("bert-large")
+
+    fewer, more, many = (
+        solve(spec, pis(24.6, 70, *[24.6] * boards), 256).plan.predicted_s for boards in (60, 120, 600)
+    )
+
+    assert more <= fewer * 1.01
+    assert many == pytest.approx(more)
+
+
 def test_equal_boards_of_which_not_every_number_is_tried_are_all_tried():
     """Crews grow by a quarter: 12 and 15 of 16, then all of them, whose shares are those of `sequence`."""
     cluster = pis(*[24.6] * 16)

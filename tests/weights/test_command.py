@@ -33,7 +33,7 @@ def test_synthesize_inspect_verify(tmp_path, run_weights):
 
     made = run_weights("synthesize", "minilm-l6", path, "--layers", 1, "--seed", 9, "--dtype", "float16")
     assert (made.returncode, made.stderr) == (0, "")
-    assert f"{path}: minilm-l6, 1 layers, hidden 384" in made.stdout
+    assert f"{path}: minilm-l6, 1 layer, hidden 384" in made.stdout
 
     shown = run_weights("inspect", path)
     assert shown.returncode == 0
