@@ -67,6 +67,7 @@ def test_damaged_settings_are_converted_or_refused(checkpoints, data):
     [
         ("vit", "config.json", "patch_size", 0, "is not as it should be: integer modulo by zero"),
         ("vit", "config.json", "num_channels", None, "is not as it should be"),
+        ("vit", "config.json", "num_channels", 3e12, "num_channels is 3000000000000, must be 1 to 1024"),
         ("vit", "preprocessor_config.json", "image_mean", 5, "is not as it should be"),
         ("bert-classifier", "config.json", "hidden_act", "swish", "hidden_act is 'swish'"),
         ("bert-classifier", "config.json", "hidden_size", "4", "hidden_size is '4', must be a whole number"),

@@ -9,6 +9,7 @@ from solver.errors import HeptiError
 from solver.model import ImageInput
 
 _RESAMPLINGS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+MOST_CHANNELS = 1024  # a damaged number would have means and deviations for all of them: 1e9 took 24 GiB
 
 
 def image_input(config: Mapping[str, Any], images: Mapping[str, Any], prefix: int) -> ImageInput:
@@ -33,6 +34,8 @@ def image_input(config: Mapping[str, Any], images: Mapping[str, Any], prefix: in
     if patch[0] != patch[1] or height % patch[0] or width % patch[0]:
         raise HeptiError(f"config.json: image_size {height} by {width} is not made of square patches of {patch}")
     channels = int(config.get("num_channels", 3))
+    if not 1 <= channels <= MOST_CHANNELS:
+        raise HeptiError(f"config.json: num_channels is {channels}, must be 1 to {MOST_CHANNELS}")
 
     resize = _pair(images["size"], "preprocessor_config.json: size") if _on(images, "do_resize", "size") else None
     final = resize
