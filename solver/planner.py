@@ -225,7 +225,12 @@ def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: 
     # Where rank 0 computes all there are no ends.
     by_root = [layer for layer in fitting if _crew(layer) == (0,)][:1]
     tried = sorted(close, key=lambda layer: layer.seconds)[:WITH_ENDS] + by_root
-    return min(tried, key=lambda layer: plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)])))
+    return min(tried, key=lambda layer: _with_ends_s(s, cluster, layer))
+
+
+def _with_ends_s(s: Setting, cluster: Cluster, layer: Layer) -> float:
+    """Return the seconds of the plan all of whose layers are this one."""
+    return plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)]))
 
 
 def _without_narrow_links(s: Setting, cluster: Cluster, found: Sequence[Layer], fastest: Layer, room: Floats) -> Layer:
@@ -233,22 +238,20 @@ def _without_narrow_links(s: Setting, cluster: Cluster, found: Sequence[Layer], 
 
     Layers by themselves do not show that: a device that computes all of them exchanges nothing but what comes and goes.
     """
-
-    def seconds(layer: Layer) -> float:
-        return plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)]))
-
     best, caps = _best_with_ends(s, cluster, found, fastest, room), room / s.spec.layers
+    best_s = _with_ends_s(s, cluster, best)
     while others := [rank for rank in _crew(fastest) if rank]:
-        if s.spec.layers * fastest.seconds > (1 - ENDS) * seconds(fastest):
+        if s.spec.layers * fastest.seconds > (1 - ENDS) * _with_ends_s(s, cluster, fastest):
             break
         caps[min(others, key=cluster.bandwidth)] = 0.0
         if not (found := candidates(s, Terms(np.zeros(s.devices), caps))):
             break
         fastest = min(found, key=lambda layer: layer.seconds)
         other = _best_with_ends(s, cluster, found, fastest, room)
-        if seconds(other) >= seconds(best):
+        seconds = _with_ends_s(s, cluster, other)
+        if seconds >= best_s:
             break
-        best = other
+        best, best_s = other, seconds
     return best
 
 
@@ -257,7 +260,7 @@ def _rows_to_root(s: Setting, cluster: Cluster, layer: Layer, room: Floats) -> L
     rows = layer.units.get(Axis.ROWS)
     if rows is None or s.devices > FEW:
         return layer
-    best_s = plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)]))
+    best_s = _with_ends_s(s, cluster, layer)
     for size in TO_ROOT:
         for giver in range(1, s.devices):
             while layer.units[Axis.ROWS][giver] > size:
@@ -266,7 +269,7 @@ def _rows_to_root(s: Setting, cluster: Cluster, layer: Layer, room: Floats) -> L
                 units = {**layer.units, Axis.ROWS: moved}
                 held = layer_table(s, layer.kind).held_bytes(units)
                 other = Layer(layer.kind, units, float(layer_seconds(s, layer.kind, units)), held)
-                seconds = plan_seconds(s, _plan(s, cluster, [(other, s.spec.layers)]))
+                seconds = _with_ends_s(s, cluster, other)
                 if seconds >= best_s or (held * s.spec.layers > room).any():
                     break
                 layer, best_s = other, seconds

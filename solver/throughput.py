@@ -34,11 +34,6 @@ SIZES = (2, 3, 4, 6, 8, 12, 16, 24)  # of groups of many devices
 Group = tuple[int, ...]
 
 
-def without_ends(spec: ModelSpec) -> ModelSpec:
-    """Return the same layers with next to no embeddings, and without heads."""
-    return replace(spec, input=TextInput(vocab=1, positions=1, max_rows=1), dense="", labels=())
-
-
 def solve_throughput(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Plan for the most requests of `rows` rows a second.
 
@@ -97,7 +92,7 @@ class _Groups:
             return best
         own = self._cluster.only(group)
         # Embeddings and heads are rank 0's: where memory is scarce, they are as much as a layer.
-        spec = self._spec if 0 in group else without_ends(self._spec)
+        spec = self._spec if 0 in group else _without_ends(self._spec)
         for planner in (_shared, plan_pipeedge):
             try:
                 found = planner(spec, own, self._rows)
@@ -129,6 +124,11 @@ class _Groups:
             for device in devices
         ]
         return (0 in group, *facts)
+
+
+def _without_ends(spec: ModelSpec) -> ModelSpec:
+    """Return the same layers with next to no embeddings, and without heads."""
+    return replace(spec, input=TextInput(vocab=1, positions=1, max_rows=1), dense="", labels=())
 
 
 def _shared(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
