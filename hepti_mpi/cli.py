@@ -10,7 +10,7 @@ from solver.cluster import PRECISIONS
 from solver.command import Parser
 from solver.errors import HeptiError
 from solver.plan import Wire
-from solver.systems import DEFAULT, SYSTEMS
+from solver.systems import DEFAULT, SYSTEMS, planner_of
 
 EXAMPLE = """examples:
   mpirun -np 4 python -m hepti_mpi
@@ -35,6 +35,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options.backend = chosen(options.backend)
     options.wire = Wire(options.wire)
     check_precision(options.precision, options.backend)
+    planner_of(options.system)  # here, before hosts are measured
     hepti = options.plan is None and options.system == DEFAULT
     if options.replan != "off" and not hepti:
         given = "--plan" if options.plan is not None else f"--system {options.system}"

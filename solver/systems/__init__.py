@@ -86,7 +86,7 @@ def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: W
     HeptiError
         If there is no such system, or it finds no plan.
     """
-    planner = _planner(system)
+    planner = planner_of(system)
     if not rows >= 1:
         raise HeptiError(f"--rows is {rows}, must be at least 1")
     if spec.groups and system not in plans_for(spec) and not system.startswith(ALONE):
@@ -100,7 +100,14 @@ def make_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: W
     return sent_and_predicted(spec, cluster, replace(plan, wire=wire), rows)
 
 
-def _planner(system: str) -> Planner:
+def planner_of(system: str) -> Planner:
+    """Return what plans by the named system.
+
+    Raises
+    ------
+    HeptiError
+        If there is none of that name.
+    """
     if system in PLANNERS:
         return PLANNERS[system]
     device = system.removeprefix(ALONE)

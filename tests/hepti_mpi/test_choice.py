@@ -54,6 +54,11 @@ def test_devices_of_the_file_that_have_no_rank_are_named(tmp_path):
     assert said == [f"note: 2 ranks, 3 devices in {path}: without pi-2"]
 
 
+def test_an_unknown_system_is_refused_before_hosts_are_measured():
+    with pytest.raises(HeptiError, match=r"unknown system 'galxy': did you mean galaxy\?"):
+        cli.parse(["--system", "galxy"])
+
+
 def test_a_ready_cluster_goes_by_its_name():
     choice = choose(cli.parse(["--cluster", "mixed4"]), SPEC, 100, 3, None, lambda line: None)
 
