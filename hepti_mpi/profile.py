@@ -19,6 +19,7 @@ from hepti_mpi import backends
 from hepti_mpi.comm import Group, host_name, library
 from hepti_mpi.memory import free_bytes, give_back
 from hepti_mpi.profile_kernels import measure_kernels
+from hepti_mpi.profile_kinds import pooled
 from hepti_mpi.profile_links import measure_links, measure_messages
 from hepti_mpi.profile_unrest import measure_unrest
 from solver.cluster import Cluster, Device
@@ -54,9 +55,12 @@ def profile(spec: ModelSpec, group: Group, backend: str, precision: str = "float
     measured = group.on_all(lambda: (host_name(), free_bytes(), curves, unrest))
     ranks_on = Counter(host for host, *_ in measured)
     names = _names([host for host, *_ in measured])
+    computing = pooled([own_curves for _, _, own_curves, _ in measured], [own_unrest for *_, own_unrest in measured])
     devices = tuple(
         Device(name, flop_per_s(own_curves, spec), memory // ranks_on[host], own_link, own_curves, *own_unrest)
-        for name, (host, memory, own_curves, own_unrest), own_link in zip(names, measured, links.own, strict=True)
+        for name, (host, memory, *_), own_link, (own_curves, *own_unrest) in zip(
+            names, measured, links.own, computing, strict=True
+        )
     )
     facts = {
         "backend": backend,
