@@ -37,7 +37,7 @@ def kinds(curves: Sequence[Curves], jitter_s: Sequence[float]) -> list[list[int]
     """Return the devices' numbers by kind, the fastest first: every device is like the fastest of its kind.
 
     Two devices are of a kind if their curves have one shape, and their speeds differ by no more than their steps do
-    from one to the next: a board of its own has steps that hardly vary, and what it is slower it is.
+    from one to the next. Those of a board of its own hardly do: there a slower one stays a slower one.
     """
     points = np.array([np.concatenate([_logs(own, kernel) for kernel in ALIKE]) for own in curves])
     found: list[list[int]] = []

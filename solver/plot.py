@@ -86,9 +86,8 @@ def plot_winners(
     axes.imshow(shades, aspect="auto", origin="lower")
     for row, line in enumerate(found):
         for column, (name, lead) in enumerate(line):
-            axes.text(
-                column, row, f"{name}\n{_lead(lead)}".strip() or "nothing fits", ha="center", va="center", fontsize=8
-            )
+            words = f"{name}\n{_lead(lead)}" if name else "nothing fits"
+            axes.text(column, row, words, ha="center", va="center", fontsize=8)
     axes.set_xticks(range(len(bandwidths_mbps)), [f"{mbps:g}" for mbps in bandwidths_mbps])
     axes.set_yticks(range(len(memories)), memories)
     axes.set_xlabel("Mbps of every link; %: by how much the best other system is beaten")
@@ -98,10 +97,10 @@ def plot_winners(
 
 
 def _lead(lead: float) -> str:
-    """Return by how much a system wins, in words; "" where by next to nothing."""
+    """Return by how much a system wins, in words."""
     if np.isinf(lead):
         return "alone fits"
-    return f"{100 * lead:.0f} %" if lead >= 0.005 else ""
+    return f"{100 * lead:.0f} %" if lead >= 0.005 else "a tie"
 
 
 def _draw(axes: Any, price: Price, busy: Any) -> None:

@@ -377,7 +377,7 @@ def test_who_wins_where_is_drawn(cluster, tmp_path):
     plot_winners(found, [10, 940], ["half", "all"], tmp_path / "map.svg", "who")
 
     written = re.findall("<!-- (.*?) -->", (tmp_path / "map.svg").read_text())
-    assert {"hepti", "12 %", "nothing fits", "single:pi-1", "alone fits", "who"} <= set(written)
+    assert {"hepti", "12 %", "nothing fits", "single:pi-1", "alone fits", "a tie", "who"} <= set(written)
     assert "0 %" not in written
 
 
