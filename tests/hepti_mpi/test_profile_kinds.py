@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from hepti_mpi.profile_kinds import kinds, pooled
-from solver.curves import Curves, Kernel, derived_curves
+from solver.curves import Curves, derived_curves
 
 
-def measured(gflops, error=0.0, seed=0, kernels=tuple(Kernel)):
-    """Return a board's curves, some kernels' points a normal `error` off."""
+def measured(gflops, error=0.0, seed=0):
+    """Return a board's curves, every point a normal `error` off."""
     rng = np.random.default_rng(seed)
     curves = derived_curves(gflops * 1e9)
 
@@ -18,9 +18,7 @@ def measured(gflops, error=0.0, seed=0, kernels=tuple(Kernel)):
         noise = rng.normal(0.0, error, (len(curve.first), len(curve.second)))
         return replace(curve, seconds=tuple(map(tuple, (np.array(curve.seconds) * np.exp(noise)).tolist())))
 
-    return Curves(
-        curves.head_dim, {name: off(curve) if name in kernels else curve for name, curve in curves.kernels.items()}
-    )
+    return Curves(curves.head_dim, {kernel: off(curve) for kernel, curve in curves.kernels.items()})
 
 
 RESTLESS, STEADY = 3e-3, 1e-4  # jitter of a host under a CPU quota, and of a board of its own
