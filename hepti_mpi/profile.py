@@ -53,13 +53,13 @@ def profile(spec: ModelSpec, group: Group, backend: str, precision: str = "float
     curves = Curves(spec.head_dim, {**kernels_here.kernels, Kernel.MESSAGE: messages})
     give_back()  # what was measured with, 100 MiB of bert-large, would not count as free
     measured = group.on_all(lambda: (host_name(), free_bytes(), curves, unrest))
-    ranks_on = Counter(host for host, *_ in measured)
-    names = _names([host for host, *_ in measured])
-    computing = pooled([own_curves for _, _, own_curves, _ in measured], [own_unrest for *_, own_unrest in measured])
+    hosts, memories, all_curves, all_unrest = zip(*measured, strict=True)
+    ranks_on, names = Counter(hosts), _names(hosts)
+    computing = pooled(all_curves, all_unrest)
     devices = tuple(
-        Device(name, flop_per_s(own_curves, spec), memory // ranks_on[host], own_link, own_curves, *own_unrest)
-        for name, (host, memory, *_), own_link, (own_curves, *own_unrest) in zip(
-            names, measured, links.own, computing, strict=True
+        Device(name, flop_per_s(own_curves, spec), memory // ranks_on[host], own_link, own_curves, jitter_s, rest_s)
+        for name, host, memory, own_link, (own_curves, jitter_s, rest_s) in zip(
+            names, hosts, memories, links.own, computing, strict=True
         )
     )
     facts = {

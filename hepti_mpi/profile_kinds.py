@@ -40,16 +40,17 @@ def kinds(curves: Sequence[Curves], jitter_s: Sequence[float]) -> list[list[int]
     from one to the next. Those of a board of its own hardly do: there a slower one stays a slower one.
     """
     points = np.array([np.concatenate([_logs(own, kernel) for kernel in ALIKE]) for own in curves])
+
+    def are_alike(rank: int, other: int) -> bool:
+        ratios = points[rank] - points[other]
+        apart, varies = np.median(ratios), (jitter_s[rank] + jitter_s[other]) / 2 / STEP_S
+        return bool(apart <= min(APART, varies) and np.median(np.abs(ratios - apart)) <= SCATTER)
+
     found: list[list[int]] = []
     for rank in np.argsort(np.median(points - points.mean(axis=0), axis=1), kind="stable").tolist():
-        if found:
-            ratios = points[rank] - points[found[-1][0]]
-            apart = np.median(ratios)
-            varies = np.mean([jitter_s[rank], jitter_s[found[-1][0]]]) / STEP_S
-            if apart <= min(APART, varies) and np.median(np.abs(ratios - apart)) <= SCATTER:
-                found[-1].append(rank)
-                continue
-        found.append([rank])
+        if not (found and are_alike(rank, found[-1][0])):
+            found.append([])
+        found[-1].append(rank)
     return found
 
 

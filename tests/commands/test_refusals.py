@@ -58,6 +58,7 @@ def write(path, content):
         (["--random", "5", "--repeat", "0"], "--repeat is 0, must be at least 1"),
         (["--input", "-", "--repeat", "2"], "what standard input asks is answered once"),
         (["--random", "5", "--wire", "float8"], "invalid choice: 'float8'"),
+        (["--random", "5", "--system", "galxy"], "unknown system 'galxy'"),
         (["--random", "5", "--wire", "int4"], "int4 on the wire is for what goes from stage to stage, this plan has 1"),
         (["--random", "5", "--trace", "trace.txt"], "trace.txt"),
         (["--random", "5", "--system", "prima", "--replan", "auto"], "that hepti makes: leave out --system prima"),
