@@ -1,18 +1,18 @@
 """`bench shift`: latency while devices and links change, for plans that stay, plans that follow, and an oracle.
 
-Every strategy answers the same requests, one after the other, while a script changes the lab between requests. The
-oracle has, for every state of the lab, the fastest of the plans of planners that know the true speeds: predictions are
-off by more than these differ, so all are run.
+A script changes the lab between requests. Every strategy has a lab of its own, all alike, and they answer the same
+requests in turn, a few at a time, while the others stand still: the machine below changes by up to a fifth within the
+minutes that one strategy takes for the whole script. The oracle starts anew in every state of the lab, with the plan
+for its true speeds.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,21 +24,22 @@ from launch.plot import Curve, draw
 from solver.cluster import Cluster, read_cluster
 from solver.drift import scaled
 from solver.errors import HeptiError
-from solver.living import plan_by_rows
 from solver.model import ModelSpec
 from solver.plan import Plan
 from solver.plan_file import plan_to_json
 from solver.planner import solve
+from solver.progress import progress
 from solver.shares import weights_bytes
 from solver.systems.sequence import rows_plan
 
-STRATEGIES = ("static-equal", "static-proportional", "static-hepti", "live-hepti", "oracle")
+ORACLE = "oracle"
+STRATEGIES = ("static-equal", "static-proportional", "static-hepti", "live-hepti", ORACLE)
 WARMUP = 3  # requests before the script begins
-ORACLE_REQUESTS = 8  # in a state, at least
+TURN = 5  # requests
 PATIENCE_S = 30.0
 RESIDENT_BYTES = 300 * 2**20  # of a rank besides its weights: measured, at most
 PROFILE = "profile.toml"
-COMPETITOR = [sys.executable, "-c", "while True: pass"]
+COMPETITOR = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +85,42 @@ def script(lab: Lab, requests: int, share_bytes: int) -> list[Phase]:
 
 
 def bench_shift(lab: Lab, model: Path, rows: int, requests: int, strategies: Sequence[str]) -> dict[str, Any]:
-    """Run the script under every strategy on a lab that is up."""
+    """Run the script under every strategy, on labs like one that is up."""
     facts = json.loads(shell.run([sys.executable, "-m", "weights", "inspect", str(model), "--json"]))
     spec = ModelSpec.from_json(json.dumps(facts["model"]))
     profile = _profile(lab, model)
     plans = _plans(spec, profile, rows)
     phases = script(lab, requests, max(weights_bytes(spec, plan, _fastest(lab)) for plan in plans.values()))
-    results = []
-    for strategy in strategies:
-        if strategy == "oracle":
-            results.append(oracle(lab, model, spec, profile, rows, phases))
-            continue
-        options = ["--cluster", str(lab.directory / PROFILE), "--replan", "auto" if strategy == "live-hepti" else "off"]
-        if strategy in plans:
-            options = ["--plan", str(_write(lab, plans[strategy]))]
-        results.append({"system": strategy, **_run(lab, model, rows, options, phases)})
+    latency_s: dict[str, list[float]] = {name: [] for name in strategies}
+    replans: dict[str, list[Any]] = {name: [] for name in strategies}
+    total = len(strategies) * sum(phase.requests for phase in phases)
+    with ExitStack() as stack:
+        labs = {
+            name: stack.enter_context(lab_up.another(lab, f"{lab.name}-{number}"))
+            for number, name in enumerate(strategies, start=1)
+        }
+        jobs = {
+            name: _start(own, model, rows, _options(lab, own, name, plans))
+            for name, own in labs.items()
+            if name != ORACLE
+        }
+        advance = stack.enter_context(progress("bench shift", total, unit="requests"))
+        for phase in phases:
+            with ExitStack() as states:
+                for own in labs.values():
+                    states.enter_context(_state(own, phase.state))
+                if ORACLE in labs:
+                    path = _write(labs[ORACLE], solve(spec, _truth(lab, profile, phase.state), rows).plan)
+                    jobs[ORACLE] = _start(labs[ORACLE], model, rows, ["--plan", str(path)])
+                for asked in turns(phase.requests):
+                    for name, own in labs.items():
+                        with lab_up.awake(own):
+                            latency_s[name] += [_ask(jobs[name], rows) for _ in range(asked)]
+                        advance(asked)
+                if ORACLE in labs:
+                    _end(labs[ORACLE], jobs.pop(ORACLE))
+        for name, job in jobs.items():
+            replans[name] = _end(labs[name], job)
     return {
         "suite": "shift",
         "cluster": lab.name,
@@ -107,8 +129,22 @@ def bench_shift(lab: Lab, model: Path, rows: int, requests: int, strategies: Seq
         "layers": spec.layers,
         "versions": {"python": sys.version.split()[0]},
         "phases": [{"name": phase.name, "requests": phase.requests} for phase in phases],
-        "results": results,
+        "results": [
+            {"system": name, "latency_s": taken_s, "total_s": sum(taken_s), "replans": replans[name]}
+            for name, taken_s in latency_s.items()
+        ],
     }
+
+
+def turns(requests: int) -> list[int]:
+    """Return how many requests a strategy answers before the next has its turn.
+
+    Examples
+    --------
+    >>> turns(12)
+    [5, 5, 2]
+    """
+    return [min(TURN, requests - begin) for begin in range(0, requests, TURN)]
 
 
 def _fastest(lab: Lab) -> int:
@@ -133,30 +169,11 @@ def _plans(spec: ModelSpec, profile: Cluster, rows: int) -> dict[str, Plan]:
     return {name: rows_plan("rows", spec, profile, rows, weights) for name, weights in shared.items()}
 
 
-def oracle(
-    lab: Lab, model: Path, spec: ModelSpec, profile: Cluster, rows: int, phases: Sequence[Phase]
-) -> dict[str, Any]:
-    """Measure every state on its own, under the plans for its true speeds; it has the requests of the faster plan.
-
-    The result's `states` have the medians of the best plan by prediction and of the best by rows, where there is one.
-    """
-    best: list[tuple[State, list[float]]] = []
-    states = []
-    for phase in phases:
-        if any(state == phase.state for state, _ in best):
-            continue
-        truth = _truth(lab, profile, phase.state)
-        alone = [Phase(phase.name, max(phase.requests, ORACLE_REQUESTS), phase.state)]
-        runs = {}
-        for name, plan in (("best", solve(spec, truth, rows).plan), ("by rows", plan_by_rows(spec, truth, rows))):
-            if plan is not None:
-                run = _run(lab, model, rows, ["--plan", str(_write(lab, plan))], alone, phase.state)
-                runs[name] = run["latency_s"]
-        best.append((phase.state, min(runs.values(), key=statistics.median)))
-        states.append({"name": phase.name, "median_s": {name: statistics.median(run) for name, run in runs.items()}})
-    of_state = [next(latency_s for state, latency_s in best if state == phase.state) for phase in phases]
-    latency_s = [s for phase, measured in zip(phases, of_state, strict=True) for s in measured[: phase.requests]]
-    return {"system": "oracle", "latency_s": latency_s, "total_s": sum(latency_s), "replans": [], "states": states}
+def _options(lab: Lab, own: Lab, strategy: str, plans: Mapping[str, Plan]) -> list[str]:
+    """Return what hepti_mpi is told by a strategy that has one job for the whole script."""
+    if strategy in plans:
+        return ["--plan", str(_write(own, plans[strategy]))]
+    return ["--cluster", str(lab.directory / PROFILE), "--replan", "auto" if strategy == "live-hepti" else "off"]
 
 
 def _truth(lab: Lab, profile: Cluster, state: State) -> Cluster:
@@ -167,27 +184,31 @@ def _truth(lab: Lab, profile: Cluster, state: State) -> Cluster:
     return scaled(profile, compute, links, memory)
 
 
-def _run(
-    lab: Lab, model: Path, rows: int, options: Sequence[str], phases: Sequence[Phase], before: State | None = None
-) -> dict[str, Any]:
-    """Answer the script's requests in one job; return the seconds of each and what was re-planned."""
-    report = lab.directory / "report.json"
+def _start(lab: Lab, model: Path, rows: int, options: Sequence[str]) -> shell.Process:
+    """Start a job, let it answer a few requests, and leave it standing still."""
     command = ["lab", "run", lab.name, "--", sys.executable, "-m", "hepti_mpi", "--model", str(model)]
-    command += ["--input", "-", "--report", str(report), *options]
-    latency_s = []
-    with _state(lab, before or State()):
+    command += ["--input", "-", "--report", str(_report(lab)), *options]
+    with lab_up.awake(lab):
         job = shell.start([sys.executable, "-m", "launch", *command])
         for _ in range(WARMUP):
             _ask(job, rows)
-    for phase in phases:
-        with _state(lab, phase.state):
-            latency_s += [_ask(job, rows) for _ in range(phase.requests)]
+    return job
+
+
+def _end(lab: Lab, job: shell.Process) -> list[Any]:
+    """End a job in order; return what it has re-planned."""
     assert job.stdin is not None
-    job.stdin.close()
-    if code := shell.wait(job, PATIENCE_S):
+    with lab_up.awake(lab):
+        job.stdin.close()
+        code = shell.wait(job, PATIENCE_S)
+    if code:
         raise HeptiError(f"hepti_mpi ended with exit code {code}: its own message stands above")
-    replans = json.loads(report.read_text())["replans"]
-    return {"latency_s": latency_s, "total_s": sum(latency_s), "replans": replans}
+    replans: list[Any] = json.loads(_report(lab).read_text())["replans"]
+    return replans
+
+
+def _report(lab: Lab) -> Path:
+    return lab.directory / "report.json"
 
 
 def _ask(job: shell.Process, rows: int) -> float:
@@ -204,7 +225,7 @@ def _ask(job: shell.Process, rows: int) -> float:
 
 @contextmanager
 def _state(lab: Lab, state: State) -> Iterator[None]:
-    """Put a state in force, and end what it has started."""
+    """Put a state in force, and end what it has started, which stands still until the lab is awake."""
     for host in lab.hosts:
         cpu, link = state.cpu.get(host.name, 1.0), state.link.get(host.name, 1.0)
         changed = replace(
@@ -214,7 +235,11 @@ def _state(lab: Lab, state: State) -> Iterator[None]:
             memory_bytes=state.memory.get(host.name, host.memory_bytes),
         )
         lab_up.change(load_lab(lab.name), changed)
-    competitors = [shell.start(on_host(lab, lab.host(name), COMPETITOR)) for name in state.busy]
+    with lab_up.awake(lab):
+        competitors = [shell.start(on_host(lab, lab.host(name), COMPETITOR)) for name in state.busy]
+        for process in competitors:
+            assert process.stdout is not None
+            process.stdout.readline()  # it runs
     try:
         yield
     finally:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import getpass
 import os
 import shutil
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -52,23 +54,15 @@ def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
     require_tools()
     if lab.ssh and shutil.which("sshd") is None:
         raise HeptiError("--ssh needs the program sshd, which is not installed: apt install openssh-server")
-    if (lab.directory / "lab.json").exists():
-        by = load_lab(lab.name).started
-        raise HeptiError(f"lab {lab.name} is up already, by {by}: lab down {lab.name}, or give this one another --name")
+    _require_down(lab)
     core_flop_per_s = core_speed()
     lab = replace(lab, hosts=tuple(replace(host, core_flop_per_s=core_flop_per_s * START) for host in lab.hosts))
     require_capacity(lab)
     cgroups = machine_cgroups()
     down(lab.name)  # what a crash has left
     try:
-        _write_files(lab, cgroups)
-        for command in network_commands(lab):
-            shell.run(command)
-        notes = [*_shape(lab), *_buffer_note()]
+        notes = _build(lab, cgroups)
         _start_tickers(lab, cgroups)
-        for host in lab.hosts:
-            limit_cpu(cgroups, lab, host)
-            limit_memory(cgroups, lab, host)
         free = cgroups.cpu_group(lab.name, "measure")
         free.mkdir()
         bandwidths = throughput(lab, free)
@@ -84,6 +78,46 @@ def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
             raise HeptiError(f"this machine does not let us build a lab (is it a container?): {error}") from error
         raise
     return lab, [Achieved(*pair) for pair in zip(speeds, bandwidths, strict=True)], notes
+
+
+@contextmanager
+def another(lab: Lab, name: str) -> Iterator[Lab]:
+    """Build a lab like one that is up, with its calibration, and remove it in the end.
+
+    Two that work at the same time take each other's cores: see `awake`.
+    """
+    other = replace(lab, name=name, ssh=False)
+    _require_down(other)
+    try:
+        _build(other, machine_cgroups())
+        other.save()
+        yield other
+    finally:
+        down(name)
+
+
+@contextmanager
+def awake(lab: Lab) -> Iterator[None]:
+    """Let what runs on a lab's hosts go on; afterwards it stands still."""
+    _signal(lab, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        _signal(lab, signal.SIGSTOP)
+
+
+def _signal(lab: Lab, number: int) -> None:
+    cgroups = machine_cgroups()
+    for host in lab.hosts:
+        for process in processes(cgroups.cpu_group(lab.name, host.name)):
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(int(process), number)
+
+
+def _require_down(lab: Lab) -> None:
+    if (lab.directory / "lab.json").exists():
+        by = load_lab(lab.name).started
+        raise HeptiError(f"lab {lab.name} is up already, by {by}: lab down {lab.name}, or give this one another --name")
 
 
 def _person() -> str:
@@ -177,6 +211,18 @@ def _write_limits(group: Path, files: Iterable[tuple[str, str]]) -> None:
     for name, value in files:
         if name not in OPTIONAL_FILES or (group / name).exists():
             (group / name).write_text(value)
+
+
+def _build(lab: Lab, cgroups: Cgroups) -> list[str]:
+    """Make the hosts with their links and limits; return what this machine cannot imitate."""
+    _write_files(lab, cgroups)
+    for command in network_commands(lab):
+        shell.run(command)
+    notes = [*_shape(lab), *_buffer_note()]
+    for host in lab.hosts:
+        limit_cpu(cgroups, lab, host)
+        limit_memory(cgroups, lab, host)
+    return notes
 
 
 def _write_files(lab: Lab, cgroups: Cgroups) -> None:

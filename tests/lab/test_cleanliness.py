@@ -8,6 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from launch.lab import load_lab
+from launch.lab_agent import on_host
+from launch.lab_down import machine_cgroups
+from launch.lab_limits import cpu_files
+from launch.lab_up import another, awake
 from tests.lab.conftest import PROGRAMS, ROOT, LabRunner, kill, lab_up, leftovers, own, wait_until, write_cluster
 
 # Full count: HEPTI_LAB_CYCLES=20 pytest -m lab tests/lab/test_cleanliness.py
@@ -75,6 +80,22 @@ def test_ctrl_c_ends_a_run(small):
     assert processes(small) == set()
 
 
+def test_another_lab_has_the_same_limits_stands_still_until_it_is_awake_and_goes(small):
+    with another(load_lab(small.name), own("twin")) as twin:
+        limits = [quotas(name, host) for name in (small.name, twin.name) for host in ("pi-0", "pi-1")]
+        idle = subprocess.Popen(on_host(twin, twin.hosts[1], ["sleep", "60"]))
+        assert wait_until(lambda: processes(twin, run="shell"))
+        with awake(twin):
+            assert wait_until(lambda: state_of(idle.pid) == "S")
+        assert wait_until(lambda: state_of(idle.pid) == "T")
+        with awake(twin):
+            assert wait_until(lambda: state_of(idle.pid) == "S")
+
+    assert limits[:2] == limits[2:]
+    assert idle.wait(timeout=10) == -9
+    assert leftovers(own("twin")) == []
+
+
 def test_a_run_that_has_lost_a_host_ends_when_told(small):
     """A host whose cable is cut keeps mpirun waiting without a word."""
     with small.running("idle.py") as process:
@@ -112,6 +133,17 @@ def test_up_after_a_crash_starts_afresh(tmp_path):
         assert lab.json("speed.py", 0.3)
 
     assert leftovers(own("again")) == []
+
+
+def quotas(lab, host):
+    cgroups = machine_cgroups()
+    group = cgroups.cpu_group(lab, host)
+    return {name: (group / name).read_text() for name, _ in cpu_files(cgroups.cpu_version, 1.0)}
+
+
+def state_of(pid):
+    """Return the letter of a process's state: S sleeps, T stands still."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def command(pid):

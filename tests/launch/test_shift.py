@@ -1,15 +1,16 @@
-"""`bench shift`: what its script changes, and what its oracle knows."""
+"""`bench shift`: what its script changes, who is asked when, and what its oracle knows."""
 
-from pathlib import Path
+import json
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import pytest
 
 from launch import bench_shift
-from launch.bench_shift import Phase, State, oracle, script
+from launch.bench_shift import Phase, State, script
 from launch.lab import plan_lab
 from solver.cluster import GIB
 from solver.model import named_model
-from solver.plan_file import read_plan
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base")
@@ -38,29 +39,74 @@ def test_memory_goes_down_to_what_a_rank_needs(lab):
     assert GIB + 300 * 2**20 < memory["pi-1"] < lab.host("pi-1").memory_bytes
 
 
-@pytest.mark.parametrize("fastest", [0, 1])
-def test_the_oracle_takes_whatever_is_fastest_where_all_is_known(lab, fastest, monkeypatch):
-    """In every state the planner's plan and the best plan by rows are run, made for the true speeds."""
-    asked = []
+class Labs:
+    """In the place of labs: notes what is asked of whom, and refuses what stands still."""
 
-    def run(lab, model, rows, options, phases, before):
-        seconds = 0.1 if len(asked) % 2 == fastest else 0.2
-        asked.append((phases[0].name, read_plan(Path(options[1])).predicted.seconds))
-        return {"latency_s": [seconds + number / 1000 for number in range(phases[0].requests)]}
+    def __init__(self, monkeypatch):
+        self.awake, self.asked, self.states, self.plans = [], [], [], []
+        facts = json.dumps({"model": json.loads(SPEC.to_json())})
+        monkeypatch.setattr(bench_shift.shell, "run", lambda _: facts)
+        monkeypatch.setattr(bench_shift.lab_up, "another", lambda lab, name: nullcontext(replace(lab, name=name)))
+        monkeypatch.setattr(bench_shift.lab_up, "awake", self.let_go_on)
+        monkeypatch.setattr(bench_shift, "_profile", lambda *_: CLUSTER)
+        monkeypatch.setattr(bench_shift, "_state", self.state)
+        monkeypatch.setattr(bench_shift, "_write", lambda lab, plan: self.plans.append((lab.name, plan)))
+        monkeypatch.setattr(bench_shift, "_start", lambda lab, *_: lab.name)
+        monkeypatch.setattr(bench_shift, "_ask", self.ask)
+        monkeypatch.setattr(bench_shift, "_end", lambda lab, job: [f"by {job}"])
 
-    monkeypatch.setattr(bench_shift, "_run", run)
-    slow = State(cpu={"pi-1": 0.1}, memory={"pi-2": GIB})
-    phases = [Phase("calm", 9, State()), Phase("slow", 1, slow), Phase("calm", 9, State())]
+    @contextmanager
+    def let_go_on(self, lab):
+        self.awake.append(lab.name)
+        yield
+        self.awake.remove(lab.name)
 
-    report = oracle(lab, "model.h5", SPEC, CLUSTER, 128, phases)
+    def state(self, lab, state):
+        self.states.append((lab.name, state))
+        return nullcontext()
 
-    assert [name for name, _ in asked] == ["calm", "calm", "slow", "slow"]
-    assert asked[2][1] > 1.5 * asked[0][1]
-    assert report["total_s"] == pytest.approx(sum(report["latency_s"]))
-    calm = [0.1 + number / 1000 for number in range(9)]  # as measured: totals of other strategies have outliers, too
-    assert report["latency_s"] == [*calm, 0.1, *calm]
-    assert [state["name"] for state in report["states"]] == ["calm", "slow"]
-    for state in report["states"]:
-        assert list(state["median_s"]) == ["best", "by rows"]
-        # Of nine requests, and of the eight that a state has at least.
-        assert list(state["median_s"].values())[fastest] == pytest.approx(0.104 if state["name"] == "calm" else 0.1035)
+    def ask(self, job, rows):
+        assert self.awake == [job]
+        self.asked.append(job)
+        return 0.1 * int(job[-1])
+
+
+def test_strategies_take_turns_each_on_a_lab_of_its_own_while_the_others_stand_still(lab, monkeypatch):
+    slow = State(cpu={"pi-1": 0.1})
+    labs = Labs(monkeypatch)
+    monkeypatch.setattr(
+        bench_shift, "script", lambda *_: [Phase("calm", 7, State()), Phase("slow", 1, slow), Phase("calm", 2, State())]
+    )
+
+    report = bench_shift.bench_shift(lab, "model.h5", 128, 7, ["static-equal", "live-hepti", "oracle"])
+
+    own = ["shift-1", "shift-2", "shift-3"]
+    assert labs.asked == [name for turn in (5, 2, 1, 2) for name in own for _ in range(turn)]
+    assert labs.states == [(name, state) for state in (State(), slow, State()) for name in own]
+    totals = {entry["system"]: entry["total_s"] for entry in report["results"]}
+    assert totals == pytest.approx({"static-equal": 1.0, "live-hepti": 2.0, "oracle": 3.0})
+    assert [len(entry["latency_s"]) for entry in report["results"]] == [10, 10, 10]
+    assert [entry["replans"] for entry in report["results"]] == [["by shift-1"], ["by shift-2"], []]
+    # The plan that stays, and the oracle's for every state.
+    assert [name for name, _ in labs.plans] == ["shift-1", "shift-3", "shift-3", "shift-3"]
+    calm, slowed, calm_again = (plan for name, plan in labs.plans if name == "shift-3")
+    assert calm == calm_again != slowed
+    assert slowed.predicted_s > 1.5 * calm.predicted_s
+
+
+def test_the_oracle_plans_every_state_with_the_true_values(lab):
+    slow = State(cpu={"pi-1": 0.25}, link={"pi-1": 0.5}, memory={"pi-2": GIB}, busy=("pi-0",))
+
+    truth = bench_shift._truth(lab, CLUSTER, slow)
+
+    now, was = truth.devices, CLUSTER.devices
+    factors = [device.compute_flop_per_s / before.compute_flop_per_s for device, before in zip(now, was, strict=True)]
+    assert factors == pytest.approx([0.5, 0.25, 1, 1])
+    links = [truth.bandwidth(rank) / CLUSTER.bandwidth(rank) for rank in range(4)]
+    assert links == pytest.approx([1, 0.5, 1, 1])
+    assert [device.memory_bytes for device in now] == [
+        was[0].memory_bytes,
+        was[1].memory_bytes,
+        GIB,
+        was[3].memory_bytes,
+    ]
