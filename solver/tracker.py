@@ -26,6 +26,7 @@ PATIENCE, MOST_PATIENCE = 2, 32  # measurements in a row, beyond the noise on on
 # 0.4 s without a change: two of them).
 SLIGHT, SLIGHT_PATIENCE = math.log(1.5), 5
 SWING = math.log(1.5)  # least change back that counts as one: what is less mends the level
+REST_OF_WAY = 1 / 3  # as logarithms: what is so near the level that it comes back to is that level
 SOON = 8  # measurements within which a change back makes patience double: following it costs one or two of them
 CALM = 50  # measurements within the noise after which patience is what it was
 
@@ -125,13 +126,17 @@ class Tracker:
     def _move(self, level: float) -> None:
         """Take on another level.
 
-        One near that before the last change is that: the first measurements say little. In the lab a device that was
-        back at 70 GFLOP/s, with the few rows of a slow one, seemed to do 55 and 58, for which another plan is the best.
+        One near that before the last change, or short of it after most of the way back, is that: the first measurements
+        say little. In the lab a device that was back at 70 GFLOP/s from 17, with the few rows of a slow one, seemed to
+        do 48 to 58, for which another plan is the best.
 
         What is mended one way and then the other is put between: what a device seems to do depends on its share. In the
         lab one of 17 GFLOP/s had 20 rows for 12, seemed to do 21, had 35 for that, seemed to do 14, and so on.
         """
-        if self.changes and abs(math.log(level / self._left)) < math.log(1 + NOISE):
+        way, rest = math.log(self._left / self.factor), math.log(self._left / level)
+        if self.changes and (
+            abs(rest) < math.log(1 + NOISE) or (way * rest > 0 and abs(rest) < REST_OF_WAY * abs(way))
+        ):
             level = self._left
         step = math.log(level / self.factor)
         back = abs(step) > max(SWING, abs(math.log(level / self._left)))

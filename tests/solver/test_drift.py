@@ -165,6 +165,15 @@ def test_what_comes_near_the_level_before_has_come_back_to_it(seems, is_taken_fo
     assert tracker.factor == pytest.approx(is_taken_for)
 
 
+@pytest.mark.parametrize(("level", "now"), [(0.25, 0.7), (0.25, 0.4), (0.4, 0.65), (4.0, 1.5)])
+def test_who_comes_back_part_of_the_way_is_thought_all_the_way_back_for_a_few_requests_only(level, now):
+    tracker, factors = follow([*np.ones(10), *[level] * 20, *[now] * 6])
+
+    back = math.log(now / level) / math.log(1 / level)
+    assert factors[31] == pytest.approx(1.0 if back > 2 / 3 else now)
+    assert tracker.factor == pytest.approx(now)
+
+
 def test_two_parts_of_a_request_are_a_change_only_beyond_what_so_little_errs_by():
     """A quarter may err by as many seconds as a whole request may: by 2.2 times."""
     for level, changes in ((0.25, 1), (0.5, 0), (2.0, 0), (4.0, 1)):

@@ -161,7 +161,7 @@ def test_soon_after_a_change_a_plan_by_rows_is_left_where_the_other_that_ranks_h
     """For half of the speed the rows were best; what the device did was a guess, and it does more."""
     simulation = Simulation(pis(24.6, 70, 24.6, 10))
     first = simulation.replanner.plan
-    for compute, requests in (([1, 1, 1, 1], 10), ([1, 0.25, 1, 1], LEAST_HORIZON + AGAIN), ([1, 0.7, 1, 1], 2)):
+    for compute, requests in (([1, 1, 1, 1], 10), ([1, 0.25, 1, 1], LEAST_HORIZON + AGAIN), ([1, 0.6, 1, 1], 2)):
         for _ in range(requests):
             simulation.request(compute, noise=0)
     assert not all_by_rows(first)
