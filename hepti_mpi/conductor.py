@@ -10,7 +10,7 @@ import numpy as np
 
 from hepti_mpi.layers import Layer
 from hepti_mpi.live import Member
-from hepti_mpi.monitor import PROBE_ROWS, PROBE_S, Measured, Part, between_ranks
+from hepti_mpi.monitor import PROBE_ROWS, PROBE_S, Measured, Part, Probe, between_ranks
 from hepti_mpi.move import Adopt, Prepare
 from hepti_mpi.told import Begun, Told
 from hepti_mpi.within import HEARD, HOLDS, done_before, looks
@@ -135,7 +135,9 @@ class Conductor:
     def meanwhile(self) -> None:
         """Probe rank 0, where it has no share, while the others compute; seldom, where requests would wait for it."""
         if not self._member.stack.active:
-            self._member.monitor.probe(None if self._waited_s > HIDDEN * PROBE_S else OWN_PROBE_EVERY_S)
+            every_s = None if self._waited_s > HIDDEN * PROBE_S else OWN_PROBE_EVERY_S
+            if (probe := self._member.monitor.probe(every_s)) is not None:
+                self._hear(0, probe)
 
     def ran(self) -> None:
         """Take note of the batch that has just run, and do what can be done between two."""
@@ -175,7 +177,13 @@ class Conductor:
             else:
                 self._observe_part(begun, parts)
 
-    def _hear(self, rank: int, word: Measured | Part) -> None:
+    def _hear(self, rank: int, word: Measured | Part | Probe) -> None:
+        if isinstance(word, Probe):
+            H = self._spec.hidden
+            curves = Bank([self.drift.profile.devices[rank].kernels])
+            due_s = float(curves.seconds(Kernel.CONTRACT, PROBE_ROWS, H * H)[0])
+            self.drift.probed(rank, due_s / word.product_s)
+            return
         self._told.take(rank, word)
         if isinstance(word, Measured) and word.change == self._member.change:
             self._ready[rank], self._short[rank] = word.ready, word.short
@@ -201,11 +209,6 @@ class Conductor:
         self._replanner.observe(plan, begun.rows, compute_s, wait_s, *since)
         drift = self.drift
         for rank, measured in enumerate(self.latest):
-            for probe_s in measured.probes_s:
-                H = self._spec.hidden
-                curves = Bank([drift.profile.devices[rank].kernels])
-                due_s = float(curves.seconds(Kernel.CONTRACT, PROBE_ROWS, H * H)[0])
-                drift.probed(rank, due_s / probe_s)
             first = self._first_room[rank]
             if first is None:
                 self._first_room[rank] = measured.room_bytes

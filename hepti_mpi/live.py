@@ -21,6 +21,9 @@ from hepti_mpi.stack import Stack
 from hepti_mpi.within import HOLDS
 from solver.plan import Plan
 
+# From one batch to the next: rank 0 listens only behind batches, and hours may pass between two.
+MOST_PROBES = 8
+
 
 @dataclass(slots=True)
 class Member:
@@ -32,13 +35,14 @@ class Member:
     monitor: Monitor
     change: int = 0
     budget_s: float = 0.0
+    probes: int = 0  # since the last batch
 
     def measured(self, batch: int) -> Measured:
         """Return what the last batch showed, under the number that rank 0 gave it."""
         stack, mover = self.stack, self.mover
         return Measured(
             batch, stack.last.compute_s if stack.active else 0.0, stack.last.wait_s, self.monitor.flows(),
-            self.monitor.room(), self.monitor.take_probes(), self.change, mover.ready, mover.short,
+            self.monitor.room(), self.change, mover.ready, mover.short,
         )  # fmt: skip
 
     def look(self, step: Step, layer: int) -> tuple[Plan, Sequence[Layer]] | None:
@@ -66,6 +70,7 @@ class Member:
 
     def ran(self, tell: int | None) -> None:
         """Tell rank 0 what the batch that just ran showed, if it wants to know, and work on a change."""
+        self.probes = 0
         if tell is not None:
             self.group.tell_root(self.measured(tell))
         if self.mover.busy:
@@ -81,7 +86,11 @@ class Member:
         """Do a bounded piece of what can be done while nothing is asked; return whether there was any."""
         if self.mover.busy and self.mover.step():
             return True
-        return not self.stack.active and self.monitor.probe()
+        if self.stack.active or self.probes == MOST_PROBES or (probe := self.monitor.probe()) is None:
+            return False
+        self.probes += 1
+        self.group.tell_root(probe)
+        return True
 
 
 def follow(group: Group, stack: Stack, member: Member | None = None) -> None:

@@ -59,8 +59,6 @@ class Measured:
         For every connection, bytes and busy seconds since it was made.
     room_bytes
         What its host has for this rank: what its process holds, and what is free besides.
-    probes_s
-        Seconds of the product of every probe since the last batch.
     change, ready, short
         Which change of plan it prepares, how many layers of it are prepared, and whether memory holds it up.
     """
@@ -70,10 +68,16 @@ class Measured:
     wait_s: float
     flows: Mapping[Connection, tuple[int, float]]
     room_bytes: int
-    probes_s: tuple[float, ...]
     change: int
     ready: int
     short: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """The word of a rank without a share, whenever it has measured it: the seconds of its product."""
+
+    product_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,6 @@ class Monitor:
         self._batches = 0
         self._room, self._looked_at, self._probed_at = 0, 0.0, time.perf_counter()
         self._probe_s, self._confirmed = math.nan, True  # the last probe, and whether the one before bears it out
-        self._untold: list[float] = []
 
     def flows(self) -> dict[Connection, tuple[int, float]]:
         """Return what this process's TCP connections have carried; nothing where the system does not say.
@@ -123,14 +126,14 @@ class Monitor:
             self._looked_at, self._room = now, free_bytes() + own_bytes()
         return self._room
 
-    def probe(self, every_s: float | None = None) -> bool:
-        """Now and then, time a product, for a device that has no share; return whether it was time."""
+    def probe(self, every_s: float | None = None) -> Probe | None:
+        """Now and then, time a product, for a device that has no share; None if it is not time yet."""
         started = time.perf_counter()
         since_s = started - self._probed_at
         if every_s is None:
             every_s = PROBE_EVERY_S if self._confirmed else 0.0
         if since_s < every_s:
-            return False
+            return None
         H = self._spec.hidden
         product = self._backend.product(np.zeros((H, H), np.float32), None)
         x = np.zeros((PROBE_ROWS, H), np.float32)
@@ -144,13 +147,7 @@ class Monitor:
         agrees = abs(math.log(probe_s / self._probe_s)) <= math.log(1 + NOISE)
         self._confirmed = agrees and since_s < 2 * PROBE_EVERY_S
         self._probe_s = probe_s
-        self._untold.append(probe_s)
-        return True
-
-    def take_probes(self) -> tuple[float, ...]:
-        """Return what the probes since the last call measured."""
-        untold, self._untold = tuple(self._untold), []
-        return untold
+        return Probe(probe_s)
 
 
 def between_ranks(flows: Mapping[int, Mapping[Connection, tuple[int, float]]], ranks: int) -> tuple[Floats, Floats]:

@@ -63,16 +63,13 @@ def test_the_two_ends_of_a_connection_make_a_flow_each_way():
     np.testing.assert_array_equal(busy_s, [[0, 0.1, 0], [0.2, 0, 0], [0, 0, 0]])
 
 
-def test_a_probe_is_run_now_and_then_and_told_once(monkeypatch):
+def test_a_probe_is_run_now_and_then(monkeypatch):
     monkeypatch.setattr(monitor, "PROBE_EVERY_S", 0.0)
     monkeypatch.setattr(monitor, "PROBE_S", 0.001)
     watching = Monitor(SPEC, NUMPY)
 
-    assert watching.probe()
-    (probe_s,) = watching.take_probes()
-    assert 0 < probe_s < 1
-    assert watching.take_probes() == ()
-    assert not watching.probe(every_s=60.0)  # rank 0, for which requests wait
+    assert 0 < watching.probe().product_s < 1
+    assert watching.probe(every_s=60.0) is None  # rank 0, for which requests wait
 
 
 def test_a_probe_unlike_the_last_one_is_repeated_at_once(monkeypatch):
@@ -84,20 +81,20 @@ def test_a_probe_unlike_the_last_one_is_repeated_at_once(monkeypatch):
         now += product_s
 
     def took():
-        return [round(probe_s, 3) for probe_s in watching.take_probes()]
+        """Return what probes measure until it is not time for one."""
+        probes = iter(watching.probe, None)
+        return [round(probe.product_s, 3) for probe in probes]
 
     monkeypatch.setattr(monitor.time, "perf_counter", lambda: now)
     watching = Monitor(SPEC, replace(NUMPY, product=lambda weight, bias: product))
     now += monitor.PROBE_EVERY_S
-    assert [watching.probe() for _ in range(3)] == [True, True, False]
     assert took() == [0.01, 0.01]
     now, product_s = now + monitor.PROBE_EVERY_S, 0.012
-    assert [watching.probe() for _ in range(2)] == [True, False]
+    assert took() == [0.012]
     now, product_s = now + monitor.PROBE_EVERY_S, 0.05
-    assert [watching.probe() for _ in range(3)] == [True, True, False]
-    assert took() == [0.012, 0.05, 0.05]
+    assert took() == [0.05, 0.05]
     now += 10 * monitor.PROBE_EVERY_S
-    assert [watching.probe() for _ in range(3)] == [True, True, False]
+    assert took() == [0.05, 0.05]
 
 
 def test_what_a_process_takes_and_frees_leaves_what_its_host_has_for_it():

@@ -14,7 +14,7 @@ def part(batch, layer):
 
 
 def whole(batch):
-    return Measured(batch, 1.0, 0.0, {}, 0, 0.0, 0, 8, False)
+    return Measured(batch, 1.0, 0.0, {}, 0, 0, 8, False)
 
 
 def heard(told):

@@ -12,7 +12,7 @@ from hepti_mpi import conductor as conducting
 from hepti_mpi.conductor import Conductor
 from hepti_mpi.flow import Flow, Step
 from hepti_mpi.layers import BlockKernels
-from hepti_mpi.live import Member, follow
+from hepti_mpi.live import MOST_PROBES, Member, follow
 from hepti_mpi.monitor import Monitor
 from hepti_mpi.products import NUMPY
 from solver.cluster import write_cluster
@@ -136,6 +136,25 @@ def test_rank_0_without_a_share_measures_itself_while_it_waits(world, files, mon
 
     probed = conductor.drift.compute[0].factor != 1.0
     assert probed  # alone it has a share, and is measured as it computes
+
+
+def test_a_rank_without_a_share_says_how_fast_it_is_and_falls_silent_where_nothing_is_asked(world, files, monkeypatch):
+    monkeypatch.setattr(conducting, "LISTEN_EVERY_S", 0.0)
+    monkeypatch.setattr(monitor, "PROBE_EVERY_S", 0.0)
+    monkeypatch.setattr(monitor, "PROBE_S", 1e-4)
+    cluster, solution = planned(world.size) if world.rank == 0 else (None, None)
+    run = Run(POST, rows_plan([1.0] + [0.0] * (world.size - 1)), world, files)
+    if world.rank:
+        member = member_of(run)
+        follow(run.world, run.stack, member)
+        asked = member.probes
+        while member.idle():
+            pass
+        assert asked <= member.probes == MOST_PROBES
+        return
+    conductor = lead(run, Watching(POST, cluster, solution, None, [1e9] * world.size), np.random.default_rng(9))
+
+    assert all(tracker.factor != 1.0 for tracker in conductor.drift.compute[1:])
 
 
 class Watching(Replanner):
