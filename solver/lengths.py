@@ -6,10 +6,10 @@ change, and how they are sent.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from solver.cluster import Cluster
 from solver.cost import price, setting
@@ -50,24 +50,28 @@ class PlansByLength:
         return self._plans[length]
 
 
-def for_rows(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int, *, resend: bool = True) -> Plan:
+def for_rows(
+    spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int, *, resend: bool = True, joining: Collection[int] = ()
+) -> Plan:
     """Return the plan for requests of `rows` rows: other shares of rows, among the devices that hold what rows need.
 
-    Ways to keys stay, since weights are packed for them. Unless they are to be sent anew, too, tiles and routes stay:
-    trying these takes three quarters of the time.
+    These are those that have a share, and `joining`. Ways to keys stay, since weights are packed for them. Unless they
+    are to be sent anew, too, tiles and routes stay: trying these takes three quarters of the time.
     """
     if len(plan.stages) > 1 or spec.groups:  # what shares rows out has one stage, and no decoupled layers
         return plan
     s = setting(spec, cluster, rows, plan.wire, plan.tile_rows)
-    (stage,), active = plan.stages, np.array(plan.stages[0].active)
-    layers = tuple((span, _other_rows(s, layer, active, resend)) for span, layer in stage.layers)
+    (stage,) = plan.stages
+    layers = tuple((span, _other_rows(s, layer, stage.active, joining, resend)) for span, layer in stage.layers)
     other = replace(plan, rows=rows, stages=(Stage(stage.devices, layers),))
     if resend:
         other = best_sending(s, other)
     return replace(other, predicted=price(s, other).prediction)
 
 
-def _other_rows(s: Setting, layer: LayerPlan, active: NDArray[np.intp], resend: bool) -> LayerPlan:
+def _other_rows(
+    s: Setting, layer: LayerPlan, active: Collection[int], joining: Collection[int], resend: bool
+) -> LayerPlan:
     """Return the layer with the shares of rows that are best for it.
 
     As it is, where it has none, a person's, or a grid's, whose prices no table has.
@@ -81,14 +85,15 @@ def _other_rows(s: Setting, layer: LayerPlan, active: NDArray[np.intp], resend: 
         return layer
     if not resend:
         kind = replace(kind, route=layer.attention.route if layer.attention.route != Route.DIRECT else layer.mlp.route)
-    mine = {axis: counts[active] for axis, counts in units.items()}
-    crew = s.only(active)
-    every = np.full(active.size, np.inf)
-    draft = redraft(crew, kind, mine, Terms(np.zeros(active.size), every))
-    terms = Terms(np.zeros(active.size), draft.table.held_bytes(mine))  # nobody holds more than now
+    crew = np.array(sorted({*active, *joining}))
+    mine = {axis: counts[crew] for axis, counts in units.items()}
+    free = np.zeros(crew.size)
+    draft = redraft(s.only(crew), kind, mine, Terms(free, free + np.inf))
+    # Those at work hold no more than now.
+    terms = Terms(free, np.where(np.isin(crew, [*joining]), np.inf, draft.table.held_bytes(mine)))
     found = improved(draft, terms, by_two=False, axes=(Axis.ROWS,))
     counts = np.zeros(s.devices, np.int64)
-    counts[active] = found.units[Axis.ROWS]
+    counts[crew] = found.units[Axis.ROWS]
     other = layer_plan(s, kind, {**units, Axis.ROWS: counts})
     return replace(other, attention=replace(other.attention, keys=a.keys))
 

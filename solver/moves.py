@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from solver.model import ModelSpec
-from solver.plan import Cut, Keys, Plan, Stage
+from solver.plan import BlockPlan, Cut, Keys, Plan, Stage
 from solver.shares import TensorSlice, alike, held_bytes, layer_slices, weights_bytes
 from solver.spans import Span
 
@@ -49,7 +49,7 @@ class Holdings:
     """By which plans every rank holds weights: the one that runs, and one of the other sort, if there was one.
 
     The two sorts are plans that cut all by rows, and others. So from another plan all can go over to rows, and back,
-    and no weight is read. A rank without rows keeps all weights, and takes rows again at once.
+    and no weight is read. A rank that has no more rows keeps their weights, and takes rows again at once.
 
     Parameters
     ----------
@@ -136,13 +136,39 @@ class Holdings:
         )
 
     def _source(self, plan: Plan, rank: int, frees: Collection[int]) -> Plan:
-        """Return the plan that says what a rank holds under another: where that is by rows and it has none, the last.
+        """Return the plan that says what a rank holds under another: where that only takes its rows, the last.
 
         Unless it frees what it does not need.
         """
-        kept = self._plans[rank].get(True)
-        idle = all_by_rows(plan) and rank not in plan.stages[0].active and rank not in frees
-        return kept if idle and kept is not None else plan
+        kept = self._plans[rank].get(all_by_rows(plan))
+        idle = rank not in frees and any(rows and not rows[rank] for rows in _rows(plan))
+        return kept if idle and kept is not None and _covers(kept, plan, rank) else plan
+
+
+def _covers(kept: Plan, plan: Plan, rank: int) -> bool:
+    """Return whether a plan differs from another in its rows alone, and a rank has none where it had none."""
+    more = any(
+        now is not None and had is not None and now[rank] and not had[rank]
+        for had, now in zip(_rows(kept), _rows(plan), strict=True)
+    )
+    return _but_rows(kept) == _but_rows(plan) and not more
+
+
+def _blocks(plan: Plan) -> list[BlockPlan]:
+    layers = [layer for span, layer in plan.stages[0].layers for _ in range(span.size)]
+    return [block for layer in layers for block in (layer.attention, layer.mlp)]
+
+
+@lru_cache(maxsize=32)
+def _rows(plan: Plan) -> tuple[tuple[float, ...] | None, ...]:
+    """Return the shares of rows of every block."""
+    return tuple(block.rows for block in _blocks(plan))
+
+
+@lru_cache(maxsize=32)
+def _but_rows(plan: Plan) -> tuple[tuple[object, ...], ...]:
+    """Return all that decides which weights ranks hold of every block, but for the shares of rows."""
+    return tuple((block.cut, block.inner, block.columns, block.keys) for block in _blocks(plan))
 
 
 def all_by_rows(plan: Plan) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -133,6 +133,8 @@ class Replanner:
             return None
         now = self.drift.cluster
         others_could = self._others_could(now)
+        at_once = holds_all(self._spec, now, self.plan.rows) & ~others_could
+        idle = np.setdiff1d(np.flatnonzero(at_once), self._active())
         if not shifted and not others_could.any() and (self._is_known(factors) if lasted else moved < MENDED):
             self._again_at = 0 if lasted else self._requests + LEAST_HORIZON - self._since
             return None
@@ -140,21 +142,25 @@ class Replanner:
         why = f"all as it was for {self._since} requests" if as_it_was else self._why(now, in_request=now_only)
         # A further change does not put off what is due after the first.
         due = min(self._again_at or math.inf, self._requests + AGAIN)
-        self._solved, self._told, self._again_at = factors, now, 0
+        self._told, self._again_at = now, 0
+        if now_only:
+            at_once[idle] = False
+        if not (now_only and idle.size):  # else there is more to decide behind the request
+            self._solved = factors
         before_s = predict(self._spec, now, self.plan, self.plan.rows).seconds
         if not shifted and (spare := self._spare(now, others_could)):
             self._again_at = self._requests + LEAST_HORIZON
             changes = "what else could run is got again"
             return Decision(self.plan, True, why, changes, before_s, before_s, self.moving_s(spare), spare=spare)
         short = self._short(now, self._held_bytes())
-        plan = self._at_once(now, others_could) if shifted or not lasted else None
+        plan = self._at_once(now, at_once) if shifted or not lasted else None
         if not shifted and not lasted and others_could.any():
             plan = min(filter(None, (plan, self._among_all(now))), key=lambda plan: plan.predicted_s, default=None)
         if plan is not None:
             self._again_at = due if shifted else self._requests + LEAST_HORIZON
         else:
             try:
-                plan = self._of_all(now, others_could, before_s)
+                plan = self._of_all(now, factors, at_once, before_s)
             except InfeasiblePlanError as error:
                 return Decision(self.plan, False, f"{why} ({error})", "", before_s, before_s, 0.0)
         least_gain = LEAST_GAIN if lasted or (shifted and moved < SLIGHT) else CHANGED_GAIN
@@ -185,24 +191,32 @@ class Replanner:
         apart, solution = self._nearest(factors)
         return apart < SHIFT and all_by_rows(self.plan) == all_by_rows(solution.plan)
 
-    def _at_once(self, now: Cluster, others_could: Mask) -> Plan | None:
+    def _at_once(self, now: Cluster, whole: Mask) -> Plan | None:
         """Return the best plan for which nobody lacks weights; None if none fits.
 
-        The cuts that run, all by rows, or the other cuts that ranks hold: each with other shares of rows.
+        The cuts that run, all by rows, or the other cuts that ranks hold: each with other shares of rows, of which
+        those may have some, too, that have all weights, [p].
         """
         others = [plan for plan in self._holdings.plans(0) if not all_by_rows(plan) and plan != self.plan]
-        whole = holds_all(self._spec, now, self.plan.rows) & ~others_could
         if whole.any():
             others.append(self._by_rows(now, whole))
-        plans = [
+        joining = np.flatnonzero(whole).tolist()
+        found = []
+        for plan in (*([] if all_by_rows(self.plan) else [self.plan]), *others):
+            if self._lack(plan, range(len(now.devices))):
+                continue
             # Without new ways to send, in a fifth of the time that a solve takes.
-            for_rows(self._spec, now, plan, self.plan.rows, resend=False)
-            for plan in (*([] if all_by_rows(self.plan) else [self.plan]), *others)
-            if not any(self._holdings.lacking(self._spec, plan, rank) for rank in range(len(now.devices)))
-        ]
-        return min((plan for plan in plans if self._fits(plan, now)), key=lambda plan: plan.predicted_s, default=None)
+            other = for_rows(self._spec, now, plan, self.plan.rows, resend=False, joining=joining)
+            # Who had a share before lacks nothing that other rows need.
+            joined = {*other.stages[0].active} - {*plan.stages[0].active}
+            if not self._lack(other, joined) and self._fits(other, now):
+                found.append(other)
+        return min(found, key=lambda plan: plan.predicted_s, default=None)
 
-    def _of_all(self, now: Cluster, others_could: Mask, before_s: float) -> Plan:
+    def _lack(self, plan: Plan, ranks: Collection[int]) -> bool:
+        return any(self._holdings.lacking(self._spec, plan, rank) for rank in ranks)
+
+    def _of_all(self, now: Cluster, factors: Floats, whole: Mask, before_s: float) -> Plan:
         """Solve again; return the best plan of all, or the best at once where that one is not worth it, and this is.
 
         Raises
@@ -210,11 +224,11 @@ class Replanner:
         InfeasiblePlanError
             If none fits.
         """
-        solution = solve(self._spec, now, self.plan.rows, self._nearest(self._solved)[1], self.plan.wire)
+        solution = solve(self._spec, now, self.plan.rows, self._nearest(factors)[1], self.plan.wire)
         solution, _ = living(self._spec, now, solution)
-        self._solutions.appendleft((self._solved, solution))
+        self._solutions.appendleft((factors, solution))
         best = solution.plan
-        held = None if self._is_worth(best, before_s) else self._at_once(now, others_could)
+        held = None if self._is_worth(best, before_s) else self._at_once(now, whole)
         return held if held is not None and self._is_worth(held, before_s) else best
 
     def _among_all(self, now: Cluster) -> Plan | None:

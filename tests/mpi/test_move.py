@@ -16,7 +16,7 @@ from hepti_mpi.products import NUMPY
 from solver.moves import blend
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
 from solver.routes import Route
-from solver.spans import Span
+from solver.spans import Partition, Span
 from tests.mpi.test_layers import CUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 from weights.store import WeightsFile
 from weights.synthesize import synthesize
@@ -188,6 +188,32 @@ def test_a_rank_is_emptied_and_comes_back(short, world, files):
 
         holds = run.stack.layers[0].attention.width > 0
         assert holds == (weights[world.rank] > 0 or not short)
+
+
+@pytest.mark.parametrize("heads", ["all", "rank 0"])
+def test_a_rank_is_emptied_of_rows_beside_heads_and_comes_back(heads, world, files):
+    """Whether it has heads left or nothing, it keeps the weights that rows need."""
+    has_heads = np.ones(world.size) if heads == "all" else np.eye(world.size)[0]
+    inner = Partition.of_shares(tuple((has_heads / has_heads.sum()).tolist()), POST.heads)
+
+    def plan(weights):
+        rows = tuple((weights / weights.sum()).tolist())
+        attention = BlockPlan(Cut.BLOCK, inner, norm=Layout.ROWS, rows=rows)
+        mlp = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=rows)
+        return plan_of(POST, [LayerPlan(attention, mlp)] * POST.layers, world.size)
+
+    run = Run(POST, plan(np.ones(world.size)), world, files)
+    kernels = run.stack.layers
+    for number in range(2 * world.size):
+        weights, out = np.ones(world.size), number // 2
+        if world.size > 1 and number % 2:
+            weights[out] = 0
+        assert not any(run.mover.holdings.lacking(POST, plan(weights), rank) for rank in range(world.size))
+        run.mover.prepare(plan(weights))
+        run.mover.adopt(POST.layers)
+        run.check([7, 20])
+
+        assert all(ours.mlp is theirs.mlp for ours, theirs in zip(run.stack.layers, kernels, strict=True))
 
 
 @pytest.mark.parametrize("with_file", ["all", "rank 0"])

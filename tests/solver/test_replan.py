@@ -1,6 +1,7 @@
 """Plans follow changes that last, pay for what they move, and leave the rest alone: on simulated clusters."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from solver.moves import Holdings, all_by_rows
 from solver.planner import solve
 from solver.replan import AGAIN, LEAST_GAIN, LEAST_HORIZON, Replanner
 from solver.systems import make_plan
+from solver.tracker import FIRST
 from tests.solver.clusters import pis
 
 SPEC, ROWS = named_model("bert-base"), 128
@@ -172,6 +174,48 @@ def test_soon_after_a_change_a_plan_by_rows_is_left_where_the_other_that_ranks_h
 
     now = simulation.replanner.plan
     assert now.stages[0].layers[0][1].attention == first.stages[0].layers[0][1].attention
+
+
+def test_a_device_given_up_beside_other_cuts_has_rows_again_at_once_when_it_is_back():
+    """It has kept the weights; so nothing is read, and no request runs under the old plan meanwhile."""
+    spec, cluster = replace(named_model("bert-large"), layers=8), pis(24.6, 70, 35, 10, mbps=300)
+    solution, spare = living(spec, cluster, solve(spec, cluster, 256))
+    replanner, holdings = Replanner(spec, cluster, solution, spare, [1e9] * 4), Holdings(solution.plan, 4, spare)
+    assert not all_by_rows(solution.plan)
+    for _ in range(FIRST):
+        replanner.drift.probed(2, 1.0)
+
+    for speed, gives_up in ((0.05, True), (1.0, False)):
+        for _ in range(3):
+            replanner.drift.probed(2, speed)
+        replanner.observe(replanner.plan, 256, NONE, NONE, QUIET, QUIET)
+        replanner.take(replanner.plan, holdings)
+        decision = replanner.decide()
+
+        assert (decision.taken, decision.cost_s) == (True, 0)
+        assert not all_by_rows(decision.plan)
+        assert (2 not in decision.plan.stages[0].active) == gives_up
+        holdings.adopt(decision.plan)
+        replanner.take(decision.plan, holdings)
+
+    assert decision.plan.predicted_s == pytest.approx(solution.plan.predicted_s, rel=0.02)
+
+
+def test_with_looks_who_is_idle_gets_rows_behind_the_request_in_which_another_became_slow():
+    """Within it only those that run it can share the work; the next shows nothing new, and yet is decided upon."""
+    simulation = Simulation(pis(24.6, 60, 24.6, 24.6), looks=LOOKS)
+    for compute in ([1, 1, 1, 1], [1, 1, 1, 0.02]):
+        for _ in range(10):
+            simulation.request(compute, noise=0)
+    assert 3 not in simulation.replanner.plan.stages[0].active
+    for _ in range(4):
+        simulation.replanner.drift.probed(3, 1.0)
+    before, slow = len(simulation.at_layers), [1, 0.2, 1, 1]
+    simulation.request(slow, noise=0)
+
+    assert len(simulation.at_layers) == before + 1
+    simulation.request(slow, noise=0)
+    assert 3 in simulation.replanner.plan.stages[0].active
 
 
 @pytest.mark.parametrize("until", [0, *LOOKS])
