@@ -12,7 +12,7 @@ from typing import Any
 
 from launch import compare_command, paper_command
 from launch.bench_offload import PUBLISHED_LOCAL_MS, WAYS, bench_offload, write_picture
-from launch.bench_shift import STRATEGIES, bench_shift
+from launch.bench_shift import ORACLE, STRATEGIES, bench_shift
 from launch.bench_shift import write_picture as write_shift
 from launch.bench_stage import lab_of
 from launch.lab_up import require_tools
@@ -62,20 +62,37 @@ def _shift(options: argparse.Namespace) -> int:
         report = bench_shift(lab, options.model, options.rows, options.requests, strategies)
     _write(report, options, write_shift)
     if not options.json:
-        columns = ["strategy", "total s", "median ms", "longest ms", "plan changes"]
-        rows = [
-            [
-                entry["system"],
-                f"{entry['total_s']:.2f}",
-                f"{1e3 * statistics.median(entry['latency_s']):.0f}",
-                f"{1e3 * max(entry['latency_s']):.0f}",
-                f"{sum(replan['taken'] for replan in entry['replans'])}",
-            ]
-            for entry in report["results"]
-        ]
-        names = ", ".join(phase["name"] for phase in report["phases"] if phase["name"] != "calm")
-        show(f"{len(report['results'][0]['latency_s'])} requests while the lab changes: {names}", columns, rows)
+        _show_shift(report)
     return 0
+
+
+def _show_shift(report: dict[str, Any]) -> None:
+    total_s = {entry["system"]: entry["total_s"] for entry in report["results"]}
+    stays_s = min((seconds for name, seconds in total_s.items() if name.startswith("static")), default=None)
+    oracle_s = total_s.get(ORACLE)
+    columns = ["strategy", "total s", "beside best static", "beside oracle", "median ms", "longest ms", "plan changes"]
+    rows = [
+        [
+            entry["system"],
+            f"{entry['total_s']:.2f}",
+            f"{entry['total_s'] / stays_s:.2f}" if stays_s else "",
+            f"{entry['total_s'] / oracle_s:.2f}" if oracle_s else "",
+            f"{1e3 * statistics.median(entry['latency_s']):.0f}",
+            f"{1e3 * max(entry['latency_s']):.0f}",
+            f"{sum(replan['taken'] for replan in entry['replans'])}",
+        ]
+        for entry in report["results"]
+    ]
+    show(f"{len(report['results'][0]['latency_s'])} requests while the lab changes", columns, rows)
+    rows, begin = [], 0
+    for phase in report["phases"]:
+        end = begin + phase["requests"]
+        taken_ms = [[1e3 * seconds for seconds in entry["latency_s"][begin:end]] for entry in report["results"]]
+        cells = [[*(f"{ms:.0f}" for ms in some[:3:2]), f"{statistics.median(some):.0f}"] for some in taken_ms]
+        rows.append([phase["name"], *("  ".join(cell) for cell in cells)])
+        begin = end
+    columns = ["state", *(entry["system"] for entry in report["results"])]
+    show("ms in every state of the lab: its first request, its third, the median of all", columns, rows)
 
 
 def _write(

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from launch import bench_shift
+from launch.bench_command import _show_shift
 from launch.bench_shift import Phase, State, script
 from launch.lab import plan_lab
 from solver.cluster import GIB
@@ -92,6 +93,24 @@ def test_strategies_take_turns_each_on_a_lab_of_its_own_while_the_others_stand_s
     calm, slowed, calm_again = (plan for name, plan in labs.plans if name == "shift-3")
     assert calm == calm_again != slowed
     assert slowed.predicted_s > 1.5 * calm.predicted_s
+
+
+def test_a_person_sees_totals_beside_the_best_and_what_every_state_took(capsys):
+    def entry(name, *latency_s):
+        return {"system": name, "latency_s": latency_s, "total_s": sum(latency_s), "replans": [{"taken": True}]}
+
+    results = [
+        entry("static-equal", 0.5, 0.5, 0.5, 0.5, 3.0),
+        entry("static-hepti", 0.4, 0.4, 0.4, 0.4, 2.4),
+        entry("live-hepti", 0.4, 0.3, 0.35, 0.25, 0.7),
+        entry("oracle", 0.4, 0.3, 0.3, 0.3, 0.3),
+    ]
+    _show_shift({"results": results, "phases": [{"name": "calm", "requests": 4}, {"name": "blip", "requests": 1}]})
+
+    lines = [" ".join(line.replace("│", "").split()) for line in capsys.readouterr().out.splitlines()]
+    assert "live-hepti 2.00 0.50 1.25 350 700 1" in lines
+    assert "calm 500 500 500 400 400 400 400 350 325 400 300 300" in lines
+    assert "blip 3000 3000 2400 2400 700 700 300 300" in lines
 
 
 def test_the_oracle_plans_every_state_with_the_true_values(lab):
