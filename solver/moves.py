@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 
 from solver.model import ModelSpec
 from solver.plan import BlockPlan, Cut, Keys, Plan, Stage
@@ -226,7 +227,10 @@ def _all_bytes(spec: ModelSpec, plans: Sequence[Plan], rank: int, precision: str
     first, *others = plans
     total = weights_bytes(spec, first, rank, precision)
     if others:
-        for known in zip(*(layer_shares(spec, plan, rank) for plan in plans), strict=True):
+        layers = zip(*(layer_shares(spec, plan, rank) for plan in plans), strict=True)
+        # Layers that are cut alike share one object: one of them stands for all, or else this is a fifth of a decision.
+        for _, same in groupby(layers, key=lambda known: [id(shares) for shares in known]):
+            known, *more = same
             new = {share for shares in known[1:] for share in shares} - {*known[0]}
-            total += sum(share.held_bytes(precision) for share in new)
+            total += (1 + len(more)) * sum(share.held_bytes(precision) for share in new)
     return total
