@@ -46,6 +46,7 @@ class Tracker:
         self._first: list[float] = []
         self._to_come = first
         self.since = 0  # measurements since the last change
+        self._held = 0  # since the last one that was no mend: mends of a level do not make it short-lived
         self._apart: list[tuple[float, float]] = []  # with the part of a request that each is of
         self._patience = PATIENCE
         self._calm = 0
@@ -61,6 +62,7 @@ class Tracker:
         if part < 1:
             return self._observe_part(measured, part)
         self.since += 1
+        self._held += 1
         if self._to_come:
             self._to_come -= 1
             self._first.append(measured)
@@ -134,19 +136,18 @@ class Tracker:
         lab one of 17 GFLOP/s had 20 rows for 12, seemed to do 21, had 35 for that, seemed to do 14, and so on.
         """
         way, rest = math.log(self._left / self.factor), math.log(self._left / level)
-        if self.changes and (
-            abs(rest) < math.log(1 + NOISE) or (way * rest > 0 and abs(rest) < REST_OF_WAY * abs(way))
-        ):
+        near = abs(rest) < math.log(1 + NOISE) or 0 < rest * way < REST_OF_WAY * way**2
+        if self.changes and near:
             level = self._left
         step = math.log(level / self.factor)
         back = abs(step) > max(SWING, abs(math.log(level / self._left)))
         mends = self.guesses and not back
         if mends and step * self._mended < 0:
             step /= 2
-        if self.changes and back and self.since <= SOON + self._patience:
+        if self.changes and back and self._held <= SOON + self._patience:
             self._patience = min(2 * self._patience, MOST_PATIENCE)
         if not mends:
-            self._left = self.factor
+            self._left, self._held = self.factor, 0
         self.factor *= math.exp(step)
         self._mended = step if mends else 0.0
         self._apart.clear()
