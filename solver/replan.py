@@ -133,8 +133,6 @@ class Replanner:
             return None
         now = self.drift.cluster
         others_could = self._others_could(now)
-        at_once = holds_all(self._spec, now, self.plan.rows) & ~others_could
-        idle = np.setdiff1d(np.flatnonzero(at_once), self._active())
         if not shifted and not others_could.any() and (self._is_known(factors) if lasted else moved < MENDED):
             self._again_at = 0 if lasted else self._requests + LEAST_HORIZON - self._since
             return None
@@ -143,10 +141,12 @@ class Replanner:
         # A further change does not put off what is due after the first.
         due = min(self._again_at or math.inf, self._requests + AGAIN)
         self._told, self._again_at = now, 0
-        if now_only:
-            at_once[idle] = False
-        if not (now_only and idle.size):  # else there is more to decide behind the request
+        at_once = holds_all(self._spec, now, self.plan.rows) & ~others_could
+        at_work = np.isin(np.arange(at_once.size), self._active())
+        if not (now_only and (at_once & ~at_work).any()):  # else there is more to decide behind the request
             self._solved = factors
+        if now_only:
+            at_once &= at_work
         before_s = predict(self._spec, now, self.plan, self.plan.rows).seconds
         if not shifted and (spare := self._spare(now, others_could)):
             self._again_at = self._requests + LEAST_HORIZON
