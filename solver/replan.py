@@ -153,7 +153,7 @@ class Replanner:
             changes = "what else could run is got again"
             return Decision(self.plan, True, why, changes, before_s, before_s, self.moving_s(spare), spare=spare)
         short = self._short(now, self._held_bytes())
-        plan = self._at_once(now, at_once) if shifted or not lasted else None
+        plan = self._at_once(now, factors, at_once) if shifted or not lasted else None
         if not shifted and not lasted and others_could.any():
             plan = min(filter(None, (plan, self._among_all(now))), key=lambda plan: plan.predicted_s, default=None)
         if plan is not None:
@@ -191,11 +191,12 @@ class Replanner:
         apart, solution = self._nearest(factors)
         return apart < SHIFT and all_by_rows(self.plan) == all_by_rows(solution.plan)
 
-    def _at_once(self, now: Cluster, whole: Mask) -> Plan | None:
+    def _at_once(self, now: Cluster, factors: Floats, whole: Mask) -> Plan | None:
         """Return the best plan for which nobody lacks weights; None if none fits.
 
         The cuts that run, all by rows, or the other cuts that ranks hold: each with other shares of rows, of which
-        those may have some, too, that have all weights, [p].
+        those may have some, too, that have all weights, [p]. What was solved for nearly these speeds before, in place
+        of what is hardly better.
         """
         others = [plan for plan in self._holdings.plans(0) if not all_by_rows(plan) and plan != self.plan]
         if whole.any():
@@ -211,7 +212,17 @@ class Replanner:
             joined = {*other.stages[0].active} - {*plan.stages[0].active}
             if not self._lack(other, joined) and self._fits(other, now):
                 found.append(other)
-        return min(found, key=lambda plan: plan.predicted_s, default=None)
+        best = min(found, key=lambda plan: plan.predicted_s, default=None)
+        known = self._known(now, factors)
+        hardly = known is not None and best is not None and best.predicted_s > (1 - LEAST_GAIN) * known.predicted_s
+        return known if hardly else best
+
+    def _known(self, now: Cluster, factors: Floats) -> Plan | None:
+        """Return the plan that was solved for nearly these factors, if it can run at once."""
+        apart, solution = self._nearest(factors)
+        if apart >= SHIFT or self._lack(solution.plan, range(len(now.devices))) or not self._fits(solution.plan, now):
+            return None
+        return replace(solution.plan, predicted=predict(self._spec, now, solution.plan, self.plan.rows))
 
     def _lack(self, plan: Plan, ranks: Collection[int]) -> bool:
         return any(self._holdings.lacking(self._spec, plan, rank) for rank in ranks)
@@ -228,7 +239,7 @@ class Replanner:
         solution, _ = living(self._spec, now, solution)
         self._solutions.appendleft((factors, solution))
         best = solution.plan
-        held = None if self._is_worth(best, before_s) else self._at_once(now, whole)
+        held = None if self._is_worth(best, before_s) else self._at_once(now, factors, whole)
         return held if held is not None and self._is_worth(held, before_s) else best
 
     def _among_all(self, now: Cluster) -> Plan | None:

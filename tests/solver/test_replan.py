@@ -144,6 +144,21 @@ def test_where_a_device_has_come_back_nothing_is_solved_again():
     assert looks == [0, 1, 0]
 
 
+@pytest.mark.parametrize(("meanwhile", "as_before"), [([1, 1, 0.95, 1.05], True), ([1.14, 1, 1.14, 0.87], False)])
+def test_when_a_device_is_back_the_plan_runs_that_was_solved_for_nearly_these_speeds(meanwhile, as_before):
+    """Unless another is clearly better: what the others seem to do differs by a few percent beside other shares."""
+    simulation = Simulation(pis(24.6, 60, 24.6, 24.6))
+    first = simulation.replanner.plan
+    slow = [*meanwhile]
+    slow[1] = 0.25
+    for compute, requests in (([1, 1, 1, 1], 10), (slow, 18), (meanwhile, 3)):
+        for _ in range(requests):
+            simulation.request(compute, noise=0)
+
+    assert len(simulation.taken) == 2
+    assert (simulation.replanner.plan.stages == first.stages) == as_before
+
+
 def test_a_device_that_has_come_back_has_its_rows_again_for_half_of_what_a_slight_change_must_save():
     """With four devices at work and a fast one, the rows of one of the others are 3 % of a request."""
     simulation = Simulation(pis(24.6, 60, 24.6, 24.6))
