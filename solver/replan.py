@@ -218,11 +218,15 @@ class Replanner:
         return known if hardly else best
 
     def _known(self, now: Cluster, factors: Floats) -> Plan | None:
-        """Return the plan that was solved for nearly these factors, if it can run at once."""
-        apart, solution = self._nearest(factors)
-        if apart >= SHIFT or self._lack(solution.plan, range(len(now.devices))) or not self._fits(solution.plan, now):
-            return None
-        return replace(solution.plan, predicted=predict(self._spec, now, solution.plan, self.plan.rows))
+        """Return the best of the plans that were solved for nearly these factors and can run at once, if any."""
+        found = (
+            replace(solution.plan, predicted=predict(self._spec, now, solution.plan, self.plan.rows))
+            for solved, solution in self._solutions
+            if np.abs(factors - solved).max() < SHIFT
+            and not self._lack(solution.plan, range(len(now.devices)))
+            and self._fits(solution.plan, now)
+        )
+        return min(found, key=lambda plan: plan.predicted_s, default=None)
 
     def _lack(self, plan: Plan, ranks: Collection[int]) -> bool:
         return any(self._holdings.lacking(self._spec, plan, rank) for rank in ranks)
