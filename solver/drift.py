@@ -17,7 +17,7 @@ from solver.cluster import Cluster
 from solver.cost import price, setting
 from solver.curves import Floats
 from solver.model import ModelSpec
-from solver.plan import Plan
+from solver.plan import Plan, Stage
 from solver.tracker import FIRST, Tracker
 
 # The system counts how long a connection is busy in ticks of 4 ms: ten of them, on the busiest, make a rate.
@@ -26,7 +26,10 @@ FEW_BYTES = 0.25  # of the largest flow: what smaller ones show is latency
 # What flows show of a link varies with how they meet, by up to a half (two at once share it): this near it is whole.
 # With 0.75 a link seemed narrow eight times in 76 requests of which the speeds, not the links, changed.
 WHOLE_LINK = 0.45
-LEARNT = 2  # windows, after which it is known how much of its links a plan shows
+LEARNT = 2  # windows, after which it is known how fast a plan's connections are
+# Times what a link is thought to carry: what carries more is whole again. In the lab connections over a link of 240
+# Mbps carried 80 to 190, over one of 940 the best of a device's 220 to 800.
+CARRIES = 1.2
 # Where a plan shows one connection of a rank alone, others that end where it ends leave it less, now and then: the best
 # of so many windows counts. In the lab, with all heads on pi-1, the three others' links seemed narrow by turns.
 ALONE = 4
@@ -59,7 +62,8 @@ class Drift:
         self._free = list(self.memory)  # as read last
         self._falls = [(0, 0)] * len(self.memory)  # by how much the last two readings fell
         self._flowing: Plan | None = None
-        self._shown: list[Floats] = []  # of the links, by the plan that is flowing
+        # Bytes a second of a plan's connections over whole links, of how many windows; kept for when it comes back.
+        self._usual: dict[tuple[Stage, ...], tuple[Floats, Floats]] = {}
         self._lately = [deque[float](maxlen=ALONE) for _ in range(ranks)]  # shares of links, by the same
         self._bytes, self._busy_s = np.zeros((ranks, ranks)), np.zeros((ranks, ranks))
         self._looked: tuple[Floats, Floats, Floats] | None = None  # the last look at the request under way
@@ -133,7 +137,7 @@ class Drift:
             What each rank sent to each other since the last call, and for how long that connection was busy.
         """
         if plan is not self._flowing:
-            self._flowing, self._shown = plan, []
+            self._flowing = plan
             for lately in self._lately:
                 lately.clear()
             self._bytes[:], self._busy_s[:] = 0.0, 0.0
@@ -144,17 +148,23 @@ class Drift:
         seen = self._bytes >= FEW_BYTES * self._bytes.max()
         rates = np.where(seen, self._bytes / np.maximum(self._busy_s, TICK_S / 2), 0.0)
         self._bytes[:], self._busy_s[:] = 0.0, 0.0
-        if len(self._shown) < LEARNT:
-            # How fast a connection is depends on when the plan uses it. What it shows first is what its links are now.
-            factors = np.array([tracker.factor for tracker in self.links])
-            self._shown.append(rates / np.minimum.outer(factors, factors))
-            return []
-        usual = np.mean(self._shown, 0)
-        shares = np.where((rates > 0) & (usual > 0), rates / np.where(usual > 0, usual, 1.0), 0.0)
+        # How fast a connection is depends on when the plan uses it.
+        usual, windows = self._usual.setdefault(plan.stages, (np.zeros_like(rates), np.zeros_like(rates)))
+        whole = np.array([tracker.factor > WHOLE_LINK for tracker in self.links])
+        known = windows == LEARNT
+        learns = (rates > 0) & ~known & np.logical_and.outer(whole, whole)
+        usual[learns] += rates[learns] / LEARNT
+        windows[learns] += 1
+        shares = np.where(known, rates / np.where(known, usual, 1.0), 0.0)
         changed = []
         for rank in plan.stages[0].active:
             tracker = self.links[rank]
-            share = _best(shares[rank], shares[:, rank])
+            # What is slow to where the link is narrow says nothing of this one.
+            says = whole | ~whole[rank]
+            share = _best(shares[rank] * says, shares[:, rank] * says)
+            carries = CARRIES * tracker.factor * self.profile.bandwidth(rank)
+            if not whole[rank] and max(rates[rank].max(), rates[:, rank].max()) > carries:
+                share = 1.0
             if not share:
                 continue
             lately = self._lately[rank]

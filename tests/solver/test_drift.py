@@ -314,6 +314,37 @@ def test_of_a_link_that_one_connection_shows_the_best_of_four_windows_counts(sha
     assert [tracker.factor for tracker in drift.links] == [1, 1, pytest.approx(found, rel=0.01)]
 
 
+@pytest.mark.parametrize("plans", [("megatron",), ("sequence-weighted",), ("sequence-weighted", "megatron")])
+def test_a_link_that_is_whole_again_under_another_plan_is_seen_by_what_it_carries(plans):
+    """Nobody knows how fast that plan's connections are over whole links; the other links are whole all the time."""
+    cluster = pis(24.6, 70, 24.6, 10)
+    drift = Drift(SPEC, cluster)
+    star = np.zeros((4, 4))
+    star[1], star[:, 1] = 1, 1
+    star[1, 1] = 0
+
+    def carry(plan, mbps):
+        rates = np.minimum(400, np.where(star + star.T > 0, mbps, 1e9)) * 1e6 / 8
+        drift.carried(plan, 0.1 * rates * star, 0.1 * star)
+        return [tracker.factor for tracker in drift.links]
+
+    first = make_plan("sequence-weighted", SPEC, cluster, 128)
+    for mbps in [400] * 6 + [100] * 6:
+        narrow = carry(first, mbps)
+    assert narrow == [1, pytest.approx(0.25, rel=0.01), 1, 1]
+    for name in plans:
+        plan = make_plan(name, SPEC, cluster, 128)
+        for mbps in [100] * 6:
+            assert carry(plan, mbps) == narrow
+    for mbps in [300] * 3:
+        found = carry(plan, mbps)
+
+    assert found == [1, 1, 1, 1]
+    for mbps in [300] * 3 + [75] * 6:
+        found = carry(plan, mbps)
+    assert found == [1, pytest.approx(0.25, rel=0.3), 1, 1]
+
+
 def test_small_messages_show_latency_not_a_slow_link():
     """Blocks of a few kilobytes never fill a link; a new plan with larger ones does not make it faster either."""
     cluster = pis(24.6, 70)
