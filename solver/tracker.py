@@ -18,8 +18,9 @@ NOISE = 0.3
 GAIN = 0.1  # of a measurement within the noise, at least: soon after a change it is their mean that counts
 # Requests after which the median says how fast a device is in a run: the profile knows no neighbours, and the first
 # requests are slow. In the lab devices were 0.7 to 1.1 times as fast as their profile; the first request of a job took
-# a third longer than the others.
-FIRST = 5
+# a third longer than the others. After five, pi-1 once seemed to do 57 GFLOP/s, a few later 63: between them was the
+# decision for another plan, which was slower.
+FIRST = 9
 PATIENCE, MOST_PATIENCE = 2, 32  # measurements in a row, beyond the noise on one side, that are a change
 # A change by less than this asks for as many, unless there was another just before, whose level is a guess: it costs
 # less to wait, and on a machine that others share a second at 0.7 of the speed is no rare thing (pi4x4, 200 requests of
