@@ -27,7 +27,7 @@ PATIENCE, MOST_PATIENCE = 2, 32  # measurements in a row, beyond the noise on on
 # 0.4 s without a change: two of them).
 SLIGHT, SLIGHT_PATIENCE = math.log(1.5), 5
 SWING = math.log(1.5)  # least change back that counts as one: what is less mends the level
-REST_OF_WAY = 1 / 3  # as logarithms: what is so near the level that it comes back to is that level
+REST_OF_WAY = 1 / 2  # as logarithms: what comes so near the level that it was faster at is back there
 SOON = 8  # measurements within which a change back makes patience double: following it costs one or two of them
 CALM = 50  # measurements within the noise after which patience is what it was
 
@@ -129,15 +129,15 @@ class Tracker:
     def _move(self, level: float) -> None:
         """Take on another level.
 
-        One near that before the last change, or short of it after most of the way back, is that: the first measurements
-        say little. In the lab a device that was back at 70 GFLOP/s from 17, with the few rows of a slow one, seemed to
-        do 48 to 58, for which another plan is the best.
+        One near that before the last change, or short of it after most of the way back up, is that: the first
+        measurements say little. In the lab a device that was back at 70 GFLOP/s from 17, with the few rows of a slow
+        one, seemed to do 35 to 58, for which another plan is the best.
 
         What is mended one way and then the other is put between: what a device seems to do depends on its share. In the
         lab one of 17 GFLOP/s had 20 rows for 12, seemed to do 21, had 35 for that, seemed to do 14, and so on.
         """
         way, rest = math.log(self._left / self.factor), math.log(self._left / level)
-        near = abs(rest) < math.log(1 + NOISE) or 0 < rest * way < REST_OF_WAY * way**2
+        near = abs(rest) < math.log(1 + NOISE) or 0 < rest < REST_OF_WAY * way
         if self.changes and near:
             level = self._left
         step = math.log(level / self.factor)
