@@ -222,7 +222,7 @@ class Replanner:
         found = (
             replace(solution.plan, predicted=predict(self._spec, now, solution.plan, self.plan.rows))
             for solved, solution in self._solutions
-            if np.abs(factors - solved).max() < SHIFT
+            if np.abs(factors - solved).max() < SLIGHT
             and not self._lack(solution.plan, range(len(now.devices)))
             and self._fits(solution.plan, now)
         )
