@@ -61,6 +61,7 @@ class Drift:
         self.memory = [device.memory_bytes for device in profile.devices]
         self._free = list(self.memory)  # as read last
         self._falls = [(0, 0)] * len(self.memory)  # by how much the last two readings fell
+        self._computing: Plan | None = None
         self._flowing: Plan | None = None
         # Bytes a second of a plan's connections over whole links, of how many windows; kept for when it comes back.
         self._usual: dict[tuple[Stage, ...], tuple[Floats, Floats]] = {}
@@ -92,6 +93,10 @@ class Drift:
         done : [p]
             How much of its compute every rank has done; None: the request is over.
         """
+        if plan is not self._computing:
+            self._computing = plan
+            for tracker in self.compute:
+                tracker.restart()
         whole = -(-rows // LENGTHS) * LENGTHS
         expected = self._expected(plan, whole) * rows / whole
         none = np.zeros(len(compute_s))
