@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from solver.cluster import GIB, Cluster
-from solver.cost import predict
+from solver.cost import plan_seconds, predict, setting
 from solver.curves import Floats
 from solver.decision import Decision, shares
 from solver.drift import Drift
@@ -147,7 +147,7 @@ class Replanner:
             self._solved = factors
         if now_only:
             at_once &= at_work
-        before_s = predict(self._spec, now, self.plan, self.plan.rows).seconds
+        before_s = self._seconds(now, self.plan)
         if not shifted and (spare := self._spare(now, others_could)):
             self._again_at = self._requests + LEAST_HORIZON
             changes = "what else could run is got again"
@@ -166,7 +166,7 @@ class Replanner:
         least_gain = LEAST_GAIN if lasted or (shifted and moved < SLIGHT) else CHANGED_GAIN
         taken = (self._is_worth(plan, before_s, least_gain) or bool(short)) and self._fits(plan, now)
         if aim is not None:
-            aim_s, aim_fits = predict(self._spec, now, aim, aim.rows).seconds, self._fits(aim, now)
+            aim_s, aim_fits = self._seconds(now, aim), self._fits(aim, now)
             taken = taken and (plan.predicted_s <= (1 - LEAST_GAIN) * aim_s or not aim_fits)
             if not taken and aim != self.plan and not (aim_fits and aim_s < before_s):
                 return Decision(self.plan, True, why, "what was begun is given up", aim_s, before_s, 0.0)
@@ -176,6 +176,10 @@ class Replanner:
         frees = tuple(self._short(now, self._held_bytes(plan)))
         changes = shares(self.plan, plan) if plan != self.plan else "what else could run is freed"
         return Decision(plan, taken, why, changes, before_s, plan.predicted_s, cost_s, frees)
+
+    def _seconds(self, now: Cluster, plan: Plan) -> float:
+        """Return what a request takes under a plan."""
+        return plan_seconds(setting(self._spec, now, plan.rows), plan)
 
     def _is_worth(self, plan: Plan, before_s: float, least_gain: float = LEAST_GAIN) -> bool:
         """Return whether a plan saves enough, and more than moving to it takes."""

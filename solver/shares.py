@@ -47,17 +47,17 @@ def held_layers(plan: Plan, rank: int) -> Span:
 
 def rank_slices(spec: ModelSpec, plan: Plan, rank: int) -> list[TensorSlice]:
     """Return everything that `rank` holds, in file order; embeddings and heads are rank 0's."""
-    slices = _ends(spec, rank)
+    slices = [*_ends(spec)] if rank == 0 else []
     held = held_layers(plan, rank)
     for layer in range(held.start, held.stop):
         slices += layer_slices(spec, plan, layer, rank)
     return slices
 
 
-def _ends(spec: ModelSpec, rank: int) -> list[TensorSlice]:
-    """Return embeddings and heads on rank 0, nothing on others."""
-    shapes = tensor_shapes(spec) if rank == 0 else {}
-    return [_whole(name, shape) for name, shape in shapes.items() if not name.startswith("layers/")]
+@lru_cache(maxsize=4)
+def _ends(spec: ModelSpec) -> tuple[TensorSlice, ...]:
+    """Return embeddings and heads, which rank 0 holds."""
+    return tuple(_whole(name, shape) for name, shape in tensor_shapes(spec).items() if not name.startswith("layers/"))
 
 
 def alike(stage: Stage) -> Iterator[tuple[int, int, LayerPlan]]:
@@ -107,7 +107,7 @@ def weights_bytes(spec: ModelSpec, plan: Plan, rank: int, precision: str = "floa
         count * sum(held_bytes(piece, precision) for piece in layer_slices(spec, plan, number, rank))
         for number, count, _ in (alike(place[0]) if place else ())
     )
-    return sum(runs) + sum(held_bytes(piece, precision) for piece in _ends(spec, rank))
+    return sum(runs) + sum(held_bytes(piece, precision) for piece in (_ends(spec) if rank == 0 else ()))
 
 
 @lru_cache(maxsize=16)
