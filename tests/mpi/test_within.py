@@ -22,6 +22,7 @@ from solver.decision import Decision
 from solver.planner import solve
 from solver.replan import Replanner
 from solver.routes import Route
+from solver.tracker import FIRST
 from tests.mpi.test_layers import expected, tensors_of
 from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, random_plan, rows_plan
 from tests.solver.clusters import pis
@@ -242,7 +243,7 @@ def test_a_board_that_becomes_slow_has_other_rows_in_the_same_request(world, fil
     if world.size == 1:
         return  # nobody to share rows with
     monkeypatch.setattr(conducting, "LISTEN_EVERY_S", 0.0)
-    calm, slow, speed = 8, 2, 6e7 / world.size
+    calm, slow, speed = FIRST + 3, 2, 6e7 / world.size
     cluster = pis(*[27 * speed / 1e9] * world.size)  # so that what is predicted is near what it takes
     plan = priced(rows_plan([1.0] * world.size, LONG), cluster, 64)
     plan = replace(plan, predicted=replace(plan.predicted, seconds=0.4))
