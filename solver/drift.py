@@ -61,8 +61,7 @@ class Drift:
         self.memory = [device.memory_bytes for device in profile.devices]
         self._free = list(self.memory)  # as read last
         self._falls = [(0, 0)] * len(self.memory)  # by how much the last two readings fell
-        self._computing: Plan | None = None
-        self._flowing: Plan | None = None
+        self._plan: Plan | None = None  # of which the last measurements are
         # Bytes a second of a plan's connections over whole links, of how many windows; kept for when it comes back.
         self._usual: dict[tuple[Stage, ...], tuple[Floats, Floats]] = {}
         self._lately = [deque[float](maxlen=ALONE) for _ in range(ranks)]  # shares of links, by the same
@@ -93,10 +92,7 @@ class Drift:
         done : [p]
             How much of its compute every rank has done; None: the request is over.
         """
-        if plan is not self._computing:
-            self._computing = plan
-            for tracker in self.compute:
-                tracker.restart()
+        self._turn_to(plan)
         whole = -(-rows // LENGTHS) * LENGTHS
         expected = self._expected(plan, whole) * rows / whole
         none = np.zeros(len(compute_s))
@@ -141,11 +137,7 @@ class Drift:
         flow_bytes, busy_s : [p, p]
             What each rank sent to each other since the last call, and for how long that connection was busy.
         """
-        if plan is not self._flowing:
-            self._flowing = plan
-            for lately in self._lately:
-                lately.clear()
-            self._bytes[:], self._busy_s[:] = 0.0, 0.0
+        self._turn_to(plan)
         self._bytes += flow_bytes
         self._busy_s += busy_s
         if self._busy_s.max() < WINDOW_S:
@@ -181,6 +173,17 @@ class Drift:
             if tracker.observe(1.0 if share > WHOLE_LINK else share):
                 changed.append(rank)
         return changed
+
+    def _turn_to(self, plan: Plan) -> None:
+        """Begin anew with what depends on the plan, where it is another than that of the last measurements."""
+        if plan is self._plan:
+            return
+        self._plan = plan
+        for tracker in self.compute:
+            tracker.restart()
+        for lately in self._lately:
+            lately.clear()
+        self._bytes[:], self._busy_s[:] = 0.0, 0.0
 
     @property
     def doubtful(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +12,9 @@ from solver.cluster import MIB, Cluster, Device
 from solver.curves import Floats
 from solver.errors import InfeasiblePlanError
 from solver.exchange import Mask
-from solver.model import ModelSpec, layer_tensor_shapes, tensor_shapes
+from solver.model import ModelSpec, layer_tensor_shapes
 from solver.plan import Plan
-from solver.shares import COMMON_TENSORS, WEIGHT_BYTES
+from solver.shares import COMMON_TENSORS, WEIGHT_BYTES, end_slices, held_bytes
 from solver.steps import FLOAT_BYTES
 from solver.words import counted
 
@@ -26,14 +25,9 @@ INT8_BYTES = 1.05  # that a weight takes in int8
 MOST_NAMED = 4  # devices in an error, of 1024 that lack memory
 
 
-@lru_cache(maxsize=4)
 def ends_bytes(spec: ModelSpec) -> int:
-    """Return the float32 bytes of embeddings and heads, which rank 0 holds.
-
-    Kept, since who may change plans asks for them behind every request: all names of the model take 0.2 ms.
-    """
-    shapes = tensor_shapes(spec)
-    return FLOAT_BYTES * sum(math.prod(shape) for name, shape in shapes.items() if not name.startswith("layers/"))
+    """Return the float32 bytes of embeddings and heads, which rank 0 holds."""
+    return sum(held_bytes(piece) for piece in end_slices(spec))
 
 
 def work_bytes(spec: ModelSpec, rows: int) -> int:

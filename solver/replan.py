@@ -187,8 +187,11 @@ class Replanner:
 
     def _nearest(self, factors: Floats) -> tuple[float, Solution]:
         """Return the solution for factors nearest to some, and how far from them it was solved."""
-        apart = ((float(np.abs(factors - solved).max()), solution) for solved, solution in self._solutions)
-        return min(apart, key=lambda entry: entry[0])
+        return min(self._apart(factors), key=lambda entry: entry[0])
+
+    def _apart(self, factors: Floats) -> list[tuple[float, Solution]]:
+        """Return all solutions, with how far from some factors they were solved."""
+        return [(float(np.abs(factors - solved).max()), solution) for solved, solution in self._solutions]
 
     def _is_known(self, factors: Floats) -> bool:
         """Return whether what runs was found by solving for all as it is now; a plan by rows alone may be another."""
@@ -225,8 +228,8 @@ class Replanner:
         """Return the best of the plans that were solved for nearly these factors and can run at once, if any."""
         found = (
             replace(solution.plan, predicted=predict(self._spec, now, solution.plan, self.plan.rows))
-            for solved, solution in self._solutions
-            if np.abs(factors - solved).max() < SLIGHT
+            for apart, solution in self._apart(factors)
+            if apart < SLIGHT
             and not self._lack(solution.plan, range(len(now.devices)))
             and self._fits(solution.plan, now)
         )

@@ -47,7 +47,7 @@ def held_layers(plan: Plan, rank: int) -> Span:
 
 def rank_slices(spec: ModelSpec, plan: Plan, rank: int) -> list[TensorSlice]:
     """Return everything that `rank` holds, in file order; embeddings and heads are rank 0's."""
-    slices = [*_ends(spec)] if rank == 0 else []
+    slices = [*end_slices(spec)] if rank == 0 else []
     held = held_layers(plan, rank)
     for layer in range(held.start, held.stop):
         slices += layer_slices(spec, plan, layer, rank)
@@ -55,8 +55,8 @@ def rank_slices(spec: ModelSpec, plan: Plan, rank: int) -> list[TensorSlice]:
 
 
 @lru_cache(maxsize=4)
-def _ends(spec: ModelSpec) -> tuple[TensorSlice, ...]:
-    """Return embeddings and heads, which rank 0 holds."""
+def end_slices(spec: ModelSpec) -> tuple[TensorSlice, ...]:
+    """Return embeddings and heads, which rank 0 holds; kept, since to list all names of the model takes 0.2 ms."""
     return tuple(_whole(name, shape) for name, shape in tensor_shapes(spec).items() if not name.startswith("layers/"))
 
 
@@ -107,7 +107,7 @@ def weights_bytes(spec: ModelSpec, plan: Plan, rank: int, precision: str = "floa
         count * sum(held_bytes(piece, precision) for piece in layer_slices(spec, plan, number, rank))
         for number, count, _ in (alike(place[0]) if place else ())
     )
-    return sum(runs) + sum(held_bytes(piece, precision) for piece in (_ends(spec) if rank == 0 else ()))
+    return sum(runs) + sum(held_bytes(piece, precision) for piece in (end_slices(spec) if rank == 0 else ()))
 
 
 @lru_cache(maxsize=16)
