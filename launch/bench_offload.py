@@ -62,6 +62,7 @@ def bench_offload(cluster: str, runs: int) -> dict[str, Any]:
     return {
         "suite": "offload",
         "cluster": lab.name,
+        "lab_scale": lab.scale,
         "model": "matmul-1024",
         "rows": 256,
         "layers": 1,

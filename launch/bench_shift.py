@@ -115,7 +115,7 @@ def bench_shift(lab: Lab, model: Path, rows: int, requests: int, strategies: Seq
                 for asked in turns(phase.requests):
                     for name, own in labs.items():
                         with lab_up.awake(own):
-                            latency_s[name] += [_ask(jobs[name], rows) for _ in range(asked)]
+                            latency_s[name] += [own.scale * _ask(jobs[name], rows) for _ in range(asked)]
                         advance(asked)
                 if ORACLE in labs:
                     _end(labs[ORACLE], jobs.pop(ORACLE))
@@ -124,6 +124,7 @@ def bench_shift(lab: Lab, model: Path, rows: int, requests: int, strategies: Seq
     return {
         "suite": "shift",
         "cluster": lab.name,
+        "lab_scale": lab.scale,
         "model": spec.name,
         "rows": rows,
         "layers": spec.layers,
@@ -200,7 +201,7 @@ def _end(lab: Lab, job: shell.Process) -> list[Any]:
     assert job.stdin is not None
     with lab_up.awake(lab):
         job.stdin.close()
-        code = shell.wait(job, PATIENCE_S)
+        code = shell.wait(job, PATIENCE_S / lab.scale)
     if code:
         raise HeptiError(f"hepti_mpi ended with exit code {code}: its own message stands above")
     replans: list[Any] = json.loads(_report(lab).read_text())["replans"]
@@ -212,7 +213,7 @@ def _report(lab: Lab) -> Path:
 
 
 def _ask(job: shell.Process, rows: int) -> float:
-    """Send a request and return the seconds until its answer is here."""
+    """Send a request and return the seconds, by the clock, until its answer is here."""
     assert job.stdin is not None
     assert job.stdout is not None
     started = time.perf_counter()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launch.tables import markdown, show
+from solver.clock import at_scale
 from solver.cluster import MIB
 from solver.words import counted
 
@@ -29,7 +30,7 @@ def comparison_markdown(report: dict[str, Any]) -> str:
 def heading(report: dict[str, Any]) -> str:
     """Return what was measured, in words."""
     layers, rows = counted(report["layers"], "layer"), counted(report["rows"], "row")
-    return f"{report['model']}, {layers}, {rows} on {report['cluster']}"
+    return f"{report['model']}, {layers}, {rows} on {report['cluster']}{at_scale(report['lab_scale'])}"
 
 
 def main_cells(report: dict[str, Any]) -> Cells:

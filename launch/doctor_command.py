@@ -17,6 +17,7 @@ from launch.doctor_ask import ask_all, ask_pairs, remote
 from launch.hostfile import read_hostfile
 from launch.mpirun import hostfile_text
 from launch.tables import show
+from solver.clock import at_scale
 from solver.cluster import GIB
 from solver.errors import HeptiError
 
@@ -84,7 +85,7 @@ def _print(answers: Sequence[Answer], findings: Sequence[Finding]) -> None:
         free = f"{facts['free_bytes'] / GIB:.2f}"
         mpi = answer.mpi.rpartition(" ")[2]
         rows.append([answer.host, facts["python"], packages["numpy"] or "-", mpi, cores, free, heat, networks])
-    show("hosts", ["host", "Python", "numpy", "MPI", "cores", "free GiB", "°C", "links"], rows)
+    show(f"hosts{at_scale()}", ["host", "Python", "numpy", "MPI", "cores", "free GiB", "°C", "links"], rows)
     if findings:
         lines = [[finding.host, finding.problem, finding.mend] for finding in findings]
         show(f"{len(findings)} finding{'s' * (len(findings) > 1)}", ["host", "finding", "mend"], lines)
