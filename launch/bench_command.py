@@ -6,12 +6,13 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from launch import compare_command, paper_command
+from launch.bench_model import model_of
 from launch.bench_offload import PUBLISHED_LOCAL_MS, WAYS, bench_offload, write_picture
+from launch.bench_out import can_draw, make_folder, write_text
 from launch.bench_shift import ORACLE, STRATEGIES, bench_shift
 from launch.bench_shift import write_picture as write_shift
 from launch.bench_stage import lab_of
@@ -53,16 +54,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _shift(options: argparse.Namespace) -> int:
-    require_tools()
     strategies = options.strategies.split(",")
     for name in strategies:
         if name not in STRATEGIES:
             raise HeptiError(f"unknown strategy {name!r}{did_you_mean(name, STRATEGIES)}")
+    for option in ("rows", "requests"):
+        if getattr(options, option) < 1:
+            raise HeptiError(f"--{option} is {getattr(options, option)}, must be at least 1")
+    model = model_of(options.model)
+    require_tools()
+    make_folder(options.out)
     with lab_of(options.cluster) as lab:
-        report = bench_shift(lab, options.model, options.rows, options.requests, strategies)
-    _write(report, options, write_shift)
-    if not options.json:
-        _show_shift(report)
+        report = bench_shift(lab, model, options.rows, options.requests, strategies)
+    _tell(report, options, _show_shift, write_shift)
     return 0
 
 
@@ -95,29 +99,30 @@ def _show_shift(report: dict[str, Any]) -> None:
     show("ms in every state of the lab: its first request, its third, the median of all", columns, rows)
 
 
-def _write(
-    report: dict[str, Any], options: argparse.Namespace, picture: Callable[[dict[str, Any], Path], None]
+def _tell(
+    report: dict[str, Any],
+    options: argparse.Namespace,
+    tables: Callable[[dict[str, Any]], None],
+    picture: Callable[[dict[str, Any], Path], None],
 ) -> None:
-    """Write a suite's JSON and picture, and print it where JSON is asked for."""
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / f"{report['suite']}.json").write_text(json.dumps(report, indent=1))
-        if find_spec("matplotlib") is None:
-            print("note: no picture without matplotlib: pip install 'hepti[plot]'")
-        else:
-            picture(report, options.out / f"{report['suite']}.png")
+    """Print a suite's tables, or its JSON, and only then write JSON and picture: the disk may be full by now."""
     if options.json:
         print(json.dumps(report))
+    else:
+        tables(report)
+    if options.out is not None:
+        write_text(options.out / f"{report['suite']}.json", json.dumps(report, indent=1))
+        if can_draw():
+            picture(report, options.out / f"{report['suite']}.png")
 
 
 def _offload(options: argparse.Namespace) -> int:
     if options.runs < 2:  # quartiles need two
         raise HeptiError(f"--runs is {options.runs}, must be at least 2")
     require_tools()
+    make_folder(options.out)
     report = bench_offload(options.cluster, options.runs)
-    _write(report, options, write_picture)
-    if not options.json:
-        _show_offload(report)
+    _tell(report, options, _show_offload, write_picture)
     return 0
 
 

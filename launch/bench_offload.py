@@ -6,7 +6,6 @@ offloaded, and time over the share offloaded under two bandwidths and two speeds
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launch import lab_run, lab_up
+from launch.answers import written
 from launch.bench_stage import lab_of
 from launch.lab import Lab
 from launch.plot import Curve, draw
@@ -114,7 +114,7 @@ def _measure(
     if code := lab_run.run(lab, 2, program):
         raise HeptiError(f"hepti_mpi.offload ended with exit code {code}: its own message stands above")
     figure = "rows" if len(rows) > 1 else "share"
-    return [{"figure": figure, **_result(lab, condition, entry)} for entry in json.loads(out.read_text())]
+    return [{"figure": figure, **_result(lab, condition, entry)} for entry in written(out, "hepti_mpi.offload")]
 
 
 def _result(lab: Lab, condition: Condition, entry: dict[str, Any]) -> dict[str, Any]:

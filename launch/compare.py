@@ -178,7 +178,7 @@ def _asked(spec: ModelSpec, contest: Contest, files: Path) -> list[str]:
 def _mpirun(stage: Stage, program: Sequence[str], log: Path) -> None:
     code = stage.mpirun([sys.executable, "-m", "hepti_mpi", *program], log)
     if code:
-        raise HeptiError(_last_words(log.read_text(), code))
+        raise HeptiError(_last_words(log.read_text(errors="replace"), code))
 
 
 def _kernel_words(kernels: Kernels) -> list[str]:

@@ -18,6 +18,7 @@ from launch.hostfile import read_hostfile
 from launch.mpirun import hostfile_text
 from launch.tables import show
 from solver.cluster import GIB
+from solver.command import check_path
 from solver.errors import HeptiError
 
 
@@ -93,6 +94,8 @@ def _print(answers: Sequence[Answer], findings: Sequence[Finding]) -> None:
 
 
 def _hostfile(options: argparse.Namespace) -> int:
+    if options.out is not None:
+        check_path(options.out)
     hosts: list[str] = []
     for word in options.hosts:
         hosts += [entry.host for entry in read_hostfile(Path(word))] if Path(word).is_file() else [word]

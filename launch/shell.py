@@ -43,7 +43,9 @@ def run(command: Command, timeout_s: float = 60.0, stdin: str = "") -> str:
 def attempt(command: Command, timeout_s: float = 60.0, stdin: str = "") -> tuple[int, str, str]:
     """Run a command that may fail; return its exit code, output and error output."""
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(
+            command, input=stdin, capture_output=True, timeout=timeout_s, check=False, text=True, errors="replace"
+        )
     except OSError as error:
         return 127, "", f"{command[0]}: {error.strerror}"
     except subprocess.TimeoutExpired:

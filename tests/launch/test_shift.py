@@ -1,13 +1,14 @@
 """`bench shift`: what its script changes, who is asked when, and what its oracle knows."""
 
-import json
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from launch import bench_shift
 from launch.bench_command import _show_shift
+from launch.bench_model import BenchModel
 from launch.bench_shift import Phase, State, script
 from launch.lab import plan_lab
 from solver.cluster import GIB
@@ -15,6 +16,7 @@ from solver.model import named_model
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base")
+MODEL = BenchModel(Path("/model.h5"), SPEC)
 CLUSTER = pis(24.6, 70, 24.6, 10)
 
 
@@ -45,8 +47,6 @@ class Labs:
 
     def __init__(self, monkeypatch):
         self.awake, self.asked, self.states, self.plans = [], [], [], []
-        facts = json.dumps({"model": json.loads(SPEC.to_json())})
-        monkeypatch.setattr(bench_shift.shell, "run", lambda _: facts)
         monkeypatch.setattr(bench_shift.lab_up, "another", lambda lab, name: nullcontext(replace(lab, name=name)))
         monkeypatch.setattr(bench_shift.lab_up, "awake", self.let_go_on)
         monkeypatch.setattr(bench_shift, "_profile", lambda *_: CLUSTER)
@@ -79,7 +79,7 @@ def test_strategies_take_turns_each_on_a_lab_of_its_own_while_the_others_stand_s
         bench_shift, "script", lambda *_: [Phase("calm", 7, State()), Phase("slow", 1, slow), Phase("calm", 2, State())]
     )
 
-    report = bench_shift.bench_shift(lab, "model.h5", 128, 7, ["static-equal", "live-hepti", "oracle"])
+    report = bench_shift.bench_shift(lab, MODEL, 128, 7, ["static-equal", "live-hepti", "oracle"])
 
     own = ["shift-1", "shift-2", "shift-3"]
     assert labs.asked == [name for turn in (5, 2, 1, 2) for name in own for _ in range(turn)]
