@@ -11,13 +11,14 @@ from typing import Any
 
 from launch import compare_command, paper_command
 from launch.bench_model import model_of
-from launch.bench_offload import PUBLISHED_LOCAL_MS, WAYS, bench_offload, write_picture
+from launch.bench_offload import CONDITIONS, PUBLISHED_LOCAL_MS, WAYS, bench_offload, what, write_picture
 from launch.bench_out import can_draw, make_folder, write_text
 from launch.bench_shift import ORACLE, STRATEGIES, bench_shift
 from launch.bench_shift import write_picture as write_shift
 from launch.bench_stage import lab_of
 from launch.lab_up import require_tools
 from launch.tables import show
+from launch.titles import heading
 from solver.cluster import did_you_mean
 from solver.errors import HeptiError
 
@@ -87,7 +88,8 @@ def _show_shift(report: dict[str, Any]) -> None:
         ]
         for entry in report["results"]
     ]
-    show(f"{len(report['results'][0]['latency_s'])} requests while the lab changes", columns, rows)
+    of, count = heading(report), len(report["results"][0]["latency_s"])
+    show(f"{of}; {count} requests while the lab changes, one run of every strategy", columns, rows)
     rows, begin = [], 0
     for phase in report["phases"]:
         end = begin + phase["requests"]
@@ -96,7 +98,7 @@ def _show_shift(report: dict[str, Any]) -> None:
         rows.append([phase["name"], *("  ".join(cell) for cell in cells)])
         begin = end
     columns = ["state", *(entry["system"] for entry in report["results"])]
-    show("ms in every state of the lab: its first request, its third, the median of all", columns, rows)
+    show(f"{of}; ms in every state of the lab: its first request, its third, the median of all", columns, rows)
 
 
 def _tell(
@@ -137,7 +139,9 @@ def _show_offload(report: dict[str, Any]) -> None:
     for count in sorted({count for count, _ in entries}):
         alone_s, shared_s = entries[count, 0], entries[count, 90]
         rows.append([str(count), f"{alone_s * 1e3:.1f}", f"{shared_s * 1e3:.1f}", f"{1 - shared_s / alone_s:.0%}"])
-    show(f"five MatMuls [m, 1024] @ [1024, 1024] (published at 256: {PUBLISHED_LOCAL_MS}, 55.1)", columns, rows)
+    published = CONDITIONS[0]
+    figures = f"published at 256: {PUBLISHED_LOCAL_MS}, {published.published_ms}"
+    show(f"{what(report)}, {published.bandwidth_mbps:g} Mbps ({figures})", columns, rows)
     columns = ["Mbps", "secondary", "primary", "local ms", "best share", "ms", "published share", "ms"]
     rows = [
         [
@@ -152,4 +156,4 @@ def _show_offload(report: dict[str, Any]) -> None:
         ]
         for entry in report["best"]
     ]
-    show("the best share of the rows to offload, m = 256", columns, rows)
+    show(f"{what(report)}; the best share of the rows to offload, m = 256", columns, rows)

@@ -65,6 +65,7 @@ def bench_offload(cluster: str, runs: int) -> dict[str, Any]:
         "model": "matmul-1024",
         "rows": 256,
         "layers": 1,
+        "runs": runs,
         "versions": versions,
         "results": results,
         "best": best_shares(results),
@@ -163,6 +164,11 @@ def _under(lab: Lab, condition: Condition) -> Lab:
     return lab
 
 
+def what(report: dict[str, Any]) -> str:
+    """Return what was measured, in words."""
+    return f"five MatMuls [m, 1024] @ [1024, 1024] on {report['cluster']}, medians of {report['runs']} runs"
+
+
 def write_picture(report: dict[str, Any], path: Path) -> None:
     """Draw both figures."""
     results = report["results"]
@@ -170,7 +176,7 @@ def write_picture(report: dict[str, Any], path: Path) -> None:
     by_rows = [entry for entry in results if entry["figure"] == "rows" and entry["system"] == _system("waits")]
     panels.append(
         (
-            "940 Mbps, 90 % offloaded",
+            f"{CONDITIONS[0].bandwidth_mbps:g} Mbps, 90 % offloaded",
             "m",
             [
                 Curve(label, *_points([entry for entry in by_rows if entry["percent"] == percent], "rows"))
@@ -183,14 +189,14 @@ def write_picture(report: dict[str, Any], path: Path) -> None:
     ):
         curves = [
             Curve(
-                f"{condition.bandwidth_mbps:g} Mbps, {condition.cpu:.0%}",
+                f"{condition.bandwidth_mbps:g} Mbps, secondary at {condition.cpu:.0%}",
                 *_points(curve_of(results, condition, way), "percent"),
                 mark=condition.published_percent,
             )
             for condition in CONDITIONS
         ]
-        panels.append((f"the primary {title}", "rows offloaded, %", curves))
-    draw(panels, "ms", path)
+        panels.append((f"the primary {title}", "offloaded, % of 256 rows; dotted: published best", curves))
+    draw(what(report), panels, "ms", path)
 
 
 def _points(entries: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:

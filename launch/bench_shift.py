@@ -23,6 +23,7 @@ from launch.bench_model import BenchModel
 from launch.lab import Lab, load_lab
 from launch.lab_agent import on_host
 from launch.plot import Curve, draw
+from launch.titles import heading, speeds
 from solver.cluster import Cluster, read_cluster
 from solver.drift import scaled
 from solver.errors import HeptiError
@@ -128,6 +129,7 @@ def bench_shift(lab: Lab, model: BenchModel, rows: int, requests: int, strategie
         "model": spec.name,
         "rows": rows,
         "layers": spec.layers,
+        "mbps": speeds(profile),
         "versions": {"python": sys.version.split()[0]},
         "phases": [{"name": phase.name, "requests": phase.requests} for phase in phases],
         "results": [
@@ -160,7 +162,7 @@ def write_picture(report: Mapping[str, Any], path: Path) -> None:
         for entry in report["results"]
     ]
     names = ", ".join(phase["name"] for phase in report["phases"] if phase["name"] != "calm")
-    draw([(names, "request", curves)], "ms", path)
+    draw(f"{heading(report)}\none run of every strategy", [(names, "request", curves)], "ms", path)
 
 
 def _plans(spec: ModelSpec, profile: Cluster, rows: int) -> dict[str, Plan]:

@@ -21,6 +21,7 @@ from launch.compare_show import comparison_markdown, print_comparison, variant
 from launch.lab import did_you_mean
 from launch.lab_up import require_tools
 from launch.single import RUNTIMES
+from launch.titles import heading
 from solver.errors import HeptiError
 from solver.model import request_rows
 from solver.plan import Wire
@@ -131,7 +132,7 @@ def write_pictures(report: dict[str, Any], files: Path, out: Path) -> None:
             label = name.replace(" ", "-").replace(":", "-")
             shutil.copy(trace, out / f"trace-{label}.json")
             if pictures:
-                plot_trace(trace, out / f"timeline-{label}.png", f"{name}: one request of {report['rows']} rows")
+                plot_trace(trace, out / f"timeline-{label}.png", f"{name}: the last request\n{heading(report)}")
 
 
 def check_counts(options: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from launch.tables import show
 from solver.cluster import GIB
 from solver.command import check_path
 from solver.errors import HeptiError
+from solver.words import counted
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -59,7 +60,7 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_report(answers, findings)))
     else:
-        _print(answers, findings)
+        _print(str(options.hostfile), answers, findings)
     return 1 if findings else 0
 
 
@@ -71,7 +72,7 @@ def _report(answers: Sequence[Answer], findings: Sequence[Finding]) -> dict[str,
     }
 
 
-def _print(answers: Sequence[Answer], findings: Sequence[Finding]) -> None:
+def _print(hostfile: str, answers: Sequence[Answer], findings: Sequence[Finding]) -> None:
     rows = []
     for answer in answers:
         facts = answer.facts
@@ -85,12 +86,12 @@ def _print(answers: Sequence[Answer], findings: Sequence[Finding]) -> None:
         free = f"{facts['free_bytes'] / GIB:.2f}"
         mpi = answer.mpi.rpartition(" ")[2]
         rows.append([answer.host, facts["python"], packages["numpy"] or "-", mpi, cores, free, heat, networks])
-    show("hosts", ["host", "Python", "numpy", "MPI", "cores", "free GiB", "°C", "links"], rows)
+    show(f"hosts of {hostfile}", ["host", "Python", "numpy", "MPI", "cores", "free GiB", "°C", "links"], rows)
     if findings:
         lines = [[finding.host, finding.problem, finding.mend] for finding in findings]
-        show(f"{len(findings)} finding{'s' * (len(findings) > 1)}", ["host", "finding", "mend"], lines)
+        show(f"{counted(len(findings), 'finding')} on hosts of {hostfile}", ["host", "finding", "mend"], lines)
     else:
-        print(f"{len(answers)} hosts, nothing found")
+        print(f"{counted(len(answers), 'host')} of {hostfile}, nothing found")
 
 
 def _hostfile(options: argparse.Namespace) -> int:

@@ -65,7 +65,7 @@ def _paper(options: argparse.Namespace) -> int:
     from launch.bench_paper import bench_paper, points
     from launch.compare import Contest
     from launch.compare_entrants import Kernels
-    from launch.paper_show import cells, claim_cells, write_pictures
+    from launch.paper_show import cells, claim_cells, claim_title, write_pictures
 
     models = {name: bench_model(name, options.layers) for name in options.models.split(",")}
     beside = {name: decoupled_model(name, options.layers) for name in models if DECOUPLED in systems}
@@ -87,7 +87,7 @@ def _paper(options: argparse.Namespace) -> int:
     for figure in figures:
         for title, columns, rows in cells(report, figure):
             show(title, columns, rows)
-    show("times as good as the best of those beside it", *claim_cells(report))
+    show(claim_title(report), *claim_cells(report))
     return 0
 
 

@@ -1,0 +1,29 @@
+"""What a table or a picture is of, in words, and the facts of a report that say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from solver.cluster import Cluster
+from solver.words import counted, mbps
+
+
+def speeds(cluster: Cluster) -> list[float]:
+    """Return every device's own link in Mbps, as measured; none of a device alone."""
+    ranks = range(len(cluster.devices))
+    return [cluster.bandwidth(rank) * 8 / 1e6 for rank in ranks] if len(ranks) > 1 else []
+
+
+def heading(report: Mapping[str, Any]) -> str:
+    """Return what was measured where: model, layers, rows, cluster, links."""
+    layers, rows = counted(report["layers"], "layer"), counted(report["rows"], "row")
+    links = f", {mbps(report['mbps'])}" if report["mbps"] else ""
+    return f"{report['model']}, {layers}, {rows} on {report['cluster']}{links}"
+
+
+def rounds(report: Mapping[str, Any]) -> str:
+    """Return how many rounds there were, "2 of 5 rounds" where the others are not there, and of how many requests."""
+    done, asked = report["runs"], report["runs_asked"]
+    so_far = "" if done == asked else f"{done} of "
+    return f"{so_far}{counted(asked, 'round')} of {counted(report['repeat'], 'request')}"
