@@ -23,7 +23,7 @@ from launch.bench_model import BenchModel
 from launch.lab import Lab, load_lab
 from launch.lab_agent import on_host
 from launch.plot import Curve, draw
-from launch.titles import heading, speeds
+from launch.titles import heading
 from solver.cluster import Cluster, read_cluster
 from solver.drift import scaled
 from solver.errors import HeptiError
@@ -129,7 +129,7 @@ def bench_shift(lab: Lab, model: BenchModel, rows: int, requests: int, strategie
         "model": spec.name,
         "rows": rows,
         "layers": spec.layers,
-        "mbps": speeds(profile),
+        "mbps": profile.links_mbps,
         "versions": {"python": sys.version.split()[0]},
         "phases": [{"name": phase.name, "requests": phase.requests} for phase in phases],
         "results": [

@@ -22,7 +22,6 @@ from launch.bench_stage import Stage
 from launch.compare_entrants import Absent, Entrant, Entry, Kernels, alone, planned
 from launch.compare_results import Samples, ranked, result
 from launch.compare_show import variant
-from launch.titles import speeds
 from solver.cluster import Cluster, read_cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec, TextInput
@@ -84,7 +83,7 @@ def compare(
         "model": model.spec.name,
         "rows": contest.rows,
         "layers": model.spec.layers,
-        "mbps": speeds(next(iter(clusters.values()))),
+        "mbps": next(iter(clusters.values())).links_mbps,
         "runs_asked": contest.runs,
         "repeat": contest.repeat,
         "device": [{"name": device.name, "gflops": device.compute_flop_per_s / 1e9} for device in devices],

@@ -1,18 +1,11 @@
-"""What a table or a picture is of, in words, and the facts of a report that say so."""
+"""What a table or a picture is of, in words."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from solver.cluster import Cluster
 from solver.words import counted, mbps
-
-
-def speeds(cluster: Cluster) -> list[float]:
-    """Return every device's own link in Mbps, as measured; none of a device alone."""
-    ranks = range(len(cluster.devices))
-    return [cluster.bandwidth(rank) * 8 / 1e6 for rank in ranks] if len(ranks) > 1 else []
 
 
 def heading(report: Mapping[str, Any]) -> str:
