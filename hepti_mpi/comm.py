@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar, cast
 from hepti_mpi.arrays import Array
 from hepti_mpi.trace import Trace
 from hepti_mpi.wires import EXACT, Coding, Message
+from solver import clock
 from solver.errors import HeptiError
 
 # Open MPI reads these when it starts; what the user or mpirun has set stays. Up to 8 MiB a message goes to the kernel
@@ -73,7 +74,7 @@ class Traffic:
 
     def waited(self, started: float) -> None:
         """Count a wait that ends now."""
-        now = time.perf_counter()
+        now = clock.now()
         self.wait_s += now - started
         if self.trace is not None:
             self.trace.waits.append((started, now))
@@ -128,7 +129,7 @@ class Group:
             thread.join()
 
     def _move(self, over: threading.Event) -> None:
-        while not over.wait(MOVE_S):
+        while not over.wait(MOVE_S / clock.SCALE):
             self._comm.Iprobe(MPI.ANY_SOURCE, NOTHING)
 
     def post_receive(self, message: Message, peer: int, tag: int) -> MPI.Request:
@@ -142,7 +143,7 @@ class Group:
 
     def wait_some(self, requests: list[MPI.Request]) -> list[int]:
         """Wait until one or more of the receives have ended and return their numbers."""
-        started = time.perf_counter()
+        started = clock.now()
         polls = 0
         while not (arrived := self.arrived(requests)):
             polls += 1
@@ -157,13 +158,13 @@ class Group:
 
     def pause(self) -> None:
         """Wait a little for the others, where there is nothing to do."""
-        started = time.perf_counter()
-        time.sleep(PAUSE_S)
+        started = clock.now()
+        clock.sleep(PAUSE_S)
         self.traffic.waited(started)
 
     def finish_sending(self) -> None:
         """Wait until everything that this rank sent has left it."""
-        started = time.perf_counter()
+        started = clock.now()
         MPI.Request.Waitall([request for request, _ in self._sending])
         self._sending.clear()
         self.traffic.waited(started)
@@ -199,12 +200,12 @@ class Group:
             for _ in range(ROUND_TRIPS):
                 if self.rank == 0:
                     self._comm.recv(source=peer, tag=CONTROL)
-                    self._comm.send(time.perf_counter(), peer, CONTROL)
+                    self._comm.send(clock.now(), peer, CONTROL)
                 elif self.rank == peer:
-                    started = time.perf_counter()
+                    started = clock.now()
                     self._comm.send(None, 0, CONTROL)
                     theirs = self._comm.recv(source=0, tag=CONTROL)
-                    trip = time.perf_counter() - started
+                    trip = clock.now() - started
                     if trip < fastest:
                         fastest, ahead = trip, started + trip / 2 - theirs
         return ahead
@@ -224,7 +225,7 @@ class Group:
         while not self._comm.Iprobe(0, CONTROL):
             if meanwhile is not None and meanwhile():
                 continue
-            time.sleep(pause)
+            clock.sleep(pause)
             pause = min(pause * 1.2, IDLE_PAUSE_S)
         return self._comm.recv(source=0, tag=CONTROL)
 
@@ -235,7 +236,7 @@ class Group:
 
     def word(self) -> Any:
         """Wait for rank 0's word within a request."""
-        started = time.perf_counter()
+        started = clock.now()
         while not self._comm.Iprobe(0, WORD):
             _doze(started)
         word = self._comm.recv(source=0, tag=WORD)
@@ -335,8 +336,8 @@ def library() -> str:
 
 def _doze(started: float) -> None:
     """Wait a little, the longer the more time has passed since the wait started."""
-    waited = time.perf_counter() - started
-    time.sleep(min(max(PAUSE_S, PAUSE_SHARE * waited), LONGEST_PAUSE_S))
+    waited = clock.now() - started
+    clock.sleep(min(max(PAUSE_S, PAUSE_SHARE * waited), LONGEST_PAUSE_S))
 
 
 def _attempt(step: Callable[[], Value]) -> tuple[Value | None, str | None]:

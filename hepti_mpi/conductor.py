@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from hepti_mpi.monitor import PROBE_ROWS, PROBE_S, Measured, Part, Probe, betwee
 from hepti_mpi.move import Adopt, Prepare
 from hepti_mpi.told import Begun, Told
 from hepti_mpi.within import HEARD, HOLDS, done_before, looks
+from solver import clock
 from solver.curves import Bank, Kernel
 from solver.drift import Drift
 from solver.model import ModelSpec
@@ -54,7 +54,7 @@ class Conductor:
         self, spec: ModelSpec, member: Member, replanner: Replanner, acts: bool, say: Callable[[str], object]
     ) -> None:
         self._spec, self._member, self._replanner, self._acts, self._say = spec, member, replanner, acts, say
-        self._started = time.perf_counter()
+        self._started = clock.now()
         self._ranks = member.group.size
         self._told = Told(self._ranks)
         self._batches = 0  # begun so far
@@ -90,7 +90,7 @@ class Conductor:
         After very short ones nobody tells anything: it would take longer than 1 % of their time.
         """
         self._batches += 1
-        now = time.perf_counter()
+        now = clock.now()
         self._listens = now - self._listened_at >= LISTEN_EVERY_S
         self.looks, self._shifted, self._rows = (), False, rows
         if not self._listens:
@@ -108,7 +108,7 @@ class Conductor:
     def look(self, layer: int) -> tuple[Plan, Sequence[Layer]] | None:
         """Do rank 0's part in looks before a layer, as `Way` asks."""
         if layer - HEARD in self.looks:
-            started = time.perf_counter()
+            started = clock.now()
             self._give_word(layer - HEARD + HOLDS)
             self._member.group.traffic.waited(started)  # it is no time in which rank 0 computes
         if layer - HOLDS in self.looks and self._holds is not None:
@@ -162,8 +162,8 @@ class Conductor:
         own = self._member.measured(self._batches)
         self._hear(0, own)
         self._listen()
-        until = time.perf_counter() + HEARING * (own.compute_s + own.wait_s)
-        while self.drift.doubtful and self._told.waits(own.batch) and time.perf_counter() < until:
+        until = clock.now() + HEARING * (own.compute_s + own.wait_s)
+        while self.drift.doubtful and self._told.waits(own.batch) and clock.now() < until:
             self._member.group.pause()
             self._listen()
 
@@ -217,11 +217,11 @@ class Conductor:
 
     def _decide(self, at_layer: int | None = None) -> Decision | None:
         """Decide, and say so; return what is to be done, if anything: where it fits, from a layer of this batch on."""
-        started = time.perf_counter()
+        started = clock.now()
         decision = self._replanner.decide(self._member.mover.aim, now_only=at_layer is not None)
         if decision is None:
             return None
-        now = time.perf_counter()
+        now = clock.now()
         acts = self._acts and decision.taken
         line = decision.line
         if at_layer is not None and acts and self._fits(decision):

@@ -12,7 +12,6 @@ something else can go on; the other ranks do one batch after the other, and none
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from hepti_mpi.comm import Group
 from hepti_mpi.lane import Lane
 from hepti_mpi.stack import Carrying, Stack
 from hepti_mpi.way import Look
+from solver import clock
 
 SPREAD = 8  # of four equal replicas one may take 9 times as long from one batch to the next, and nobody waits for it
 MOST = 32  # batches in the hands of one replica
@@ -149,7 +149,7 @@ class Flow:
 
     def _choose(self, rows: int, left: int, under_way: int) -> Replica | None:
         """Return who gets the next batch, of so many rows out of those left; None where it should wait."""
-        now = time.perf_counter()
+        now = clock.now()
         room = SPREAD * sum(self._depth(replica, rows) for replica in self._replicas) - under_way
         free = [replica for replica in self._replicas if len(replica.jobs) < self._depth(replica, rows)]
         if room <= 0 or not free:
@@ -176,7 +176,7 @@ class Flow:
 
     def _deal(self, replica: Replica, step: Step, embed: Callable[[], Array], look: Look | None) -> Job:
         self._group.announce(step, replica.lane.ranks if step.tell is None else range(self._group.size))
-        batch, dealt = Batch.of_lengths(step.lengths), time.perf_counter()
+        batch, dealt = Batch.of_lengths(step.lengths), clock.now()
         carrying = self._stack.carry(replica.lane, batch, embed(), exact=step.exact, look=look if step.looks else None)
         job = Job(batch.rows, step.count, carrying, dealt)
         replica.jobs.append(job)
@@ -202,7 +202,7 @@ class Flow:
             while replica.jobs and replica.jobs[0].result is not None:
                 done.append(replica.jobs.popleft())
             if done:
-                now = time.perf_counter()
+                now = clock.now()
                 seconds = now - since
                 if replica.leads:
                     self._away_s = max(job.longest_s for job in done)
@@ -212,7 +212,7 @@ class Flow:
         return moved
 
     def _advance(self, replica: Replica, job: Job) -> None:
-        started = time.perf_counter()
+        started = clock.now()
         with self._stack.metered(job.count, begins=not job.begun):
             job.begun = True
             try:
@@ -220,5 +220,5 @@ class Flow:
             except StopIteration as end:
                 job.waits_for, job.result = None, end.value
         if replica.leads:
-            job.longest_s = max(job.longest_s, time.perf_counter() - started)
+            job.longest_s = max(job.longest_s, clock.now() - started)
             self._away_s = max(self._away_s, job.longest_s)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hepti_mpi.comm import host_name
+from solver.clock import SCALE, at_scale
 from solver.words import counted
 
 
@@ -28,8 +29,9 @@ def place() -> Place:
 def describe(places: Sequence[Place]) -> str:
     """Return the line that says which hosts run how many ranks."""
     ranks = Counter(spot.host for spot in places)
+    lab = f"; a lab{at_scale()}, all seconds are its own" if SCALE != 1 else ""
     hosts = ", ".join(host if count == 1 else f"{host} ({count} ranks)" for host, count in ranks.items())
-    return f"{counted(len(places), 'rank')} on {counted(len(ranks), 'host')}: {hosts}"
+    return f"{counted(len(places), 'rank')} on {counted(len(ranks), 'host')}: {hosts}{lab}"
 
 
 def warnings(places: Sequence[Place]) -> list[str]:

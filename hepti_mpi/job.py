@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gc
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -25,6 +24,7 @@ from hepti_mpi.profile import fingerprint, profile
 from hepti_mpi.report import rank_report
 from hepti_mpi.stack import Stack
 from hepti_mpi.trace import Trace, chrome_trace
+from solver import clock
 from solver.cluster import Cluster, read_cluster, write_cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec
@@ -52,9 +52,9 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     plan, spare = group.from_root((lambda: leader.plan(cluster)) if leader else None)
     computes = backend(options.backend, options.precision)
     make = partial(layer_kernels, model.spec, own_plan(plan, group.rank), computes.product, group.rank)
-    started = time.perf_counter()
+    started = clock.now()
     weights, file, without_file = load_share(model, plan, make, group, leader.console if leader else None)
-    loaded = weights_bytes(model.spec, plan, group.rank), time.perf_counter() - started
+    loaded = weights_bytes(model.spec, plan, group.rank), clock.now() - started
     stack = Stack(model.spec, plan, weights.layers, group, computes, options.wire)
     tensors = weights.ends
     del weights  # layers that a change of plan replaces are freed

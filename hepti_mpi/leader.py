@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -29,6 +28,7 @@ from hepti_mpi.live import Member
 from hepti_mpi.report import job_report, predicted_rate, prediction
 from hepti_mpi.stack import Stack
 from hepti_mpi.watch import Watch
+from solver import clock
 from solver.cluster import Cluster
 from solver.command import check_path
 from solver.errors import HeptiError
@@ -165,13 +165,13 @@ class Leader:
             with self._watch or nullcontext(), nullcontext(lambda _: None) if self._watch else bar as done:
                 for number in range(passes):
                     self._answers.clear()
-                    started, count = time.perf_counter(), number >= self._options.warmup
+                    started, count = clock.now(), number >= self._options.warmup
                     for some in together:
                         self._turn_to(rows_of(some[0]), stack)
                         for _ in self._compute(some, flow, tensors, count=count):
                             done(1)
                         self._between(stack)
-                    self._busy_s += (time.perf_counter() - started) * count
+                    self._busy_s += (clock.now() - started) * count
         if self._conductor:
             self._plan = stack.plan
         self._group.announce(None, range(self._group.size))
@@ -213,7 +213,7 @@ class Leader:
             batch = Batch.of_lengths([request.rows for request in requests])
             states = [hidden[span.slice] for span in batch.requests]
             results = [ends.result(self._spec, tensors, state) for state in states]
-            seconds = time.perf_counter() - started
+            seconds = clock.now() - started
             answers = [
                 outputs.answer(request, seconds, result) for request, result in zip(requests, results, strict=True)
             ]
@@ -261,7 +261,7 @@ class Leader:
         begun: deque[tuple[list[Request], float]] = deque()
 
         def embed(requests: list[Request]) -> Array:
-            begun.append((requests, time.perf_counter()))
+            begun.append((requests, clock.now()))
             return np.concatenate([ends.embed(self._spec, tensors, request.content) for request in requests])
 
         def step(requests: list[Request]) -> Step:

@@ -5,7 +5,6 @@ Rank 0 decides, in `hepti_mpi.leader` and `hepti_mpi.conductor`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from hepti_mpi.monitor import Measured, Monitor, Part
 from hepti_mpi.move import Adopt, Mover, Prepare
 from hepti_mpi.stack import Stack
 from hepti_mpi.within import HOLDS
+from solver import clock
 from solver.plan import Plan
 
 # From one batch to the next: rank 0 listens only behind batches, and hours may pass between two.
@@ -78,8 +78,8 @@ class Member:
 
     def work(self) -> None:
         """Work on a change, for as long as requests may wait for it."""
-        until = time.perf_counter() + self.budget_s
-        while self.mover.busy and self.mover.step() and time.perf_counter() < until:
+        until = clock.now() + self.budget_s
+        while self.mover.busy and self.mover.step() and clock.now() < until:
             pass
 
     def idle(self) -> bool:

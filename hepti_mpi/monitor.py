@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import socket
 import struct
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from hepti_mpi.memory import free_bytes, own_bytes
 from hepti_mpi.products import Backend
+from solver import clock
 from solver.curves import Floats
 from solver.model import ModelSpec
 from solver.tracker import NOISE
@@ -41,7 +41,7 @@ class Carried:
     """
 
     acknowledged: int
-    delivery_rate: int
+    delivery_rate: float
     busy_s: float
 
 
@@ -103,7 +103,7 @@ class Monitor:
         self._spec, self._backend = spec, backend
         self._sockets: list[int] = []
         self._batches = 0
-        self._room, self._looked_at, self._probed_at = 0, 0.0, time.perf_counter()
+        self._room, self._looked_at, self._probed_at = 0, 0.0, clock.now()
         self._probe_s, self._confirmed = math.nan, True  # the last probe, and whether the one before bears it out
 
     def flows(self) -> dict[Connection, tuple[int, float]]:
@@ -121,14 +121,14 @@ class Monitor:
 
         Weights that come or go do not change it.
         """
-        now = time.perf_counter()
+        now = clock.now()
         if now - self._looked_at >= LOOK_EVERY_S:
             self._looked_at, self._room = now, free_bytes() + own_bytes()
         return self._room
 
     def probe(self, every_s: float | None = None) -> Probe | None:
         """Now and then, time a product, for a device that has no share; None if it is not time yet."""
-        started = time.perf_counter()
+        started = clock.now()
         since_s = started - self._probed_at
         if every_s is None:
             every_s = PROBE_EVERY_S if self._confirmed else 0.0
@@ -138,11 +138,11 @@ class Monitor:
         product = self._backend.product(np.zeros((H, H), np.float32), None)
         x = np.zeros((PROBE_ROWS, H), np.float32)
         product(x)
-        calls, begun = 0, time.perf_counter()
-        while time.perf_counter() - begun < PROBE_S:
+        calls, begun = 0, clock.now()
+        while clock.now() - begun < PROBE_S:
             product(x)
             calls += 1
-        self._probed_at = time.perf_counter()
+        self._probed_at = clock.now()
         probe_s = (self._probed_at - begun) / calls
         agrees = abs(math.log(probe_s / self._probe_s)) <= math.log(1 + NOISE)
         self._confirmed = agrees and since_s < 2 * PROBE_EVERY_S
@@ -186,7 +186,7 @@ def carried(sockets: Iterable[int]) -> dict[Connection, Carried]:
                 struct.unpack_from("Q", info, at)[0]
                 for at in (ACKNOWLEDGED_AT, DELIVERY_RATE_AT, BUSY_US_AT, NO_ROOM_US_AT)
             )
-            found[ends] = Carried(acknowledged, rate, (busy_us - no_room_us) / 1e6)
+            found[ends] = Carried(acknowledged, rate / clock.SCALE, (busy_us - no_room_us) / 1e6 * clock.SCALE)
     return found
 
 

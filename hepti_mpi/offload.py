@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from hepti_mpi.arrays import Array
 from hepti_mpi.comm import Group, world
 from hepti_mpi.exchange import Blocks, Tiles, gather_rows, whole
 from hepti_mpi.products import Product
+from solver import clock
 from solver.errors import HeptiError
 from solver.spans import Partition, Span
 
@@ -68,17 +68,17 @@ def offload(x: Array, chain: Sequence[Product], parts: Partition, group: Group, 
     def computed(x_rows: Blocks) -> Iterator[Span]:
         nonlocal compute_s
         for span in x_rows:
-            computing = time.perf_counter()
+            computing = clock.now()
             h = x_rows.array[span.slice]
             for product in chain:
                 h = product(h)
             y_rows[span.slice] = h
-            compute_s += time.perf_counter() - computing
+            compute_s += clock.now() - computing
             yield span
 
     group.on_all(lambda: None)
-    time.sleep(SETTLE_S)
-    started = time.perf_counter()
+    clock.sleep(SETTLE_S)
+    started = clock.now()
     x_rows = gather_rows(group, Tiles.here(x), at_primary, parts.spans, tile_rows)
     if way != "tiles":
         x_rows = Tiles.here(whole(x_rows))
@@ -91,7 +91,7 @@ def offload(x: Array, chain: Sequence[Product], parts: Partition, group: Group, 
     if way == "waits":
         group.on_all(lambda: None)
     result = whole(gather_rows(group, y, parts, [everything, nothing], tile_rows))
-    total_s = time.perf_counter() - started
+    total_s = clock.now() - started
     group.finish_sending()
     return result, total_s, max(group.on_all(lambda: compute_s))
 

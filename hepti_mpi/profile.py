@@ -22,6 +22,7 @@ from hepti_mpi.profile_kernels import measure_kernels
 from hepti_mpi.profile_kinds import pooled
 from hepti_mpi.profile_links import measure_links, measure_messages
 from hepti_mpi.profile_unrest import measure_unrest
+from solver import clock
 from solver.cluster import Cluster, Device
 from solver.curves import Bank, Curves, Kernel
 from solver.model import ModelSpec
@@ -71,6 +72,7 @@ def profile(spec: ModelSpec, group: Group, backend: str, precision: str = "float
         "numpy": np.__version__,
         "mpi": library(),
         "fingerprint": fingerprint(spec, group, backend, precision),
+        "lab_scale": f"{clock.SCALE:g}",
     }
     return Cluster(devices, links.network, links.exceptions(names), facts)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -12,7 +11,8 @@ import numpy as np
 
 from hepti_mpi.comm import Group
 from hepti_mpi.exchange import Gather, Tiles, gather_rows, whole
-from hepti_mpi.timing import clock
+from hepti_mpi.timing import fitting_clock
+from solver import clock
 from solver.cluster import Link
 from solver.curves import Curve
 from solver.spans import Partition, Span
@@ -94,7 +94,7 @@ def measure_messages(group: Group, links: Links, pace: float) -> Curve:
     All send to all and sleep while the wires are busy, so that waiting does not count. They rest by that: what it takes
     of one that has work is that by the clock, at its `pace` (`timing.seconds_of`).
     """
-    now = clock()
+    now = fitting_clock()
     blocks, everything = Partition.of_counts([1] * group.size), [Span(0, group.size)] * group.size
     messages = max(1, 2 * (group.size - 1))
     seconds = []
@@ -107,7 +107,7 @@ def measure_messages(group: Group, links: Links, pace: float) -> Curve:
             gather = Gather(group, blocks, everything, size // 4)
             gather.put(Span(0, 1))
             posted = now()
-            time.sleep(2 * wires_s + 2e-3)
+            clock.sleep(2 * wires_s + 2e-3)
             woken = now()
             whole(gather)
             samples.append(pace * (now() - woken + posted - started) / messages)
@@ -141,9 +141,9 @@ def _seconds(group: Group, size: int, sources: Mapping[int, set[int]]) -> float:
     while len(samples) < ROUNDS or (len(samples) < MOST_ROUNDS and samples[1] > (1 + AGREEMENT) * samples[0]):
         block = np.zeros((blocks[group.rank].size, size // 4), np.float32)
         group.barrier()
-        time.sleep(REST_S)
-        started = time.perf_counter()
+        clock.sleep(REST_S)
+        started = clock.now()
         whole(gather_rows(group, Tiles.here(block), blocks, want))
-        samples = sorted([*samples, group.slowest(time.perf_counter() - started)])
+        samples = sorted([*samples, group.slowest(clock.now() - started)])
         group.finish_sending()
     return samples[0]

@@ -8,7 +8,6 @@ and is fast for a moment.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -17,6 +16,7 @@ from hepti_mpi.comm import Group
 from hepti_mpi.exchange import Gather, whole
 from hepti_mpi.products import Backend
 from hepti_mpi.profile_kernels import random_numbers
+from solver import clock
 from solver.model import ModelSpec
 from solver.spans import Partition, Span
 
@@ -37,19 +37,19 @@ def measure_unrest(spec: ModelSpec, backend: Backend, group: Group) -> tuple[flo
     product, x = backend.product(numbers[ROWS:], None), numbers[:ROWS]
     product(x)
     group.barrier()
-    began, tried = time.perf_counter(), 0
-    while time.perf_counter() - began < TRIAL_S:
+    began, tried = clock.now(), 0
+    while clock.now() - began < TRIAL_S:
         product(x)
         tried += 1
-    call_s = (time.perf_counter() - began) / tried
+    call_s = (clock.now() - began) / tried
     calls = max(1, round(max(STEP_S, group.slowest(call_s)) / call_s))
 
     def compute() -> float:
         """Return the seconds of a step's compute."""
-        started = time.perf_counter()
+        started = clock.now()
         for _ in range(calls):
             product(x)
-        return time.perf_counter() - started
+        return clock.now() - started
 
     return _jitter_s(compute, group), _rest_s(compute)
 
@@ -59,12 +59,12 @@ def _jitter_s(compute: Step, group: Group) -> float:
     blocks, everyone = Partition.of_counts([1] * group.size), [Span(0, group.size)] * group.size
     own, steps = [], []
     for _ in range(WARM_STEPS + STEPS):
-        started = time.perf_counter()
+        started = clock.now()
         gather = Gather(group, blocks, everyone, 1)
         own.append(compute())
         gather.put(Span(0, 1))
         whole(gather)
-        steps.append(time.perf_counter() - started)
+        steps.append(clock.now() - started)
     group.finish_sending()
     own, steps = own[WARM_STEPS:], steps[WARM_STEPS:]
     varies = statistics.stdev(own)
@@ -76,7 +76,7 @@ def _rest_s(compute: Step) -> float:
     """Return by how much compute after a rest is shorter than right after other compute."""
     gained = []
     for _ in range(RESTS):
-        time.sleep(REST_S)
+        clock.sleep(REST_S)
         rested_s = compute()
         gained.append(compute() - rested_s)
     return max(statistics.median(gained), 0.0)

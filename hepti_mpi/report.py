@@ -12,6 +12,7 @@ from typing import Any
 from hepti_mpi.comm import library
 from hepti_mpi.hosts import Place
 from hepti_mpi.stack import Meter
+from solver import clock
 from solver.cluster import Cluster
 from solver.model import ModelSpec
 from solver.pipeline import predict_plan, price_plan
@@ -55,6 +56,7 @@ def job_report(
         "precision": options.precision,
         "wire": options.wire,
         "repeat": options.repeat,
+        "lab_scale": clock.SCALE,
         "requests": [{"id": name, "seconds": list(values)} for name, values in seconds.items()],
         "seconds_median": statistics.median(every) if every else None,
         "per_rank": [entry | {"host": place.host} for entry, place in zip(ranks, places, strict=True)],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -22,6 +21,7 @@ from hepti_mpi.products import Backend
 from hepti_mpi.trace import Trace
 from hepti_mpi.way import Look, Way, cuts_for
 from hepti_mpi.wires import EXACT, Coding, coding
+from solver import clock
 from solver.model import ModelSpec
 from solver.plan import LayerPlan, Plan, Wire
 from solver.spans import Partition, Span
@@ -129,7 +129,7 @@ class Stack:
     def so_far(self) -> tuple[float, float]:
         """Seconds of compute and of waiting since the batch that runs began, of one that goes through in one go."""
         wait_s = self._world.traffic.wait_s
-        return time.perf_counter() - self._metered_since - wait_s, wait_s
+        return clock.now() - self._metered_since - wait_s, wait_s
 
     def run(
         self, batch: Batch, x: Array | None, *, count: bool, exact: bool = False, look: Look | None = None
@@ -200,14 +200,14 @@ class Stack:
                 # The batch before goes on to the next stage, and the next one comes.
                 with self._world.moving() if len(lane.stages) > 1 else nullcontext():
                     while not ends:
-                        started = time.perf_counter()
+                        started = clock.now()
                         try:
                             next(computing)
                         except StopIteration as end:
                             # To the end, before this rank waits for others' results: they may wait for its rows in the
                             # last block.
                             x_out, ends = whole(end.value.blocks), True
-                        worked_s += time.perf_counter() - started
+                        worked_s += clock.now() - started
                         if not ends:
                             yield hop, None
                 if isinstance(between, Adaptive):
@@ -221,7 +221,7 @@ class Stack:
     @contextmanager
     def metered(self, count: bool, *, begins: bool = True) -> Iterator[None]:
         """Count what is done until the end, or an error, if it counts; with what begins a batch, its trace begins."""
-        started = self._metered_since = time.perf_counter()
+        started = self._metered_since = clock.now()
         traffic = self._world.traffic
         traffic.reset()
         trace = traffic.trace = self.trace if count else None
@@ -233,7 +233,7 @@ class Stack:
             traffic.trace = None  # waits of others' business are in no batch's trace
             if trace is not None:
                 trace.end()
-            compute_s = time.perf_counter() - started - traffic.wait_s
+            compute_s = clock.now() - started - traffic.wait_s
             bits, self._bits = self._bits, Counter()
             spent = Meter(compute_s, traffic.wait_s, traffic.sent_bytes, traffic.received_bytes, bits)
             if begins:

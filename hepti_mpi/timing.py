@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable, Sequence
 
 from hepti_mpi.comm import Group
+from solver import clock
 from solver.threads import omp_threads
 
 Call = Callable[[], object]
@@ -19,7 +19,7 @@ LEAST_ROUNDS = 3
 
 
 def seconds_of(calls: Sequence[Call], group: Group) -> tuple[list[float], float]:
-    """Return the seconds on the wall that each call takes while all ranks are at work, and those of one by `clock`.
+    """Return what each call takes on the wall while all ranks are at work, and a second's part by `fitting_clock`.
 
     Every rank calls this.
 
@@ -28,20 +28,20 @@ def seconds_of(calls: Sequence[Call], group: Group) -> tuple[list[float], float]
     stands still until the next period. Its CPU time is steady; how much CPU time a second on the wall brings is known
     from all rounds together.
     """
-    time_now = clock()
-    began = time.perf_counter()
+    time_now = fitting_clock()
+    began = clock.now()
     for call in calls:  # warms up: pages, threads
         call()
-    enough_s = min(max(ROUNDS * group.slowest(time.perf_counter() - began), LEAST_S), MOST_S)
+    enough_s = min(max(ROUNDS * group.slowest(clock.now() - began), LEAST_S), MOST_S)
     samples: list[list[float]] = [[] for _ in calls]
-    rounds, begin, began = 0, time_now(), time.perf_counter()
-    while rounds < LEAST_ROUNDS or time.perf_counter() - began < enough_s:
+    rounds, begin, began = 0, time_now(), clock.now()
+    while rounds < LEAST_ROUNDS or clock.now() - began < enough_s:
         for call, own in zip(calls, samples, strict=True):
             before = time_now()
             call()
             own.append(time_now() - before)
         rounds += 1
-    pace = (time.perf_counter() - began) / (time_now() - begin)
+    pace = (clock.now() - began) / (time_now() - begin)
     # What disturbs a host only ever makes a call longer: medians of single calls differ by a third from one profile to
     # the next, least times by a twentieth. But requests are disturbed, too: by how much, all calls say together (3 to
     # 12 % in the lab).
@@ -49,6 +49,6 @@ def seconds_of(calls: Sequence[Call], group: Group) -> tuple[list[float], float]
     return [seconds * usual / sum(least) * pace for seconds in least], pace
 
 
-def clock() -> Callable[[], float]:
+def fitting_clock() -> Callable[[], float]:
     """Return CPU time for one thread, wall time for several."""
-    return time.process_time if omp_threads() == 1 else time.perf_counter
+    return clock.cpu_now if omp_threads() == 1 else clock.now

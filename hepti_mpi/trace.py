@@ -5,11 +5,12 @@ Perfetto (and chrome://tracing) show such files. Recording costs two clock readi
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from solver import clock
 
 Item = TypeVar("Item")
 
@@ -33,7 +34,7 @@ class Trace:
         self.slices.clear()
         self.waits.clear()
         self._at = [OUTSIDE]
-        self._since = time.perf_counter()
+        self._since = clock.now()
 
     def end(self) -> None:
         """End the request."""
@@ -68,7 +69,7 @@ class Trace:
         )
 
     def _cut(self) -> None:
-        now = time.perf_counter()
+        now = clock.now()
         self.slices.append((self._at[-1], self._since, now))
         self._since = now
 

@@ -18,6 +18,7 @@ from launch.answers import written
 from launch.bench_stage import lab_of
 from launch.lab import Lab
 from launch.plot import Curve, draw
+from solver.clock import at_scale
 from solver.errors import HeptiError
 
 ROWS = (64, 128, 256, 512, 1024)
@@ -62,6 +63,7 @@ def bench_offload(cluster: str, runs: int) -> dict[str, Any]:
     return {
         "suite": "offload",
         "cluster": lab.name,
+        "lab_scale": lab.scale,
         "model": "matmul-1024",
         "rows": 256,
         "layers": 1,
@@ -166,7 +168,8 @@ def _under(lab: Lab, condition: Condition) -> Lab:
 
 def what(report: dict[str, Any]) -> str:
     """Return what was measured, in words."""
-    return f"five MatMuls [m, 1024] @ [1024, 1024] on {report['cluster']}, medians of {report['runs']} runs"
+    where = f"{report['cluster']}{at_scale(report['lab_scale'])}"
+    return f"five MatMuls [m, 1024] @ [1024, 1024] on {where}, medians of {report['runs']} runs"
 
 
 def write_picture(report: dict[str, Any], path: Path) -> None:

@@ -141,6 +141,7 @@ def bench_paper(
                     absent.append({**facts, "system": "all", "why": str(error)})
                 else:
                     # Whatever runs beside stands at its point.
+                    facts["lab_scale"] = compared["lab_scale"]
                     results += [_without_samples(row) | facts for row in compared["results"]]
                     absent += [row | facts for row in compared["absent"]]
                     report["versions"] = compared["versions"]

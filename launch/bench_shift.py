@@ -117,7 +117,7 @@ def bench_shift(lab: Lab, model: BenchModel, rows: int, requests: int, strategie
                 for asked in turns(phase.requests):
                     for name, own in labs.items():
                         with lab_up.awake(own):
-                            latency_s[name] += [_ask(jobs[name], rows) for _ in range(asked)]
+                            latency_s[name] += [own.scale * _ask(jobs[name], rows) for _ in range(asked)]
                         advance(asked)
                 if ORACLE in labs:
                     _end(labs[ORACLE], jobs.pop(ORACLE))
@@ -126,6 +126,7 @@ def bench_shift(lab: Lab, model: BenchModel, rows: int, requests: int, strategie
     return {
         "suite": "shift",
         "cluster": lab.name,
+        "lab_scale": lab.scale,
         "model": spec.name,
         "rows": rows,
         "layers": spec.layers,
@@ -203,7 +204,7 @@ def _end(lab: Lab, job: shell.Process) -> list[Any]:
     assert job.stdin is not None
     with lab_up.awake(lab):
         job.stdin.close()
-        code = shell.wait(job, PATIENCE_S)
+        code = shell.wait(job, PATIENCE_S / lab.scale)
     if code:
         raise HeptiError(f"hepti_mpi ended with exit code {code}: its own message stands above")
     replans: list[Any] = written(_report(lab), "hepti_mpi")["replans"]
@@ -215,7 +216,7 @@ def _report(lab: Lab) -> Path:
 
 
 def _ask(job: shell.Process, rows: int) -> float:
-    """Send a request and return the seconds until its answer is here."""
+    """Send a request and return the seconds, by the clock, until its answer is here."""
     assert job.stdin is not None
     assert job.stdout is not None
     started = time.perf_counter()

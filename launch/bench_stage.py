@@ -35,6 +35,7 @@ class Stage:
     hosts: tuple[str, ...]
     mpirun: Callable[[Sequence[str], Path], int]
     alone: Callable[[int, Sequence[str]], tuple[int, str, str]]
+    scale: float = 1.0  # of a lab: all seconds are its own
 
 
 @contextmanager
@@ -72,9 +73,9 @@ def stage_of(lab: Lab, count: int) -> Stage:
         return lab_run.run(lab, count, program, log)
 
     def alone(number: int, program: Sequence[str]) -> tuple[int, str, str]:
-        return shell.attempt(on_host(lab, lab.hosts[number], program), ALONE_S)
+        return shell.attempt(on_host(lab, lab.hosts[number], program), ALONE_S / lab.scale)
 
-    return Stage(lab.name, tuple(host.name for host in lab.hosts[:count]), mpirun, alone)
+    return Stage(lab.name, tuple(host.name for host in lab.hosts[:count]), mpirun, alone, lab.scale)
 
 
 def hosts_stage(hostfile: Path) -> Stage:

@@ -80,6 +80,7 @@ def compare(
     facts = {
         "suite": "compare",
         "cluster": stage.name,
+        "lab_scale": stage.scale,
         "model": model.spec.name,
         "rows": contest.rows,
         "layers": model.spec.layers,

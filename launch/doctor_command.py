@@ -17,6 +17,7 @@ from launch.doctor_ask import ask_all, ask_pairs, remote
 from launch.hostfile import read_hostfile
 from launch.mpirun import hostfile_text
 from launch.tables import show
+from solver.clock import at_scale
 from solver.cluster import GIB
 from solver.command import check_path
 from solver.errors import HeptiError
@@ -86,7 +87,9 @@ def _print(hostfile: str, answers: Sequence[Answer], findings: Sequence[Finding]
         free = f"{facts['free_bytes'] / GIB:.2f}"
         mpi = answer.mpi.rpartition(" ")[2]
         rows.append([answer.host, facts["python"], packages["numpy"] or "-", mpi, cores, free, heat, networks])
-    show(f"hosts of {hostfile}", ["host", "Python", "numpy", "MPI", "cores", "free GiB", "°C", "links"], rows)
+    show(
+        f"hosts of {hostfile}{at_scale()}", ["host", "Python", "numpy", "MPI", "cores", "free GiB", "°C", "links"], rows
+    )
     if findings:
         lines = [[finding.host, finding.problem, finding.mend] for finding in findings]
         show(f"{counted(len(findings), 'finding')} on hosts of {hostfile}", ["host", "finding", "mend"], lines)

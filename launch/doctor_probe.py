@@ -117,6 +117,7 @@ if __name__ == "__main__":
                 "packages": versions(),
                 "cores": os.cpu_count(),
                 "usable_cores": len(os.sched_getaffinity(0)),
+                "lab_scale": float(os.environ.get("HEPTI_LAB_SCALE", "1")),
                 "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
                 "free_bytes": free_bytes(),
                 "interfaces": interfaces(),

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from solver.clock import at_scale
 from solver.cluster import Cluster
 from solver.errors import HeptiError
 
@@ -40,7 +41,7 @@ class Host:
     memory_bytes: int  # now
     exceptions: tuple[tuple[str, float], ...] = ()  # address of a peer, bytes per second of the link to it
     cpu: float = 1.0  # now, as a fraction of the device's speed
-    core_flop_per_s: float = 0.0  # calibrated: what this host gets for one whole core
+    core_flop_per_s: float = 0.0  # calibrated: what this host gets for one whole core, in the lab's time
     connected: bool = True
     kills: int = 0  # how often `lab kill` has ended everything on it
 
@@ -62,13 +63,23 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """A virtual cluster: hosts in rank order."""
+    """A virtual cluster: hosts in rank order.
+
+    Speeds, bandwidths, latency and every measured second are those of the cluster file: the lab's time. At a `scale`
+    below 1 hosts and links run at this fraction of them, and a second of the lab takes 1 / scale seconds of the clock.
+    """
 
     name: str
     hosts: tuple[Host, ...]
     latency_s: float
+    scale: float = 1.0
     ssh: bool = False
     started: str = ""  # by whom, where and when: names of labs are the machine's
+
+    @property
+    def title(self) -> str:
+        """What tables call it: its name, and its scale where seconds are not the clock's."""
+        return f"lab {self.name}{at_scale(self.scale)}"
 
     @property
     def directory(self) -> Path:
@@ -158,7 +169,7 @@ def plan_lab(name: str, cluster: Cluster, ssh: bool = False) -> Lab:
                 exceptions=exceptions,
             )
         )
-    return Lab(name, tuple(hosts), cluster.network.latency_s, ssh)
+    return Lab(name, tuple(hosts), cluster.network.latency_s, ssh=ssh)
 
 
 def require_name(name: str) -> None:

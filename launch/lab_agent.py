@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from launch.lab import Host, Lab
 from launch.lab_limits import Cgroups
 from launch.shell import Command
+from solver.clock import SCALE_VARIABLE
 
 # The name of the environment variable that says which run a process belongs to.
 RUN = "HEPTI_LAB_RUN"
@@ -36,6 +37,7 @@ for group in {groups}; do
     mkdir -p "$group" && echo $$ > "$group/cgroup.procs" || exit 1
 done
 export OMP_NUM_THREADS=$threads OPENBLAS_NUM_THREADS=$threads MKL_NUM_THREADS=$threads
+export {SCALE_VARIABLE}={lab.scale!r}
 export TMPDIR={lab.directory}/tmp/$host
 exec nsenter --net=/run/netns/{lab.namespace_prefix}$host unshare --uts --mount bash -c \\
     "hostname $host && mount --bind {lab.directory}/hosts /etc/hosts{ssh} || exit 1

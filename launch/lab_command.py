@@ -47,6 +47,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add("up", _up, "start a lab, calibrate and measure it")
     parser.add_argument("cluster", metavar="CLUSTER", help="a cluster file, or a ready one: mixed4, paper2, …")
     parser.add_argument("--name", help="name of the lab (default: the file's)")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        help="fraction of the file's speeds to run at (default: what this machine carries)",
+    )
     parser.add_argument("--ssh", action="store_true", help="start a real sshd on every host")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser = add("down", _down, "end a lab and remove all of it, also after a crash")
@@ -72,7 +77,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _up(options: argparse.Namespace) -> int:
     name = options.name or lab_name(options.cluster)
-    lab, achieved, notes = lab_up.up(plan_lab(name, find_cluster(options.cluster), options.ssh))
+    if options.scale is not None and not 0 < options.scale <= 1:
+        raise HeptiError(f"--scale is {options.scale:g}, must be above 0 and at most 1")
+    lab, achieved, notes = lab_up.up(plan_lab(name, find_cluster(options.cluster), options.ssh), options.scale)
     measured = [
         {
             "host": host.name,
@@ -85,7 +92,7 @@ def _up(options: argparse.Namespace) -> int:
         for number, (host, found) in enumerate(zip(lab.hosts, achieved, strict=True))
     ]
     if options.json:
-        print(json.dumps({"lab": lab.name, "hosts": measured, "notes": notes}))
+        print(json.dumps({"lab": lab.name, "scale": lab.scale, "hosts": measured, "notes": notes}))
         return 0
     columns = ["host", "asked GFLOP/s", "achieved", "asked Mbps", "achieved", "memory GiB", "cores", "period ms"]
     rows = [
@@ -97,11 +104,11 @@ def _up(options: argparse.Namespace) -> int:
             f"{row['achieved_mbps']:.0f}",
             f"{host.memory_bytes / GIB:.2f}",
             f"{host.cores:.1%}",
-            f"{quota_us(host.cores)[1] / 1e3:.1f}",
+            f"{quota_us(host.cores)[1] * lab.scale / 1e3:.1f}",
         ]
         for host, row in zip(lab.hosts, measured, strict=True)
     ]
-    show(f"lab {lab.name} is up", columns, rows)
+    show(f"{lab.title} is up", columns, rows)
     for note in notes:
         print(f"note: {note}")
     return 0
@@ -121,6 +128,7 @@ def _status(options: argparse.Namespace) -> int:
             json.dumps(
                 {
                     "lab": lab.name,
+                    "scale": lab.scale,
                     "started": lab.started,
                     "hosts": [{**_host(host), **use} for host, use in zip(lab.hosts, used, strict=True)],
                 }
@@ -142,7 +150,7 @@ def _status(options: argparse.Namespace) -> int:
         ]
         for host, use in zip(lab.hosts, used, strict=True)
     ]
-    show(f"lab {lab.name}, started by {lab.started}", columns, rows)
+    show(f"{lab.title}, started by {lab.started}", columns, rows)
     return 0
 
 

@@ -14,6 +14,7 @@ SHORTEST_PERIOD_US = 4000
 # The kernel refuses less.
 SHORTEST_QUOTA_US = 1000
 LONGEST_PERIOD_US = 1_000_000
+LEAST_CORES = SHORTEST_QUOTA_US / LONGEST_PERIOD_US
 # Older kernels know no bursts; the files about swap exist only where it is accounted for.
 OPTIONAL_FILES = {"cpu.cfs_burst_us", "cpu.max.burst", "memory.memsw.limit_in_bytes", "memory.swap.max"}
 

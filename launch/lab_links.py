@@ -15,7 +15,7 @@ from launch.shell import Command
 # 8.0 ms at 240 (by the wire 2.23 and 8.74); with the kernel's own 64 KiB packets 1.85 and 6.5, at no less CPU.
 SEGMENT = 32 * 1024
 BURST = str(SEGMENT + 4096)
-QUEUE = "100ms"
+QUEUE_S = 0.1
 # The bucket counts Ethernet frames of 1514 bytes, people count the 1448 bytes of payload in them.
 FRAME_PER_PAYLOAD = 1514 / 1448
 
@@ -49,15 +49,16 @@ def port_name(host: Host) -> str:
 def shape_commands(lab: Lab, host: Host) -> list[Command]:
     """Return the commands that give both ends of a cable the host's bandwidth, new or changed while in use."""
     inbound = max([host.bandwidth_bytes_per_s, *(rate for _, rate in host.exceptions)])
-    port: Command = ["tc", "-n", lab.switch, "qdisc", "replace", "dev", port_name(host), *_bucket(inbound)]
+    bucket = _bucket(inbound, lab.scale)
+    port: Command = ["tc", "-n", lab.switch, "qdisc", "replace", "dev", port_name(host), *bucket]
     if not host.exceptions:
-        return [["tc", "-n", lab.namespace(host), "qdisc", "replace", "dev", "eth0", *_bucket(inbound)], port]
+        return [["tc", "-n", lab.namespace(host), "qdisc", "replace", "dev", "eth0", *bucket], port]
     return [*_classes(lab, host, inbound), port]
 
 
 def latency_commands(lab: Lab, host: Host) -> list[Command]:
     """Return the commands that delay what a host sends; only kernels with netem carry them out."""
-    delay = f"{lab.latency_s * 1e6:.0f}us"
+    delay = f"{lab.latency_s / lab.scale * 1e6:.0f}us"
     handle = "1:10" if host.exceptions else "1:1"
     inside = lab.namespace(host)
     return [["tc", "-n", inside, "qdisc", "replace", "dev", "eth0", "parent", handle, "netem", "delay", delay]]
@@ -68,12 +69,14 @@ def connect_command(lab: Lab, host: Host, connected: bool) -> Command:
     return ["ip", "-n", lab.switch, "link", "set", port_name(host), "up" if connected else "down"]
 
 
-def _bucket(bytes_per_s: float) -> list[str]:
-    return ["root", "handle", "1:", "tbf", "rate", _rate(bytes_per_s), "burst", BURST, "latency", QUEUE]
+def _bucket(bytes_per_s: float, scale: float) -> list[str]:
+    # As long in the lab's time: as many bytes wait in the queue at every scale.
+    queue = f"{QUEUE_S / scale * 1e3:.0f}ms"
+    return ["root", "handle", "1:", "tbf", "rate", _rate(bytes_per_s, scale), "burst", BURST, "latency", queue]
 
 
-def _rate(bytes_per_s: float) -> str:
-    return f"{bytes_per_s * 8 * FRAME_PER_PAYLOAD:.0f}bit"
+def _rate(bytes_per_s: float, scale: float) -> str:
+    return f"{bytes_per_s * scale * 8 * FRAME_PER_PAYLOAD:.0f}bit"
 
 
 def _classes(lab: Lab, host: Host, total: float) -> list[Command]:
@@ -82,7 +85,7 @@ def _classes(lab: Lab, host: Host, total: float) -> list[Command]:
     on = ["dev", "eth0"]
 
     def rate_class(parent: str, number: int, rate: float) -> Command:
-        limits = ["rate", _rate(rate), "burst", BURST, "cburst", BURST]
+        limits = ["rate", _rate(rate, lab.scale), "burst", BURST, "cburst", BURST]
         return [*tc, "class", "replace", *on, "parent", parent, "classid", f"1:{number}", "htb", *limits]
 
     commands: list[Command] = [

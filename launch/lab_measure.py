@@ -17,9 +17,10 @@ from solver.errors import HeptiError
 
 PROBE = str(Path(__file__).with_name("lab_probe.py"))
 FLOP = 2 * 256 * 1024 * 1024  # of the probe's product
-# One window of the speed measurement: long against the quota period (10 ms at 10 %), short against other people's load.
-WINDOW_S = 0.25
-ROUND_S = 1.5
+# A round is cut in windows: long against the quota period (10 ms at 10 %), short against other people's load. A host at
+# a small scale has long periods, and its products take as many of them as elsewhere: it is given time for a dozen.
+WINDOWS = 6
+ROUND_S, ROUND_PRODUCTS = 1.5, 12
 MAX_ROUNDS = 6
 # Calibrated when every quota is this near to what a round says; its own noise is about 1 %.
 CLOSE = 0.015
@@ -34,17 +35,21 @@ LEAST_LEFT = 0.94
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one host did in one round of products."""
+    """What one host did in one round of products, in seconds of the lab."""
 
     flop_per_s: float  # of wall time, median of the windows
     core_flop_per_s: float  # of CPU time, median of the windows
     share: float  # CPU time by wall time
 
 
-def core_speed() -> float:
-    """Return the FLOP a second of one free core: by CPU time, so that other load on this machine hardly counts."""
-    with _Probes([["env", "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1", sys.executable, PROBE, "matmul"]]) as probes:
-        return summary(probes.ask(0.6)[0]).core_flop_per_s
+def core_speed(cores: int) -> float:
+    """Return the FLOP a second of a core by the clock, all cores at work.
+
+    By CPU time, so that other load on this machine hardly counts.
+    """
+    probe = ["env", "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1", sys.executable, PROBE, "matmul"]
+    with _Probes([probe] * cores) as probes:
+        return statistics.mean(summary(products, 1.0).core_flop_per_s for products in probes.ask(0.6))
 
 
 def calibrate(lab: Lab, limit: Callable[[Lab, Host], None]) -> tuple[Lab, list[float]]:
@@ -67,9 +72,11 @@ def calibrate(lab: Lab, limit: Callable[[Lab, Host], None]) -> tuple[Lab, list[f
     """
     cores = [0.0] * len(lab.hosts)
     left = [LEAST_LEFT] * len(lab.hosts)
+    slowest = min(host.compute_flop_per_s for host in lab.hosts)
+    round_s = max(ROUND_S, ROUND_PRODUCTS * FLOP / (slowest * lab.scale))
     with _Probes([on_host(lab, host, [sys.executable, PROBE, "matmul"]) for host in lab.hosts]) as probes:
         for _ in range(MAX_ROUNDS):
-            rounds = [summary(products) for products in probes.ask(ROUND_S)]
+            rounds = [summary(products, lab.scale) for products in probes.ask(round_s)]
             settled = True
             for number, (host, found) in enumerate(zip(lab.hosts, rounds, strict=True)):
                 cores[number] = max(cores[number], found.core_flop_per_s)
@@ -86,26 +93,29 @@ def calibrate(lab: Lab, limit: Callable[[Lab, Host], None]) -> tuple[Lab, list[f
     return lab, [found.flop_per_s for found in rounds]
 
 
-def summary(products: Sequence[tuple[float, float]]) -> Round:
-    """Sum up the wall and CPU seconds of a round's products."""
+def summary(products: Sequence[tuple[float, float]], scale: float) -> Round:
+    """Sum up the wall and CPU seconds, by the clock, of a round's products on a lab of some scale."""
+    if len(products) < WINDOWS:
+        raise HeptiError(
+            f"only {len(products)} products in a round, {WINDOWS} are needed: something else takes this machine's cores"
+        )
+    wall_s, cpu_s = (sum(column) for column in zip(*products, strict=True))
     windows = []
     count, wall, cpu = 0, 0.0, 0.0
-    for wall_s, cpu_s in products:
-        count, wall, cpu = count + 1, wall + wall_s, cpu + cpu_s
-        if wall >= WINDOW_S:
-            windows.append((count * FLOP / wall, count * FLOP / cpu))
+    for wall_here, cpu_here in products:
+        count, wall, cpu = count + 1, wall + wall_here, cpu + cpu_here
+        if wall >= wall_s / WINDOWS:
+            windows.append((count * FLOP / (wall * scale), count * FLOP / (cpu * scale)))
             count, wall, cpu = 0, 0.0, 0.0
-    if not windows or len(products) < 2:
-        raise HeptiError(f"only {len(products)} products in a round: the host is too slow to be measured, raise gflops")
     speeds, cores = zip(*windows, strict=True)
-    share = sum(cpu_s for _, cpu_s in products) / sum(wall_s for wall_s, _ in products)
-    return Round(statistics.median(speeds), statistics.median(cores), share)
+    return Round(statistics.median(speeds), statistics.median(cores), cpu_s / wall_s)
 
 
 def throughput(lab: Lab, group: Path) -> list[float]:
-    """Return the bytes per second that reach each host from the one before it, while all send: both ways of every link.
+    """Return the bytes that reach each host from the one before it in a second of the lab, while all send.
 
-    It is the link that is asked about, so the probes run in `group`, which has the lab's weight but no quota.
+    So both ways of every link are measured at once. The probes run in `group`, which has the lab's weight but no quota:
+    it is the link that is asked about.
     """
     commands = []
     for host, peer in zip(lab.hosts, (*lab.hosts[1:], lab.hosts[0]), strict=True):
@@ -113,7 +123,7 @@ def throughput(lab: Lab, group: Path) -> list[float]:
         enter = ["nsenter", f"--net=/run/netns/{lab.namespace(host)}", *probe]
         commands.append(["bash", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "bash", *enter])
     with _Probes(commands) as probes:
-        return [float(found) for found in probes.ask(STREAM_S)]
+        return [float(found) / lab.scale for found in probes.ask(STREAM_S)]
 
 
 class _Probes:

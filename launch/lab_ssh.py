@@ -10,6 +10,7 @@ import shlex
 
 from launch.lab import Host, Lab
 from launch.shell import Command
+from solver.clock import SCALE_VARIABLE
 
 
 def key_commands(lab: Lab) -> list[Command]:
@@ -48,7 +49,7 @@ KbdInteractiveAuthentication no
 UsePAM no
 PrintLastLog no
 MaxStartups 100
-SetEnv TMPDIR={lab.directory}/tmp/{host.name} {threads}
+SetEnv TMPDIR={lab.directory}/tmp/{host.name} {SCALE_VARIABLE}={lab.scale!r} {threads}
 ForceCommand export PATH={shlex.quote(path)}; exec bash --norc ${{SSH_ORIGINAL_COMMAND:+-c "$SSH_ORIGINAL_COMMAND"}}
 """
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from launch import shell
 from launch.lab import Host, Lab, load_lab
 from launch.lab_agent import agent_text, hosts_text, on_host
+from launch.lab_capacity import CORE_VARIABLE, choose_scale, core_count, memory_notes, require_capacity
 from launch.lab_down import down, kill_everything, machine_cgroups, processes
 from launch.lab_limits import OPTIONAL_FILES, Cgroups, cpu_files, memory_files, weight_file
 from launch.lab_links import connect_command, latency_commands, network_commands, shape_commands
@@ -26,20 +27,23 @@ from solver.cluster import GIB
 from solver.errors import HeptiError
 
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "setpriv": "util-linux"}
-# Of the machine's cores, the share that hosts may have: the rest is for mpirun, the kernel's queues and the launcher.
-USABLE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class Achieved:
-    """What `up` measured on one host, and what it says about this machine."""
+    """What `up` measured on one host, in the lab's time."""
 
     compute_flop_per_s: float
     bandwidth_bytes_per_s: float
 
 
-def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
+def up(lab: Lab, scale: float | None = None) -> tuple[Lab, list[Achieved], list[str]]:
     """Build a lab, calibrate it, measure it.
+
+    Parameters
+    ----------
+    scale
+        None: the one that this machine carries, with a margin.
 
     Returns
     -------
@@ -49,19 +53,19 @@ def up(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
     Raises
     ------
     HeptiError
-        If it is up already, or if this machine cannot carry it: no root, a tool or `tbf` missing, too few cores.
+        If it is up already, or if this machine cannot carry it: no root, a tool or `tbf` missing, too few cores for the
+        scale that is asked for.
     """
     require_tools()
     if lab.ssh and shutil.which("sshd") is None:
         raise HeptiError("--ssh needs the program sshd, which is not installed: apt install openssh-server")
     _require_down(lab)
-    core_flop_per_s = core_speed()
-    lab = replace(lab, hosts=tuple(replace(host, core_flop_per_s=core_flop_per_s * START) for host in lab.hosts))
+    lab = at_scale(lab, scale)
     require_capacity(lab)
     cgroups = machine_cgroups()
     down(lab.name)  # what a crash has left
     try:
-        notes = _build(lab, cgroups)
+        notes = [*memory_notes(lab), *_build(lab, cgroups)]
         _start_tickers(lab, cgroups)
         free = cgroups.cpu_group(lab.name, "measure")
         free.mkdir()
@@ -112,6 +116,18 @@ def _signal(lab: Lab, number: int) -> None:
         for process in processes(cgroups.cpu_group(lab.name, host.name)):
             with suppress(ProcessLookupError):  # it has just ended by itself
                 os.kill(int(process), number)
+
+
+def at_scale(lab: Lab, scale: float | None) -> Lab:
+    """Return the lab at a scale, chosen where it is None, with quotas that are a first guess."""
+    cores = core_count()
+    core_flop_per_s = core_speed(cores)
+    if scale is None:
+        told = os.environ.get(CORE_VARIABLE)
+        scale = choose_scale(lab, 1e9 * float(told) if told else core_flop_per_s, cores)
+    core_flop_per_s *= START / scale
+    hosts = tuple(replace(host, core_flop_per_s=core_flop_per_s) for host in lab.hosts)
+    return replace(lab, scale=scale, hosts=hosts)
 
 
 def _require_down(lab: Lab) -> None:
@@ -168,26 +184,6 @@ def require_tools() -> None:
     for tool, package in TOOLS.items():
         if shutil.which(tool) is None:
             raise HeptiError(f"a lab needs the program {tool}, which is not installed: apt install {package}")
-
-
-def require_capacity(lab: Lab) -> None:
-    """Refuse a lab that asks for more cores or memory than this machine has."""
-    cores = sum(host.cores for host in lab.hosts)
-    have = os.cpu_count() or 1
-    if cores > have * USABLE:
-        speed = sum(host.compute_flop_per_s for host in lab.hosts) / 1e9
-        can = speed * have * USABLE / cores
-        raise HeptiError(
-            f"the hosts of lab {lab.name} add up to {speed:.0f} GFLOP/s, the {have} cores of this machine carry "
-            f"{can:.0f}: lower gflops or leave a device out"
-        )
-    wanted = sum(host.memory_bytes for host in lab.hosts) / GIB
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    if wanted > total:
-        raise HeptiError(
-            f"the hosts of lab {lab.name} add up to {wanted:.1f} GiB of memory, this machine has {total:.1f}: "
-            "lower memory_gib"
-        )
 
 
 def limit_cpu(cgroups: Cgroups, lab: Lab, host: Host) -> None:

@@ -71,7 +71,8 @@ def _of(report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """Return what the results of one model on one cluster are of; the links where they are the same at all points."""
     row = rows[0]
     mbps = [] if row["figure"] == "latency" else [row["mbps"]]
-    return heading({**report["models"][row["model"]], "model": row["model"], "cluster": row["cluster"], "mbps": mbps})
+    facts = {key: row[key] for key in ("model", "cluster", "lab_scale")}
+    return heading({**report["models"][row["model"]], **facts, "mbps": mbps})
 
 
 def _rounds(report: Mapping[str, Any], figure: str) -> str:

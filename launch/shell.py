@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from solver import clock
 from solver.errors import HeptiError
 
 Command = Sequence[str]
@@ -41,10 +42,19 @@ def run(command: Command, timeout_s: float = 60.0, stdin: str = "") -> str:
 
 
 def attempt(command: Command, timeout_s: float = 60.0, stdin: str = "") -> tuple[int, str, str]:
-    """Run a command that may fail; return its exit code, output and error output."""
+    """Run a command that may fail; return its exit code, output and error output.
+
+    `timeout_s` are seconds of the lab that we run in, if any: at a small scale its hosts take longer for the same.
+    """
     try:
         done = subprocess.run(
-            command, input=stdin, capture_output=True, timeout=timeout_s, check=False, text=True, errors="replace"
+            command,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s / clock.SCALE,
+            check=False,
         )
     except OSError as error:
         return 127, "", f"{command[0]}: {error.strerror}"

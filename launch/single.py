@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import sys
-import time
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -17,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from solver import clock
 from solver.errors import HeptiError
 from solver.model import ModelSpec
 
@@ -102,10 +102,10 @@ def timed(run: Run, x: Array, warmup: int, repeat: int) -> list[float]:
     """Return the seconds of every request that counts."""
     seconds = []
     for number in range(warmup + repeat):
-        started = time.perf_counter()
+        started = clock.now()
         run(x)
         if number >= warmup:
-            seconds.append(time.perf_counter() - started)
+            seconds.append(clock.now() - started)
     return seconds
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from solver.clock import at_scale
 from solver.words import counted, mbps
 
 
 def heading(report: Mapping[str, Any]) -> str:
-    """Return what was measured where: model, layers, rows, cluster, links."""
+    """Return what was measured where: model, layers, rows, cluster, a lab's scale, links."""
     layers, rows = counted(report["layers"], "layer"), counted(report["rows"], "row")
     links = f", {mbps(report['mbps'])}" if report["mbps"] else ""
-    return f"{report['model']}, {layers}, {rows} on {report['cluster']}{links}"
+    return f"{report['model']}, {layers}, {rows} on {report['cluster']}{at_scale(report['lab_scale'])}{links}"
 
 
 def rounds(report: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ class Boards:
         self._free = Counter()
         self.batches = Counter()
 
-    def perf_counter(self):
+    def clock(self):
         return self.now
 
     def carry(self, lane, batch, x, exact, look):
@@ -102,7 +102,7 @@ def deal(monkeypatch):
     """Return what runs so many batches, in order, and returns the seconds; `take` hears how many are done."""
 
     def run(boards, batches, dealer=None, take=lambda done: None):
-        monkeypatch.setattr(flow, "time", SimpleNamespace(perf_counter=boards.perf_counter))
+        monkeypatch.setattr(flow, "clock", SimpleNamespace(now=boards.clock))
         steps = [(Step((ROWS,), True), lambda number=number: np.array([number])) for number in range(batches)]
         started = boards.now
         for number, result in enumerate((dealer or Flow(boards, boards)).run(steps)):

@@ -85,7 +85,7 @@ def test_a_probe_unlike_the_last_one_is_repeated_at_once(monkeypatch):
         probes = iter(watching.probe, None)
         return [round(probe.product_s, 3) for probe in probes]
 
-    monkeypatch.setattr(monitor.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(monitor.clock, "now", lambda: now)
     watching = Monitor(SPEC, replace(NUMPY, product=lambda weight, bias: product))
     now += monitor.PROBE_EVERY_S
     assert took() == [0.01, 0.01]

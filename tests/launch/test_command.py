@@ -85,14 +85,14 @@ def test_bad_cluster_files_are_refused(tmp_path, text, complaint):
 
 @needs_root
 @pytest.mark.parametrize(
-    ("gflops", "memory", "complaint"),
-    [(10_000, 1, "GFLOP/s, the"), (10, 100_000, "GiB of memory, this machine has")],
+    ("scale", "complaint"),
+    [("1", "GFLOP/s; at scale 1 the"), ("0", "--scale is 0, must be above 0 and at most 1")],
 )
-def test_a_lab_that_the_machine_cannot_carry_is_refused(tmp_path, gflops, memory, complaint):
+def test_a_scale_at_which_the_machine_cannot_carry_a_lab_is_refused(tmp_path, scale, complaint):
     path = tmp_path / "test-huge.toml"
-    device = f'[[device]]\nname = "pi-0"\ngflops = {gflops}\nmemory_gib = {memory}\n'
+    device = '[[device]]\nname = "pi-0"\ngflops = 10000\nmemory_gib = 1\n'
     path.write_text(f'format = "hepti-cluster/1"\n{device}[network]\nbandwidth_mbps = 940\n')
-    done = launch("lab", "up", path)
+    done = launch("lab", "up", path, "--scale", scale)
 
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1

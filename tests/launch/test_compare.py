@@ -305,7 +305,17 @@ def test_every_bar_has_the_bound_of_its_own_kernels(tmp_path, monkeypatch):
         )
         for precision, bound_s in bounds_s.items()
     ]  # fmt: skip
-    of = {"model": "m", "layers": 1, "rows": 8, "cluster": "c", "mbps": [], "runs": 2, "runs_asked": 5, "repeat": 1}
+    of = {
+        "model": "m",
+        "layers": 1,
+        "rows": 8,
+        "cluster": "c",
+        "lab_scale": 1,
+        "mbps": [],
+        "runs": 2,
+        "runs_asked": 5,
+        "repeat": 1,
+    }
     drawn = []
     monkeypatch.setattr(compare_plot, "save_figure", lambda figure, path: drawn.append(figure))
 

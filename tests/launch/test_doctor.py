@@ -26,6 +26,7 @@ FACTS = {
     "interfaces": [{"name": "eth0", "running": True, "address": "10.0.0.1", "prefix": 24}],
     "temperature_c": 51.0,
     "throttled": 0,
+    "lab_scale": 1.0,
 }
 
 

@@ -10,7 +10,7 @@ from launch.lab_agent import agent_text, hosts_text, on_host
 from launch.lab_command import apply_setting
 from launch.lab_down import down
 from launch.lab_limits import Cgroups
-from launch.lab_links import connect_command, network_commands, shape_commands
+from launch.lab_links import connect_command, latency_commands, network_commands, shape_commands
 from launch.lab_ssh import ssh_config, sshd_config
 from solver.cluster import GIB, Cluster, Device, Link
 from solver.errors import HeptiError
@@ -143,6 +143,18 @@ def test_both_ends_of_a_cable_are_shaped():
         assert command[7:] == ["root", "handle", "1:", "tbf", "rate", rate, "burst", "36864", "latency", "100ms"]
 
 
+def test_at_a_scale_links_are_narrower_and_slower_to_answer():
+    """So that what takes a second of the file takes two by the clock; the same bytes wait in the queue."""
+    lab = dataclasses.replace(plan_lab("lab", cluster(mbps=940)), scale=0.5)
+    inside, port = shape_commands(lab, lab.hosts[0])
+    (delay,) = latency_commands(lab, lab.hosts[0])
+
+    assert f"{470e6 * 1514 / 1448:.0f}bit" in inside
+    assert inside[7:] == port[7:]
+    assert inside[-2:] == ["latency", "200ms"]
+    assert delay[-2:] == ["delay", "400us"]
+
+
 def test_an_exceptional_link_gets_a_class_of_its_own():
     """Pi-0 to pi-2 at 240 Mbps; the rest, and the total, at 940."""
     pair = {frozenset(("pi-0", "pi-2")): Link(240e6 / 8, 2e-4)}
@@ -167,12 +179,13 @@ def test_cutting_takes_the_cable_out_of_the_switch():
 def test_the_agent_joins_cgroups_then_namespaces():
     from pathlib import Path
 
-    lab = calibrated(plan_lab("lab", cluster()))
+    lab = dataclasses.replace(calibrated(plan_lab("lab", cluster())), scale=0.5)
     text = agent_text(lab, Cgroups(Path("/cg/cpu"), Path("/cg/memory"), 1, 1))
 
     assert "pi-1) threads=1 ;;" in text
     assert "for group in /cg/cpu/hepti-lab.lab /cg/memory/hepti-lab.lab; do" in text
     assert "export OMP_NUM_THREADS=$threads OPENBLAS_NUM_THREADS=$threads" in text
+    assert "export HEPTI_LAB_SCALE=0.5\n" in text
     assert "exec nsenter --net=/run/netns/hepti-lab.lab.$host unshare --uts --mount" in text
     assert on_host(lab, lab.hosts[1], ["echo", "a b"]) == ["/run/hepti-lab/lab/agent", "pi-1", "exec echo 'a b'"]
 

@@ -8,7 +8,7 @@ from solver.errors import HeptiError
 
 def test_a_round_is_summed_up_by_windows():
     """Forty products of 25 ms, a quarter of it on the CPU: 21.5 GFLOP/s of a core that does 86."""
-    found = summary([(0.025, 0.00625)] * 40)
+    found = summary([(0.025, 0.00625)] * 40, 1.0)
 
     assert found.flop_per_s == pytest.approx(FLOP / 0.025)
     assert found.core_flop_per_s == pytest.approx(FLOP / 0.00625)
@@ -16,11 +16,20 @@ def test_a_round_is_summed_up_by_windows():
 
 
 def test_one_slow_window_does_not_count():
-    found = summary([(0.025, 0.00625)] * 40 + [(0.5, 0.00625)])
+    found = summary([(0.025, 0.00625)] * 40 + [(0.5, 0.00625)], 1.0)
 
     assert found.flop_per_s == pytest.approx(FLOP / 0.025)
 
 
 def test_a_host_that_is_too_slow_is_refused():
-    with pytest.raises(HeptiError, match="too slow to be measured"):
-        summary([(1.0, 0.01)])
+    with pytest.raises(HeptiError, match="only 1 products in a round, 6 are needed"):
+        summary([(1.0, 0.01)], 1.0)
+
+
+def test_at_a_scale_seconds_are_the_labs():
+    """A lab at a quarter: a product of 100 ms by the clock takes 25 ms of the lab's time."""
+    found = summary([(0.1, 0.025)] * 40, 0.25)
+
+    assert found.flop_per_s == pytest.approx(FLOP / 0.025)
+    assert found.core_flop_per_s == pytest.approx(FLOP / 0.00625)
+    assert found.share == pytest.approx(0.25)

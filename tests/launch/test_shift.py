@@ -105,12 +105,12 @@ def test_a_person_sees_totals_beside_the_best_and_what_every_state_took(capsys):
         entry("live-hepti", 0.4, 0.3, 0.35, 0.25, 0.7),
         entry("oracle", 0.4, 0.3, 0.3, 0.3, 0.3),
     ]
-    of = {"model": "bert-base", "layers": 1, "rows": 128, "cluster": "mixed4", "mbps": [940.2, 240.0]}
+    of = {"model": "bert-base", "layers": 1, "rows": 128, "cluster": "mixed4", "lab_scale": 0.5, "mbps": [940.2, 240.0]}
     phases = [{"name": "calm", "requests": 4}, {"name": "blip", "requests": 1}]
     _show_shift({**of, "results": results, "phases": phases})
 
     lines = [" ".join(line.replace("│", "").split()) for line in capsys.readouterr().out.splitlines()]
-    what = "bert-base, 1 layer, 128 rows on mixed4, 240 to 940 Mbps; "
+    what = "bert-base, 1 layer, 128 rows on mixed4 at scale 0.5, 240 to 940 Mbps; "
     assert f"{what}5 requests while the lab changes, one run of every strategy" in " ".join(lines)
     assert f"{what}ms in every state of the lab" in " ".join(lines)
     assert "live-hepti 2.00 0.50 1.25 350 700 1" in lines
