@@ -6,16 +6,20 @@ import os
 import sys
 import traceback
 
+from solver.threads import thread_count  # without numpy, which reads them when it is imported
+
 
 def limit_threads() -> None:
     """Give each rank its part of the host's cores, before numpy reads how many threads it may start.
 
-    BLAS threads of several ranks on one host would fight for its cores.
+    BLAS threads of several ranks on one host would fight for its cores. What a person has set stays; what is no number
+    counts as unset.
     """
     on_host = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or os.environ.get("MPI_LOCALNRANKS") or 1)
     threads = max(1, len(os.sched_getaffinity(0)) // on_host)
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"):
-        os.environ.setdefault(name, str(threads))
+        if thread_count(os.environ.get(name, "")) is None:
+            os.environ[name] = str(threads)
 
 
 def main(arguments: list[str]) -> int:

@@ -220,24 +220,27 @@ class Stack:
 
     @contextmanager
     def metered(self, count: bool, *, begins: bool = True) -> Iterator[None]:
-        """Count what is done meanwhile, if it counts; with what begins a batch, its trace begins."""
+        """Count what is done until the end, or an error, if it counts; with what begins a batch, its trace begins."""
         started = self._metered_since = clock.now()
         traffic = self._world.traffic
         traffic.reset()
         trace = traffic.trace = self.trace if count else None
         if trace is not None and begins:
             trace.begin()
-        yield
-        if trace is not None:
-            trace.end()
-        compute_s = clock.now() - started - traffic.wait_s
-        bits, self._bits = self._bits, Counter()
-        spent = Meter(compute_s, traffic.wait_s, traffic.sent_bytes, traffic.received_bytes, bits)
-        if begins:
-            self.last = Meter()
-        self.last.add(spent)
-        if count:
-            self.meter.add(spent)
+        try:
+            yield
+        finally:
+            traffic.trace = None  # waits of others' business are in no batch's trace
+            if trace is not None:
+                trace.end()
+            compute_s = clock.now() - started - traffic.wait_s
+            bits, self._bits = self._bits, Counter()
+            spent = Meter(compute_s, traffic.wait_s, traffic.sent_bytes, traffic.received_bytes, bits)
+            if begins:
+                self.last = Meter()
+            self.last.add(spent)
+            if count:
+                self.meter.add(spent)
 
     def _hop(self, lane: Lane, hop: int, rows: int, x: Array) -> Array:
         """Send what this rank has of the rows, and return those that it needs next."""

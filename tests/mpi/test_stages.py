@@ -15,6 +15,7 @@ from hepti_mpi.flow import MOST, SPREAD, Flow, Step
 from hepti_mpi.live import follow
 from hepti_mpi.products import NUMPY
 from hepti_mpi.stack import Stack
+from hepti_mpi.trace import OUTSIDE, Trace
 from solver.cluster import GIB, Cluster, Device, Link
 from solver.model import tensor_shapes
 from solver.pipeline import chain_of_sublayers, price_plan
@@ -366,3 +367,23 @@ def test_every_replica_gets_a_share(world):
     assert all(away)
     assert sum(away) < 40
     assert moved[0] == (sum(away) * batch_bytes, sum(away) * batch_bytes)
+
+
+def test_an_error_within_a_batch_closes_its_counters_and_its_trace(world):
+    """What was sent until then counts, and what others exchange later is in no batch's trace."""
+    stack = Stack(SPEC, one_device_plan(SPEC, [(0, 0, SPEC.layers)], world.size), (), world, NUMPY)
+    trace = stack.trace = Trace()
+
+    def lost():
+        with stack.metered(True):
+            world.traffic.sent_bytes += 12
+            raise ValueError("lost")
+
+    with pytest.raises(ValueError, match="lost"):
+        lost()
+    waits, slices = list(trace.waits), list(trace.slices)
+    world.traffic.waited(time.perf_counter())
+
+    assert stack.meter.sent_bytes == stack.last.sent_bytes == 12
+    assert [name for name, _, _ in slices] == [OUTSIDE]
+    assert (trace.waits, trace.slices) == (waits, slices)
