@@ -1,6 +1,12 @@
 """What all tests share."""
 
-from tests import sweeps
+import os
+
+# Before numpy and torch are imported: their threads of several tests at once would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+from tests import sweeps  # noqa: E402
 
 
 def pytest_report_header():
