@@ -6,7 +6,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from tests import sweeps  # noqa: E402
+from tests import sweeps
 
 
 def pytest_report_header():

@@ -23,8 +23,8 @@ from solver.planner import solve
 from solver.replan import Replanner
 from solver.routes import Route
 from solver.tracker import FIRST
-from tests.mpi.test_layers import expected, tensors_of
 from tests import sweeps
+from tests.mpi.test_layers import expected, tensors_of
 from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, random_plan, rows_plan
 from tests.solver.clusters import pis
 
