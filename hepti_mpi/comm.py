@@ -49,11 +49,13 @@ MOVE_S = 2e-3
 # spoiled its beginning, in 15 of 40 runs.
 LAST_WORDS_S = 0.2
 
-# Message tags.
-DATA, CONTROL = 0, 1
+# Message tags. WHOLE: what is exchanged in the layers but for rows in tiles.
+DATA, CONTROL, WHOLE = 0, 1, 2
 # What ranks measured; weights that rank 0 sends while requests run; rank 0's word within a request.
 REPORT, PIECE, WORD = 3, 4, 5
 NOTHING = 6  # no message has it
+# And rows in tiles, their owner's rank added. MPI has tags up to 32767 or more, and refuses those that it has not.
+ROWS = 16
 
 ROUND_TRIPS = 10
 
