@@ -153,9 +153,9 @@ class Group:
         self.traffic.waited(started)
         return arrived
 
-    def has_message(self, peer: int) -> bool:
-        """Return whether something that a rank sent is here, and nobody has asked for it yet."""
-        return bool(self._comm.Iprobe(peer, MPI.ANY_TAG))
+    def has_rows(self, peer: int) -> bool:
+        """Return whether rows of a rank, sent by itself, are here, and nobody has asked for them yet."""
+        return bool(self._comm.Iprobe(peer, ROWS + peer))
 
     def pause(self) -> None:
         """Wait a little for the others, where there is nothing to do."""
