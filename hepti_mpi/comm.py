@@ -60,6 +60,10 @@ ROWS = 16
 ROUND_TRIPS = 10
 
 
+class SharedError(HeptiError):
+    """A complaint that all ranks have: one of them says it, and all end. Any other is one rank's: the others wait."""
+
+
 @dataclass(slots=True)
 class Traffic:
     """What a rank's exchanges cost since the last reset."""
@@ -279,10 +283,16 @@ class Group:
         return count
 
     def from_root(self, step: Callable[[], Value] | None) -> Value:
-        """Run rank 0's step and give its result to all, or raise its complaint on all."""
+        """Run rank 0's step and give its result to all, or raise its complaint on all.
+
+        Raises
+        ------
+        SharedError
+            The complaint.
+        """
         result, complaint = self._comm.bcast(_attempt(step) if step else None)
         if complaint is not None:
-            raise HeptiError(complaint)
+            raise SharedError(complaint)
         return cast(Value, result)
 
     def on_all(self, step: Callable[[], Value]) -> list[Value]:
@@ -290,13 +300,13 @@ class Group:
 
         Raises
         ------
-        HeptiError
+        SharedError
             The first complaint in rank order.
         """
         outcomes = self._comm.allgather(_attempt(step))
         for rank, (_, complaint) in enumerate(outcomes):
             if complaint is not None:
-                raise HeptiError(complaint if rank == 0 else f"{complaint} (rank {rank})")
+                raise SharedError(complaint if rank == 0 else f"{complaint} (rank {rank})")
         return [result for result, _ in outcomes]
 
     def subgroup(self, ranks: Sequence[int]) -> Group | None:
