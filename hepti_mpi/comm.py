@@ -100,6 +100,7 @@ class Group:
         self.traffic: Traffic = parent.traffic if parent else Traffic()
         self._sending: list[tuple[MPI.Request, Message]] = parent._sending if parent else []
         self._told: list[tuple[MPI.Request, Array | None]] = []
+        self._dropped: list[str] = parent._dropped if parent else []
 
     # For exchanges: nonblocking messages.
 
@@ -142,12 +143,25 @@ class Group:
         self.traffic.received_bytes += message.nbytes
         return self._comm.Irecv(message, peer, tag)
 
+    def drop(self, rows: str) -> None:
+        """Take note of rows that nobody iterated over to the end: this rank's next wait raises, and names them.
+
+        The others would wait for this rank, and it for them. Where rows are dropped no error can be raised: Python
+        forgets those of `__del__`.
+        """
+        self._dropped.append(rows)
+
+    def _check_dropped(self) -> None:
+        if self._dropped:
+            raise RuntimeError(f"rows that others need were dropped: {self._dropped.pop()}")
+
     def arrived(self, requests: list[MPI.Request]) -> list[int]:
         """Return the numbers of the receives that have ended since they were asked for last."""
         return MPI.Request.Testsome(requests) or []
 
     def wait_some(self, requests: list[MPI.Request]) -> list[int]:
         """Wait until one or more of the receives have ended and return their numbers."""
+        self._check_dropped()
         started = time.perf_counter()
         polls = 0
         while not (arrived := self.arrived(requests)):
@@ -163,12 +177,14 @@ class Group:
 
     def pause(self) -> None:
         """Wait a little for the others, where there is nothing to do."""
+        self._check_dropped()
         started = time.perf_counter()
         time.sleep(PAUSE_S)
         self.traffic.waited(started)
 
     def finish_sending(self) -> None:
         """Wait until everything that this rank sent has left it."""
+        self._check_dropped()
         started = time.perf_counter()
         MPI.Request.Waitall([request for request, _ in self._sending])
         self._sending.clear()
@@ -226,6 +242,7 @@ class Group:
 
         `meanwhile` does a bounded piece of other work, and returns False once there is none.
         """
+        self._check_dropped()
         pause = PAUSE_S
         while not self._comm.Iprobe(0, CONTROL):
             if meanwhile is not None and meanwhile():

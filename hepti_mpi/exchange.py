@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -161,16 +161,19 @@ class Gather:
         tile_rows: int = 0, route: Route = Route.DIRECT, tensors: int = 1,
     ) -> None:  # fmt: skip
         self._group, self._tensors = group, tensors
+        # Before anything can fail: `__del__` looks at them.
+        self._departures: Iterator[tuple[tuple[int, Span], ...]] = iter(())
+        self._requests: list[Any] = []
         mine, wanted = have[group.rank], want[group.rank]
         self.array = np.empty((wanted.size, width), np.float32)
         common = mine.intersect(wanted)
         self.kept = common.within(wanted)
         self._kept_of_own, self._inside = common.within(mine), common == mine
         self.own = self.array[self.kept.slice] if self._inside else np.empty((mine.size, width), np.float32)
+        self.tiles = tuple(tile.within(mine) for tile in tiles(mine, tile_rows))
         plan = schedule(have, tuple(want), tile_rows, route, group.rank)
         self._departures = iter(plan.departures)
-        self.tiles = tuple(tile.within(mine) for tile in tiles(mine, tile_rows))
-        self._open = list(plan.arrivals)
+        self._open = plan.arrivals
         self._messages = [group.coding.message(self._by_tensor(self.array[to.span.slice])) for to in self._open]
         self._requests = [
             group.post_receive(message, to.source, ROWS + to.owner)
@@ -181,6 +184,12 @@ class Gather:
             if to.onward:
                 self._onward[to.owner].append(number)
         self._here: list[Span] = []
+
+    def __del__(self) -> None:
+        """Tell the group if something was not put or not taken: others would wait for it for ever."""
+        unsent, due = sum(map(bool, self._departures)), sum(map(bool, self._requests))
+        if unsent or due:
+            self._group.drop(f"{self.array.shape}, {unsent} tiles not put and {due} messages not taken")
 
     def put(self, tile: Span) -> None:
         """Send the next of the own tiles, which is done; pass on what has arrived meanwhile."""

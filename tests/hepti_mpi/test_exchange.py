@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hepti_mpi.exchange import Gather
+from hepti_mpi.exchange import Gather, whole
 from hepti_mpi.wires import EXACT
 from solver.routes import Route
 from solver.spans import Partition, Span
@@ -40,6 +40,10 @@ class Rank:
 
     def __init__(self, network, rank):
         self.network, self.rank = network, rank
+        self.dropped = []
+
+    def drop(self, rows):
+        self.dropped.append(rows)
 
     def post_send(self, message, peer, tag):
         self.network.sent[self.rank, peer, tag].append(message)
@@ -94,3 +98,27 @@ def test_rows_of_any_number_of_tiles_and_owners_come_to_their_places(ranks, most
     for gather, span in zip(gathers, want, strict=True):
         np.testing.assert_array_equal(gather.array, x[span.slice])
     assert not any(network.sent.values())
+
+
+def test_rows_are_dropped_until_all_are_put_and_taken():
+    """Two ranks of three tiles: what rank 0 drops too early is named, with what is missing."""
+    have, complaints = Partition.of_counts([3, 3]), []
+    for puts, others, takes in [(0, 0, 0), (2, 0, 0), (3, 0, 0), (3, 3, 0), (3, 3, 3)]:
+        ranks = [Rank(Network(np.random.default_rng(0)), rank) for rank in range(2)]
+        ranks[1].network = ranks[0].network
+        gathers = [Gather(rank, have, [Span(0, 6)] * 2, 1, 1) for rank in ranks]
+        for gather, count in zip(gathers, (puts, others), strict=True):
+            for tile in gather.tiles[:count]:
+                gather.put(tile)
+        if takes:
+            assert whole(gathers[0]).shape == (6, 1)
+        del gathers[0]
+        complaints += [ranks[0].dropped]
+
+    assert complaints == [
+        ["(6, 1), 3 tiles not put and 3 messages not taken"],
+        ["(6, 1), 1 tiles not put and 3 messages not taken"],
+        ["(6, 1), 0 tiles not put and 3 messages not taken"],
+        ["(6, 1), 0 tiles not put and 3 messages not taken"],
+        [],
+    ]
