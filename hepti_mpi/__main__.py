@@ -42,9 +42,11 @@ def main(arguments: list[str]) -> int:
             if group.rank == 0:
                 parser().print_help()
             return 0
-        return run(parse(words), group)
-    except HeptiError as error:
-        # Every rank has it; one says it. mpirun takes the job's exit code from the rank that fails.
+        # What is installed, and so what an option may be, differs from rank to rank.
+        options = group.on_all(lambda: parse(words))[group.rank]
+        return run(options, group)
+    except comm.SharedError as error:
+        # mpirun takes the job's exit code from the rank that fails.
         if group.rank != 0:
             return 0
         if "--debug" in arguments:
@@ -54,6 +56,8 @@ def main(arguments: list[str]) -> int:
     except Exception as error:  # any other rank would wait for this one for ever
         if "--debug" in arguments:
             traceback.print_exc()
+        if isinstance(error, HeptiError):
+            group.abort(str(error), code=2)
         group.abort(f"{type(error).__name__}: {error}", code=1)
 
 

@@ -12,6 +12,7 @@ from hepti_mpi.adaptive import HEADER_BYTES, WINDOW, SendRate
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
 from hepti_mpi.flow import MOST, SPREAD, Flow, Step
+from hepti_mpi.lane import Lane
 from hepti_mpi.live import follow
 from hepti_mpi.products import NUMPY
 from hepti_mpi.stack import Stack
@@ -22,6 +23,7 @@ from solver.pipeline import chain_of_sublayers, price_plan
 from solver.plan import STAGE_WIRES, Plan, Stage, Wire
 from solver.spans import Span
 from solver.sublayers import SUBLAYERS
+from tests.hepti_mpi.test_adaptive import connected
 from tests.mpi.test_layers import CUTS, LAYOUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 
 SPEC = replace(POST, layers=5)
@@ -322,6 +324,26 @@ def test_adaptive_stages_send_as_few_bits_as_a_slow_link_carries(world, monkeypa
         )
         assert hops in (1, 2)
     assert len(results) == (batches if world.rank == 0 else 0)
+
+
+def test_a_connection_to_no_receiver_does_not_say_how_fast_the_link_is(world):
+    """A busy one of this process's own, beside those of MPI, which carry nothing meanwhile."""
+    stack = make_stack(SPEC, rank_by_rank(SPEC, world), tensors_of(SPEC), world, NUMPY, Wire.ADAPTIVE)
+    (between,) = stack._between_stages.values()
+    with connected() as (_, send):
+        between._send_rate()
+        send(1 << 20)
+        rate = between._send_rate()
+
+    world.finish_sending()
+    assert rate == 0
+
+
+def test_a_rank_sends_to_the_stage_behind_its_own_and_rank_0_to_the_first_too():
+    plan = one_device_plan(SPEC, [(1, 0, 2), (0, 2, 3), (2, 3, 5)], 4)
+    lane = Lane(plan, plan.stages)
+
+    assert [lane.receivers(rank) for rank in range(4)] == [{1, 2}, {0}, {0}, set()]
 
 
 def test_a_slow_consumer_does_not_grow_what_is_under_way(world):
