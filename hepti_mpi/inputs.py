@@ -61,15 +61,19 @@ class Reader:
         Text of its tokenizer.json; None: token ids only.
     complain
         Takes the one line that says what is wrong with a request that is left out; the others are still answered.
+    by_id
+        Whether answers are found by their ids, so that none may come twice; else an id is only an echo.
     """
 
-    def __init__(self, spec: ModelSpec, tokenizer: str | None, complain: Callable[[str], object]) -> None:
+    def __init__(
+        self, spec: ModelSpec, tokenizer: str | None, complain: Callable[[str], object], *, by_id: bool = True
+    ) -> None:
         self._spec = spec
         self._complain = complain
         self._tokenizer = None
         if tokenizer is not None and isinstance(spec.input, TextInput):
             self._tokenizer = Tokenizer(tokenizer, spec.input.max_rows)
-        self._seen: dict[str, str] = {}
+        self._seen: dict[str, str] | None = {} if by_id else None
 
     def texts(self, texts: Iterable[str]) -> list[Request]:
         """Make requests of texts given on the command line.
@@ -121,14 +125,16 @@ class Reader:
         for number, line in enumerate(lines, start=1):
             try:
                 request = self._json(number, line) if json_lines else self._plain(number, line)
-                where = f"line {number}"
-                first = self._seen.setdefault(str(request.id), where)
-                if first != where:
-                    raise HeptiError(f"id {request.id!r} stands on {first} already: give each request its own")
+                self._check_id(request, f"line {number}")
             except HeptiError as error:
                 self._complain(f"{source}, line {number}: {error}")
             else:
                 yield request
+
+    def _check_id(self, request: Request, where: str) -> None:
+        first = where if self._seen is None else self._seen.setdefault(str(request.id), where)
+        if first != where:
+            raise HeptiError(f"id {request.id!r} stands on {first} already: give each request its own")
 
     def _plain(self, number: int, line: bytes) -> Request:
         try:
