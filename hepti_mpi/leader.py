@@ -129,7 +129,7 @@ class Leader:
         rows = lengths[0] if lengths else 0
         choice = choose(self._options, self._spec, rows, self._group.size, measured, self.say)
         self._plan, self._cluster, self._by_length = choice.plan, choice.cluster, choice.by_length
-        self._solution, self._spare = choice.solution, choice.spare
+        self._solution, self._spare, self._boards = choice.solution, choice.spare, choice.boards
         for rows in lengths:
             self._plan_of(rows)  # made before anything waits for it
         return self._plan, self._spare
@@ -187,6 +187,7 @@ class Leader:
         options = self._options
         report = job_report(self._spec, self._plan, self._answers, ranks, places, options)
         report |= prediction(self._spec, self._cluster, self._plan, self._answers.rows, self._plan_of)
+        report["predicted_for"] = None if report["predicted_seconds"] is None else self._boards
         report["wire_rounding"] = self._rounding
         report["replans"] = [*self._conductor.decisions] if self._conductor else []
         report["replans_decided"] = self._conductor.decided if self._conductor else 0
