@@ -105,7 +105,10 @@ class Leader:
         path = (self._options.model or defaults.default_model()).absolute()
         with WeightsFile(path) as file:
             self._spec, fingerprint, tokenizer = file.spec, file.fingerprint, file.tokenizer
-        self._reader = Reader(self._spec, tokenizer, self._complain, by_id=self._answers.by_id)
+        by_id, images = self._answers.by_id, self._options.images
+        if images is not None and not images.is_dir():
+            raise HeptiError(f"there is no folder --images {images}")
+        self._reader = Reader(self._spec, tokenizer, self._complain, by_id=by_id, images=images)
         self._requests = [] if self._serves else self._read()
         return Model(path, fingerprint, self._spec)
 
