@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
+from argparse import Namespace
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from solver import stopping
+
+if TYPE_CHECKING:
+    from hepti_mpi.comm import Group
+    from solver.command import Parser
+
+    Parse = Callable[[list[str]], Namespace]
+    Run = Callable[[Namespace, Group], int]
 
 from solver.threads import thread_count  # without numpy, which reads them when it is imported
 
@@ -22,22 +35,20 @@ def limit_threads() -> None:
             os.environ[name] = str(threads)
 
 
-def main(arguments: list[str]) -> int:
+def load() -> stopping.Main:
+    """Import what the command asked for needs."""
+    _command(sys.argv[1:])
+    return main
+
+
+def main(arguments: Sequence[str]) -> int:
     """Run this rank; return its exit code."""
     from hepti_mpi import comm
     from solver.errors import HeptiError
 
     group = comm.world()
     try:
-        if arguments[:1] == ["profile"]:
-            from hepti_mpi import profile_command
-
-            parser, parse, run = profile_command.parser, profile_command.parse, profile_command.run
-            words = arguments[1:]
-        else:
-            from hepti_mpi import cli, job
-
-            parser, parse, run, words = cli.parser, cli.parse, job.run_job, arguments
+        parser, parse, run, words = _command(arguments)
         if "-h" in words or "--help" in words:
             if group.rank == 0:
                 parser().print_help()
@@ -61,6 +72,22 @@ def main(arguments: list[str]) -> int:
         group.abort(f"{type(error).__name__}: {error}", code=1)
 
 
+def _command(arguments: Sequence[str]) -> tuple[Callable[[], Parser], Parse, Run, list[str]]:
+    """Return the parser of the main job or of `profile`, what reads its words, what runs it, and its words."""
+    if arguments[:1] == ["profile"]:
+        from hepti_mpi import profile_command
+
+        return profile_command.parser, profile_command.parse, profile_command.run, list(arguments[1:])
+    from hepti_mpi import cli, job
+
+    return cli.parser, cli.parse, job.run_job, list(arguments)
+
+
 if __name__ == "__main__":
     limit_threads()
+    rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK")  # None: no mpirun started this process
+    if rank in (None, "0"):
+        stopping.run("python -m hepti_mpi", load, silent=rank is not None)
+    # The other ranks write nothing that would have to be cleaned up, and mpirun says which of them a signal has ended.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main(sys.argv[1:]))

@@ -31,6 +31,8 @@ class Choice:
     ----------
     cluster
         What the plan is for; None where a file gave the plan alone.
+    boards
+        Whose seconds are predicted, in words.
     solution, spare
         Where devices that change may change the plan; the plan by rows whose weights ranks hold besides.
     by_length
@@ -39,6 +41,7 @@ class Choice:
 
     plan: Plan
     cluster: Cluster | None
+    boards: str
     solution: Solution | None = None
     spare: Plan | None = None
     by_length: PlansByLength | None = None
@@ -59,14 +62,14 @@ def choose(
     HeptiError
         If there is no plan, or it does not fit.
     """
-    cluster = measured
+    cluster, boards = measured, _boards(options, measured)
     if options.cluster is not None:
         whole = find_cluster(options.cluster)
         cluster = whole.first(ranks, options.cluster)
         if left := whole.names[ranks:]:
             say(f"note: {ranks} ranks, {len(whole.names)} devices in {options.cluster}: without {', '.join(left)}")
     if options.plan is not None:
-        choice = Choice(read_plan(options.plan), cluster)
+        choice = Choice(read_plan(options.plan), cluster, boards)
     else:
         # Example boards have nothing that could change.
         may_change = options.replan != "off" and cluster is not None and ranks > 1
@@ -75,24 +78,35 @@ def choose(
             say("note: the shares are those of example boards, not of these hosts: give --model or --cluster")
         cluster = cluster.holding(options.precision)
         if may_change:
-            choice = _living(spec, cluster, rows or TYPICAL_ROWS, options)
+            choice = _living(spec, cluster, boards, rows or TYPICAL_ROWS, options)
         else:
             plan = plan_that_fits(options.system, spec, cluster, rows or TYPICAL_ROWS, options.wire)
             follows = options.replan == "off" and options.system == DEFAULT and plan.in_one
-            choice = Choice(plan, cluster, by_length=_by_length(spec, cluster, plan) if follows else None)
+            choice = Choice(plan, cluster, boards, by_length=_by_length(spec, cluster, plan) if follows else None)
     choice.plan.check(spec, ranks)
     if choice.plan.in_one:
         options.wire.check_one_stage()
     return choice
 
 
-def _living(spec: ModelSpec, cluster: Cluster, rows: int, options: argparse.Namespace) -> Choice:
+def _boards(options: argparse.Namespace, measured: Cluster | None) -> str:
+    """Return whose seconds are predicted: a cluster file may be of boards that are not there, as the example is."""
+    if options.cluster is not None:
+        return f"the boards of {options.cluster}"
+    if options.plan is not None:
+        return f"the boards of {options.plan}"
+    if measured is not None:
+        return "these hosts"
+    return f"the example boards of {defaults.EXAMPLE}, not these hosts"
+
+
+def _living(spec: ModelSpec, cluster: Cluster, boards: str, rows: int, options: argparse.Namespace) -> Choice:
     """Make a plan that may change."""
     from solver.living import living  # the solvers are for rank 0 alone
     from solver.planner import solve
 
     solution, spare = living(spec, cluster, solve(spec, cluster, rows, wire=options.wire))
-    return Choice(solution.plan, cluster, solution, spare)
+    return Choice(solution.plan, cluster, boards, solution, spare)
 
 
 def _by_length(spec: ModelSpec, cluster: Cluster, plan: Plan) -> PlansByLength:

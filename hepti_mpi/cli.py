@@ -43,6 +43,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if options.watch and options.replan == "off":
         raise HeptiError("--watch shows what is measured for planning: add --replan dry-run, or auto")
     sources = [name for name in ("text", "input", "random") if getattr(options, name) is not None]
+    if options.images is not None and options.input is None:
+        raise HeptiError("--images says where lines of --input may name images: add --input")
     if len(sources) > 1:
         raise HeptiError(f"--{sources[0]} and --{sources[1]} both say what to compute: give one")
     return options
@@ -61,6 +63,7 @@ def parser() -> Parser:
     what.add_argument("--model", type=Path, metavar="MODEL.h5", help="weights file, from python -m weights")
     what.add_argument("--text", nargs="+", metavar="T", help="texts")
     what.add_argument("--input", metavar="FILE|-", help=".txt, .jsonl or an image; - answers JSON lines as they come")
+    what.add_argument("--images", type=Path, metavar="FOLDER", help="below which lines may name images")
     what.add_argument("--random", type=int, metavar="ROWS", help="one request of random tokens or pixels")
     what.add_argument("--output", type=Path, metavar="FILE", help=".jsonl: answers; .npz: last hidden states")
     how = parser.add_argument_group("how to split it")

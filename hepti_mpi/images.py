@@ -16,6 +16,24 @@ except ModuleNotFoundError:  # the extra `vision` is not installed; said when an
     Image = None  # type: ignore[assignment]
 
 
+def below(folder: Path, path: str) -> Path:
+    """Return where a path that begins in a folder leads, behind all links.
+
+    Raises
+    ------
+    HeptiError
+        If it leads out of the folder; it is not said whether there is anything.
+    """
+    try:
+        root = folder.resolve()
+        found = (root / path).resolve()
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, or no path at all
+        raise HeptiError(f"cannot read image {path!r}: {error}") from error
+    if not found.is_relative_to(root):
+        raise HeptiError(f"image {path!r} is not below --images {folder}")
+    return found
+
+
 def read_image(path: Path, source: ImageInput) -> Array:
     """Read an image file as the model's input.
 
@@ -26,11 +44,13 @@ def read_image(path: Path, source: ImageInput) -> Array:
     Raises
     ------
     HeptiError
-        If there is no such image, or Pillow is not installed.
+        If there is no such image, it is no regular file (a pipe may never end), or Pillow is not installed.
     """
     if Image is None:
         raise HeptiError("reading images needs Pillow: pip install 'hepti[vision]'")
     try:
+        if path.exists() and not path.is_file():
+            raise HeptiError(f"cannot read image {path}: it is no regular file")
         with Image.open(path) as file:
             image = file.convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's ways to refuse

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hepti_mpi.arrays import Array
-from hepti_mpi.images import read_image
+from hepti_mpi.images import below, read_image
 from hepti_mpi.stdin import read_lines
 from solver.errors import HeptiError
 from solver.model import ImageInput, ModelSpec, TextInput
@@ -61,15 +61,29 @@ class Reader:
         Text of its tokenizer.json; None: token ids only.
     complain
         Takes the one line that says what is wrong with a request that is left out; the others are still answered.
+    by_id
+        Whether answers are found by their ids, so that none may come twice; else an id is only an echo.
+    images
+        The folder below which lines may name images, and where their paths begin; None: JSON lines may name none, and
+        a `.txt`, which lists paths as a command line does, any.
     """
 
-    def __init__(self, spec: ModelSpec, tokenizer: str | None, complain: Callable[[str], object]) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tokenizer: str | None,
+        complain: Callable[[str], object],
+        *,
+        by_id: bool = True,
+        images: Path | None = None,
+    ) -> None:
         self._spec = spec
+        self._images = images
         self._complain = complain
         self._tokenizer = None
         if tokenizer is not None and isinstance(spec.input, TextInput):
             self._tokenizer = Tokenizer(tokenizer, spec.input.max_rows)
-        self._seen: dict[str, str] = {}
+        self._seen: dict[str, str] | None = {} if by_id else None
 
     def texts(self, texts: Iterable[str]) -> list[Request]:
         """Make requests of texts given on the command line.
@@ -121,14 +135,16 @@ class Reader:
         for number, line in enumerate(lines, start=1):
             try:
                 request = self._json(number, line) if json_lines else self._plain(number, line)
-                where = f"line {number}"
-                first = self._seen.setdefault(str(request.id), where)
-                if first != where:
-                    raise HeptiError(f"id {request.id!r} stands on {first} already: give each request its own")
+                self._check_id(request, f"line {number}")
             except HeptiError as error:
                 self._complain(f"{source}, line {number}: {error}")
             else:
                 yield request
+
+    def _check_id(self, request: Request, where: str) -> None:
+        first = where if self._seen is None else self._seen.setdefault(str(request.id), where)
+        if first != where:
+            raise HeptiError(f"id {request.id!r} stands on {first} already: give each request its own")
 
     def _plain(self, number: int, line: bytes) -> Request:
         try:
@@ -136,7 +152,7 @@ class Reader:
         except UnicodeDecodeError as error:
             raise HeptiError(f"not UTF-8: {error}") from error
         if isinstance(self._spec.input, ImageInput):
-            return self._image(number, text)
+            return self._image(number, Path(text) if self._images is None else below(self._images, text))
         return self._text(number, text)
 
     def _json(self, number: int, line: bytes) -> Request:
@@ -155,7 +171,7 @@ class Reader:
             raise HeptiError(f"id {name!r} is neither a string nor an integer")
         _check_unicode(str(name), "the id")
         image = isinstance(self._spec.input, ImageInput)
-        for key, make in (("image", self._image),) if image else (("text", self._text), ("tokens", self._tokens)):
+        for key, make in (("image", self._named_image),) if image else (("text", self._text), ("tokens", self._tokens)):
             if key in entry:
                 return make(name, entry[key])
         raise HeptiError(f"model {self._spec.name} needs " + ("an image" if image else "a text or tokens"))
@@ -190,10 +206,18 @@ class Reader:
                 )
         return Request(name, ids, len(ids))
 
-    def _image(self, name: str | int, path: Any) -> Request:
+    def _named_image(self, name: str | int, path: Any) -> Request:
+        """Read an image that a JSON line names, which is data, of whoever sent it."""
+        if not isinstance(path, str):
+            raise HeptiError("image is no string")
+        if self._images is None:
+            raise HeptiError("JSON lines may name images only below a folder that you name: add --images FOLDER")
+        return self._image(name, below(self._images, path))
+
+    def _image(self, name: str | int, path: Path) -> Request:
         if not isinstance(self._spec.input, ImageInput):
             raise HeptiError(f"model {self._spec.name} reads texts, not images")
-        return Request(name, read_image(Path(str(path)), self._spec.input), self._spec.input.rows, str(path))
+        return Request(name, read_image(path, self._spec.input), self._spec.input.rows, str(path))
 
 
 def _check_unicode(text: str, what: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hepti_mpi import defaults, ends, outputs, show
+from hepti_mpi.answers import Answers
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.choice import choose
@@ -73,10 +73,8 @@ class Leader:
         self.console = show.terminal(stderr=True)
         self._cluster: Cluster | None = None
         self._complaints: list[str] = []
-        self._answers: list[dict[str, Any]] = []
-        self._hidden: dict[str, Array] = {}  # last hidden states by id, for .npz
-        self._seconds: dict[str | int, list[float]] = {}
-        self._rows: list[int] = []  # of the batch of each of these
+        self._complained = False
+        self._answers = Answers(options.output, self._serves)
         self._busy_s = 0.0  # of all passes that count
         self._rounding: float | None = None
         self._by_length: PlansByLength | None = None  # where batches of other lengths run under others
@@ -107,7 +105,10 @@ class Leader:
         path = (self._options.model or defaults.default_model()).absolute()
         with WeightsFile(path) as file:
             self._spec, fingerprint, tokenizer = file.spec, file.fingerprint, file.tokenizer
-        self._reader = Reader(self._spec, tokenizer, self._complain)
+        by_id, images = self._answers.by_id, self._options.images
+        if images is not None and not images.is_dir():
+            raise HeptiError(f"there is no folder --images {images}")
+        self._reader = Reader(self._spec, tokenizer, self._complain, by_id=by_id, images=images)
         self._requests = [] if self._serves else self._read()
         return Model(path, fingerprint, self._spec)
 
@@ -131,7 +132,7 @@ class Leader:
         rows = lengths[0] if lengths else 0
         choice = choose(self._options, self._spec, rows, self._group.size, measured, self.say)
         self._plan, self._cluster, self._by_length = choice.plan, choice.cluster, choice.by_length
-        self._solution, self._spare = choice.solution, choice.spare
+        self._solution, self._spare, self._boards = choice.solution, choice.spare, choice.boards
         for rows in lengths:
             self._plan_of(rows)  # made before anything waits for it
         return self._plan, self._spare
@@ -151,51 +152,59 @@ class Leader:
             replanner = Replanner(self._spec, self._cluster, self._solution, self._spare, read_bytes_per_s)
             self._conductor = Conductor(self._spec, member, replanner, self._options.replan == "auto", self.say)
         if self._serves:
-            with self._watch or nullcontext():
-                for request in self._reader.standard_input():
-                    self._turn_to(request.rows, stack)
-                    for answers in self._compute([[request]], flow, tensors, count=True):
-                        print(json.dumps(answers[0]), flush=True)
-                    self._between(stack)
+            self._serve(stack, flow, tensors)
         else:
-            passes = self._options.warmup + self._options.repeat
-            bar = progress("computing", passes * len(batches), console=self.console, unit="batches")
-            # Plans change while no batch is under way.
-            together = [[batch] for batch in batches] if self._conductor else self._of_one_plan(batches)
-            with self._watch or nullcontext(), nullcontext(lambda _: None) if self._watch else bar as done:
-                for number in range(passes):
-                    self._answers.clear()
-                    started, count = clock.now(), number >= self._options.warmup
-                    for some in together:
-                        self._turn_to(rows_of(some[0]), stack)
-                        for _ in self._compute(some, flow, tensors, count=count):
-                            done(1)
-                        self._between(stack)
-                    self._busy_s += (clock.now() - started) * count
+            self._pass_over(batches, stack, flow, tensors)
         if self._conductor:
             self._plan = stack.plan
         self._group.announce(None, range(self._group.size))
 
+    def _serve(self, stack: Stack, flow: Flow, tensors: ends.Tensors) -> None:
+        """Answer standard input, line by line; what is kept of the answers does not grow with them."""
+        with self._watch or nullcontext(), self._answers.as_they_come():
+            for request in self._reader.standard_input():
+                self._turn_to(request.rows, stack)
+                for answers in self._compute([[request]], flow, tensors, count=True):
+                    outputs.print_answer(answers[0])
+                self._between(stack)
+
+    def _pass_over(self, batches: Sequence[list[Request]], stack: Stack, flow: Flow, tensors: ends.Tensors) -> None:
+        """Compute the batches of a file as often as is asked."""
+        passes = self._options.warmup + self._options.repeat
+        bar = progress("computing", passes * len(batches), console=self.console, unit="batches")
+        # Plans change while no batch is under way.
+        together = [[batch] for batch in batches] if self._conductor else self._of_one_plan(batches)
+        with self._watch or nullcontext(), nullcontext(lambda _: None) if self._watch else bar as done:
+            for number in range(passes):
+                self._answers.begin_pass()
+                started, count = clock.now(), number >= self._options.warmup
+                for some in together:
+                    self._turn_to(rows_of(some[0]), stack)
+                    for _ in self._compute(some, flow, tensors, count=count):
+                        done(1)
+                    self._between(stack)
+                self._busy_s += (clock.now() - started) * count
+
     def close(self, ranks: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:
         """Write and show what was asked for; return the exit code."""
         options = self._options
-        report = job_report(self._spec, self._plan, self._seconds, ranks, places, options)
-        report |= prediction(self._spec, self._cluster, self._plan, self._rows, self._plan_of)
+        report = job_report(self._spec, self._plan, self._answers, ranks, places, options)
+        report |= prediction(self._spec, self._cluster, self._plan, self._answers.rows, self._plan_of)
+        report["predicted_for"] = None if report["predicted_seconds"] is None else self._boards
         report["wire_rounding"] = self._rounding
-        report["replans"] = self._conductor.decisions if self._conductor else []
-        done = sum(map(len, self._seconds.values()))
-        report["requests_per_s"] = done / self._busy_s if self._busy_s else None
+        report["replans"] = [*self._conductor.decisions] if self._conductor else []
+        report["replans_decided"] = self._conductor.decided if self._conductor else 0
+        report["requests_per_s"] = self._answers.count / self._busy_s if self._busy_s else None
         batches = [[request.rows for request in batch] for batch in batches_of(self._requests)]
         rate = predicted_rate(self._spec, self._cluster, self._plan, batches, self._plan_of)
         report["predicted_requests_per_s"] = rate
-        if options.output is not None:
-            outputs.write_answers(options.output, self._answers, self._hidden)
+        self._answers.write()
         if options.report is not None:
             outputs.write_json(options.report, report)
         if not self._serves:
             console = show.terminal(stderr=False)
             if options.output is None and options.random is None:
-                show.show_answers(console, self._requests, self._answers)
+                show.show_answers(console, self._requests, self._answers.kept)
             show.show_ranks(console, report, self._plan, queued=len(batches) > 1 and not self._plan.in_one)
             if self._rounding is not None:
                 size = f"{percent(self._rounding)} of their root mean square"
@@ -203,7 +212,7 @@ class Leader:
             if options.wire is Wire.ADAPTIVE:
                 console.print(f"batches sent from stage to stage: {show.by_bits(ranks) or 'none'}")
             self._doubt_profile(report["seconds_median"], report["predicted_seconds"])
-        return 2 if self._complaints else 0
+        return 2 if self._complained else 0
 
     def _compute(
         self, batches: Sequence[list[Request]], flow: Flow, tensors: ends.Tensors, *, count: bool
@@ -217,14 +226,8 @@ class Leader:
             answers = [
                 outputs.answer(request, seconds, result) for request, result in zip(requests, results, strict=True)
             ]
-            if count:
-                for request in requests:
-                    self._seconds.setdefault(request.id, []).append(seconds)
-                    self._rows.append(batch.rows)
-            if self._options.output is not None or not self._serves:
-                self._answers += answers
-            if self._options.output is not None and self._options.output.suffix == ".npz":
-                self._hidden |= {str(request.id): state.copy() for request, state in zip(requests, states, strict=True)}
+            for entry, state in zip(answers, states, strict=True):
+                self._answers.add(entry, state, batch.rows, counts=count)
             yield answers
 
     def _plan_of(self, rows: int) -> Plan:
@@ -297,9 +300,11 @@ class Leader:
             )
 
     def _complain(self, complaint: str) -> None:
-        self._complaints.append(complaint)
+        self._complained = True
         if self._serves:
             self.say(f"python -m hepti_mpi: {complaint}")
+        else:
+            self._complaints.append(complaint)
 
     def _read(self) -> list[Request]:
         options = self._options

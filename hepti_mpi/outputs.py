@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 from hepti_mpi.arrays import Array
 from hepti_mpi.inputs import Request
 from solver.command import whole_file
+from solver.errors import HeptiError
 
 SUFFIXES = (".jsonl", ".npz")
 
@@ -25,18 +27,51 @@ def answer(request: Request, seconds: float, result: dict[str, Any]) -> dict[str
     return entry | result
 
 
-def write_answers(path: Path, answers: Sequence[Mapping[str, Any]], hidden: Mapping[str, Array]) -> None:
-    """Write the answers as `.jsonl`, or the last hidden states by id as `.npz`."""
+@contextmanager
+def writing(path: Path) -> Iterator[Callable[[Mapping[str, Any], Array | None], None]]:
+    """Give a function that takes answers one by one, each with its last hidden state where the file is an `.npz`.
+
+    What it has taken is in the file, and not in memory; but for the names in an `.npz`, which stand at its end.
+    """
     with whole_file(path) as temporary:
         if path.suffix == ".jsonl":
-            lines = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in answers)
-            temporary.write_text(lines, encoding="utf-8")
+            with temporary.open("w", encoding="utf-8") as file:
+
+                def add_line(entry: Mapping[str, Any], _: Array | None) -> None:
+                    file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+                yield add_line
             return
         # As np.savez does, which takes no array called "file".
         with zipfile.ZipFile(temporary, "w") as archive:
-            for name, array in hidden.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, array)
+
+            def add_array(entry: Mapping[str, Any], hidden: Array | None) -> None:
+                assert hidden is not None
+                with archive.open(f"{entry['id']}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, hidden)
+
+            yield add_array
+
+
+def write_answers(path: Path, answers: Sequence[Mapping[str, Any]], hidden: Mapping[str, Array]) -> None:
+    """Write the answers as `.jsonl`, or the last hidden states by id as `.npz`."""
+    with writing(path) as add:
+        for entry in answers:
+            add(entry, hidden.get(str(entry["id"])))
+
+
+def print_answer(entry: Mapping[str, Any]) -> None:
+    """Print an answer as a line at once.
+
+    Raises
+    ------
+    HeptiError
+        If nobody reads it any more.
+    """
+    try:
+        print(json.dumps(entry), flush=True)
+    except OSError as error:
+        raise HeptiError(f"cannot write an answer to standard output: {error.strerror}") from error
 
 
 def write_json(path: Path, table: Mapping[str, Any]) -> None:

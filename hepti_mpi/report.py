@@ -6,9 +6,10 @@ import argparse
 import json
 import resource
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from hepti_mpi.answers import Answers
 from hepti_mpi.comm import library
 from hepti_mpi.hosts import Place
 from hepti_mpi.stack import Meter
@@ -41,12 +42,13 @@ def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, precision:
 def job_report(
     spec: ModelSpec,
     plan: Plan,
-    seconds: Mapping[str | int, Sequence[float]],
+    answers: Answers,
     ranks: Sequence[dict[str, Any]],
     places: Sequence[Place],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
-    """Return the report but for what was predicted; `seconds` are every request's, once for every pass that counts."""
+    """Return the report but for what was predicted."""
+    seconds = answers.seconds
     every = [value for values in seconds.values() for value in values]
     return {
         "format": FORMAT,
@@ -57,7 +59,8 @@ def job_report(
         "wire": options.wire,
         "repeat": options.repeat,
         "lab_scale": clock.SCALE,
-        "requests": [{"id": name, "seconds": list(values)} for name, values in seconds.items()],
+        "requests": [{"id": name, "seconds": values} for name, values in seconds.items()],
+        "requests_answered": answers.count,
         "seconds_median": statistics.median(every) if every else None,
         "per_rank": [entry | {"host": place.host} for entry, place in zip(ranks, places, strict=True)],
         "plan": json.loads(plan_to_json(plan)),

@@ -105,7 +105,7 @@ def _latency(report: Mapping[str, Any], plan: Plan) -> Text:
     line = Text.assemble((f"{1e3 * report['seconds_median']:.1f} ms", "bold"), " from request to answer")
     if report["predicted_seconds"] is not None:
         at = f"{report['predicted_rows']:g} row{'s' * (report['predicted_rows'] != 1)}"
-        line.append(f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {at}")
+        line.append(f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {at} for {report['predicted_for']}")
     if not plan.in_one:
         line.append(f"; {report['requests_per_s']:.2f} requests a second")
     return line
@@ -114,7 +114,7 @@ def _latency(report: Mapping[str, Any], plan: Plan) -> Text:
 def _rate(report: Mapping[str, Any]) -> Text:
     line = Text.assemble((f"{report['requests_per_s']:.2f} requests a second", "bold"))
     if report["predicted_requests_per_s"] is not None:
-        line.append(f", predicted {report['predicted_requests_per_s']:.2f}")
+        line.append(f", predicted {report['predicted_requests_per_s']:.2f} for {report['predicted_for']}")
     line.append(f"; {1e3 * report['seconds_median']:.1f} ms from request to answer, the wait for others included")
     return line
 

@@ -95,7 +95,7 @@ class Stack:
         self._connections = to_ranks(world) if wire is Wire.ADAPTIVE else {}
         self._bits: Counter[int] = Counter()  # as in `Meter`, since it was asked
         self._metered_since = 0.0
-        self._groups: dict[tuple[int, ...], Group | None] = {}
+        self._groups: dict[tuple[int, ...], Group | None] = {}  # one for every set of ranks that ever shared a stage
         self.adopt(plan, layers)
 
     def adopt(self, plan: Plan, layers: Sequence[Layer]) -> None:

@@ -6,13 +6,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from launch import bench_command, doctor_command, lab_command
+from solver import stopping
 from solver.command import Parser
 from solver.errors import HeptiError
 
 
+def load() -> stopping.Main:
+    """Import the commands, which takes long."""
+    from launch import bench_command, doctor_command, lab_command  # noqa: F401
+
+    return main
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run a command line; return the exit code: 0 done, 1 failed, 2 bad usage or input."""
+    from launch import bench_command, doctor_command, lab_command
+
     parser: argparse.ArgumentParser = Parser(
         prog="python -m launch",
         description="Start Hepti: virtual labs, checks of real clusters, hostfiles, benchmarks.",
@@ -34,9 +43,6 @@ def main(arguments: Sequence[str]) -> int:
             raise
         print(f"python -m launch: {_complaint(error)}", file=sys.stderr)
         return 2 if isinstance(error, HeptiError) else 1
-    except KeyboardInterrupt:
-        print("python -m launch: interrupted", file=sys.stderr)
-        return 1
     return code
 
 
@@ -48,4 +54,4 @@ def _complaint(error: HeptiError | OSError) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    stopping.run("python -m launch", load)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -45,18 +44,13 @@ def lab_of(cluster: str) -> Iterator[Lab]:
     if name in running():
         yield load_lab(name)
         return
-    # A benchmark that is told to end takes its lab down, as one that is interrupted.
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    lab, _, notes = lab_up.up(plan_lab(name, find_cluster(cluster)))
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
     try:
-        lab, _, notes = lab_up.up(plan_lab(name, find_cluster(cluster)))
-        for note in notes:
-            print(f"note: {note}", file=sys.stderr)
-        try:
-            yield lab
-        finally:
-            lab_down.down(name)
+        yield lab
     finally:
-        signal.signal(signal.SIGTERM, before)
+        lab_down.down(name)
 
 
 @contextmanager

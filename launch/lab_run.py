@@ -18,6 +18,7 @@ from launch.lab_limits import Cgroups, kills_file, parse_kills
 from launch.mpirun import mpirun_command
 from solver.cluster import GIB
 from solver.errors import HeptiError
+from solver.stopping import SIGNALS
 
 POLL_S = 0.1
 # mpirun that is told to end may never do so: it hung for a quarter of an hour after all ranks had raised at once.
@@ -48,19 +49,19 @@ def run(lab: Lab, ranks: int, program: Sequence[str], log: Path | None = None) -
         process = shell.start_here(command, environment, hush=HARMLESS)
     else:
         process = shell.start_logged(command, environment, log)
-    told: list[float] = []
+    told: list[tuple[int, float]] = []
 
     def pass_on(number: int, _: object) -> None:
-        told.append(time.monotonic())
+        told.append((number, time.monotonic()))
         # Ctrl-C reaches mpirun itself, which ends its ranks in order; we wait for that.
         if number != signal.SIGINT:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
     try:
         while (code := shell.wait(process, POLL_S)) is None:
             kills = _report_kills(lab, cgroups, name, ranks, kills)
-            if told and time.monotonic() - told[0] > GRACE_S:
+            if told and time.monotonic() - told[0][1] > GRACE_S:
                 sweep(lab, name)
         _report_kills(lab, cgroups, name, ranks, kills)
         if code == 0 and (killed := _killed_hosts(lab)):
@@ -71,8 +72,8 @@ def run(lab: Lab, ranks: int, program: Sequence[str], log: Path | None = None) -
         sweep(lab, name)
         for number, handler in before.items():
             signal.signal(number, handler)
-    if told and log is not None:
-        raise KeyboardInterrupt  # one program of many: the next one must not start
+    if told:
+        signal.raise_signal(told[0][0])  # we end, too: where it is one program of many, the next one must not start
     return code if code >= 0 else 128 - code
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +18,7 @@ from solver.errors import HeptiError
 
 Command = Sequence[str]
 Process = subprocess.Popen[str]
+GRACE_S = 5.0  # mpirun ends its ranks within one
 
 
 def environment() -> dict[str, str]:
@@ -105,8 +107,16 @@ def start_alone(command: Command) -> None:
 
 
 def wait(process: Process, timeout_s: float | None = None) -> int | None:
-    """Return a program's exit code (negative: the signal that ended it), None if it still runs after `timeout_s`."""
+    """Return a program's exit code (negative: the signal that ended it), None if it still runs after `timeout_s`.
+
+    A program that we wait for ends with us: Ctrl-C reaches both, other signals us alone.
+    """
     try:
         return process.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         return None
+    except KeyboardInterrupt:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=GRACE_S)
+        raise

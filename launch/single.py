@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from solver import clock
+from solver import clock, stopping
 from solver.errors import HeptiError
 from solver.model import ModelSpec
 
@@ -110,4 +110,4 @@ def timed(run: Run, x: Array, warmup: int, repeat: int) -> list[float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    stopping.run("python -m launch.single", lambda: main)

@@ -36,6 +36,7 @@ from typing import Any
 
 import tomli_w
 
+from solver.command import whole_file
 from solver.curves import Curves, curves_from_table, curves_to_table, derived_curves
 from solver.errors import HeptiError
 
@@ -187,10 +188,8 @@ def read_cluster(path: Path) -> Cluster:
 
 def write_cluster(cluster: Cluster, path: Path) -> None:
     """Write a cluster file that `read_cluster` reads back to the same cluster, to twelve digits."""
-    try:
-        path.write_text(tomli_w.dumps(_to_toml(cluster)), encoding="utf-8")
-    except OSError as error:
-        raise HeptiError(f"cannot write cluster file {path}: {error.strerror}") from error
+    with whole_file(path) as temporary:
+        temporary.write_text(tomli_w.dumps(_to_toml(cluster)), encoding="utf-8")
 
 
 def _from_toml(table: dict[str, Any]) -> Cluster:

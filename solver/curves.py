@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cache
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -133,7 +133,7 @@ class Curves:
         return replace(self, kernels={kernel: slower(curve) for kernel, curve in self.kernels.items()})
 
 
-@cache
+@lru_cache(maxsize=64)  # a speed that is followed is another after every request
 def derived_curves(flop_per_s: float) -> Curves:
     """Return curves for a device of which only the speed is known."""
     rows = (1.0, 2.0, 4096.0)

@@ -39,6 +39,7 @@ FALLS_ON = 0.25  # of what is left of a device's memory: at most so much may be 
 # say nothing. In the lab pi-3, waiting for pi-1, seemed 1.7 and 0.4 times as fast as it was, pi-0 1.4 times; pi-2,
 # which computed half of the time, 1.7 times.
 REST, RESTED = 0.3, 1.5
+PLANS = 16  # of which it is remembered how fast their connections are: twice those that `Replanner` keeps
 LENGTHS = 32  # rows that are priced together: pricing takes milliseconds
 
 
@@ -62,7 +63,8 @@ class Drift:
         self._free = list(self.memory)  # as read last
         self._falls = [(0, 0)] * len(self.memory)  # by how much the last two readings fell
         self._plan: Plan | None = None  # of which the last measurements are
-        # Bytes a second of a plan's connections over whole links, of how many windows; kept for when it comes back.
+        # Bytes a second of a plan's connections over whole links, of how many windows; kept for when it comes back, of
+        # the plans that ran last, the latest last.
         self._usual: dict[tuple[Stage, ...], tuple[Floats, Floats]] = {}
         self._lately = [deque[float](maxlen=ALONE) for _ in range(ranks)]  # shares of links, by the same
         self._bytes, self._busy_s = np.zeros((ranks, ranks)), np.zeros((ranks, ranks))
@@ -146,7 +148,10 @@ class Drift:
         rates = np.where(seen, self._bytes / np.maximum(self._busy_s, TICK_S / 2), 0.0)
         self._bytes[:], self._busy_s[:] = 0.0, 0.0
         # How fast a connection is depends on when the plan uses it.
-        usual, windows = self._usual.setdefault(plan.stages, (np.zeros_like(rates), np.zeros_like(rates)))
+        usual, windows = self._usual.pop(plan.stages, (np.zeros_like(rates), np.zeros_like(rates)))
+        self._usual[plan.stages] = usual, windows
+        if len(self._usual) > PLANS:
+            del self._usual[next(iter(self._usual))]
         whole = np.array([tracker.factor > WHOLE_LINK for tracker in self.links])
         known = windows == LEARNT
         learns = (rates > 0) & ~known & np.logical_and.outer(whole, whole)

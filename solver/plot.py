@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from solver.cluster import Cluster
+from solver.command import whole_file
 from solver.cost import Price
 from solver.errors import HeptiError
 from solver.systems import PLANNERS
@@ -53,10 +54,8 @@ def save_figure(figure: Any, path: Path) -> None:
     HeptiError
         If the file cannot be written.
     """
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise HeptiError(f"cannot write picture {path}: {error.strerror}") from error
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, format=path.suffix.removeprefix("."))
 
 
 def plot_timeline(cluster: Cluster, price: Price, path: Path, title: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from solver.errors import HeptiError
+from solver.stopping import SIGNALS
 
 
 class Disk(io.FileIO):
@@ -59,7 +60,7 @@ def uninterrupted() -> Iterator[None]:
         yield  # where signals never arrive
         return
     waiting: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     for number in handlers:
         signal.signal(number, lambda number, _: waiting.append(number))
     try:

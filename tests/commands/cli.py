@@ -1,6 +1,7 @@
 """The commands as a person starts them: from outside, in a clean environment, never without a time limit."""
 
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -20,13 +21,18 @@ ENVIRONMENT = {
 }
 
 
+def heed():
+    """Take Ctrl-C, which what a shell has started in the background ignores, and what that starts, too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextmanager
 def start(*command, timeout=60, **variables):
     """Start a command with pipes for its input and output; end it when the block ends or time is up."""
     process = subprocess.Popen(
         [str(word) for word in command],
         cwd=ROOT, env=ENVIRONMENT | variables, encoding="utf-8",
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed,
     )  # fmt: skip
     timer = Timer(timeout, process.terminate)
     timer.start()

@@ -80,6 +80,32 @@ def test_a_killed_rank_ends_the_job_at_once(busy, victim, model, tmp_path):
     assert list(tmp_path.iterdir()) == [model]
 
 
+@pytest.mark.parametrize("by_mpirun", [True, False])
+def test_a_job_that_is_interrupted_leaves_nothing_and_says_no_more_than_that(by_mpirun, model, tmp_path):
+    """Under mpirun its ranks are silent: it ends them by SIGTERM, also where another has failed and said so.
+
+    It may close rank 0's standard input before: then what was answered is written, whole.
+    """
+    command = mpirun(2, "--model", model, "--input", "-", "--output", tmp_path / "answers.jsonl")
+
+    with start(*(command if by_mpirun else command[3:])) as process:
+        ask_one(process)
+        process.send_signal(signal.SIGINT)
+        stderr = process.communicate()[1]
+
+    said = [line for line in stderr.splitlines() if not line.startswith(("1 rank", "2 ranks", "note:", "planned for"))]
+    said = [line for line in said if "no profile for this model yet" not in line]
+    if by_mpirun:
+        assert not any("Traceback" in line or line.startswith("python -m") for line in said), said
+        assert process.returncode != 0
+    else:
+        assert said == ["python -m hepti_mpi: interrupted"]
+        assert process.returncode == 130
+    assert ranks_of(model, 0) == []
+    written = {path.name for path in tmp_path.iterdir()} - {model.name}
+    assert written <= ({"answers.jsonl"} if by_mpirun else set())
+
+
 def test_a_rank_that_raises_ends_the_job_naming_itself_and_its_host(model, tmp_path):
     job = ("--model", model, "--random", 100, "--repeat", 10, "--system", "megatron")  # all ranks have a share
     command = mpirun(3, *job, "--output", tmp_path / "answers.jsonl")

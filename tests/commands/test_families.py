@@ -52,7 +52,7 @@ def check_one_by_one(checkpoint, ranks, folder, seed):
 
     done = hepti(
         ranks, "--model", checkpoint.path, "--plan", plan, "--input", "-", "--output", folder / "hidden.npz",
-        stdin=lines,
+        "--images", folder, stdin=lines,
     )  # fmt: skip
 
     succeeded(done)

@@ -92,7 +92,8 @@ def test_a_cluster_file_gives_a_prediction_and_names(converted, tmp_path):
     assert [entry["device"] for entry in report["per_rank"]] == ["attic", "cellar"]
     assert report["plan"]["stages"][0]["layers"][0]["mlp"]["rows"] == [0.75, 0.25]
     assert report["predicted_seconds"] > 0
-    assert "predicted" in done.stdout
+    assert report["predicted_for"] == f"the boards of {tmp_path / 'cluster.toml'}"
+    assert f"for {report['predicted_for']}" in " ".join(done.stdout.split())
     assert "75 % of rows" in done.stdout
 
 

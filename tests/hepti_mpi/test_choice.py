@@ -7,7 +7,9 @@ from hepti_mpi.choice import choose
 from solver.cluster import write_cluster
 from solver.errors import HeptiError
 from solver.model import ModelSpec, TextInput, named_model
+from solver.plan_file import plan_to_json
 from solver.ready import find_cluster
+from solver.systems.sequence import rows_plan
 from tests.solver.clusters import pis
 
 SPEC = ModelSpec("small", hidden=64, ffn=256, heads=4, layers=4, input=TextInput(vocab=97, positions=512, max_rows=512))
@@ -52,6 +54,28 @@ def test_devices_of_the_file_that_have_no_rank_are_named(tmp_path):
 
     assert choice.plan.devices == ("pi-0", "pi-1")
     assert said == [f"note: 2 ranks, 3 devices in {path}: without pi-2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "measured", "boards"),
+    [
+        ([], None, "the example boards of demo/cluster.toml, not these hosts"),
+        (["--replan", "auto"], None, "the example boards of demo/cluster.toml, not these hosts"),
+        ([], pis(10, 20), "these hosts"),
+        (["--replan", "auto"], pis(10, 20), "these hosts"),
+        (["--cluster", "mixed4"], pis(10, 20), "the boards of mixed4"),
+        (["--plan", "plan.json"], None, "the boards of plan.json"),
+    ],
+    ids=str,
+)
+def test_what_is_predicted_is_for_named_boards(words, measured, boards, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = rows_plan("rows", SPEC, pis(10, 20), 100, [1.0, 1.0])
+    (tmp_path / "plan.json").write_text(plan_to_json(plan))
+
+    choice = choose(cli.parse(words), SPEC, 100, 2, measured, lambda line: None)
+
+    assert choice.boards == boards
 
 
 def test_an_unknown_system_is_refused_before_hosts_are_measured():

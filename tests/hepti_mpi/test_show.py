@@ -86,6 +86,7 @@ def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, co
         "repeat": 4,
         "seconds_median": 0.02,
         "predicted_rows": 64.0,
+        "predicted_for": "the boards of pis.toml",
         "predicted_seconds": predicted,
     }
 
@@ -96,7 +97,7 @@ def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, co
     assert row_of(console, "1") == ["1", "pi-1", "1 head", "30 % of rows", "1.5", "100.0", "25.0", "1"]
     last = shown(console).splitlines()[-1]
     assert last.startswith("20.0 ms from request to answer")
-    assert ("predicted 12.5 ms at 64 rows" in last) == (predicted is not None)
+    assert ("predicted 12.5 ms at 64 rows for the boards of pis.toml" in last) == (predicted is not None)
 
 
 @pytest.mark.parametrize("predicted", [40.0, None])
@@ -113,6 +114,7 @@ def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, cons
         "repeat": 1,
         "seconds_median": 0.9,
         "predicted_rows": 64.0,
+        "predicted_for": "the boards of pis.toml",
         "predicted_seconds": 0.1,
         "requests_per_s": 35.25,
         "predicted_requests_per_s": predicted,
@@ -121,7 +123,11 @@ def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, cons
     show_ranks(console, report, Plan(stages, "bert", rows=64, devices=("pi-0", "pi-1")), queued=True)
 
     last = " ".join(shown(console).split("┘")[-1].split())
-    figures = "35.25 requests a second, predicted 40.00;" if predicted else "35.25 requests a second;"
+    figures = (
+        "35.25 requests a second, predicted 40.00 for the boards of pis.toml;"
+        if predicted
+        else "35.25 requests a second;"
+    )
     assert last == f"{figures} 900.0 ms from request to answer, the wait for others included"
 
 

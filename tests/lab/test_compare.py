@@ -92,5 +92,5 @@ def test_a_comparison_that_is_told_to_end_takes_its_lab_down(tmp_path):
     _, rest = process.communicate(timeout=60)
 
     assert rest == "python -m launch: interrupted\n"
-    assert process.returncode == 1
+    assert process.returncode == 143
     assert not leftovers(name)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from solver.__main__ import main
+from solver.cli import main
 from solver.command import check_path
 from solver.errors import HeptiError
 from solver.model import named_model
@@ -123,7 +123,7 @@ def test_a_picture_without_matplotlib_is_refused_before_planning(option, cluster
     planned = []
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for name in ("solve_hepti", "winners"):
-        monkeypatch.setattr(f"solver.__main__.{name}", lambda *arguments: planned.append(arguments))
+        monkeypatch.setattr(f"solver.cli.{name}", lambda *arguments: planned.append(arguments))
 
     code = main(["--model", "bert-base", "--cluster", str(cluster), option, "plan.svg"])
 
@@ -141,7 +141,7 @@ def test_weights_file_says_what_model_it_is(cluster, tmp_path):
 
 def test_named_model_needs_neither_mpi_nor_weights_files(cluster):
     program = (
-        "import sys; from solver.__main__ import main; "
+        "import sys; from solver.cli import main; "
         f"main(['--model', 'bert-base', '--cluster', {str(cluster)!r}]); "
         "print([name for name in ('mpi4py', 'h5py', 'weights', 'matplotlib') if name in sys.modules])"
     )
@@ -285,7 +285,7 @@ def test_a_plan_for_many_requests_has_replicas(cluster, tmp_path):
 def test_what_cannot_be_written_is_refused_before_planning(arguments, cluster, monkeypatch):
     planned = []
     for name in ("solve_hepti", "winners"):
-        monkeypatch.setattr(f"solver.__main__.{name}", lambda *arguments: planned.append(arguments))
+        monkeypatch.setattr(f"solver.cli.{name}", lambda *arguments: planned.append(arguments))
 
     assert main(["--model", "bert-base", "--cluster", str(cluster), *arguments]) == 2
     assert planned == []
@@ -310,9 +310,9 @@ def test_the_map_says_how_far_it_is_and_where_it_was_written(cluster, tmp_path, 
         steps.append((label, total, unit))
         yield steps.append
 
-    monkeypatch.setattr("solver.__main__.progress", counted)
-    monkeypatch.setattr("solver.__main__.MAP_MBPS", (100, 940))
-    monkeypatch.setattr("solver.__main__.MAP_MEMORY", (1,))
+    monkeypatch.setattr("solver.cli.progress", counted)
+    monkeypatch.setattr("solver.cli.MAP_MBPS", (100, 940))
+    monkeypatch.setattr("solver.cli.MAP_MEMORY", (1,))
     path = tmp_path / "map.svg"
     large = ["--set", "pi-1.memory_gib=1024"]
 

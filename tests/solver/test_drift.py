@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from solver.cost import predict, price, setting
-from solver.drift import Drift, scaled
+from solver.curves import derived_curves
+from solver.drift import PLANS, Drift, scaled
 from solver.model import named_model
 from solver.systems import make_plan
+from solver.systems.sequence import rows_plan
 from solver.tracker import SLIGHT_PATIENCE, SOON, Tracker
 from tests.solver.clusters import pis
 
@@ -366,3 +368,20 @@ def test_a_scaled_cluster_costs_what_its_factors_say():
     half = scaled(cluster, [0.5, 0.5], [0.5, 0.5], [device.memory_bytes for device in cluster.devices])
 
     assert predict(SPEC, half, plan, 128).seconds == pytest.approx(2 * predict(SPEC, cluster, plan, 128).seconds, 0.02)
+
+
+def test_what_is_known_of_plans_is_forgotten_for_those_that_ran_long_ago():
+    """Speeds and plans that never come again, as in a run that serves for weeks, take no more memory than some."""
+    cluster = pis(20.0, 20.0)
+    drift = Drift(SPEC, cluster)
+    flows = np.array([[0.0, 1e6], [1e6, 0.0]])
+    counts = []
+    for number in range(1, 200):
+        plan = rows_plan("rows", SPEC, cluster, 128, [1.0, 1 + number / 200])
+        drift.carried(plan, flows, flows / 1e7)
+        drift.compute[0].factor = 1 + number / 200
+        assert drift.cluster.devices[0].kernels  # made of nothing but its speed
+        counts.append(len(drift._usual) + derived_curves.cache_info().currsize)
+
+    assert counts[-1] == counts[98]
+    assert len(drift._usual) == PLANS

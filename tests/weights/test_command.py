@@ -135,7 +135,7 @@ def test_a_stopped_command_leaves_nothing_behind(tmp_path, number):
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
 
-    assert (process.returncode, errors) == (1, "python -m weights synthesize: interrupted\n")
+    assert (process.returncode, errors) == (128 + number, "python -m weights: interrupted\n")
     assert list(tmp_path.iterdir()) == []
 
 

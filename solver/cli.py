@@ -1,0 +1,234 @@
+"""The command line of `python -m solver`: plan for a cluster that need not be there, and show who gets what."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from solver.advice import Upgrade, alternatives, bounds, limits, other_systems, upgrades
+from solver.cluster import GIB, Cluster
+from solver.command import Parser, check_path, whole_file
+from solver.compare import compare, compared, winners
+from solver.cost import price, setting
+from solver.errors import HeptiError
+from solver.model import DEFAULT_ROWS, ModelSpec, named_model, request_rows
+from solver.pipeline import price_plan
+from solver.plan import Plan, Wire
+from solver.plan_file import plan_to_json
+from solver.plot import SUFFIXES, check_pictures, plot_timeline, plot_winners
+from solver.progress import progress
+from solver.ready import find_cluster
+from solver.report import print_comparison, print_limits, print_plan, print_upgrades, to_json
+from solver.report_systems import print_stages, print_systems, stages_to_json, systems_to_json
+from solver.systems import DEFAULT, SYSTEMS, THROUGHPUT, plan_that_fits, plans_for
+from solver.systems.hepti import solve_hepti
+from solver.whatif import BOARDS, changed
+from solver.words import counted, mbps
+
+ABOUT = "Plan for a cluster that need not be there, and show who gets what."
+EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4 --rows 256 --out plan.json"
+OBJECTIVES = ("latency", "throughput")
+# Where the map says who wins: links from slow radio to beyond a gigabit, and times the memory that the devices have.
+MAP_MBPS = (10, 30, 100, 240, 500, 940, 2350)
+MAP_MEMORY = (0.125, 0.25, 0.5, 1, 2)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command line; return the exit code."""
+    try:
+        _run(_parser().parse_args(arguments))
+    except HeptiError as error:
+        if "--debug" in arguments:
+            raise
+        print(f"python -m solver: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m solver", description=ABOUT, epilog=EXAMPLE)
+    parser.add_argument("--model", required=True, metavar="MODEL.h5|NAME", help="a weights file, or an architecture")
+    parser.add_argument("--layers", type=int, metavar="N", help="another layer count, for a named architecture")
+    parser.add_argument(
+        "--cluster", required=True, metavar="CLUSTER.toml|NAME", help="a file, or a ready one: mixed4, pi4x4, …"
+    )
+    parser.add_argument("--rows", type=int, metavar="S", help=f"length of a request (default: {DEFAULT_ROWS})")
+    parser.add_argument("--system", help=f"{SYSTEMS} (default: {DEFAULT})")
+    parser.add_argument(
+        "--wire", choices=[*map(str, Wire)], default=Wire.FLOAT32, help="numbers on the wire (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--objective", choices=OBJECTIVES, default="latency", help="one request, or many (default: %(default)s)"
+    )
+    parser.add_argument("--compare", action="store_true", help="predict all systems side by side, and plan by none")
+    parser.add_argument("--map", type=Path, metavar="FILE.svg|png|pdf", help="draw who wins over bandwidth and memory")
+    parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan")
+    parser.add_argument("--json", action="store_true", help="print the plan and all about it as JSON, not as tables")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg|png|pdf", help="draw the timeline (needs matplotlib)")
+    what_if = parser.add_argument_group("what if", "another cluster, without editing the file; each may be repeated")
+    what_if.add_argument("--set", action="append", default=[], metavar="pi-2.gflops=70", help="a device or the network")
+    what_if.add_argument(
+        "--add", action="append", default=[], metavar="pi5[:COUNT]", help=f"{', '.join(BOARDS)}, or as a device"
+    )
+    what_if.add_argument("--without", action="append", default=[], metavar="pi-3")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    _check(options)
+    spec = _model(options.model, options.layers)
+    cluster = changed(find_cluster(options.cluster), options.set, options.add, options.without)
+    rows = request_rows(spec, options.rows)
+    if options.compare:
+        _compare(options, spec, cluster, rows)
+    if options.map:
+        _map(options, spec, cluster, rows)
+    if not options.compare and not options.map:
+        _plan(options, spec, cluster, rows)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse, before anything is planned, what cannot be written and options that say nothing beside others."""
+    if options.compare or options.map:
+        other = "--compare" if options.compare else "--map"
+        for name in ("system", "out", "plot"):
+            if getattr(options, name) is not None:
+                raise HeptiError(f"--{name} is for one plan, {other} is about all systems: leave one of the two out")
+    if options.map:
+        if options.json and not options.compare:
+            raise HeptiError("--json prints, --map only draws: leave --json out, or add --compare")
+        for setting in options.set:
+            if setting.partition("=")[0].endswith(".bandwidth_mbps"):
+                raise HeptiError(
+                    f"--set {setting}: --map draws links of {MAP_MBPS[0]} to {MAP_MBPS[-1]} Mbps, whatever they are: "
+                    f"leave one of the two out"
+                )
+    if options.objective == "throughput" and options.system not in (None, DEFAULT, THROUGHPUT):
+        raise HeptiError(f"--objective throughput is for --system hepti, {options.system} has its own objective")
+    for path in (options.plot, options.map):
+        if path is not None:
+            check_path(path, SUFFIXES)
+            check_pictures()
+    if options.out is not None:
+        check_path(options.out, (".json",))
+
+
+def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: int) -> None:
+    wire, system, solution = Wire(options.wire), options.system or DEFAULT, None
+    if options.objective == "throughput":
+        system = THROUGHPUT
+    if system == DEFAULT:
+        plan, solution = solve_hepti(spec, cluster, rows, wire)
+    else:
+        plan = plan_that_fits(system, spec, cluster, rows, wire)
+    if options.plot and not plan.in_one:
+        raise HeptiError(f"--plot draws one stage of all devices, the plan by {plan.system} has others")
+    if options.out:
+        with whole_file(options.out) as temporary:
+            temporary.write_text(plan_to_json(plan), encoding="utf-8")
+    better = upgrades(spec, cluster, rows, plan, solution) if system == DEFAULT else []
+    if not plan.in_one:
+        _show_stages(options, spec, cluster, plan, rows, better)
+        return
+    priced = price(setting(spec, cluster, rows), plan)
+    if options.plot:
+        title = (
+            f"{_title(options, spec, rows)}{_links(cluster)}\npredicted by {plan.system}: {1e3 * priced.seconds:.0f} ms"
+        )
+        plot_timeline(cluster, priced, options.plot, title)
+        _say_drawn(options, options.plot)
+    with progress("comparing", len(other_systems(spec)), unit="systems") as advance:
+        others = alternatives(spec, cluster, rows, wire, advance)
+    bound = bounds(spec, cluster, rows, priced)
+    if options.json:
+        print(to_json(cluster, plan, priced, others, bound, solution, better), end="")
+        return
+    console = Console(highlight=False)
+    console.print(_title(options, spec, rows) + _links(cluster), markup=False, soft_wrap=True)
+    print_plan(console, cluster, plan, priced)
+    print_comparison(console, plan, others, bound)
+    if solution:
+        print_limits(console, solution, limits(cluster, solution))
+    print_upgrades(console, plan, better)
+
+
+def _show_stages(
+    options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int, better: list[Upgrade]
+) -> None:
+    found = price_plan(spec, cluster, plan, rows)
+    if options.json:
+        print(stages_to_json(plan, found, better), end="")
+        return
+    console = Console(highlight=False)
+    console.print(_title(options, spec, rows) + _links(cluster), markup=False, soft_wrap=True)
+    print_stages(console, cluster, plan, found)
+    print_upgrades(console, plan, better)
+
+
+def _compare(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: int) -> None:
+    systems = compared(spec)
+    with progress("comparing", len(systems), unit="systems") as advance:
+        entries = compare(spec, cluster, rows, Wire(options.wire), systems, advance)
+    if options.json:
+        print(systems_to_json(spec, cluster, entries, rows, Wire(options.wire)), end="")
+    else:
+        print_systems(
+            Console(highlight=False), entries, _title(options, spec, rows) + _links(cluster), options.objective
+        )
+
+
+def _map(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: int) -> None:
+    objective, wire = options.objective, Wire(options.wire)
+    # What is made for the other objective wins nowhere.
+    systems = [name for name in plans_for(spec) if objective == "throughput" or name != THROUGHPUT]
+    bandwidths = [mbps * 1e6 / 8 for mbps in MAP_MBPS]
+    with progress("mapping", len(MAP_MBPS) * len(MAP_MEMORY) * len(systems), unit="plans") as advance:
+        found = winners(spec, cluster, rows, bandwidths, MAP_MEMORY, systems, objective, wire, advance)
+    gib = sorted(device.memory_bytes / GIB for device in cluster.devices)
+    memories = [
+        f"\N{MULTIPLICATION SIGN}{times:g}\n{_range(times * gib[0], times * gib[-1])} GiB" for times in MAP_MEMORY
+    ]
+    plot_winners(found, MAP_MBPS, memories, options.map, f"{_title(options, spec, rows)}: who wins by {objective}")
+    _say_drawn(options, options.map)
+
+
+def _title(options: argparse.Namespace, spec: ModelSpec, rows: int) -> str:
+    """Return what is planned, in words."""
+    what_if = " with changes" * bool(options.set or options.add or options.without)
+    sent = f", {options.wire} on the wire" * (options.wire != Wire.FLOAT32)
+    where = f"{Path(options.cluster).stem}{what_if}"
+    return f"{spec.name}, {counted(spec.layers, 'layer')}, {counted(rows, 'row')} on {where}{sent}"
+
+
+def _links(cluster: Cluster) -> str:
+    """Return how fast the devices' own links are, behind a comma; nothing of a device alone."""
+    return f", {mbps(cluster.links_mbps)}" if cluster.links_mbps else ""
+
+
+def _range(least: float, most: float) -> str:
+    return " to ".join(dict.fromkeys(f"{float(f'{gib:.3g}'):g}" for gib in (least, most)))
+
+
+def _say_drawn(options: argparse.Namespace, path: Path) -> None:
+    """Say where a picture is; beside JSON on stderr."""
+    Console(stderr=options.json, highlight=False, markup=False).print(f"The picture is in {path}.", soft_wrap=True)
+
+
+def _model(argument: str, layers: int | None) -> ModelSpec:
+    """Return a named architecture, or what a weights file says of itself."""
+    if not (Path(argument).suffix or Path(argument).exists()):
+        return named_model(argument, layers)
+    if layers is not None:
+        raise HeptiError(f"--layers is for named architectures: {argument} has the layers that it has")
+    # The library `solver` knows nothing of weights files. Its command line may meet the room that does, and only when
+    # it is given a file, so that planning for a named model needs no h5py.
+    weights = importlib.import_module("weights.store").WeightsFile(Path(argument))
+    with weights:
+        spec: ModelSpec = weights.spec
+    return spec

@@ -1,0 +1,68 @@
+"""How a program ends that a person, or the system, asks to end: one line, and nothing left half-done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import NoReturn
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Main = Callable[[Sequence[str]], int]
+
+
+def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoReturn:
+    """Run a program on the command line, and exit with its code; it is interrupted by Ctrl-C, SIGTERM and SIGHUP.
+
+    It then exits with 128 + the signal's number, behind its `finally` clauses, and says so in one line. Signals that
+    are ignored, as Ctrl-C in what a shell runs in the background, stay so.
+
+    Parameters
+    ----------
+    program
+        As it is called in the line.
+    load
+        Imports what takes long, and returns what is to be run. There is nothing to clean up yet, and what raises within
+        an import may be swallowed there: meanwhile a signal ends the program at once.
+    silent
+        Whether somebody else says that the program ends.
+    """
+    asked: list[int] = []
+
+    def leave(number: int, _: FrameType | None) -> None:
+        # Whatever is being printed or torn down meanwhile: `print` might be in the middle of a line.
+        if not (silent or asked):
+            os.write(2, f"{program}: interrupted\n".encode())
+        os._exit(128 + number)
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+        raise KeyboardInterrupt
+
+    heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    _handle(heeded, leave)
+    main = load()
+    try:
+        _handle(heeded, interrupt)
+        code = main(sys.argv[1:])
+        _handle(heeded, leave)
+    except BaseException:  # what a library makes of an interruption may be another error
+        if not asked:
+            raise
+        _handle(heeded, leave)
+        with suppress(OSError):  # nobody reads it any more
+            sys.stdout.flush()
+        sys.stderr.flush()
+        if not silent:
+            os.write(2, f"{program}: interrupted\n".encode())
+        # Not by way of the interpreter's end: MPI's waits for the other ranks.
+        os._exit(128 + asked[0])
+    sys.exit(code)
+
+
+def _handle(numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]) -> None:
+    for number in numbers:
+        signal.signal(number, handler)
