@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-import weights.__main__ as weights
 from tests import checkpoints
+from weights import cli as weights
 
 POSITIONS = 512
 

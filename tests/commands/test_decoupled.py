@@ -8,13 +8,13 @@ import torch
 import transformers as hf
 from transformers.models.bert.modeling_bert import BertLayer
 
-import weights.__main__ as weights_command
 from solver.cluster import write_cluster
 from solver.model import named_model
 from tests.checkpoints import LABELS, write_tokenizer
 from tests.commands.cli import complaints, hepti, solver, succeeded, weights
 from tests.commands.requests import check_answers, check_hidden, to_lines
 from tests.solver.clusters import pis
+from weights import cli as weights_command
 
 GROUPS, SUB_BLOCKS, LAYERS = 2, 4, 6
 VOCAB, POSITIONS, STEPS = 97, 64, 40

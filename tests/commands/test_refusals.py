@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
-import weights.__main__ as weights_command
 from tests.commands.cli import complaints, hepti, solver, weights
+from weights import cli as weights_command
 
 
 @pytest.fixture(scope="module")

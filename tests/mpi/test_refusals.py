@@ -15,11 +15,11 @@ from mpi4py import MPI
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-import weights.__main__ as weights
 from hepti_mpi.__main__ import main
 from solver.model import TextInput, tensor_shapes
 from solver.spans import Span
 from tests.mpi.test_layers import POST, PRE
+from weights import cli as weights
 from weights.store import WeightsWriter
 from weights.synthesize import synthesize, synthetic_rows
 
