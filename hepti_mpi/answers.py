@@ -10,6 +10,7 @@ from typing import Any
 
 from hepti_mpi import outputs
 from hepti_mpi.arrays import Array
+from solver.errors import HeptiError
 
 # Of a run that serves the report has so many requests: their median errs by less than the requests' own noise, and they
 # take a few hundred KiB.
@@ -47,12 +48,18 @@ class Answers:
 
     @contextmanager
     def as_they_come(self) -> Iterator[None]:
-        """Write what is added meanwhile."""
+        """Write what is added meanwhile; it stays however the run ends, since nobody answers it again."""
         if self._output is None:
             yield
             return
+        ended: BaseException | None = None
         with outputs.writing(self._output) as self._write:
-            yield
+            try:
+                yield
+            except (HeptiError, KeyboardInterrupt) as error:
+                ended = error
+        if ended is not None:
+            raise ended
 
     def begin_pass(self) -> None:
         """Forget the answers of the pass before."""

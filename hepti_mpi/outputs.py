@@ -39,6 +39,7 @@ def writing(path: Path) -> Iterator[Callable[[Mapping[str, Any], Array | None], 
 
                 def add_line(entry: Mapping[str, Any], _: Array | None) -> None:
                     file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+                    file.flush()
 
                 yield add_line
             return
