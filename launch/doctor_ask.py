@@ -17,6 +17,8 @@ from launch.doctor import Answer
 T = TypeVar("T")
 CONNECT_S = 5
 ANSWER_S = 60.0
+# The host's own limit for a trial of onnxruntime is 120 s.
+TRIAL_S = 150.0
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}")
 # What ssh itself exits with when it does not get through.
 SSH_FAILED = 255
@@ -45,7 +47,7 @@ def ask(host: str, python: str, agent: str, model: str) -> Answer:
     answer = Answer(host, reached=True, error=_last_line(error) or f"exit code {code}", mpi=mpi, daemon=daemon)
     if code:
         return answer
-    answer = replace(answer, facts=json.loads(facts), error="")
+    answer = _with_kernels(replace(answer, facts=json.loads(facts), error=""), python, agent)
     return _with_model(answer, python, agent, model) if model else answer
 
 
@@ -65,6 +67,14 @@ def remote(host: str, agent: str, script: str) -> list[str]:
     if host in (socket.gethostname(), "localhost"):
         return ["bash", "-c", script]
     return [*SSH, host, script]
+
+
+def _with_kernels(answer: Answer, python: str, agent: str) -> Answer:
+    """Ask which backend computes there; where that cannot be asked, other answers say why."""
+    script = f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; {shlex.join([python, '-m', 'hepti_mpi.trial'])}"
+    code, out, _ = shell.attempt(remote(answer.host, agent, script), TRIAL_S)
+    # Its .bashrc may speak first.
+    return answer if code else replace(answer, kernels=json.loads(out.splitlines()[-1]))
 
 
 def _with_model(answer: Answer, python: str, agent: str, model: str) -> Answer:
