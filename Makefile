@@ -21,7 +21,7 @@ export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 endif
 
-.PHONY: run test lint types tests clean
+.PHONY: run test test-arm lint types tests clean
 
 run: .venv/run
 	mpirun -np $(NP) $(BIN)/python -m hepti_mpi
@@ -40,6 +40,11 @@ tests:
 	$(BIN)/python -m pytest -m lab tests/lab/test_cleanliness.py tests/lab/test_doctor.py
 	for ranks in 1 2 3 5; do mpirun -np $$ranks $(BIN)/python -m pytest -q tests/mpi || exit 1; done
 
+# Two emulated 64-bit ARM boards, from wheels alone; 560 MiB, on Debian.
+test-arm: .venv/test
+	tests/arm/make_root.sh .arm $(BIN)/python
+	$(BIN)/python -m pytest -m arm tests/arm
+
 .venv/run: pyproject.toml Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[$(extras)]'
@@ -54,4 +59,4 @@ endif
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .arm build *.egg-info
