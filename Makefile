@@ -21,7 +21,7 @@ export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 endif
 
-.PHONY: run test test-all lint types tests lab-tests clean
+.PHONY: run test test-all test-arm lint types tests lab-tests clean
 
 PYTEST := $(BIN)/python -m pytest
 RANKS := 1 2 3 5
@@ -52,6 +52,11 @@ LAB := tests/lab/test_cleanliness.py tests/lab/test_doctor.py
 lab-tests:
 	$(PYTEST) -q -m lab $(LAB)
 
+# Two emulated 64-bit ARM boards, from wheels alone; 560 MiB, on Debian.
+test-arm: .venv/test
+	tests/arm/make_root.sh .arm $(BIN)/python
+	$(BIN)/python -m pytest -m arm tests/arm
+
 .venv/run: pyproject.toml Makefile
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --editable '.[$(extras)]'
@@ -66,4 +71,4 @@ endif
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv .arm build *.egg-info

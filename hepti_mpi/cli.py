@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hepti_mpi.backends import NAMES, check_precision, chosen
+from hepti_mpi.backends import NAMES, check_precision
 from solver.cluster import PRECISIONS
 from solver.command import Parser
 from solver.errors import HeptiError
@@ -32,7 +32,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
             raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least {least}")
     if options.input == "-" and (options.repeat, options.warmup) != (1, 0):
         raise HeptiError("--repeat and --warmup compute a file again: what standard input asks is answered once")
-    options.backend = chosen(options.backend)
     options.wire = Wire(options.wire)
     check_precision(options.precision, options.backend)
     planner_of(options.system)  # here, before hosts are measured

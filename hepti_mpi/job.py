@@ -12,7 +12,7 @@ from functools import partial
 from rich.console import Console
 
 from hepti_mpi import defaults, hosts, outputs
-from hepti_mpi.backends import backend
+from hepti_mpi.backends import agree, backend
 from hepti_mpi.comm import Group
 from hepti_mpi.layers import layer_kernels
 from hepti_mpi.leader import Leader, Model
@@ -43,9 +43,12 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     leader = Leader(options, group) if group.rank == 0 else None
     if leader:
         leader.say(hosts.describe(places))
-        for warning in hosts.warnings(places):
-            leader.say(f"note: {warning}")
+        leader.note(hosts.warnings(places))
     model = group.from_root(leader.read if leader else None)
+    names, notes = agree(options.backend, options.precision, group)
+    options.backend = names[group.rank]
+    if leader:
+        leader.note(notes)
     cluster = None
     if group.from_root((lambda: leader.needs_profile) if leader else None):
         cluster = measured_cluster(model.spec, options.backend, options.precision, group, leader)
@@ -80,7 +83,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     if file is not None:
         file.close()
     held = stack.plan if member else plan  # plans for other lengths leave the weights where they are
-    ranks = group.on_all(lambda: rank_report(model.spec, held, stack.meter, group.rank, options.precision))
+    ranks = group.on_all(lambda: rank_report(model.spec, held, stack.meter, group.rank, options))
     code = group.from_root((lambda: leader.close(ranks, places)) if leader else None)
     return code if leader else 0
 

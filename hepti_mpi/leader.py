@@ -87,6 +87,11 @@ class Leader:
         """Tell the person at the terminal."""
         self.console.print(line, soft_wrap=True)
 
+    def note(self, notes: Sequence[str]) -> None:
+        """Tell what may be a mistake, or is not as one would expect."""
+        for note in notes:
+            self.say(f"note: {note}")
+
     def read(self) -> Model:
         """Read what is asked, of which model.
 

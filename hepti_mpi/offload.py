@@ -102,8 +102,10 @@ def measure(rows: list[int], percents: list[int], runs: int, group: Group) -> li
     # Products of standard normal numbers grow by 32 a step; scaled, the chain stays in range.
     scale = np.float32(1 / 32)
     weights = [scale * numbers.standard_normal((WIDTH, WIDTH), np.float32) for _ in range(PRODUCTS)]
-    kernels = dict.fromkeys(WAYS, "numpy") | {"tiles": backends.chosen("auto")}
-    chains = {way: [backends.backend(name).product(w, None) for w in weights] for way, name in kernels.items()}
+    names, _ = backends.agree("auto", "float32", group)
+    kernels = dict.fromkeys(WAYS, "numpy") | {"tiles": backends.of_all(names)}
+    own = kernels | {"tiles": names[group.rank]}
+    chains = {way: [backends.backend(name).product(w, None) for w in weights] for way, name in own.items()}
     x = numbers.standard_normal((max(rows), WIDTH), np.float32)
     cases = [(count, percent, way) for count in rows for percent in percents for way in WAYS]
     times: dict[tuple[int, int, str], list[tuple[float, float]]] = {case: [] for case in cases}

@@ -15,7 +15,7 @@ from platform import python_version
 
 import numpy as np
 
-from hepti_mpi import backends
+from hepti_mpi import backends, trial
 from hepti_mpi.comm import Group, host_name, library
 from hepti_mpi.memory import free_bytes, give_back
 from hepti_mpi.profile_kernels import measure_kernels
@@ -33,8 +33,9 @@ SPEED_ROWS = 256  # what a device's GFLOP/s are those of
 def fingerprint(spec: ModelSpec, group: Group, backend: str, precision: str = "float32") -> str:
     """Return twelve hex digits of all that a profile is for: hosts, cores, versions, kernels, and the layers' shape."""
     computes = (backend, precision)
-    hosts = group.on_all(lambda: (host_name(), os.cpu_count(), os.environ.get("OPENBLAS_NUM_THREADS"), computes))
-    facts = (hosts, spec.fingerprint, spec.activation, python_version(), np.__version__, library())
+    threads = os.environ.get("OPENBLAS_NUM_THREADS")
+    hosts = group.on_all(lambda: (host_name(), os.cpu_count(), threads, computes, trial.identity()))
+    facts = (hosts, spec.fingerprint, spec.activation, library())
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
@@ -64,7 +65,7 @@ def profile(spec: ModelSpec, group: Group, backend: str, precision: str = "float
         )
     )
     facts = {
-        "backend": backend,
+        "backend": backends.of_all(group.on_all(lambda: backend)),
         "precision": precision,
         "model": spec.name,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),

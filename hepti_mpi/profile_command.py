@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hepti_mpi.backends import NAMES, check_precision, chosen
+from hepti_mpi.backends import NAMES, agree, check_precision
 from hepti_mpi.comm import Group
 from hepti_mpi.profile import profile
 from solver.cluster import PRECISIONS, write_cluster
@@ -25,7 +25,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         If an option is unknown, malformed or missing.
     """
     options = parser().parse_args(arguments)
-    options.backend = chosen(options.backend)
     check_precision(options.precision, options.backend)
     return options
 
@@ -61,10 +60,13 @@ def run(options: argparse.Namespace, group: Group) -> int:
         return named_model(options.model)
 
     spec = group.from_root(prepare if group.rank == 0 else None)
-    cluster = profile(spec, group, options.backend, options.precision)
+    backends, notes = agree(options.backend, options.precision, group)
+    cluster = profile(spec, group, backends[group.rank], options.precision)
     group.from_root((lambda: write_cluster(cluster, options.out)) if group.rank == 0 else None)
     if group.rank == 0:
         from hepti_mpi import show
 
+        for note in notes:
+            show.terminal(stderr=True).print(f"note: {note}", soft_wrap=True)
         show.show_cluster(show.terminal(stderr=False), cluster)
     return 0

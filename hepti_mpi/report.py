@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hepti_mpi.answers import Answers
+from hepti_mpi.backends import of_all
 from hepti_mpi.comm import library
 from hepti_mpi.hosts import Place
 from hepti_mpi.stack import Meter
@@ -24,17 +25,18 @@ from solver.shares import weights_bytes
 FORMAT = "hepti-report/1"
 
 
-def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, precision: str) -> dict[str, Any]:
+def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return what this rank did in all requests that count."""
     return {
         "rank": rank,
         "device": plan.devices[rank],
+        "backend": options.backend,
         "compute_s": meter.compute_s,
         "wait_s": meter.wait_s,
         "sent_bytes": meter.sent_bytes,
         "received_bytes": meter.received_bytes,
         "batches_by_bits": {str(bits): count for bits, count in meter.batches_by_bits.items()},
-        "weights_bytes": weights_bytes(spec, plan, rank, precision),
+        "weights_bytes": weights_bytes(spec, plan, rank, options.precision),
         "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
 
@@ -54,7 +56,7 @@ def job_report(
         "format": FORMAT,
         "model": spec.name,
         "mpi": library(),
-        "backend": options.backend,
+        "backend": of_all([entry["backend"] for entry in ranks]),
         "precision": options.precision,
         "wire": options.wire,
         "repeat": options.repeat,

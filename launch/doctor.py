@@ -43,6 +43,7 @@ class Answer:
     fingerprint: str | None = None
     model_error: str = ""
     model_bytes: int = 0
+    kernels: Mapping[str, Any] | None = None  # what `hepti_mpi.trial` says
 
 
 def examine(answers: Sequence[Answer], model: str = "") -> list[Finding]:
@@ -52,7 +53,7 @@ def examine(answers: Sequence[Answer], model: str = "") -> list[Finding]:
     for answer in well:
         findings += _cores(answer) + _memory(answer) + _heat(answer)
     if well:
-        findings += _versions(well) + _interfaces(well)
+        findings += _versions(well) + _interfaces(well) + _kernels(well)
     if model:
         findings += _weights([answer for answer in answers if answer.reached], model)
     return findings
@@ -164,6 +165,21 @@ def _heat(answer: Answer) -> list[Finding]:
         problem = f"now: {', '.join(now) or 'nothing'}; since power-on: {', '.join(earlier) or 'nothing'}"
         findings.append(Finding(answer.host, "throttling", problem, "use the official power supply, and a fan"))
     return findings
+
+
+def _kernels(answers: Sequence[Answer]) -> list[Finding]:
+    """Find boards on which onnxruntime cannot compute; numpy on all is a choice."""
+    told = [(answer.host, answer.kernels) for answer in answers if answer.kernels is not None]
+    if all(kernels["missing"] for _, kernels in told):
+        return []
+    return [
+        Finding(
+            host, "kernels", f"computes with numpy: {kernels['why']}",
+            "pip install 'hepti[fast]'" if kernels["missing"] else "try another version of onnxruntime there",
+        )
+        for host, kernels in told
+        if kernels["backend"] == "numpy"
+    ]  # fmt: skip
 
 
 def _interfaces(answers: Sequence[Answer]) -> list[Finding]:

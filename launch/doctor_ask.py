@@ -18,6 +18,8 @@ from solver.errors import HeptiError
 T = TypeVar("T")
 CONNECT_S = 5
 ANSWER_S = 60.0
+# The host's own limit for a trial of onnxruntime is 120 s.
+TRIAL_S = 150.0
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}")  # behind it -- and a host
 # What ssh itself exits with when it does not get through.
 SSH_FAILED = 255
@@ -47,7 +49,7 @@ def ask(host: str, python: str, agent: str, model: str) -> Answer:
     if code:
         return answer
     try:
-        answer = replace(answer, facts=printed(facts, python), error="")
+        answer = _with_kernels(replace(answer, facts=printed(facts, python), error=""), python, agent)
     except HeptiError as error:
         return replace(answer, error=str(error))
     return _with_model(answer, python, agent, model) if model else answer
@@ -70,6 +72,14 @@ def remote(host: str, agent: str, script: str) -> list[str]:
     if host in (socket.gethostname(), "localhost"):
         return ["bash", "-c", script]
     return [*SSH, "--", host, script]
+
+
+def _with_kernels(answer: Answer, python: str, agent: str) -> Answer:
+    """Ask which backend computes there; where that cannot be asked, other answers say why."""
+    script = f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; {shlex.join([python, '-m', 'hepti_mpi.trial'])}"
+    code, out, _ = shell.attempt(remote(answer.host, agent, script), TRIAL_S)
+    # Its .bashrc may speak first.
+    return answer if code else replace(answer, kernels=printed(out, f"{python} -m hepti_mpi.trial"))
 
 
 def _with_model(answer: Answer, python: str, agent: str, model: str) -> Answer:

@@ -78,7 +78,7 @@ def _print(hostfile: str, answers: Sequence[Answer], findings: Sequence[Finding]
     for answer in answers:
         facts = answer.facts
         if facts is None:
-            rows.append([answer.host, *["-"] * 7])
+            rows.append([answer.host, *["-"] * 8])
             continue
         heat = "-" if facts["temperature_c"] is None else f"{facts['temperature_c']:.0f}"
         networks = ", ".join(f"{entry['name']} {entry['address']}" for entry in facts["interfaces"])
@@ -86,10 +86,10 @@ def _print(hostfile: str, answers: Sequence[Answer], findings: Sequence[Finding]
         cores = f"{facts['usable_cores']} of {facts['cores']}"
         free = f"{facts['free_bytes'] / GIB:.2f}"
         mpi = answer.mpi.rpartition(" ")[2]
-        rows.append([answer.host, facts["python"], packages["numpy"] or "-", mpi, cores, free, heat, networks])
-    show(
-        f"hosts of {hostfile}{at_scale()}", ["host", "Python", "numpy", "MPI", "cores", "free GiB", "°C", "links"], rows
-    )
+        kernels = answer.kernels["backend"] if answer.kernels else "-"
+        rows.append([answer.host, facts["python"], packages["numpy"] or "-", kernels, mpi, cores, free, heat, networks])
+    columns = ["host", "Python", "numpy", "kernels", "MPI", "cores", "free GiB", "°C", "links"]
+    show(f"hosts of {hostfile}{at_scale()}", columns, rows)
     if findings:
         lines = [[finding.host, finding.problem, finding.mend] for finding in findings]
         show(f"{counted(len(findings), 'finding')} on hosts of {hostfile}", ["host", "finding", "mend"], lines)

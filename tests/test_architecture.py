@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 # What each room may import of the others.
 ROOMS = {"solver": set(), "weights": {"solver"}, "hepti_mpi": {"solver", "weights"}, "launch": {"solver"}}
-HEAVY = ("mpi4py", "cvxpy", "pulp", "h5py", "onnxruntime", "subprocess", "safetensors", "tokenizers", "matplotlib")
+HEAVY = ("mpi4py", "cvxpy", "pulp", "h5py", "onnxruntime", "safetensors", "tokenizers", "matplotlib")
 # References of the tests, or tools that a board can do without.
 # Stand-alone programs on other runtimes, which Hepti is compared with: started by name, imported by nobody.
 COMPARED = ("single_numpy.py", "single_onnxruntime.py", "single_torch.py")
@@ -49,12 +49,17 @@ def test_imports_flow_one_way(room):
 
 @pytest.mark.parametrize("dependency", HEAVY)
 def test_a_heavy_dependency_has_one_address(dependency):
-    """At most one module of the packages imports it; processes are started by launch alone."""
+    """At most one module of the packages imports it."""
     addresses = [str(path) for path, names in MODULES.items() if dependency in names and path.name not in COMPARED]
 
     assert len(addresses) <= 1, addresses
-    if dependency == "subprocess":
-        assert all(address.startswith("launch") for address in addresses)
+
+
+def test_processes_are_started_by_launch_and_for_the_trial_of_a_backend():
+    """Whether a wheel ends a process can only be seen from outside of it."""
+    addresses = [str(path) for path, names in MODULES.items() if "subprocess" in names]
+
+    assert addresses == ["hepti_mpi/trial.py", "launch/shell.py"]
 
 
 def test_the_solver_knows_neither_mpi_nor_hdf5():

@@ -11,6 +11,7 @@ import pytest
 
 from launch import doctor_probe
 from launch.doctor import Answer, examine, examine_hostfile, examine_pairs
+from launch.doctor_ask import ask
 from launch.hostfile import Entry
 from solver.cluster import GIB
 
@@ -28,6 +29,9 @@ FACTS = {
     "throttled": 0,
     "lab_scale": 1.0,
 }
+
+
+WORKS = {"backend": "onnxruntime", "why": "it computes what numpy does", "missing": False}
 
 
 def answer(host, **changes):
@@ -96,6 +100,36 @@ def test_another_mpi_and_a_missing_daemon_are_found():
 
     assert "mpirun is mpirun (Open MPI) 4.1.4, on pi-0 mpirun (Open MPI) 5.0.11" in version.problem
     assert "prted is not on the PATH" in daemon.problem
+
+
+@pytest.mark.parametrize(
+    ("missing", "why", "mend"),
+    [
+        (False, "onnxruntime 1.21.0 dies of SIGILL", "try another version of onnxruntime there"),
+        (True, "onnxruntime and onnx are not installed", "pip install 'hepti[fast]'"),
+    ],
+)
+def test_a_board_that_computes_with_numpy_beside_others_is_found(missing, why, mend):
+    odd = replace(answer("pi-1"), kernels={"backend": "numpy", "why": why, "missing": missing})
+    (finding,) = examine([replace(answer("pi-0"), kernels=WORKS), odd])
+
+    assert (finding.host, finding.check) == ("pi-1", "kernels")
+    assert (finding.problem, finding.mend) == (f"computes with numpy: {why}", mend)
+    assert len(examine([odd])) == (not missing), "without onnxruntime anywhere, numpy is a choice"
+
+
+def test_a_host_is_asked_which_kernels_it_computes_with(monkeypatch, tmp_path):
+    """By starting a program there, not by an import: the wheel may take the process down."""
+    wheel = tmp_path / "onnxruntime" / "__init__.py"
+    wheel.parent.mkdir()
+    wheel.write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    told = ask("localhost", sys.executable, agent="", model="").kernels
+
+    assert told["backend"] == "numpy"
+    assert told["why"].endswith("dies of SIGILL")
 
 
 def test_two_common_networks_ask_for_a_choice():
