@@ -49,9 +49,10 @@ def ask(host: str, python: str, agent: str, model: str) -> Answer:
     if code:
         return answer
     try:
-        answer = _with_kernels(replace(answer, facts=printed(facts, python), error=""), python, agent)
-    except HeptiError as error:
-        return replace(answer, error=str(error))
+        answer = replace(answer, facts=printed(facts, python), error="")
+    except HeptiError as complaint:
+        return replace(answer, error=str(complaint))
+    answer = _with_kernels(answer, python, agent)
     return _with_model(answer, python, agent, model) if model else answer
 
 
@@ -75,11 +76,15 @@ def remote(host: str, agent: str, script: str) -> list[str]:
 
 
 def _with_kernels(answer: Answer, python: str, agent: str) -> Answer:
-    """Ask which backend computes there; where that cannot be asked, other answers say why."""
+    """Ask which backend computes there; where that has no answer, others say what is wrong with the host."""
     script = f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; {shlex.join([python, '-m', 'hepti_mpi.trial'])}"
     code, out, _ = shell.attempt(remote(answer.host, agent, script), TRIAL_S)
-    # Its .bashrc may speak first.
-    return answer if code else replace(answer, kernels=printed(out, f"{python} -m hepti_mpi.trial"))
+    if code:
+        return answer
+    try:
+        return replace(answer, kernels=printed(out, f"{python} -m hepti_mpi.trial"))
+    except HeptiError as complaint:
+        return replace(answer, kernels={"backend": "numpy", "missing": False, "why": str(complaint)})
 
 
 def _with_model(answer: Answer, python: str, agent: str, model: str) -> Answer:

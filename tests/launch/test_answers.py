@@ -64,7 +64,7 @@ def test_a_broken_probe_is_a_finding_on_its_host(said):
 
 
 def test_a_broken_look_at_the_weights_is_the_models_error(said):
-    said('hepti-doctor\nmpirun\nprted\n{"python": "3.11.7"}\n', "what?\n")
+    said('hepti-doctor\nmpirun\nprted\n{"python": "3.11.7"}\n', '{"backend": "numpy"}\n', "what?\n")
 
     answer = doctor_ask.ask("pi-1", "python", "agent", "m.h5")
 
