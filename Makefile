@@ -21,12 +21,20 @@ export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 endif
 
-.PHONY: run test lint types tests clean
+.PHONY: run test test-all lint types tests lab-tests clean
+
+PYTEST := $(BIN)/python -m pytest
+RANKS := 1 2 3 5
 
 run: .venv/run
 	mpirun -np $(NP) $(BIN)/python -m hepti_mpi
 
-test: run .venv/test lint types tests
+test: run .venv/test lint types tests lab-tests
+
+# All cases of every sweep, other ones every day, and all of the lab's tests: about an hour.
+test-all: export HEPTI_TESTS := all
+test-all: LAB := tests/lab
+test-all: test
 
 lint:
 	$(BIN)/ruff check .
@@ -36,9 +44,13 @@ types:
 	$(BIN)/mypy
 
 tests:
-	$(BIN)/python -m pytest --ignore=tests/mpi --ignore=tests/lab
-	$(BIN)/python -m pytest -m lab tests/lab/test_cleanliness.py tests/lab/test_doctor.py
-	for ranks in 1 2 3 5; do mpirun -np $$ranks $(BIN)/python -m pytest -q tests/mpi || exit 1; done
+	$(PYTEST) -q -n auto --dist loadfile --ignore=tests/mpi --ignore=tests/lab
+	for ranks in $(RANKS); do mpirun -np $$ranks $(PYTEST) -q tests/mpi || exit 1; done
+
+# One after the other: what a lab measures, tests beside it would spoil.
+LAB := tests/lab/test_cleanliness.py tests/lab/test_doctor.py
+lab-tests:
+	$(PYTEST) -q -m lab $(LAB)
 
 .venv/run: pyproject.toml Makefile
 	$(PYTHON) -m venv .venv

@@ -6,16 +6,20 @@ import os
 import sys
 import traceback
 
+from solver.threads import thread_count  # without numpy, which reads them when it is imported
+
 
 def limit_threads() -> None:
     """Give each rank its part of the host's cores, before numpy reads how many threads it may start.
 
-    BLAS threads of several ranks on one host would fight for its cores.
+    BLAS threads of several ranks on one host would fight for its cores. What a person has set stays; what is no number
+    counts as unset.
     """
     on_host = int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") or os.environ.get("MPI_LOCALNRANKS") or 1)
     threads = max(1, len(os.sched_getaffinity(0)) // on_host)
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"):
-        os.environ.setdefault(name, str(threads))
+        if thread_count(os.environ.get(name, "")) is None:
+            os.environ[name] = str(threads)
 
 
 def main(arguments: list[str]) -> int:
@@ -38,9 +42,11 @@ def main(arguments: list[str]) -> int:
             if group.rank == 0:
                 parser().print_help()
             return 0
-        return run(parse(words), group)
-    except HeptiError as error:
-        # Every rank has it; one says it. mpirun takes the job's exit code from the rank that fails.
+        # What is installed, and so what an option may be, differs from rank to rank.
+        options = group.on_all(lambda: parse(words))[group.rank]
+        return run(options, group)
+    except comm.SharedError as error:
+        # mpirun takes the job's exit code from the rank that fails.
         if group.rank != 0:
             return 0
         if "--debug" in arguments:
@@ -50,6 +56,8 @@ def main(arguments: list[str]) -> int:
     except Exception as error:  # any other rank would wait for this one for ever
         if "--debug" in arguments:
             traceback.print_exc()
+        if isinstance(error, HeptiError):
+            group.abort(str(error), code=2)
         group.abort(f"{type(error).__name__}: {error}", code=1)
 
 

@@ -8,14 +8,17 @@ with the batches, and fades, so that it falls where that stage becomes faster.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
 from hepti_mpi.arrays import Array
-from hepti_mpi.monitor import carried, open_sockets
+from hepti_mpi.comm import Group
+from hepti_mpi.exchange import Tiles, gather_rows, whole
+from hepti_mpi.monitor import Connection, carried, open_sockets
 from hepti_mpi.wires import Cast, Message, coding
 from solver.plan import STAGE_WIRES
+from solver.spans import Partition, Span
 
 HEADER_BYTES = 8  # bits and seconds a row, float32
 WINDOW = 10  # batches, as QuantPipe has it
@@ -82,15 +85,36 @@ def fitting(numbers: float, rate: float, seconds: float) -> int:
 
 
 class SendRate:
-    """How fast this rank's link is: what the kernel saw its busiest connection deliver last."""
+    """How fast this rank's link is: what the kernel saw the busiest of some connections deliver last.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    connections
+        Those to the ranks that this one sends to: others, to rank 0 or to mpirun, may be busier.
+    """
+
+    def __init__(self, connections: Collection[Connection]) -> None:
+        self._connections = connections
         self._before: dict[object, int] = {}
 
     def __call__(self) -> float:
         """Return bytes a second; 0 where nothing was sent over TCP since the last call, or the system does not say."""
-        now = {ends: (flow.acknowledged, flow.delivery_rate) for ends, flow in carried(open_sockets()).items()}
-        grown = {ends: total - self._before.get(ends, 0) for ends, (total, _) in now.items()}
-        self._before = {ends: total for ends, (total, _) in now.items()}
+        flows = carried(open_sockets()) if self._connections else {}
+        now = {ends: flow for ends, flow in flows.items() if ends in self._connections}
+        grown = {ends: flow.acknowledged - self._before.get(ends, 0) for ends, flow in now.items()}
+        self._before = {ends: flow.acknowledged for ends, flow in now.items()}
         busiest = max(grown, key=lambda ends: grown[ends], default=None)
-        return float(now[busiest][1]) if busiest is not None and grown[busiest] else 0.0
+        return float(now[busiest].delivery_rate) if busiest is not None and grown[busiest] else 0.0
+
+
+def to_ranks(group: Group) -> dict[Connection, int]:
+    """Return this process's TCP connections to other ranks, and to which each goes; every rank calls this.
+
+    Ranks of one host may have none between them: their messages go through memory.
+    """
+    everyone = [Span(0, group.size)] * group.size
+    row = Tiles.here(np.zeros((1, 1), np.float32))
+    whole(gather_rows(group, row, Partition.of_counts([1] * group.size), everyone))  # the first message connects
+    told = group.on_all(lambda: [*carried(open_sockets())])
+    owners = {ends: rank for rank, own in enumerate(told) for ends in own if rank != group.rank}
+    return {(here, there): owners[there, here] for here, there in told[group.rank] if (there, here) in owners}

@@ -50,13 +50,19 @@ MOVE_S = 2e-3
 # spoiled its beginning, in 15 of 40 runs.
 LAST_WORDS_S = 0.2
 
-# Message tags.
-DATA, CONTROL = 0, 1
+# Message tags. WHOLE: what is exchanged in the layers but for rows in tiles.
+DATA, CONTROL, WHOLE = 0, 1, 2
 # What ranks measured; weights that rank 0 sends while requests run; rank 0's word within a request.
 REPORT, PIECE, WORD = 3, 4, 5
 NOTHING = 6  # no message has it
+# And rows in tiles, their owner's rank added. MPI has tags up to 32767 or more, and refuses those that it has not.
+ROWS = 16
 
 ROUND_TRIPS = 10
+
+
+class SharedError(HeptiError):
+    """A complaint that all ranks have: one of them says it, and all end. Any other is one rank's: the others wait."""
 
 
 @dataclass(slots=True)
@@ -95,6 +101,7 @@ class Group:
         self.traffic: Traffic = parent.traffic if parent else Traffic()
         self._sending: list[tuple[MPI.Request, Message]] = parent._sending if parent else []
         self._told: list[tuple[MPI.Request, Array | None]] = []
+        self._dropped: list[str] = parent._dropped if parent else []
 
     # For exchanges: nonblocking messages.
 
@@ -137,12 +144,25 @@ class Group:
         self.traffic.received_bytes += message.nbytes
         return self._comm.Irecv(message, peer, tag)
 
+    def drop(self, rows: str) -> None:
+        """Take note of rows that nobody iterated over to the end: this rank's next wait raises, and names them.
+
+        The others would wait for this rank, and it for them. Where rows are dropped no error can be raised: Python
+        forgets those of `__del__`.
+        """
+        self._dropped.append(rows)
+
+    def _check_dropped(self) -> None:
+        if self._dropped:
+            raise RuntimeError(f"rows that others need were dropped: {self._dropped.pop()}")
+
     def arrived(self, requests: list[MPI.Request]) -> list[int]:
         """Return the numbers of the receives that have ended since they were asked for last."""
         return MPI.Request.Testsome(requests) or []
 
     def wait_some(self, requests: list[MPI.Request]) -> list[int]:
         """Wait until one or more of the receives have ended and return their numbers."""
+        self._check_dropped()
         started = clock.now()
         polls = 0
         while not (arrived := self.arrived(requests)):
@@ -152,18 +172,20 @@ class Group:
         self.traffic.waited(started)
         return arrived
 
-    def has_message(self, peer: int) -> bool:
-        """Return whether something that a rank sent is here, and nobody has asked for it yet."""
-        return bool(self._comm.Iprobe(peer, MPI.ANY_TAG))
+    def has_rows(self, peer: int) -> bool:
+        """Return whether rows of a rank, sent by itself, are here, and nobody has asked for them yet."""
+        return bool(self._comm.Iprobe(peer, ROWS + peer))
 
     def pause(self) -> None:
         """Wait a little for the others, where there is nothing to do."""
+        self._check_dropped()
         started = clock.now()
         clock.sleep(PAUSE_S)
         self.traffic.waited(started)
 
     def finish_sending(self) -> None:
         """Wait until everything that this rank sent has left it."""
+        self._check_dropped()
         started = clock.now()
         MPI.Request.Waitall([request for request, _ in self._sending])
         self._sending.clear()
@@ -221,6 +243,7 @@ class Group:
 
         `meanwhile` does a bounded piece of other work, and returns False once there is none.
         """
+        self._check_dropped()
         pause = PAUSE_S
         while not self._comm.Iprobe(0, CONTROL):
             if meanwhile is not None and meanwhile():
@@ -278,10 +301,16 @@ class Group:
         return count
 
     def from_root(self, step: Callable[[], Value] | None) -> Value:
-        """Run rank 0's step and give its result to all, or raise its complaint on all."""
+        """Run rank 0's step and give its result to all, or raise its complaint on all.
+
+        Raises
+        ------
+        SharedError
+            The complaint.
+        """
         result, complaint = self._comm.bcast(_attempt(step) if step else None)
         if complaint is not None:
-            raise HeptiError(complaint)
+            raise SharedError(complaint)
         return cast(Value, result)
 
     def on_all(self, step: Callable[[], Value]) -> list[Value]:
@@ -289,13 +318,13 @@ class Group:
 
         Raises
         ------
-        HeptiError
+        SharedError
             The first complaint in rank order.
         """
         outcomes = self._comm.allgather(_attempt(step))
         for rank, (_, complaint) in enumerate(outcomes):
             if complaint is not None:
-                raise HeptiError(complaint if rank == 0 else f"{complaint} (rank {rank})")
+                raise SharedError(complaint if rank == 0 else f"{complaint} (rank {rank})")
         return [result for result, _ in outcomes]
 
     def subgroup(self, ranks: Sequence[int]) -> Group | None:

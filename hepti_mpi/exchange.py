@@ -7,22 +7,19 @@ to an exchange is not changed afterwards: it may still be on its way.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from hepti_mpi.arrays import Array
-from hepti_mpi.comm import Group
+from hepti_mpi.comm import ROWS, WHOLE, Group
 from hepti_mpi.wires import Message
 from solver.routes import Route, of_owner, sources
 from solver.spans import Partition, Span, tiles
-
-# Tags of messages: one for every tile of every owner, in each exchange anew, since two ranks' messages of one tag stay
-# in order; and one for everything else.
-TILE_TAGS, MOST_TILES, WHOLE_TAG = 16, 1 << 10, 2
 
 Product = Callable[[Span], Array]  # rows -> [rows, width]
 
@@ -92,10 +89,10 @@ def in_order(blocks: Blocks, tiles: Sequence[Span]) -> Iterator[Span]:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A message that a rank receives: from whom, under which tag, rows within its array, and who gets it from here."""
+    """A message that a rank receives: from whom, whose rows, where in its array, and who gets it from here."""
 
     source: int
-    tag: int
+    owner: int
     span: Span
     onward: tuple[int, ...]
 
@@ -104,10 +101,8 @@ class Arrival:
 class Schedule:
     """A rank's messages in a gather of rows: to whom its own tiles go (rows within its own), and what arrives."""
 
-    departures: tuple[
-        tuple[int, tuple[tuple[int, Span], ...]], ...
-    ]  # of every own tile: tag, receivers with their rows
-    arrivals: tuple[Arrival, ...]
+    departures: tuple[tuple[tuple[int, Span], ...], ...]  # of every own tile: receivers with their rows
+    arrivals: tuple[Arrival, ...]  # of every owner, its tiles in order
 
 
 @lru_cache(maxsize=256)
@@ -117,7 +112,6 @@ def schedule(have: Partition, want: tuple[Span, ...], tile_rows: int, route: Rou
     for owner, span in enumerate(have):
         via = of_owner(route, have.counts, owner)
         for number, tile in enumerate(tiles(span, tile_rows)):
-            tag = TILE_TAGS + MOST_TILES * owner + number
             parts = {
                 peer: part for peer in range(len(have)) if peer != owner and (part := tile.intersect(want[peer])).size
             }
@@ -126,10 +120,10 @@ def schedule(have: Partition, want: tuple[Span, ...], tile_rows: int, route: Rou
             direct = {peer for peer in parts if came_from.get(peer, owner) == owner}
             if rank == owner:
                 order = sorted(direct, key=lambda peer: (peer - owner) % len(have))
-                departures.append((tag, tuple((peer, parts[peer].within(span)) for peer in order)))
+                departures.append(tuple((peer, parts[peer].within(span)) for peer in order))
             elif rank in parts:
                 onward = tuple(peer for peer, source in came_from.items() if source == rank)
-                arrivals.append(Arrival(came_from.get(rank, owner), tag, parts[rank].within(want[rank]), onward))
+                arrivals.append(Arrival(came_from.get(rank, owner), owner, parts[rank].within(want[rank]), onward))
     return Schedule(tuple(departures), tuple(arrivals))
 
 
@@ -138,6 +132,13 @@ class Gather:
 
     Write the own rows into `own`, and `put` every tile that is done, in order; then iterate over what arrives, spans
     within `array` [wanted rows, width]. The own rows that are wanted are in `array`, too (`kept`), not iterated over.
+
+    A message's tag says whose rows it has, and no more: MPI keeps what one rank sends another under one tag in order,
+    so the n-th that is sent is the n-th that was asked for. Both ends count the same way. A rank asks for an owner's
+    tiles in ascending order, one gather after the other. It sends its own so, as they are put, and passes on others'
+    so: a tile that comes before one with a lower number, by another way or since that is longer, waits for it. This
+    ends: the lowest waits for none, and every other for lower ones only. What is put in one gather is put before
+    anything is put in the next; one that passes on is iterated to its end before that.
 
     Parameters
     ----------
@@ -160,28 +161,40 @@ class Gather:
         tile_rows: int = 0, route: Route = Route.DIRECT, tensors: int = 1,
     ) -> None:  # fmt: skip
         self._group, self._tensors = group, tensors
+        # Before anything can fail: `__del__` looks at them.
+        self._departures: Iterator[tuple[tuple[int, Span], ...]] = iter(())
+        self._requests: list[Any] = []
         mine, wanted = have[group.rank], want[group.rank]
         self.array = np.empty((wanted.size, width), np.float32)
         common = mine.intersect(wanted)
         self.kept = common.within(wanted)
         self._kept_of_own, self._inside = common.within(mine), common == mine
         self.own = self.array[self.kept.slice] if self._inside else np.empty((mine.size, width), np.float32)
+        self.tiles = tuple(tile.within(mine) for tile in tiles(mine, tile_rows))
         plan = schedule(have, tuple(want), tile_rows, route, group.rank)
         self._departures = iter(plan.departures)
-        self.tiles = tuple(tile.within(mine) for tile in tiles(mine, tile_rows))
-        self._open = list(plan.arrivals)
+        self._open = plan.arrivals
         self._messages = [group.coding.message(self._by_tensor(self.array[to.span.slice])) for to in self._open]
         self._requests = [
-            group.post_receive(message, to.source, to.tag)
+            group.post_receive(message, to.source, ROWS + to.owner)
             for message, to in zip(self._messages, self._open, strict=True)
         ]
+        self._onward: dict[int, deque[int]] = defaultdict(deque)  # of every owner, what is to be passed on
+        for number, to in enumerate(self._open):
+            if to.onward:
+                self._onward[to.owner].append(number)
         self._here: list[Span] = []
+
+    def __del__(self) -> None:
+        """Tell the group if something was not put or not taken: others would wait for it for ever."""
+        unsent, due = sum(map(bool, self._departures)), sum(map(bool, self._requests))
+        if unsent or due:
+            self._group.drop(f"{self.array.shape}, {unsent} tiles not put and {due} messages not taken")
 
     def put(self, tile: Span) -> None:
         """Send the next of the own tiles, which is done; pass on what has arrived meanwhile."""
-        tag, receivers = next(self._departures)
-        message: Message | None = None
-        for peer, span in receivers:
+        tag, message = ROWS + self._group.rank, None
+        for peer, span in next(self._departures):
             if span == tile:
                 if message is None:
                     message = self._encode(self.own[tile.slice])
@@ -207,8 +220,11 @@ class Gather:
     def _take(self, arrived: Sequence[int]) -> None:
         for number in arrived:
             to, message = self._open[number], self._messages[number]
-            for peer in to.onward:
-                self._group.post_send(message, peer, to.tag)
+            waiting = self._onward[to.owner]
+            while waiting and not self._requests[waiting[0]]:  # what has arrived is null
+                first = waiting.popleft()
+                for peer in self._open[first].onward:
+                    self._group.post_send(self._messages[first], peer, ROWS + to.owner)
             self._group.coding.decode(message, self._by_tensor(self.array[to.span.slice]))
             self._here.append(to.span)
 
@@ -425,15 +441,13 @@ def _send(group: Group, x: Array, peers: Sequence[int]) -> None:
     if x.size and peers:
         message = group.coding.encode(x)
         for peer in peers:
-            group.post_send(message, peer, WHOLE_TAG)
+            group.post_send(message, peer, WHOLE)
 
 
 def _receive(group: Group, blocks: Sequence[tuple[int, Array]]) -> Iterator[int]:
     """Receive blocks, in order where they are of one peer; yield their numbers as they are filled."""
     messages = [group.coding.message(block) for _, block in blocks]
-    requests = [
-        group.post_receive(message, peer, WHOLE_TAG) for (peer, _), message in zip(blocks, messages, strict=True)
-    ]
+    requests = [group.post_receive(message, peer, WHOLE) for (peer, _), message in zip(blocks, messages, strict=True)]
 
     def arrivals() -> Iterator[int]:
         left = len(requests)

@@ -192,7 +192,7 @@ class Flow:
             free = replica.lane.hops  # those before it have passed all hops below
             for job in list(replica.jobs):
                 if job.result is None and job.hop < free:
-                    if job.waits_for is None or self._group.has_message(job.waits_for):
+                    if job.waits_for is None or self._group.has_rows(job.waits_for):
                         self._advance(replica, job)
                         moved = True
                     if job.result is None:

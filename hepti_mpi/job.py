@@ -75,13 +75,14 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     if trace is not None:
         ahead_s = group.clock_ahead()
         traces = group.on_all(lambda: trace.shifted(ahead_s))
-        if leader:
-            outputs.write_json(options.trace, chrome_trace(plan.devices, traces))
+        write = partial(outputs.write_json, options.trace)
+        group.from_root((lambda: write(chrome_trace(plan.devices, traces))) if leader else None)
     if file is not None:
         file.close()
     held = stack.plan if member else plan  # plans for other lengths leave the weights where they are
     ranks = group.on_all(lambda: rank_report(model.spec, held, stack.meter, group.rank, options.precision))
-    return leader.close(ranks, places) if leader else 0
+    code = group.from_root((lambda: leader.close(ranks, places)) if leader else None)
+    return code if leader else 0
 
 
 def measured_cluster(spec: ModelSpec, backend: str, precision: str, group: Group, leader: Leader | None) -> Cluster:
@@ -101,9 +102,12 @@ def measured_cluster(spec: ModelSpec, backend: str, precision: str, group: Group
     if leader:
         leader.say("these hosts have no profile for this model yet: measuring them, which takes some seconds")
     cluster = profile(spec, group, backend, precision)
-    if leader:
+
+    def keep() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_cluster(cluster, path)
+
+    group.from_root(keep if leader else None)
     return cluster
 
 

@@ -42,6 +42,12 @@ class Lane:
         own = set() if stage is None else {stage, stage + 1}
         return sorted(own | ({0, self.hops - 1} if rank == 0 else set()))
 
+    def receivers(self, rank: int) -> set[int]:
+        """Return the other ranks to which a rank may send rows."""
+        stage, stages = self.stage_of(rank), [*self.active, (0,)]
+        found = set() if stage is None else {*stages[stage + 1]}
+        return (found | {*stages[0]} if rank == 0 else found) - {rank}
+
     def rows_into(self, stage: int, rows: int) -> Partition | None:
         """Return which rows the ranks with a share in a stage begin with; None: all have all."""
         return self._within(stage, 0, rows)

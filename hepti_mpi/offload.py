@@ -141,11 +141,14 @@ def main(arguments: list[str]) -> int:
             raise HeptiError(f"{group.size} ranks: offloading is between 2, start mpirun with -np 2")
         rows = [int(word) for word in options.rows.split(",")]
         percents = [int(word) for word in options.percent.split(",")]
-        found = measure(rows, percents, options.runs, group)
     except (HeptiError, ValueError) as error:
         if group.rank == 0:
             print(f"python -m hepti_mpi.offload: {error}", file=sys.stderr)
         return 2
+    try:
+        found = measure(rows, percents, options.runs, group)
+    except Exception as error:  # the other rank would wait for this one for ever
+        group.abort(f"{type(error).__name__}: {error}", code=1)
     if group.rank == 0:
         options.out.write_text(json.dumps(found))
     return 0

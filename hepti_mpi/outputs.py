@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 
 from hepti_mpi.arrays import Array
 from hepti_mpi.inputs import Request
-from solver.errors import HeptiError
+from solver.command import whole_file
 
 SUFFIXES = (".jsonl", ".npz")
 
@@ -28,7 +27,7 @@ def answer(request: Request, seconds: float, result: dict[str, Any]) -> dict[str
 
 def write_answers(path: Path, answers: Sequence[Mapping[str, Any]], hidden: Mapping[str, Array]) -> None:
     """Write the answers as `.jsonl`, or the last hidden states by id as `.npz`."""
-    with _whole(path) as temporary:
+    with whole_file(path) as temporary:
         if path.suffix == ".jsonl":
             lines = "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in answers)
             temporary.write_text(lines, encoding="utf-8")
@@ -42,18 +41,5 @@ def write_answers(path: Path, answers: Sequence[Mapping[str, Any]], hidden: Mapp
 
 def write_json(path: Path, table: Mapping[str, Any]) -> None:
     """Write a table as JSON."""
-    with _whole(path) as temporary:
+    with whole_file(path) as temporary:
         temporary.write_text(json.dumps(table, indent=1) + "\n")
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """Give a temporary file that becomes `path` at the end, or disappears."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        yield temporary
-        temporary.replace(path)
-    except OSError as error:
-        raise HeptiError(f"cannot write {path}: {error.strerror}") from error
-    finally:
-        temporary.unlink(missing_ok=True)

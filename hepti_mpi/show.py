@@ -74,7 +74,9 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan, *, queue
     Where batches `queued` for stages or replicas, what one of them waited says nothing of the prediction: it is how
     many a second that compares.
     """
-    table = Table(title="who computed what", title_justify="left")
+    runs = ("mean of " if report["repeat"] > 1 else "") + counted(report["repeat"], "run")
+    layers = counted(plan.stages[-1].span.stop, "layer")
+    table = Table(title=f"who computed what of {plan.model_name}, {layers}; {runs}", title_justify="left")
     table.add_column("rank")
     table.add_column("device")
     if not plan.in_one:
@@ -125,7 +127,9 @@ def by_bits(ranks: Sequence[Mapping[str, Any]]) -> str:
 
 def show_cluster(console: Console, cluster: Cluster) -> None:
     """Print what was measured."""
-    table = Table(title="what was measured", title_justify="left")
+    of = cluster.profile
+    title = f"what was measured for {of['model']} with {of['backend']} in {of['precision']}"
+    table = Table(title=title, title_justify="left")
     table.add_column("device")
     for heading in ("GFLOP/s", "free GiB", "own link Mbps"):
         table.add_column(heading, justify="right")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hepti_mpi.adaptive import Adaptive, SendRate
+from hepti_mpi.adaptive import Adaptive, SendRate, to_ranks
 from hepti_mpi.arrays import Array
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
@@ -92,6 +92,7 @@ class Stack:
         self._backend = backend
         self._wire = wire
         self._within_stages = coding(wire.within, backend.cast)
+        self._connections = to_ranks(world) if wire is Wire.ADAPTIVE else {}
         self._bits: Counter[int] = Counter()  # as in `Meter`, since it was asked
         self._metered_since = 0.0
         self._groups: dict[tuple[int, ...], Group | None] = {}
@@ -102,7 +103,7 @@ class Stack:
         self.plan = plan
         self.layers = tuple(layers)
         self.lanes = tuple(Lane(plan, replica) for replica in plan.replicas)
-        self._between_stages = {lane: self._coding_between() for lane in self.lanes}
+        self._between_stages = {lane: self._coding_between(lane) for lane in self.lanes}
         rank = self._world.rank
         self._lane = next((lane for lane in self.lanes if rank in lane.ranks), None)
         self._crew: tuple[int, ...] = ()  # of the stage's devices
@@ -220,24 +221,27 @@ class Stack:
 
     @contextmanager
     def metered(self, count: bool, *, begins: bool = True) -> Iterator[None]:
-        """Count what is done meanwhile, if it counts; with what begins a batch, its trace begins."""
+        """Count what is done until the end, or an error, if it counts; with what begins a batch, its trace begins."""
         started = self._metered_since = clock.now()
         traffic = self._world.traffic
         traffic.reset()
         trace = traffic.trace = self.trace if count else None
         if trace is not None and begins:
             trace.begin()
-        yield
-        if trace is not None:
-            trace.end()
-        compute_s = clock.now() - started - traffic.wait_s
-        bits, self._bits = self._bits, Counter()
-        spent = Meter(compute_s, traffic.wait_s, traffic.sent_bytes, traffic.received_bytes, bits)
-        if begins:
-            self.last = Meter()
-        self.last.add(spent)
-        if count:
-            self.meter.add(spent)
+        try:
+            yield
+        finally:
+            traffic.trace = None  # waits of others' business are in no batch's trace
+            if trace is not None:
+                trace.end()
+            compute_s = clock.now() - started - traffic.wait_s
+            bits, self._bits = self._bits, Counter()
+            spent = Meter(compute_s, traffic.wait_s, traffic.sent_bytes, traffic.received_bytes, bits)
+            if begins:
+                self.last = Meter()
+            self.last.add(spent)
+            if count:
+                self.meter.add(spent)
 
     def _hop(self, lane: Lane, hop: int, rows: int, x: Array) -> Array:
         """Send what this rank has of the rows, and return those that it needs next."""
@@ -263,9 +267,13 @@ class Stack:
             coding.spare_bytes = 0
         return here
 
-    def _coding_between(self) -> Coding:
-        adapts = self._wire is Wire.ADAPTIVE
-        return Adaptive(self._backend.cast, SendRate()) if adapts else coding(self._wire, self._backend.cast)
+    def _coding_between(self, lane: Lane) -> Coding:
+        if self._wire is not Wire.ADAPTIVE:
+            return coding(self._wire, self._backend.cast)
+        peers = lane.receivers(self._world.rank)
+        return Adaptive(
+            self._backend.cast, SendRate({ends for ends, peer in self._connections.items() if peer in peers})
+        )
 
     def _or_nothing(self, x: Array | None) -> Array:
         return np.empty((0, self._spec.hidden), np.float32) if x is None else x

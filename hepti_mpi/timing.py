@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Callable, Sequence
 
 from hepti_mpi.comm import Group
 from solver import clock
+from solver.threads import omp_threads
 
 Call = Callable[[], object]
 
@@ -51,4 +51,4 @@ def seconds_of(calls: Sequence[Call], group: Group) -> tuple[list[float], float]
 
 def fitting_clock() -> Callable[[], float]:
     """Return CPU time for one thread, wall time for several."""
-    return clock.cpu_now if os.environ.get("OMP_NUM_THREADS") == "1" else clock.now
+    return clock.cpu_now if omp_threads() == 1 else clock.now

@@ -20,6 +20,7 @@ from solver.plan import Wire
 Message = NDArray[Any]
 Cast = Callable[[NDArray[Any], NDArray[Any]], object]  # from, into
 
+HALF_INF, HALF_MINUS_INF = 0x7C00, 0xFC00  # as bits
 INT8_LARGEST = 127
 SCALE_BYTES = Wire.INT8.scale_bytes
 TINY = 1e-30  # the scale of a row of zeros
@@ -64,7 +65,9 @@ EXACT = Exact()
 
 
 class Half:
-    """float16, rounded to nearest.
+    """float16, rounded to nearest; finite numbers that it has not become the largest that it has, ± 65504.
+
+    Infinite ones and NaN stay so: something is wrong, and shows.
 
     Parameters
     ----------
@@ -79,7 +82,13 @@ class Half:
 
     def encode(self, x: Array) -> Message:  # noqa: D102
         half = np.empty(x.shape, np.float16)
-        self._cast(half, x)
+        with np.errstate(over="ignore"):
+            self._cast(half, x)
+        # Infinite and NaN are the largest of all bits, but for the sign. Of 512 Ki numbers two looks at the bits take
+        # 0.03 ms, at the least and largest float32 0.05, np.isinf 0.84, and np.clip, which needs none, 0.08.
+        if half.view(np.int16).max(initial=0) >= HALF_INF or half.view(np.uint16).max(initial=0) >= HALF_MINUS_INF:
+            over = np.isinf(half) & np.isfinite(x)
+            half[over] = np.copysign(np.finfo(np.float16).max, x[over])
         return half.view(np.uint8)
 
     def message(self, out: Array) -> Message:  # noqa: D102
@@ -90,7 +99,10 @@ class Half:
 
 
 class Scaled:
-    """int8, every row times a scale of its own: [int8 × width, float32 scale] a row."""
+    """int8, every row times a scale of its own: [int8 × width, float32 scale] a row.
+
+    A row with an infinite number or NaN arrives without a finite one, by its scale; other rows do not feel it.
+    """
 
     bits = 8
 

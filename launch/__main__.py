@@ -29,15 +29,22 @@ def main(arguments: Sequence[str]) -> int:
         options = parser.parse_args(arguments[:split])
         options.program = list(arguments[split + 1 :])
         code: int = options.function(options)
-    except HeptiError as error:
+    except (HeptiError, OSError) as error:
         if "--debug" in arguments[:split]:
             raise
-        print(f"python -m launch: {error}", file=sys.stderr)
-        return 2
+        print(f"python -m launch: {_complaint(error)}", file=sys.stderr)
+        return 2 if isinstance(error, HeptiError) else 1
     except KeyboardInterrupt:
         print("python -m launch: interrupted", file=sys.stderr)
         return 1
     return code
+
+
+def _complaint(error: HeptiError | OSError) -> str:
+    """Return the line that says what is wrong: of the operating system the file and its own words."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 if __name__ == "__main__":

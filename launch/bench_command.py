@@ -6,17 +6,19 @@ import argparse
 import json
 import statistics
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from launch import compare_command, paper_command
-from launch.bench_offload import PUBLISHED_LOCAL_MS, WAYS, bench_offload, write_picture
+from launch.bench_model import model_of
+from launch.bench_offload import CONDITIONS, PUBLISHED_LOCAL_MS, WAYS, bench_offload, what, write_picture
+from launch.bench_out import can_draw, make_folder, write_text
 from launch.bench_shift import ORACLE, STRATEGIES, bench_shift
 from launch.bench_shift import write_picture as write_shift
 from launch.bench_stage import lab_of
 from launch.lab_up import require_tools
 from launch.tables import show
+from launch.titles import heading
 from solver.cluster import did_you_mean
 from solver.errors import HeptiError
 
@@ -53,16 +55,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def _shift(options: argparse.Namespace) -> int:
-    require_tools()
     strategies = options.strategies.split(",")
     for name in strategies:
         if name not in STRATEGIES:
             raise HeptiError(f"unknown strategy {name!r}{did_you_mean(name, STRATEGIES)}")
+    for option in ("rows", "requests"):
+        if getattr(options, option) < 1:
+            raise HeptiError(f"--{option} is {getattr(options, option)}, must be at least 1")
+    model = model_of(options.model)
+    require_tools()
+    make_folder(options.out)
     with lab_of(options.cluster) as lab:
-        report = bench_shift(lab, options.model, options.rows, options.requests, strategies)
-    _write(report, options, write_shift)
-    if not options.json:
-        _show_shift(report)
+        report = bench_shift(lab, model, options.rows, options.requests, strategies)
+    _tell(report, options, _show_shift, write_shift)
     return 0
 
 
@@ -83,7 +88,8 @@ def _show_shift(report: dict[str, Any]) -> None:
         ]
         for entry in report["results"]
     ]
-    show(f"{len(report['results'][0]['latency_s'])} requests while the lab changes", columns, rows)
+    of, count = heading(report), len(report["results"][0]["latency_s"])
+    show(f"{of}; {count} requests while the lab changes, one run of every strategy", columns, rows)
     rows, begin = [], 0
     for phase in report["phases"]:
         end = begin + phase["requests"]
@@ -92,32 +98,33 @@ def _show_shift(report: dict[str, Any]) -> None:
         rows.append([phase["name"], *("  ".join(cell) for cell in cells)])
         begin = end
     columns = ["state", *(entry["system"] for entry in report["results"])]
-    show("ms in every state of the lab: its first request, its third, the median of all", columns, rows)
+    show(f"{of}; ms in every state of the lab: its first request, its third, the median of all", columns, rows)
 
 
-def _write(
-    report: dict[str, Any], options: argparse.Namespace, picture: Callable[[dict[str, Any], Path], None]
+def _tell(
+    report: dict[str, Any],
+    options: argparse.Namespace,
+    tables: Callable[[dict[str, Any]], None],
+    picture: Callable[[dict[str, Any], Path], None],
 ) -> None:
-    """Write a suite's JSON and picture, and print it where JSON is asked for."""
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / f"{report['suite']}.json").write_text(json.dumps(report, indent=1))
-        if find_spec("matplotlib") is None:
-            print("note: no picture without matplotlib: pip install 'hepti[plot]'")
-        else:
-            picture(report, options.out / f"{report['suite']}.png")
+    """Print a suite's tables, or its JSON, and only then write JSON and picture: the disk may be full by now."""
     if options.json:
         print(json.dumps(report))
+    else:
+        tables(report)
+    if options.out is not None:
+        write_text(options.out / f"{report['suite']}.json", json.dumps(report, indent=1))
+        if can_draw():
+            picture(report, options.out / f"{report['suite']}.png")
 
 
 def _offload(options: argparse.Namespace) -> int:
     if options.runs < 2:  # quartiles need two
         raise HeptiError(f"--runs is {options.runs}, must be at least 2")
     require_tools()
+    make_folder(options.out)
     report = bench_offload(options.cluster, options.runs)
-    _write(report, options, write_picture)
-    if not options.json:
-        _show_offload(report)
+    _tell(report, options, _show_offload, write_picture)
     return 0
 
 
@@ -132,7 +139,9 @@ def _show_offload(report: dict[str, Any]) -> None:
     for count in sorted({count for count, _ in entries}):
         alone_s, shared_s = entries[count, 0], entries[count, 90]
         rows.append([str(count), f"{alone_s * 1e3:.1f}", f"{shared_s * 1e3:.1f}", f"{1 - shared_s / alone_s:.0%}"])
-    show(f"five MatMuls [m, 1024] @ [1024, 1024] (published at 256: {PUBLISHED_LOCAL_MS}, 55.1)", columns, rows)
+    published = CONDITIONS[0]
+    figures = f"published at 256: {PUBLISHED_LOCAL_MS}, {published.published_ms}"
+    show(f"{what(report)}, {published.bandwidth_mbps:g} Mbps ({figures})", columns, rows)
     columns = ["Mbps", "secondary", "primary", "local ms", "best share", "ms", "published share", "ms"]
     rows = [
         [
@@ -147,4 +156,4 @@ def _show_offload(report: dict[str, Any]) -> None:
         ]
         for entry in report["best"]
     ]
-    show("the best share of the rows to offload, m = 256", columns, rows)
+    show(f"{what(report)}; the best share of the rows to offload, m = 256", columns, rows)

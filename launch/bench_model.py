@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launch import shell
+from launch.answers import printed
 from solver.errors import HeptiError
 from solver.model import ModelSpec, named_model
 
@@ -42,7 +43,7 @@ def bench_model(word: str, layers: int | None) -> BenchModel:
     """
     check_model(word, layers)
     if _is_file(word):
-        return BenchModel(Path(word).absolute(), _inspect(Path(word)))
+        return model_of(Path(word))
     spec = named_model(word, layers)
     path = _cache_folder() / f"{word}-{spec.layers}-random.h5"
     try:
@@ -53,6 +54,11 @@ def bench_model(word: str, layers: int | None) -> BenchModel:
     path.parent.mkdir(parents=True, exist_ok=True)
     _weights(["synthesize", word, str(path), "--layers", str(spec.layers)])
     return BenchModel(path, spec)
+
+
+def model_of(path: Path) -> BenchModel:
+    """Return a weights file; errors as `bench_model`."""
+    return BenchModel(path.absolute(), _inspect(path))
 
 
 def decoupled_model(word: str, layers: int | None) -> BenchModel | None:
@@ -79,7 +85,8 @@ def _cache_folder() -> Path:
 
 
 def _inspect(path: Path) -> ModelSpec:
-    return ModelSpec.from_json(json.dumps(json.loads(_weights(["inspect", str(path), "--json"]))["model"]))
+    facts = printed(_weights(["inspect", str(path), "--json"]), f"python -m weights inspect {path}")
+    return ModelSpec.from_json(json.dumps(facts["model"]))
 
 
 def _weights(words: list[str]) -> str:

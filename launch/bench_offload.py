@@ -6,7 +6,6 @@ offloaded, and time over the share offloaded under two bandwidths and two speeds
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from collections.abc import Sequence
@@ -15,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from launch import lab_run, lab_up
+from launch.answers import written
 from launch.bench_stage import lab_of
 from launch.lab import Lab
 from launch.plot import Curve, draw
+from solver.clock import at_scale
 from solver.errors import HeptiError
 
 ROWS = (64, 128, 256, 512, 1024)
@@ -66,6 +67,7 @@ def bench_offload(cluster: str, runs: int) -> dict[str, Any]:
         "model": "matmul-1024",
         "rows": 256,
         "layers": 1,
+        "runs": runs,
         "versions": versions,
         "results": results,
         "best": best_shares(results),
@@ -115,7 +117,7 @@ def _measure(
     if code := lab_run.run(lab, 2, program):
         raise HeptiError(f"hepti_mpi.offload ended with exit code {code}: its own message stands above")
     figure = "rows" if len(rows) > 1 else "share"
-    return [{"figure": figure, **_result(lab, condition, entry)} for entry in json.loads(out.read_text())]
+    return [{"figure": figure, **_result(lab, condition, entry)} for entry in written(out, "hepti_mpi.offload")]
 
 
 def _result(lab: Lab, condition: Condition, entry: dict[str, Any]) -> dict[str, Any]:
@@ -164,6 +166,12 @@ def _under(lab: Lab, condition: Condition) -> Lab:
     return lab
 
 
+def what(report: dict[str, Any]) -> str:
+    """Return what was measured, in words."""
+    where = f"{report['cluster']}{at_scale(report['lab_scale'])}"
+    return f"five MatMuls [m, 1024] @ [1024, 1024] on {where}, medians of {report['runs']} runs"
+
+
 def write_picture(report: dict[str, Any], path: Path) -> None:
     """Draw both figures."""
     results = report["results"]
@@ -171,7 +179,7 @@ def write_picture(report: dict[str, Any], path: Path) -> None:
     by_rows = [entry for entry in results if entry["figure"] == "rows" and entry["system"] == _system("waits")]
     panels.append(
         (
-            "940 Mbps, 90 % offloaded",
+            f"{CONDITIONS[0].bandwidth_mbps:g} Mbps, 90 % offloaded",
             "m",
             [
                 Curve(label, *_points([entry for entry in by_rows if entry["percent"] == percent], "rows"))
@@ -184,14 +192,14 @@ def write_picture(report: dict[str, Any], path: Path) -> None:
     ):
         curves = [
             Curve(
-                f"{condition.bandwidth_mbps:g} Mbps, {condition.cpu:.0%}",
+                f"{condition.bandwidth_mbps:g} Mbps, secondary at {condition.cpu:.0%}",
                 *_points(curve_of(results, condition, way), "percent"),
                 mark=condition.published_percent,
             )
             for condition in CONDITIONS
         ]
-        panels.append((f"the primary {title}", "rows offloaded, %", curves))
-    draw(panels, "ms", path)
+        panels.append((f"the primary {title}", "offloaded, % of 256 rows; dotted: published best", curves))
+    draw(what(report), panels, "ms", path)
 
 
 def _points(entries: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:

@@ -111,12 +111,17 @@ def bench_paper(
     """
     results: list[dict[str, Any]] = []
     absent: list[dict[str, Any]] = []
-    report = {
+    report: dict[str, Any] = {
         "suite": "paper",
         "cluster": ",".join(dict.fromkeys(lab_name(point.cluster) for point in measured)),
         "model": ",".join(models),
         "rows": DEFAULT_ROWS,
         "layers": max(model.spec.layers for model in models.values()),
+        "models": {name: {"layers": m.spec.layers, "rows": request_rows(m.spec, None)} for name, m in models.items()},
+        "runs": contest.runs,
+        "repeat": contest.repeat,
+        "points": 0,
+        "points_asked": len(measured),
     }
     for cluster in dict.fromkeys(point.cluster for point in measured):
         with (stages or lab_under)(cluster) as under:
@@ -140,6 +145,7 @@ def bench_paper(
                     results += [_without_samples(row) | facts for row in compared["results"]]
                     absent += [row | facts for row in compared["absent"]]
                     report["versions"] = compared["versions"]
+                report["points"] += 1
                 if results:
                     report |= {"results": results, "absent": absent, "claims": claims(results)}
                     keep(report)

@@ -12,15 +12,18 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from launch import lab_run, lab_up, shell
+from launch.answers import written
+from launch.bench_model import BenchModel
 from launch.lab import Lab, load_lab
 from launch.lab_agent import on_host
 from launch.plot import Curve, draw
+from launch.titles import heading
 from solver.cluster import Cluster, read_cluster
 from solver.drift import scaled
 from solver.errors import HeptiError
@@ -84,11 +87,10 @@ def script(lab: Lab, requests: int, share_bytes: int) -> list[Phase]:
     return [*phases, Phase("blip", 1, State(cpu={fast: 0.1})), Phase("calm", requests, calm)]
 
 
-def bench_shift(lab: Lab, model: Path, rows: int, requests: int, strategies: Sequence[str]) -> dict[str, Any]:
+def bench_shift(lab: Lab, model: BenchModel, rows: int, requests: int, strategies: Sequence[str]) -> dict[str, Any]:
     """Run the script under every strategy, on labs like one that is up."""
-    facts = json.loads(shell.run([sys.executable, "-m", "weights", "inspect", str(model), "--json"]))
-    spec = ModelSpec.from_json(json.dumps(facts["model"]))
-    profile = _profile(lab, model)
+    spec = model.spec
+    profile = _profile(lab, model.path)
     plans = _plans(spec, profile, rows)
     phases = script(lab, requests, max(weights_bytes(spec, plan, _fastest(lab)) for plan in plans.values()))
     latency_s: dict[str, list[float]] = {name: [] for name in strategies}
@@ -100,7 +102,7 @@ def bench_shift(lab: Lab, model: Path, rows: int, requests: int, strategies: Seq
             for number, name in enumerate(strategies, start=1)
         }
         jobs = {
-            name: _start(own, model, rows, _options(lab, own, name, plans))
+            name: _start(own, model.path, rows, _options(lab, own, name, plans))
             for name, own in labs.items()
             if name != ORACLE
         }
@@ -111,7 +113,7 @@ def bench_shift(lab: Lab, model: Path, rows: int, requests: int, strategies: Seq
                     states.enter_context(_state(own, phase.state))
                 if ORACLE in labs:
                     path = _write(labs[ORACLE], solve(spec, _truth(lab, profile, phase.state), rows).plan)
-                    jobs[ORACLE] = _start(labs[ORACLE], model, rows, ["--plan", str(path)])
+                    jobs[ORACLE] = _start(labs[ORACLE], model.path, rows, ["--plan", str(path)])
                 for asked in turns(phase.requests):
                     for name, own in labs.items():
                         with lab_up.awake(own):
@@ -128,6 +130,7 @@ def bench_shift(lab: Lab, model: Path, rows: int, requests: int, strategies: Seq
         "model": spec.name,
         "rows": rows,
         "layers": spec.layers,
+        "mbps": profile.links_mbps,
         "versions": {"python": sys.version.split()[0]},
         "phases": [{"name": phase.name, "requests": phase.requests} for phase in phases],
         "results": [
@@ -160,7 +163,7 @@ def write_picture(report: Mapping[str, Any], path: Path) -> None:
         for entry in report["results"]
     ]
     names = ", ".join(phase["name"] for phase in report["phases"] if phase["name"] != "calm")
-    draw([(names, "request", curves)], "ms", path)
+    draw(f"{heading(report)}\none run of every strategy", [(names, "request", curves)], "ms", path)
 
 
 def _plans(spec: ModelSpec, profile: Cluster, rows: int) -> dict[str, Plan]:
@@ -204,7 +207,7 @@ def _end(lab: Lab, job: shell.Process) -> list[Any]:
         code = shell.wait(job, PATIENCE_S / lab.scale)
     if code:
         raise HeptiError(f"hepti_mpi ended with exit code {code}: its own message stands above")
-    replans: list[Any] = json.loads(_report(lab).read_text())["replans"]
+    replans: list[Any] = written(_report(lab), "hepti_mpi")["replans"]
     return replans
 
 
@@ -217,7 +220,9 @@ def _ask(job: shell.Process, rows: int) -> float:
     assert job.stdin is not None
     assert job.stdout is not None
     started = time.perf_counter()
-    job.stdin.write(json.dumps({"id": str(started), "tokens": [1 + number % 997 for number in range(rows)]}) + "\n")
+    # Of a job that has ended the answer is the end of its output.
+    with suppress(BrokenPipeError):
+        job.stdin.write(json.dumps({"id": str(started), "tokens": [1 + number % 997 for number in range(rows)]}) + "\n")
     while not (line := job.stdout.readline()).startswith("{"):
         if not line:
             raise HeptiError("hepti_mpi ended before it had answered: its own message stands above")

@@ -84,6 +84,8 @@ def compare(
         "model": model.spec.name,
         "rows": contest.rows,
         "layers": model.spec.layers,
+        "mbps": next(iter(clusters.values())).links_mbps,
+        "runs_asked": contest.runs,
         "repeat": contest.repeat,
         "device": [{"name": device.name, "gflops": device.compute_flop_per_s / 1e9} for device in devices],
         "versions": _versions(),
@@ -179,7 +181,7 @@ def _asked(spec: ModelSpec, contest: Contest, files: Path) -> list[str]:
 def _mpirun(stage: Stage, program: Sequence[str], log: Path) -> None:
     code = stage.mpirun([sys.executable, "-m", "hepti_mpi", *program], log)
     if code:
-        raise HeptiError(_last_words(log.read_text(), code))
+        raise HeptiError(_last_words(log.read_text(errors="replace"), code))
 
 
 def _kernel_words(kernels: Kernels) -> list[str]:

@@ -9,18 +9,19 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from launch.bench_model import bench_model, check_model, decoupled_model
+from launch.bench_out import can_draw, make_folder, write_text
 from launch.bench_stage import Stage, hosts_stage, lab_stage
 from launch.compare_plot import plot_bars, plot_trace
 from launch.compare_show import comparison_markdown, print_comparison, variant
 from launch.lab import did_you_mean
 from launch.lab_up import require_tools
 from launch.single import RUNTIMES
+from launch.titles import heading
 from solver.errors import HeptiError
 from solver.model import request_rows
 from solver.plan import Wire
@@ -77,7 +78,9 @@ def add_parser(suites: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def _compare(options: argparse.Namespace) -> int:
     wanted = _contest_words(options)
     check_model(options.model, options.layers)
-    with _stage(options) as stage, tempfile.TemporaryDirectory(prefix="hepti-compare-") as folder:
+    opened = _stage(options)
+    make_folder(options.out)
+    with opened as stage, tempfile.TemporaryDirectory(prefix="hepti-compare-") as folder:
         # These bring the planner and its solvers: a second, which only a benchmark needs.
         from launch.compare import Contest, compare
         from launch.compare_entrants import Kernels
@@ -94,8 +97,6 @@ def _compare(options: argparse.Namespace) -> int:
             warmup=options.warmup,
         )
         beside = decoupled_model(options.model, options.layers) if DECOUPLED in contest.systems else None
-        if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)
 
         def keep(report: dict[str, Any]) -> None:
             if options.out is not None:
@@ -113,19 +114,17 @@ def _compare(options: argparse.Namespace) -> int:
 
 def write_numbers(report: dict[str, Any], files: Path, out: Path) -> None:
     """Write table, JSON and profiles; `files` is where the runs left theirs."""
-    (out / "results.json").write_text(json.dumps(report, indent=1))
-    (out / "table.md").write_text(comparison_markdown(report))
+    write_text(out / "results.json", json.dumps(report, indent=1))
+    write_text(out / "table.md", comparison_markdown(report))
     for file in files.glob("cluster-*.toml"):
         shutil.copy(file, out)
 
 
 def write_pictures(report: dict[str, Any], files: Path, out: Path) -> None:
     """Write traces, and pictures where they can be drawn."""
-    pictures = find_spec("matplotlib") is not None
+    pictures = can_draw()
     if pictures:
         plot_bars(report, out / "bars.png")
-    else:
-        _say("note: no pictures without matplotlib: pip install 'hepti[plot]'")
     for row in report["results"]:
         trace = files / f"{row['files']}.trace.json"
         if trace.exists():
@@ -133,7 +132,7 @@ def write_pictures(report: dict[str, Any], files: Path, out: Path) -> None:
             label = name.replace(" ", "-").replace(":", "-")
             shutil.copy(trace, out / f"trace-{label}.json")
             if pictures:
-                plot_trace(trace, out / f"timeline-{label}.png", f"{name}: one request of {report['rows']} rows")
+                plot_trace(trace, out / f"timeline-{label}.png", f"{name}: the last request\n{heading(report)}")
 
 
 def check_counts(options: argparse.Namespace) -> None:

@@ -8,13 +8,15 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from launch.compare_show import heading, variant
+from launch.compare_show import variant
+from launch.titles import heading, rounds
 from solver.errors import HeptiError
 from solver.plot import new_figure, save_figure
 
 # Paul Tol's bright colours, which the colour-blind can tell apart.
 COLORS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377")
 LABEL = {"textcoords": "offset points", "va": "center", "fontsize": 8}
+BOUND = {"color": "black", "linewidth": 2}
 OUTSIDE = "outside the layers"  # as traces say
 BLOCKS = {"attention": "#4477aa", "mlp": "#66ccee", OUTSIDE: "#bbbbbb", "wait": "#ee6677"}
 
@@ -22,7 +24,8 @@ BLOCKS = {"attention": "#4477aa", "mlp": "#66ccee", OUTSIDE: "#bbbbbb", "wait": 
 def plot_bars(report: dict[str, Any], path: Path) -> None:
     """Draw medians as bars with quartiles as whiskers: a group a system, splits before single devices, fastest first.
 
-    A colour stands for a variant: kernels and wire.
+    A colour stands for a variant: kernels and wire. A mark across a bar is the compute bound of its own kernels, on all
+    devices or on the one that is alone: int8 has another than float32.
     """
     rows = sorted(report["results"], key=lambda row: not row["per_rank"])
     systems = list(dict.fromkeys(row["system"] for row in rows))
@@ -41,10 +44,11 @@ def plot_bars(report: dict[str, Any], path: Path) -> None:
     axes.set_yticks(middles, systems)
     axes.tick_params("y", length=0)
     axes.spines[["top", "right"]].set_visible(False)
-    _bound(axes, rows)
     handles = [axes.barh(0, 0, color=color) for color in colors.values()]
-    figure.legend(handles, list(colors), loc="outside lower center", ncols=min(4, len(colors)), frameon=False)
-    axes.set_title(heading(report), loc="left", pad=18)
+    handles.append(axes.vlines([], 0, 0, **BOUND))
+    names = [*colors, "compute bound of a bar's own kernels and devices"]
+    figure.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)), frameon=False)
+    figure.suptitle(f"{heading(report)}\n{rounds(report)}", x=0.01, ha="left")
     save_figure(figure, path)
 
 
@@ -59,22 +63,14 @@ def _limit(rows: Sequence[dict[str, Any]]) -> float:
 
 def _bar(axes: Any, y: float, row: dict[str, Any], color: str, limit: float) -> None:
     median, low, high = (1e3 * row[key] for key in ("median_s", "low_s", "high_s"))
+    if row["compute_bound_s"] is not None:
+        axes.vlines(1e3 * row["compute_bound_s"], y - 0.43, y + 0.43, **BOUND)
     if median > limit:
         axes.barh(y, limit, height=0.85, color=color)
         axes.annotate(f"{median:.0f} \N{RIGHTWARDS ARROW}", (limit, y), xytext=(-4, 0), ha="right", **LABEL)
         return
     axes.barh(y, median, height=0.85, color=color, xerr=[[median - low], [high - median]], capsize=2, ecolor="#333333")
     axes.annotate(f"{median:.0f}", (high, y), xytext=(4, 0), ha="left", **LABEL)
-
-
-def _bound(axes: Any, rows: Sequence[dict[str, Any]]) -> None:
-    """Mark the compute bound of the splits, which all devices' speeds add up to."""
-    bounds_s = [row["compute_bound_s"] for row in rows if row["per_rank"]]
-    if bounds_s:
-        bound = 1e3 * min(bounds_s)
-        axes.axvline(bound, color="black", linestyle=":", linewidth=1)
-        where = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points"}
-        axes.annotate(f"compute bound {bound:.0f}", (bound, 1), xytext=(0, 3), ha="center", fontsize=8, **where)
 
 
 def plot_trace(trace: Path, path: Path, title: str) -> None:
@@ -100,7 +96,7 @@ def plot_trace(trace: Path, path: Path, title: str) -> None:
     axes.set_ylim(len(ranks) - 0.5, -0.5)
     axes.set_xlim(0, max((entry["ts"] + entry["dur"]) / 1e3 for entry in slices))
     _layers(axes, slices)
-    axes.set_xlabel("ms")
+    axes.set_xlabel("ms since the request began")
     axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(title, x=0.01, ha="left")
     figure.legend(loc="outside upper right", ncols=len(BLOCKS), frameon=False)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from launch.answers import printed
 from launch.compare_entrants import Entrant
 from solver.errors import HeptiError
 
@@ -50,8 +51,8 @@ class Samples:
         return seconds
 
     def add_alone(self, output: str) -> list[float]:
-        """Add what `launch.single` printed, in its last line, behind whatever a library says; return its seconds."""
-        seconds: list[float] = json.loads(output.splitlines()[-1])["seconds"]
+        """Add what `launch.single` printed; return its seconds."""
+        seconds: list[float] = printed(output, "launch.single")["seconds"]
         self.seconds += seconds
         return seconds
 

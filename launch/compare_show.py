@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from launch.tables import markdown, show
-from solver.clock import at_scale
+from launch.titles import heading, rounds
 from solver.cluster import MIB
-from solver.words import counted
 
 Cells = tuple[list[str], list[list[str]]]
 
@@ -25,12 +24,6 @@ def comparison_markdown(report: dict[str, Any]) -> str:
     parts = [f"**{title}**\n\n{markdown(*cells)}" for title, cells in _tables(report)]
     versions = ", ".join(f"{name} {number}" for name, number in report["versions"].items())
     return "\n".join([*parts, _footnote(report), "", f"Versions: {versions}.", ""])
-
-
-def heading(report: dict[str, Any]) -> str:
-    """Return what was measured, in words."""
-    layers, rows = counted(report["layers"], "layer"), counted(report["rows"], "row")
-    return f"{report['model']}, {layers}, {rows} on {report['cluster']}{at_scale(report['lab_scale'])}"
 
 
 def main_cells(report: dict[str, Any]) -> Cells:
@@ -72,20 +65,21 @@ def rank_cells(report: dict[str, Any]) -> Cells:
 
 
 def _tables(report: dict[str, Any]) -> list[tuple[str, Cells]]:
-    tables = [(f"{heading(report)}: ms a request", main_cells(report))]
+    of = heading(report)
+    tables = [(f"{of}; {rounds(report)}: ms a request", main_cells(report))]
     ranks = rank_cells(report)
     if ranks[1]:
-        tables.append(("every device: compute + wait, ms a request", ranks))
+        tables.append((f"{of}; every device: compute + wait, ms a request", ranks))
     if report["absent"]:
         rows = [[entry["system"], variant(entry), entry["why"]] for entry in report["absent"]]
-        tables.append(("not in the table", (["system", "kernels", "why"], rows)))
+        tables.append((f"{of}; not in the table", (["system", "kernels", "why"], rows)))
     return tables
 
 
 def _footnote(report: dict[str, Any]) -> str:
     devices = ", ".join(f"{entry['name']} {entry['gflops']:.1f}" for entry in report["device"])
     return (
-        f"Medians and quartiles of {report['runs']} x {report['repeat']} requests, interleaved. "
+        f"Medians and quartiles of {rounds(report)}, interleaved. "
         f"Compute bound: the work over the summed speeds (GFLOP/s: {devices}). "
         "Exchange bound: the plan's bytes at the devices' bandwidth. To best: of the same precision."
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 from launch.hostfile import Entry
 from solver.cluster import GIB
+from solver.threads import thread_count
 
 # What Python, numpy and MPI take before the first weight.
 PROGRAM_BYTES = GIB // 4
@@ -138,7 +139,7 @@ def _cores(answer: Answer) -> list[Finding]:
         mend = "mpirun --bind-to none; else look for taskset, isolcpus or a cpuset around sshd"
         findings.append(Finding(answer.host, "binding", problem, mend))
     for name, value in facts["threads"].items():
-        if value.isdigit() and int(value) > facts["usable_cores"]:
+        if (thread_count(value) or 0) > facts["usable_cores"]:
             problem = f"{name}={value}, but there are {facts['usable_cores']} cores"
             findings.append(Finding(answer.host, "threads", problem, f"unset {name}: a rank takes what its host has"))
     return findings

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from launch import shell
+from launch.answers import printed
 from launch.doctor import Answer
+from solver.errors import HeptiError
 
 T = TypeVar("T")
 CONNECT_S = 5
 ANSWER_S = 60.0
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}")
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}")  # behind it -- and a host
 # What ssh itself exits with when it does not get through.
 SSH_FAILED = 255
 # Begins our output, behind whatever the host's .bashrc says.
@@ -45,14 +46,18 @@ def ask(host: str, python: str, agent: str, model: str) -> Answer:
     answer = Answer(host, reached=True, error=_last_line(error) or f"exit code {code}", mpi=mpi, daemon=daemon)
     if code:
         return answer
-    answer = replace(answer, facts=json.loads(facts), error="")
+    try:
+        answer = replace(answer, facts=printed(facts, python), error="")
+    except HeptiError as error:
+        return replace(answer, error=str(error))
     return _with_model(answer, python, agent, model) if model else answer
 
 
 def ask_pairs(hosts: Sequence[str], agent: str) -> dict[str, list[str]]:
     """Return, for every host, the others that it reaches by ssh."""
     tries = " ".join(
-        f"({shlex.join([*SSH, '-n', peer, 'true'])} >/dev/null 2>&1 && echo {shlex.quote(peer)}) &" for peer in hosts
+        f"({shlex.join([*SSH, '-n', '--', peer, 'true'])} >/dev/null 2>&1 && echo {shlex.quote(peer)}) &"
+        for peer in hosts
     )
     answers = _on_each(hosts, lambda host: shell.attempt(remote(host, agent, f"{tries} wait"), ANSWER_S)[1].split())
     return dict(zip(hosts, answers, strict=True))
@@ -64,7 +69,7 @@ def remote(host: str, agent: str, script: str) -> list[str]:
         return [agent, host, script]
     if host in (socket.gethostname(), "localhost"):
         return ["bash", "-c", script]
-    return [*SSH, host, script]
+    return [*SSH, "--", host, script]
 
 
 def _with_model(answer: Answer, python: str, agent: str, model: str) -> Answer:
@@ -73,7 +78,10 @@ def _with_model(answer: Answer, python: str, agent: str, model: str) -> Answer:
     code, out, error = shell.attempt(remote(answer.host, agent, script), ANSWER_S)
     if code:
         return replace(answer, model_error=_last_line(error))
-    facts: dict[str, Any] = json.loads(out)
+    try:
+        facts = printed(out, f"{python} -m weights inspect")
+    except HeptiError as error:
+        return replace(answer, model_error=str(error))
     return replace(answer, fingerprint=facts["fingerprint"], model_bytes=facts["bytes"])
 
 

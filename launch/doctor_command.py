@@ -19,7 +19,9 @@ from launch.mpirun import hostfile_text
 from launch.tables import show
 from solver.clock import at_scale
 from solver.cluster import GIB
+from solver.command import check_path
 from solver.errors import HeptiError
+from solver.words import counted
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -59,7 +61,7 @@ def _doctor(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_report(answers, findings)))
     else:
-        _print(answers, findings)
+        _print(str(options.hostfile), answers, findings)
     return 1 if findings else 0
 
 
@@ -71,7 +73,7 @@ def _report(answers: Sequence[Answer], findings: Sequence[Finding]) -> dict[str,
     }
 
 
-def _print(answers: Sequence[Answer], findings: Sequence[Finding]) -> None:
+def _print(hostfile: str, answers: Sequence[Answer], findings: Sequence[Finding]) -> None:
     rows = []
     for answer in answers:
         facts = answer.facts
@@ -85,15 +87,19 @@ def _print(answers: Sequence[Answer], findings: Sequence[Finding]) -> None:
         free = f"{facts['free_bytes'] / GIB:.2f}"
         mpi = answer.mpi.rpartition(" ")[2]
         rows.append([answer.host, facts["python"], packages["numpy"] or "-", mpi, cores, free, heat, networks])
-    show(f"hosts{at_scale()}", ["host", "Python", "numpy", "MPI", "cores", "free GiB", "°C", "links"], rows)
+    show(
+        f"hosts of {hostfile}{at_scale()}", ["host", "Python", "numpy", "MPI", "cores", "free GiB", "°C", "links"], rows
+    )
     if findings:
         lines = [[finding.host, finding.problem, finding.mend] for finding in findings]
-        show(f"{len(findings)} finding{'s' * (len(findings) > 1)}", ["host", "finding", "mend"], lines)
+        show(f"{counted(len(findings), 'finding')} on hosts of {hostfile}", ["host", "finding", "mend"], lines)
     else:
-        print(f"{len(answers)} hosts, nothing found")
+        print(f"{counted(len(answers), 'host')} of {hostfile}, nothing found")
 
 
 def _hostfile(options: argparse.Namespace) -> int:
+    if options.out is not None:
+        check_path(options.out)
     hosts: list[str] = []
     for word in options.hosts:
         hosts += [entry.host for entry in read_hostfile(Path(word))] if Path(word).is_file() else [word]

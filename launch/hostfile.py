@@ -23,7 +23,7 @@ def read_hostfile(path: Path) -> list[Entry]:
     Raises
     ------
     HeptiError
-        If it cannot be read, names no host, or is MPICH's (`host:2`), with the line.
+        If it cannot be read, names no host or an option, or is MPICH's (`host:2`), with the line.
     """
     try:
         text = path.read_text()
@@ -43,12 +43,14 @@ def read_hostfile(path: Path) -> list[Entry]:
 
 def _entry(words: Sequence[str], where: str) -> Entry:
     host, slots = words[0], None
+    if host.startswith("-"):
+        raise HeptiError(f"{where}: {host!r} would be an option of ssh: the name of a host does not begin with a dash")
     if ":" in host:
         raise HeptiError(f"{where}: {host!r} is how MPICH writes it, Open MPI wants `{host.split(':')[0]} slots=1`")
     for word in words[1:]:
         key, _, value = word.partition("=")
         if key == "slots":
-            if not value.isdigit() or int(value) < 1:
+            if not value.isdecimal() or int(value) < 1:
                 raise HeptiError(f"{where}: slots={value!r} is not a whole number above 0")
             slots = int(value)
     return Entry(host, slots)

@@ -7,11 +7,11 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from launch.bench_model import bench_model, check_model, decoupled_model
+from launch.bench_out import can_draw, make_folder, write_text
 from launch.compare_command import check_counts, chosen
 from launch.lab_up import require_tools
 from launch.tables import show
@@ -60,38 +60,34 @@ def _paper(options: argparse.Namespace) -> int:
     for name in options.models.split(","):
         check_model(name, options.layers)
     require_tools()
+    make_folder(options.out)
     # These bring the planner and its solvers: a second, which only a benchmark needs.
     from launch.bench_paper import bench_paper, points
     from launch.compare import Contest
     from launch.compare_entrants import Kernels
-    from launch.paper_show import cells, claim_cells, write_pictures
+    from launch.paper_show import cells, claim_cells, claim_title, write_pictures
 
     models = {name: bench_model(name, options.layers) for name in options.models.split(",")}
     beside = {name: decoupled_model(name, options.layers) for name in models if DECOUPLED in systems}
     kernels = [Kernels("auto", "float32")]
     contest = Contest(systems, kernels, ["float32"], [], 0, options.runs, options.repeat, options.warmup)
     measured = points(figures, clusters, {name: model.spec for name, model in models.items()}, mbps)
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
 
     def keep(report: Mapping[str, Any]) -> None:
         if options.out is not None:
-            (options.out / "paper.json").write_text(json.dumps(report, indent=1))
+            write_text(options.out / "paper.json", json.dumps(report, indent=1))
 
     with tempfile.TemporaryDirectory(prefix="hepti-paper-") as folder:
         report = bench_paper(measured, models, beside, contest, Path(folder), _say, keep)
-    if options.out is not None:
-        if find_spec("matplotlib") is None:
-            _say("note: no pictures without matplotlib: pip install 'hepti[plot]'")
-        else:
-            write_pictures(report, options.out)
+    if options.out is not None and can_draw():
+        write_pictures(report, options.out)
     if options.json:
         print(json.dumps(report))
         return 0
     for figure in figures:
         for title, columns, rows in cells(report, figure):
             show(title, columns, rows)
-    show("times as good as the best of those beside it", *claim_cells(report))
+    show(claim_title(report), *claim_cells(report))
     return 0
 
 

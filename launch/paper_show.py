@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.bench_paper import DIMENSION
+from launch.bench_paper import DIMENSION, MANY
 from launch.plot import Curve, draw
+from launch.titles import heading
+from solver.words import counted
 
 # Without spaces: a table begins a line at each.
 NAMES = {"mbps": "Mbps", "hosts": "devices", "fits": "of\u00a0the\u00a0layers"}
@@ -25,7 +27,7 @@ def cells(report: Mapping[str, Any], figure: str) -> Iterator[tuple[str, list[st
             [name, *(_value(own, name, key, place, figure) for place in places)]
             for name in dict.fromkeys(map(_name, own))
         ]
-        title = f"{figure}: {model} on {cluster}, {UNITS[figure]}"
+        title = f"{figure}: {_of(report, own)}; {_rounds(report, figure)}: {UNITS[figure]}"
         yield title, ["system", *(f"{place:g} {NAMES[key]}" for place in places)], table
 
 
@@ -34,11 +36,17 @@ def claim_cells(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = [
         [
             claim["system"], ", ".join(claim["beside"]), claim["key"], f"{claim['published']:.2f}",
-            f"{claim['found']:.2f}" if claim["found"] else "-", claim["source"],
+            f"{claim['found']:.2f}" if claim["found"] else "-", _where(claim["where"]), claim["source"],
         ]
         for claim in report["claims"]
     ]  # fmt: skip
-    return ["system", "beside", "of", "published", "most here", "source"], rows
+    return ["system", "beside", "of", "published", "most here", "where", "source"], rows
+
+
+def _where(point: Mapping[str, Any] | None) -> str:
+    if point is None:
+        return "-"
+    return f"{point['model']} on {counted(point['hosts'], 'device')} of {point['cluster']}, {point['mbps']:g} Mbps"
 
 
 def write_pictures(report: Mapping[str, Any], folder: Path) -> None:
@@ -52,9 +60,29 @@ def write_pictures(report: Mapping[str, Any], folder: Path) -> None:
             for name in dict.fromkeys(map(_name, own)):
                 line = sorted((row[key], _shown(row)) for row in own if _name(row) == name)
                 curves.append(Curve(name, [x for x, _ in line], [y for _, y in line]))
-            panels.append((f"{model} on {cluster}", NAMES[key], curves))
+            panels.append((_of(report, own).replace(" on ", "\non "), NAMES[key], curves))
         if panels:
-            draw(panels, UNITS[figure], folder / f"paper-{figure}.png")
+            draw(
+                f"{figure}: medians of {_rounds(report, figure)}", panels, UNITS[figure], folder / f"paper-{figure}.png"
+            )
+
+
+def _of(report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the results of one model on one cluster are of; the links where they are the same at all points."""
+    row = rows[0]
+    mbps = [] if row["figure"] == "latency" else [row["mbps"]]
+    facts = {key: row[key] for key in ("model", "cluster", "lab_scale")}
+    return heading({**report["models"][row["model"]], **facts, "mbps": mbps})
+
+
+def _rounds(report: Mapping[str, Any], figure: str) -> str:
+    asked = f"{MANY} requests at once" if figure == "throughput" else counted(report["repeat"], "request")
+    return f"{counted(report['runs'], 'round')} of {asked}"
+
+
+def claim_title(report: Mapping[str, Any]) -> str:
+    """Return what the table of published figures is of."""
+    return f"times as good as the best of those beside it, the most at any of {counted(report['points'], 'point')}"
 
 
 def _name(row: Mapping[str, Any]) -> str:

@@ -23,21 +23,22 @@ class Curve:
     mark: float | None = None
 
 
-def draw(panels: Sequence[tuple[str, str, Sequence[Curve]]], unit: str, path: Path) -> None:
-    """Draw panels side by side, each with a title, the name of its x axis and its curves, into a file.
+def draw(title: str, panels: Sequence[tuple[str, str, Sequence[Curve]]], unit: str, path: Path) -> None:
+    """Draw panels side by side under a title, each with its own, the name of its x axis and its curves, into a file.
 
     Curves with the same label have the same colour in all panels, and one entry beside them.
     """
     figure = new_figure(4.5 * len(panels) + 1.5, 4.0)
     lines: dict[str, Any] = {}
-    for axes, (title, x_name, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    for axes, (name, x_name, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         for curve in curves:
             colour = lines[curve.label].get_color() if curve.label in lines else COLOURS[len(lines) % len(COLOURS)]
             (line,) = axes.plot(curve.x, curve.y, color=colour, marker="o", markersize=3)
             lines.setdefault(curve.label, line)
             if curve.mark is not None:
                 axes.axvline(curve.mark, color=colour, linestyle=":", linewidth=0.8)
-        axes.set(title=title, xlabel=x_name, ylabel=unit)
+        axes.set(title=name, xlabel=x_name, ylabel=unit)
         axes.set_ylim(bottom=0)
-    figure.legend(lines.values(), lines.keys(), loc="outside right upper", fontsize="small")
+    figure.suptitle(title, x=0.01, ha="left")
+    figure.legend(lines.values(), lines.keys(), loc="outside right center", fontsize="small")
     save_figure(figure, path)

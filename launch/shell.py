@@ -48,7 +48,13 @@ def attempt(command: Command, timeout_s: float = 60.0, stdin: str = "") -> tuple
     """
     try:
         done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=timeout_s / clock.SCALE, check=False
+            command,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s / clock.SCALE,
+            check=False,
         )
     except OSError as error:
         return 127, "", f"{command[0]}: {error.strerror}"

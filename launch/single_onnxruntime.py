@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from launch.single import Array, LayerWeights, Run
 from solver.model import ModelSpec
+from solver.threads import omp_threads
 
 FUSED = "com.microsoft"
 ACTIVATIONS = {"gelu": ("Gelu", FUSED), "gelu_tanh": ("FastGelu", FUSED), "relu": ("Relu", ""), "tanh": ("Tanh", "")}
@@ -23,7 +23,7 @@ ACTIVATIONS = {"gelu": ("Gelu", FUSED), "gelu_tanh": ("FastGelu", FUSED), "relu"
 def prepare(spec: ModelSpec, layers: Sequence[LayerWeights], precision: str) -> Run:
     """Return the program [S, H] -> [S, H]."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))  # 0: one a core
+    options.intra_op_num_threads = omp_threads() or 0  # 0: one a core
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # it would eat a CPU quota
     options.log_severity_level = 3
     with tempfile.TemporaryDirectory() as folder:

@@ -9,7 +9,20 @@ from rich.table import Table
 from rich.text import Text
 
 # Columns of words; all others are of numbers.
-WORDS = ("host", "finding", "mend", "links", "system", "kernels", "why", "beside", "source", "strategy", "state")
+WORDS = (
+    "host",
+    "finding",
+    "mend",
+    "links",
+    "system",
+    "kernels",
+    "why",
+    "beside",
+    "source",
+    "where",
+    "strategy",
+    "state",
+)
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -27,7 +27,7 @@ from solver.report_systems import print_stages, print_systems, stages_to_json, s
 from solver.systems import DEFAULT, SYSTEMS, THROUGHPUT, plan_that_fits, plans_for
 from solver.systems.hepti import solve_hepti
 from solver.whatif import BOARDS, changed
-from solver.words import counted
+from solver.words import counted, mbps
 
 EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4 --rows 256 --out plan.json"
 OBJECTIVES = ("latency", "throughput")
@@ -139,7 +139,9 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
         return
     priced = price(setting(spec, cluster, rows), plan)
     if options.plot:
-        title = f"{spec.name}, {counted(rows, 'row')}, {plan.system}: {1e3 * priced.seconds:.0f} ms"
+        title = (
+            f"{_title(options, spec, rows)}{_links(cluster)}\npredicted by {plan.system}: {1e3 * priced.seconds:.0f} ms"
+        )
         plot_timeline(cluster, priced, options.plot, title)
         _say_drawn(options, options.plot)
     with progress("comparing", len(other_systems(spec)), unit="systems") as advance:
@@ -149,6 +151,7 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
         print(to_json(cluster, plan, priced, others, bound, solution, better), end="")
         return
     console = Console(highlight=False)
+    console.print(_title(options, spec, rows) + _links(cluster), markup=False, soft_wrap=True)
     print_plan(console, cluster, plan, priced)
     print_comparison(console, plan, others, bound)
     if solution:
@@ -164,6 +167,7 @@ def _show_stages(
         print(stages_to_json(plan, found, better), end="")
         return
     console = Console(highlight=False)
+    console.print(_title(options, spec, rows) + _links(cluster), markup=False, soft_wrap=True)
     print_stages(console, cluster, plan, found)
     print_upgrades(console, plan, better)
 
@@ -175,7 +179,9 @@ def _compare(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, row
     if options.json:
         print(systems_to_json(spec, cluster, entries, rows, Wire(options.wire)), end="")
     else:
-        print_systems(Console(highlight=False), entries, _title(options, spec, rows), options.objective)
+        print_systems(
+            Console(highlight=False), entries, _title(options, spec, rows) + _links(cluster), options.objective
+        )
 
 
 def _map(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: int) -> None:
@@ -199,6 +205,11 @@ def _title(options: argparse.Namespace, spec: ModelSpec, rows: int) -> str:
     sent = f", {options.wire} on the wire" * (options.wire != Wire.FLOAT32)
     where = f"{Path(options.cluster).stem}{what_if}"
     return f"{spec.name}, {counted(spec.layers, 'layer')}, {counted(rows, 'row')} on {where}{sent}"
+
+
+def _links(cluster: Cluster) -> str:
+    """Return how fast the devices' own links are, behind a comma; nothing of a device alone."""
+    return f", {mbps(cluster.links_mbps)}" if cluster.links_mbps else ""
 
 
 def _range(least: float, most: float) -> str:

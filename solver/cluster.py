@@ -142,6 +142,12 @@ class Cluster:
         own = (link.bandwidth_bytes_per_s for pair, link in self.links.items() if device.name in pair)
         return max(self.network.bandwidth_bytes_per_s, *own, 0.0)
 
+    @property
+    def links_mbps(self) -> list[float]:
+        """Every device's own link, in Mbps; none of a device alone."""
+        ranks = range(len(self.devices))
+        return [self.bandwidth(rank) * 8 / 1e6 for rank in ranks] if len(ranks) > 1 else []
+
     def first(self, ranks: int, source: str) -> Cluster:
         """Return the cluster of the first `ranks` devices; `source` names the file in the error."""
         if ranks > len(self.devices):

@@ -1,5 +1,11 @@
 """What all tests share."""
 
+import os
+
+# Before numpy and torch are imported: their threads of several tests at once would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from tests import sweeps
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+import weights.__main__ as weights
 from tests import checkpoints
-from tests.commands.cli import succeeded, weights
 
 POSITIONS = 512
 
@@ -36,7 +36,7 @@ def converted(tmp_path_factory):
         folder = tmp_path_factory.mktemp("checkpoint") / family  # the folder's name is the model's
         model = checkpoints.make_checkpoint(family, folder, **{"positions": POSITIONS, **settings})
         path = folder / f"{family}.h5"
-        succeeded(weights("convert", folder, path))
+        assert weights.main(["convert", str(folder), str(path)]) == 0
         return Converted(family, folder, path, model)
 
     return make

@@ -8,10 +8,13 @@ import torch
 import transformers as hf
 from transformers.models.bert.modeling_bert import BertLayer
 
+import weights.__main__ as weights_command
+from solver.cluster import write_cluster
 from solver.model import named_model
 from tests.checkpoints import LABELS, write_tokenizer
 from tests.commands.cli import complaints, hepti, solver, succeeded, weights
 from tests.commands.requests import check_answers, check_hidden, to_lines
+from tests.solver.clusters import pis
 
 GROUPS, SUB_BLOCKS, LAYERS = 2, 4, 6
 VOCAB, POSITIONS, STEPS = 97, 64, 40
@@ -106,7 +109,8 @@ def test_a_trained_model_gives_what_torch_gives(system, ranks, converted, tmp_pa
     model, path = converted
     lines, expected = ask(model)
     (tmp_path / "requests.jsonl").write_text(lines)
-    job = ("--model", path, "--system", system)
+    write_cluster(pis(*[5, 20, 10, 2, 5][:ranks], mbps=500), tmp_path / "boards.toml")
+    job = ("--model", path, "--cluster", tmp_path / "boards.toml", "--system", system)
 
     done = hepti(ranks, *job, "--input", "-", "--output", tmp_path / "hidden.npz", stdin=lines)
     succeeded(hepti(ranks, *job, "--input", tmp_path / "requests.jsonl", "--output", tmp_path / "answers.jsonl"))
@@ -157,11 +161,9 @@ def test_what_is_synthesized_is_planned_and_run(tmp_path):
         ("bert-bas-decoupled", "unknown model bert-bas: did you mean bert-base?"),
     ],
 )
-def test_what_does_not_divide_is_refused_with_the_numbers(name, complaint, tmp_path):
-    done = weights("synthesize", name, tmp_path / "model.h5")
-
-    assert done.returncode == 2
-    (line,) = complaints(done)
+def test_what_does_not_divide_is_refused_with_the_numbers(name, complaint, tmp_path, capsys):
+    assert weights_command.main(["synthesize", name, str(tmp_path / "model.h5")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert complaint in line
 
 
@@ -175,17 +177,15 @@ def test_what_does_not_divide_is_refused_with_the_numbers(name, complaint, tmp_p
         ({"num_sub_blocks": "four"}, "num_sub_blocks is 'four', must be a whole number"),
     ],
 )
-def test_a_checkpoint_that_is_not_as_its_settings_say_is_refused(changes, complaint, checkpoint, tmp_path):
+def test_a_checkpoint_that_is_not_as_its_settings_say_is_refused(changes, complaint, checkpoint, tmp_path, capsys):
     _, folder = checkpoint
     for file in ("model.safetensors", "tokenizer.json"):
         (tmp_path / file).symlink_to(folder / file)
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
 
-    done = weights("convert", tmp_path, tmp_path / "model.h5")
-
-    assert done.returncode == 2
-    (line,) = complaints(done)
+    assert weights_command.main(["convert", str(tmp_path), str(tmp_path / "model.h5")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
     assert complaint in line
 
 

@@ -7,10 +7,12 @@ import pytest
 from PIL import Image
 from transformers import AutoImageProcessor
 
+from solver.cluster import write_cluster
 from tests.checkpoints import FAMILIES, VISION, random_request
 from tests.commands.cli import hepti, succeeded
 from tests.commands.plans import write_mixed_plan
 from tests.commands.requests import check_answers, check_hidden, to_lines
+from tests.solver.clusters import pis
 
 RANKS = (1, 2, 3, 5, 8)
 ROWS = (1, 2, 511, 37)
@@ -89,7 +91,9 @@ def test_ragged_batches_through_every_system(system, family, settings, ranks, co
     checkpoint = converted(family, **settings)
     lines, expected = ask(checkpoint, tmp_path)
     (tmp_path / "requests.jsonl").write_text(lines)
-    job = ("--model", checkpoint.path, "--input", tmp_path / "requests.jsonl", "--system", system)
+    write_cluster(pis(*[5, 20, 10, 2, 5, 20, 10, 2][:ranks], mbps=500), tmp_path / "boards.toml")
+    job = ("--model", checkpoint.path, "--cluster", tmp_path / "boards.toml", "--system", system)
+    job += ("--input", tmp_path / "requests.jsonl")
 
     succeeded(hepti(ranks, *job, "--output", tmp_path / "answers.jsonl"))
 

@@ -1,4 +1,7 @@
-"""Every bad input: exit code 2, one line that says what is wrong, nothing left behind."""
+"""Bad input to jobs of processes, and to commands without MPI: exit code 2, one line, nothing left behind.
+
+All that two ranks refuse stands in tests/mpi/test_refusals.py.
+"""
 
 import json
 import shutil
@@ -7,8 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
+import weights.__main__ as weights_command
 from tests.commands.cli import complaints, hepti, solver, weights
-from tests.commands.requests import check_answers
 
 
 @pytest.fixture(scope="module")
@@ -49,103 +52,6 @@ def write(path, content):
     return path
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--modle", "bert.h5"], "unrecognized arguments: --modle bert.h5 (see python -m hepti_mpi --help)"),
-        (["--text", "a", "--random", "5"], "--text and --random both say what to compute"),
-        (["--random", "x"], "invalid int value: 'x'"),
-        (["--random", "5", "--repeat", "0"], "--repeat is 0, must be at least 1"),
-        (["--input", "-", "--repeat", "2"], "what standard input asks is answered once"),
-        (["--random", "5", "--wire", "float8"], "invalid choice: 'float8'"),
-        (["--random", "5", "--system", "galxy"], "unknown system 'galxy'"),
-        (["--random", "5", "--wire", "int4"], "int4 on the wire is for what goes from stage to stage, this plan has 1"),
-        (["--random", "5", "--trace", "trace.txt"], "trace.txt"),
-        (["--random", "5", "--system", "prima", "--replan", "auto"], "that hepti makes: leave out --system prima"),
-        (["--random", "5", "--watch"], "add --replan dry-run, or auto"),
-    ],
-)
-def test_bad_usage(arguments, complaint, bert, job):
-    job(complaint, "--model", bert.path, *arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--random", "513"], "--random is 513, but bert has 1 to 512 positions"),
-        (["--random", "0"], "--random is 0"),
-        (["--text", "fine", "  "], "the text is empty"),
-        (["--input", "nowhere.txt"], "cannot read --input nowhere.txt: No such file"),
-        (["--input", "pyproject.toml"], "not a .txt, a .jsonl or an image, nor - for standard input"),
-        (["--input", "nowhere.png"], "model bert reads texts, not images"),
-        (["--random", "5", "--cluster", "mixed4", "--system", "single:pi-2"], "no device 'pi-2', there are pi-0, pi-1"),
-        (["--random", "5", "--cluster", "nowhere.toml"], "there is no cluster file nowhere.toml: ready are mixed3, "),
-        (["--random", "5", "--cluster", "mixed4.toml"], "there is no cluster file mixed4.toml: did you mean mixed4?"),
-        (["--random", "5", "--plan", "nowhere.json"], "cannot read plan nowhere.json"),
-    ],
-)
-def test_what_cannot_be_computed(arguments, complaint, bert, job):
-    job(complaint, "--model", bert.path, *arguments)
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ({"text": ""}, "the text is empty"),
-        ("{", "not JSON"),
-        ({"tokens": [5] * 513}, "513 tokens, but bert has 512 positions"),
-        ({"tokens": [5, 211]}, "token 211 is out of range: bert has 211 tokens, from 0 on"),
-        ({"tokens": [5, -1]}, "token -1 is out of range"),
-        ({"id": "one", "tokens": [5]}, "id 'one' stands on line 1 already"),
-        ({"image": "a.png"}, "model bert needs a text or tokens"),
-    ],
-)
-def test_a_bad_line_leaves_the_others(line, complaint, bert, tmp_path):
-    """The line is named by its number; the answers of the others are written, and the exit code is 2."""
-    lines = [{"id": "one", "tokens": [7, 8]}, line, {"id": "three", "tokens": [9]}]
-    text = "".join((json.dumps(entry) if isinstance(entry, dict) else entry) + "\n" for entry in lines)
-    source = write(tmp_path / "requests.jsonl", text)
-
-    done = hepti(2, "--model", bert.path, "--input", source, "--output", tmp_path / "answers.jsonl")
-
-    assert done.returncode == 2
-    (said,) = complaints(done)
-    assert said.startswith("python -m hepti_mpi: requests.jsonl, line 2: ")
-    assert complaint in said
-    check_answers((tmp_path / "answers.jsonl").read_text(), {"one": bert.expected([7, 8]), "three": bert.expected([9])})
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "complaint"),
-    [
-        ("empty.jsonl", b"", "empty.jsonl is empty"),
-        ("empty.txt", b"\n\n", "empty.txt, line 1: the text is empty"),
-        ("bytes.txt", b"\xff\n", "bytes.txt, line 1: not UTF-8"),
-    ],
-)
-def test_a_file_without_a_request(name, content, complaint, bert, job, tmp_path):
-    (tmp_path / name).write_bytes(content)
-    job(complaint, "--model", bert.path, "--input", tmp_path / name)
-
-
-@pytest.mark.parametrize("content", [b"no picture", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR"])
-def test_a_file_that_is_no_picture(content, converted, job, tmp_path):
-    (tmp_path / "picture.png").write_bytes(content)
-    job("cannot read image", "--model", converted("vit").path, "--input", tmp_path / "picture.png")
-
-
-@pytest.mark.parametrize(
-    ("option", "path", "complaint"),
-    [
-        ("--output", "missing/answers.jsonl", "there is no folder missing"),
-        ("--output", "answers.csv", "the ending must be .jsonl or .npz"),
-        ("--report", "missing/report.json", "there is no folder missing"),
-    ],
-)
-def test_a_file_that_cannot_be_written_is_refused_before_the_work(option, path, complaint, bert, refused):
-    refused(complaint, hepti, 2, "--model", bert.path, "--random", 5, option, path)
-
-
 # Plans: a good one for two ranks, and what a slip of the pen makes of it.
 
 PLAN = {
@@ -175,56 +81,6 @@ def changed(path, value):
     return plan
 
 
-@pytest.mark.parametrize(
-    ("plan", "ranks", "complaint"),
-    [
-        (PLAN, 3, "the plan is for 2 devices, the job has 3 ranks"),
-        (PLAN, 1, "the plan is for 2 devices, the job has 1 ranks"),
-        (changed("plan model", {"name": "other", "fingerprint": "0123456789ab"}), 2, "the plan is for model other"),
-        (changed("attention heads", [[0, 3], [3, 4]]), 2, "the spans cover 4 heads, model bert has 5"),
-        (changed("attention heads", [[0, 3], [2, 5]]), 2, "spans [0, 3) and [2, 5) overlap"),
-        (changed("attention heads", [[0, 2], [3, 5]]), 2, "nobody has [2, 3)"),
-        (changed("attention heads", [[0, 5]]), 2, "1 spans of heads for 2 devices"),
-        (changed("mlp rows", [0.7, 0.7]), 2, "add up to 1.4, not 1"),
-        (changed("mlp cut", "diagonal"), 2, "cut 'diagonal' is not one of rows, columns, block"),
-        (changed("run layers", [0, 2]), 2, "the plan has 2 layers, model bert has 3"),
-        ("{", 2, "not JSON"),
-        ({"format": "hepti-plan/9"}, 2, "format is 'hepti-plan/9', this version reads 'hepti-plan/1'"),
-    ],
-)
-def test_a_plan_that_does_not_fit(plan, ranks, complaint, bert, job, tmp_path):
-    job(complaint, "--model", bert.path, "--random", 5, "--plan", write(tmp_path / "plan.json", plan), ranks=ranks)
-
-
-def test_a_device_in_two_stages(bert, job, tmp_path):
-    run = {
-        "attention": {"cut": "block", "heads": [[0, 5]]},
-        "mlp": {"cut": "block", "ffn": [[0, 83]]},
-    }
-    stages = [{"devices": ["a"], "layers": [{"layers": layers, **run}]} for layers in ([0, 1], [1, 3])]
-    plan = write(tmp_path / "plan.json", PLAN | {"stages": stages, "devices": ["a", "b"]})
-
-    job("device a is in two stages: a device can be in one", "--model", bert.path, "--random", 5, "--plan", plan)
-
-
-def test_a_system_whose_plan_lacks_memory(bert, job, tmp_path):
-    """Systems that do not ask what memory there is are refused before anything is loaded."""
-    devices = "".join(f'[[device]]\nname = "{name}"\ngflops = 1\nmemory_gib = 0.1\n' for name in "ab")
-    path = write(tmp_path / "small.toml", f'format = "hepti-cluster/1"\n{devices}[network]\nbandwidth_mbps = 9')
-
-    complaint = "bert by megatron does not fit: "
-    job(complaint, "--model", bert.path, "--random", 5, "--cluster", path, "--system", "megatron")
-
-
-def test_more_ranks_than_the_cluster_has_devices(bert, job, tmp_path):
-    cluster = (
-        'format = "hepti-cluster/1"\n[[device]]\nname = "a"\ngflops = 1\nmemory_gib = 1\n[network]\nbandwidth_mbps = 9'
-    )
-    path = write(tmp_path / "one.toml", cluster)
-
-    job("has 1 devices, the job has 2 ranks", "--model", bert.path, "--random", 5, "--cluster", path)
-
-
 # Weights files.
 
 
@@ -242,15 +98,6 @@ def flip(path, position):
     path.write_bytes(content)
 
 
-def flip_in(name):
-    def harm(path):
-        with h5py.File(path) as file:
-            place = file[name].id.get_chunk_info(0).byte_offset
-        flip(path, place + 5)
-
-    return harm
-
-
 def flip_in_metadata(path):
     """Harm the object header of the root group, which holds the attributes."""
     with h5py.File(path) as file:
@@ -258,31 +105,18 @@ def flip_in_metadata(path):
     flip(path, place + 30)
 
 
-def with_nan(path):
-    with h5py.File(path, "r+") as file:
-        file["layers/2/attention/value/weight"][3, 4] = np.nan
+def test_bad_usage_ends_a_job(bert, job):
+    job("unrecognized arguments: --modle bert.h5 (see python -m hepti_mpi --help)", "--modle", "bert.h5")
 
 
-@pytest.mark.parametrize(
-    ("harm", "complaint"),
-    [
-        (flip_in("embeddings/word"), "tensor embeddings/word is damaged"),
-        (flip_in("layers/1/mlp/down/weight"), "tensor layers/1/mlp/down/weight is damaged"),
-        (flip_in("tokenizer"), "the tokenizer is damaged"),
-        (flip_in_metadata, "damaged.h5"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-5000]), "is cut short or damaged, copy or convert"),
-        (lambda path: path.write_bytes(b""), "is not a weights file: make one with"),
-        (lambda path: path.write_bytes(b"no HDF5 at all"), "is not a weights file: make one with"),
-        (with_nan, "tensor layers/2/attention/value/weight has NaN or infinite values"),
-        (lambda path: path.unlink(), "no weights file"),
-    ],
-)  # fmt: skip
-def test_weights_that_cannot_be_trusted(harm, complaint, bert, job, refused, tmp_path):
-    """The job and `verify` both name what is damaged."""
-    path = damaged(bert.path, tmp_path, harm)
+def test_a_plan_that_does_not_fit_ends_a_job(bert, job, tmp_path):
+    plan = write(tmp_path / "plan.json", PLAN)
+    job("the plan is for 2 devices, the job has 3 ranks", "--model", bert.path, "--random", 5, "--plan", plan, ranks=3)
 
-    job(complaint, "--model", path, "--random", 5)
-    refused(complaint, weights, "verify", path)
+
+def test_damage_that_rank_0_finds_ends_a_job(bert, job, tmp_path):
+    path = damaged(bert.path, tmp_path, flip_in_metadata)
+    job("damaged.h5", "--model", path, "--random", 5)
 
 
 def test_a_rank_that_finds_the_damage_alone_ends_all(bert, job, tmp_path):
@@ -315,12 +149,15 @@ def test_a_rank_that_finds_the_damage_alone_ends_all(bert, job, tmp_path):
         (lambda folder: (folder / "model.safetensors").unlink(), "has neither model.safetensors nor"),
     ],
 )
-def test_checkpoints_that_cannot_be_converted(harm, complaint, bert, refused, tmp_path):
+def test_checkpoints_that_cannot_be_converted(harm, complaint, bert, tmp_path, capsys):
     folder = tmp_path / "checkpoint"
     shutil.copytree(bert.folder, folder, ignore=shutil.ignore_patterns("*.h5"))
     harm(folder)
 
-    refused(complaint, weights, "convert", folder, tmp_path / "model.h5")
+    assert weights_command.main(["convert", str(folder), str(tmp_path / "model.h5")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert complaint in line
+    assert not [path for path in tmp_path.iterdir() if path != folder]
 
 
 def test_safetensors_cut_short(bert, refused, tmp_path):

@@ -7,7 +7,6 @@ What a layer of ours costs beside its kernels prints `bench_overhead`.
 """
 
 import argparse
-import os
 import statistics
 import time
 from dataclasses import replace
@@ -27,6 +26,7 @@ from hepti_mpi.stack import Stack
 from solver.model import named_model, tensor_shapes
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
 from solver.spans import Span
+from solver.threads import omp_threads
 from weights.synthesize import synthetic_rows
 
 FUSED = "com.microsoft"
@@ -88,7 +88,7 @@ def session(spec, tensors):
     graph = helper.make_graph(nodes, "layers", [value("x")], [value(x)], constants)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(FUSED, 1)]
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    options.intra_op_num_threads = omp_threads() or 1
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     whole = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return lambda rows: whole.run(None, {"x": rows})[0]
@@ -96,7 +96,7 @@ def session(spec, tensors):
 
 def eager(spec, tensors):
     """Return x -> the layers' result, as torch computes it step by step."""
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    torch.set_num_threads(omp_threads() or 1)
     turned = ("attention/output/weight", "mlp/down/weight")
     held = {name: torch.from_numpy(t.T.copy() if name.endswith(turned) else t) for name, t in tensors.items()}
 

@@ -1,9 +1,12 @@
 """Bits by what the link carries: what a lane's coding decides, and what its messages say."""
 
+import socket
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 
-from hepti_mpi.adaptive import HEADER_BYTES, WINDOW, Adaptive, fitting
+from hepti_mpi.adaptive import HEADER_BYTES, WINDOW, Adaptive, SendRate, fitting
 from solver.plan import STAGE_WIRES
 
 ROWS, WIDTH = 10, 64
@@ -86,3 +89,34 @@ def test_the_slowest_stage_is_known_all_round_and_forgotten_when_it_is_faster():
     for _ in range(60):
         last = round_trip(0.1)
     assert last == pytest.approx(0.01, rel=0.06)
+
+
+@contextmanager
+def connected():
+    """Return one end of a TCP connection over loopback, and what sends so many bytes over it."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+
+    def send(size):
+        for _ in range(size >> 14):
+            here.sendall(bytes(1 << 14))
+            left = 1 << 14
+            while left:
+                left -= len(there.recv(left))
+
+    with here, there:
+        yield (here.getsockname()[:2], here.getpeername()[:2]), send
+
+
+def test_only_connections_to_receivers_say_how_fast_the_link_is():
+    """However busy another one is; and only if something was sent since the last look."""
+    with connected() as (ends, send), connected() as (_, send_more):
+        rate = SendRate({ends})
+        send(1 << 16)
+        send_more(1 << 20)
+
+        assert rate() > 0
+        send_more(1 << 20)
+        assert rate() == 0
+        assert SendRate(set())() == 0

@@ -59,7 +59,7 @@ class Boards:
         self._done[rank].popleft()
         return x
 
-    def has_message(self, rank):
+    def has_rows(self, rank):
         return self._done[rank][0] <= self.now
 
     def pause(self):

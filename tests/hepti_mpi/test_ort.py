@@ -33,6 +33,14 @@ def test_a_product_without_bias_has_its_weight_the_other_way_round():
     np.testing.assert_allclose(ort.onnxruntime_product(weight, None)(x), x @ weight, atol=1e-5)
 
 
+@pytest.mark.parametrize("threads", ["4,2", "abc", ""])
+def test_threads_may_be_a_list_or_garbage(threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    weight, x = normal(13, 7), normal(5, 13)
+
+    np.testing.assert_allclose(ort.onnxruntime_product(weight, None)(x), x @ weight, atol=1e-5)
+
+
 def test_a_product_is_right_wherever_its_arrays_lie_next():
     """The same place with other numbers, another place, the same place with fewer rows."""
     weight, bias = normal(13, 7), normal(13)

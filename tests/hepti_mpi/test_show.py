@@ -1,14 +1,16 @@
 """What a person sees holds what was computed."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from hepti_mpi.inputs import Request
-from hepti_mpi.show import show_answers, show_ranks, terminal
+from hepti_mpi.show import show_answers, show_cluster, show_ranks, terminal
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
 from solver.spans import Partition, Span
+from tests.solver.clusters import pis
 
 
 @pytest.fixture
@@ -89,6 +91,7 @@ def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, co
 
     show_ranks(console, report, plan, queued=False)
 
+    assert shown(console).startswith("who computed what of bert, 2 layers; mean of 4 runs")
     assert row_of(console, "0") == ["0", "pi-0", "11 heads", "70 % of rows", "1.5", "100.0", "25.0", "1"]
     assert row_of(console, "1") == ["1", "pi-1", "1 head", "30 % of rows", "1.5", "100.0", "25.0", "1"]
     last = shown(console).splitlines()[-1]
@@ -120,6 +123,15 @@ def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, cons
     last = " ".join(shown(console).split("┘")[-1].split())
     figures = "35.25 requests a second, predicted 40.00;" if predicted else "35.25 requests a second;"
     assert last == f"{figures} 900.0 ms from request to answer, the wait for others included"
+
+
+def test_what_was_measured_says_with_which_kernels(console):
+    facts = {"model": "bert-large", "backend": "onnxruntime", "precision": "int8"}
+
+    show_cluster(console, replace(pis(10, 20), profile=facts))
+
+    words = " ".join(shown(console).split())
+    assert words.startswith("what was measured for bert-large with onnxruntime in int8")
 
 
 def test_stages_within_layers_are_explained(console):

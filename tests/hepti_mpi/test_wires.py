@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
+from hepti_mpi.backends import backend
 from hepti_mpi.wires import CLIPS, coding
 from solver.plan import STAGE_WIRES, Wire
 
 X = (np.random.default_rng(0).standard_normal((7, 48)) * 3.0 ** np.arange(-3, 4)[:, None]).astype(np.float32)
 
 
-def travelled(wire, x):
-    code = coding(wire)
+def travelled(wire, x, cast=np.copyto):
+    code = coding(wire, cast)
     sent = code.encode(x)
     out = np.empty_like(x)
     message = code.message(out)
@@ -32,6 +33,34 @@ def test_float16_takes_half_of_the_bytes_and_rounds_to_nearest():
 
     assert (out == X.astype(np.float16)).all()
     assert size == X.nbytes // 2
+
+
+@pytest.mark.parametrize("name", ["numpy", "onnxruntime"])
+def test_float16_keeps_large_numbers_finite(name):
+    """Hidden states of some models have them; what is infinite or no number stays so."""
+    if name == "onnxruntime":
+        pytest.importorskip("onnxruntime", reason="the extra `fast` is not installed")
+    x = np.array([[1, 65504, 65519, 65520, 1e30], [-2, -65504, -65519, -65520, -1e30]], np.float32)
+    odd = np.array([[np.inf, 7, 1e9], [-np.inf, 7, -1e9], [np.nan, 7, 70000]], np.float32)
+
+    out, _ = travelled(Wire.FLOAT16, x, backend(name).cast)
+    np.testing.assert_array_equal(out, np.clip(x, -65504, 65504))
+    for row in (0, 1):  # either sign alone
+        np.testing.assert_array_equal(travelled(Wire.FLOAT16, x[[row]], backend(name).cast)[0], out[[row]])
+    out, _ = travelled(Wire.FLOAT16, odd, backend(name).cast)
+    np.testing.assert_array_equal(out, [[np.inf, 7, 65504], [-np.inf, 7, -65504], [np.nan, 7, 65504]])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("odd", [np.inf, -np.inf, np.nan])
+def test_an_int8_row_with_a_number_that_is_not_finite_has_no_finite_one(odd):
+    x = X.copy()
+    x[2, 5] = odd
+
+    out, _ = travelled(Wire.INT8, x)
+
+    assert not np.isfinite(out[2]).any()
+    np.testing.assert_array_equal(np.delete(out, 2, 0), np.delete(travelled(Wire.INT8, X)[0], 2, 0))
 
 
 def test_int8_is_within_half_a_step_of_its_rows_scale():

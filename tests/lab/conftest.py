@@ -13,11 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from launch.lab import plan_lab
+from launch.lab_up import at_scale
+from solver.cluster import read_cluster
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PROGRAMS = HERE / "programs"
 
-# Odd speeds and an odd bandwidth beside a usual one; together 2 × 46 GFLOP/s, which two cores carry at the same time.
+# Odd speeds and an odd bandwidth beside a usual one. Both are up at the same time.
 ODD = {"gflops": (13.0, 33.0), "mbps": 333, "memory_gib": 1.0}
 USUAL = {"gflops": (24.6, 10.0, 12.3), "mbps": 940, "memory_gib": 1.0}
 
@@ -44,12 +48,13 @@ class LabRunner:
 
     def __init__(self, name):
         self.name = name
+        self.scale = 1.0
 
     def launch(self, *words, timeout=120):
-        """Run `python -m launch …` to its end."""
+        """Run `python -m launch …` to its end; `timeout` is in the lab's seconds."""
         return subprocess.run(
             [sys.executable, "-m", "launch", *map(str, words)],
-            cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False,
+            cwd=ROOT, capture_output=True, text=True, timeout=timeout / self.scale, check=False,
         )  # fmt: skip
 
     def lab(self, command, *words, **options):
@@ -102,16 +107,23 @@ def write_cluster(path, gflops, mbps, memory_gib, links=""):
     return path
 
 
+def half_scale(path):
+    """Return the option for half of the scale that a lab would have by itself."""
+    alone = at_scale(plan_lab("half", read_cluster(path)), None)
+    return ("--scale", f"{alone.scale / 2:.4g}")
+
+
 @contextmanager
-def lab_up(word, folder, *options, **settings):
-    """Bring a lab up for the block."""
+def lab_up(word, folder, *options, half=False, **settings):
+    """Bring a lab up for the block, `half` where another works beside it."""
     name = own(word)
     runner = LabRunner(name)
     path = write_cluster(folder / f"{name}.toml", **settings)
+    options += half_scale(path) if half else ()
     done = runner.launch("lab", "up", path, "--json", *options)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    runner.measured, runner.notes = report["hosts"], report["notes"]
+    runner.measured, runner.notes, runner.scale = report["hosts"], report["notes"], report["scale"]
     try:
         yield runner
     finally:
@@ -121,14 +133,14 @@ def lab_up(word, folder, *options, **settings):
 @pytest.fixture(scope="session")
 def odd(tmp_path_factory):
     """Two hosts with odd speeds and an odd bandwidth."""
-    with lab_up("odd", tmp_path_factory.mktemp("odd"), **ODD) as runner:
+    with lab_up("odd", tmp_path_factory.mktemp("odd"), half=True, **ODD) as runner:
         yield runner
 
 
 @pytest.fixture(scope="session")
 def usual(tmp_path_factory):
     """Three hosts at 940 Mbps, the first a Raspberry Pi 4."""
-    with lab_up("usual", tmp_path_factory.mktemp("usual"), **USUAL) as runner:
+    with lab_up("usual", tmp_path_factory.mktemp("usual"), half=True, **USUAL) as runner:
         yield runner
 
 

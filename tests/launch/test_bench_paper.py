@@ -89,6 +89,8 @@ def test_every_point_is_a_comparison_under_its_limits(tmp_path):
 
     figures = [{row["figure"] for row in json.loads(so_far)["results"]} for so_far in kept]
     assert figures == [{"latency"}, {"latency", "throughput"}, {"latency", "throughput", "memory"}]
+    assert [json.loads(so_far)["points"] for so_far in kept] == [1, 2, 3]
+    assert {json.loads(so_far)["points_asked"] for so_far in kept} == {3}
     assert json.loads(kept[-1]) == json.loads(json.dumps(report))
     assert limits == [("odd", 240, None), ("odd", 940, None), ("odd", 940, 0.5)]
     assert {(row["figure"], row["model"], row["mbps"]) for row in report["results"]} == {
@@ -98,9 +100,9 @@ def test_every_point_is_a_comparison_under_its_limits(tmp_path):
     json.dumps(report)
     titles = [title for figure in ("latency", "throughput", "memory") for title, _, _ in cells(report, figure)]
     assert titles == [
-        "latency: bert-base on odd, ms a request",
-        "throughput: bert-base on odd, requests/s",
-        "memory: vit-base on odd, ms a request",
+        "latency: bert-base, 2 layers, 256 rows on odd; 1 round of 2 requests: ms a request",
+        "throughput: bert-base, 2 layers, 256 rows on odd, 940 Mbps; 1 round of 48 requests at once: requests/s",
+        "memory: vit-base, 2 layers, 197 rows on odd, 940 Mbps; 1 round of 2 requests: ms a request",
     ]
     _, columns, rows = next(cells(report, "throughput"))
     assert columns == ["system", "3 devices"]
@@ -139,12 +141,13 @@ def test_a_system_has_one_colour_in_all_panels(tmp_path, monkeypatch):
     monkeypatch.setattr(plot, "save_figure", lambda figure, path: drawn.append(figure))
     one, other, third = (plot.Curve(name, [1, 2], [3, 4]) for name in ("one", "other", "third"))
 
-    plot.draw([("left", "x", [one, other]), ("right", "x", [third, other, one])], "ms", tmp_path / "p.png")
+    plot.draw("both", [("left", "x", [one, other]), ("right", "x", [third, other, one])], "ms", tmp_path / "p.png")
 
     (figure,) = drawn
     left, right = ([line.get_color() for line in axes.lines] for axes in figure.axes)
     assert left == [right[2], right[1]]
     assert len({*left, *right}) == 3
+    assert figure.get_suptitle() == "both"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "other", "third"]
 
 
@@ -166,6 +169,7 @@ def test_a_claim_stands_beside_the_most_that_was_found():
     columns, table = claim_cells({"claims": claims(rows)})
     assert len(columns) == len(table[0])
     assert table[0][:2] == ["hepti", "megatron, grid2d"]
+    assert table[0][columns.index("where")] == "m on 4 devices of c, 120 Mbps"
 
 
 def test_bandwidths_are_numbers_above_zero():

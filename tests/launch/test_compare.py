@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch import compare_command
+from launch import compare_command, compare_plot
 from launch.__main__ import main
 from launch.bench_model import BenchModel
 from launch.bench_stage import Stage
@@ -226,9 +226,11 @@ def test_an_interrupted_comparison_keeps_the_rounds_that_are_done(tmp_path, monk
 
     assert capsys.readouterr().err.endswith("python -m launch: interrupted\n")
     report = json.loads((out / "results.json").read_text())
-    assert report["runs"] == 2
+    assert (report["runs"], report["runs_asked"]) == (2, 5)
     assert {row["system"]: len(row["seconds"]) for row in report["results"]} == {"hepti": 4, "megatron": 4}
-    assert "Medians and quartiles of 2 x 5 requests" in (out / "table.md").read_text()
+    title, *_, end = (out / "table.md").read_text().partition("Medians and quartiles of 2 of 5 rounds of 5 requests")
+    assert title.startswith("**bert-base, 2 layers, 64 rows on pretended, 940 Mbps; 2 of 5 rounds of 5 requests: ms a ")
+    assert end
     assert (out / "cluster-auto-float32.toml").exists()
 
 
@@ -254,7 +256,7 @@ def test_the_tables_hold_everybody(tmp_path, capsys):
     assert all(len(row) == len(columns) for row in rows)
     assert len(rows) == len(report["results"])
     assert rank_cells(report)[0] == ["system", "kernels", "pi-0", "pi-1", "pi-2"]
-    assert "bert-base, 2 layers, 64 rows on pretended" in shown
+    assert "bert-base, 2 layers, 64 rows on pretended, 940 Mbps; 3 rounds of 2 requests: ms a request" in shown
     assert "torch is not installed" in shown
     assert all(row["system"] in shown for row in report["results"])
 
@@ -289,6 +291,45 @@ def test_the_folder_holds_table_json_profile_traces_and_pictures(tmp_path):
     assert "| hepti | onnxruntime | " in (out / "table.md").read_text()
     assert png_size(out / "bars.png") == (1350, round(150 * (1.5 + 0.27 * 8 + 0.1 * 4)))
     assert png_size(out / "timeline-hepti-onnxruntime.png") == (1800, 360)
+
+
+def test_every_bar_has_the_bound_of_its_own_kernels(tmp_path, monkeypatch):
+    """Int8 has another one than float32, and a device alone another one than all together."""
+    pytest.importorskip("matplotlib")
+    rows = [
+        {"system": system, "backend": "numpy", "precision": precision, "wire": "", "per_rank": split, "median_s": 0.5,
+         "low_s": 0.4, "high_s": 0.6, "compute_bound_s": bound_s}
+        for system, split, bounds_s in (
+            ("hepti", [{}], {"float32": 0.2, "int8": 0.1}),
+            ("single:pi-1", [], {"float32": 0.4, "int8": 0.2, "int4": None}),
+        )
+        for precision, bound_s in bounds_s.items()
+    ]  # fmt: skip
+    of = {
+        "model": "m",
+        "layers": 1,
+        "rows": 8,
+        "cluster": "c",
+        "lab_scale": 1,
+        "mbps": [],
+        "runs": 2,
+        "runs_asked": 5,
+        "repeat": 1,
+    }
+    drawn = []
+    monkeypatch.setattr(compare_plot, "save_figure", lambda figure, path: drawn.append(figure))
+
+    compare_plot.plot_bars({**of, "results": rows}, tmp_path / "bars.png")
+
+    (axes,) = drawn[0].axes
+    lines = [segment for collection in axes.collections for segment in collection.get_segments()]
+    bars = [bar for bar in axes.patches if bar.get_width()]
+    found = {}
+    for (x, low), (_, high) in (line for line in lines if line[0][0] == line[1][0]):  # whiskers lie
+        (place,) = (place for place, bar in enumerate(bars) if low < bar.get_y() + bar.get_height() / 2 < high)
+        found[place] = x
+    assert found == pytest.approx({0: 200, 1: 100, 2: 400, 3: 200})
+    assert drawn[0].get_suptitle() == "m, 1 layer, 8 rows on c\n2 of 5 rounds of 1 request"
 
 
 def png_size(path):

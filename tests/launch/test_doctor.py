@@ -26,6 +26,7 @@ FACTS = {
     "interfaces": [{"name": "eth0", "running": True, "address": "10.0.0.1", "prefix": 24}],
     "temperature_c": 51.0,
     "throttled": 0,
+    "lab_scale": 1.0,
 }
 
 
@@ -55,6 +56,7 @@ def test_a_healthy_cluster_has_no_findings():
         ({"packages": {"mpi4py": None}}, "package", "mpi4py is missing"),
         ({"usable_cores": 1}, "binding", "bound to 1 of 4 cores"),
         ({"threads": {"OMP_NUM_THREADS": "16"}}, "threads", "OMP_NUM_THREADS=16, but there are 4 cores"),
+        ({"threads": {"OMP_NUM_THREADS": "16,2"}}, "threads", "OMP_NUM_THREADS=16,2, but there are 4 cores"),
         ({"free_bytes": GIB // 10}, "memory", "0.10 GiB free, the program alone takes 0.25"),
         ({"temperature_c": 84.0}, "temperature", "84 °C"),
         ({"throttled": 0x50005}, "throttling", "now: under-voltage, throttled; since power-on: under-voltage, thr"),

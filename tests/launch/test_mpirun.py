@@ -38,6 +38,8 @@ def test_a_written_hostfile_is_read_back(tmp_path):
         ("# nobody\n", "names no host"),
         ("pi-0:1\n", "line 1: 'pi-0:1' is how MPICH writes it"),
         ("pi-0\npi-1 slots=many\n", "line 2: slots='many' is not a whole number"),
+        ("pi-0 slots=²\n", "slots='²' is not a whole number"),
+        ("pi-0\n-oProxyCommand=reboot slots=1\n", "line 2: '-oProxyCommand=reboot' would be an option of ssh"),
         ("pi-0 slots=0\n", "slots='0' is not a whole number"),
     ],
 )

@@ -1,13 +1,14 @@
 """`bench shift`: what its script changes, who is asked when, and what its oracle knows."""
 
-import json
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from launch import bench_shift
 from launch.bench_command import _show_shift
+from launch.bench_model import BenchModel
 from launch.bench_shift import Phase, State, script
 from launch.lab import plan_lab
 from solver.cluster import GIB
@@ -15,6 +16,7 @@ from solver.model import named_model
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base")
+MODEL = BenchModel(Path("/model.h5"), SPEC)
 CLUSTER = pis(24.6, 70, 24.6, 10)
 
 
@@ -45,8 +47,6 @@ class Labs:
 
     def __init__(self, monkeypatch):
         self.awake, self.asked, self.states, self.plans = [], [], [], []
-        facts = json.dumps({"model": json.loads(SPEC.to_json())})
-        monkeypatch.setattr(bench_shift.shell, "run", lambda _: facts)
         monkeypatch.setattr(bench_shift.lab_up, "another", lambda lab, name: nullcontext(replace(lab, name=name)))
         monkeypatch.setattr(bench_shift.lab_up, "awake", self.let_go_on)
         monkeypatch.setattr(bench_shift, "_profile", lambda *_: CLUSTER)
@@ -79,7 +79,7 @@ def test_strategies_take_turns_each_on_a_lab_of_its_own_while_the_others_stand_s
         bench_shift, "script", lambda *_: [Phase("calm", 7, State()), Phase("slow", 1, slow), Phase("calm", 2, State())]
     )
 
-    report = bench_shift.bench_shift(lab, "model.h5", 128, 7, ["static-equal", "live-hepti", "oracle"])
+    report = bench_shift.bench_shift(lab, MODEL, 128, 7, ["static-equal", "live-hepti", "oracle"])
 
     own = ["shift-1", "shift-2", "shift-3"]
     assert labs.asked == [name for turn in (5, 2, 1, 2) for name in own for _ in range(turn)]
@@ -105,9 +105,14 @@ def test_a_person_sees_totals_beside_the_best_and_what_every_state_took(capsys):
         entry("live-hepti", 0.4, 0.3, 0.35, 0.25, 0.7),
         entry("oracle", 0.4, 0.3, 0.3, 0.3, 0.3),
     ]
-    _show_shift({"results": results, "phases": [{"name": "calm", "requests": 4}, {"name": "blip", "requests": 1}]})
+    of = {"model": "bert-base", "layers": 1, "rows": 128, "cluster": "mixed4", "lab_scale": 0.5, "mbps": [940.2, 240.0]}
+    phases = [{"name": "calm", "requests": 4}, {"name": "blip", "requests": 1}]
+    _show_shift({**of, "results": results, "phases": phases})
 
     lines = [" ".join(line.replace("│", "").split()) for line in capsys.readouterr().out.splitlines()]
+    what = "bert-base, 1 layer, 128 rows on mixed4 at scale 0.5, 240 to 940 Mbps; "
+    assert f"{what}5 requests while the lab changes, one run of every strategy" in " ".join(lines)
+    assert f"{what}ms in every state of the lab" in " ".join(lines)
     assert "live-hepti 2.00 0.50 1.25 350 700 1" in lines
     assert "calm 500 500 500 400 400 400 400 350 325 400 300 300" in lines
     assert "blip 3000 3000 2400 2400 700 700 300 300" in lines

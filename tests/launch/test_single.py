@@ -53,6 +53,15 @@ def test_int8_is_near_float32():
     assert float((rough * exact).sum() / np.linalg.norm(rough) / np.linalg.norm(exact)) > 0.999
 
 
+@pytest.mark.parametrize("threads", ["2,1", "abc", ""])
+def test_threads_may_be_a_list_or_garbage(threads, monkeypatch):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    spec = spec_of("bert-base")
+
+    assert prepared("onnxruntime", "float32", spec, random_layers(spec))(x_of(spec)).shape == (9, 48)
+
+
 def test_a_runtime_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(MODULES, "torch", "launch.no_such_module")
 

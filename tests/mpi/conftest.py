@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -56,6 +57,29 @@ def pytest_pyfunc_call(pyfuncitem):
 @pytest.fixture(scope="session")
 def all_ranks():
     return comm.world()
+
+
+@pytest.fixture(scope="session")
+def shared_folder(all_ranks):
+    """Return a folder that all ranks see."""
+    path = all_ranks.from_root((lambda: Path(tempfile.mkdtemp())) if all_ranks.rank == 0 else None)
+    yield path
+    all_ranks.barrier()
+    if all_ranks.rank == 0:
+        shutil.rmtree(path)
+
+
+@pytest.fixture
+def folder(world, shared_folder):
+    """Return an empty folder of one test's that all ranks see."""
+    path = shared_folder / "test"
+    if world.rank == 0:
+        path.mkdir()
+    world.barrier()
+    yield path
+    world.barrier()
+    if world.rank == 0:
+        shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from hepti_mpi.comm import DATA, LONGEST_PAUSE_S
+from hepti_mpi.comm import DATA, LONGEST_PAUSE_S, REPORT, ROWS
 
 LATE_S = 0.2
 IN_TIME_S = 60.0
@@ -60,3 +60,27 @@ def test_messages_go_on_while_a_rank_computes(world):
     world.finish_sending()
     while requests[0]:
         world.wait_some(requests)
+
+
+def test_a_report_is_not_taken_for_rows(world):
+    """Rank 0 asks whether a batch can go on; what a rank tells of the batch before is no reason to."""
+    last, by = world.size - 1, time.monotonic() + IN_TIME_S
+    told, taken, rows = [], None, np.zeros(3, np.float32)
+    if world.rank == last:
+        world.tell_root("how it was")
+    if world.rank == 0:
+        while not world._comm.Iprobe(last, REPORT) and time.monotonic() < by:
+            pass
+        taken, told = world.has_rows(last), [*world.heard()]
+    world.barrier()
+    if world.rank == last:
+        world.post_send(np.ones(3, np.float32), 0, ROWS + last)
+    if world.rank == 0:
+        while not world.has_rows(last) and time.monotonic() < by:
+            pass
+        world.wait_some([world.post_receive(rows, last, ROWS + last)])
+    world.finish_sending()
+    if world.rank == 0:
+        assert told == [(last, "how it was")]
+        assert rows.all()
+        assert not taken

@@ -1,9 +1,5 @@
 """A rank's share, from its own file or from rank 0, is what the plan says and what the file holds."""
 
-import shutil
-import tempfile
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -16,16 +12,6 @@ from solver.spans import Span
 from tests.mpi.test_layers import CUTS, POST, random_layer, tensors_of
 from weights.store import WeightsFile
 from weights.synthesize import synthesize
-
-
-@pytest.fixture
-def folder(world):
-    """Return a folder that all ranks see."""
-    path = world.from_root((lambda: Path(tempfile.mkdtemp())) if world.rank == 0 else None)
-    yield path
-    world.on_all(lambda: None)
-    if world.rank == 0:
-        shutil.rmtree(path)
 
 
 @pytest.fixture

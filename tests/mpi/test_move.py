@@ -17,12 +17,13 @@ from solver.moves import blend
 from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
 from solver.routes import Route
 from solver.spans import Partition, Span
+from tests import sweeps
 from tests.mpi.test_layers import CUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 from weights.store import WeightsFile
 from weights.synthesize import synthesize
 
 LONG = replace(POST, name="long", layers=9)
-CHANGES = 20  # of every case; the cases of one size of world make more than 200
+CHANGES = sweeps.count(10, 20)  # of every case; all cases of one size of world make more than 200
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +100,7 @@ def lengths_of(spec, rng):
 
 
 @pytest.mark.parametrize("spec", [POST, PRE], ids=lambda spec: spec.name)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", sweeps.seeds(1, 3))
 def test_between_requests_any_plan_follows_any_other(spec, seed, world, files):
     rng = np.random.default_rng(seed)
     run = Run(spec, random_plan(spec, rng, world.size), world, files)
@@ -113,7 +114,7 @@ def test_between_requests_any_plan_follows_any_other(spec, seed, world, files):
         run.check(lengths_of(spec, rng))
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", sweeps.seeds(1, 3))
 def test_layers_change_one_after_the_other_where_memory_is_short(seed, world, files, monkeypatch):
     """No rank holds more than one layer besides its share; between, the front lies by the new plan."""
     monkeypatch.setattr(move, "free_bytes", lambda: 0)

@@ -12,15 +12,18 @@ from hepti_mpi.adaptive import HEADER_BYTES, WINDOW, SendRate
 from hepti_mpi.batch import Batch
 from hepti_mpi.comm import Group
 from hepti_mpi.flow import MOST, SPREAD, Flow, Step
+from hepti_mpi.lane import Lane
 from hepti_mpi.live import follow
 from hepti_mpi.products import NUMPY
 from hepti_mpi.stack import Stack
+from hepti_mpi.trace import OUTSIDE, Trace
 from solver.cluster import GIB, Cluster, Device, Link
 from solver.model import tensor_shapes
 from solver.pipeline import chain_of_sublayers, price_plan
 from solver.plan import STAGE_WIRES, Plan, Stage, Wire
 from solver.spans import Span
 from solver.sublayers import SUBLAYERS
+from tests.hepti_mpi.test_adaptive import connected
 from tests.mpi.test_layers import CUTS, LAYOUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 
 SPEC = replace(POST, layers=5)
@@ -323,6 +326,26 @@ def test_adaptive_stages_send_as_few_bits_as_a_slow_link_carries(world, monkeypa
     assert len(results) == (batches if world.rank == 0 else 0)
 
 
+def test_a_connection_to_no_receiver_does_not_say_how_fast_the_link_is(world):
+    """A busy one of this process's own, beside those of MPI, which carry nothing meanwhile."""
+    stack = make_stack(SPEC, rank_by_rank(SPEC, world), tensors_of(SPEC), world, NUMPY, Wire.ADAPTIVE)
+    (between,) = stack._between_stages.values()
+    with connected() as (_, send):
+        between._send_rate()
+        send(1 << 20)
+        rate = between._send_rate()
+
+    world.finish_sending()
+    assert rate == 0
+
+
+def test_a_rank_sends_to_the_stage_behind_its_own_and_rank_0_to_the_first_too():
+    plan = one_device_plan(SPEC, [(1, 0, 2), (0, 2, 3), (2, 3, 5)], 4)
+    lane = Lane(plan, plan.stages)
+
+    assert [lane.receivers(rank) for rank in range(4)] == [{1, 2}, {0}, {0}, set()]
+
+
 def test_a_slow_consumer_does_not_grow_what_is_under_way(world):
     """Batches are embedded only as answers are taken: never more ahead than the replicas can have."""
     plan = one_device_plan(SPEC, [(rank, 0, SPEC.layers) for rank in range(world.size)], world.size)
@@ -366,3 +389,23 @@ def test_every_replica_gets_a_share(world):
     assert all(away)
     assert sum(away) < 40
     assert moved[0] == (sum(away) * batch_bytes, sum(away) * batch_bytes)
+
+
+def test_an_error_within_a_batch_closes_its_counters_and_its_trace(world):
+    """What was sent until then counts, and what others exchange later is in no batch's trace."""
+    stack = Stack(SPEC, one_device_plan(SPEC, [(0, 0, SPEC.layers)], world.size), (), world, NUMPY)
+    trace = stack.trace = Trace()
+
+    def lost():
+        with stack.metered(True):
+            world.traffic.sent_bytes += 12
+            raise ValueError("lost")
+
+    with pytest.raises(ValueError, match="lost"):
+        lost()
+    waits, slices = list(trace.waits), list(trace.slices)
+    world.traffic.waited(time.perf_counter())
+
+    assert stack.meter.sent_bytes == stack.last.sent_bytes == 12
+    assert [name for name, _, _ in slices] == [OUTSIDE]
+    assert (trace.waits, trace.slices) == (waits, slices)

@@ -23,11 +23,12 @@ from solver.planner import solve
 from solver.replan import Replanner
 from solver.routes import Route
 from solver.tracker import FIRST
+from tests import sweeps
 from tests.mpi.test_layers import expected, tensors_of
 from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, random_plan, rows_plan
 from tests.solver.clusters import pis
 
-REQUESTS = 160
+REQUESTS = sweeps.count(80, 160)
 
 
 def random_rows(rng, ranks, among=None):
@@ -46,7 +47,7 @@ def turning(run, at, plan):
     return lambda layer: (plan, run.mover.kernels(plan)) if layer == at else None
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sweeps.seeds(1, 3))
 def test_from_any_layer_on_other_rows_give_the_same_result(seed, world, files):
     """Ranks are emptied and refilled; which plan comes from which layer on, all draw alike."""
     rng = np.random.default_rng([seed, 11])
@@ -60,7 +61,7 @@ def test_from_any_layer_on_other_rows_give_the_same_result(seed, world, files):
         run.mover.adopt(LONG.layers)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(sweeps.count(1, 3)))
 def test_from_any_layer_on_rows_follow_any_cuts_and_these_follow_rows(seed, world, files):
     """Where all ranks hold both; rows of the blocks may differ, too."""
     rng = np.random.default_rng([seed, 12])
@@ -179,9 +180,9 @@ def test_changes_at_any_moment_within_and_between_requests_lose_none(acts, world
     within = [entry for entry in decisions if entry["at_layer"] is not None]
     between = [entry for entry in decisions if entry["acted"] and entry["at_layer"] is None]
     if world.rank == 0:
-        assert len(between) >= 10 if acts else not within + between
+        assert len(between) >= REQUESTS // 16 if acts else not within + between
     if world.rank == 0 and acts and world.size > 1:
-        assert len(within) >= 25
+        assert len(within) >= REQUESTS // 7
         assert all(HOLDS < entry["at_layer"] < LONG.layers for entry in within)
         assert all(f"from layer {entry['at_layer']} of" in entry["line"] for entry in within)
 

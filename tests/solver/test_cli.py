@@ -57,6 +57,7 @@ def test_plan_is_printed_as_a_table(cluster):
     done = process("--model", "bert-base", "--cluster", cluster, "--system", "megatron")
 
     assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("bert-base, 12 layers, 256 rows on cluster, 940 Mbps\n")
     assert "pi-1" in done.stdout
     assert "heads" in done.stdout
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from solver.progress import progress
-from solver.words import counted, percent
+from solver.words import counted, mbps, percent
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, "0 sub-blocks"), (1, "1 sub-block"), (2, "2 sub-blocks")])
@@ -21,6 +21,13 @@ def test_one_is_no_plural(number, words):
 )
 def test_percent_are_written_without_exponents(part, words):
     assert percent(part) == words
+
+
+def test_links_are_as_fast_as_the_slowest_to_the_fastest():
+    """Three digits: what is measured is no more exact."""
+    assert mbps([940.0, 239.6, 939.0]) == "240 to 940 Mbps"
+    assert mbps([2351.0, 2354.0]) == "2350 Mbps"
+    assert mbps([0.5]) == "0.5 Mbps"
 
 
 @pytest.mark.parametrize("stderr", [True, False])

@@ -5,7 +5,6 @@ plans.py MODEL.h5 PLANS.json ROWS TURNS    PLANS.json: {name: plan file}; out: {
 
 import json
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from hepti_mpi.comm import world
 from hepti_mpi.layers import layer_kernels
 from hepti_mpi.load import load
 from hepti_mpi.stack import Stack
+from solver import clock
 from solver.plan_file import plan_from_json
 from solver.shares import own_plan
 from weights.store import WeightsFile
@@ -54,11 +54,11 @@ for _ in range(turns):
     for name, stack in stacks.items():
         for number in range(WARM + TIMED):
             group.on_all(lambda: None)
-            began = time.perf_counter()
+            began = clock.now()
             x = ends.embed(file.spec, tensors, ids) if group.rank == 0 else None
             hidden = stack.run(batch, x, count=True)
             if group.rank == 0:
                 ends.last_hidden(file.spec, tensors, hidden)
-                seconds[name] += [time.perf_counter() - began] * (number >= WARM)
+                seconds[name] += [clock.now() - began] * (number >= WARM)
 if group.rank == 0:
     print(json.dumps(seconds), flush=True)

@@ -1,0 +1,41 @@
+"""Rows in tiles come to those who want them, however many tiles and owners there are."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from hepti_mpi import comm
+from hepti_mpi.exchange import Tiles, gather_rows, whole
+from solver.routes import Route
+from solver.spans import Partition, Span
+
+MANY = 1100
+
+
+def test_more_than_a_thousand_tiles_stay_apart(world):
+    """Rank 0 has most of the rows, a tile each: who passes these on in the ring sends its own meanwhile."""
+    have = Partition.of_counts([MANY] + [3 + rank for rank in range(world.size - 1)])
+    x = np.arange(2 * have.total, dtype=np.float32).reshape(-1, 2)
+    everything = [Span(0, have.total)] * world.size
+
+    own = Tiles.here(x[have[world.rank].slice])
+    arrived = whole(gather_rows(world, own, have, everything, tile_rows=1, route=Route.RING))
+
+    np.testing.assert_array_equal(arrived, x)
+    world.finish_sending()
+
+
+@pytest.mark.parametrize("way", ["wait_some", "pause", "finish_sending", "next_message"])
+def test_a_rank_that_has_dropped_rows_says_so_instead_of_waiting(way, world):
+    """Nobody has iterated over the blocks, and so nobody has sent any; a rank alone has nobody who waits."""
+    if world.size < 2:
+        return
+    group = comm.world()  # nothing of another test arrives in what stays open here
+    have = Partition.of_counts([4] * world.size)
+    waits = {"wait_some": partial(group.wait_some, [])}.get(way, getattr(group, way))
+
+    gather_rows(group, Tiles.here(np.zeros((4, 2), np.float32)), have, [Span(0, have.total)] * world.size)
+
+    with pytest.raises(RuntimeError, match=rf"dropped: \({4 * world.size}, 2\), 1 tiles not put"):
+        waits()
