@@ -44,7 +44,7 @@ def relaxed(kind, cluster, terms=None):
 @pytest.mark.parametrize("devices", [2, 3])
 def test_bound_never_exceeds_the_best_whole_shares(devices):
     """For every pair of cuts, over all shares of those who take part: bent curves, skewed links, wires, routes."""
-    for seed in seeds(3, 12):
+    for seed in seeds(2, 12):
         rng = np.random.default_rng((devices, seed))
         spec, cluster, rows = small_model(rng, 1, 4), unlike_cluster(rng, devices), int(rng.integers(devices, 6))
         s = setting(spec, cluster, rows, rng.choice(WIRES), int(rng.integers(0, 4)))
