@@ -6,7 +6,23 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+import pytest
+from hypothesis import HealthCheck, settings
+
 from tests import sweeps
+
+# What is drawn is no matter of how busy the machine is; and as the few cases of a sweep, it is the same every time.
+settings.register_profile(
+    "sweeps", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=not sweeps.ALL
+)
+settings.load_profile("sweeps")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    """Let HEPTI_TEST_SEED repeat what hypothesis draws, too."""
+    if sweeps.ALL and config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = sweeps.SEED
 
 
 def pytest_report_header():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from solver.errors import HeptiError
 from tests.checkpoints import make_checkpoint
+from tests.sweeps import count
 from weights.convert import convert
 
 FAMILIES = {"bert-classifier": {"shard": "5KB"}, "roberta": {}, "distilbert": {}, "sentence": {"dense": 3}, "vit": {}}
@@ -38,7 +39,7 @@ def places(node, steps=()):
     return [place for key, item in items for place in [(*steps, key), *places(item, (*steps, key))]]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=count(40, 150))
 @given(data=st.data())
 def test_damaged_settings_are_converted_or_refused(checkpoints, data):
     folder = data.draw(st.sampled_from(sorted(checkpoints)))

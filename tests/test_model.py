@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers as hf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from solver.errors import HeptiError
@@ -64,7 +64,6 @@ def test_a_named_model_survives_json(name):
     assert ModelSpec.from_json(named_model(name).to_json()) == named_model(name)
 
 
-@settings(deadline=None)
 @given(st.data())
 def test_damaged_json_is_a_spec_or_refused(data):
     """Whatever field is dropped or replaced, the outcome is a spec or a HeptiError."""

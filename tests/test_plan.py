@@ -16,6 +16,7 @@ from solver.plan_file import plan_from_json, plan_to_json, read_plan
 from solver.shares import layer_slices, rank_slices, weights_bytes
 from solver.spans import Partition, Span
 from tests.plans import SPEC, plans
+from tests.sweeps import count
 
 # By hand: 5 heads and 37 columns of F over three devices, the last of which has little or nothing.
 WRITTEN = {
@@ -119,6 +120,7 @@ def test_stages_that_do_not_meet_within_a_layer_are_refused(table, message):
     assert "\n" not in str(refusal.value)
 
 
+@settings(max_examples=count(40, 100))
 @given(plans(max_replicas=3))
 def test_a_plan_survives_its_file(plan):
     """A plan written and read back is the same plan, and fits the model it was made for."""
@@ -338,7 +340,7 @@ def places(node, steps=()):
     return [place for key, item in items for place in [(*steps, key), *places(item, (*steps, key))]]
 
 
-@settings(max_examples=400)
+@settings(max_examples=count(150, 400))
 @given(st.data())
 def test_damaged_json_is_a_plan_or_refused(data):
     """Whatever is dropped or replaced, the outcome is a plan that can be used, or a HeptiError."""
@@ -358,6 +360,7 @@ def test_damaged_json_is_a_plan_or_refused(data):
     assert sum(weights_bytes(SPEC, plan, rank) for rank in range(3)) >= 4 * SPEC.hidden * SPEC.ffn
 
 
+@settings(max_examples=count(40, 100))
 @given(plans())
 def test_every_element_of_a_cut_matrix_is_held_once(plan):
     """Over all ranks, matrices cut by heads or columns are held exactly once; by rows, wherever there are rows."""
@@ -381,6 +384,7 @@ def test_every_element_of_a_cut_matrix_is_held_once(plan):
             assert (times == 1).all(), name
 
 
+@settings(max_examples=count(40, 100))
 @given(plans(max_replicas=3))
 def test_bytes_of_weights_are_those_of_the_slices(plan):
     for rank in range(len(plan.devices)):

@@ -10,6 +10,7 @@ from solver.model import named_model
 from solver.plan import Cut, Layout
 from solver.plan_file import plan_from_json, plan_to_json
 from solver.systems import make_plan, plans_for
+from tests.sweeps import count
 
 SPEC = named_model("bert-base")  # 12 heads, 3072 columns of F
 
@@ -81,7 +82,7 @@ def test_single_takes_the_device_that_is_named():
         make_plan("single:", SPEC, cluster(10, 90, 20), 64)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=count(15, 40))
 @given(
     st.sampled_from(plans_for(SPEC)),
     st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=6),

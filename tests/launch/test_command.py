@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from launch.__main__ import main
+from tests import inside
+
 ROOT = Path(__file__).parents[2]
 
 
-def launch(*words, **options):
+def launch(*words):
+    return inside.run(main, *words)
+
+
+def process(*words, **options):
     """Run `python -m launch …`."""
     command = [sys.executable, "-m", "launch", *map(str, words)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False, **options)
@@ -57,6 +64,13 @@ def test_mistakes_are_one_line_and_exit_code_2(words, complaint):
     assert complaint in done.stderr
 
 
+def test_mistakes_end_the_process_with_one_line():
+    done = process("doctor", "--hostfile", "no-such-file")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "python -m launch: cannot read hostfile no-such-file: No such file or directory\n"
+
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gets as far as the file")
 
 
@@ -101,7 +115,7 @@ def test_a_scale_at_which_the_machine_cannot_carry_a_lab_is_refused(tmp_path, sc
 
 @needs_root
 def test_a_missing_tool_is_named_with_its_package(tmp_path):
-    done = launch("lab", "up", "mixed4", env={"PATH": str(tmp_path)})
+    done = process("lab", "up", "mixed4", env={"PATH": str(tmp_path)})
 
     assert done.returncode == 2
     assert done.stderr == (

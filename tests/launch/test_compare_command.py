@@ -8,18 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from launch.__main__ import main
 from launch.bench_model import bench_model
 from launch.bench_stage import hosts_stage
 from launch.mpirun import mpirun_command
 from solver.errors import HeptiError
+from tests import inside
 
 ROOT = Path(__file__).parents[2]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gets as far")
 
 
-def bench(*words, **options):
-    command = [sys.executable, "-m", "launch", "bench", "compare", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False, **options)
+def bench(*words):
+    return inside.run(main, "bench", "compare", *words)
 
 
 def refused(done):
@@ -58,7 +59,11 @@ def test_mistakes_are_one_line_before_anything_starts(words, complaint):
 
 @needs_root
 def test_a_missing_tool_is_named_with_its_package(tmp_path):
-    assert "needs the program ip, which is not installed" in refused(bench(env={"PATH": str(tmp_path)}))
+    command = [sys.executable, "-m", "launch", "bench", "compare"]
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 60, "env": {"PATH": str(tmp_path)}}
+    done = subprocess.run(command, check=False, **options)
+
+    assert "needs the program ip, which is not installed" in refused(done)
 
 
 @needs_root

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from solver.ready import find_cluster
 from solver.systems import plans_for
 from solver.whatif import changed
 from tests.lab.bench_plans import rivals
+from tests.sweeps import ALL, seeds
 
 
 def random_instance(rng):
@@ -33,7 +35,7 @@ def random_instance(rng):
     return spec, Cluster(tuple(boards), link), rows
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", seeds(3, 12))
 def test_no_system_beats_hepti_on_any_cluster(seed):
     spec, cluster, rows = random_instance(np.random.default_rng(seed))
 
@@ -44,9 +46,13 @@ def test_no_system_beats_hepti_on_any_cluster(seed):
     assert entries["hepti"].seconds <= min(able, default=np.inf) * (1 + 1e-3)
 
 
-@pytest.mark.parametrize("rows", [64, 128, 256])
-@pytest.mark.parametrize("mbps", [940, 240, 80])
-@pytest.mark.parametrize("name", ["pi4x4", "mixed4"])
+# In `make test` every name, bandwidth and number of rows, though not together.
+@pytest.mark.parametrize(
+    ("name", "mbps", "rows"),
+    [*product(["pi4x4", "mixed4"], [940, 240, 80], [64, 128, 256])]
+    if ALL
+    else [("pi4x4", 940, 64), ("mixed4", 240, 128), ("mixed4", 80, 256)],
+)
 def test_no_rival_of_the_lab_is_predicted_faster(name, mbps, rows):
     spec = named_model("bert-large", layers=4)
     cluster = changed(find_cluster(name), [f"network.bandwidth_mbps={mbps}"], [], [])

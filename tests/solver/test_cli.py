@@ -1,4 +1,4 @@
-"""The planning command line, run as a user runs it."""
+"""The planning command line: what it prints, and the code it ends with."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ from solver.model import named_model
 from solver.plan_file import plan_from_json, read_plan
 from solver.plot import SYSTEM_COLORS
 from solver.systems import PLANNERS
+from tests import inside
+from tests.sweeps import count
+from weights.synthesize import synthesize
 
 CLUSTER = """
 format = "hepti-cluster/1"
@@ -42,11 +45,16 @@ def cluster(tmp_path):
 
 
 def solver(*arguments):
+    return inside.run(main, *arguments)
+
+
+def process(*arguments):
+    """Run the command line as a person does."""
     return subprocess.run([sys.executable, "-m", "solver", *map(str, arguments)], capture_output=True, text=True)
 
 
 def test_plan_is_printed_as_a_table(cluster):
-    done = solver("--model", "bert-base", "--cluster", cluster, "--system", "megatron")
+    done = process("--model", "bert-base", "--cluster", cluster, "--system", "megatron")
 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("bert-base, 12 layers, 256 rows on cluster, 940 Mbps\n")
@@ -87,22 +95,21 @@ def test_json_says_what_the_tables_say(cluster):
 
 def test_what_if_needs_no_other_file(cluster):
     given = ("--set", "pi-0.gflops=70", "--set", "network.bandwidth_mbps=500", "--add", "pi5:2", "--add", "pi-0")
-    table = json.loads(
-        solver("--model", "bert-base", "--cluster", cluster, "--json", *given, "--without", "pi-1").stdout
-    )
+    job = ("--model", "bert-base", "--cluster", cluster, "--system", "sequence", "--json")
+    table = json.loads(solver(*job, *given, "--without", "pi-1").stdout)
 
     assert table["stages"][0]["devices"] == ["pi-0", "pi5-0", "pi5-1", "pi-0-0"]
 
 
 def test_clusters_that_nobody_has_can_be_planned(cluster):
-    done = solver("--model", "bert-large", "--cluster", cluster, "--add", "pi5:62")
+    done = solver("--model", "bert-large", "--cluster", cluster, "--add", f"pi5:{count(22, 62)}")
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "other devices hold nothing" in done.stdout
 
 
 def test_timeline_is_drawn(cluster, tmp_path):
-    done = solver("--model", "bert-base", "--cluster", cluster, "--plot", tmp_path / "plan.svg")
+    done = solver("--model", "bert-base", "--cluster", cluster, "--system", "megatron", "--plot", tmp_path / "plan.svg")
 
     assert (done.returncode, done.stderr) == (0, "")
     assert f"The picture is in {tmp_path / 'plan.svg'}.\n" in done.stdout
@@ -112,7 +119,7 @@ def test_timeline_is_drawn(cluster, tmp_path):
 def test_where_the_timeline_is_stands_beside_json(cluster, tmp_path):
     path = tmp_path / "plan.svg"
 
-    done = solver("--model", "bert-base", "--cluster", cluster, "--plot", path, "--json")
+    done = solver("--model", "bert-base", "--cluster", cluster, "--system", "megatron", "--plot", path, "--json")
 
     assert json.loads(done.stdout)["predicted"]
     assert done.stderr == f"The picture is in {path}.\n"
@@ -132,9 +139,11 @@ def test_a_picture_without_matplotlib_is_refused_before_planning(option, cluster
 
 
 def test_weights_file_says_what_model_it_is(cluster, tmp_path):
-    subprocess.run([sys.executable, "-m", "weights", "synthesize", "minilm-l6", tmp_path / "m.h5"], check=True)
+    synthesize(tmp_path / "m.h5", named_model("minilm-l6", layers=1))
 
-    table = json.loads(solver("--model", tmp_path / "m.h5", "--cluster", cluster, "--json").stdout)
+    table = json.loads(
+        solver("--model", tmp_path / "m.h5", "--cluster", cluster, "--system", "single", "--json").stdout
+    )
 
     assert table["model"]["name"] == "minilm-l6"
 
@@ -158,7 +167,7 @@ def test_reading_a_plan_needs_neither_cvxpy_nor_pulp():
 
 
 def test_help_has_an_example():
-    done = solver("--help")
+    done = process("--help")
 
     assert done.returncode == 0
     assert "example: python -m solver --model" in done.stdout
@@ -209,6 +218,13 @@ def test_bad_input_is_one_line_and_exit_code_2(cluster, arguments, complaint):
     assert done.stderr.count("\n") == 1
 
 
+def test_mistakes_end_the_process_with_one_line():
+    done = process("--model", "bert-lage", "--cluster", "mixed4")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "python -m solver: unknown model bert-lage: did you mean bert-large?\n"
+
+
 def test_all_systems_stand_side_by_side(cluster, tmp_path):
     done = solver("--model", "bert-base", "--cluster", cluster, "--compare")
     table = json.loads(solver("--model", "bert-base", "--cluster", cluster, "--compare", "--json").stdout)
@@ -216,7 +232,8 @@ def test_all_systems_stand_side_by_side(cluster, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     for entry in table["systems"]:
         assert entry["system"] in done.stdout
-    plan = json.loads(solver("--model", "bert-base", "--cluster", cluster, "--json").stdout)
+    job = ("--model", "bert-base", "--cluster", cluster, "--system", "sequence", "--json")
+    plan = json.loads(solver(*job).stdout)
     assert {key: table[key] for key in ("model", "cluster", "wire")} == {
         key: plan[key] for key in ("model", "cluster", "wire")
     }

@@ -14,11 +14,12 @@ from solver.planner import solve
 from solver.shares import weights_bytes
 from solver.systems import make_plan
 from tests.solver.clusters import pis
+from tests.sweeps import ALL
 
 SPEC, ROWS = named_model("bert-base"), 128
 
 
-@pytest.mark.parametrize("speeds", [(24.6, 70, 24.6, 10), (24.6, 24.6), (24.6, 24.6, 24.6, 24.6, 24.6)])
+@pytest.mark.parametrize("speeds", [(24.6, 70, 24.6, 10), (24.6, 24.6), *[(24.6, 24.6, 24.6, 24.6, 24.6)] * ALL])
 @pytest.mark.parametrize("memory_gib", [1.5, 0.55, 0.4])
 def test_the_best_plan_runs_and_all_weights_are_held_besides_where_there_is_room(speeds, memory_gib):
     """Else a plan by rows runs where it is nearly as fast."""

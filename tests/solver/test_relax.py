@@ -20,6 +20,7 @@ from solver.steps import Axis
 from tests.solver.clusters import pis
 from tests.solver.exhaustive import all_layers
 from tests.solver.instances import small_model, unlike_cluster
+from tests.sweeps import count, seeds
 
 BERT_LARGE = named_model("bert-large")
 WIRES = np.array(list(Wire), object)
@@ -43,8 +44,8 @@ def relaxed(kind, cluster, terms=None):
 @pytest.mark.parametrize("devices", [2, 3])
 def test_bound_never_exceeds_the_best_whole_shares(devices):
     """For every pair of cuts, over all shares of those who take part: bent curves, skewed links, wires, routes."""
-    rng = np.random.default_rng(devices)
-    for _ in range(12):
+    for seed in seeds(2, 12):
+        rng = np.random.default_rng((devices, seed))
         spec, cluster, rows = small_model(rng, 1, 4), unlike_cluster(rng, devices), int(rng.integers(devices, 6))
         s = setting(spec, cluster, rows, rng.choice(WIRES), int(rng.integers(0, 4)))
         for kind, units, seconds, _ in all_layers(s, rng.choice(list(Route))):
@@ -88,7 +89,7 @@ def test_value_of_speed_and_link_agrees_with_solving_again(kind):
         return relaxed(kind, replace(cluster, devices=tuple(devices))).seconds
 
     slack = 1e-5 * now.seconds * change + 2e-10
-    for rank in range(4):
+    for rank in range(count(2, 4)):
         for value, name in ((now.by_speed[rank], "speed"), (now.by_link[rank], "link")):
             saved = now.seconds - seconds(rank, **{name: 1 + change})
             lost = seconds(rank, **{name: 1 - change}) - now.seconds

@@ -20,10 +20,20 @@ from solver.replan import AGAIN, LEAST_GAIN, LEAST_HORIZON, Replanner
 from solver.systems import make_plan
 from solver.tracker import FIRST
 from tests.solver.clusters import pis
+from tests.sweeps import ALL, seeds
 
 SPEC, ROWS = named_model("bert-base"), 128
 LOOKS = looks(SPEC.layers, 1.0)
 QUIET, NONE = np.zeros((4, 4)), np.zeros(4)
+BEGUN = {}
+
+
+def begun(cluster):
+    """Return the plan that a run begins with and what it holds beside: solved once for the many who begin so."""
+    key = repr(cluster)
+    if key not in BEGUN:
+        BEGUN[key] = living(SPEC, cluster, solve(SPEC, cluster, ROWS))
+    return BEGUN[key]
 
 
 class Simulation:
@@ -31,7 +41,7 @@ class Simulation:
 
     def __init__(self, cluster, read_bytes_per_s=1e9, seed=0, looks=()):
         self.cluster = cluster
-        solution, spare = living(SPEC, cluster, solve(SPEC, cluster, ROWS))
+        solution, spare = begun(cluster)
         self.replanner = Replanner(SPEC, cluster, solution, spare, [read_bytes_per_s] * 4)
         self.holdings = Holdings(solution.plan, 4, spare)
         self.decisions = []
@@ -268,7 +278,7 @@ def test_soon_after_a_change_rows_follow_what_devices_do_with_their_new_share():
 
 
 @pytest.mark.parametrize("looks", [(), LOOKS])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1, 3))
 def test_where_nothing_changes_the_plan_stays_for_500_requests(seed, looks):
     simulation = Simulation(pis(24.6, 40, 24.6, 24.6) if looks else pis(24.6, 70, 24.6, 10), seed=seed, looks=looks)
 
@@ -297,7 +307,7 @@ def test_with_looks_a_blip_in_a_part_of_a_request_changes_nothing():
 
 
 @pytest.mark.parametrize("looks", [(), LOOKS])
-@pytest.mark.parametrize("period", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("period", [1, 2, 3, 5, 8] if ALL else [1, 3, 8])
 def test_devices_that_alternate_do_not_make_the_plan_flap(period, looks):
     simulation = Simulation(pis(24.6, 40, 24.6, 40), looks=looks)
 

@@ -23,6 +23,7 @@ from solver.systems.hepti_additive import STRATEGIES, additive_seconds, least
 from solver.systems.voltage import device_seconds, way_to_keys
 from tests.solver.clusters import pis
 from tests.solver.instances import bent
+from tests.sweeps import ALL, seeds
 
 SPEC = named_model("bert-base", layers=3)
 
@@ -227,7 +228,7 @@ def test_additive_accounting_reproduces_the_papers_best_ratio():
     assert total_ms(np.array([10, 0])) == pytest.approx(109.3)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(5, 10))
 def test_additive_shares_are_those_of_exhaustive_search(seed):
     rng = np.random.default_rng(seed)
     speed, fixed, link = rng.uniform(0.2, 3, 3), rng.uniform(0, 30, 3), rng.uniform(0.01, 0.3)
@@ -285,7 +286,10 @@ def test_additive_takes_the_cut_that_memory_allows():
         make_plan("hepti-additive", SPEC, pis(20, 20, memory_gib=0.2), 96)
 
 
-@pytest.mark.parametrize("system", ["single", "voltage", "galaxy", "hepti-additive", "grid2d", "megatron-weighted"])
+# The first four have tables of what devices take, which once filled 22 GB.
+@pytest.mark.parametrize(
+    "system", ["single", "voltage", "galaxy", "hepti-additive", *["grid2d", "megatron-weighted"] * ALL]
+)
 def test_plans_of_1024_devices_fit_in_memory(system):
     """Tables of all shares of all devices, for all numbers of blocks, would take 2 GiB each."""
     cluster = pis(*[24.6, 70, 10, 24.6] * 256)

@@ -19,6 +19,7 @@ from solver.systems.edgeshard import least_sum
 from solver.systems.pipeedge import Boards, Units, best_stages, device_types, fewer_types, units_of
 from solver.systems.prima import halda
 from tests.solver.clusters import pis
+from tests.sweeps import seeds
 
 SPEC = named_model("bert-base", layers=6)
 
@@ -69,7 +70,7 @@ def test_pipeedge_counts_weights_and_buffers_by_hand():
     assert best_stages([replace(boards[0], room=23.0)], units) is None
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(20, 60))
 def test_pipeedge_is_as_good_as_exhaustive_search(seed):
     """Units of any seconds and bytes, boards of any room; of as good plans none has fewer stages, or sends less."""
     rng = np.random.default_rng(seed)
@@ -195,7 +196,7 @@ def test_edgeshard_by_hand():
     assert least_sum(seconds, np.array([1, 2]), hops, back, 4) is None
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(20, 60))
 def test_edgeshard_is_as_good_as_exhaustive_search(seed):
     rng = np.random.default_rng(seed)
     p, layers = int(rng.integers(1, 5)), int(rng.integers(1, 7))
@@ -229,7 +230,7 @@ def test_prima_drops_devices_that_it_leaves_one_layer():
     assert halda([0, 1], [3.0, 1.0], [10, 9], 10) == ([0, 1], [1, 9])
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", seeds(5, 10))
 def test_prima_chooses_the_windows_of_exhaustive_search(seed):
     from solver.integer import least_windows
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,8 @@ import pytest
 from solver.model import ImageInput, ModelSpec, TextInput, tensor_shapes
 from solver.shares import TensorSlice
 from solver.spans import Span
+from tests import inside
+from weights.__main__ import main
 from weights.store import WeightsFile, WeightsWriter
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +83,16 @@ def read_all() -> Callable[[Path], Tensors]:
 
 
 @pytest.fixture
-def run_weights() -> Callable[..., subprocess.CompletedProcess[str]]:
+def run_weights() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Run `python -m weights` within this process, whose signals it sets for a process of its own."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGPIPE)}
+    yield partial(inside.run, main)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def weights_process() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `python -m weights` as a user does."""
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:

@@ -27,11 +27,11 @@ def model(tmp_path, text_spec, random_tensors, write_file) -> Path:
     return write_file(text_spec, random_tensors(text_spec), tokenizer="{}")
 
 
-def test_synthesize_inspect_verify(tmp_path, run_weights):
+def test_synthesize_inspect_verify(tmp_path, weights_process, run_weights):
     """The life of a file."""
     path = tmp_path / "made.h5"
 
-    made = run_weights("synthesize", "minilm-l6", path, "--layers", 1, "--seed", 9, "--dtype", "float16")
+    made = weights_process("synthesize", "minilm-l6", path, "--layers", 1, "--seed", 9, "--dtype", "float16")
     assert (made.returncode, made.stderr) == (0, "")
     assert f"{path}: minilm-l6, 1 layer, hidden 384" in made.stdout
 
@@ -118,8 +118,16 @@ def test_bad_usage_is_one_line_and_exit_code_2(run_weights, arguments, message):
     assert result.stderr.count("\n") == 1
 
 
-def test_debug_shows_a_traceback(run_weights):
-    assert "Traceback" in run_weights("verify", "nowhere.h5", "--debug").stderr
+def test_mistakes_end_the_process_with_one_line(weights_process):
+    result = weights_process("verify", "nowhere.h5")
+
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "no weights file nowhere.h5" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_debug_shows_a_traceback(weights_process):
+    assert "Traceback" in weights_process("verify", "nowhere.h5", "--debug").stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -140,9 +148,14 @@ def test_a_stopped_command_leaves_nothing_behind(tmp_path, number):
 
 
 def test_a_bar_shows_on_a_terminal_after_a_second(tmp_path):
-    """And on nothing else: the other tests see an empty stderr."""
+    """And on nothing else: the other tests see an empty stderr. The file is small, and every part of it takes long."""
     leader, follower = pty.openpty()
-    command = [sys.executable, "-m", "weights", "synthesize", "bert-large", str(tmp_path / "model.h5"), "--layers", "9"]
+    program = (
+        "import sys, time, weights.synthesize as module; from weights.__main__ import main; make = module._block; "
+        "module._block = lambda *given: time.sleep(0.004) or make(*given); sys.exit(main(sys.argv[1:]))"
+    )
+    words = ["synthesize", "minilm-l6", str(tmp_path / "model.h5"), "--layers", "1"]
+    command = [sys.executable, "-c", program, *words]
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=follower, env=environment) as process:
