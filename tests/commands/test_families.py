@@ -93,7 +93,7 @@ def test_ragged_batches_through_every_system(system, family, settings, ranks, co
     (tmp_path / "requests.jsonl").write_text(lines)
     write_cluster(pis(*[5, 20, 10, 2, 5, 20, 10, 2][:ranks], mbps=500), tmp_path / "boards.toml")
     job = ("--model", checkpoint.path, "--cluster", tmp_path / "boards.toml", "--system", system)
-    job += ("--input", tmp_path / "requests.jsonl")
+    job += ("--input", tmp_path / "requests.jsonl", "--images", tmp_path)
 
     succeeded(hepti(ranks, *job, "--output", tmp_path / "answers.jsonl"))
 

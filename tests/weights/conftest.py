@@ -17,7 +17,7 @@ from solver.model import ImageInput, ModelSpec, TextInput, tensor_shapes
 from solver.shares import TensorSlice
 from solver.spans import Span
 from tests import inside
-from weights.__main__ import main
+from weights.cli import main
 from weights.store import WeightsFile, WeightsWriter
 
 ROOT = Path(__file__).resolve().parents[2]

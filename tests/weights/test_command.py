@@ -151,7 +151,7 @@ def test_a_bar_shows_on_a_terminal_after_a_second(tmp_path):
     """And on nothing else: the other tests see an empty stderr. The file is small, and every part of it takes long."""
     leader, follower = pty.openpty()
     program = (
-        "import sys, time, weights.synthesize as module; from weights.__main__ import main; make = module._block; "
+        "import sys, time, weights.synthesize as module; from weights.cli import main; make = module._block; "
         "module._block = lambda *given: time.sleep(0.004) or make(*given); sys.exit(main(sys.argv[1:]))"
     )
     words = ["synthesize", "minilm-l6", str(tmp_path / "model.h5"), "--layers", "1"]
