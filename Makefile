@@ -21,7 +21,7 @@ export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 endif
 
-.PHONY: run test test-all test-arm lint types tests lab-tests clean
+.PHONY: run test test-all test-arm checks lint types tests lab-tests clean
 
 PYTEST := $(BIN)/python -m pytest
 RANKS := 1 2 3 5
@@ -29,12 +29,16 @@ RANKS := 1 2 3 5
 run: .venv/run
 	mpirun -np $(NP) $(BIN)/python -m hepti_mpi
 
-test: run .venv/test lint types tests lab-tests
+# What a lab shows here are no speeds: it may be up beside other tests.
+test: run .venv/test
+	$(MAKE) --jobs 2 --output-sync=line checks
 
-# All cases of every sweep, other ones every day, and all of the lab's tests: about an hour.
+# All cases of every sweep, other ones every day, and all of the lab's tests, which measure: about an hour.
 test-all: export HEPTI_TESTS := all
-test-all: LAB := tests/lab
-test-all: test
+test-all: run .venv/test
+	$(MAKE) checks LAB=tests/lab
+
+checks: lint types tests lab-tests
 
 lint:
 	$(BIN)/ruff check .
@@ -44,10 +48,9 @@ types:
 	$(BIN)/mypy
 
 tests:
-	$(PYTEST) -q -n auto --dist loadfile --ignore=tests/mpi --ignore=tests/lab
+	$(PYTEST) -q -n auto --dist loadfile --ignore=tests/mpi --ignore=tests/lab --ignore=tests/arm
 	for ranks in $(RANKS); do mpirun -np $$ranks $(PYTEST) -q tests/mpi || exit 1; done
 
-# One after the other: what a lab measures, tests beside it would spoil.
 LAB := tests/lab/test_cleanliness.py tests/lab/test_doctor.py
 lab-tests:
 	$(PYTEST) -q -m lab $(LAB)

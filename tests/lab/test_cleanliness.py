@@ -13,10 +13,10 @@ from launch.lab_agent import on_host
 from launch.lab_down import machine_cgroups
 from launch.lab_limits import cpu_files
 from launch.lab_up import another, awake
+from tests import sweeps
 from tests.lab.conftest import PROGRAMS, ROOT, LabRunner, kill, lab_up, leftovers, own, wait_until, write_cluster
 
-# Full count: HEPTI_LAB_CYCLES=20 pytest -m lab tests/lab/test_cleanliness.py
-CYCLES = int(os.environ.get("HEPTI_LAB_CYCLES", "2"))
+CYCLES = sweeps.count(1, 10)
 SMALL = {"gflops": (24.6, 10.0), "mbps": 940, "memory_gib": 0.5}
 
 
@@ -30,8 +30,20 @@ def test_up_run_down_leaves_nothing(tmp_path):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    with lab_up("kill", tmp_path_factory.mktemp("kill"), **SMALL) as lab:
+    """Give a lab that was up again after a crash."""
+    folder = tmp_path_factory.mktemp("kill")
+    path = write_cluster(folder / f"{own('kill')}.toml", **SMALL)
+    process = subprocess.Popen([sys.executable, "-m", "launch", "lab", "up", str(path)], cwd=ROOT)
+    time.sleep(2)
+    kill(process.pid)
+    process.wait()
+    with lab_up("kill", folder, **SMALL) as lab:
         yield lab
+    assert leftovers(own("kill")) == []
+
+
+def test_up_after_a_crash_starts_afresh(small):
+    assert small.json("speed.py", 0.3)
 
 
 def processes(lab, host="*", run="run-*"):
@@ -121,18 +133,6 @@ def test_down_clears_away_what_a_crash_left(tmp_path):
         runner.lab("down")
 
         assert leftovers(runner.name) == []
-
-
-def test_up_after_a_crash_starts_afresh(tmp_path):
-    path = write_cluster(tmp_path / f"{own('again')}.toml", **SMALL)
-    process = subprocess.Popen([sys.executable, "-m", "launch", "lab", "up", str(path)], cwd=ROOT)
-    time.sleep(2)
-    kill(process.pid)
-    process.wait()
-    with lab_up("again", tmp_path, **SMALL) as lab:
-        assert lab.json("speed.py", 0.3)
-
-    assert leftovers(own("again")) == []
 
 
 def quotas(lab, host):

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.lab.conftest import ROOT, lab_up
 
-PI4X3 = {"gflops": (24.6, 24.6, 24.6, 24.6), "mbps": 940, "memory_gib": 1.0}
+BOARDS = {"gflops": (40, 40, 40, 40), "mbps": 940, "memory_gib": 1.0}
 HOSTFILE = "pi-0 slots=1\npi-1 slots=1\npi-2 slots=1\npi-3 slots=1\n"
 
 # `make test` sets it, for many ranks on few cores; it would put all ranks on the first host.
@@ -20,16 +21,16 @@ OVERSUBSCRIBE = "PRTE_MCA_rmaps_default_mapping_policy"
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    with lab_up("ssh", tmp_path_factory.mktemp("ssh"), "--ssh", **PI4X3) as runner:
+    with lab_up("ssh", tmp_path_factory.mktemp("ssh"), "--ssh", **BOARDS) as runner:
         yield runner
 
 
-@pytest.fixture
-def doctor(lab, tmp_path):
+@pytest.fixture(scope="module")
+def doctor(lab, tmp_path_factory):
     """Run the doctor on pi-0; return its exit code and {(host, check): problem}."""
+    path = tmp_path_factory.mktemp("hostfile") / "pis"
 
     def run(*options, hostfile=HOSTFILE):
-        path = tmp_path / "pis"
         path.write_text(hostfile)
         done = lab.on("pi-0", sys.executable, "-m", "launch", "doctor", "--hostfile", path, "--json", *options)
         findings = json.loads(done.stdout)["findings"]
@@ -39,12 +40,99 @@ def doctor(lab, tmp_path):
     return run
 
 
-@pytest.fixture
-def plant(lab):
-    """Break something on a host for one test: `plant.mount(host, over, what)` and the like; all is mended after it."""
+@contextmanager
+def planting(lab):
+    """Break something on hosts for the block: `plant.mount(host, over, what)` and the like; all is mended after it."""
     planted = Planted(lab)
-    yield planted
-    planted.mend()
+    try:
+        yield planted
+    finally:
+        planted.mend()
+
+
+# A look takes ten seconds: in each several hosts have a fault of their own.
+
+
+@pytest.fixture(scope="module")
+def software(lab, doctor, tmp_path_factory):
+    """Look at another Python on pi-1, another package on pi-2, and pi-3 bound to one core."""
+    metadata_file = tmp_path_factory.mktemp("metadata") / "METADATA"
+    facts = next(path for path in metadata.files("numpy") if path.name == "METADATA").locate()
+    right = f"Version: {metadata.version('numpy')}"
+    metadata_file.write_text(Path(facts).read_text().replace(right, "Version: 1.19.5", 1))
+    with planting(lab) as plant:
+        if other_python()[1] is not None:
+            plant.mount("pi-1", Path(sys.executable).resolve(), other_python()[0])
+        plant.mount("pi-2", facts, metadata_file)
+        pid = plant.sshd("pi-3")
+        plant.run("taskset", "-p", "1", pid, mend=["taskset", "-p", "3", pid])
+        return doctor()
+
+
+@pytest.fixture(scope="module")
+def boards(lab, doctor, tmp_path_factory):
+    """Look at a dead interface on pi-1, little memory on pi-2, and no interpreter on pi-3."""
+    with planting(lab) as plant:
+        # wlan0 is up and has an address, but is joined to nothing.
+        wlan0 = ("type", "veth", "peer", "name", "air")
+        plant.inside("pi-1", "link", "add", "wlan0", *wlan0, mend=["link", "del", "wlan0"])
+        address = ("192.168.77.2/24", "dev", "wlan0")
+        plant.inside("pi-1", "address", "add", *address, mend=["address", "flush", "dev", "wlan0"])
+        plant.inside("pi-1", "link", "set", "wlan0", "up", mend=["link", "set", "wlan0", "down"])
+        plant.mount("pi-3", Path(sys.executable).parent, tmp_path_factory.mktemp("empty"))
+        lab.lab("set", "pi-2", "memory_gib=0.15")
+        try:
+            return doctor()
+        finally:
+            lab.lab("set", "pi-2", "memory_gib=1")
+
+
+@pytest.fixture(scope="module")
+def keys(lab, doctor):
+    """Look at pi-3, which lets nobody in, and at pi-1 and pi-2, which do not reach each other."""
+    file = Path(f"/run/hepti-lab/{lab.name}/ssh/pi-3/authorized_keys")
+    text = file.read_text()
+    route = ("blackhole", "10.83.0.3/32")
+    with planting(lab) as plant:
+        plant.inside("pi-1", "route", "add", *route, mend=["route", "del", *route])
+        file.write_text("")
+        try:
+            return doctor()
+        finally:
+            file.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def weights(lab, doctor, models, tmp_path_factory):
+    """Look at other weights on pi-1, and none on pi-3."""
+    right, wrong = models
+    with planting(lab) as plant:
+        plant.mount("pi-1", right, wrong)
+        plant.mount("pi-3", right.parent, tmp_path_factory.mktemp("empty"))
+        return doctor("--model", right)
+
+
+@pytest.fixture(scope="module")
+def slots(doctor):
+    """Look at three wrong lines of a hostfile."""
+    return doctor(hostfile="pi-0 slots=1\npi-1 slots=2\npi-2\npi-3 slots=1\npi-3 slots=1\n")
+
+
+def other_python():
+    """Return where this machine's own Python is and its version; None where that is the one that runs this."""
+    found = shutil.which("python3", path="/usr/bin")
+    if found is None:
+        return None, None
+    version = subprocess.run([found, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
+    return Path(found).resolve(), None if version == sys.version.split()[0] else version
+
+
+def of(host, look):
+    """Return {check: problem} of a host, of a look that found something."""
+    code, found = look
+
+    assert code == 1
+    return {check: problem for (where, check), problem in found.items() if where == host}
 
 
 class Planted:
@@ -120,126 +208,72 @@ def test_mpirun_works_over_ssh_without_any_flag(lab, tmp_path):
     assert sorted(done.stdout.split()) == ["pi-0", "pi-1", "pi-2", "pi-3"]
 
 
-def test_no_ssh_to_a_host_is_found(doctor, lab):
-    keys = Path(f"/run/hepti-lab/{lab.name}/ssh/pi-3/authorized_keys")
-    text = keys.read_text()
-    keys.write_text("")
-    try:
-        code, found = doctor()
-    finally:
-        keys.write_text(text)
+def test_no_ssh_to_a_host_is_found(keys):
+    problems = of("pi-3", keys)
 
-    assert code == 1
-    assert found.keys() == {("pi-3", "ssh")}
-    assert "Permission denied" in found["pi-3", "ssh"]
+    assert problems.keys() == {"ssh"}
+    assert "Permission denied" in problems["ssh"]
+    assert not of("pi-0", keys)
 
 
-def test_no_ssh_between_two_workers_is_found(doctor, plant):
-    plant.inside(
-        "pi-1", "route", "add", "blackhole", "10.83.0.3/32", mend=["route", "del", "blackhole", "10.83.0.3/32"]
-    )
-    code, found = doctor()
-
-    assert code == 1
-    assert found.keys() == {("pi-1", "ssh between hosts"), ("pi-2", "ssh between hosts")}
-    assert "cannot ssh to pi-2" in found["pi-1", "ssh between hosts"]
+def test_no_ssh_between_two_workers_is_found(keys):
+    assert of("pi-1", keys).keys() == of("pi-2", keys).keys() == {"ssh between hosts"}
+    assert "cannot ssh to pi-2" in of("pi-1", keys)["ssh between hosts"]
 
 
-def test_another_python_is_found(doctor, plant):
-    other = shutil.which("python3", path="/usr/bin")
-    version = (
-        other and subprocess.run([other, "--version"], capture_output=True, text=True, check=True).stdout.split()[1]
-    )
-    if version in (None, sys.version.split()[0]):
+def test_another_python_is_found(software):
+    version = other_python()[1]
+    if version is None:
         pytest.skip("there is no second Python here")
-    plant.mount("pi-1", Path(sys.executable).resolve(), Path(other).resolve())
-    code, found = doctor()
 
-    assert code == 1
-    assert found["pi-1", "python"] == f"Python is {version}, on pi-0 {sys.version.split()[0]}"
-    assert {host for host, _ in found} == {"pi-1"}
+    assert of("pi-1", software)["python"] == f"Python is {version}, on pi-0 {sys.version.split()[0]}"
+    assert not of("pi-0", software)
 
 
-def test_another_package_version_is_found(doctor, plant, tmp_path):
-    facts = next(path for path in metadata.files("numpy") if path.name == "METADATA").locate()
-    changed = tmp_path / "METADATA"
-    changed.write_text(Path(facts).read_text().replace(f"Version: {metadata.version('numpy')}", "Version: 1.19.5", 1))
-    plant.mount("pi-2", facts, changed)
-    code, found = doctor()
-
-    assert code == 1
-    assert found == {("pi-2", "package"): f"numpy is 1.19.5, on pi-0 {metadata.version('numpy')}"}
+def test_another_package_version_is_found(software):
+    assert of("pi-2", software) == {"package": f"numpy is 1.19.5, on pi-0 {metadata.version('numpy')}"}
 
 
-def test_an_interpreter_elsewhere_is_found(doctor, plant, tmp_path):
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    plant.mount("pi-2", Path(sys.executable).parent, empty)
-    code, found = doctor()
+def test_an_interpreter_elsewhere_is_found(boards):
+    problems = of("pi-3", boards)
 
-    assert code == 1
-    assert found.keys() == {("pi-2", "interpreter")}
-    assert "No such file" in found["pi-2", "interpreter"]
+    assert problems.keys() == {"interpreter"}
+    assert "No such file" in problems["interpreter"]
 
 
-@pytest.mark.parametrize("line", ["pi-1 slots=2", "pi-1", "pi-1 slots=1\npi-1 slots=1"])
-def test_two_ranks_on_a_host_are_found(doctor, line):
-    code, found = doctor(hostfile=HOSTFILE.replace("pi-1 slots=1", line))
-
-    assert code == 1
-    assert found.keys() == {("pi-1", "slots")}
+@pytest.mark.parametrize("host", ["pi-1", "pi-2", "pi-3"])
+def test_two_ranks_on_a_host_are_found(host, slots):
+    """Two slots, as many as there are cores, two lines."""
+    assert of(host, slots).keys() == {"slots"}
 
 
-def test_binding_to_one_core_is_found(doctor, plant):
-    pid = plant.sshd("pi-3")
-    plant.run("taskset", "-p", "1", pid, mend=["taskset", "-p", "3", pid])
-    code, found = doctor()
-
-    assert code == 1
-    assert found.keys() == {("pi-3", "binding")}
+def test_binding_to_one_core_is_found(software):
+    assert of("pi-3", software).keys() == {"binding"}
 
 
-def test_too_little_memory_is_found(doctor, lab):
-    lab.lab("set", "pi-2", "memory_gib=0.15")
-    try:
-        code, found = doctor()
-    finally:
-        lab.lab("set", "pi-2", "memory_gib=1")
-
-    assert code == 1
-    assert found.keys() == {("pi-2", "memory")}
+def test_too_little_memory_is_found(boards):
+    assert of("pi-2", boards).keys() == {"memory"}
+    assert not of("pi-0", boards)
 
 
-def test_other_weights_are_found(doctor, plant, models):
-    right, wrong = models
-    plant.mount("pi-1", right, wrong)
-    code, found = doctor("--model", right)
+def test_other_weights_are_found(weights):
+    problems = of("pi-1", weights)
 
-    assert code == 1
-    assert found.keys() == {("pi-1", "weights")}
-    assert "most hosts have" in found["pi-1", "weights"]
+    assert problems.keys() == {"weights"}
+    assert "most hosts have" in problems["weights"]
 
 
-def test_missing_weights_are_found(doctor, plant, models, tmp_path):
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    plant.mount("pi-3", models[0].parent, empty)
-    code, found = doctor("--model", models[0])
-
-    assert code == 1
-    assert found.keys() == {("pi-3", "weights")}
+def test_missing_weights_are_found(weights):
+    assert of("pi-3", weights).keys() == {"weights"}
+    assert not of("pi-0", weights)
+    assert not of("pi-2", weights)
 
 
-def test_a_dead_interface_is_found(doctor, plant):
-    """wlan0 is up and has an address, but is joined to nothing."""
-    plant.inside("pi-1", "link", "add", "wlan0", "type", "veth", "peer", "name", "air", mend=["link", "del", "wlan0"])
-    plant.inside("pi-1", "address", "add", "192.168.77.2/24", "dev", "wlan0", mend=["address", "flush", "dev", "wlan0"])
-    plant.inside("pi-1", "link", "set", "wlan0", "up", mend=["link", "set", "wlan0", "down"])
-    code, found = doctor()
+def test_a_dead_interface_is_found(boards):
+    problems = of("pi-1", boards)
 
-    assert code == 1
-    assert found.keys() == {("pi-1", "interface")}
-    assert "wlan0 (192.168.77.2) is up, but its cable is not" in found["pi-1", "interface"]
+    assert problems.keys() == {"interface"}
+    assert "wlan0 (192.168.77.2) is up, but its cable is not" in problems["interface"]
 
 
 def test_a_right_hostfile_is_written(lab, tmp_path):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hepti_mpi import profile as measure
 from hepti_mpi import profile_command, profile_links, profile_unrest, timing
@@ -19,10 +20,15 @@ from solver.curves import Kernel
 from solver.errors import HeptiError
 from solver.model import ModelSpec, TextInput
 from solver.systems import make_plan
+from tests import sweeps
 
+slow_with_five = pytest.mark.skipif(
+    MPI.COMM_WORLD.size > 3 and not sweeps.ALL, reason="takes 9 s with 5 ranks, and shows what it does with 3"
+)
 SPEC = ModelSpec("small", hidden=64, ffn=256, heads=4, layers=2, input=TextInput(50, 128, 128))
 
 
+@slow_with_five
 def test_a_profile_describes_every_rank(world, monkeypatch, tmp_path):
     """Names, speeds, memory, links and all curves; the same on all ranks."""
     monkeypatch.setattr(timing, "LEAST_S", 0.05)
@@ -44,6 +50,7 @@ def test_a_profile_describes_every_rank(world, monkeypatch, tmp_path):
     assert plan.predicted.seconds > 0
 
 
+@slow_with_five
 def test_what_it_measured_with_counts_as_free(world, monkeypatch):
     """Freed arrays serve again instead of going back to the kernel: of bert-large 100 MiB, once all is measured."""
     monkeypatch.setattr(timing, "LEAST_S", 0.01)
@@ -87,14 +94,18 @@ def unrest(world, monkeypatch):
     return measured
 
 
-def test_jitter_is_how_late_the_most_unsteady_rank_makes_all(world, unrest):
-    """The last rank takes 4 and 12 ms by turns, all others 8: steps take 8 and 12, two more than anybody on average."""
+def test_jitter_is_how_late_the_most_unsteady_rank_makes_all(world, unrest, monkeypatch):
+    """The last rank takes 20 and 60 ms by turns, all others 40: steps take 40 and 60, ten more than anybody on average.
+
+    So long that what else this machine does, some milliseconds a step, hardly counts.
+    """
+    monkeypatch.setattr(profile_unrest, "STEPS", 16)
     last = world.rank == world.size - 1
 
-    found = [jitter_s for jitter_s, _ in unrest(cycle([0.004, 0.012] if last else [0.008]))]
+    found = [jitter_s for jitter_s, _ in unrest(cycle([0.02, 0.06] if last else [0.04]))]
 
     if world.size > 1:
-        assert max(found) == found[-1] == pytest.approx(0.002, abs=0.0015)
+        assert max(found) == found[-1] == pytest.approx(0.01, abs=0.006)
         assert max(found[:-1]) < 0.5 * found[-1]
     else:
         assert found == [0.0]
@@ -113,13 +124,13 @@ def test_rest_is_what_a_pause_saves(world, unrest, monkeypatch):
         nonlocal paused
         while True:
             fast, paused = paused, False
-            yield 0.003 if fast else 0.008
+            yield 0.012 if fast else 0.032
 
     monkeypatch.setattr(time, "sleep", pause)
 
     found = [rest_s for _, rest_s in unrest(seconds())]
 
-    assert found == pytest.approx([0.005] * world.size if world.size > 1 else [0.0], abs=0.002)
+    assert found == pytest.approx([0.02] * world.size if world.size > 1 else [0.0], abs=0.008)
 
 
 def test_a_profile_is_for_these_hosts_and_this_shape(world):

@@ -28,7 +28,7 @@ from tests.mpi.test_layers import expected, tensors_of
 from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, random_plan, rows_plan
 from tests.solver.clusters import pis
 
-REQUESTS = sweeps.count(80, 160)
+REQUESTS = sweeps.count(40, 160)
 
 
 def random_rows(rng, ranks, among=None):
