@@ -21,10 +21,9 @@ export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 endif
 
-.PHONY: run test test-all test-arm checks lint types tests lab-tests clean
+.PHONY: run test test-all test-arm checks lint types tests lab-tests ranks clean
 
 PYTEST := $(BIN)/python -m pytest
-RANKS := 1 2 3 5
 
 run: .venv/run
 	mpirun -np $(NP) $(BIN)/python -m hepti_mpi
@@ -38,7 +37,7 @@ test-all: export HEPTI_TESTS := all
 test-all: run .venv/test
 	$(MAKE) checks LAB=tests/lab
 
-checks: lint types tests lab-tests
+checks: lint types tests lab-tests ranks
 
 lint:
 	$(BIN)/ruff check .
@@ -49,11 +48,13 @@ types:
 
 tests:
 	$(PYTEST) -q -n auto --dist loadfile --ignore=tests/mpi --ignore=tests/lab --ignore=tests/arm
-	for ranks in $(RANKS); do mpirun -np $$ranks $(PYTEST) -q tests/mpi || exit 1; done
 
 LAB := tests/lab/test_cleanliness.py tests/lab/test_doctor.py
 lab-tests:
 	$(PYTEST) -q -m lab $(LAB)
+
+ranks:
+	for ranks in 1 2 3 5; do mpirun -np $$ranks $(PYTEST) -q tests/mpi || exit 1; done
 
 # Two emulated 64-bit ARM boards, from wheels alone; 560 MiB, on Debian.
 test-arm: .venv/test
