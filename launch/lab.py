@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
+from launch.answers import written
 from solver.clock import at_scale
 from solver.cluster import Cluster
 from solver.errors import HeptiError
@@ -196,7 +197,7 @@ def load_lab(word: str | None) -> Lab:
     name = names[0] if word is None else lab_name(word)
     if name not in names:
         raise HeptiError(f"lab {name} is not up{did_you_mean(name, names)}: start it with lab up {word}")
-    state = json.loads((RUNTIME / name / "lab.json").read_text())
+    state = written(RUNTIME / name / "lab.json", f"lab {name}")
     hosts = tuple(
         Host(**{**host, "exceptions": tuple((peer, rate) for peer, rate in host["exceptions"])})
         for host in state.pop("hosts")

@@ -146,7 +146,10 @@ class _Probes:
         lines = [process.stdout.readline() for process in self.processes if process.stdout is not None]
         if not all(lines):
             raise HeptiError("a measuring program on a host ended early: its own message stands above")
-        return [json.loads(line) for line in lines]
+        try:
+            return [json.loads(line) for line in lines]
+        except json.JSONDecodeError as error:
+            raise HeptiError(f"a measuring program on a host said {error.doc.strip()!r}, not JSON") from error
 
     def __exit__(self, *_: object) -> None:
         for process in self.processes:

@@ -263,3 +263,12 @@ def test_a_link_is_as_fast_as_its_slower_end_or_its_exception():
 def test_down_never_leaves_its_own_folder(name):
     with pytest.raises(HeptiError, match="lab name"):
         down(name)
+
+
+def test_a_damaged_state_file_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(labs, "RUNTIME", tmp_path)
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "lab.json").write_text('{"name": "la')
+
+    with pytest.raises(HeptiError, match=r"lab lab left a lab\.json that is no JSON"):
+        load_lab("lab")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launch.lab_measure import FLOP, summary
+from launch.lab_measure import FLOP, _Probes, summary
 from solver.errors import HeptiError
 
 
@@ -33,3 +33,11 @@ def test_at_a_scale_seconds_are_the_labs():
     assert found.flop_per_s == pytest.approx(FLOP / 0.025)
     assert found.core_flop_per_s == pytest.approx(FLOP / 0.00625)
     assert found.share == pytest.approx(0.25)
+
+
+def test_a_probe_that_says_anything_else_is_refused_with_its_words():
+    with (
+        pytest.raises(HeptiError, match="a measuring program on a host said 'Killed', not JSON"),
+        _Probes([["bash", "-c", "echo Killed; cat"]]),
+    ):
+        pass
