@@ -32,7 +32,7 @@ run: .venv/run
 test: run .venv/test
 	$(MAKE) --jobs 2 --output-sync=line checks
 
-# All cases of every sweep, other ones every day, and all of the lab's tests, which measure: about an hour.
+# All cases of every sweep, other ones every day, and all of the lab's tests, which measure.
 test-all: export HEPTI_TESTS := all
 test-all: run .venv/test
 	$(MAKE) checks LAB=tests/lab
