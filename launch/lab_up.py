@@ -60,7 +60,7 @@ def up(lab: Lab, scale: float | None = None) -> tuple[Lab, list[Achieved], list[
     if lab.ssh and shutil.which("sshd") is None:
         raise HeptiError("--ssh needs the program sshd, which is not installed: apt install openssh-server")
     _require_down(lab)
-    lab = at_scale(lab, scale)
+    lab = scaled(lab, scale)
     require_capacity(lab)
     cgroups = machine_cgroups()
     down(lab.name)  # what a crash has left
@@ -118,7 +118,7 @@ def _signal(lab: Lab, number: int) -> None:
                 os.kill(int(process), number)
 
 
-def at_scale(lab: Lab, scale: float | None) -> Lab:
+def scaled(lab: Lab, scale: float | None) -> Lab:
     """Return the lab at a scale, chosen where it is None, with quotas that are a first guess."""
     cores = core_count()
     core_flop_per_s = core_speed(cores)

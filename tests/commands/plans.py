@@ -8,6 +8,35 @@ import numpy as np
 CUTS = [("rows", "rows"), ("columns", "full"), ("columns", "rows"), ("block", "full"), ("block", "rows")]
 
 
+# Plans: a good one for two ranks, and what a slip of the pen makes of it.
+
+PLAN = {
+    "format": "hepti-plan/1",
+    "model": {"name": "bert"},
+    "stages": [
+        {
+            "devices": ["a", "b"],
+            "layers": [
+                {
+                    "layers": [0, 3],
+                    "attention": {"cut": "block", "heads": [[0, 4], [4, 5]]},
+                    "mlp": {"cut": "rows", "rows": [0.7, 0.3]},
+                }
+            ],
+        }
+    ],
+}
+
+
+def changed(path, value):
+    """Return the plan with another value at a path like "attention heads"."""
+    plan = json.loads(json.dumps(PLAN))
+    run = plan["stages"][0]["layers"][0]
+    table = {"plan": plan, "stage": plan["stages"][0], "run": run}.get(path.split()[0], run.get(path.split()[0]))
+    table[path.split()[1]] = value
+    return plan
+
+
 def write_mixed_plan(path, checkpoint, ranks, seed):
     """Write a random plan for a converted checkpoint; no two layers need be cut the same way."""
     rng, config = np.random.default_rng(seed), checkpoint.model.config

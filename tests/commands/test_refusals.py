@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from tests.commands.cli import complaints, hepti, solver, weights
+from tests.commands.plans import PLAN, changed
 from weights import cli as weights_command
 
 
@@ -50,35 +51,6 @@ def job(refused, tmp_path):
 def write(path, content):
     path.write_text(content if isinstance(content, str) else json.dumps(content))
     return path
-
-
-# Plans: a good one for two ranks, and what a slip of the pen makes of it.
-
-PLAN = {
-    "format": "hepti-plan/1",
-    "model": {"name": "bert"},
-    "stages": [
-        {
-            "devices": ["a", "b"],
-            "layers": [
-                {
-                    "layers": [0, 3],
-                    "attention": {"cut": "block", "heads": [[0, 4], [4, 5]]},
-                    "mlp": {"cut": "rows", "rows": [0.7, 0.3]},
-                }
-            ],
-        }
-    ],
-}
-
-
-def changed(path, value):
-    """Return the plan with another value at a path like "attention heads"."""
-    plan = json.loads(json.dumps(PLAN))
-    run = plan["stages"][0]["layers"][0]
-    table = {"plan": plan, "stage": plan["stages"][0], "run": run}.get(path.split()[0], run.get(path.split()[0]))
-    table[path.split()[1]] = value
-    return plan
 
 
 # Weights files.

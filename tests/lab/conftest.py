@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from launch.lab import plan_lab
-from launch.lab_up import at_scale
+from launch.lab_up import scaled
 from solver.cluster import read_cluster
 
 HERE = Path(__file__).parent
@@ -109,7 +109,7 @@ def write_cluster(path, gflops, mbps, memory_gib, links=""):
 
 def half_scale(path):
     """Return the option for half of the scale that a lab would have by itself."""
-    alone = at_scale(plan_lab("half", read_cluster(path)), None)
+    alone = scaled(plan_lab("half", read_cluster(path)), None)
     return ("--scale", f"{alone.scale / 2:.4g}")
 
 

@@ -18,6 +18,7 @@ from tokenizers.models import WordLevel
 from hepti_mpi.__main__ import main
 from solver.model import TextInput, tensor_shapes
 from solver.spans import Span
+from tests.commands.plans import PLAN, changed
 from tests.mpi.test_layers import POST, PRE
 from weights import cli as weights
 from weights.store import WeightsWriter
@@ -202,35 +203,6 @@ def test_a_file_that_is_no_picture(content, vit, job, folder, write):
 )
 def test_a_file_that_cannot_be_written_is_refused_before_the_work(option, path, complaint, bert, refused):
     refused(complaint, "--model", bert.path, "--random", 5, option, path)
-
-
-# Plans: a good one for two ranks, and what a slip of the pen makes of it.
-
-PLAN = {
-    "format": "hepti-plan/1",
-    "model": {"name": "bert"},
-    "stages": [
-        {
-            "devices": ["a", "b"],
-            "layers": [
-                {
-                    "layers": [0, 3],
-                    "attention": {"cut": "block", "heads": [[0, 4], [4, 5]]},
-                    "mlp": {"cut": "rows", "rows": [0.7, 0.3]},
-                }
-            ],
-        }
-    ],
-}
-
-
-def changed(path, value):
-    """Return the plan with another value at a path like "attention heads"."""
-    plan = json.loads(json.dumps(PLAN))
-    run = plan["stages"][0]["layers"][0]
-    table = {"plan": plan, "stage": plan["stages"][0], "run": run}.get(path.split()[0], run.get(path.split()[0]))
-    table[path.split()[1]] = value
-    return plan
 
 
 @pytest.mark.parametrize(
