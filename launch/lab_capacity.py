@@ -20,6 +20,20 @@ SLOWEST = 2 / 3
 CORE_VARIABLE = "HEPTI_LAB_CORE_GFLOPS"
 
 
+def told_core_speed() -> float | None:
+    """Return the FLOP a second of a core that `lab up` is told, None where it is told nothing."""
+    told = os.environ.get(CORE_VARIABLE)
+    if told is None:
+        return None
+    try:
+        gflops = float(told)
+    except ValueError:
+        gflops = math.nan
+    if not 0 < gflops < math.inf:
+        raise HeptiError(f"{CORE_VARIABLE} is {told!r}, a number of GFLOP/s above zero is needed: 30, for example")
+    return 1e9 * gflops
+
+
 def core_count() -> int:
     """Return how many cores we may use."""
     return len(os.sched_getaffinity(0))

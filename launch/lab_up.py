@@ -16,7 +16,7 @@ from pathlib import Path
 from launch import shell
 from launch.lab import Host, Lab, load_lab
 from launch.lab_agent import agent_text, hosts_text, on_host
-from launch.lab_capacity import CORE_VARIABLE, choose_scale, core_count, memory_notes, require_capacity
+from launch.lab_capacity import choose_scale, core_count, memory_notes, require_capacity, told_core_speed
 from launch.lab_down import down, kill_everything, machine_cgroups, processes
 from launch.lab_limits import OPTIONAL_FILES, Cgroups, cpu_files, memory_files, weight_file
 from launch.lab_links import connect_command, latency_commands, network_commands, shape_commands
@@ -120,11 +120,11 @@ def _signal(lab: Lab, number: int) -> None:
 
 def scaled(lab: Lab, scale: float | None) -> Lab:
     """Return the lab at a scale, chosen where it is None, with quotas that are a first guess."""
+    told = told_core_speed()
     cores = core_count()
     core_flop_per_s = core_speed(cores)
     if scale is None:
-        told = os.environ.get(CORE_VARIABLE)
-        scale = choose_scale(lab, 1e9 * float(told) if told else core_flop_per_s, cores)
+        scale = choose_scale(lab, told or core_flop_per_s, cores)
     core_flop_per_s *= START / scale
     hosts = tuple(replace(host, core_flop_per_s=core_flop_per_s) for host in lab.hosts)
     return replace(lab, scale=scale, hosts=hosts)

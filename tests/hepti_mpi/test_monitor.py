@@ -1,6 +1,7 @@
 """What a rank can say of itself and its connections."""
 
 import socket
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -98,19 +99,20 @@ def test_a_probe_unlike_the_last_one_is_repeated_at_once(monkeypatch):
 
 
 def test_what_a_process_takes_and_frees_leaves_what_its_host_has_for_it():
-    """Within what other processes take or free meanwhile."""
+    """Within what other processes take or free meanwhile: the usual one of five times says how well."""
     size = 512 << 20
-    before, own = Monitor(SPEC, NUMPY).room(), own_bytes()
-    taken = np.ones(size, np.uint8)
-    held = own_bytes()
+    differences = []
+    for _ in range(5):
+        before, own = Monitor(SPEC, NUMPY).room(), own_bytes()
+        taken = np.ones(size, np.uint8)
+        differences.append(Monitor(SPEC, NUMPY).room() - before)
+        held = own_bytes()
+        del taken
+        give_back()
 
-    during = Monitor(SPEC, NUMPY).room()
-    del taken
-    give_back()
-
-    assert held - own > 0.9 * size
-    assert own_bytes() - own < 0.1 * size
-    assert abs(during - before) < 0.5 * size
+        assert held - own > 0.9 * size
+        assert own_bytes() - own < 0.1 * size
+    assert abs(statistics.median(differences)) < 0.5 * size
 
 
 def test_looking_leaves_no_open_files_behind(connection):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch.lab import plan_lab
-from launch.lab_capacity import USABLE, choose_scale, core_count, memory_notes, require_capacity
+from launch.lab_capacity import USABLE, choose_scale, core_count, memory_notes, require_capacity, told_core_speed
 from solver.cluster import GIB, Cluster, Device, Link
 from solver.errors import HeptiError
 from solver.ready import find_cluster
@@ -73,3 +73,18 @@ def test_memory_caps_above_the_machines_memory_are_a_note():
     assert memory_notes(lab_of((10,), 0.01)) == []
     (note,) = memory_notes(lab_of((10,) * 8, 2**13))
     assert "add up to 65536.0 GiB" in note
+
+
+@pytest.mark.parametrize("told", ["abc", "", "0", "-3", "nan", "inf"])
+def test_a_core_speed_that_is_none_is_refused(told, monkeypatch):
+    monkeypatch.setenv("HEPTI_LAB_CORE_GFLOPS", told)
+
+    with pytest.raises(HeptiError, match=f"HEPTI_LAB_CORE_GFLOPS is '{told}', a number of GFLOP/s above zero"):
+        told_core_speed()
+
+
+def test_the_core_speed_is_the_one_that_is_told(monkeypatch):
+    monkeypatch.setenv("HEPTI_LAB_CORE_GFLOPS", "30")
+    assert told_core_speed() == 30e9
+    monkeypatch.delenv("HEPTI_LAB_CORE_GFLOPS")
+    assert told_core_speed() is None

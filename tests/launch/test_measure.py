@@ -1,8 +1,13 @@
 """What the probes' answers add up to."""
 
+from dataclasses import replace
+
 import pytest
 
-from launch.lab_measure import FLOP, _Probes, summary
+from launch import lab_measure
+from launch.lab import plan_lab
+from launch.lab_measure import FLOP, _Probes, calibrate, summary
+from solver.cluster import GIB, Cluster, Device, Link
 from solver.errors import HeptiError
 
 
@@ -36,8 +41,48 @@ def test_at_a_scale_seconds_are_the_labs():
 
 
 def test_a_probe_that_says_anything_else_is_refused_with_its_words():
-    with (
-        pytest.raises(HeptiError, match="a measuring program on a host said 'Killed', not JSON"),
-        _Probes([["bash", "-c", "echo Killed; cat"]]),
-    ):
+    probes = _Probes([["bash", "-c", "echo Killed; cat"]])
+
+    with pytest.raises(HeptiError, match="a measuring program on a host said 'Killed', not JSON"), probes:
         pass
+    assert probes.processes[0].poll() == 0
+
+
+class Busy:
+    """Hosts whose core does 100 GFLOP/s, in some rounds another part of it, under the quota that is in force."""
+
+    def __init__(self, parts, quotas):
+        self.parts, self.quotas = list(parts), quotas
+
+    def __call__(self, commands):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def ask(self, seconds):
+        cpu_s = FLOP / (100e9 * self.parts.pop(0))
+        return [[(cpu_s / (quota * 0.98), cpu_s)] * 24 for quota in self.quotas]
+
+
+@pytest.mark.parametrize(
+    ("parts", "rounds"), [((1, 1, 1, 1, 1, 1), 2), ((0.7, 1, 1, 1.3, 1, 1), 4), ((1.1, 0.9, 1, 1, 1, 1), 3)]
+)
+def test_quotas_follow_what_is_usual_and_settle(parts, rounds, monkeypatch):
+    """A core of 100 GFLOP/s, 2 % lost by the quota: a round that is a third off does not count in the end."""
+    device = Device("pi-0", 24.6e9, GIB)
+    lab = plan_lab("lab", Cluster((device, replace(device, name="pi-1")), Link(1e8, 2e-4), {}))
+    lab = replace(lab, hosts=tuple(replace(host, core_flop_per_s=90e9) for host in lab.hosts))
+    busy = Busy(parts, [host.cores for host in lab.hosts])
+    monkeypatch.setattr(lab_measure, "_Probes", busy)
+
+    def limit(lab, host):
+        busy.quotas[[other.name for other in lab.hosts].index(host.name)] = host.cores
+
+    lab, _ = calibrate(lab, limit)
+
+    assert [host.core_flop_per_s for host in lab.hosts] == pytest.approx([98e9] * 2, rel=0.01)
+    assert len(parts) - len(busy.parts) == rounds
