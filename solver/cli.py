@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -16,14 +17,22 @@ from solver.command import Parser, check_path, whole_file
 from solver.compare import compare, compared, winners
 from solver.cost import price, setting
 from solver.errors import HeptiError
+from solver.memory import lacks
 from solver.model import DEFAULT_ROWS, ModelSpec, named_model, request_rows
 from solver.pipeline import price_plan
 from solver.plan import Plan, Wire
-from solver.plan_file import plan_to_json
+from solver.plan_file import plan_to_json, read_plan
 from solver.plot import SUFFIXES, check_pictures, plot_timeline, plot_winners
 from solver.progress import progress
 from solver.ready import find_cluster
-from solver.report import print_comparison, print_limits, print_plan, print_upgrades, to_json
+from solver.report import (
+    priced_to_json,
+    print_comparison,
+    print_limits,
+    print_plan,
+    print_upgrades,
+    to_json,
+)
 from solver.report_systems import print_stages, print_systems, stages_to_json, systems_to_json
 from solver.systems import DEFAULT, SYSTEMS, THROUGHPUT, plan_that_fits, plans_for
 from solver.systems.hepti import solve_hepti
@@ -52,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="python -m solver", description=ABOUT, epilog=EXAMPLE)
-    parser.add_argument("--model", required=True, metavar="MODEL.h5|NAME", help="a weights file, or an architecture")
+    parser.add_argument("--model", metavar="MODEL.h5|NAME", help="a weights file, or an architecture")
     parser.add_argument("--layers", type=int, metavar="N", help="another layer count, for a named architecture")
     parser.add_argument(
         "--cluster", required=True, metavar="CLUSTER.toml|NAME", help="a file, or a ready one: mixed4, pi4x4, …"
@@ -66,6 +75,9 @@ def _parser() -> Parser:
         "--objective", choices=OBJECTIVES, default="latency", help="one request, or many (default: %(default)s)"
     )
     parser.add_argument("--compare", action="store_true", help="predict all systems side by side, and plan by none")
+    parser.add_argument(
+        "--price", type=Path, metavar="PLAN.json", help="predict a plan that is there, and plan nothing"
+    )
     parser.add_argument("--map", type=Path, metavar="FILE.svg|png|pdf", help="draw who wins over bandwidth and memory")
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan")
     parser.add_argument("--json", action="store_true", help="print the plan and all about it as JSON, not as tables")
@@ -82,8 +94,11 @@ def _parser() -> Parser:
 
 def _run(options: argparse.Namespace) -> None:
     _check(options)
-    spec = _model(options.model, options.layers)
     cluster = changed(find_cluster(options.cluster), options.set, options.add, options.without)
+    if options.price:
+        _price(options, cluster)
+        return
+    spec = _model(options.model, options.layers)
     rows = request_rows(spec, options.rows)
     if options.compare:
         _compare(options, spec, cluster, rows)
@@ -100,6 +115,12 @@ def _check(options: argparse.Namespace) -> None:
         for name in ("system", "out", "plot"):
             if getattr(options, name) is not None:
                 raise HeptiError(f"--{name} is for one plan, {other} is about all systems: leave one of the two out")
+    if options.price:
+        for name in ("system", "out", "plot", "map", "compare"):
+            if getattr(options, name):
+                raise HeptiError(f"--{name} is for planning, --price is about a plan that is there: leave one out")
+    elif options.model is None:
+        raise HeptiError("--model is missing: a weights file, or an architecture such as bert-large")
     if options.map:
         if options.json and not options.compare:
             raise HeptiError("--json prints, --map only draws: leave --json out, or add --compare")
@@ -156,6 +177,39 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
     if solution:
         print_limits(console, solution, limits(cluster, solution))
     print_upgrades(console, plan, better)
+
+
+def _price(options: argparse.Namespace, cluster: Cluster) -> None:
+    """Show what a plan file would take; of the model that it names, where no other is given."""
+    plan = read_plan(options.price)
+    if options.model is None:
+        try:
+            spec = named_model(plan.model_name, options.layers or plan.stages[-1].span.stop)
+        except HeptiError as error:
+            raise HeptiError(f"{options.price}: {error}; or say --model MODEL.h5") from error
+    else:
+        spec = _model(options.model, options.layers)
+    if plan.devices != cluster.names:
+        raise HeptiError(
+            f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"
+        )
+    plan.check(spec, len(cluster.names))
+    rows = request_rows(spec, options.rows or plan.rows or None)
+    plan = replace(plan, rows=rows, cluster_fingerprint=cluster.fingerprint)
+    found = price_plan(spec, cluster, plan, rows)
+    plan = replace(plan, predicted=found.prediction)
+    if lacking := lacks(spec, cluster, plan, found.weights_bytes):
+        print(f"note: {options.price} {lacking}", file=sys.stderr)
+    if not plan.in_one:
+        _show_stages(options, spec, cluster, plan, rows, [])
+        return
+    priced = price(setting(spec, cluster, rows), plan)
+    if options.json:
+        print(priced_to_json(cluster, plan, priced), end="")
+        return
+    console = Console(highlight=False)
+    console.print(_title(options, spec, rows) + _links(cluster), markup=False, soft_wrap=True)
+    print_plan(console, cluster, plan, priced)
 
 
 def _show_stages(

@@ -105,6 +105,24 @@ def to_json(
     solution: Solution | None, upgrades: Sequence[Upgrade],
 ) -> str:  # fmt: skip
     """Return the plan's JSON, which can be run as it is, with all that the tables say."""
+    table = _with_devices(cluster, plan, priced)
+    table["alternatives"] = [
+        {"system": other.system, "seconds": other.seconds if np.isfinite(other.seconds) else None, "lacks": other.lacks}
+        for other in others
+    ]
+    table["bounds"] = {"compute_bound_s": bound.compute_s, "exchange_bound_s": bound.exchange_s}
+    table["upgrades"] = [asdict(upgrade) for upgrade in upgrades]
+    if solution is not None:
+        table["gap"] = solution.gap
+    return json.dumps(table, indent=1) + "\n"
+
+
+def priced_to_json(cluster: Cluster, plan: Plan, priced: Price) -> str:
+    """Return the plan's JSON, which can be run as it is, with what every device does."""
+    return json.dumps(_with_devices(cluster, plan, priced), indent=1) + "\n"
+
+
+def _with_devices(cluster: Cluster, plan: Plan, priced: Price) -> dict[str, Any]:
     table: dict[str, Any] = json.loads(plan_to_json(plan))
     table["per_device"] = [
         {
@@ -118,15 +136,7 @@ def to_json(
             cluster.names, priced.weights_bytes, priced.compute_s, priced.exchange_s, priced.idle_s, strict=True
         )
     ]
-    table["alternatives"] = [
-        {"system": other.system, "seconds": other.seconds if np.isfinite(other.seconds) else None, "lacks": other.lacks}
-        for other in others
-    ]
-    table["bounds"] = {"compute_bound_s": bound.compute_s, "exchange_bound_s": bound.exchange_s}
-    table["upgrades"] = [asdict(upgrade) for upgrade in upgrades]
-    if solution is not None:
-        table["gap"] = solution.gap
-    return json.dumps(table, indent=1) + "\n"
+    return table
 
 
 def _shares(plan: Plan, spans: Sequence[Span], layer: LayerPlan, listed: Sequence[int]) -> Table:

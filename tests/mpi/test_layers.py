@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +19,14 @@ from solver.cluster import GIB, Cluster, Device, Link
 from solver.cost import predict
 from solver.model import ImageInput, ModelSpec, TextInput, tensor_shapes
 from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, Stage, Wire
+from solver.plan_file import read_plan
 from solver.routes import Route
 from solver.shares import held_layers, own_plan
 from solver.spans import Partition, Span
 from tests import reference
 from weights.synthesize import synthetic_rows
 
+DATA = Path(__file__).parents[1] / "data" / "plans"
 TEXT = TextInput(vocab=97, positions=600, max_rows=600, token_types=2)
 POST = ModelSpec("post", hidden=40, ffn=83, heads=5, layers=3, input=TEXT)
 PRE = ModelSpec(
@@ -116,20 +119,26 @@ def check(spec, layers, lengths, world, computes=NUMPY, tile_rows=0, atol=1e-4, 
         tuple(f"pi-{rank}" for rank in range(world.size)),
         tuple((Span(number, number + 1), layer) for number, layer in enumerate(layers)),
     )
+    return check_plan(spec, Plan((stage,), spec.name, tile_rows=tile_rows), lengths, world, computes, atol, wire)
+
+
+def check_plan(spec, plan, lengths, world, computes=NUMPY, atol=1e-4, wire=Wire.FLOAT32):
+    """Run a batch as a plan says, and compare rank 0's result with the oracle's."""
     tensors = tensors_of(spec)
-    stack = make_stack(spec, Plan((stage,), spec.name, tile_rows=tile_rows), tensors, world, computes, wire)
+    stack = make_stack(spec, plan, tensors, world, computes, wire)
     contents, answers = expected(spec, tuple(lengths))
     batch = Batch.of_lengths(lengths)
     embedded = np.concatenate([ends.embed(spec, tensors, content) for content in contents])
 
     hidden = stack.run(batch, embedded if world.rank == 0 else None, count=True)
+    world.finish_sending()
 
     assert hidden.dtype == np.float32
     if world.rank == 0:
         hidden = ends.last_hidden(spec, tensors, hidden)
         np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=atol)
     else:
-        assert hidden.shape == (0, spec.hidden)
+        assert not hidden.size
     return stack
 
 
@@ -163,6 +172,15 @@ def test_any_mixture_of_cuts_gives_the_reference(rows, seed, world):
         kind = ["equal", "uneven", "empty"][rng.integers(3)]
         layers.append(random_layer(spec, attention, mlp, kind, world.size, rng))
     check(spec, layers, [rows], world, tile_rows=[0, 1, 16, 100][seed % 4])
+
+
+@pytest.mark.parametrize("name", ["rows", "block", "mixture", "grid", "pipeline"])
+def test_plan_files_of_the_first_version_are_read_and_run(name, world):
+    if world.size != 3:
+        pytest.skip("the files are for three devices")
+    plan = read_plan(DATA / f"{name}.json")
+
+    check_plan(POST, plan, [12, 1, 30], world, atol=1e-2 if plan.wire is Wire.FLOAT16 else 1e-4, wire=plan.wire)
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])

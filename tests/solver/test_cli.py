@@ -176,7 +176,7 @@ def test_help_has_an_example():
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--modle", "bert-base"], "required: --model"),
+        (["--modle", "bert-base"], "required: --cluster"),
         (["--model", "bert-lage", "--cluster", "CLUSTER"], "did you mean bert-large"),
         (["--model", "bert-base", "--cluster", "nowhere.toml"], "there is no cluster file nowhere.toml"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--rows", "0"], "--rows is 0"),
@@ -489,3 +489,50 @@ def test_advice_is_given_where_another_systems_plan_won(way, cluster, capsys):
     else:
         assert "1 GiB more on pi-1 saves" in out
         assert "links of 94 Mbps to all saves" in out
+
+
+@pytest.mark.parametrize("system", ["hepti", "pipeedge"])
+def test_a_plan_file_costs_what_its_planner_said(system, cluster, tmp_path):
+    """Also on another cluster, at another length; the plan comes back with what it would take."""
+    out = tmp_path / "plan.json"
+    model = ("--model", "bert-base", "--layers", 3)
+    assert solver(*model, "--cluster", cluster, "--system", system, "--out", out, "--json").returncode == 0
+    faster = ("--set", "network.bandwidth_mbps=9400")
+
+    same = json.loads(solver("--price", out, "--cluster", cluster, "--json").stdout)
+    other = json.loads(solver("--price", out, "--cluster", cluster, *faster, "--rows", 100, "--json").stdout)
+
+    assert same["stages"] == json.loads(out.read_text())["stages"]
+    assert same["predicted"] == json.loads(out.read_text())["predicted"]
+    assert other["rows"] == 100
+    assert other["predicted"]["seconds"] < same["predicted"]["seconds"] / 2
+    table = solver("--price", out, "--cluster", cluster)
+    assert f"{1e3 * same['predicted']['seconds']:.1f} ms" in table.stdout
+
+
+def test_a_plan_file_that_does_not_fit_is_not_priced(cluster, tmp_path):
+    out = tmp_path / "plan.json"
+    solver("--model", "bert-base", "--layers", 3, "--cluster", cluster, "--out", out)
+    for words, found in (
+        (("--cluster", cluster, "--add", "pi5"), "is for devices pi-0, pi-1, the cluster has pi-0, pi-1, pi5"),
+        (("--cluster", "paper2", "--model", "bert-large"), "the plan is for model bert-base"),
+        (("--cluster", cluster, "--compare"), "--compare is for planning, --price is about a plan that is there"),
+        (("--cluster", cluster, "--rows", 5000), "--rows is 5000, bert-base has 512 positions"),
+    ):
+        done = solver("--price", out, *words)
+
+        assert done.returncode == 2
+        assert found in done.stderr
+    out.write_text(out.read_text().replace("bert-base", "mine"))
+    assert "or say --model MODEL.h5" in solver("--price", out, "--cluster", cluster).stderr
+    assert "--model is missing" in solver("--cluster", cluster).stderr
+
+
+def test_a_plan_that_lacks_memory_is_priced_with_a_note(cluster, tmp_path):
+    out = tmp_path / "plan.json"
+    solver("--model", "bert-base", "--cluster", cluster, "--out", out)
+
+    done = solver("--price", out, "--cluster", cluster, "--set", "pi-0.memory_gib=0.1", "--json")
+
+    assert done.returncode == 0
+    assert f"note: {out} does not fit: " in done.stderr
