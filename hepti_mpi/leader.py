@@ -14,33 +14,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hepti_mpi import defaults, ends, outputs, show
-from hepti_mpi.answers import Answers
-from hepti_mpi.arrays import Array
-from hepti_mpi.batch import Batch
-from hepti_mpi.choice import choose
-from hepti_mpi.comm import Group
-from hepti_mpi.conductor import Conductor
-from hepti_mpi.flow import Flow, Step
-from hepti_mpi.hosts import Place
-from hepti_mpi.inputs import Reader, Request, batches_of, rows_of
-from hepti_mpi.live import Member
-from hepti_mpi.report import job_report, predicted_rate, prediction
-from hepti_mpi.stack import Stack
-from hepti_mpi.watch import Watch
-from solver import clock
-from solver.cluster import Cluster
-from solver.command import check_path
-from solver.errors import HeptiError
-from solver.model import ModelSpec
-from solver.plan import Plan, Wire
-from solver.progress import progress
-from solver.words import percent
-from weights.store import WeightsFile
+from hepti_mpi import defaults
+from hepti_mpi.base.arrays import Array
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.hosts import Place
+from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.flow import Flow, Step
+from hepti_mpi.engine.stack import Stack
+from hepti_mpi.kernels import embeddings
+from hepti_mpi.live.conductor import Conductor
+from hepti_mpi.live.member import Member
+from hepti_mpi.plan_choice import choose
+from hepti_mpi.report import tables
+from hepti_mpi.report.report import job_report, predicted_rate, prediction
+from hepti_mpi.report.watch import Watch
+from hepti_mpi.requests import outputs
+from hepti_mpi.requests.answers import Answers
+from hepti_mpi.requests.inputs import Reader, Request, batches_of, rows_of
+from solver.base import clock
+from solver.base.command import check_path
+from solver.base.errors import HeptiError
+from solver.base.phrases import percent
+from solver.base.progress import progress
+from solver.cluster.cluster import Cluster
+from solver.model.spec import ModelSpec
+from solver.plan.plan import Plan, Wire
+from weights.file.store import WeightsFile
 
 if TYPE_CHECKING:
-    from solver.lengths import PlansByLength
-    from solver.planner import Solution
+    from solver.programs.lengths import PlansByLength
+    from solver.programs.planner import Solution
 
 # A request that takes this many times what was predicted speaks against the profile, not of noise or a first run.
 FAR = 2.0
@@ -70,7 +73,7 @@ class Leader:
         self._options = options
         self._group = group
         self._serves = options.input == "-"  # answers standard input line by line
-        self.console = show.terminal(stderr=True)
+        self.console = tables.terminal(stderr=True)
         self._cluster: Cluster | None = None
         self._complaints: list[str] = []
         self._complained = False
@@ -143,7 +146,7 @@ class Leader:
         return self._plan, self._spare
 
     def lead(
-        self, stack: Stack, tensors: ends.Tensors, member: Member | None, read_bytes_per_s: Sequence[float]
+        self, stack: Stack, tensors: embeddings.Tensors, member: Member | None, read_bytes_per_s: Sequence[float]
     ) -> None:
         """Run every batch on all ranks, and answer it; where the plan lives, let it follow what they measure."""
         flow = Flow(stack, self._group)
@@ -152,7 +155,7 @@ class Leader:
         if self._options.wire not in (Wire.FLOAT32, Wire.ADAPTIVE) and batches:
             self._rounding = self._measure_rounding(batches[0], flow, tensors)
         if member is not None and self._solution is not None and self._cluster is not None:
-            from solver.replan import Replanner
+            from solver.live.replan import Replanner
 
             replanner = Replanner(self._spec, self._cluster, self._solution, self._spare, read_bytes_per_s)
             self._conductor = Conductor(self._spec, member, replanner, self._options.replan == "auto", self.say)
@@ -164,7 +167,7 @@ class Leader:
             self._plan = stack.plan
         self._group.announce(None, range(self._group.size))
 
-    def _serve(self, stack: Stack, flow: Flow, tensors: ends.Tensors) -> None:
+    def _serve(self, stack: Stack, flow: Flow, tensors: embeddings.Tensors) -> None:
         """Answer standard input, line by line; what is kept of the answers does not grow with them."""
         with self._watch or nullcontext(), self._answers.as_they_come():
             for request in self._reader.standard_input():
@@ -173,7 +176,9 @@ class Leader:
                     outputs.print_answer(answers[0])
                 self._between(stack)
 
-    def _pass_over(self, batches: Sequence[list[Request]], stack: Stack, flow: Flow, tensors: ends.Tensors) -> None:
+    def _pass_over(
+        self, batches: Sequence[list[Request]], stack: Stack, flow: Flow, tensors: embeddings.Tensors
+    ) -> None:
         """Compute the batches of a file as often as is asked."""
         passes = self._options.warmup + self._options.repeat
         bar = progress("computing", passes * len(batches), console=self.console, unit="batches")
@@ -207,26 +212,26 @@ class Leader:
         if options.report is not None:
             outputs.write_json(options.report, report)
         if not self._serves:
-            console = show.terminal(stderr=False)
+            console = tables.terminal(stderr=False)
             if options.output is None and options.random is None:
-                show.show_answers(console, self._requests, self._answers.kept)
-            show.show_ranks(console, report, self._plan, queued=len(batches) > 1 and not self._plan.in_one)
+                tables.show_answers(console, self._requests, self._answers.kept)
+            tables.show_ranks(console, report, self._plan, queued=len(batches) > 1 and not self._plan.in_one)
             if self._rounding is not None:
                 size = f"{percent(self._rounding)} of their root mean square"
                 console.print(f"{options.wire} on the wire: hidden states differ from exact ones by {size} at most")
             if options.wire is Wire.ADAPTIVE:
-                console.print(f"batches sent from stage to stage: {show.by_bits(ranks) or 'none'}")
+                console.print(f"batches sent from stage to stage: {tables.by_bits(ranks) or 'none'}")
             self._doubt_profile(report["seconds_median"], report["predicted_seconds"])
         return 2 if self._complained else 0
 
     def _compute(
-        self, batches: Sequence[list[Request]], flow: Flow, tensors: ends.Tensors, *, count: bool
+        self, batches: Sequence[list[Request]], flow: Flow, tensors: embeddings.Tensors, *, count: bool
     ) -> Iterator[list[dict[str, Any]]]:
         """Run batches on all ranks and yield each one's answers."""
         for requests, hidden, started in self._hidden_states(batches, flow, tensors, count=count):
             batch = Batch.of_lengths([request.rows for request in requests])
             states = [hidden[span.slice] for span in batch.requests]
-            results = [ends.result(self._spec, tensors, state) for state in states]
+            results = [embeddings.result(self._spec, tensors, state) for state in states]
             seconds = clock.now() - started
             answers = [
                 outputs.answer(request, seconds, result) for request, result in zip(requests, results, strict=True)
@@ -260,7 +265,7 @@ class Leader:
         self,
         batches: Sequence[list[Request]],
         flow: Flow,
-        tensors: ends.Tensors,
+        tensors: embeddings.Tensors,
         *,
         count: bool,
         exact: bool = False,
@@ -270,7 +275,7 @@ class Leader:
 
         def embed(requests: list[Request]) -> Array:
             begun.append((requests, clock.now()))
-            return np.concatenate([ends.embed(self._spec, tensors, request.content) for request in requests])
+            return np.concatenate([embeddings.embed(self._spec, tensors, request.content) for request in requests])
 
         def step(requests: list[Request]) -> Step:
             rows = tuple(request.rows for request in requests)
@@ -282,9 +287,9 @@ class Leader:
         steps = [(step(requests), partial(embed, requests)) for requests in batches]
         for hidden in flow.run(steps, meanwhile, look):
             requests, started = begun.popleft()
-            yield requests, ends.last_hidden(self._spec, tensors, hidden), started
+            yield requests, embeddings.last_hidden(self._spec, tensors, hidden), started
 
-    def _measure_rounding(self, requests: list[Request], flow: Flow, tensors: ends.Tensors) -> float:
+    def _measure_rounding(self, requests: list[Request], flow: Flow, tensors: embeddings.Tensors) -> float:
         """Return what thin wires cost: the largest error of a hidden state, of the root mean square of all."""
         exact, rounded = (
             hidden

@@ -6,21 +6,25 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from solver import stopping
-from solver.command import Parser
-from solver.errors import HeptiError
+from solver.base import stopping
+from solver.base.command import Parser
+from solver.base.errors import HeptiError
 
 
 def load() -> stopping.Main:
     """Import the commands, which takes long."""
-    from launch import bench_command, doctor_command, lab_command  # noqa: F401
+    from launch.bench import command as bench_command  # noqa: F401
+    from launch.doctor import command as doctor_command  # noqa: F401
+    from launch.lab import command as lab_command  # noqa: F401
 
     return main
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command line; return the exit code: 0 done, 1 failed, 2 bad usage or input."""
-    from launch import bench_command, doctor_command, lab_command
+    from launch.bench import command as bench_command
+    from launch.doctor import command as doctor_command
+    from launch.lab import command as lab_command
 
     parser: argparse.ArgumentParser = Parser(
         prog="python -m launch",

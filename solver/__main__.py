@@ -1,6 +1,6 @@
 """`python -m solver`: plan for a cluster that need not be there, and show who gets what."""
 
-from solver import stopping
+from solver.base import stopping
 
 
 def load() -> stopping.Main:

@@ -11,21 +11,23 @@ from pathlib import Path
 
 from rich.console import Console
 
-from solver.advice import Upgrade, alternatives, bounds, limits, other_systems, upgrades
-from solver.cluster import GIB, Cluster
-from solver.command import Parser, check_path, whole_file
-from solver.compare import compare, compared, winners
-from solver.cost import price, setting
-from solver.errors import HeptiError
-from solver.memory import lacks
-from solver.model import DEFAULT_ROWS, ModelSpec, named_model, request_rows
-from solver.pipeline import price_plan
-from solver.plan import Plan, Wire
-from solver.plan_file import plan_to_json, read_plan
-from solver.plot import SUFFIXES, check_pictures, plot_timeline, plot_winners
-from solver.progress import progress
-from solver.ready import find_cluster
-from solver.report import (
+from solver.base.command import Parser, check_path, whole_file
+from solver.base.errors import HeptiError
+from solver.base.phrases import counted, mbps
+from solver.base.progress import progress
+from solver.cluster.cluster import GIB, Cluster
+from solver.cluster.named import find_cluster
+from solver.cluster.whatif import BOARDS, changed
+from solver.model.spec import DEFAULT_ROWS, ModelSpec, named_model, request_rows
+from solver.plan.file import plan_to_json, read_plan
+from solver.plan.plan import Plan, Wire
+from solver.schedule.cost import price, setting
+from solver.schedule.memory import lacks
+from solver.schedule.stages import price_plan
+from solver.show.advice import Upgrade, alternatives, bounds, limits, other_systems, upgrades
+from solver.show.comparison import compare, compared, winners
+from solver.show.pictures import SUFFIXES, check_pictures, plot_timeline, plot_winners
+from solver.show.plan_tables import (
     priced_to_json,
     print_comparison,
     print_limits,
@@ -33,11 +35,9 @@ from solver.report import (
     print_upgrades,
     to_json,
 )
-from solver.report_systems import print_stages, print_systems, stages_to_json, systems_to_json
+from solver.show.system_tables import print_stages, print_systems, stages_to_json, systems_to_json
 from solver.systems import DEFAULT, SYSTEMS, THROUGHPUT, plan_that_fits, plans_for
 from solver.systems.hepti import solve_hepti
-from solver.whatif import BOARDS, changed
-from solver.words import counted, mbps
 
 ABOUT = "Plan for a cluster that need not be there, and show who gets what."
 EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4 --rows 256 --out plan.json"
@@ -282,7 +282,7 @@ def _model(argument: str, layers: int | None) -> ModelSpec:
         raise HeptiError(f"--layers is for named architectures: {argument} has the layers that it has")
     # The library `solver` knows nothing of weights files. Its command line may meet the room that does, and only when
     # it is given a file, so that planning for a named model needs no h5py.
-    weights = importlib.import_module("weights.store").WeightsFile(Path(argument))
+    weights = importlib.import_module("weights.file.store").WeightsFile(Path(argument))
     with weights:
         spec: ModelSpec = weights.spec
     return spec

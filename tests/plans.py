@@ -4,10 +4,10 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from solver.model import ModelSpec, TextInput
-from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, Prediction, Stage, Wire
-from solver.routes import Route
-from solver.spans import Partition, Span
+from solver.model.spec import ModelSpec, TextInput
+from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, Prediction, Stage, Wire
+from solver.plan.routes import Route
+from solver.plan.spans import Partition, Span
 
 SPEC = ModelSpec("tiny", hidden=20, ffn=37, heads=5, layers=4, input=TextInput(50, 32, 32))
 

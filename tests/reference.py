@@ -1,7 +1,7 @@
 """The oracle: a transformer encoder on one page of numpy, in float64, sharing no code with the product's computing.
 
 S rows, H hidden, F feed-forward width, A heads, d head width, V vocabulary, C channels. Tensors are called and lie as
-`solver.model.tensor_shapes` says: query, key, value and up as [out, in], attention output and down as [in, out].
+`solver.model.spec.tensor_shapes` says: query, key, value and up as [out, in], attention output and down as [in, out].
 """
 
 import math
@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 from scipy.special import erf
 
-from solver.model import ModelSpec, TextInput, tensor_shapes
+from solver.model.spec import ModelSpec, TextInput, tensor_shapes
 
 
 def gelu(x):

@@ -12,9 +12,17 @@ ROOT = Path(__file__).parent.parent
 # What each room may import of the others.
 ROOMS = {"solver": set(), "weights": {"solver"}, "hepti_mpi": {"solver", "weights"}, "launch": {"solver"}}
 HEAVY = ("mpi4py", "cvxpy", "pulp", "h5py", "onnxruntime", "safetensors", "tokenizers", "matplotlib")
+# The rooms of a package, each with those before it that it may import. What lies in no room may import all of them.
+ORDER = {
+    "solver": ("base", "model", "cluster", "plan", "schedule", "programs", "systems", "live", "show"),
+    "weights": ("file", "inputs", "convert"),
+    "hepti_mpi": ("base", "requests", "comm", "kernels", "engine", "live", "report", "measure"),
+    "launch": ("base", "start", "lab", "doctor", "single", "compare", "bench"),
+}
+MOST_FILES = 13  # in a room; `systems` has one file a published system
 # References of the tests, or tools that a board can do without.
 # Stand-alone programs on other runtimes, which Hepti is compared with: started by name, imported by nobody.
-COMPARED = ("single_numpy.py", "single_onnxruntime.py", "single_torch.py")
+COMPARED = ("on_numpy.py", "on_onnxruntime.py", "on_torch.py")
 FORBIDDEN = {"torch", "transformers", "scipy", "sentence_transformers"}
 
 
@@ -59,7 +67,7 @@ def test_processes_are_started_by_launch_and_for_the_trial_of_a_backend():
     """Whether a wheel ends a process can only be seen from outside of it."""
     addresses = [str(path) for path, names in MODULES.items() if "subprocess" in names]
 
-    assert addresses == ["hepti_mpi/trial.py", "launch/shell.py"]
+    assert addresses == ["hepti_mpi/kernels/trial.py", "launch/base/shell.py"]
 
 
 def test_the_solver_knows_neither_mpi_nor_hdf5():
@@ -77,9 +85,36 @@ def test_the_packages_do_without_the_references():
 
 
 def test_nobody_imports_the_programs_that_hepti_is_compared_with():
-    compared = {f"launch.{name.removesuffix('.py')}" for name in COMPARED}
+    compared = {f"launch.single.{name.removesuffix('.py')}" for name in COMPARED}
 
     assert not [path for path in MODULES if imports(ROOT / path) & compared]
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_a_room_imports_only_those_before_it(package):
+    order = ORDER[package]
+    wrong = set()
+    for path in MODULES:
+        if path.parts[0] == package and len(path.parts) > 2:
+            for name in imports(ROOT / path):
+                parts = name.split(".")
+                if parts[0] == package and parts[1] != path.parts[1]:
+                    before = order[: order.index(path.parts[1])]
+                    if parts[1] not in before:
+                        wrong.add(f"{path} imports {name}")
+
+    assert not wrong
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_a_package_is_its_rooms_and_a_room_is_a_dozen_files(package):
+    rooms = {folder.name for folder in (ROOT / package).iterdir() if (folder / "__init__.py").exists()}
+
+    assert rooms == set(ORDER[package])
+    for folder in (ROOT / package, *((ROOT / package / room) for room in rooms)):
+        files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        assert len(files) <= MOST_FILES or folder.name == "systems", folder
+        assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
 
 
 def test_there_are_no_circles():
@@ -102,7 +137,9 @@ def test_the_solver_package_imports_nothing():
     assert not imports(ROOT / "solver" / "__init__.py")
 
 
-@pytest.mark.parametrize("module", ["solver.plan", "solver.shares", "solver.model", "solver.cluster"])
+@pytest.mark.parametrize(
+    "module", ["solver.plan.plan", "solver.plan.holdings", "solver.model.spec", "solver.cluster.cluster"]
+)
 def test_reading_a_plan_needs_no_heavy_library(module):
     """A worker that reads a plan starts with the standard library and what the file formats need."""
     code = f"import sys, {module}; print(*sorted({{'mpi4py', 'h5py', 'cvxpy', 'pulp'}} & set(sys.modules)))"

@@ -18,9 +18,9 @@ from tests.checkpoints import (
     token_ids,
     write_json,
 )
-from weights.convert import convert
-from weights.store import WeightsFile
-from weights.tokenize import Tokenizer
+from weights.convert.convert import convert
+from weights.file.store import WeightsFile
+from weights.inputs.tokenize import Tokenizer
 
 TOLERANCE = 1e-5
 

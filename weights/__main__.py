@@ -1,6 +1,6 @@
 """`python -m weights`: convert, synthesize, inspect and verify weights files."""
 
-from solver import stopping
+from solver.base import stopping
 
 
 def load() -> stopping.Main:

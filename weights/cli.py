@@ -16,15 +16,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from solver.command import Parser
-from solver.errors import HeptiError
-from solver.model import DECOUPLED_NAMES, NAMED_MODELS, ModelSpec, TextInput, named_model, tensor_shapes
-from solver.progress import progress
-from solver.shares import TensorSlice
-from solver.words import counted
-from weights.convert import convert
-from weights.layout import row_spans
-from weights.store import DTYPES, FORMAT, WeightsFile
+from solver.base.command import Parser
+from solver.base.errors import HeptiError
+from solver.base.phrases import counted
+from solver.base.progress import progress
+from solver.model.spec import DECOUPLED_NAMES, NAMED_MODELS, ModelSpec, TextInput, named_model, tensor_shapes
+from solver.plan.holdings import TensorSlice
+from weights.convert.convert import convert
+from weights.file.layout import row_spans
+from weights.file.store import DTYPES, FORMAT, WeightsFile
 from weights.synthesize import synthesize
 
 EXAMPLE = """examples:

@@ -15,11 +15,11 @@ import numpy as np
 # numpy imports it when it is first used, and swallows a Ctrl-C that comes meanwhile.
 from numpy.random import SFC64, Generator
 
-from solver.model import ModelSpec, tensor_shapes
-from solver.progress import progress
-from solver.spans import Span
-from weights.layout import Array, row_spans
-from weights.store import WeightsWriter
+from solver.base.progress import progress
+from solver.model.spec import ModelSpec, tensor_shapes
+from solver.plan.spans import Span
+from weights.file.layout import Array, row_spans
+from weights.file.store import WeightsWriter
 
 BLOCK_ROWS = 64
 
@@ -51,7 +51,7 @@ def synthetic_rows(name: str, shape: tuple[int, ...], rows: Span, seed: int = 0)
     Parameters
     ----------
     name, shape
-        As in `solver.model.tensor_shapes`.
+        As in `solver.model.spec.tensor_shapes`.
     rows
         Which rows.
     seed

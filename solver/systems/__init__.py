@@ -7,12 +7,12 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 
-from solver.cluster import Cluster
-from solver.errors import HeptiError, InfeasiblePlanError
-from solver.memory import SLIP_BYTES, does_not_fit, short_bytes
-from solver.model import ModelSpec
-from solver.plan import Plan, Wire
-from solver.sending import sent_and_predicted
+from solver.base.errors import HeptiError, InfeasiblePlanError
+from solver.cluster.cluster import Cluster
+from solver.model.spec import ModelSpec
+from solver.plan.plan import Plan, Wire
+from solver.programs.tiles_and_routes import sent_and_predicted
+from solver.schedule.memory import SLIP_BYTES, does_not_fit, short_bytes
 from solver.systems.data import plan_data
 from solver.systems.detransformer import plan_detransformer
 from solver.systems.edgeshard import plan_edgeshard

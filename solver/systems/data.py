@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.cluster import Cluster
-from solver.memory import holds_all, no_device_holds_all
-from solver.model import ModelSpec
-from solver.pipeline import chain, layer_seconds
-from solver.plan import Plan
+from solver.cluster.cluster import Cluster
+from solver.model.spec import ModelSpec
+from solver.plan.plan import Plan
+from solver.schedule.memory import holds_all, no_device_holds_all
+from solver.schedule.stages import chain, layer_seconds
 
 
 def plan_data(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:

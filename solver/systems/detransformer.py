@@ -33,18 +33,18 @@ from itertools import combinations
 
 import numpy as np
 
-from solver.cluster import Cluster
-from solver.cost import setting
-from solver.curves import Floats
-from solver.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, layer_seconds, tensor_shares
-from solver.errors import InfeasiblePlanError
-from solver.exchange import Exchange, Mask, gather, scatter
-from solver.kinds import Integers
-from solver.layers import LayerSteps, Setting
-from solver.memory import nearest_lacks, weights_room, whole_layer_bytes
-from solver.model import ModelSpec, layer_tensor_shapes
-from solver.plan import Cut, Layout, Plan
-from solver.steps import FLOAT_BYTES, Axis, Step, Transfer, step_times
+from solver.base.errors import InfeasiblePlanError
+from solver.cluster.cluster import Cluster
+from solver.cluster.curves import Floats
+from solver.model.spec import ModelSpec, layer_tensor_shapes
+from solver.plan.plan import Cut, Layout, Plan
+from solver.schedule.cost import setting
+from solver.schedule.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, layer_seconds, tensor_shares
+from solver.schedule.exchange import Exchange, Mask, gather, scatter
+from solver.schedule.layer_table import Integers
+from solver.schedule.layers import LayerSteps, Setting
+from solver.schedule.memory import nearest_lacks, weights_room, whole_layer_bytes
+from solver.schedule.steps import FLOAT_BYTES, Axis, Step, Transfer, step_times
 
 MOST, WAYS = 8, 1 << 13
 

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.cluster import Cluster
-from solver.curves import Floats
-from solver.kinds import Integers
-from solver.memory import layers_do_not_fit, weights_room, whole_layer_bytes
-from solver.model import ModelSpec
-from solver.pipeline import chain, layer_seconds
-from solver.plan import Plan
-from solver.steps import FLOAT_BYTES
+from solver.cluster.cluster import Cluster
+from solver.cluster.curves import Floats
+from solver.model.spec import ModelSpec
+from solver.plan.plan import Plan
+from solver.schedule.layer_table import Integers
+from solver.schedule.memory import layers_do_not_fit, weights_room, whole_layer_bytes
+from solver.schedule.stages import chain, layer_seconds
+from solver.schedule.steps import FLOAT_BYTES
 
 MOST = 8
 

@@ -16,15 +16,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.cluster import Cluster
-from solver.cost import setting
-from solver.curves import Floats
-from solver.kinds import Integers, LayerKind, layer_plan, layer_steps, layer_weights, unit_count
-from solver.memory import does_not_fit, packing, weights_room
-from solver.model import ModelSpec
-from solver.plan import Cut, Layout, Plan, uniform_plan
-from solver.spans import largest_remainder
-from solver.steps import Axis
+from solver.cluster.cluster import Cluster
+from solver.cluster.curves import Floats
+from solver.model.spec import ModelSpec
+from solver.plan.plan import Cut, Layout, Plan, uniform_plan
+from solver.plan.spans import largest_remainder
+from solver.schedule.cost import setting
+from solver.schedule.layer_table import Integers, LayerKind, layer_plan, layer_steps, layer_weights, unit_count
+from solver.schedule.memory import does_not_fit, packing, weights_room
+from solver.schedule.steps import Axis
 
 KIND = LayerKind(Cut.BLOCK, Layout.ROWS, Cut.BLOCK, Layout.ROWS)
 

@@ -4,7 +4,7 @@ The devices are a grid of X rows by Y columns, and every weight is cut along bot
 the heads) over the columns, in equal parts; all-gather and reduce-scatter run along the columns for [S, H/X] and along
 the rows for [S, F/Y]. The MLP's exchanges take 2 S/bw (H/X + F/Y); the grid is the one for which they take least, with
 X = sqrt(p)/2 where F = 4 H. Counted to the number, with the three tensors of Q, K and V, and the stream in rows between
-the blocks (`hepti_mpi.grid`), a device sends in a layer
+the blocks (`hepti_mpi.engine.grid`), a device sends in a layer
 
     S (4 H/X (p - 1)/p + (2 F + 4 H)/Y (X - 1)/X)
 
@@ -19,10 +19,10 @@ columns, unless the number of devices is a prime.
 
 from __future__ import annotations
 
-from solver.cluster import Cluster
-from solver.model import ModelSpec
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, uniform_plan
-from solver.spans import Partition, largest_remainder
+from solver.cluster.cluster import Cluster
+from solver.model.spec import ModelSpec
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, uniform_plan
+from solver.plan.spans import Partition, largest_remainder
 
 
 def plan_grid2d(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:

@@ -2,9 +2,9 @@
 
 ICS 2024. Three ways to cut a MatMul, chosen by what the devices' memory allows; nonuniform shares out of an
 optimisation problem over profiled compute and links. Ours chooses per layer, prices what overlaps, and leaves out
-devices that make things worse: `solver.planner`. Where memory is scarce, plans by other systems are priced, too, and
-taken where they answer a request sooner: on slow links all layers in turn on boards that hold a part each. For many
-requests it may also choose replicas and stages: `solver.throughput`.
+devices that make things worse: `solver.programs.planner`. Where memory is scarce, plans by other systems are priced,
+too, and taken where they answer a request sooner: on slow links all layers in turn on boards that hold a part each. For
+many requests it may also choose replicas and stages: `solver.systems.hepti_throughput`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from solver.candidates import FEW
-from solver.cluster import Cluster
-from solver.errors import InfeasiblePlanError
-from solver.memory import lacks
-from solver.model import ModelSpec
-from solver.plan import Plan, Wire
-from solver.sending import sent_and_predicted
+from solver.base.errors import InfeasiblePlanError
+from solver.cluster.cluster import Cluster
+from solver.model.spec import ModelSpec
+from solver.plan.plan import Plan, Wire
+from solver.programs.candidates import FEW
+from solver.programs.tiles_and_routes import sent_and_predicted
+from solver.schedule.memory import lacks
 from solver.systems.edgeshard import plan_edgeshard
 from solver.systems.galaxy import plan_galaxy
 from solver.systems.grid2d import plan_grid2d
 from solver.systems.pipeedge import plan_pipeedge
 
 if TYPE_CHECKING:
-    from solver.planner import Solution
+    from solver.programs.planner import Solution
 
 
 def plan_hepti(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan:
@@ -44,9 +44,9 @@ def solve_hepti(
     Raises
     ------
     InfeasiblePlanError
-        If no plan fits, as `solver.planner.solve` says it.
+        If no plan fits, as `solver.programs.planner.solve` says it.
     """
-    from solver.planner import solve  # only who plans needs the solvers: rank 0, not the others
+    from solver.programs.planner import solve  # only who plans needs the solvers: rank 0, not the others
 
     try:
         solution = solve(spec, cluster, rows, wire=wire)
@@ -85,6 +85,6 @@ def _published(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> Plan
 
 def plan_hepti_throughput(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Plan for the most requests a second."""
-    from solver.throughput import solve_throughput
+    from solver.systems.hepti_throughput import solve_throughput
 
     return solve_throughput(spec, cluster, rows)

@@ -17,15 +17,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from solver.cluster import Cluster
-from solver.cost import setting
-from solver.curves import Floats
-from solver.kinds import Integers, LayerKind, LayerTable, Units, layer_plan, layer_table
-from solver.memory import does_not_fit, packing, weights_room
-from solver.model import ModelSpec
-from solver.plan import Cut, Layout, Plan, uniform_plan
-from solver.spans import largest_remainder
-from solver.steps import Axis
+from solver.cluster.cluster import Cluster
+from solver.cluster.curves import Floats
+from solver.model.spec import ModelSpec
+from solver.plan.plan import Cut, Layout, Plan, uniform_plan
+from solver.plan.spans import largest_remainder
+from solver.schedule.cost import setting
+from solver.schedule.layer_table import Integers, LayerKind, LayerTable, Units, layer_plan, layer_table
+from solver.schedule.memory import does_not_fit, packing, weights_room
+from solver.schedule.steps import Axis
 
 STRATEGIES = (
     LayerKind(Cut.ROWS, Layout.ROWS, Cut.ROWS, Layout.ROWS),

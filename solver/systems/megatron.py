@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from solver.cluster import Cluster
-from solver.model import ModelSpec
-from solver.plan import BlockPlan, Cut, LayerPlan, Plan, uniform_plan
-from solver.spans import Partition
+from solver.cluster.cluster import Cluster
+from solver.model.spec import ModelSpec
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Plan, uniform_plan
+from solver.plan.spans import Partition
 
 
 def plan_megatron(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:

@@ -1,8 +1,8 @@
 """PipeEdge: Hu et al., "PipeEdge: Pipeline Parallelism for Large-Scale Model Inference on Heterogeneous Edge Devices".
 
 DSD 2022, arXiv 2110.14895. Contiguous stages, one device each, so that the slowest stage or link is as fast as can be:
-throughput, not the latency of one request. A layer has four sub-layers (`solver.sublayers`), and a stage may end behind
-any. The dynamic program runs over device types, since boards of one type are interchangeable:
+throughput, not the latency of one request. A layer has four sub-layers (`solver.model.sublayers`), and a stage may end
+behind any. The dynamic program runs over device types, since boards of one type are interchangeable:
 
     h(i, C, u)  least bottleneck with the first i sub-layers done by C[t] devices of every type t, the next on type u
     h(0, 0, u) = 0
@@ -28,16 +28,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from solver.cluster import Cluster
-from solver.curves import Floats
-from solver.errors import InfeasiblePlanError
-from solver.kinds import Integers
-from solver.memory import layers_do_not_fit, weights_room, whole_layer_bytes
-from solver.model import ModelSpec
-from solver.pipeline import chain_of_sublayers, sublayer_seconds
-from solver.plan import Plan, Wire
-from solver.steps import FLOAT_BYTES
-from solver.sublayers import SUBLAYERS, widths
+from solver.base.errors import InfeasiblePlanError
+from solver.cluster.cluster import Cluster
+from solver.cluster.curves import Floats
+from solver.model.spec import ModelSpec
+from solver.model.sublayers import SUBLAYERS, widths
+from solver.plan.plan import Plan, Wire
+from solver.schedule.layer_table import Integers
+from solver.schedule.memory import layers_do_not_fit, weights_room, whole_layer_bytes
+from solver.schedule.stages import chain_of_sublayers, sublayer_seconds
+from solver.schedule.steps import FLOAT_BYTES
 
 BUFFERS = 2  # batches that wait at each end of a stage
 FINE, MOST = 4096, 50_000  # states: on one x86 core 0.2 s and 1.5 s

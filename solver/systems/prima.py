@@ -18,11 +18,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from solver.cluster import Cluster
-from solver.memory import layers_do_not_fit, weights_room, whole_layer_bytes
-from solver.model import ModelSpec
-from solver.pipeline import chain, layer_seconds
-from solver.plan import Plan
+from solver.cluster.cluster import Cluster
+from solver.model.spec import ModelSpec
+from solver.plan.plan import Plan
+from solver.schedule.memory import layers_do_not_fit, weights_room, whole_layer_bytes
+from solver.schedule.stages import chain, layer_seconds
 
 
 def plan_prima(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
@@ -42,7 +42,7 @@ def halda(
     ring: Sequence[int], seconds: Sequence[float], holds: Sequence[int], layers: int
 ) -> tuple[list[int], list[int]]:
     """Return the devices that stay in the ring, and their windows."""
-    from solver.integer import least_windows  # imports pulp: for those who plan
+    from solver.programs.integer import least_windows  # imports pulp: for those who plan
 
     kept = list(range(len(ring)))
     while True:

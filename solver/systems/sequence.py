@@ -4,16 +4,16 @@ arXiv 2105.13120: every device has all weights and a chunk of the rows; keys and
 every device computes all heads of its own rows, and MLP and norms need no exchange. Per layer and device that is
 2 (p - 1)/p S H elements each way, half of tensor parallelism's. The chunks are equal as published;
 `sequence-weighted` is the usual answer to unequal devices, chunks in proportion to speed. Like every system it is
-given the route that is best for its shares (`solver.sending`): the published ring is one of them.
+given the route that is best for its shares (`solver.programs.tiles_and_routes`): the published ring is one of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from solver.cluster import Cluster
-from solver.model import ModelSpec
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, uniform_plan
+from solver.cluster.cluster import Cluster
+from solver.model.spec import ModelSpec
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, uniform_plan
 
 
 def plan_sequence(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from solver.cluster import Cluster
-from solver.cost import setting
-from solver.decoupled import decoupled_plan
-from solver.errors import HeptiError
-from solver.model import ModelSpec
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, uniform_plan
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import Cluster
+from solver.model.spec import ModelSpec
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, uniform_plan
+from solver.schedule.cost import setting
+from solver.schedule.decoupled import decoupled_plan
 
 
 def plan_single(spec: ModelSpec, cluster: Cluster, rows: int, name: str = "") -> Plan:

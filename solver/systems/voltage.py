@@ -21,15 +21,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.cluster import Cluster
-from solver.cost import setting
-from solver.curves import Floats
-from solver.layers import WHOLE, LayerSteps
-from solver.memory import holds_all, no_device_holds_all
-from solver.model import ModelSpec
-from solver.pipeline import seconds_alone
-from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, uniform_plan
-from solver.starts import least_makespan
+from solver.cluster.cluster import Cluster
+from solver.cluster.curves import Floats
+from solver.model.spec import ModelSpec
+from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, uniform_plan
+from solver.programs.first_shares import least_makespan
+from solver.schedule.cost import setting
+from solver.schedule.layers import WHOLE, LayerSteps
+from solver.schedule.memory import holds_all, no_device_holds_all
+from solver.schedule.stages import seconds_alone
 
 
 def plan_voltage(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:

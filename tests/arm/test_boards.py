@@ -7,7 +7,7 @@ import h5py
 import numpy as np
 import pytest
 
-from solver.plan import Wire
+from solver.plan.plan import Wire
 from tests.arm.conftest import board
 from tests.commands.cli import ROOT
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from transformers import AutoImageProcessor
 
-from solver.cluster import write_cluster
+from solver.cluster.cluster import write_cluster
 from tests.checkpoints import FAMILIES, VISION, random_request
 from tests.commands.cli import hepti, succeeded
 from tests.commands.plans import write_mixed_plan

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from solver.cluster import write_cluster
+from solver.cluster.cluster import write_cluster
 from tests.commands.cli import hepti, mpirun, start, succeeded
 from tests.commands.requests import check_answer, from_lines, to_lines
 from tests.solver.clusters import pis

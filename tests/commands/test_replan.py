@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from solver.cluster import Cluster, Device, Link, write_cluster
+from solver.cluster.cluster import Cluster, Device, Link, write_cluster
 from tests.commands.cli import hepti, succeeded
 from tests.commands.requests import check_answers, to_lines
 

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from solver.plan_file import plan_from_json
+from solver.plan.file import plan_from_json
 from tests.commands.cli import hepti, succeeded
 from tests.commands.plans import write_mixed_plan
 from tests.commands.requests import to_lines

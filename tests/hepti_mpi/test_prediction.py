@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from hepti_mpi.report import predicted_rate, prediction
-from solver.cost import predict
-from solver.lengths import PlansByLength
-from solver.pipeline import chain, price_plan
-from solver.planner import solve
-from tests.hepti_mpi.test_choice import SPEC
+from hepti_mpi.report.report import predicted_rate, prediction
+from solver.programs.lengths import PlansByLength
+from solver.programs.planner import solve
+from solver.schedule.cost import predict
+from solver.schedule.stages import chain, price_plan
+from tests.hepti_mpi.test_plan_choice import SPEC
 from tests.solver.clusters import pis
 
 CLUSTER = pis(1, 2, 1)

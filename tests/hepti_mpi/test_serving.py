@@ -8,9 +8,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hepti_mpi import answers, cli, comm, conductor, inputs, job
-from hepti_mpi.conductor import Conductor
-from solver.decision import Decision
+from hepti_mpi import cli, job
+from hepti_mpi.comm import group as comm
+from hepti_mpi.live import conductor
+from hepti_mpi.live.conductor import Conductor
+from hepti_mpi.requests import answers, inputs
+from solver.live.decision import Decision
 from tests.mpi.test_layers import POST
 from weights.synthesize import synthesize
 

@@ -25,22 +25,22 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from solver.cluster import Cluster, read_cluster, write_cluster
-from solver.cost import setting
-from solver.kinds import KINDS, layer_plan
-from solver.layers import Setting
-from solver.model import ModelSpec, named_model
-from solver.pipeline import predict_plan
-from solver.plan import Cut, LayerPlan, Plan, Stage
-from solver.plan_file import plan_to_json
-from solver.planner import Solution, solve
-from solver.ready import find_cluster
-from solver.search import Layer, Terms, drafts, finish, improved
-from solver.sending import best_sending
-from solver.spans import Span
-from solver.steps import Axis
+from solver.cluster.cluster import Cluster, read_cluster, write_cluster
+from solver.cluster.named import find_cluster
+from solver.cluster.whatif import changed as what_if
+from solver.model.spec import ModelSpec, named_model
+from solver.plan.file import plan_to_json
+from solver.plan.plan import Cut, LayerPlan, Plan, Stage
+from solver.plan.spans import Span
+from solver.programs.planner import Solution, solve
+from solver.programs.search import Layer, Terms, drafts, finish, improved
+from solver.programs.tiles_and_routes import best_sending
+from solver.schedule.cost import setting
+from solver.schedule.layer_table import KINDS, layer_plan
+from solver.schedule.layers import Setting
+from solver.schedule.stages import predict_plan
+from solver.schedule.steps import Axis
 from solver.systems import make_plan
-from solver.whatif import changed as what_if
 
 ROOT = Path(__file__).parents[2]
 NAME, LAYERS = "plans-bench", 4

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.lab import plan_lab
-from launch.lab_up import scaled
-from solver.cluster import read_cluster
+from launch.lab.lab import plan_lab
+from launch.lab.up import scaled
+from solver.cluster.cluster import read_cluster
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

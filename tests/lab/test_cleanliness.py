@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from launch.lab import load_lab
-from launch.lab_agent import on_host
-from launch.lab_down import machine_cgroups
-from launch.lab_limits import cpu_files
-from launch.lab_up import another, awake
+from launch.lab.agent import on_host
+from launch.lab.down import machine_cgroups
+from launch.lab.lab import load_lab
+from launch.lab.limits import cpu_files
+from launch.lab.up import another, awake
 from tests import sweeps
 from tests.lab.conftest import PROGRAMS, ROOT, LabRunner, kill, lab_up, leftovers, own, wait_until, write_cluster
 

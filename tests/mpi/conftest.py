@@ -14,8 +14,8 @@ from hepti_mpi.__main__ import limit_threads
 
 limit_threads()  # as `python -m hepti_mpi` does: BLAS threads of several ranks wait for each other
 
-from hepti_mpi import comm  # noqa: E402
-from hepti_mpi.wires import EXACT  # noqa: E402
+from hepti_mpi.comm import group as comm  # noqa: E402
+from hepti_mpi.comm.wires import EXACT  # noqa: E402
 
 HERE = Path(__file__).parent
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hepti_mpi import backends, trial
-from solver.errors import HeptiError
+from hepti_mpi.kernels import backends, trial
+from solver.base.errors import HeptiError
 
 TROUBLE = "onnxruntime 1.21.0 dies of SIGILL"
 

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from hepti_mpi.comm import DATA, LONGEST_PAUSE_S, REPORT, ROWS
+from hepti_mpi.comm.group import DATA, LONGEST_PAUSE_S, REPORT, ROWS
 
 LATE_S = 0.2
 IN_TIME_S = 60.0

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hepti_mpi.backends import backend
-from solver.cluster import GIB, Cluster, Device, Link
-from solver.cost import price, setting
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
-from solver.spans import Partition, Span
+from hepti_mpi.kernels.backends import backend
+from solver.cluster.cluster import GIB, Cluster, Device, Link
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
+from solver.plan.spans import Partition, Span
+from solver.schedule.cost import price, setting
 from tests.mpi.test_layers import CUTS, POST, PRE, check, random_layer, shares
 
 # Two groups of two decoupled layers and an original one; five sub-blocks of two heads, seven of one.

@@ -4,10 +4,11 @@ from contextlib import suppress
 
 import pytest
 
-from hepti_mpi import cli, job, profile_command
+from hepti_mpi import cli, job
 from hepti_mpi.__main__ import main
-from hepti_mpi.comm import Group
-from solver.errors import HeptiError
+from hepti_mpi.comm.group import Group
+from hepti_mpi.measure import profile_command
+from solver.base.errors import HeptiError
 
 JOBS = pytest.mark.parametrize(
     ("room", "name", "words"),

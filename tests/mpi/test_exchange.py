@@ -5,10 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hepti_mpi import comm
-from hepti_mpi.exchange import Tiles, gather_rows, whole
-from solver.routes import Route
-from solver.spans import Partition, Span
+from hepti_mpi.comm import group as comm
+from hepti_mpi.comm.exchange import Tiles, gather_rows, whole
+from solver.plan.routes import Route
+from solver.plan.spans import Partition, Span
 
 MANY = 1100
 

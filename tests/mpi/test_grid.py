@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hepti_mpi.backends import backend
-from hepti_mpi.products import NUMPY
-from solver.cluster import GIB, Cluster, Device, Link
-from solver.cost import price, setting
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Wire, uniform_plan
-from solver.spans import Partition
+from hepti_mpi.kernels.backends import backend
+from hepti_mpi.kernels.products import NUMPY
+from solver.cluster.cluster import GIB, Cluster, Device, Link
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Wire, uniform_plan
+from solver.plan.spans import Partition
+from solver.schedule.cost import price, setting
 from tests.mpi.test_layers import POST, PRE, check, shares
 
 BERT = replace(POST, hidden=48, heads=12, ffn=120)  # 1, 2, 3 and 4 divide them

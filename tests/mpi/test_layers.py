@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hepti_mpi import ends
-from hepti_mpi.backends import backend
-from hepti_mpi.batch import Batch
-from hepti_mpi.layers import layer_kernels
-from hepti_mpi.load import load_layer
-from hepti_mpi.products import NUMPY
-from hepti_mpi.stack import Stack
-from solver.cluster import GIB, Cluster, Device, Link
-from solver.cost import predict
-from solver.model import ImageInput, ModelSpec, TextInput, tensor_shapes
-from solver.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, Stage, Wire
-from solver.plan_file import read_plan
-from solver.routes import Route
-from solver.shares import held_layers, own_plan
-from solver.spans import Partition, Span
+from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.layers import layer_kernels
+from hepti_mpi.engine.load import load_layer
+from hepti_mpi.engine.stack import Stack
+from hepti_mpi.kernels import embeddings
+from hepti_mpi.kernels.backends import backend
+from hepti_mpi.kernels.products import NUMPY
+from solver.cluster.cluster import GIB, Cluster, Device, Link
+from solver.model.spec import ImageInput, ModelSpec, TextInput, tensor_shapes
+from solver.plan.file import read_plan
+from solver.plan.holdings import held_layers, own_plan
+from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, Stage, Wire
+from solver.plan.routes import Route
+from solver.plan.spans import Partition, Span
+from solver.schedule.cost import predict
 from tests import reference
 from weights.synthesize import synthetic_rows
 
@@ -128,14 +128,14 @@ def check_plan(spec, plan, lengths, world, computes=NUMPY, atol=1e-4, wire=Wire.
     stack = make_stack(spec, plan, tensors, world, computes, wire)
     contents, answers = expected(spec, tuple(lengths))
     batch = Batch.of_lengths(lengths)
-    embedded = np.concatenate([ends.embed(spec, tensors, content) for content in contents])
+    embedded = np.concatenate([embeddings.embed(spec, tensors, content) for content in contents])
 
     hidden = stack.run(batch, embedded if world.rank == 0 else None, count=True)
     world.finish_sending()
 
     assert hidden.dtype == np.float32
     if world.rank == 0:
-        hidden = ends.last_hidden(spec, tensors, hidden)
+        hidden = embeddings.last_hidden(spec, tensors, hidden)
         np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=atol)
     else:
         assert not hidden.size

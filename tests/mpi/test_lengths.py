@@ -5,10 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from hepti_mpi import cli, comm, inputs, job
-from hepti_mpi.stack import Stack
-from solver.cluster import write_cluster
-from solver.shares import weights_bytes
+from hepti_mpi import cli, job
+from hepti_mpi.comm import group as comm
+from hepti_mpi.engine.stack import Stack
+from hepti_mpi.requests import inputs
+from solver.cluster.cluster import write_cluster
+from solver.plan.holdings import weights_bytes
 from tests.mpi.test_layers import POST, expected
 from tests.mpi.test_move import files
 from tests.solver.clusters import pis

@@ -7,19 +7,22 @@ from functools import cache
 import numpy as np
 import pytest
 
-from hepti_mpi import cli, comm, ends, job, leader, monitor
-from hepti_mpi import conductor as conducting
-from hepti_mpi.conductor import Conductor
-from hepti_mpi.flow import Flow, Step
-from hepti_mpi.layers import BlockKernels
-from hepti_mpi.live import MOST_PROBES, Member, follow
-from hepti_mpi.monitor import Monitor
-from hepti_mpi.products import NUMPY
-from solver.cluster import write_cluster
-from solver.cost import predict
-from solver.decision import Decision
-from solver.planner import solve
-from solver.replan import Replanner
+from hepti_mpi import cli, job, leader
+from hepti_mpi.comm import group as comm
+from hepti_mpi.engine.flow import Flow, Step
+from hepti_mpi.engine.layers import BlockKernels
+from hepti_mpi.kernels import embeddings
+from hepti_mpi.kernels.products import NUMPY
+from hepti_mpi.live import conductor as conducting
+from hepti_mpi.live import monitor
+from hepti_mpi.live.conductor import Conductor
+from hepti_mpi.live.member import MOST_PROBES, Member, follow
+from hepti_mpi.live.monitor import Monitor
+from solver.cluster.cluster import write_cluster
+from solver.live.decision import Decision
+from solver.live.replan import Replanner
+from solver.programs.planner import solve
+from solver.schedule.cost import predict
 from tests.mpi.test_layers import POST, expected, tensors_of
 from tests.mpi.test_move import Run, files, lengths_of, random_plan, rows_plan
 from tests.solver.clusters import pis
@@ -70,11 +73,11 @@ def answer(run, conductor, rng):
     for _ in range(REQUESTS):
         lengths = tuple(lengths_of(POST, rng))
         contents, answers = expected(POST, lengths)
-        x = np.concatenate([ends.embed(POST, tensors_of(POST), content) for content in contents])
+        x = np.concatenate([embeddings.embed(POST, tensors_of(POST), content) for content in contents])
         (hidden,) = flow.run(
             [(Step(lengths, True, tell=conductor.begin(sum(lengths))), lambda x=x: x)], conductor.meanwhile
         )
-        hidden = ends.last_hidden(POST, tensors_of(POST), hidden)
+        hidden = embeddings.last_hidden(POST, tensors_of(POST), hidden)
         np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
         conductor.ran()
 

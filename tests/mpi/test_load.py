@@ -3,14 +3,15 @@
 import numpy as np
 import pytest
 
-from hepti_mpi import job, load
+from hepti_mpi import job
+from hepti_mpi.engine import load
 from hepti_mpi.leader import Model
-from solver.errors import HeptiError
-from solver.plan import Plan, Stage
-from solver.shares import weights_bytes
-from solver.spans import Span
+from solver.base.errors import HeptiError
+from solver.plan.holdings import weights_bytes
+from solver.plan.plan import Plan, Stage
+from solver.plan.spans import Span
 from tests.mpi.test_layers import CUTS, POST, random_layer, tensors_of
-from weights.store import WeightsFile
+from weights.file.store import WeightsFile
 from weights.synthesize import synthesize
 
 

@@ -8,18 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hepti_mpi import comm, ends, move
-from hepti_mpi.backends import backend
-from hepti_mpi.batch import Batch
-from hepti_mpi.move import Mover
-from hepti_mpi.products import NUMPY
-from solver.moves import blend
-from solver.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
-from solver.routes import Route
-from solver.spans import Partition, Span
+from hepti_mpi.comm import group as comm
+from hepti_mpi.engine.batch import Batch
+from hepti_mpi.kernels import embeddings
+from hepti_mpi.kernels.backends import backend
+from hepti_mpi.kernels.products import NUMPY
+from hepti_mpi.live import change_over
+from hepti_mpi.live.change_over import Mover
+from solver.plan.changes import blend
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
+from solver.plan.routes import Route
+from solver.plan.spans import Partition, Span
 from tests import sweeps
 from tests.mpi.test_layers import CUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
-from weights.store import WeightsFile
+from weights.file.store import WeightsFile
 from weights.synthesize import synthesize
 
 LONG = replace(POST, name="long", layers=9)
@@ -84,10 +86,10 @@ class Run:
         """Answer a batch; compare with the oracle."""
         contents, answers = expected(self.spec, tuple(lengths))
         tensors = tensors_of(self.spec)
-        x = np.concatenate([ends.embed(self.spec, tensors, content) for content in contents])
+        x = np.concatenate([embeddings.embed(self.spec, tensors, content) for content in contents])
         hidden = self.stack.run(Batch.of_lengths(lengths), x if self.world.rank == 0 else None, count=True, look=look)
         if self.world.rank == 0:
-            hidden = ends.last_hidden(self.spec, tensors, hidden)
+            hidden = embeddings.last_hidden(self.spec, tensors, hidden)
             np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
         else:
             assert hidden.shape == (0, self.spec.hidden)
@@ -117,7 +119,7 @@ def test_between_requests_any_plan_follows_any_other(spec, seed, world, files):
 @pytest.mark.parametrize("seed", sweeps.seeds(1, 3))
 def test_layers_change_one_after_the_other_where_memory_is_short(seed, world, files, monkeypatch):
     """No rank holds more than one layer besides its share; between, the front lies by the new plan."""
-    monkeypatch.setattr(move, "free_bytes", lambda: 0)
+    monkeypatch.setattr(change_over, "free_bytes", lambda: 0)
     rng = np.random.default_rng([seed, 2])
     run = Run(POST, random_plan(POST, rng, world.size), world, files)
     for _ in range(CHANGES):
@@ -136,7 +138,7 @@ def test_layers_change_one_after_the_other_where_memory_is_short(seed, world, fi
 @pytest.mark.parametrize("who", ["every second", "rank 0 alone"])
 def test_ranks_without_the_file_get_from_rank_0_what_they_lack(who, world, files, monkeypatch):
     """In bounded pieces, while requests run."""
-    monkeypatch.setattr(move, "STREAM_BYTES", 2000)
+    monkeypatch.setattr(change_over, "STREAM_BYTES", 2000)
     rng = np.random.default_rng(3)
     with_file = range(0, world.size, 2) if who == "every second" else [0]
     run = Run(POST, random_plan(POST, rng, world.size), world, files, with_file=with_file)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hepti_mpi.offload import WAYS, offload
-from hepti_mpi.products import numpy_product
-from solver.spans import Partition
+from hepti_mpi.kernels.products import numpy_product
+from hepti_mpi.measure.offload import WAYS, offload
+from solver.plan.spans import Partition
 
 WIDTH = 24
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hepti_mpi import profile as measure
-from hepti_mpi import profile_command, profile_links, profile_unrest, timing
-from hepti_mpi.memory import free_bytes, own_bytes
-from hepti_mpi.products import NUMPY
-from hepti_mpi.profile_kernels import measure_kernels
-from solver.cluster import Link, read_cluster, write_cluster
-from solver.curves import Kernel
-from solver.errors import HeptiError
-from solver.model import ModelSpec, TextInput
+from hepti_mpi.base.memory import free_bytes, own_bytes
+from hepti_mpi.kernels.products import NUMPY
+from hepti_mpi.measure import profile as measure
+from hepti_mpi.measure import profile_command, profile_links, profile_unrest, timing
+from hepti_mpi.measure.profile_kernels import measure_kernels
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import Link, read_cluster, write_cluster
+from solver.cluster.curves import Kernel
+from solver.model.spec import ModelSpec, TextInput
 from solver.systems import make_plan
 from tests import sweeps
 

@@ -16,12 +16,12 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from hepti_mpi.__main__ import main
-from solver.model import TextInput, tensor_shapes
-from solver.spans import Span
+from solver.model.spec import TextInput, tensor_shapes
+from solver.plan.spans import Span
 from tests.commands.plans import PLAN, changed
 from tests.mpi.test_layers import POST, PRE
 from weights import cli as weights
-from weights.store import WeightsWriter
+from weights.file.store import WeightsWriter
 from weights.synthesize import synthesize, synthetic_rows
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size != 2, reason="the plans here are for two ranks")

@@ -7,23 +7,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hepti_mpi import ends, stack
-from hepti_mpi.adaptive import HEADER_BYTES, WINDOW, SendRate
-from hepti_mpi.batch import Batch
-from hepti_mpi.comm import Group
-from hepti_mpi.flow import MOST, SPREAD, Flow, Step
-from hepti_mpi.lane import Lane
-from hepti_mpi.live import follow
-from hepti_mpi.products import NUMPY
-from hepti_mpi.stack import Stack
-from hepti_mpi.trace import OUTSIDE, Trace
-from solver.cluster import GIB, Cluster, Device, Link
-from solver.model import tensor_shapes
-from solver.pipeline import chain_of_sublayers, price_plan
-from solver.plan import STAGE_WIRES, Plan, Stage, Wire
-from solver.spans import Span
-from solver.sublayers import SUBLAYERS
-from tests.hepti_mpi.test_adaptive import connected
+from hepti_mpi.comm.adaptive import HEADER_BYTES, WINDOW, SendRate
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.trace import OUTSIDE, Trace
+from hepti_mpi.engine import stack
+from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.flow import MOST, SPREAD, Flow, Step
+from hepti_mpi.engine.replica import Lane
+from hepti_mpi.engine.stack import Stack
+from hepti_mpi.kernels import embeddings
+from hepti_mpi.kernels.products import NUMPY
+from hepti_mpi.live.member import follow
+from solver.cluster.cluster import GIB, Cluster, Device, Link
+from solver.model.spec import tensor_shapes
+from solver.model.sublayers import SUBLAYERS
+from solver.plan.plan import STAGE_WIRES, Plan, Stage, Wire
+from solver.plan.spans import Span
+from solver.schedule.stages import chain_of_sublayers, price_plan
+from tests.hepti_mpi.comm.test_adaptive import connected
 from tests.mpi.test_layers import CUTS, LAYOUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 
 SPEC = replace(POST, layers=5)
@@ -74,14 +75,14 @@ def run(spec, plan, batches, world, wire=Wire.FLOAT32):
     steps = [
         (Step(tuple(lengths), True), lambda lengths=lengths: embedded(spec, tensors, lengths)) for lengths in batches
     ]
-    results = [ends.last_hidden(spec, tensors, hidden) for hidden in Flow(stack, world).run(steps)]
+    results = [embeddings.last_hidden(spec, tensors, hidden) for hidden in Flow(stack, world).run(steps)]
     world.announce(None, range(world.size))
     return stack, results
 
 
 def embedded(spec, tensors, lengths):
     contents, _ = expected(spec, tuple(lengths))
-    return np.concatenate([ends.embed(spec, tensors, content) for content in contents])
+    return np.concatenate([embeddings.embed(spec, tensors, content) for content in contents])
 
 
 def check(spec, plan, batches, world):

@@ -9,20 +9,21 @@ from functools import cache
 import numpy as np
 import pytest
 
-from hepti_mpi import comm, ends
-from hepti_mpi import conductor as conducting
-from hepti_mpi.conductor import Conductor
-from hepti_mpi.flow import Flow, Step
-from hepti_mpi.live import Member, follow
-from hepti_mpi.monitor import Monitor
-from hepti_mpi.products import NUMPY
-from hepti_mpi.within import HOLDS
-from solver.cost import predict
-from solver.decision import Decision
-from solver.planner import solve
-from solver.replan import Replanner
-from solver.routes import Route
-from solver.tracker import FIRST
+from hepti_mpi.comm import group as comm
+from hepti_mpi.engine.flow import Flow, Step
+from hepti_mpi.kernels import embeddings
+from hepti_mpi.kernels.products import NUMPY
+from hepti_mpi.live import conductor as conducting
+from hepti_mpi.live.conductor import Conductor
+from hepti_mpi.live.member import Member, follow
+from hepti_mpi.live.monitor import Monitor
+from hepti_mpi.live.within_request import HOLDS
+from solver.live.decision import Decision
+from solver.live.replan import Replanner
+from solver.live.tracker import FIRST
+from solver.plan.routes import Route
+from solver.programs.planner import solve
+from solver.schedule.cost import predict
 from tests import sweeps
 from tests.mpi.test_layers import expected, tensors_of
 from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, random_plan, rows_plan
@@ -127,12 +128,12 @@ def lead(run, replanner, requests, acts=True):
     try:
         for lengths in requests:
             contents, answers = expected(LONG, lengths)
-            x = np.concatenate([ends.embed(LONG, tensors_of(LONG), content) for content in contents])
+            x = np.concatenate([embeddings.embed(LONG, tensors_of(LONG), content) for content in contents])
             started = time.perf_counter()
             step = Step(lengths, True, tell=conductor.begin(sum(lengths)), looks=conductor.looks)
             (hidden,) = flow.run([(step, lambda x=x: x)], conductor.meanwhile, conductor.look)
             seconds.append(time.perf_counter() - started)
-            hidden = ends.last_hidden(LONG, tensors_of(LONG), hidden)
+            hidden = embeddings.last_hidden(LONG, tensors_of(LONG), hidden)
             np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
             conductor.ran()
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from solver.cluster import GIB, Cluster, Device, Link
+from solver.cluster.cluster import GIB, Cluster, Device, Link
 
 
 def pis(*gflops: float, memory_gib: float = 8.0, mbps: float = 940.0) -> Cluster:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.cluster import Cluster, Device, Link
-from solver.curves import Curve, Curves, Kernel, derived_curves
-from solver.model import ModelSpec, TextInput
+from solver.cluster.cluster import Cluster, Device, Link
+from solver.cluster.curves import Curve, Curves, Kernel, derived_curves
+from solver.model.spec import ModelSpec, TextInput
 
 
 def small_model(rng: np.random.Generator, layers: int, most_heads: int = 5) -> ModelSpec:

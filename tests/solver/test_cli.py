@@ -11,12 +11,12 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from solver.base.command import check_path
+from solver.base.errors import HeptiError
 from solver.cli import main
-from solver.command import check_path
-from solver.errors import HeptiError
-from solver.model import named_model
-from solver.plan_file import plan_from_json, read_plan
-from solver.plot import SYSTEM_COLORS
+from solver.model.spec import named_model
+from solver.plan.file import plan_from_json, read_plan
+from solver.show.pictures import SYSTEM_COLORS
 from solver.systems import PLANNERS
 from tests import inside
 from tests.sweeps import count
@@ -160,7 +160,7 @@ def test_named_model_needs_neither_mpi_nor_weights_files(cluster):
 
 
 def test_reading_a_plan_needs_neither_cvxpy_nor_pulp():
-    program = "import sys, solver.plan; print([name for name in ('cvxpy', 'pulp', 'rich') if name in sys.modules])"
+    program = "import sys, solver.plan.plan; print([name for name in ('cvxpy', 'pulp', 'rich') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert done.stdout == "[]\n"
@@ -389,7 +389,7 @@ def test_the_best_for_the_objective_stands_first(objective, column, cluster):
 
 def test_who_wins_where_is_drawn(cluster, tmp_path):
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
-    from solver.plot import plot_winners
+    from solver.show.pictures import plot_winners
 
     found = [[("hepti", 0.124), ("", 0.0)], [("single:pi-1", np.inf), ("hepti", 0.004)]]
     plot_winners(found, [10, 940], ["half", "all"], tmp_path / "map.svg", "who")

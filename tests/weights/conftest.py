@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from solver.model import ImageInput, ModelSpec, TextInput, tensor_shapes
-from solver.shares import TensorSlice
-from solver.spans import Span
+from solver.model.spec import ImageInput, ModelSpec, TextInput, tensor_shapes
+from solver.plan.holdings import TensorSlice
+from solver.plan.spans import Span
 from tests import inside
 from weights.cli import main
-from weights.store import WeightsFile, WeightsWriter
+from weights.file.store import WeightsFile, WeightsWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 

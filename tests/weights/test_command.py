@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from solver.model import tensor_shapes
-from weights.store import WeightsFile
+from solver.model.spec import tensor_shapes
+from weights.file.store import WeightsFile
 
 
 def test_help_has_an_example(run_weights):

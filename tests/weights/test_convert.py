@@ -12,9 +12,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from solver.model import ImageInput, TextInput
-from weights.convert import convert
-from weights.store import WeightsFile
+from solver.model.spec import ImageInput, TextInput
+from weights.convert.convert import convert
+from weights.file.store import WeightsFile
 
 logging.getLogger("transformers").setLevel(logging.ERROR)
 

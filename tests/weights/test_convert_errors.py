@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from solver.errors import HeptiError
-from weights.convert import convert
+from solver.base.errors import HeptiError
+from weights.convert.convert import convert
 
 BERT = {
     "architectures": ["BertForSequenceClassification"], "model_type": "bert", "vocab_size": 50, "type_vocab_size": 2,

@@ -11,11 +11,11 @@ import pytest
 import tokenizers
 from safetensors.numpy import load_file, save_file
 
-from solver.errors import HeptiError
-from solver.model import ModelSpec, TextInput
-from weights.convert import convert
-from weights.store import WeightsFile
-from weights.tokenize import Tokenizer
+from solver.base.errors import HeptiError
+from solver.model.spec import ModelSpec, TextInput
+from weights.convert.convert import convert
+from weights.file.store import WeightsFile
+from weights.inputs.tokenize import Tokenizer
 
 OLD = "sentence_transformers.models."
 NEW = {

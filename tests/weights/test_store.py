@@ -6,12 +6,12 @@ import h5py
 import numpy as np
 import pytest
 
-from solver.model import ModelSpec, tensor_shapes
-from solver.shares import TensorSlice
-from solver.spans import Span
-from weights.disk import Disk
-from weights.layout import chunk_shape, is_finite, row_spans, steps, widen
-from weights.store import FORMAT, WeightsFile, WeightsWriter
+from solver.model.spec import ModelSpec, tensor_shapes
+from solver.plan.holdings import TensorSlice
+from solver.plan.spans import Span
+from weights.file.disk import Disk
+from weights.file.layout import chunk_shape, is_finite, row_spans, steps, widen
+from weights.file.store import FORMAT, WeightsFile, WeightsWriter
 
 SPANS = [(0, 1), (0, 0), (3, 3), (5, 17), (20, 21), (0, 21)]
 

@@ -10,10 +10,10 @@ import h5py
 import numpy as np
 import pytest
 
-from solver.errors import HeptiError
-from solver.shares import TensorSlice
-from solver.spans import Span
-from weights.store import WeightsFile, WeightsWriter
+from solver.base.errors import HeptiError
+from solver.plan.holdings import TensorSlice
+from solver.plan.spans import Span
+from weights.file.store import WeightsFile, WeightsWriter
 
 NOT_ONE = "model.h5 is not a weights file: make one with python -m weights convert, .* or python -m weights synthesize"
 

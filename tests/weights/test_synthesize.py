@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver.model import NAMED_MODELS, named_model, tensor_shapes
-from solver.spans import Span
-from weights.store import WeightsFile
+from solver.model.spec import NAMED_MODELS, named_model, tensor_shapes
+from solver.plan.spans import Span
+from weights.file.store import WeightsFile
 from weights.synthesize import BLOCK_ROWS, synthesize, synthetic_rows
 
 SHAPE = (3 * BLOCK_ROWS + 11, 5)

@@ -12,17 +12,17 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from hepti_mpi import backends, ends
 from hepti_mpi.__main__ import limit_threads
-from hepti_mpi.batch import Batch
-from hepti_mpi.comm import world
-from hepti_mpi.layers import layer_kernels
-from hepti_mpi.load import load
-from hepti_mpi.stack import Stack
-from solver import clock
-from solver.plan_file import plan_from_json
-from solver.shares import own_plan
-from weights.store import WeightsFile
+from hepti_mpi.comm.group import world
+from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.layers import layer_kernels
+from hepti_mpi.engine.load import load
+from hepti_mpi.engine.stack import Stack
+from hepti_mpi.kernels import backends, embeddings
+from solver.base import clock
+from solver.plan.file import plan_from_json
+from solver.plan.holdings import own_plan
+from weights.file.store import WeightsFile
 
 WARM, TIMED = 1, 2  # requests of a plan in a turn
 
@@ -55,10 +55,10 @@ for _ in range(turns):
         for number in range(WARM + TIMED):
             group.on_all(lambda: None)
             began = clock.now()
-            x = ends.embed(file.spec, tensors, ids) if group.rank == 0 else None
+            x = embeddings.embed(file.spec, tensors, ids) if group.rank == 0 else None
             hidden = stack.run(batch, x, count=True)
             if group.rank == 0:
-                ends.last_hidden(file.spec, tensors, hidden)
+                embeddings.last_hidden(file.spec, tensors, hidden)
                 seconds[name] += [clock.now() - began] * (number >= WARM)
 if group.rank == 0:
     print(json.dumps(seconds), flush=True)

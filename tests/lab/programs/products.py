@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from solver import clock
+from solver.base import clock
 
 left, right = np.ones((256, 1024), np.float32), np.ones((1024, 1024), np.float32)
 out = left @ right

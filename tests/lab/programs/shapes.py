@@ -14,14 +14,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from hepti_mpi import backends
-from hepti_mpi.comm import host_name, world
-from hepti_mpi.kernels import layer_norm
-from hepti_mpi.layers import add
-from hepti_mpi.profile_kernels import measure_kernels
-from hepti_mpi.timing import seconds_of
-from solver.curves import Kernel, curves_to_table
-from solver.model import named_model
+from hepti_mpi.comm.group import host_name, world
+from hepti_mpi.engine.layers import add
+from hepti_mpi.kernels import backends
+from hepti_mpi.kernels.numpy_kernels import layer_norm
+from hepti_mpi.measure.profile_kernels import measure_kernels
+from hepti_mpi.measure.timing import seconds_of
+from solver.cluster.curves import Kernel, curves_to_table
+from solver.model.spec import named_model
 
 ROWS, HEADS, HEAD_ROWS, KEYS = (37, 100, 200), (3, 7, 11), (100, 256), 256
 

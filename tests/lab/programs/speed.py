@@ -12,7 +12,7 @@ import time
 import numpy as np
 from mpi4py import MPI
 
-from solver.clock import SCALE
+from solver.base.clock import SCALE
 
 GFLOP = 2 * 256 * 1024 * 1024 / 1e9
 WINDOW_S = 0.25

@@ -15,7 +15,7 @@ import time
 
 from mpi4py import MPI
 
-from solver import clock
+from solver.base import clock
 
 world = MPI.COMM_WORLD
 what, amount = sys.argv[1], float(sys.argv[2])

@@ -1,0 +1,1 @@
+"""What every other room uses: the array type, and what memory is free."""

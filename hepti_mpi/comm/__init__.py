@@ -1,0 +1,1 @@
+"""All of MPI: ranks, exchanges between layouts, how numbers travel."""

@@ -1,0 +1,1 @@
+"""The layers, run as a plan says: blocks, stages, replicas, and loading their weights."""

@@ -1,0 +1,124 @@
+"""Cut `grid`: both weights of a block in 2-D tiles, the ranks a grid of X rows by Y columns.
+
+The 2-D weight-stationary layout of Pope et al., "Efficiently Scaling Transformer Inference" (arXiv 2211.05102): rank
+(i, j) has the tiles of the i-th columns of H and the j-th heads or F columns of both weights.
+
+    columns of H of all rows to each tile        all-gather over the grid's columns
+    x_i W_in[i, j], added over the grid's rows   reduce-scatter, each rank of a column some heads or F columns
+    heads, or the activation
+    all heads or F columns of the tile           all-gather over the grid's rows
+    h_j W_out[j, i], added over its columns      reduce-scatter
+
+The paper keeps the stream in tiles, too; here it lies by rows, so that norms and other cuts find whole rows. The first
+and the last exchange therefore pass between rows and tiles at once: a rank sends each row of the grid its columns of
+the rows that it has.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+
+from hepti_mpi.base.arrays import Array
+from hepti_mpi.comm.exchange import Blocks, Gather, gather_columns, in_order, reduce_columns, reduce_rows
+from hepti_mpi.comm.group import Group
+from hepti_mpi.kernels.products import Product
+from solver.plan.plan import BlockPlan
+from solver.plan.spans import Partition, Span
+
+
+class Grid:
+    """A block's exchanges on the grid, for one batch.
+
+    Parameters
+    ----------
+    group
+        The ranks; all call all methods, in order.
+    plan
+        The block's, of cut `grid`.
+    rows
+        Who has which rows of the stream, before and after the block.
+    tile_rows
+        As in the plan.
+    unit
+        Columns between the two products for each of the plan's inner units: d for heads.
+    tensors
+        How many tensors the first product makes: 3 for Q, K and V.
+    """
+
+    def __init__(
+        self, group: Group, plan: BlockPlan, rows: Partition, tile_rows: int, unit: int = 1, tensors: int = 1
+    ) -> None:
+        assert plan.columns is not None
+        assert plan.inner is not None
+        self._group, self._rows, self._tile_rows, self._tensors = group, rows, tile_rows, tensors
+        self._columns = plan.columns
+        self._has_tile = [plan.has_tile(rank) for rank in range(group.size)]
+        self._of_tile = [plan.tile(rank)[1] if has else Span(0, 0) for rank, has in enumerate(self._has_tile)]
+        inner, _ = plan.tile(group.rank)
+        crew = plan.crew(group.rank)
+        # Of this rank's column of the grid: who adds up, and hands on, which columns of the tile.
+        self._inner = [
+            plan.inner[rank].within(inner).scaled(unit) if rank in crew else Span(0, 0) for rank in range(group.size)
+        ]
+        self._in_crew = [has and rank in crew for rank, has in enumerate(self._has_tile)]
+        self._width = inner.size * unit
+
+    def enter(self, x: Blocks, product: Product, bias: Array) -> Array:
+        """Compute the first product and its bias.
+
+        Parameters
+        ----------
+        x : [own rows, H]
+            The stream.
+        product
+            By this rank's tile, [rows, its columns of H] -> [rows, tensors, columns of the tile].
+        bias : [tensors, own columns]
+            Of the columns that this rank adds up.
+
+        Returns
+        -------
+        [S, tensors own columns]
+        """
+        S, size, mine, every = self._rows.total, self._tensors, self._group.rank, len(self._columns)
+        gathers = []
+        for row, columns in enumerate(self._columns):
+            # Each rank is in one of these: no two bring the same rank messages under the same tag.
+            want = [Span(0, S if has and rank % every == row else 0) for rank, has in enumerate(self._has_tile)]
+            gathers.append(Gather(self._group, self._rows, want, columns.size, self._tile_rows))
+        for tile in in_order(x, gathers[0].tiles):
+            for gather, columns in zip(gathers, self._columns, strict=True):
+                gather.own[tile.slice] = x.array[tile.slice, columns.slice]
+                gather.put(tile)
+        h = np.empty((S * size, self._width), np.float32)
+        if self._has_tile[mine]:
+            gather = gathers[mine % every]
+            by_row = h.reshape(S, -1)
+            for span in chain([gather.kept] if gather.kept.size else [], gather):
+                product(gather.array[span.slice], by_row[span.slice])
+        total = reduce_columns(self._group, h, self._inner, self._in_crew).reshape(S, -1)
+        total += bias
+        return total
+
+    def leave(self, h: Array, product: Product) -> Array:
+        """Compute the second product, without bias.
+
+        Parameters
+        ----------
+        h : [S, own columns]
+            What lies between the two products.
+        product
+            By this rank's tile, [rows, columns of the tile] -> [rows, its columns of H].
+
+        Returns
+        -------
+        [own rows, H]
+        """
+        tile = gather_columns(self._group, h, self._inner, self._in_crew)
+
+        def part(span: Span) -> Array:
+            return product(tile[span.slice])
+
+        H = self._columns.total
+        return reduce_rows(self._group, part, self._rows.spans, self._of_tile, H, self._tile_rows)

@@ -1,0 +1,214 @@
+"""Load a rank's share of the weights: from its own file, or from rank 0 where it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from hepti_mpi.base.arrays import Array
+from hepti_mpi.base.memory import freed_at_once
+from hepti_mpi.comm.group import Group
+from solver.base.errors import HeptiError
+from solver.model.spec import ModelSpec, layer_parts
+from solver.plan.changes import BlockShare
+from solver.plan.holdings import TensorSlice, held_layers, layer_slices, rank_slices
+from solver.plan.plan import Plan
+from weights.file.store import WeightsFile
+
+# What rank 0 holds at a time of a share that it sends to a rank without the file.
+STREAM_BYTES = 4 << 20
+
+# Of every block the tensors of the first product and that of the second.
+BLOCK_NAMES = {"attention": (("query", "key", "value"), "output"), "mlp": (("up",), "down")}
+
+Read = Callable[[TensorSlice, Array], object]
+Layer = TypeVar("Layer")
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockWeights:
+    """A rank's share of one block, as it lies in the file; arrays of a share that is empty have no rows or columns.
+
+    `into` is [query, key, value] stacked for attention ([3 A' d, H]) and up for the MLP ([F', H]); `out` is the
+    attention output ([A' d, H']) or down ([F', H']). A' and F' are the rank's heads and columns (all for cut rows),
+    H' is H but for cut columns. For cut grid A' and F', and H' in both, are those of the rank's tile. `into_bias` goes
+    with `into`, for cut grid with the heads or columns that the rank adds up; the other vectors are [H].
+    """
+
+    into: Array
+    into_bias: Array
+    out: Array
+    out_bias: Array
+    norm: Array
+    norm_bias: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerWeights:
+    """A rank's share of one layer."""
+
+    attention: BlockWeights
+    mlp: BlockWeights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankWeights(Generic[Layer]):
+    """Everything a rank holds; `ends` are rank 0's embeddings and heads, by name."""
+
+    ends: Mapping[str, Array]
+    layers: tuple[Layer, ...]
+
+
+def open_weights(path: Path, fingerprint: str) -> WeightsFile | None:
+    """Open this rank's own copy of rank 0's weights file; None where it has none and rank 0 must send its share.
+
+    Raises
+    ------
+    HeptiError
+        If the file is damaged, or is another than rank 0's.
+    """
+    if not path.is_file():
+        return None
+    file = WeightsFile(path)
+    if file.fingerprint != fingerprint:
+        raise HeptiError(
+            f"{path} differs from rank 0's: fingerprint {file.fingerprint[:12]} against {fingerprint[:12]}; "
+            f"copy rank 0's file, or remove this one and rank 0 will send the share"
+        )
+    return file
+
+
+def serve_weights(file: WeightsFile, spec: ModelSpec, plan: Plan, peer: int, group: Group) -> None:
+    """Send a rank without the file its share, in bounded pieces; `load` with no file is the other end."""
+    for piece in rank_slices(spec, plan, peer):
+        for block in file.read_pieces(piece, STREAM_BYTES):
+            group.send(block, peer)
+
+
+def load(
+    file: WeightsFile | None,
+    spec: ModelSpec,
+    plan: Plan,
+    group: Group,
+    make: Callable[[int, LayerWeights | tuple[LayerWeights, ...]], Layer],
+    done: Callable[[int], object],
+) -> RankWeights[Layer]:
+    """Read this rank's share.
+
+    Parameters
+    ----------
+    file
+        The rank's weights file; None: rank 0 sends what would have been read, in the same order.
+    make
+        Takes the number of a layer and its weights and makes of them what is kept, while the next layer is read.
+    done
+        Called with the bytes of every tensor that has been read.
+    """
+
+    def read(piece: TensorSlice, out: Array) -> None:
+        if file is None:
+            group.receive(out, 0)
+        else:
+            file.read(piece, out)
+        done(out.nbytes)
+
+    ends = {}
+    for piece in rank_slices(spec, plan, group.rank):
+        if not piece.name.startswith("layers/"):
+            ends[piece.name] = np.empty(piece.shape, np.float32)
+            read(piece, ends[piece.name])
+    held = held_layers(plan, group.rank)
+    layers = range(held.start, held.stop)
+    steps = (partial(load_layer, spec, plan, layer, group.rank, read) for layer in layers)
+    # MPI is called by one thread only.
+    weights = (step() for step in steps) if file is None else _ahead(steps)
+    with freed_at_once():
+        # Nothing but `make` holds a layer's weights: a loop over them would, while the next but one is read.
+        return RankWeights(ends, tuple(make(layer, next(weights)) for layer in layers))
+
+
+def _ahead(steps: Iterable[Callable[[], Value]]) -> Iterator[Value]:
+    """Yield what the steps return, each run by a thread while the former's result is used."""
+    with ThreadPoolExecutor(1) as thread:
+        pending: Future[Value] | None = None
+        for step in steps:
+            following = thread.submit(step)
+            if pending is not None:
+                yield pending.result()
+            pending = following
+        if pending is not None:
+            yield pending.result()
+
+
+def load_layer(
+    spec: ModelSpec, plan: Plan, layer: int, rank: int, read: Read
+) -> LayerWeights | tuple[LayerWeights, ...]:
+    """Read a rank's share of one layer; of a decoupled one, every sub-block that the rank has."""
+    pieces = {piece.name: piece for piece in layer_slices(spec, plan, layer, rank)}
+    parts = [
+        (
+            {name.removeprefix(f"{prefix}/"): piece for name, piece in pieces.items() if name.startswith(f"{prefix}/")},
+            part,
+        )
+        for prefix, part in layer_parts(spec, layer)
+    ]
+    if spec.is_decoupled(layer):
+        return tuple(_load_part(own, part.hidden, read) for own, part in parts if own)
+    ((own, _),) = parts
+    return _load_part(own, spec.hidden, read)
+
+
+def load_block(spec: ModelSpec, layer: int, share: BlockShare, read: Read) -> BlockWeights:
+    """Read a share of one block of a layer that is not decoupled."""
+    pieces = {piece.name: piece for piece in share.slices}
+    weights, places = _block(pieces, share.block, *BLOCK_NAMES[share.block], spec.hidden)
+    for name, piece in zip(pieces, share.of_layer(layer), strict=True):
+        read(piece, places[name])
+    return weights
+
+
+def _load_part(pieces: Mapping[str, TensorSlice], H: int, read: Read) -> LayerWeights:
+    """Read what a rank has of a layer or a sub-block, every tensor straight to its place."""
+    attention, attention_places = _block(pieces, "attention", *BLOCK_NAMES["attention"], H)
+    mlp, mlp_places = _block(pieces, "mlp", *BLOCK_NAMES["mlp"], H)
+    places = attention_places | mlp_places
+    for name, piece in pieces.items():
+        read(piece, places[name])
+    return LayerWeights(attention, mlp)
+
+
+def _block(
+    pieces: Mapping[str, TensorSlice], block: str, into: tuple[str, ...], out: str, H: int
+) -> tuple[BlockWeights, dict[str, Array]]:
+    """Allocate a block's arrays, and name the place in them of every tensor."""
+    first = pieces.get(f"{block}/{into[0]}/weight")
+    each, inputs = first.shape if first else (0, H)
+    bias = pieces.get(f"{block}/{into[0]}/bias")
+    biases = bias.shape[0] if bias else 0
+    out_name = f"{block}/{out}/weight"
+    out_shape = pieces[out_name].shape if out_name in pieces else (0, H)
+    weights = BlockWeights(
+        into=np.empty((len(into) * each, inputs), np.float32),
+        into_bias=np.empty(len(into) * biases, np.float32),
+        out=np.empty(out_shape, np.float32),
+        out_bias=np.empty(H, np.float32),
+        norm=np.empty(H, np.float32),
+        norm_bias=np.empty(H, np.float32),
+    )
+    places = {
+        out_name: weights.out,
+        f"{block}/{out}/bias": weights.out_bias,
+        f"{block}/norm/weight": weights.norm,
+        f"{block}/norm/bias": weights.norm_bias,
+    }
+    for number, name in enumerate(into):
+        places[f"{block}/{name}/weight"] = weights.into[number * each :][:each]
+        places[f"{block}/{name}/bias"] = weights.into_bias[number * biases :][:biases]
+    return weights, places

@@ -1,0 +1,279 @@
+"""The layers of one model, split over the ranks as a plan says: what a batch passes through."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hepti_mpi.base.arrays import Array
+from hepti_mpi.comm.adaptive import Adaptive, SendRate, to_ranks
+from hepti_mpi.comm.exchange import Tiles, gather_rows, whole
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.trace import Trace
+from hepti_mpi.comm.wires import EXACT, Coding, coding
+from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.decoupled import run_groups
+from hepti_mpi.engine.layers import Layer, Pass, Stream
+from hepti_mpi.engine.replica import Lane
+from hepti_mpi.engine.switching import Look, Way, cuts_for
+from hepti_mpi.kernels.products import Backend
+from solver.base import clock
+from solver.model.spec import ModelSpec
+from solver.model.sublayers import widths
+from solver.plan.plan import LayerPlan, Plan, Wire
+from solver.plan.spans import Partition, Span
+from solver.schedule.steps import FLOAT_BYTES
+
+# Carries a batch on. Yields the hop before which, or within which, it stands and the rank whose rows it needs there,
+# None where it needs nobody's; returns the rows that this rank ends with.
+Carrying = Generator[tuple[int, int | None], None, Array]
+
+# In a message between stages: what is larger than MPI's eager limit, 8 MiB, does not travel before the next stage asks
+# for it, and that computes. The inner columns of 512 rows of bert-large are: a stage waited 90 of 490 ms for them.
+MOVED_FLOATS = (4 << 20) // FLOAT_BYTES
+
+
+@dataclass(slots=True)
+class Meter:
+    """What a rank did in the batches that count."""
+
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    batches_by_bits: Counter[int] = field(default_factory=Counter)  # sent to other stages: bits of their numbers
+
+    def add(self, other: Meter) -> None:
+        """Add what another one counted."""
+        self.compute_s += other.compute_s
+        self.wait_s += other.wait_s
+        self.sent_bytes += other.sent_bytes
+        self.received_bytes += other.received_bytes
+        self.batches_by_bits += other.batches_by_bits
+
+
+class Stack:
+    """The rank's part of the layers, and the ranks that share them.
+
+    Parameters
+    ----------
+    spec
+        The model.
+    plan
+        Who computes what, checked against model and ranks.
+    layers
+        This rank's share of every layer of its stage.
+    world
+        All ranks; those without a share take no part in the layers.
+    backend
+        What made the layers' products, and attends.
+    wire
+        How numbers travel.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        plan: Plan,
+        layers: Sequence[Layer],
+        world: Group,
+        backend: Backend,
+        wire: Wire = Wire.FLOAT32,
+    ) -> None:
+        self.meter = Meter()
+        self.last = Meter()  # of the batch that began last, whether it counts or not
+        self.trace: Trace | None = None  # records the last batch that counts, where one is asked for
+        self._spec = spec
+        self._world = world
+        self._backend = backend
+        self._wire = wire
+        self._within_stages = coding(wire.within, backend.cast)
+        self._connections = to_ranks(world) if wire is Wire.ADAPTIVE else {}
+        self._bits: Counter[int] = Counter()  # as in `Meter`, since it was asked
+        self._metered_since = 0.0
+        self._groups: dict[tuple[int, ...], Group | None] = {}  # one for every set of ranks that ever shared a stage
+        self.adopt(plan, layers)
+
+    def adopt(self, plan: Plan, layers: Sequence[Layer]) -> None:
+        """Go on with another plan and this rank's share under it; all ranks call this, between the same two batches."""
+        self.plan = plan
+        self.layers = tuple(layers)
+        self.lanes = tuple(Lane(plan, replica) for replica in plan.replicas)
+        self._between_stages = {lane: self._coding_between(lane) for lane in self.lanes}
+        rank = self._world.rank
+        self._lane = next((lane for lane in self.lanes if rank in lane.ranks), None)
+        self._crew: tuple[int, ...] = ()  # of the stage's devices
+        self._cuts: list[LayerPlan] = []
+        self._parts: list[Span] = []
+        self._group: Group | None = None
+        # Making a group takes every rank: all make all, and keep their own.
+        for lane in self.lanes:
+            for stage, ranks in zip(lane.stages, lane.active, strict=True):
+                if ranks not in self._groups:
+                    self._groups[ranks] = self._world.subgroup(ranks)
+                if rank in ranks:
+                    self._group = self._groups[ranks]
+                    self._crew = stage.active
+                    self._cuts = cuts_for(stage, stage.active)
+                    self._parts = [stage.part(layer) for layer in range(stage.span.start, stage.span.stop)]
+
+    @property
+    def active(self) -> bool:
+        """Whether this rank has a share."""
+        return self._lane is not None
+
+    @property
+    def so_far(self) -> tuple[float, float]:
+        """Seconds of compute and of waiting since the batch that runs began, of one that goes through in one go."""
+        wait_s = self._world.traffic.wait_s
+        return clock.now() - self._metered_since - wait_s, wait_s
+
+    def run(
+        self, batch: Batch, x: Array | None, *, count: bool, exact: bool = False, look: Look | None = None
+    ) -> Array:
+        """Carry a batch through this rank's replica, rank 0 through the first, from beginning to end.
+
+        Every rank of the replica calls this, and rank 0; for others nothing happens.
+
+        Parameters
+        ----------
+        batch
+            The requests' row counts.
+        x : [S, H]
+            The embedded rows, on rank 0; None on the others.
+        count
+            Whether the meter counts this batch.
+        exact
+            Whether numbers travel as they are, whatever the coding.
+        look
+            Says whether the plan changes on the way: to one of one stage, under which nobody else has a share.
+
+        Returns
+        -------
+        [S, H] on rank 0, [0, H] on the others
+        """
+        lane = self.lanes[0] if self._world.rank == 0 else self._lane
+        with self.metered(count):
+            if lane is None:
+                return self._or_nothing(None)
+            carrying = self.carry(lane, batch, x, exact=exact, look=look)
+            while True:
+                try:
+                    next(carrying)
+                except StopIteration as end:
+                    hidden: Array = end.value
+                    break
+            # Between stages nobody waits until a batch has left: the next stage may still be busy with those before.
+            if len(lane.stages) == 1:
+                self._world.finish_sending()
+        return hidden
+
+    def carry(
+        self, lane: Lane, batch: Batch, x: Array | None, *, exact: bool = False, look: Look | None = None
+    ) -> Carrying:
+        """Carry a batch through a replica as far as this rank takes part in it.
+
+        Whoever advances it may do so at once, and waits then, or only when the rank that it yields has sent something.
+        No batch passes a hop before those that came before it. Where this rank is alone in its stage, it yields behind
+        every layer, too. Arguments as in `run`.
+        """
+        rank, rows = self._world.rank, batch.rows
+        mine, between = lane.stage_of(rank), EXACT if exact else self._between_stages[lane]
+        here = x_out = self._or_nothing(x)
+        for hop in lane.hops_of(rank):
+            if hop and hop in (mine, lane.hops - 1):
+                yield hop, lane.source(hop, rows, rank)
+            self._world.coding = between
+            here = self._hop(lane, hop, rows, x_out)
+            x_out = self._or_nothing(None)
+            if hop == mine:
+                assert self._group is not None
+                self._group.coding = EXACT if exact else self._within_stages
+                run = Pass(self._spec, batch, self._group, self.plan.tile_rows, self._backend)
+                way = Way(self.plan, self._crew, run, look)
+                entering = Stream(Tiles.here(here), lane.rows_into(hop, rows))
+                layers = way.through(self.layers, self._cuts, self._parts)
+                computing, worked_s, ends = run_groups(entering, layers), 0.0, False
+                # The batch before goes on to the next stage, and the next one comes.
+                with self._world.moving() if len(lane.stages) > 1 else nullcontext():
+                    while not ends:
+                        started = clock.now()
+                        try:
+                            next(computing)
+                        except StopIteration as end:
+                            # To the end, before this rank waits for others' results: they may wait for its rows in the
+                            # last block.
+                            x_out, ends = whole(end.value.blocks), True
+                        worked_s += clock.now() - started
+                        if not ends:
+                            yield hop, None
+                if isinstance(between, Adaptive):
+                    between.worked(worked_s, rows)
+                if way.plan is not self.plan:
+                    lane = Lane(way.plan, way.plan.stages)  # it says where the rows are in the end
+        if isinstance(between, Adaptive):
+            between.sent(rows)
+        return here
+
+    @contextmanager
+    def metered(self, count: bool, *, begins: bool = True) -> Iterator[None]:
+        """Count what is done until the end, or an error, if it counts; with what begins a batch, its trace begins."""
+        started = self._metered_since = clock.now()
+        traffic = self._world.traffic
+        traffic.reset()
+        trace = traffic.trace = self.trace if count else None
+        if trace is not None and begins:
+            trace.begin()
+        try:
+            yield
+        finally:
+            traffic.trace = None  # waits of others' business are in no batch's trace
+            if trace is not None:
+                trace.end()
+            compute_s = clock.now() - started - traffic.wait_s
+            bits, self._bits = self._bits, Counter()
+            spent = Meter(compute_s, traffic.wait_s, traffic.sent_bytes, traffic.received_bytes, bits)
+            if begins:
+                self.last = Meter()
+            self.last.add(spent)
+            if count:
+                self.meter.add(spent)
+
+    def _hop(self, lane: Lane, hop: int, rows: int, x: Array) -> Array:
+        """Send what this rank has of the rows, and return those that it needs next."""
+        have, world = lane.have(hop, rows), self._world
+        coding, traffic = world.coding, world.traffic
+        bits, before = coding.bits, traffic.sent_bytes
+        tensors = Partition.of_counts(widths(self._spec, lane.sublayers_before(hop)))
+        if coding is EXACT:  # as they lie: taking apart and joining 10 MiB would be 4 % of a stage
+            tensors = Partition.of_counts([tensors.total])
+        if not have[world.rank].size:
+            x = np.empty((0, tensors.total), np.float32)  # where all have all, the first of them sends it
+        # A tensor is coded, and has its bounds, by itself.
+        want = lane.want(hop, rows)
+        moved = [
+            whole(gather_rows(world, Tiles.here(x[:, columns.slice]), have, want, MOVED_FLOATS // columns.size or 1))
+            for columns in tensors
+        ]
+        here = moved[0] if len(moved) == 1 else np.concatenate(moved, axis=1)
+        if traffic.sent_bytes > before:
+            self._bits[bits] += 1
+        if isinstance(coding, Adaptive):
+            traffic.received_bytes -= coding.spare_bytes
+            coding.spare_bytes = 0
+        return here
+
+    def _coding_between(self, lane: Lane) -> Coding:
+        if self._wire is not Wire.ADAPTIVE:
+            return coding(self._wire, self._backend.cast)
+        peers = lane.receivers(self._world.rank)
+        return Adaptive(
+            self._backend.cast, SendRate({ends for ends, peer in self._connections.items() if peer in peers})
+        )
+
+    def _or_nothing(self, x: Array | None) -> Array:
+        return np.empty((0, self._spec.hidden), np.float32) if x is None else x

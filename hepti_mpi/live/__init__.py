@@ -1,0 +1,1 @@
+"""A plan that changes while it runs: measuring, deciding, changing over."""

@@ -1,0 +1,67 @@
+"""What ranks tell rank 0 of batches, within them and behind them, put together in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hepti_mpi.live.monitor import Measured, Part
+from solver.plan.plan import Plan
+
+
+@dataclass(slots=True, eq=False)
+class Begun:
+    """A batch of which not all is told: under which plan it began, its rows, and whether the plan changed within it."""
+
+    number: int
+    plan: Plan
+    rows: int
+    torn: bool = False
+    parts: dict[int, dict[int, Part]] = field(default_factory=dict)  # by layer and rank
+    words: dict[int, Measured] = field(default_factory=dict)  # by rank
+
+
+class Told:
+    """Holds what ranks tell until all that have a say have spoken; later batches wait for those before them.
+
+    Parameters
+    ----------
+    ranks
+        How many tell of a batch behind it; within it, those do that have a share.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._begun: dict[int, Begun] = {}
+
+    def begin(self, number: int, plan: Plan, rows: int) -> None:
+        """Expect word of a batch."""
+        self._begun[number] = Begun(number, plan, rows)
+
+    def tear(self, number: int) -> None:
+        """Take note that a batch's plan changed within it."""
+        self._begun[number].torn = True
+
+    def take(self, rank: int, word: Measured | Part) -> None:
+        """Take a rank's word."""
+        begun = self._begun[word.batch]
+        if isinstance(word, Part):
+            begun.parts.setdefault(word.layer, {})[rank] = word
+        else:
+            begun.words[rank] = word
+
+    def waits(self, number: int) -> bool:
+        """Return whether not all is told of a batch."""
+        return number in self._begun
+
+    def complete(self) -> Iterator[tuple[Begun, Mapping[int, Part] | None]]:
+        """Yield batches of which something is known of all ranks, with what they told up to a layer; None: of all."""
+        for begun in list(self._begun.values()):
+            for layer, parts in sorted(begun.parts.items()):
+                if len(parts) < len(begun.plan.stages[0].active):
+                    return
+                yield begun, begun.parts.pop(layer)
+            if len(begun.words) < self._ranks:
+                return
+            del self._begun[begun.number]
+            yield begun, None

@@ -1,0 +1,111 @@
+"""Every rank's part in what rank 0 says: batches, other plans, and changes of a plan that is alive.
+
+Rank 0 decides, in `hepti_mpi.leader` and `hepti_mpi.live.conductor`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import cast
+
+from hepti_mpi.comm.group import Group
+from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.flow import Step
+from hepti_mpi.engine.layers import Layer
+from hepti_mpi.engine.stack import Stack
+from hepti_mpi.live.change_over import Adopt, Mover, Prepare
+from hepti_mpi.live.monitor import Measured, Monitor, Part
+from hepti_mpi.live.within_request import HOLDS
+from solver.base import clock
+from solver.plan.plan import Plan
+
+# From one batch to the next: rank 0 listens only behind batches, and hours may pass between two.
+MOST_PROBES = 8
+
+
+@dataclass(slots=True)
+class Member:
+    """One rank's part: its layers, its changes, its measurements."""
+
+    group: Group
+    stack: Stack
+    mover: Mover
+    monitor: Monitor
+    change: int = 0
+    budget_s: float = 0.0
+    probes: int = 0  # since the last batch
+
+    def measured(self, batch: int) -> Measured:
+        """Return what the last batch showed, under the number that rank 0 gave it."""
+        stack, mover = self.stack, self.mover
+        return Measured(
+            batch, stack.last.compute_s if stack.active else 0.0, stack.last.wait_s, self.monitor.flows(),
+            self.monitor.room(), self.change, mover.ready, mover.short,
+        )  # fmt: skip
+
+    def look(self, step: Step, layer: int) -> tuple[Plan, Sequence[Layer]] | None:
+        """Do this rank's part in looks before a layer, as `Way` asks."""
+        if layer - HOLDS in step.looks and (word := self.group.word()) is not None:
+            plan = cast(Plan, word)
+            return plan, self.mover.kernels(plan)
+        if layer in step.looks:
+            assert step.tell is not None
+            self.group.tell_root(Part(step.tell, layer, *self.stack.so_far))
+        return None
+
+    def prepare(self, word: Prepare) -> None:
+        """Begin a change of plan."""
+        self.change += 1
+        self.budget_s = word.budget_s
+        self.mover.prepare(word.plan, word.frees, word.spare)
+
+    def change_plan(self, word: Prepare | Adopt) -> None:
+        """Do what rank 0 says of a change of plan."""
+        if isinstance(word, Prepare):
+            self.prepare(word)
+        else:
+            self.mover.adopt(word.layers)
+
+    def ran(self, tell: int | None) -> None:
+        """Tell rank 0 what the batch that just ran showed, if it wants to know, and work on a change."""
+        self.probes = 0
+        if tell is not None:
+            self.group.tell_root(self.measured(tell))
+        if self.mover.busy:
+            self.work()
+
+    def work(self) -> None:
+        """Work on a change, for as long as requests may wait for it."""
+        until = clock.now() + self.budget_s
+        while self.mover.busy and self.mover.step() and clock.now() < until:
+            pass
+
+    def idle(self) -> bool:
+        """Do a bounded piece of what can be done while nothing is asked; return whether there was any."""
+        if self.mover.busy and self.mover.step():
+            return True
+        if self.stack.active or self.probes == MOST_PROBES or (probe := self.monitor.probe()) is None:
+            return False
+        self.probes += 1
+        self.group.tell_root(probe)
+        return True
+
+
+def follow(group: Group, stack: Stack, member: Member | None = None) -> None:
+    """Do what rank 0 says until it says that all is done; where the plan lives, prepare changes meanwhile.
+
+    A plan is its word that the batches that follow run under it, with the weights that every rank has.
+    """
+    while (word := group.next_message(member.idle if member else None)) is not None:
+        if isinstance(word, Step):
+            look = partial(member.look, word) if member and word.looks else None
+            stack.run(Batch.of_lengths(word.lengths), None, count=word.count, exact=word.exact, look=look)
+            if member:
+                member.ran(word.tell)
+        elif isinstance(word, Plan):
+            stack.adopt(word, stack.layers)
+        else:
+            assert member is not None
+            member.change_plan(word)

@@ -1,0 +1,1 @@
+"""Measuring a cluster: kernels, links, unrest; the result is a cluster file."""

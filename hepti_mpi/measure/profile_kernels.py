@@ -1,0 +1,134 @@
+"""Measure this device's kernels, those that layers call: all curves of `solver.cluster.curves` but that of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from hepti_mpi.base.arrays import Array
+from hepti_mpi.comm.exchange import Tiles, whole
+from hepti_mpi.comm.group import Group
+from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.layers import MLP, BlockKernels, Pass, Stream, block
+from hepti_mpi.kernels.products import Backend
+from hepti_mpi.measure.timing import Call, seconds_of
+from solver.cluster.curves import Curve, Curves, Floats, Kernel
+from solver.model.spec import ModelSpec
+from solver.plan.plan import BlockPlan, Cut, Layout
+
+# No multiples of 4, but for the last: a kernel works on so many rows at once, and shares are seldom multiples. 40 rows
+# take onnxruntime 3 % less than the line through 37 and 44 says.
+ROWS = (1, 2, 18, 42, 256)
+KEYS = (16, 64, 256, 512)
+NORM_ROWS = (18, 66, 256)
+ACTIVATE_ROWS = (64, 256)
+ELEMENTS = (1 << 14, 1 << 17, 1 << 20)
+HEADS = 8  # timed together, as a head runs among others
+NUMBERS = 1 << 16  # random ones, repeated: ten million would take a 10 GFLOP/s device a second
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Where a kernel is timed: `call` makes the call for one value of `first` and one of `second`.
+
+    The arguments of its curve are `units` times these values.
+    """
+
+    first: Sequence[int]
+    second: Sequence[int]
+    call: Callable[[int, int], Call]
+    units: tuple[int, int] = (1, 1)
+
+    def curve(self, seconds: Floats) -> Curve:
+        """Return the curve of seconds [first, second], or [first, 1] where there is one argument."""
+        first = tuple(float(self.units[0] * value) for value in self.first)
+        second = tuple(float(self.units[1] * value) for value in self.second)
+        if seconds.shape[1] == 1:
+            second, seconds = (0.0, 1.0), np.repeat(seconds, 2, axis=1)
+        return Curve(first, second, tuple(map(tuple, seconds.tolist())))
+
+
+def measure_kernels(spec: ModelSpec, backend: Backend, group: Group) -> tuple[Curves, float]:
+    """Measure while all ranks measure; return the curves, and the pace as `seconds_of`. Every rank calls this."""
+    grids = kernel_grids(spec, backend, group)
+    # Rows outside: between two calls on the same weights all other weights pass through the caches. Kernels inside, as
+    # a layer calls them: one right after itself would find its numbers in a cache (attention: a third less time).
+    points = [
+        (kernel, row, column)
+        for row in range(len(ROWS))
+        for column in range(len(KEYS))
+        for kernel, grid in grids.items()
+        if row < len(grid.first) and column < len(grid.second)
+    ]
+    calls = [
+        grids[kernel].call(grids[kernel].first[row], grids[kernel].second[column]) for kernel, row, column in points
+    ]
+    seconds = {kernel: np.zeros((len(grid.first), len(grid.second))) for kernel, grid in grids.items()}
+    times, pace = seconds_of(calls, group)
+    for (kernel, row, column), taken in zip(points, times, strict=True):
+        seconds[kernel][row, column] = taken
+    seconds[Kernel.ATTEND] /= min(HEADS, spec.heads)
+    # The activation may be part of the product before it: what it adds to a product that costs next to nothing.
+    seconds[Kernel.ACTIVATE] = np.maximum(np.diff(seconds[Kernel.ACTIVATE], axis=1), 1e-9)
+    return Curves(spec.head_dim, {kernel: grid.curve(seconds[kernel]) for kernel, grid in grids.items()}), pace
+
+
+def random_numbers() -> Array:
+    """Return what fills inputs and weights, repeated by `np.resize`, [NUMBERS]."""
+    return np.random.default_rng(0).standard_normal(NUMBERS, np.float32)
+
+
+def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Kernel, Grid]:
+    """Return what is timed, kernel by kernel."""
+    H, F, d, make = spec.hidden, spec.ffn, spec.head_dim, backend.product
+    numbers = random_numbers()
+    small = 0.02 * numbers
+
+    x, vector = np.resize(numbers, (max(*ROWS, *KEYS), H)), np.resize(small, max(H, F))
+    into = {width: make(np.resize(small, (width, H)), vector[:width]) for width in {3 * d, H, F}}
+    out = {width: make(np.resize(small, (width, H)), None) for width in {2 * d, H - d, H, F} - {0}}
+    act = [make(np.resize(numbers, (F, 1)), vector[:F], activation) for activation in ("identity", spec.activation)]
+    one, other = (np.resize(small, max(ELEMENTS)) for _ in range(2))
+
+    def attend(rows: int, keys: int) -> Call:
+        width = d * min(HEADS, spec.heads)
+        q, k = x[:rows, :width], x[:keys, :width]
+        return lambda: backend.attend(q, k, k, [(slice(0, rows), slice(0, keys))], d)
+
+    def norm(rows: int, _: int) -> Call:
+        # A block of which only the products are missing.
+        result = np.zeros((rows, H), np.float32)
+
+        def product(x: Array, out: Array | None = None) -> Array:
+            return result
+
+        plan = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
+        run = Pass(spec, Batch.of_lengths([rows]), group.alone, 0, backend)
+        nothing = BlockKernels((product,), vector, product, F, vector[:H], vector[:H], vector[:H])
+
+        def pass_a_block() -> None:
+            stream = Stream(Tiles.here(x[:rows]), plan.row_partition(rows))
+            whole(block(stream, nothing, plan, MLP, run).blocks)
+
+        return pass_a_block
+
+    def contract(rows: int, width: int) -> Call:
+        return partial(out[width], np.resize(numbers, (rows, width)))
+
+    def activate(rows: int, which: int) -> Call:
+        return partial(act[which], np.resize(numbers, (rows, 1)))
+
+    def accumulate(size: int, _: int) -> Call:
+        return partial(np.add, one[:size], other[:size], one[:size])
+
+    return {
+        Kernel.PROJECT: Grid(ROWS, sorted(into), lambda rows, width: partial(into[width], x[:rows]), (1, H)),
+        Kernel.ATTEND: Grid(ROWS, KEYS, attend),
+        Kernel.CONTRACT: Grid(ROWS, sorted(out), contract, (1, H)),
+        Kernel.NORM: Grid(NORM_ROWS, (1,), norm, (H, 1)),
+        Kernel.ACTIVATE: Grid(ACTIVATE_ROWS, (0, 1), activate, (F, 1)),
+        Kernel.ADD: Grid(ELEMENTS, (1,), accumulate),
+    }

@@ -1,0 +1,118 @@
+"""The report: plan, times, and what every rank did."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hepti_mpi.comm.group import library
+from hepti_mpi.comm.hosts import Place
+from hepti_mpi.engine.stack import Meter
+from hepti_mpi.kernels.backends import of_all
+from hepti_mpi.requests.answers import Answers
+from solver.base import clock
+from solver.cluster.cluster import Cluster
+from solver.model.spec import ModelSpec
+from solver.plan.file import plan_to_json
+from solver.plan.holdings import weights_bytes
+from solver.plan.plan import Plan
+from solver.schedule.stages import predict_plan, price_plan
+
+FORMAT = "hepti-report/1"
+
+
+def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what this rank did in all requests that count."""
+    return {
+        "rank": rank,
+        "device": plan.devices[rank],
+        "backend": options.backend,
+        "compute_s": meter.compute_s,
+        "wait_s": meter.wait_s,
+        "sent_bytes": meter.sent_bytes,
+        "received_bytes": meter.received_bytes,
+        "batches_by_bits": {str(bits): count for bits, count in meter.batches_by_bits.items()},
+        "weights_bytes": weights_bytes(spec, plan, rank, options.precision),
+        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
+
+
+def job_report(
+    spec: ModelSpec,
+    plan: Plan,
+    answers: Answers,
+    ranks: Sequence[dict[str, Any]],
+    places: Sequence[Place],
+    options: argparse.Namespace,
+) -> dict[str, Any]:
+    """Return the report but for what was predicted."""
+    seconds = answers.seconds
+    every = [value for values in seconds.values() for value in values]
+    return {
+        "format": FORMAT,
+        "model": spec.name,
+        "mpi": library(),
+        "backend": of_all([entry["backend"] for entry in ranks]),
+        "precision": options.precision,
+        "wire": options.wire,
+        "repeat": options.repeat,
+        "lab_scale": clock.SCALE,
+        "requests": [{"id": name, "seconds": values} for name, values in seconds.items()],
+        "requests_answered": answers.count,
+        "seconds_median": statistics.median(every) if every else None,
+        "per_rank": [entry | {"host": place.host} for entry, place in zip(ranks, places, strict=True)],
+        "plan": json.loads(plan_to_json(plan)),
+    }
+
+
+def prediction(
+    spec: ModelSpec, cluster: Cluster | None, plan: Plan, rows: Sequence[int], plan_of: Callable[[int], Plan]
+) -> dict[str, Any]:
+    """Return what was predicted for the median request, to hold its seconds against.
+
+    Parameters
+    ----------
+    cluster
+        None: nothing is known but what the plan says of the rows that it was made for; as where a person wrote it.
+    rows
+        Of the batch of every request that counts. More rows take longer, so that the median of their seconds is that of
+        the median rows; of an even number, the mean of the two in the middle, here as there.
+    plan_of
+        The plan under which batches of so many rows run.
+    """
+    if cluster is None or not plan.rows:
+        return {"predicted_rows": plan.rows, "predicted_seconds": plan.predicted.seconds if plan.predicted else None}
+    middle = [statistics.median_low(rows), statistics.median_high(rows)] if rows else [plan.rows] * 2
+    seconds = [predict_plan(spec, cluster, plan_of(number), number).seconds for number in middle]
+    return {"predicted_rows": statistics.fmean(middle), "predicted_seconds": statistics.fmean(seconds)}
+
+
+def predicted_rate(
+    spec: ModelSpec,
+    cluster: Cluster | None,
+    plan: Plan,
+    batches: Sequence[Sequence[int]],
+    plan_of: Callable[[int], Plan],
+) -> float | None:
+    """Return how many requests a second were predicted of one pass over the input; None where nothing is known.
+
+    The first batch takes what a batch alone takes; behind it results come as fast as batches that never run out. Both
+    are of the mean rows: seconds grow about linearly with these, so that the sum is that of the batches as they are.
+
+    Parameters
+    ----------
+    cluster, plan_of
+        As `prediction` has them.
+    batches
+        The rows of every request, batch by batch; none where nobody knows beforehand what is asked.
+    """
+    if cluster is None or not plan.rows or not batches:
+        return None
+    rows = round(sum(map(sum, batches)) / len(batches))
+    priced = price_plan(spec, cluster, plan_of(rows), rows)
+    pass_s = priced.prediction.seconds + (len(batches) - 1) / priced.requests_per_s
+    return sum(map(len, batches)) / pass_s

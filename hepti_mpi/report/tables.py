@@ -1,0 +1,168 @@
+"""What a person sees: answers, shares and times as tables."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from hepti_mpi.requests.inputs import Request
+from solver.base.phrases import counted
+from solver.cluster.cluster import MIB, Cluster
+from solver.model.sublayers import LEGEND
+from solver.plan.plan import BlockPlan, Cut, Plan
+
+WIDTH = 110  # where there is no terminal to ask
+
+
+def terminal(stderr: bool) -> Console:
+    """Return the person's terminal, or a plain file where there is none.
+
+    mpirun gives every rank a pseudo-terminal or a pipe of its own: what counts is where mpirun itself writes.
+    """
+    number = 2 if stderr else 1
+    started_by_mpi = "OMPI_COMM_WORLD_RANK" in os.environ or "PMI_RANK" in os.environ
+    where = f"/proc/{os.getppid() if started_by_mpi else 'self'}/fd/{number}"
+    width = 0
+    with suppress(OSError):  # no /proc, another user's mpirun, or no terminal: a plain file
+        if Path(where).is_char_device():
+            descriptor = os.open(where, os.O_RDONLY | os.O_NOCTTY)
+            width = os.get_terminal_size(descriptor).columns
+            os.close(descriptor)
+    # No markup, no emoji: brackets and colons in a person's texts stay what they are.
+    return Console(
+        stderr=stderr, highlight=False, markup=False, emoji=False, force_terminal=width > 0, width=width or WIDTH
+    )
+
+
+def show_answers(console: Console, requests: Sequence[Request], answers: Sequence[dict[str, Any]]) -> None:
+    """Print which text is nearest to which, or every request's label."""
+    table = Table(title_justify="left")
+    names = [request.text or str(request.id) for request in requests]
+    if "label" in answers[0]:
+        table.title = "labels"
+        for heading in ("request", "label", "score"):
+            table.add_column(heading)
+        for name, entry in zip(names, answers, strict=True):
+            table.add_row(name, entry["label"], f"{max(entry['scores']):.3f}")
+    elif len(answers) > 1:
+        table.title = "nearest to each other"
+        for heading in ("request", "nearest", "cosine"):
+            table.add_column(heading)
+        for name, (nearest, cosine) in zip(names, _nearest(answers), strict=True):
+            table.add_row(name, names[nearest], f"{cosine:.3f}")
+    else:
+        table.title = "embedding"
+        for heading in ("request", "width", "first values"):
+            table.add_column(heading)
+        vector = answers[0]["embedding"]
+        table.add_row(names[0], str(len(vector)), ", ".join(f"{value:.4f}" for value in vector[:4]) + ", …")
+    console.print(table)
+
+
+def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan, *, queued: bool) -> None:
+    """Print who computed what share, and how long it took; figures are of one pass over the input.
+
+    Where batches `queued` for stages or replicas, what one of them waited says nothing of the prediction: it is how
+    many a second that compares.
+    """
+    runs = ("mean of " if report["repeat"] > 1 else "") + counted(report["repeat"], "run")
+    layers = counted(plan.stages[-1].span.stop, "layer")
+    table = Table(title=f"who computed what of {plan.model_name}, {layers}; {runs}", title_justify="left")
+    table.add_column("rank")
+    table.add_column("device")
+    if not plan.in_one:
+        table.add_column("layers", justify="right")
+    table.add_column("attention", justify="right")
+    table.add_column("MLP", justify="right")
+    for heading in ("weights MiB", "compute ms", "wait ms", "sent KiB"):
+        table.add_column(heading, justify="right")
+    for entry in report["per_rank"]:
+        table.add_row(
+            str(entry["rank"]),
+            entry["device"],
+            *shares(plan, entry["rank"]),
+            f"{entry['weights_bytes'] / MIB:.1f}",
+            f"{1e3 * entry['compute_s'] / report['repeat']:.1f}",
+            f"{1e3 * entry['wait_s'] / report['repeat']:.1f}",
+            f"{entry['sent_bytes'] / 1024 / report['repeat']:.0f}",
+        )
+    console.print(table)
+    if not all(stage.is_whole for stage in plan.stages):
+        console.print(LEGEND)
+    console.print(_rate(report) if queued else _latency(report, plan))
+
+
+def _latency(report: Mapping[str, Any], plan: Plan) -> Text:
+    line = Text.assemble((f"{1e3 * report['seconds_median']:.1f} ms", "bold"), " from request to answer")
+    if report["predicted_seconds"] is not None:
+        at = f"{report['predicted_rows']:g} row{'s' * (report['predicted_rows'] != 1)}"
+        line.append(f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {at} for {report['predicted_for']}")
+    if not plan.in_one:
+        line.append(f"; {report['requests_per_s']:.2f} requests a second")
+    return line
+
+
+def _rate(report: Mapping[str, Any]) -> Text:
+    line = Text.assemble((f"{report['requests_per_s']:.2f} requests a second", "bold"))
+    if report["predicted_requests_per_s"] is not None:
+        line.append(f", predicted {report['predicted_requests_per_s']:.2f} for {report['predicted_for']}")
+    line.append(f"; {1e3 * report['seconds_median']:.1f} ms from request to answer, the wait for others included")
+    return line
+
+
+def by_bits(ranks: Sequence[Mapping[str, Any]]) -> str:
+    """Return how many batches went from stage to stage, by the bits of their numbers."""
+    total = sum((Counter(entry["batches_by_bits"]) for entry in ranks), Counter[str]())
+    return ", ".join(f"{total[bits]} with {bits} bits" for bits in sorted(total, key=int, reverse=True))
+
+
+def show_cluster(console: Console, cluster: Cluster) -> None:
+    """Print what was measured."""
+    of = cluster.profile
+    title = f"what was measured for {of['model']} with {of['backend']} in {of['precision']}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("device")
+    for heading in ("GFLOP/s", "free GiB", "own link Mbps"):
+        table.add_column(heading, justify="right")
+    for rank, device in enumerate(cluster.devices):
+        own = f"{cluster.bandwidth(rank) * 8 / 1e6:.0f}" if len(cluster.devices) > 1 else "-"
+        table.add_row(device.name, f"{device.compute_flop_per_s / 1e9:.1f}", f"{device.memory_bytes / 2**30:.1f}", own)
+    console.print(table)
+    for pair, link in cluster.links.items():
+        speed, latency = link.bandwidth_bytes_per_s * 8 / 1e6, link.latency_s * 1e6
+        console.print(f"between {' and '.join(sorted(pair))}: {speed:.0f} Mbps, {latency:.0f} µs")
+
+
+def shares(plan: Plan, rank: int) -> list[str]:
+    """Return a rank's layers, where not all have all, and its shares of the first of them."""
+    place = plan.place(rank)
+    if place is None:
+        return ["none", "-", "-"]
+    stage, within = place
+    _, first = stage.layers[0]
+    blocks = [_share(first.attention, within, "head"), _share(first.mlp, within, "column")]
+    return blocks if plan.in_one else [stage.label, *blocks]
+
+
+def _share(block: BlockPlan, rank: int, unit: str) -> str:
+    if block.inner is not None:
+        return counted(block.inner[rank].size, "sub-block" if block.cut is Cut.SUB_BLOCKS else unit)
+    assert block.rows is not None
+    return f"{100 * block.rows[rank]:.0f} % of rows"
+
+
+def _nearest(answers: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
+    vectors = np.array([entry["embedding"] for entry in answers])
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    cosines = vectors @ vectors.T
+    np.fill_diagonal(cosines, -2)
+    return [(int(np.argmax(row)), float(row.max())) for row in cosines]

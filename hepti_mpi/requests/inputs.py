@@ -1,0 +1,228 @@
+"""What is asked: texts, token ids and images, from the command line, files and standard input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hepti_mpi.base.arrays import Array
+from hepti_mpi.requests.images import below, read_image
+from hepti_mpi.requests.stdin import read_lines
+from solver.base.errors import HeptiError
+from solver.model.spec import ImageInput, ModelSpec, TextInput
+from weights.inputs.tokenize import Tokenizer
+
+# Requests of a file run together up to this many rows: more rows make better GEMMs, and later answers.
+BATCH_ROWS = 512
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """One thing to compute: token ids, or pixels."""
+
+    id: str | int
+    content: Sequence[int] | Array  # ids, or pixels [channels, height, width]
+    rows: int
+    text: str = ""
+    truncated: bool = False
+
+
+def rows_of(requests: Sequence[Request]) -> int:
+    """Return how many rows requests have together."""
+    return sum(request.rows for request in requests)
+
+
+def batches_of(requests: Sequence[Request]) -> Iterator[list[Request]]:
+    """Yield requests in order, together up to BATCH_ROWS rows."""
+    batch: list[Request] = []
+    for request in requests:
+        if batch and rows_of(batch) + request.rows > BATCH_ROWS:
+            yield batch
+            batch = []
+        batch.append(request)
+    if batch:
+        yield batch
+
+
+class Reader:
+    """Turns texts, ids and images into requests that the model can take.
+
+    Parameters
+    ----------
+    spec
+        The model.
+    tokenizer
+        Text of its tokenizer.json; None: token ids only.
+    complain
+        Takes the one line that says what is wrong with a request that is left out; the others are still answered.
+    by_id
+        Whether answers are found by their ids, so that none may come twice; else an id is only an echo.
+    images
+        The folder below which lines may name images, and where their paths begin; None: JSON lines may name none, and
+        a `.txt`, which lists paths as a command line does, any.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tokenizer: str | None,
+        complain: Callable[[str], object],
+        *,
+        by_id: bool = True,
+        images: Path | None = None,
+    ) -> None:
+        self._spec = spec
+        self._images = images
+        self._complain = complain
+        self._tokenizer = None
+        if tokenizer is not None and isinstance(spec.input, TextInput):
+            self._tokenizer = Tokenizer(tokenizer, spec.input.max_rows)
+        self._seen: dict[str, str] | None = {} if by_id else None
+
+    def texts(self, texts: Iterable[str]) -> list[Request]:
+        """Make requests of texts given on the command line.
+
+        Raises
+        ------
+        HeptiError
+            If one of them is empty.
+        """
+        return [self._text(number, text) for number, text in enumerate(texts, start=1)]
+
+    def random(self, rows: int) -> Request:
+        """Make a request of `rows` random rows, always the same."""
+        numbers = np.random.default_rng(0)
+        source = self._spec.input
+        if isinstance(source, ImageInput):
+            if rows != source.rows:
+                raise HeptiError(f"--random is {rows}, but every image of {self._spec.name} has {source.rows} rows")
+            pixels = numbers.standard_normal((source.channels, source.height, source.width), np.float32)
+            return Request("random", pixels, rows)
+        if not 1 <= rows <= source.positions:
+            raise HeptiError(f"--random is {rows}, but {self._spec.name} has 1 to {source.positions} positions")
+        return self._tokens("random", numbers.integers(0, source.vocab, rows).tolist())
+
+    def file(self, path: Path) -> Iterator[Request]:
+        """Yield the requests of a file: `.txt` and `.jsonl` one a line, or an image.
+
+        Raises
+        ------
+        HeptiError
+            If the file cannot be read at all; what is wrong with one line goes to `complain`.
+        """
+        if path.suffix.lower() in IMAGE_SUFFIXES:
+            yield self._image(path.stem, path)
+            return
+        if path.suffix not in (".txt", ".jsonl"):
+            raise HeptiError(f"--input {path}: not a .txt, a .jsonl or an image, nor - for standard input")
+        try:
+            with path.open("rb") as lines:
+                yield from self._lines(lines, path.name, json_lines=path.suffix == ".jsonl")
+        except OSError as error:
+            raise HeptiError(f"cannot read --input {path}: {error.strerror}") from error
+
+    def standard_input(self) -> Iterator[Request]:
+        """Yield the requests of JSON lines on standard input, each as soon as it is there."""
+        return self._lines(read_lines(), "standard input", json_lines=True)
+
+    def _lines(self, lines: Iterable[bytes], source: str, *, json_lines: bool) -> Iterator[Request]:
+        for number, line in enumerate(lines, start=1):
+            try:
+                request = self._json(number, line) if json_lines else self._plain(number, line)
+                self._check_id(request, f"line {number}")
+            except HeptiError as error:
+                self._complain(f"{source}, line {number}: {error}")
+            else:
+                yield request
+
+    def _check_id(self, request: Request, where: str) -> None:
+        first = where if self._seen is None else self._seen.setdefault(str(request.id), where)
+        if first != where:
+            raise HeptiError(f"id {request.id!r} stands on {first} already: give each request its own")
+
+    def _plain(self, number: int, line: bytes) -> Request:
+        try:
+            text = line.decode("utf-8-sig").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise HeptiError(f"not UTF-8: {error}") from error
+        if isinstance(self._spec.input, ImageInput):
+            return self._image(number, Path(text) if self._images is None else below(self._images, text))
+        return self._text(number, text)
+
+    def _json(self, number: int, line: bytes) -> Request:
+        if not line.strip():
+            raise HeptiError("the line is empty")
+        try:
+            entry = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise HeptiError(f"not JSON: {error.msg} at character {error.pos + 1}") from error
+        except (ValueError, RecursionError) as error:
+            raise HeptiError(f"not JSON: {error}") from error
+        if not isinstance(entry, dict):
+            raise HeptiError('not an object like {"id": 1, "text": "…"}')
+        name = entry.get("id", number)
+        if isinstance(name, bool) or not isinstance(name, str | int):
+            raise HeptiError(f"id {name!r} is neither a string nor an integer")
+        _check_unicode(str(name), "the id")
+        image = isinstance(self._spec.input, ImageInput)
+        for key, make in (("image", self._named_image),) if image else (("text", self._text), ("tokens", self._tokens)):
+            if key in entry:
+                return make(name, entry[key])
+        raise HeptiError(f"model {self._spec.name} needs " + ("an image" if image else "a text or tokens"))
+
+    def _text(self, name: str | int, text: Any) -> Request:
+        if not isinstance(text, str) or not text.strip():
+            raise HeptiError(
+                "the text is empty" if text in ("", None) or isinstance(text, str) else "text is no string"
+            )
+        _check_unicode(text, "the text")
+        if isinstance(self._spec.input, ImageInput):
+            raise HeptiError(f"model {self._spec.name} reads images, not texts")
+        if self._tokenizer is None:
+            raise HeptiError(
+                f"the weights of {self._spec.name} came without a tokenizer: give --random ROWS, or "
+                'lines like {"id": 1, "tokens": [101, 102]}'
+            )
+        tokens = self._tokenizer(text)
+        return Request(name, tokens.ids, len(tokens.ids), text, tokens.truncated)
+
+    def _tokens(self, name: str | int, ids: Any) -> Request:
+        source = self._spec.input
+        assert isinstance(source, TextInput)
+        if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
+            raise HeptiError("tokens must be a list of at least one integer")
+        if len(ids) > source.positions:
+            raise HeptiError(f"{len(ids)} tokens, but {self._spec.name} has {source.positions} positions: shorten it")
+        for token in ids:
+            if not 0 <= token < source.vocab:
+                raise HeptiError(
+                    f"token {token} is out of range: {self._spec.name} has {source.vocab} tokens, from 0 on"
+                )
+        return Request(name, ids, len(ids))
+
+    def _named_image(self, name: str | int, path: Any) -> Request:
+        """Read an image that a JSON line names, which is data, of whoever sent it."""
+        if not isinstance(path, str):
+            raise HeptiError("image is no string")
+        if self._images is None:
+            raise HeptiError("JSON lines may name images only below a folder that you name: add --images FOLDER")
+        return self._image(name, below(self._images, path))
+
+    def _image(self, name: str | int, path: Path) -> Request:
+        if not isinstance(self._spec.input, ImageInput):
+            raise HeptiError(f"model {self._spec.name} reads texts, not images")
+        return Request(name, read_image(path, self._spec.input), self._spec.input.rows, str(path))
+
+
+def _check_unicode(text: str, what: str) -> None:
+    """Refuse halves of surrogate pairs, which come from JSON's escapes and stray bytes: no file holds them."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise HeptiError(f"{what} is not Unicode: {error}") from error

@@ -1,0 +1,1 @@
+"""What every other room uses: starting programs, tables, curves."""

@@ -1,0 +1,122 @@
+"""The one place that starts other programs; everything else in `launch` only says what to start."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from solver.base import clock
+from solver.base.errors import HeptiError
+
+Command = Sequence[str]
+Process = subprocess.Popen[str]
+GRACE_S = 5.0  # mpirun ends its ranks within one
+
+
+def environment() -> dict[str, str]:
+    """Return our environment; in a virtual environment that is not activated, its programs first on the PATH."""
+    path = os.environ.get("PATH", os.defpath)
+    if sys.prefix != sys.base_prefix:
+        path = f"{Path(sys.executable).parent}{os.pathsep}{path}"
+    return {**os.environ, "PATH": path}
+
+
+def run(command: Command, timeout_s: float = 60.0, stdin: str = "") -> str:
+    """Run a command and return its output.
+
+    Raises
+    ------
+    HeptiError
+        If the program is missing, fails or takes longer than `timeout_s`: the command and what it said.
+    """
+    code, out, err = attempt(command, timeout_s, stdin)
+    if code:
+        raise HeptiError(f"`{shlex.join(command)}` failed: {' '.join((err or out).split()) or f'exit code {code}'}")
+    return out
+
+
+def attempt(command: Command, timeout_s: float = 60.0, stdin: str = "") -> tuple[int, str, str]:
+    """Run a command that may fail; return its exit code, output and error output.
+
+    `timeout_s` are seconds of the lab that we run in, if any: at a small scale its hosts take longer for the same.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s / clock.SCALE,
+            check=False,
+        )
+    except OSError as error:
+        return 127, "", f"{command[0]}: {error.strerror}"
+    except subprocess.TimeoutExpired:
+        return 124, "", f"no answer within {timeout_s:g} s"
+    return done.returncode, done.stdout, done.stderr
+
+
+def start(command: Command) -> Process:
+    """Start a program to talk to line by line; its errors go where ours go."""
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+
+def start_logged(command: Command, environment: Mapping[str, str], log: Path) -> Process:
+    """Start a program whose output and errors go to a file."""
+    with log.open("w") as file:
+        return subprocess.Popen(
+            command, env=dict(environment), text=True, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT
+        )
+
+
+def start_here(command: Command, environment: Mapping[str, str], hush: bytes | None = None) -> Process:
+    """Start a program on our own terminal: standard input, output and errors are shared with it.
+
+    Parameters
+    ----------
+    hush : regular expression
+        Left out of its errors, which then pass through us.
+    """
+    errors = None if hush is None else subprocess.PIPE
+    process = subprocess.Popen(command, env=dict(environment), text=True, stderr=errors)
+    if hush is not None and process.stderr is not None:
+        # Not a daemon: we end when the last word is out.
+        threading.Thread(target=_forward, args=(process.stderr, hush)).start()
+    return process
+
+
+def _forward(source: IO[str], hush: bytes) -> None:
+    with source:
+        while chunk := os.read(source.fileno(), 65536):
+            os.write(sys.stderr.fileno(), re.sub(hush, b"", chunk))
+
+
+def start_alone(command: Command) -> None:
+    """Start a program that outlives us: it must not hold our terminal or pipe."""
+    nothing = subprocess.DEVNULL
+    subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+
+
+def wait(process: Process, timeout_s: float | None = None) -> int | None:
+    """Return a program's exit code (negative: the signal that ended it), None if it still runs after `timeout_s`.
+
+    A program that we wait for ends with us: Ctrl-C reaches both, other signals us alone.
+    """
+    try:
+        return process.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    except KeyboardInterrupt:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=GRACE_S)
+        raise

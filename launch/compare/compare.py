@@ -1,0 +1,211 @@
+"""`bench compare`: systems, kernels, wires and single devices side by side on the same hosts.
+
+Every entrant is a program of its own, started anew in every round; a round runs each of them once, so that a machine
+that slows down slows all of them. All plans come from profiles that were measured just before, one for each kind of
+kernels.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+from launch.compare.entrants import Absent, Entrant, Entry, Kernels, alone, planned
+from launch.compare.model import BenchModel
+from launch.compare.results import Samples, ranked, result
+from launch.compare.show import variant
+from launch.compare.stage import Stage
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import Cluster, read_cluster
+from solver.model.spec import ModelSpec, TextInput
+from solver.plan.file import plan_to_json
+
+VERSIONS_OF = ("numpy", "onnxruntime", "torch", "mpi4py", "hepti")
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """What is compared: `runs` rounds, in each of which a program answers `warmup` and then `repeat` timed requests.
+
+    Where `many` texts come at once, each time all of them, and the seconds of a request are the reciprocal of how many
+    are answered a second.
+    """
+
+    systems: Sequence[str]
+    kernels: Sequence[Kernels]
+    wires: Sequence[str]
+    runtimes: Sequence[str]
+    rows: int
+    runs: int
+    repeat: int
+    warmup: int
+    many: int = 0
+
+
+def compare(
+    stage: Stage,
+    model: BenchModel,
+    contest: Contest,
+    folder: Path,
+    say: Callable[[str], None],
+    beside: BenchModel | None = None,
+    keep: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Run a contest on a stage and return the report; plans, logs and the last round's traces stay in `folder`.
+
+    `beside` is the model with decoupled layers, for the system that plans no other. A round takes minutes: `keep` gets
+    the report so far behind every one.
+
+    Raises
+    ------
+    HeptiError
+        If no kernels can be measured, or nobody comes through.
+    """
+    clusters, absent = _profiles(stage, model, contest, folder, say)
+    other = None if beside is None else beside.spec
+    entrants, unfit = planned(
+        model.spec, clusters, contest.rows, contest.systems, contest.wires, many=contest.many > 0, beside=other
+    )
+    entrants += alone(model.spec, clusters, contest.rows, contest.runtimes)
+    absent += unfit
+    found = {number: Samples() for number in range(len(entrants))}
+    devices = next(iter(clusters.values())).devices
+    facts = {
+        "suite": "compare",
+        "cluster": stage.name,
+        "lab_scale": stage.scale,
+        "model": model.spec.name,
+        "rows": contest.rows,
+        "layers": model.spec.layers,
+        "mbps": next(iter(clusters.values())).links_mbps,
+        "runs_asked": contest.runs,
+        "repeat": contest.repeat,
+        "device": [{"name": device.name, "gflops": device.compute_flop_per_s / 1e9} for device in devices],
+        "versions": _versions(),
+    }
+    report: dict[str, Any] = {}
+    say(f"{len(entrants)} to be started {contest.runs} times each: every start loads a model, and takes seconds")
+    for turn in range(contest.runs):
+        for number in list(found):
+            entrant, last = entrants[number], turn == contest.runs - 1
+            name = f"{entrant.entry.system} {variant(entrant.entry.facts)}"
+            try:
+                runs = beside if beside is not None and entrant.entry.model else model
+                seconds = _run(stage, runs, contest, entrant, found[number], folder / f"{number:02}", last)
+                outcome = f"{1e3 * statistics.median(seconds):.0f} ms"
+            except HeptiError as error:
+                outcome = str(error)
+                absent.append(Absent(entrant.entry, outcome))
+                del found[number]
+            say(f"round {turn + 1} of {contest.runs}: {name}: {outcome}")
+        if not found:
+            raise HeptiError(f"nobody came through; {absent[-1].entry.system}: {absent[-1].why}")
+        rows = [{**result(entrants[number], samples), "files": f"{number:02}"} for number, samples in found.items()]
+        missing = [{**absence.entry.facts, "why": absence.why} for absence in absent]
+        report = {**facts, "runs": turn + 1, "results": ranked(rows), "absent": missing}
+        keep(report)
+    return report
+
+
+def _profiles(
+    stage: Stage, model: BenchModel, contest: Contest, folder: Path, say: Callable[[str], None]
+) -> tuple[dict[Kernels, Cluster], list[Absent]]:
+    """Measure the hosts with all kernels; systems on kernels that do not run here are absent."""
+    clusters: dict[Kernels, Cluster] = {}
+    absent: list[Absent] = []
+    for kernels in contest.kernels:
+        say(f"measuring the hosts with {kernels.backend} {kernels.precision}")
+        try:
+            cluster = _profile(stage, model, kernels, folder)
+        except HeptiError as error:
+            entries = [Entry(system, kernels, wire) for system in contest.systems for wire in contest.wires]
+            absent += [Absent(entry, str(error)) for entry in entries]
+            continue
+        # What `auto` stood for.
+        clusters[Kernels(cluster.profile["backend"], kernels.precision)] = cluster
+    if not clusters:
+        raise HeptiError(absent[0].why)
+    return clusters, absent
+
+
+def _profile(stage: Stage, model: BenchModel, kernels: Kernels, folder: Path) -> Cluster:
+    """Measure the hosts with some kernels."""
+    out = folder / f"cluster-{kernels.backend}-{kernels.precision}.toml"
+    program = ["profile", "--model", str(model.path), "--out", str(out), *_kernel_words(kernels)]
+    _mpirun(stage, program, folder / f"{out.stem}.log")
+    return read_cluster(out)
+
+
+def _run(
+    stage: Stage, model: BenchModel, contest: Contest, entrant: Entrant, samples: Samples, files: Path, last: bool
+) -> list[float]:
+    """Run one entrant once, the last time with a trace; return the seconds of its requests."""
+    kernels = entrant.entry.kernels
+    times = ["--warmup", str(contest.warmup), "--repeat", str(contest.repeat)]
+    if entrant.plan is None:
+        program = ["launch.single", "--spec", model.spec.to_json(), "--rows", str(contest.rows), *times]
+        program += ["--backend", kernels.backend, "--precision", kernels.precision]
+        code, output, errors = stage.alone(entrant.host, [sys.executable, "-m", *program])
+        if code:
+            raise HeptiError(_last_words(errors, code))
+        return samples.add_alone(output)
+    plan, report = files.with_suffix(".plan.json"), files.with_suffix(".report.json")
+    plan.write_text(plan_to_json(entrant.plan))
+    report.unlink(missing_ok=True)
+    program = ["--model", str(model.path), *_asked(model.spec, contest, files), "--plan", str(plan), *times]
+    program += ["--report", str(report), "--wire", entrant.entry.wire, *_kernel_words(kernels)]
+    if last:
+        program += ["--trace", str(files.with_suffix(".trace.json"))]
+    _mpirun(stage, program, files.with_suffix(".log"))
+    return samples.add_report(report, many=contest.many > 0)
+
+
+def _asked(spec: ModelSpec, contest: Contest, files: Path) -> list[str]:
+    """Return the words that say what is computed: one random request, or a file of many."""
+    if not contest.many:
+        return ["--random", str(contest.rows)]
+    assert isinstance(spec.input, TextInput)
+    tokens = [[(number + place) % spec.input.vocab for place in range(contest.rows)] for number in range(contest.many)]
+    path = files.with_suffix(".jsonl")
+    path.write_text("".join(json.dumps({"id": number, "tokens": ids}) + "\n" for number, ids in enumerate(tokens)))
+    return ["--input", str(path)]
+
+
+def _mpirun(stage: Stage, program: Sequence[str], log: Path) -> None:
+    code = stage.mpirun([sys.executable, "-m", "hepti_mpi", *program], log)
+    if code:
+        raise HeptiError(_last_words(log.read_text(errors="replace"), code))
+
+
+def _kernel_words(kernels: Kernels) -> list[str]:
+    # float32 is the default of every version.
+    precision = [] if kernels.precision == "float32" else ["--precision", kernels.precision]
+    return ["--backend", kernels.backend, *precision]
+
+
+def _last_words(text: str, code: int) -> str:
+    """Return why a program ended: its own complaint, or else its last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    own = [line for line in lines if line.startswith("python -m ")]
+    if own:
+        return own[0].partition(": ")[2]
+    if code in (-9, 137):
+        return "was killed: it broke its memory cap"
+    return lines[-1] if lines else f"exit code {code}"
+
+
+def _versions() -> Mapping[str, str]:
+    found = {"python": python_version()}
+    for package in VERSIONS_OF:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue  # a benchmark can do without
+    return found

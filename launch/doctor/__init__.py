@@ -1,0 +1,1 @@
+"""What is wrong with a cluster, and how to mend it."""

@@ -1,0 +1,110 @@
+"""Ask the hosts of a hostfile, over ssh or a lab's agent, what the doctor wants to know."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from launch.base import shell
+from launch.base.json_output import printed
+from launch.doctor.findings import Answer
+from solver.base.errors import HeptiError
+
+T = TypeVar("T")
+CONNECT_S = 5
+ANSWER_S = 60.0
+# The host's own limit for a trial of onnxruntime is 120 s.
+TRIAL_S = 150.0
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={CONNECT_S}")  # behind it -- and a host
+# What ssh itself exits with when it does not get through.
+SSH_FAILED = 255
+# Begins our output, behind whatever the host's .bashrc says.
+MARK = "hepti-doctor"
+PROBE = Path(__file__).with_name("probe.py")
+
+
+def ask_all(hosts: Sequence[str], python: str, agent: str, model: str) -> list[Answer]:
+    """Ask every host, all at the same time."""
+    return _on_each(hosts, lambda host: ask(host, python, agent, model))
+
+
+def ask(host: str, python: str, agent: str, model: str) -> Answer:
+    """Ask one host for its facts, and for the fingerprint of its weights file."""
+    # As mpirun does: to our directory where the host has it, and a shell without login.
+    script = (
+        f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; echo {MARK}; "
+        'echo "$(mpirun --version 2>/dev/null | head -n 1)"; echo "$(command -v prted orted | head -n 1)"; '
+        f"exec {shlex.quote(python)} -"
+    )
+    code, out, error = shell.attempt(remote(host, agent, script), ANSWER_S, stdin=PROBE.read_text())
+    if code in (SSH_FAILED, 124):
+        return Answer(host, reached=False, error=_last_line(error))
+    mpi, daemon, facts = (out.partition(f"{MARK}\n")[2] + "\n\n").split("\n", 2)
+    answer = Answer(host, reached=True, error=_last_line(error) or f"exit code {code}", mpi=mpi, daemon=daemon)
+    if code:
+        return answer
+    try:
+        answer = replace(answer, facts=printed(facts, python), error="")
+    except HeptiError as complaint:
+        return replace(answer, error=str(complaint))
+    answer = _with_kernels(answer, python, agent)
+    return _with_model(answer, python, agent, model) if model else answer
+
+
+def ask_pairs(hosts: Sequence[str], agent: str) -> dict[str, list[str]]:
+    """Return, for every host, the others that it reaches by ssh."""
+    tries = " ".join(
+        f"({shlex.join([*SSH, '-n', '--', peer, 'true'])} >/dev/null 2>&1 && echo {shlex.quote(peer)}) &"
+        for peer in hosts
+    )
+    answers = _on_each(hosts, lambda host: shell.attempt(remote(host, agent, f"{tries} wait"), ANSWER_S)[1].split())
+    return dict(zip(hosts, answers, strict=True))
+
+
+def remote(host: str, agent: str, script: str) -> list[str]:
+    """Return the command that runs a shell script on a host; on this one without ssh, as mpirun does."""
+    if agent:
+        return [agent, host, script]
+    if host in (socket.gethostname(), "localhost"):
+        return ["bash", "-c", script]
+    return [*SSH, "--", host, script]
+
+
+def _with_kernels(answer: Answer, python: str, agent: str) -> Answer:
+    """Ask which backend computes there; where that has no answer, others say what is wrong with the host."""
+    script = f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; {shlex.join([python, '-m', 'hepti_mpi.kernels.trial'])}"
+    code, out, _ = shell.attempt(remote(answer.host, agent, script), TRIAL_S)
+    if code:
+        return answer
+    try:
+        return replace(answer, kernels=printed(out, f"{python} -m hepti_mpi.kernels.trial"))
+    except HeptiError as complaint:
+        return replace(answer, kernels={"backend": "numpy", "missing": False, "why": str(complaint)})
+
+
+def _with_model(answer: Answer, python: str, agent: str, model: str) -> Answer:
+    inspect = shlex.join([python, "-m", "weights", "inspect", model, "--json"])
+    script = f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; {inspect}"
+    code, out, error = shell.attempt(remote(answer.host, agent, script), ANSWER_S)
+    if code:
+        return replace(answer, model_error=_last_line(error))
+    try:
+        facts = printed(out, f"{python} -m weights inspect")
+    except HeptiError as error:
+        return replace(answer, model_error=str(error))
+    return replace(answer, fingerprint=facts["fingerprint"], model_bytes=facts["bytes"])
+
+
+def _on_each(hosts: Sequence[str], work: Callable[[str], T]) -> list[T]:
+    with ThreadPoolExecutor(max_workers=max(1, len(hosts))) as pool:
+        return list(pool.map(work, hosts))
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else ""

@@ -1,0 +1,118 @@
+"""`python -m launch doctor` and `python -m launch hostfile`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from launch.base import shell
+from launch.base.tables import show
+from launch.doctor.ask import ask_all, ask_pairs, remote
+from launch.doctor.findings import Answer, Finding, examine, examine_hostfile, examine_pairs
+from launch.start.hostfile import read_hostfile
+from launch.start.mpirun import hostfile_text
+from solver.base.clock import at_scale
+from solver.base.command import check_path
+from solver.base.errors import HeptiError
+from solver.base.phrases import counted
+from solver.cluster.cluster import GIB
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `doctor` and `hostfile`."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="find what is wrong with a cluster, and its mend",
+        description="Check every host of a hostfile, and every pair; run it where mpirun will be started.",
+        epilog="example: python -m launch doctor --hostfile pis --model bert-large.h5",
+    )
+    parser.set_defaults(function=_doctor)
+    parser.add_argument("--hostfile", type=Path, required=True, metavar="F")
+    parser.add_argument("--model", default="", metavar="MODEL.h5", help="also compare this file on all hosts")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter, as mpirun will be told")
+    parser.add_argument("--agent", default="", help="what replaces ssh, as in mpirun's plm_ssh_agent")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = subparsers.add_parser(
+        "hostfile",
+        help="write a hostfile that is right",
+        description="Write one line a host, with slots=1, the hosts tried by ssh; rank 0 runs on the first.",
+        epilog="example: python -m launch hostfile pi-0 pi-1 pi-2 pi-3 --out pis",
+    )
+    parser.set_defaults(function=_hostfile)
+    parser.add_argument("hosts", metavar="HOST", nargs="+", help="a host, or a hostfile whose hosts to take")
+    parser.add_argument("--out", type=Path, metavar="F", help="write there (default: print)")
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    if options.model and not Path(options.model).exists():
+        raise HeptiError(f"there is no weights file {options.model}: python -m weights convert or synthesize makes one")
+    entries = read_hostfile(options.hostfile)
+    hosts = list(dict.fromkeys(entry.host for entry in entries))
+    answers = ask_all(hosts, options.python, options.agent, options.model)
+    findings = [*examine_hostfile(entries, os.environ), *examine(answers, options.model)]
+    reachable = [answer.host for answer in answers if answer.reached]
+    findings += examine_pairs(reachable, ask_pairs(reachable, options.agent))
+    if options.json:
+        print(json.dumps(_report(answers, findings)))
+    else:
+        _print(str(options.hostfile), answers, findings)
+    return 1 if findings else 0
+
+
+def _report(answers: Sequence[Answer], findings: Sequence[Finding]) -> dict[str, object]:
+    return {
+        "healthy": not findings,
+        "hosts": {answer.host: dataclasses.asdict(answer) for answer in answers},
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+    }
+
+
+def _print(hostfile: str, answers: Sequence[Answer], findings: Sequence[Finding]) -> None:
+    rows = []
+    for answer in answers:
+        facts = answer.facts
+        if facts is None:
+            rows.append([answer.host, *["-"] * 8])
+            continue
+        heat = "-" if facts["temperature_c"] is None else f"{facts['temperature_c']:.0f}"
+        networks = ", ".join(f"{entry['name']} {entry['address']}" for entry in facts["interfaces"])
+        packages = facts["packages"]
+        cores = f"{facts['usable_cores']} of {facts['cores']}"
+        free = f"{facts['free_bytes'] / GIB:.2f}"
+        mpi = answer.mpi.rpartition(" ")[2]
+        kernels = answer.kernels["backend"] if answer.kernels else "-"
+        rows.append([answer.host, facts["python"], packages["numpy"] or "-", kernels, mpi, cores, free, heat, networks])
+    columns = ["host", "Python", "numpy", "kernels", "MPI", "cores", "free GiB", "°C", "links"]
+    show(f"hosts of {hostfile}{at_scale()}", columns, rows)
+    if findings:
+        lines = [[finding.host, finding.problem, finding.mend] for finding in findings]
+        show(f"{counted(len(findings), 'finding')} on hosts of {hostfile}", ["host", "finding", "mend"], lines)
+    else:
+        print(f"{counted(len(answers), 'host')} of {hostfile}, nothing found")
+
+
+def _hostfile(options: argparse.Namespace) -> int:
+    if options.out is not None:
+        check_path(options.out)
+    hosts: list[str] = []
+    for word in options.hosts:
+        hosts += [entry.host for entry in read_hostfile(Path(word))] if Path(word).is_file() else [word]
+    hosts = list(dict.fromkeys(hosts))
+    for host in hosts:
+        code, _, error = shell.attempt(remote(host, "", "true"), timeout_s=10)
+        if code:
+            reason = " ".join(error.split()) or f"exit code {code}"
+            raise HeptiError(f"{host} does not answer ssh: {reason}: ssh-copy-id {shlex.quote(host)}, or leave it out")
+    text = hostfile_text(hosts)
+    if options.out is None:
+        print(text, end="")
+    else:
+        options.out.write_text(text)
+        print(f"{options.out}: {len(hosts)} hosts, one rank each; check them: launch doctor --hostfile {options.out}")
+    return 0

@@ -1,0 +1,1 @@
+"""Virtual clusters on one machine: network namespaces, CPU quotas, shaped links."""

@@ -1,0 +1,55 @@
+"""The text of a lab's agent: the one way onto its hosts, for mpirun in the place of ssh, and for `launch` itself."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from launch.base.shell import Command
+from launch.lab.lab import Host, Lab
+from launch.lab.limits import Cgroups
+from solver.base.clock import SCALE_VARIABLE
+
+# The name of the environment variable that says which run a process belongs to.
+RUN = "HEPTI_LAB_RUN"
+
+
+def agent_text(lab: Lab, cgroups: Cgroups) -> str:
+    """Return the shell script `agent HOST command…`.
+
+    Like ssh it hands the words to a shell of the host. `ip netns exec` would hide /sys, so it enters by nsenter; host
+    name and /etc/hosts live in namespaces that end with the process.
+    """
+    threads = "\n".join(f"    {host.name}) threads={host.threads} ;;" for host in lab.hosts)
+    ssh = f" && mount --bind {lab.directory}/ssh/ssh_config /etc/ssh/ssh_config" if lab.ssh else ""
+    groups = " ".join(shlex.quote(str(group)) for group in cgroups.groups(lab.name))
+    return f"""\
+#!/bin/bash
+# {lab.name}: agent HOST command…
+host=$1
+shift
+case $host in
+{threads}
+    *) echo "lab {lab.name} has no host $host" >&2; exit 2 ;;
+esac
+for group in {groups}; do
+    group=$group/$host/${{{RUN}:-shell}}
+    mkdir -p "$group" && echo $$ > "$group/cgroup.procs" || exit 1
+done
+export OMP_NUM_THREADS=$threads OPENBLAS_NUM_THREADS=$threads MKL_NUM_THREADS=$threads
+export {SCALE_VARIABLE}={lab.scale!r}
+export TMPDIR={lab.directory}/tmp/$host
+exec nsenter --net=/run/netns/{lab.namespace_prefix}$host unshare --uts --mount bash -c \\
+    "hostname $host && mount --bind {lab.directory}/hosts /etc/hosts{ssh} || exit 1
+$*"
+"""
+
+
+def hosts_text(lab: Lab) -> str:
+    """Return the /etc/hosts of every host of the lab."""
+    return "127.0.0.1 localhost\n" + "".join(f"{host.address} {host.name}\n" for host in lab.hosts)
+
+
+def on_host(lab: Lab, host: Host, command: Sequence[str]) -> Command:
+    """Return the command that runs `command` on a host, in the place of the caller (signals reach it directly)."""
+    return [str(lab.agent), host.name, f"exec {shlex.join(command)}"]

@@ -1,0 +1,160 @@
+"""What a lab's hosts and links achieve, measured by `lab.probe` on all of them at once, and the quotas that follow."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from launch.base import shell
+from launch.lab.agent import on_host
+from launch.lab.lab import Host, Lab
+from solver.base.errors import HeptiError
+
+PROBE = str(Path(__file__).with_name("probe.py"))
+FLOP = 2 * 256 * 1024 * 1024  # of the probe's product
+# A round is cut in windows: long against the quota period (10 ms at 10 %), short against other people's load. A host at
+# a small scale has long periods, and its products take as many of them as elsewhere: it is given time for a dozen.
+WINDOWS = 6
+ROUND_S, ROUND_PRODUCTS = 1.5, 12
+MAX_ROUNDS = 6
+# Calibrated when no quota has to move by more than this. One round's own noise is 2 to 5 %.
+CLOSE = 0.015
+STREAM_S = 1.3
+# Of a core's speed, the part that is left when the quota cuts it in pieces: a first guess, and the least there can be.
+# A host that gets less is being robbed (by another lab); it is asked again, and its quota is not raised further.
+START = 0.98
+LEAST_LEFT = 0.94
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one host did in one round of products, in seconds of the lab."""
+
+    flop_per_s: float  # of wall time, median of the windows
+    core_flop_per_s: float  # of CPU time, median of the windows
+    share: float  # CPU time by wall time
+
+
+def core_speed(cores: int) -> float:
+    """Return the FLOP a second of a core by the clock, all cores at work.
+
+    By CPU time, so that other load on this machine hardly counts.
+    """
+    probe = ["env", "OPENBLAS_NUM_THREADS=1", "OMP_NUM_THREADS=1", sys.executable, PROBE, "matmul"]
+    with _Probes([probe] * cores) as probes:
+        return statistics.mean(summary(products, 1.0).core_flop_per_s for products in probes.ask(0.6))
+
+
+def calibrate(lab: Lab, limit: Callable[[Lab, Host], None]) -> tuple[Lab, list[float]]:
+    """Adjust the quotas until every host achieves the speed it is asked for; all hosts work at the same time.
+
+    A host's speed is the speed of its core times the share of it that it gets, and that is the quota less what cutting
+    it in pieces costs. Both are measured in every round. The median of all rounds counts: of eight hosts on two cores
+    the best of six rounds said 424 GFLOP/s for a core where 405 were usual, and all hosts came out 4 % slow.
+
+    Parameters
+    ----------
+    limit : function of lab and host
+        Puts a host's quota in force.
+
+    Returns
+    -------
+    lab : Lab
+        With `core_flop_per_s` as found.
+    achieved : list of float
+        FLOP per second of each host, in the last round.
+    """
+    told: list[list[float]] = [[] for _ in lab.hosts]  # by each round: FLOP/s of a core as far as the quota gives it
+    slowest = min(host.compute_flop_per_s for host in lab.hosts)
+    round_s = max(ROUND_S, ROUND_PRODUCTS * FLOP / (slowest * lab.scale))
+    with _Probes([on_host(lab, host, [sys.executable, PROBE, "matmul"]) for host in lab.hosts]) as probes:
+        for _ in range(MAX_ROUNDS):
+            rounds = [summary(products, lab.scale) for products in probes.ask(round_s)]
+            settled = True
+            for host, found, speeds in zip(lab.hosts, rounds, told, strict=True):
+                left = min(1.0, max(LEAST_LEFT, found.share / host.cores))
+                speeds.append(found.core_flop_per_s * left)
+                usual = statistics.median(speeds)
+                if abs(usual / host.core_flop_per_s - 1) > CLOSE:
+                    settled = False
+                    changed = replace(host, core_flop_per_s=usual)
+                    lab = lab.with_host(changed)
+                    limit(lab, changed)
+            if settled:
+                break
+    return lab, [found.flop_per_s for found in rounds]
+
+
+def summary(products: Sequence[tuple[float, float]], scale: float) -> Round:
+    """Sum up the wall and CPU seconds, by the clock, of a round's products on a lab of some scale."""
+    if len(products) < WINDOWS:
+        raise HeptiError(
+            f"only {len(products)} products in a round, {WINDOWS} are needed: something else takes this machine's cores"
+        )
+    wall_s, cpu_s = (sum(column) for column in zip(*products, strict=True))
+    windows = []
+    count, wall, cpu = 0, 0.0, 0.0
+    for wall_here, cpu_here in products:
+        count, wall, cpu = count + 1, wall + wall_here, cpu + cpu_here
+        if wall >= wall_s / WINDOWS:
+            windows.append((count * FLOP / (wall * scale), count * FLOP / (cpu * scale)))
+            count, wall, cpu = 0, 0.0, 0.0
+    speeds, cores = zip(*windows, strict=True)
+    return Round(statistics.median(speeds), statistics.median(cores), cpu_s / wall_s)
+
+
+def throughput(lab: Lab, group: Path) -> list[float]:
+    """Return the bytes that reach each host from the one before it in a second of the lab, while all send.
+
+    So both ways of every link are measured at once. The probes run in `group`, which has the lab's weight but no quota:
+    it is the link that is asked about.
+    """
+    commands = []
+    for host, peer in zip(lab.hosts, (*lab.hosts[1:], lab.hosts[0]), strict=True):
+        probe = [sys.executable, PROBE, "stream", host.address, peer.address]
+        enter = ["nsenter", f"--net=/run/netns/{lab.namespace(host)}", *probe]
+        commands.append(["bash", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "bash", *enter])
+    with _Probes(commands) as probes:
+        return [float(found) / lab.scale for found in probes.ask(STREAM_S)]
+
+
+class _Probes:
+    """Probes that run at the same time, asked together."""
+
+    def __init__(self, commands: Sequence[shell.Command]) -> None:
+        self.processes = [shell.start(command) for command in commands]
+
+    def __enter__(self) -> _Probes:
+        try:
+            self._answers()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def ask(self, seconds: float) -> list[Any]:
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(f"{seconds}\n")
+        return self._answers()
+
+    def _answers(self) -> list[Any]:
+        lines = [process.stdout.readline() for process in self.processes if process.stdout is not None]
+        if not all(lines):
+            raise HeptiError("a measuring program on a host ended early: its own message stands above")
+        try:
+            return [json.loads(line) for line in lines]
+        except json.JSONDecodeError as error:
+            raise HeptiError(f"a measuring program on a host said {error.doc.strip()!r}, not JSON") from error
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.processes:
+            process.wait(timeout=30)

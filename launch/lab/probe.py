@@ -1,0 +1,81 @@
+"""What a host achieves: MatMul speed and TCP throughput. Runs on the hosts, as a program of its own.
+
+    python probe.py matmul             then, on standard input, seconds to measure, as often as wanted
+    python probe.py stream MY PEER     listens at address MY, sends to PEER when told the seconds
+
+Each answer is one line of JSON on standard output; end of input ends the program.
+"""
+
+import json
+import socket
+import sys
+import threading
+import time
+
+# The shape of one rank's share in a BERT-Large layer; 0.54 GFLOP.
+ROWS, INNER, COLUMNS = 256, 1024, 1024
+PORT = 5201
+# Slow start and the bucket's burst are over by then.
+WARM_UP_S = 0.3
+
+
+def matmul() -> None:
+    """Answer each number of seconds with what every product took: [[wall seconds, CPU seconds], …]."""
+    import numpy as np
+
+    left = np.ones((ROWS, INNER), np.float32)
+    right = np.ones((INNER, COLUMNS), np.float32)
+    out = left @ right
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        stop = time.perf_counter() + float(line)
+        products = []
+        while (begin := time.perf_counter()) < stop:
+            cpu = time.process_time()
+            np.matmul(left, right, out=out)
+            products.append([time.perf_counter() - begin, time.process_time() - cpu])
+        print(json.dumps(products), flush=True)
+
+
+def stream(mine: str, peer: str) -> None:
+    """Answer each number of seconds with the bytes per second received in them, while sending as fast as it goes."""
+    listener = socket.create_server((mine, PORT))
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        sender = threading.Thread(target=send, args=(peer, float(line)))
+        sender.start()
+        connection, _ = listener.accept()
+        print(json.dumps(receive(connection)), flush=True)
+        sender.join()
+
+
+def send(peer: str, seconds: float) -> None:
+    """Send zeros for so long."""
+    block = bytes(2**20)
+    stop = time.monotonic() + seconds
+    with socket.create_connection((peer, PORT), timeout=10) as connection:
+        while time.monotonic() < stop:
+            connection.sendall(block)
+
+
+def receive(connection: socket.socket) -> float:
+    """Return the bytes per second that arrive after the warm-up and until the sender closes."""
+    block = bytearray(2**20)
+    begin = first = last = time.monotonic()
+    received = 0
+    connection.settimeout(10)
+    while count := connection.recv_into(block):
+        last = time.monotonic()
+        if last - begin < WARM_UP_S:
+            first = last
+        else:
+            received += count
+    connection.close()
+    return received / (last - first) if last > first else 0.0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "matmul":
+        matmul()
+    else:
+        stream(*sys.argv[2:])

@@ -1,0 +1,312 @@
+"""Carry a lab out: up, down, and the changes while it runs."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from launch.base import shell
+from launch.lab.agent import agent_text, hosts_text, on_host
+from launch.lab.capacity import choose_scale, core_count, memory_notes, require_capacity, told_core_speed
+from launch.lab.down import down, kill_everything, machine_cgroups, processes
+from launch.lab.lab import Host, Lab, load_lab
+from launch.lab.limits import OPTIONAL_FILES, Cgroups, cpu_files, memory_files, weight_file
+from launch.lab.links import connect_command, latency_commands, network_commands, shape_commands
+from launch.lab.measure import START, calibrate, core_speed, throughput
+from launch.lab.ssh import key_commands, known_hosts, ssh_config, sshd_command, sshd_config
+from launch.start.mpirun import SOCKET_BUFFER, hostfile_text
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import GIB
+
+TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "setpriv": "util-linux"}
+
+
+@dataclass(frozen=True, slots=True)
+class Achieved:
+    """What `up` measured on one host, in the lab's time."""
+
+    compute_flop_per_s: float
+    bandwidth_bytes_per_s: float
+
+
+def up(lab: Lab, scale: float | None = None) -> tuple[Lab, list[Achieved], list[str]]:
+    """Build a lab, calibrate it, measure it.
+
+    Parameters
+    ----------
+    scale
+        None: the one that this machine carries, with a margin.
+
+    Returns
+    -------
+    lab, achieved, notes
+        The calibrated lab, what every host and its link achieved, and what this machine cannot imitate.
+
+    Raises
+    ------
+    HeptiError
+        If it is up already, or if this machine cannot carry it: no root, a tool or `tbf` missing, too few cores for the
+        scale that is asked for.
+    """
+    require_tools()
+    if lab.ssh and shutil.which("sshd") is None:
+        raise HeptiError("--ssh needs the program sshd, which is not installed: apt install openssh-server")
+    _require_down(lab)
+    lab = scaled(lab, scale)
+    require_capacity(lab)
+    cgroups = machine_cgroups()
+    down(lab.name)  # what a crash has left
+    try:
+        notes = [*memory_notes(lab), *_build(lab, cgroups)]
+        _start_tickers(lab, cgroups)
+        free = cgroups.cpu_group(lab.name, "measure")
+        free.mkdir()
+        bandwidths = throughput(lab, free)
+        lab, speeds = calibrate(lab, lambda lab, host: limit_cpu(cgroups, lab, host))
+        if lab.ssh:
+            _start_ssh(lab)
+        notes += _robbed_notes(lab, speeds)
+        lab = replace(lab, started=f"{_person()} in {Path.cwd()} at {datetime.now():%Y-%m-%d %H:%M}")
+        lab.save()
+    except BaseException as error:
+        down(lab.name)
+        if isinstance(error, OSError):
+            raise HeptiError(f"this machine does not let us build a lab (is it a container?): {error}") from error
+        raise
+    return lab, [Achieved(*pair) for pair in zip(speeds, bandwidths, strict=True)], notes
+
+
+@contextmanager
+def another(lab: Lab, name: str) -> Iterator[Lab]:
+    """Build a lab like one that is up, with its calibration, and remove it in the end.
+
+    Two that work at the same time take each other's cores: see `awake`.
+    """
+    other = replace(lab, name=name, ssh=False)
+    _require_down(other)
+    try:
+        _build(other, machine_cgroups())
+        other.save()
+        yield other
+    finally:
+        down(name)
+
+
+@contextmanager
+def awake(lab: Lab) -> Iterator[None]:
+    """Let what runs on a lab's hosts go on; afterwards it stands still."""
+    _signal(lab, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        _signal(lab, signal.SIGSTOP)
+
+
+def _signal(lab: Lab, number: int) -> None:
+    cgroups = machine_cgroups()
+    for host in lab.hosts:
+        for process in processes(cgroups.cpu_group(lab.name, host.name)):
+            with suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(int(process), number)
+
+
+def scaled(lab: Lab, scale: float | None) -> Lab:
+    """Return the lab at a scale, chosen where it is None, with quotas that are a first guess."""
+    told = told_core_speed()
+    cores = core_count()
+    core_flop_per_s = core_speed(cores)
+    if scale is None:
+        scale = choose_scale(lab, told or core_flop_per_s, cores)
+    core_flop_per_s *= START / scale
+    hosts = tuple(replace(host, core_flop_per_s=core_flop_per_s) for host in lab.hosts)
+    return replace(lab, scale=scale, hosts=hosts)
+
+
+def _require_down(lab: Lab) -> None:
+    if (lab.directory / "lab.json").exists():
+        by = load_lab(lab.name).started
+        raise HeptiError(f"lab {lab.name} is up already, by {by}: lab down {lab.name}, or give this one another --name")
+
+
+def _person() -> str:
+    return os.environ.get("SUDO_USER") or getpass.getuser()
+
+
+def change(lab: Lab, host: Host) -> Lab:
+    """Put a host's new speed, bandwidth, memory cap or connection in force, under whatever is running."""
+    before, lab = lab.host(host.name), lab.with_host(host)
+    require_capacity(lab)
+    cgroups = machine_cgroups()
+    if host.cpu != before.cpu:
+        limit_cpu(cgroups, lab, host)
+    if host.memory_bytes != before.memory_bytes:
+        limit_memory(cgroups, lab, host)
+    if host.bandwidth_bytes_per_s != before.bandwidth_bytes_per_s:
+        for command in shape_commands(lab, host):
+            shell.run(command)
+    if host.connected != before.connected:
+        shell.run(connect_command(lab, host, host.connected))
+    lab.save()
+    return lab
+
+
+def kill_host(lab: Lab, host: Host) -> int:
+    """Kill every process on a host, as pulling its plug would; return how many there were."""
+    lab.with_host(replace(host, kills=host.kills + 1)).save()
+    return kill_everything(machine_cgroups().groups(lab.name, host.name), [lab.namespace(host)])
+
+
+def usage(lab: Lab) -> list[dict[str, float]]:
+    """Return, per host, the processes and the memory they use now."""
+    cgroups = machine_cgroups()
+    used = "memory.usage_in_bytes" if cgroups.memory_version == 1 else "memory.current"
+    return [
+        {
+            "processes": len(processes(cgroups.cpu_group(lab.name, host.name))),
+            "memory_used_gib": int((cgroups.memory_group(lab.name, host.name) / used).read_text()) / GIB,
+        }
+        for host in lab.hosts
+    ]
+
+
+def require_tools() -> None:
+    """Refuse with one line what cannot work on this machine."""
+    if os.geteuid() != 0:
+        raise HeptiError("a lab needs root, for network namespaces and cgroups: sudo python -m launch lab …")
+    for tool, package in TOOLS.items():
+        if shutil.which(tool) is None:
+            raise HeptiError(f"a lab needs the program {tool}, which is not installed: apt install {package}")
+
+
+def limit_cpu(cgroups: Cgroups, lab: Lab, host: Host) -> None:
+    """Put a host's CPU quota in force."""
+    _write_limits(cgroups.cpu_group(lab.name, host.name), cpu_files(cgroups.cpu_version, host.cores))
+
+
+def limit_memory(cgroups: Cgroups, lab: Lab, host: Host) -> None:
+    """Put a host's memory cap in force."""
+    try:
+        files = memory_files(cgroups.memory_version, host.memory_bytes)
+        _write_limits(cgroups.memory_group(lab.name, host.name), files)
+    except OSError as error:
+        raise HeptiError(
+            f"{host.name} cannot be cut down to {host.memory_bytes / GIB:.2f} GiB, its processes use more: "
+            "end them first"
+        ) from error
+
+
+def _write_limits(group: Path, files: Iterable[tuple[str, str]]) -> None:
+    for name, value in files:
+        if name not in OPTIONAL_FILES or (group / name).exists():
+            (group / name).write_text(value)
+
+
+def _build(lab: Lab, cgroups: Cgroups) -> list[str]:
+    """Make the hosts with their links and limits; return what this machine cannot imitate."""
+    _write_files(lab, cgroups)
+    for command in network_commands(lab):
+        shell.run(command)
+    notes = [*_shape(lab), *_buffer_note()]
+    for host in lab.hosts:
+        limit_cpu(cgroups, lab, host)
+        limit_memory(cgroups, lab, host)
+    return notes
+
+
+def _write_files(lab: Lab, cgroups: Cgroups) -> None:
+    lab.directory.mkdir(parents=True)
+    lab.agent.write_text(agent_text(lab, cgroups))
+    lab.agent.chmod(0o755)
+    (lab.directory / "hosts").write_text(hosts_text(lab))
+    lab.hostfile.write_text(hostfile_text([host.name for host in lab.hosts]))
+    for host in lab.hosts:
+        (lab.directory / "tmp" / host.name).mkdir(parents=True)
+        for group in cgroups.groups(lab.name, host.name):
+            group.mkdir(parents=True)
+    if lab.ssh:
+        _write_ssh(lab)
+    if cgroups.cpu_version == 2:
+        for group in (cgroups.cpu, *cgroups.groups(lab.name)):
+            (group / "cgroup.subtree_control").write_text("+cpu +memory")
+    _write_limits(cgroups.cpu_group(lab.name), [weight_file(cgroups.cpu_version)])
+
+
+def _start_tickers(lab: Lab, cgroups: Cgroups) -> None:
+    # In v1 the real-time class is closed to CPU groups without a share of their own: there only the memory group
+    # says whose they are.
+    group = cgroups.memory_group(lab.name, "ticker")
+    group.mkdir()
+    program = str(Path(__file__).with_name("ticker.py"))
+    for core in sorted(os.sched_getaffinity(0)):
+        join = f'echo $$ > {group}/cgroup.procs && exec "$@"'
+        shell.start_alone(["bash", "-c", join, "bash", sys.executable, program, str(core)])
+
+
+def _write_ssh(lab: Lab) -> None:
+    files = lab.directory / "ssh"
+    files.mkdir(mode=0o700)
+    for command in key_commands(lab):
+        shell.run(command)
+    (files / "known_hosts").write_text(known_hosts(lab, (files / "host_key.pub").read_text()))
+    (files / "ssh_config").write_text(ssh_config(lab))
+    for host in lab.hosts:
+        (files / host.name).mkdir(mode=0o700)
+        (files / host.name / "authorized_keys").write_text((files / "user_key.pub").read_text())
+        (files / host.name / "sshd_config").write_text(sshd_config(lab, host, shell.environment()["PATH"]))
+
+
+def _start_ssh(lab: Lab) -> None:
+    # sshd wants this directory of its own; Debian makes it at boot.
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    sshd = shutil.which("sshd") or "sshd"
+    for host in lab.hosts:
+        shell.run(on_host(lab, host, sshd_command(lab, host, sshd)))
+    for host in lab.hosts:
+        shell.run(on_host(lab, lab.hosts[0], ["ssh", "-o", "BatchMode=yes", host.name, "true"]))
+
+
+def _shape(lab: Lab) -> list[str]:
+    """Shape every link; return a note if this kernel cannot delay packets."""
+    for host in lab.hosts:
+        for command in shape_commands(lab, host):
+            code, _, error = shell.attempt(command)
+            if code:
+                reason = " ".join(error.split()) or f"exit code {code}"
+                raise HeptiError(f"this kernel cannot shape links (modprobe sch_tbf, sch_htb, cls_u32): {reason}")
+    for host in lab.hosts:
+        for command in latency_commands(lab, host):
+            if shell.attempt(command)[0]:
+                return [
+                    f"this kernel has no netem: links keep their own latency instead of {lab.latency_s * 1e6:.0f} µs"
+                ]
+    return []
+
+
+def _robbed_notes(lab: Lab, speeds: Iterable[float]) -> list[str]:
+    """Say which hosts do not get what they are promised: a quota cannot give what another lab takes."""
+    return [
+        f"{host.name} achieved {speed / 1e9:.1f} of {host.compute_flop_per_s / 1e9:.1f} GFLOP/s: "
+        "another lab or a busy machine below this one takes the rest"
+        for host, speed in zip(lab.hosts, speeds, strict=True)
+        if speed < 0.95 * host.compute_flop_per_s
+    ]
+
+
+def _buffer_note() -> list[str]:
+    """Say if the kernel will not grant the socket buffers that overlap needs."""
+    for name in ("wmem_max", "rmem_max"):
+        granted = int(Path("/proc/sys/net/core", name).read_text())
+        if granted < SOCKET_BUFFER:
+            return [
+                f"net.core.{name} is {granted}, exchanges want {SOCKET_BUFFER} to overlap with compute: "
+                f"sysctl -w net.core.{name}={SOCKET_BUFFER}"
+            ]
+    return []

@@ -1,0 +1,1 @@
+"""One device alone, on common runtimes: what a split must beat."""

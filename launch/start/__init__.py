@@ -1,0 +1,1 @@
+"""Hostfiles and mpirun command lines."""

@@ -1,0 +1,58 @@
+"""What every command line of ours has: its parser, and how it writes files: looked at before, whole or not at all."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from solver.base.errors import HeptiError
+
+
+class Parser(argparse.ArgumentParser):
+    """Argparse whose errors, and those of its subcommands, are one line that the command prints like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing usage and error and exiting, on every rank at that.
+
+        Raises
+        ------
+        HeptiError
+            Always: what is wrong with the arguments, and which help to ask.
+        """
+        raise HeptiError(f"{message} (see {self.prog} --help)")
+
+
+def check_path(path: Path, suffixes: Sequence[str] = ()) -> None:
+    """Refuse, before anything is computed, a file that could not be written at the end.
+
+    Raises
+    ------
+    HeptiError
+        If the ending is another (there may be any where none are named) or the folder is missing.
+    """
+    if suffixes and path.suffix not in suffixes:
+        raise HeptiError(f"cannot write {path}: the ending must be {' or '.join(suffixes)}")
+    if not path.parent.is_dir():
+        raise HeptiError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give a temporary file that becomes `path` at the end, or disappears.
+
+    Raises
+    ------
+    HeptiError
+        If it cannot be written; what was at `path` stays there.
+    """
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise HeptiError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        temporary.unlink(missing_ok=True)

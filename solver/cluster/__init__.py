@@ -1,0 +1,1 @@
+"""On what: devices, their curves, their links; ready cluster files, and what-if."""

@@ -1,0 +1,124 @@
+"""Clusters that differ from the file's: other speeds, devices more and devices less, without editing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import GIB, Cluster, Device, Link, checked_number, did_you_mean
+
+# Boards as sold, with what they sustain in float32 MatMuls on all cores and what is left of their memory. Assumptions
+# for planning a purchase; a board at hand is measured by `profile`.
+BOARDS: Mapping[str, Mapping[str, float]] = {
+    "pi3": {"gflops": 10, "memory_gib": 0.6, "bandwidth_mbps": 300},
+    "pi4": {"gflops": 24.6, "memory_gib": 3.2, "bandwidth_mbps": 940},
+    "pi5": {"gflops": 70, "memory_gib": 7, "bandwidth_mbps": 940},
+    "minipc": {"gflops": 150, "memory_gib": 14, "bandwidth_mbps": 2350},
+}
+MOST_ADDED = 4096
+NETWORK_KEYS = ("bandwidth_mbps", "latency_us")
+DEVICE_KEYS = ("gflops", "memory_gib", "bandwidth_mbps", "jitter_us", "rest_us")
+
+
+def changed(cluster: Cluster, settings: Sequence[str], added: Sequence[str], without: Sequence[str]) -> Cluster:
+    """Return the cluster with the network set, devices added, taken away, and set, in this order.
+
+    Parameters
+    ----------
+    settings
+        DEVICE.KEY=VALUE or network.KEY=VALUE, keys as in the cluster file; added devices can be set, too.
+    added
+        BOARD or BOARD:COUNT; a board of the list above, or one like a device of the cluster.
+    without
+        Names of devices.
+
+    Raises
+    ------
+    HeptiError
+        If a device, board or key is not there, or a value is absurd.
+    """
+    # What an added board's own link is, depends on the network's.
+    network = [setting for setting in settings if setting.startswith("network.")]
+    for setting in network:
+        cluster = _set(cluster, setting)
+    for board in added:
+        cluster = _add(cluster, board)
+    for name in without:
+        cluster = _remove(cluster, name)
+    for setting in (setting for setting in settings if setting not in network):
+        cluster = _set(cluster, setting)
+    return cluster
+
+
+def _set(cluster: Cluster, setting: str) -> Cluster:
+    where, _, value = setting.partition("=")
+    name, _, key = where.rpartition(".")
+    keys = NETWORK_KEYS if name == "network" else DEVICE_KEYS
+    if not value or not name:
+        raise HeptiError(f"--set {setting}: write DEVICE.KEY=VALUE, such as pi-2.gflops=70")
+    if name != "network":
+        _find(cluster, name, f"--set {setting}")
+    if key not in keys:
+        raise HeptiError(f"--set {setting}: there is no key {key!r}{did_you_mean(key, keys)}")
+    try:
+        number = checked_number({key: float(value)}, key, f"--set {name}")
+    except ValueError as error:
+        raise HeptiError(f"--set {setting}: {value!r} is not a number") from error
+    if name == "network":
+        network = cluster.network
+        bandwidth = number * 1e6 / 8 if key == "bandwidth_mbps" else network.bandwidth_bytes_per_s
+        latency_s = number / 1e6 if key == "latency_us" else network.latency_s
+        return replace(cluster, network=Link(bandwidth, latency_s))
+    devices = (_with(device, key, number) if device.name == name else device for device in cluster.devices)
+    return replace(cluster, devices=tuple(devices))
+
+
+def _with(device: Device, key: str, number: float) -> Device:
+    if key == "memory_gib":
+        return replace(device, memory_bytes=round(number * GIB))
+    if key == "bandwidth_mbps":
+        return replace(device, bandwidth_bytes_per_s=number * 1e6 / 8)
+    if key == "jitter_us":
+        return replace(device, jitter_s=number / 1e6)
+    if key == "rest_us":
+        return replace(device, rest_s=number / 1e6)
+    factor = device.compute_flop_per_s / (number * 1e9)
+    return replace(device, compute_flop_per_s=number * 1e9, curves=device.curves and device.curves.slowed(factor))
+
+
+def _add(cluster: Cluster, board: str) -> Cluster:
+    kind, _, count = board.partition(":")
+    if count and not (count.isdecimal() and 1 <= int(count) <= MOST_ADDED):
+        raise HeptiError(f"--add {board}: the count must be a whole number from 1 to {MOST_ADDED}")
+    if kind in BOARDS:
+        values = BOARDS[kind]
+        model = Device(kind, values["gflops"] * 1e9, round(values["memory_gib"] * GIB))
+        slow = values["bandwidth_mbps"] * 1e6 / 8
+        if slow < cluster.network.bandwidth_bytes_per_s:
+            model = replace(model, bandwidth_bytes_per_s=slow)
+    elif kind in cluster.names:
+        model = cluster.devices[cluster.names.index(kind)]
+    else:
+        raise HeptiError(f"--add {board}: there is no board {kind!r}{did_you_mean(kind, (*BOARDS, *cluster.names))}")
+    taken, devices, number = set(cluster.names), list(cluster.devices), 0
+    for _ in range(int(count or 1)):
+        while (name := f"{kind}-{number}") in taken:
+            number += 1
+        taken.add(name)
+        devices.append(replace(model, name=name))
+    return replace(cluster, devices=tuple(devices))
+
+
+def _remove(cluster: Cluster, name: str) -> Cluster:
+    _find(cluster, name, f"--without {name}")
+    if len(cluster.devices) == 1:
+        raise HeptiError(f"--without {name}: it is the last device")
+    devices = tuple(device for device in cluster.devices if device.name != name)
+    links = {pair: link for pair, link in cluster.links.items() if name not in pair}
+    return replace(cluster, devices=devices, links=links)
+
+
+def _find(cluster: Cluster, name: str, option: str) -> None:
+    if name not in cluster.names:
+        raise HeptiError(f"{option}: there is no device {name!r}{did_you_mean(name, cluster.names)}")

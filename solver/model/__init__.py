@@ -1,0 +1,1 @@
+"""What is computed: a model's description, and where its layers can be cut."""

@@ -1,0 +1,502 @@
+"""`Plan`: for every layer the two cuts and their partitions, and how they are exchanged; `solver.plan.file` writes it.
+
+Heads and columns are half-open spans, one per device; rows are shares of any request's length, resolved for the
+length at hand by the largest remainder.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from solver.base.errors import HeptiError, InfeasiblePlanError
+from solver.model.spec import ModelSpec
+from solver.model.sublayers import BLOCK, SUBLAYERS
+from solver.plan.routes import Route
+from solver.plan.spans import Partition, Span
+
+
+class Cut(StrEnum):
+    """How one block (attention or MLP) is split over the ranks."""
+
+    ROWS = "rows"  # each rank its rows, all weights
+    COLUMNS = "columns"  # heads or F columns, gathered, then output columns
+    BLOCK = "block"  # heads or F columns, then full-size summands
+    GRID = "grid"  # a tile of both weights: some columns of H by some heads or F columns
+    WHOLE = "whole"  # everything, each rank that has sub-blocks of other layers
+    SUB_BLOCKS = "sub_blocks"  # each rank its sub-blocks of a decoupled layer
+
+
+class Wire(StrEnum):
+    """How numbers travel: exactly, or as half of the bytes, or as fewer with a scale for every row.
+
+    Six bits and fewer, and as many as the links carry, are for what goes from stage to stage (QuantPipe).
+    """
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT8 = "int8"
+    INT6 = "int6"
+    INT4 = "int4"
+    INT2 = "int2"
+    ADAPTIVE = "adaptive"
+
+    @property
+    def bits(self) -> int:
+        """Bits of one number."""
+        return {Wire.FLOAT16: 16, Wire.INT8: 8, Wire.INT6: 6, Wire.INT4: 4, Wire.INT2: 2}.get(self, 32)
+
+    @property
+    def scale_bytes(self) -> int:
+        """Bytes that come with every row of a tensor: a scale, of few bits also the least value."""
+        return 0 if self.bits > 8 else 4 if self is Wire.INT8 else 8
+
+    def row_bytes(self, width: int, tensors: int = 1) -> int:
+        """Return the bytes of a row of so many numbers of so many tensors; few bits fill whole bytes together."""
+        together = 8 // math.gcd(8, self.bits)
+        return -(-width // together) * together * self.bits // 8 + tensors * self.scale_bytes
+
+    @property
+    def within(self) -> Wire:
+        """What the ranks of one stage send each other where this is between stages."""
+        return self if self in (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8) else Wire.FLOAT32
+
+    def check_one_stage(self) -> None:
+        """Refuse a format that only goes from stage to stage, where one stage has all layers and devices.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            If it is one.
+        """
+        if self is not self.within:
+            raise InfeasiblePlanError(
+                f"{self} on the wire is for what goes from stage to stage, this plan has 1 stage: "
+                f"take float32, float16 or int8, or --system pipeedge"
+            )
+
+
+# What `adaptive` chooses from.
+STAGE_WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8, Wire.INT6, Wire.INT4, Wire.INT2)
+
+
+class Keys(StrEnum):
+    """What a device makes of the input of an attention by rows, where that is gathered and not K and V (Voltage)."""
+
+    PROJECTED = "projected"  # it computes K and V of all rows
+    AVOIDED = "avoided"  # (q W_k) Xᵀ for the scores, (weights X) W_v for the context: neither K nor V
+
+
+class Layout(StrEnum):
+    """How an activation lies on the ranks."""
+
+    FULL = "full"  # all have all
+    ROWS = "rows"  # each its rows
+    COLS = "cols"  # each the columns of its sub-blocks
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """One block's cut and partitions.
+
+    Parameters
+    ----------
+    cut
+        How the block is split.
+    inner
+        Heads (attention), F columns (MLP) or sub-blocks per rank; None for the cuts `rows` and `whole`.
+    columns
+        Output columns per rank, for cut `columns`; for cut `grid` columns of H per row of the grid.
+    norm
+        Where the residual is added and normalised after the block; always `rows` for cuts `rows` and `grid`, `full`
+        for `whole`, `cols` for `sub_blocks`.
+    rows
+        Shares of the rows per rank, where `norm` is `rows`; they add up to one.
+    route
+        How the rows that the block needs (K and V for attention by rows) come to the ranks.
+    keys
+        For attention by rows that gathers its input, not K and V: what every rank does with it.
+    """
+
+    cut: Cut
+    inner: Partition | None = None
+    columns: Partition | None = None
+    norm: Layout = Layout.FULL
+    rows: tuple[float, ...] | None = None
+    route: Route = Route.DIRECT
+    keys: tuple[Keys, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.keys is not None and self.cut is not Cut.ROWS:
+            raise HeptiError(f"cut {self.cut} has no keys: they are of attention by rows")
+        if self.cut in (Cut.ROWS, Cut.GRID) and self.norm is not Layout.ROWS:
+            raise HeptiError(f"cut {self.cut} leaves rows on every rank: its norm must be rows")
+        if self.cut is Cut.WHOLE and self.norm is not Layout.FULL:
+            raise HeptiError("cut whole leaves everything on every rank: its norm must be full")
+        if (self.cut is Cut.SUB_BLOCKS) != (self.norm is Layout.COLS):
+            raise HeptiError(
+                "cut sub_blocks leaves columns on every rank, and no other cut does: its norm must be cols"
+            )
+        if (self.inner is None) != (self.cut in (Cut.ROWS, Cut.WHOLE)):
+            unit = "sub_blocks" if self.cut is Cut.SUB_BLOCKS else "heads or columns"
+            raise HeptiError(f"cut {self.cut} {'needs' if self.inner is None else 'has no'} {unit} of its own")
+        if (self.columns is None) == (self.cut in (Cut.COLUMNS, Cut.GRID)):
+            raise HeptiError(f"cut {self.cut} {'needs' if self.columns is None else 'has no'} output columns")
+        if (self.rows is None) == (self.norm is Layout.ROWS):
+            raise HeptiError(f"norm {self.norm} {'needs' if self.rows is None else 'has no'} shares of rows")
+        if self.rows is not None:
+            _check_shares(self.rows)
+
+    def only(self, ranks: Sequence[int]) -> BlockPlan:
+        """Return the plan as seen by a group of these ranks; the others must hold nothing."""
+
+        def narrow(partition: Partition | None) -> Partition | None:
+            return partition and Partition(tuple(partition[rank] for rank in ranks))
+
+        rows = self.rows and tuple(self.rows[rank] for rank in ranks)
+        # All ranks of a grid take part: its rows stay as they are.
+        columns = self.columns if self.cut is Cut.GRID else narrow(self.columns)
+        keys = self.keys and tuple(self.keys[rank] for rank in ranks)
+        return replace(self, inner=narrow(self.inner), columns=columns, rows=rows, keys=keys)
+
+    def shared(self, rows: int) -> Partition:
+        """Return who computes how much: of so many rows, for cut `rows`, else of the heads, F columns or sub-blocks."""
+        partition = self.row_partition(rows) if self.cut is Cut.ROWS else self.inner
+        assert partition is not None
+        return partition
+
+    def crew(self, rank: int) -> range:
+        """Return the ranks of a rank's column of the grid; cut `grid` only.
+
+        A grid of X by Y has rank j X + i in row i and column j: one span of columns a row, and the ranks of a column
+        one behind the other, whose heads or F columns together are those of its tiles.
+        """
+        assert self.columns is not None
+        first = rank - rank % len(self.columns)
+        return range(first, first + len(self.columns))
+
+    def tile(self, rank: int) -> tuple[Span, Span]:
+        """Return the heads or F columns, and the columns of H, of a rank's tile of both weights; cut `grid` only."""
+        assert self.inner is not None
+        assert self.columns is not None
+        crew = self.crew(rank)
+        return Span(self.inner[crew[0]].start, self.inner[crew[-1]].stop), self.columns[rank - crew[0]]
+
+    def has_tile(self, rank: int) -> bool:
+        """Return whether a rank's tile has any weights; cut `grid` only."""
+        return all(span.size for span in self.tile(rank))
+
+    def has_share(self, rank: int) -> bool:
+        """Return whether a rank has anything to do in this block; in a grid all have."""
+        if self.cut is Cut.GRID:
+            return True
+        spans = [partition[rank] for partition in (self.inner, self.columns) if partition is not None]
+        return any(span.size for span in spans) or (self.rows is not None and self.rows[rank] > 0)
+
+    def row_partition(self, rows: int) -> Partition | None:
+        """Return who has which of `rows` rows after the block; None where all have all."""
+        return None if self.rows is None else Partition.of_shares(self.rows, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPlan:
+    """The two cuts of one layer."""
+
+    attention: BlockPlan
+    mlp: BlockPlan
+
+
+NOTHING = Span(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Consecutive layers on a group of devices; `devices` are names in rank order.
+
+    Its first and last layer may be in part another stage's: `sublayers` says what this one computes, in sub-layers of
+    the model (`solver.model.sublayers`); where not given, all of its layers.
+    """
+
+    devices: tuple[str, ...]
+    layers: tuple[tuple[Span, LayerPlan], ...]  # runs of equal layers
+    sublayers: Span = NOTHING
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise HeptiError(f"plan: the stage of {', '.join(self.devices)} has no layers")
+        if not self.sublayers.size:
+            object.__setattr__(self, "sublayers", self.span.scaled(SUBLAYERS))
+        touched = Span(self.sublayers.start // SUBLAYERS, -(-self.sublayers.stop // SUBLAYERS))
+        if touched != self.span:
+            raise HeptiError(
+                f"plan: the stage of {', '.join(self.devices)} has layers {self.span.start} to {self.span.stop - 1}, "
+                f"its sublayers [{self.sublayers.start}, {self.sublayers.stop}) are in layers {touched.start} to "
+                f"{touched.stop - 1}: there are {SUBLAYERS} a layer"
+            )
+        for end, block in ((self.sublayers.start, self.first), (self.sublayers.stop, self.last)):
+            if end % BLOCK and block.cut is not Cut.ROWS:
+                raise HeptiError(
+                    f"plan: the stage of {', '.join(self.devices)} is cut at sub-layer {end}, within a block that is "
+                    f"cut by {block.cut}: only blocks that are cut by rows can be"
+                )
+
+    @property
+    def span(self) -> Span:
+        """The layers of the stage."""
+        return Span(self.layers[0][0].start, self.layers[-1][0].stop)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it computes all of its layers."""
+        return self.sublayers == self.span.scaled(SUBLAYERS)
+
+    @property
+    def first(self) -> BlockPlan:
+        """The block that it begins with, or in."""
+        layer = self.layers[0][1]
+        return layer.attention if self.sublayers.start % SUBLAYERS < BLOCK else layer.mlp
+
+    @property
+    def last(self) -> BlockPlan:
+        """The block that it ends with, or in."""
+        layer = self.layers[-1][1]
+        return layer.attention if 0 < self.sublayers.stop % SUBLAYERS <= BLOCK else layer.mlp
+
+    @property
+    def label(self) -> str:
+        """Its first and its last layer; where it has not all of them, LAYER.SUB-LAYER, of both the ones it has."""
+        (first, start), (last, stop) = (divmod(at, SUBLAYERS) for at in (self.sublayers.start, self.sublayers.stop - 1))
+        if not self.is_whole:
+            return f"{first}.{start}-{last}.{stop}"
+        return f"{first}-{last}" if first != last else str(first)
+
+    def part(self, layer: int) -> Span:
+        """Return which of the sub-layers of a layer it computes."""
+        own = Span(SUBLAYERS * layer, SUBLAYERS * (layer + 1))
+        return own.intersect(self.sublayers).within(own)
+
+    def layer(self, number: int) -> LayerPlan | None:
+        """Return the cuts of one layer; None where the stage does not have it."""
+        return next((layer for span, layer in self.layers if span.start <= number < span.stop), None)
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """Ranks that have a share; the others take no part in any exchange."""
+        blocks = [block for _, layer in self.layers for block in (layer.attention, layer.mlp)]
+        return tuple(rank for rank in range(len(self.devices)) if any(block.has_share(rank) for block in blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the planner expects of one request."""
+
+    seconds: float
+    compute_s: float
+    exchange_s: float
+    weights_bytes: tuple[int, ...]  # per device
+    bytes_on_wire: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who computes what: all that a run needs to know.
+
+    Parameters
+    ----------
+    stages
+        In the order of their layers, one behind the other; where layer 0 comes again, another replica begins. A device
+        is in one stage at most.
+    model_name, model_fingerprint
+        What it is for; no fingerprint where a person wrote the plan.
+    cluster_fingerprint, system
+        What it was made of, and how.
+    rows
+        The length that it was made for, 0 if unknown; it fits every other.
+    tile_rows
+        Ranks with rows of their own compute and send about so many at a time; 0: all at once.
+    wire
+        The number format of the exchanges that it was made for.
+    predicted
+        What the planner expects.
+    devices
+        All devices in rank order, also those that hold nothing; where not given, those of the stages in their order.
+    """
+
+    stages: tuple[Stage, ...]
+    model_name: str
+    model_fingerprint: str = ""
+    cluster_fingerprint: str = ""
+    system: str = ""
+    rows: int = 0
+    tile_rows: int = 0
+    wire: Wire = Wire.FLOAT32
+    predicted: Prediction | None = field(default=None)
+    devices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            names = dict.fromkeys(name for stage in self.stages for name in stage.devices)
+            object.__setattr__(self, "devices", tuple(names))
+
+    @property
+    def predicted_s(self) -> float:
+        """Predicted seconds of a request, of a plan that has been priced."""
+        assert self.predicted is not None
+        return self.predicted.seconds
+
+    @property
+    def in_one(self) -> bool:
+        """Whether there is one stage, of all devices."""
+        return len(self.stages) == 1 and self.stages[0].devices == self.devices
+
+    @property
+    def replicas(self) -> tuple[tuple[Stage, ...], ...]:
+        """Stages that have every layer between them, for every replica."""
+        found: list[list[Stage]] = []
+        for stage in self.stages:
+            if not found or stage.sublayers.start == 0:
+                found.append([])
+            found[-1].append(stage)
+        return tuple(map(tuple, found))
+
+    def place(self, rank: int) -> tuple[Stage, int] | None:
+        """Return the stage that a rank is in, and its number among the stage's devices; None where it is in none."""
+        name = self.devices[rank]
+        return next(((stage, stage.devices.index(name)) for stage in self.stages if name in stage.devices), None)
+
+    def ranks(self, stage: Stage) -> tuple[int, ...]:
+        """Return the ranks of a stage's devices."""
+        return tuple(self.devices.index(name) for name in stage.devices)
+
+    def check(self, spec: ModelSpec, ranks: int) -> None:
+        """Refuse a plan that does not fit the model or the number of ranks.
+
+        Raises
+        ------
+        HeptiError
+            Naming the number that does not fit.
+        """
+        if self.model_fingerprint and self.model_fingerprint != spec.fingerprint:
+            raise HeptiError(
+                f"the plan is for model {self.model_name} ({self.model_fingerprint}), "
+                f"the weights are {spec.name} ({spec.fingerprint}): plan again with python -m solver"
+            )
+        if not self.model_fingerprint and self.model_name != spec.name:
+            raise HeptiError(
+                f"the plan is for model {self.model_name}, the weights are {spec.name}: if it is meant for these, "
+                f"write {spec.name} into its model"
+            )
+        if len(self.devices) != ranks:
+            raise HeptiError(
+                f"the plan is for {len(self.devices)} devices, the job has {ranks} ranks: start mpirun with "
+                f"-np {len(self.devices)} or plan again for {ranks}"
+            )
+        self._check_devices()
+        for replica in self.replicas or ((),):
+            _check_replica(replica, spec)
+        if spec.groups and not self.in_one:
+            raise HeptiError(
+                f"the plan has {len(self.stages)} stages, or not all devices in one: model {spec.name} has decoupled "
+                f"layers, and needs one stage of all devices"
+            )
+
+    def _check_devices(self) -> None:
+        seen: set[str] = set()
+        for stage in self.stages:
+            order = [name for name in self.devices if name in stage.devices]
+            if list(stage.devices) != order:
+                raise HeptiError(
+                    f"plan: devices {', '.join(stage.devices)} of a stage do not stand in the order of the ranks, "
+                    f"{', '.join(self.devices)}"
+                )
+            for name in seen.intersection(stage.devices):
+                raise HeptiError(f"plan: device {name} is in two stages: a device can be in one")
+            seen.update(stage.devices)
+
+    def layer(self, number: int) -> LayerPlan:
+        """Return the cuts of one layer, in the first replica."""
+        for stage in self.stages:
+            if (layer := stage.layer(number)) is not None:
+                return layer
+        raise HeptiError(f"the plan has no layer {number}")
+
+
+def uniform_plan(spec: ModelSpec, devices: Sequence[str], layer: LayerPlan, **facts: Any) -> Plan:
+    """Return the plan that cuts every layer of `spec` the same way, in one stage."""
+    stage = Stage(tuple(devices), ((Span(0, spec.layers), layer),))
+    return Plan((stage,), model_name=spec.name, model_fingerprint=spec.fingerprint, **facts)
+
+
+def _check_shares(shares: tuple[float, ...]) -> None:
+    # A person may write 0.33 three times, or 0.34.
+    slack = 0.02
+    if not all(0 <= share <= 1 + slack for share in shares):
+        raise HeptiError(f"shares of rows {list(shares)}: every one must be between 0 and 1")
+    if abs(math.fsum(shares) - 1) > slack:
+        raise HeptiError(f"shares of rows {list(shares)} add up to {math.fsum(shares):g}, not 1")
+
+
+def _check_replica(replica: Sequence[Stage], spec: ModelSpec) -> None:
+    runs = [(span, layer, len(stage.devices)) for stage in replica for span, layer in stage.layers]
+    whole = all(stage.is_whole for stage in replica)
+    try:
+        if whole:
+            covered = Partition(tuple(span for span, _, _ in runs))
+        else:
+            for stage in replica:
+                Partition(tuple(span.within(stage.span) for span, _ in stage.layers))
+            covered = Partition(tuple(stage.sublayers for stage in replica))
+    except HeptiError as error:
+        raise HeptiError(f"plan: {'layers' if whole else 'sublayers'}: {error}") from error
+    total, unit = (spec.layers, "layers") if whole else (SUBLAYERS * spec.layers, "sub-layers")
+    if covered.total != total:
+        raise HeptiError(f"the plan has {covered.total} {unit}, model {spec.name} has {total}")
+    for span, layer, devices in runs:
+        where = f"plan: layers {span.start} to {span.stop - 1}"
+        _check_decoupled(span, layer, where, spec)
+        _check_block(layer.attention, f"{where}, attention", spec, devices, spec.heads, "heads")
+        _check_block(layer.mlp, f"{where}, mlp", spec, devices, spec.ffn, "ffn columns")
+
+
+def _check_decoupled(span: Span, layer: LayerPlan, where: str, spec: ModelSpec) -> None:
+    """Refuse a decoupled layer that is cut otherwise than by sub-blocks, and others that are."""
+    cuts = (layer.attention.cut, layer.mlp.cut)
+    if Cut.WHOLE in cuts and not spec.groups:
+        raise HeptiError(f"{where}: cut whole is for models with decoupled layers, model {spec.name} has none")
+    if cuts[0] is not cuts[1] and {Cut.WHOLE, Cut.SUB_BLOCKS} & set(cuts):
+        raise HeptiError(f"{where}: attention is cut {cuts[0]}, mlp {cuts[1]}: cut both so, or neither")
+    if layer.attention.cut is Cut.SUB_BLOCKS and layer.attention != layer.mlp:
+        raise HeptiError(
+            f"{where}: sub_blocks of attention are {layer.attention.inner}, of mlp {layer.mlp.inner}: must be the same"
+        )
+    for number in range(span.start, span.stop):
+        if spec.is_decoupled(number) != (Cut.SUB_BLOCKS in cuts):
+            is_not = "" if spec.is_decoupled(number) else "not "
+            raise HeptiError(
+                f"{where}: layer {number} of model {spec.name} is {is_not}decoupled: its cut must {is_not}be sub_blocks"
+            )
+
+
+def _check_block(block: BlockPlan, where: str, spec: ModelSpec, devices: int, inner: int, unit: str) -> None:
+    if block.cut is Cut.SUB_BLOCKS:
+        inner, unit = spec.sub_blocks, "sub-blocks"
+    for partition, total, name in ((block.inner, inner, unit), (block.columns, spec.hidden, "output columns")):
+        if partition is None:
+            continue
+        if block.cut is Cut.GRID and name != unit:
+            if devices % len(partition):
+                raise HeptiError(
+                    f"{where}: a grid of {len(partition)} rows, as many as spans of columns, for {devices} devices: "
+                    f"all rows must have as many devices"
+                )
+        elif len(partition) != devices:
+            raise HeptiError(f"{where}: {len(partition)} spans of {name} for {devices} devices")
+        if partition.total != total:
+            raise HeptiError(f"{where}: the spans cover {partition.total} {name}, model {spec.name} has {total}")
+    if block.rows is not None and len(block.rows) != devices:
+        raise HeptiError(f"{where}: {len(block.rows)} shares of rows for {devices} devices")
+    if block.keys is not None and len(block.keys) != devices:
+        raise HeptiError(f"{where}: {len(block.keys)} ways to keys for {devices} devices")

@@ -1,0 +1,1 @@
+"""The mathematics: the convex and the integer program, and the search between them."""

@@ -1,0 +1,152 @@
+"""Candidate layers: which kinds and which crews are worth a search.
+
+A crew is a set of devices that may share a layer. Few devices: all crews. More: the fastest n of them, for some n.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.cluster.curves import Kernel
+from solver.plan.plan import Cut, Layout
+from solver.programs.search import JOINING, Draft, Layer, Terms, drafts, finish, improved, redraft
+from solver.schedule.layer_table import INPUT_GATHERED, KINDS, LayerKind, taking
+from solver.schedule.layers import Setting
+from solver.schedule.steps import FLOAT_BYTES, Axis
+
+Found = TypeVar("Found", Draft, Layer)
+
+# Kinds that are priced for every crew; the others, seldom best, only for the crew of the best of these.
+_ROWS, _BLOCK, _FULL = (Cut.ROWS, Layout.ROWS), (Cut.BLOCK, Layout.ROWS), (Cut.BLOCK, Layout.FULL)
+MAIN_KINDS = (
+    LayerKind(*_ROWS, *_ROWS),
+    LayerKind(*_BLOCK, *_ROWS),
+    LayerKind(*_ROWS, *_BLOCK),
+    LayerKind(*_BLOCK, *_BLOCK),
+    LayerKind(*_FULL, *_FULL),
+    INPUT_GATHERED,
+)
+OTHER_KINDS = tuple(kind for kind in KINDS if kind not in MAIN_KINDS)
+FINISHED = 4  # drafts that are improved
+KINDS_IMPROVED = 4  # where memory is scarce, the best draft of each
+NEARBY = 4  # kinds of former layers
+AGAIN = 3  # in a solve that begins with the layers of another
+THOROUGH = 2  # of them by two moves at a time
+FEW = 4  # devices, up to which all crews, groups and moves by two are tried
+LARGEST = 128  # crew, of many devices; what more would compute, their messages cost
+HOPELESS = 1.5  # times the best score of smaller crews: larger ones are not tried
+
+
+def candidates(s: Setting, terms: Terms) -> list[Layer]:
+    """Return the best layers of the most promising kinds and crews."""
+    scarce = bool(np.isfinite(terms.caps).all())
+    # Tight caps make odd kinds best; prices alone seldom do.
+    every = scarce and s.devices <= FEW and not terms.prices.any()
+    found = _drafts(s, KINDS if every else MAIN_KINDS, terms)
+    if scarce:
+        # First shares that break caps say little about what moves can mend: improve those of every such kind.
+        drafted = one_of_each_kind(found)
+        fitting = [draft for draft in drafted if draft.fits(terms)]
+        broken = [draft for draft in drafted if not draft.fits(terms)]
+        thorough = 0 if terms.prices.any() else THOROUGH
+        return finished(s, fitting[:KINDS_IMPROVED] + broken, terms, thorough)
+    crew = np.isin(np.arange(s.devices), found[0].devices)
+    others = [draft for kind in OTHER_KINDS for draft in drafts(s, kind, [crew], terms)]
+    chosen = sorted(found[:FINISHED] + others, key=lambda draft: draft.score)[:FINISHED]
+    # Moves, and tiles, which come later, may do most for a kind that begins behind.
+    kinds = {draft.kind for draft in chosen}
+    return finished(s, chosen + [draft for draft in one_of_each_kind(found) if draft.kind not in kinds], terms)
+
+
+def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
+    """Price the layers of a former solution anew, and improve the likeliest of them and of some fresh drafts."""
+    found = [redraft(s, layer.kind, layer.units, terms) for layer in layers]
+    if s.devices <= FEW and not np.isfinite(terms.caps).all():
+        # Shares may have to change much; who takes part seldom does, and moves let devices leave and join.
+        crews = {tuple(taking(layer.units)): taking(layer.units) for layer in layers}
+        crews[(True,) * s.devices] = np.ones(s.devices, bool)
+        # The input is gathered on slow links, which seldom change as a whole: there it is among the former layers.
+        kinds = [kind for kind in MAIN_KINDS if kind != INPUT_GATHERED]
+        fresh = [draft for kind in kinds for draft in drafts(s, kind, list(crews.values()), terms)]
+        found += one_of_each_kind(sorted(fresh, key=lambda draft: draft.score))
+    found.sort(key=lambda draft: draft.score)
+    better = [improved(draft, terms, by_two=False) for draft in found[:AGAIN]]
+    # Where memory has a price, what the mix is made of has to stay, good or not.
+    better += found[AGAIN:] if terms.prices.any() else []
+    return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]
+
+
+def alone(s: Setting, terms: Terms) -> list[Layer]:
+    """Return a layer on every device by itself: slow links make pipelines of these the best of little memory."""
+    kind, mine = MAIN_KINDS[0], s.rows * np.eye(min(s.devices, JOINING), s.devices, dtype=np.int64)
+    found = [redraft(s, kind, {Axis.ROWS: rows}, terms) for rows in mine]
+    return [layer for draft in found if (layer := finish(draft, terms, s.devices)) is not None]
+
+
+def nearby(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
+    """Return the best layer of each of the best kinds, at these terms, with units moved as long as that pays."""
+    ordered = sorted(layers, key=terms.cost)
+    drafted = [redraft(s, layer.kind, layer.units, terms) for layer in one_of_each_kind(ordered)[:NEARBY]]
+    return finished(s, drafted, terms, thorough=0)
+
+
+def one_of_each_kind(found: Iterable[Found]) -> list[Found]:
+    """Return the first of every kind."""
+    first: dict[LayerKind, Found] = {}
+    for one in found:
+        first.setdefault(one.kind, one)
+    return list(first.values())
+
+
+def _drafts(s: Setting, kinds: Sequence[LayerKind], terms: Terms) -> list[Draft]:
+    """Return first shares of every kind among every crew, the best first."""
+    if s.devices <= FEW:
+        sets = [members for size in range(1, s.devices + 1) for members in combinations(range(s.devices), size)]
+        crews = [np.isin(np.arange(s.devices), members) for members in sets]
+        found = [draft for kind in kinds for draft in drafts(s, kind, crews, terms)]
+    else:
+        orders = _orders(s, terms)
+        found = [draft for kind in kinds for order in orders for draft in _drafts_of_first(s, kind, order, terms)]
+    return sorted(found, key=lambda draft: draft.score)
+
+
+def _drafts_of_first(s: Setting, kind: LayerKind, order: NDArray[np.intp], terms: Terms) -> Iterator[Draft]:
+    """Yield first shares of the first n devices, for growing n as long as that leads somewhere.
+
+    n grows by a quarter, of very many devices by a half: of 1024 that takes a third less and loses 0.5 %.
+    """
+    best = np.inf
+    # Among more devices the tables of the gathered input alone take two seconds.
+    size, most = 1, min(s.devices, JOINING if kind == INPUT_GATHERED else LARGEST)
+    while True:
+        found = drafts(s, kind, [np.isin(np.arange(s.devices), order[:size])], terms)
+        yield from found
+        score = min((draft.score for draft in found), default=np.inf)
+        if score > HOPELESS * best or size == most:
+            return
+        best = min(best, score)
+        size = min(max(size + 1, size + size // (4 if s.devices <= JOINING else 2)), most)
+
+
+def _orders(s: Setting, terms: Terms) -> list[NDArray[np.intp]]:
+    """Return the devices by what a share of a layer costs them, and with those first that can hold a layer."""
+    H, F, rows = s.spec.hidden, s.spec.ffn, max(1, s.rows // 8)
+    weights = 4 * H * H + 2 * H * F
+    wire = 2 * H * FLOAT_BYTES * rows / s.machine.network.bandwidth
+    seconds = s.machine.bank.seconds(Kernel.PROJECT, rows, weights) + wire
+    seconds = seconds + terms.prices * FLOAT_BYTES * weights / 8
+    order, small = np.argsort(seconds, kind="stable"), terms.caps < FLOAT_BYTES * weights
+    return [order, np.lexsort((seconds, small))] if small.any() else [order]
+
+
+def finished(s: Setting, found: Sequence[Draft], terms: Terms, thorough: int = THOROUGH) -> list[Layer]:
+    """Improve drafts, the best of them thoroughly."""
+    better = sorted((improved(draft, terms, by_two=False) for draft in found), key=lambda draft: draft.score)
+    if s.devices <= FEW:
+        better[:thorough] = [improved(draft, terms, by_two=True) for draft in better[:thorough]]
+    return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]

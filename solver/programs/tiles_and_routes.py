@@ -1,0 +1,73 @@
+"""How a plan sends: in how large tiles of rows, and by which routes. Shares stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+from solver.cluster.cluster import Cluster
+from solver.model.spec import ModelSpec
+from solver.plan.plan import BlockPlan, LayerPlan, Layout, Plan, Stage
+from solver.plan.routes import Route
+from solver.schedule.cost import plan_seconds, setting
+from solver.schedule.layer_table import LayerKind, Units, layer_seconds, taking
+from solver.schedule.layers import Setting
+from solver.schedule.stages import predict_plan
+
+Sent = TypeVar("Sent")
+
+# Tiles hide an exchange behind compute, but few rows a product are slow: at 32 rows the packed kernels reach four
+# fifths of their speed, and smaller tiles never paid.
+TILE_ROWS = (0, 128, 64, 48, 32)
+ROUTED = 48  # tiles that routes are tried with besides: what is passed on has to come in parts
+
+
+def best_sending(s: Setting, plan: Plan) -> Plan:
+    """Return the plan with the tiles and routes that make it fastest; as it is, where not all devices share a stage."""
+    if not plan.in_one:
+        return plan
+    devices = len(plan.stages[0].active)
+    return _best(devices, lambda tile_rows, route: sent(plan, tile_rows, route), lambda other: plan_seconds(s, other))
+
+
+def sent_and_predicted(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Plan:
+    """Return a plan of any stages with the tiles and routes that are best for it, and what it is predicted to cost."""
+    plan = best_sending(setting(spec, cluster, rows), plan)
+    return replace(plan, predicted=predict_plan(spec, cluster, plan, rows))
+
+
+def best_sent(s: Setting, kind: LayerKind, units: Units) -> tuple[int, LayerKind, float]:
+    """Return the best tiles and the kind with the best route for a layer's shares, and the layer's seconds."""
+    devices = int(taking(units).sum())
+
+    def seconds(way: tuple[int, LayerKind]) -> float:
+        return float(layer_seconds(replace(s, tile_rows=way[0]), way[1], units))
+
+    best = _best(devices, lambda tile_rows, route: (tile_rows, replace(kind, route=route)), seconds)
+    return *best, seconds(best)
+
+
+def _best(devices: int, by: Callable[[int, Route], Sent], seconds: Callable[[Sent], float]) -> Sent:
+    """Return what is fastest, tiles first: routes are tried with those that are best without."""
+    if devices == 1:
+        return by(0, Route.DIRECT)
+    times = {tile_rows: seconds(by(tile_rows, Route.DIRECT)) for tile_rows in TILE_ROWS}
+    order = sorted(TILE_ROWS, key=lambda tile_rows: times[tile_rows])
+    found = [(times[order[0]], by(order[0], Route.DIRECT))]
+    if devices > 2:
+        routes = (Route.RING, Route.RELAY)
+        others = [by(tile_rows, route) for tile_rows in {order[0], ROUTED} for route in routes]
+        found += [(seconds(other), other) for other in others]
+    return min(found, key=lambda pair: pair[0])[1]
+
+
+def sent(plan: Plan, tile_rows: int, route: Route) -> Plan:
+    """Return the plan with these tiles, and this route in every block that may have one."""
+
+    def by(block: BlockPlan) -> BlockPlan:
+        return replace(block, route=route) if block.norm is Layout.ROWS else block
+
+    (stage,) = plan.stages
+    layers = tuple((span, LayerPlan(by(layer.attention), by(layer.mlp))) for span, layer in stage.layers)
+    return replace(plan, tile_rows=tile_rows, stages=(Stage(stage.devices, layers),))

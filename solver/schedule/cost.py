@@ -1,0 +1,201 @@
+"""What a plan costs: seconds, bytes on the wire, bytes of memory. Every planner, table and test asks here.
+
+The parts: `solver.cluster.curves` (seconds of a kernel), `exchange` (seconds of an exchange), `steps` (how the two
+overlap), `layers` (which steps a layer takes), `memory` (what devices need and have).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import Cluster
+from solver.cluster.curves import Bank, Floats, Kernel
+from solver.model.spec import ImageInput, ModelSpec
+from solver.model.sublayers import BLOCK, SUBLAYERS
+from solver.plan.holdings import alike, weights_bytes
+from solver.plan.plan import BlockPlan, Keys, Plan, Prediction, Wire
+from solver.plan.spans import Partition, Span
+from solver.schedule.decoupled import GroupSteps
+from solver.schedule.exchange import Exchange, Mask, Network, of_matrix, tile_counts
+from solver.schedule.layers import LayerSteps, Setting
+from solver.schedule.steps import Axis, Machine, Step, Times, Transfer, Values, step_times
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PricedStep:
+    """A step of the plan; `repeats` times in a row of layers, `layers` says which."""
+
+    layers: str
+    name: str
+    repeats: int
+    times: Times
+    sent: Floats  # [p] bytes
+    received: Floats  # [p] bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Price:
+    """What a request costs, step by step."""
+
+    steps: tuple[PricedStep, ...]
+    weights_bytes: tuple[int, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole request."""
+        return math.fsum(step.repeats * float(step.times.end.max()) for step in self.steps)
+
+    @property
+    def compute_s(self) -> Floats:
+        """Seconds that every device computes, [p]."""
+        return np.asarray(sum(step.repeats * step.times.compute for step in self.steps))
+
+    @property
+    def exchange_s(self) -> Floats:
+        """Seconds that every device waits for an exchange that its compute does not hide, [p]."""
+        waits = (
+            step.repeats * np.minimum(step.times.end - step.times.compute, step.times.exchange) for step in self.steps
+        )
+        return np.asarray(sum(waits))
+
+    @property
+    def idle_s(self) -> Floats:
+        """Seconds that every device waits for slower ones, [p]."""
+        return np.asarray(self.seconds - self.compute_s - self.exchange_s)
+
+    @property
+    def moved_bytes(self) -> Floats:
+        """Bytes that every device sends, or receives where that is more, [p]."""
+        sent = sum(step.repeats * step.sent for step in self.steps)
+        return np.maximum(sent, sum(step.repeats * step.received for step in self.steps))
+
+    @property
+    def prediction(self) -> Prediction:
+        """What the plan file carries: the seconds of the slowest device's compute in every step, and the rest."""
+        compute_s = math.fsum(step.repeats * float(step.times.compute.max()) for step in self.steps)
+        on_wire = sum(step.repeats * round(float(step.sent.sum())) for step in self.steps)
+        return Prediction(self.seconds, compute_s, self.seconds - compute_s, self.weights_bytes, on_wire)
+
+
+def setting(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32, tile_rows: int = 0) -> Setting:
+    """Prepare to price requests of `rows` rows."""
+    devices = cluster.devices
+    jitter, rest = (np.array(seconds) for seconds in zip(*((d.jitter_s, d.rest_s) for d in devices), strict=True))
+    machine = Machine(Bank([device.kernels for device in devices]), Network.of(cluster), jitter, rest)
+    return Setting(spec, machine, rows, wire, tile_rows, cluster.precision)
+
+
+def predict(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Prediction:
+    """Return what a request of `rows` rows costs under `plan`."""
+    return price(setting(spec, cluster, rows), plan).prediction
+
+
+def price(s: Setting, plan: Plan) -> Price:
+    """Price a plan step by step, with its own tiles and wire.
+
+    Raises
+    ------
+    HeptiError
+        If the plan has several stages, or its stage not all devices: `solver.schedule.stages` prices these.
+    """
+    steps, active = _priced_steps(s, plan), plan.stages[0].active
+    # Of 1024 devices 974 may have no share, and hold the same: counting it for each took an eighth of the planning.
+    idle = next((rank for rank in range(1, s.devices) if rank not in active), 0)
+    held = {rank: weights_bytes(s.spec, plan, rank, s.precision) for rank in (0, idle, *active)}
+    return Price(steps, tuple(held.get(rank, held[idle]) for rank in range(s.devices)))
+
+
+def plan_seconds(s: Setting, plan: Plan) -> float:
+    """Return the seconds of a request; errors as in `price`, which of 1024 devices takes longer over weights."""
+    return Price(_priced_steps(s, plan), ()).seconds
+
+
+def _priced_steps(s: Setting, plan: Plan) -> tuple[PricedStep, ...]:
+    if not plan.in_one:
+        raise HeptiError(f"the plan has {len(plan.stages)} stages, or not all devices in one: price it as a pipeline")
+    s = replace(s, wire=plan.wire, tile_rows=plan.tile_rows)
+    active = np.isin(np.arange(s.devices), plan.stages[0].active)
+    return tuple(
+        PricedStep(layers, step.name, repeats, step_times(step, {}, active, s.machine), *_moved(step, active))
+        for layers, repeats, step in _plan_steps(s, plan, active)
+    )
+
+
+def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int, Step]]:
+    """Yield all steps of a request: where, how often in a row, which."""
+    stage = plan.stages[0]
+    known: dict[Partition, Floats] = {}
+    first = _values(stage.first, Axis.HEADS, Axis.CONTEXT, s.rows, known)
+    building = LayerSteps(s, first, first.get(Axis.ROWS), active)
+    groups = GroupSteps(s, building, active) if s.spec.groups else None
+    yield "start", 1, _enter(s, building.stream, active)
+    for number, count, layer in alike(stage):
+        label = f"layers {number}-{number + count - 1}" if count > 1 else f"layer {number}"
+        attention = _values(layer.attention, Axis.HEADS, Axis.CONTEXT, s.rows, known)
+        mlp = _values(layer.mlp, Axis.FFN, Axis.OUTPUT, s.rows, known)
+        part = stage.part(number)
+        if groups is not None and groups.has_layers(count, layer.attention, attention.get(Axis.ROWS)):
+            yield from ((label, 1, step) for step in building.taken())
+            continue
+        # The first layer of a run finds the stream as others left it, all others of the run as it does itself.
+        for repeats in (1, count - 1)[:count]:
+            if (halves := part.intersect(Span(0, BLOCK))).size:
+                building.values, building.route = attention, layer.attention.route
+                building.attention(layer.attention.cut, layer.attention.norm, halves, _avoids(layer.attention))
+            if (halves := part.intersect(Span(BLOCK, SUBLAYERS))).size:
+                building.values, building.route = mlp, layer.mlp.route
+                building.mlp(layer.mlp.cut, layer.mlp.norm, halves.within(Span(BLOCK, SUBLAYERS)))
+            yield from ((label, repeats, step) for step in building.taken())
+    building.send("hand in", _hand_in(s, building.stream, active))
+    yield from (("end", 1, step) for step in building.taken())
+
+
+def _avoids(block: BlockPlan) -> Mask | None:
+    """Return who avoids K and V, [p]; None where these are gathered."""
+    return None if block.keys is None else np.array([way is Keys.AVOIDED for way in block.keys])
+
+
+def _values(block: BlockPlan, inner: Axis, output: Axis, S: int, known: dict[Partition, Floats]) -> Values:
+    """Return a block's shares; the same array for the same partition, since rows that lie so already need not move."""
+    partitions = {Axis.ROWS: block.row_partition(S), inner: block.inner, output: block.columns}
+    return {
+        axis: known.setdefault(partition, np.array(partition.counts, float))
+        for axis, partition in partitions.items()
+        if partition is not None
+    }
+
+
+def _enter(s: Setting, stream: Floats | None, active: Mask) -> Step:
+    """Rank 0 embeds the request and sends every active device its rows of the first block, or all rows."""
+    H, source, every = s.spec.hidden, s.spec.input, np.ones(s.devices)
+    if isinstance(source, ImageInput):
+        embedding = s.machine.bank.seconds(Kernel.PROJECT, s.rows * every, H * source.channels * source.patch**2)
+    else:
+        # Looked up, added and normalised: about as long as two norms of a layer.
+        embedding = 2 * s.machine.bank.seconds(Kernel.NORM, s.rows * H * every)
+    root = np.arange(s.devices) == 0
+    wanted = s.rows * active if stream is None else stream
+    moved = of_matrix(s.row_bytes(H) * wanted * (root[:, None] & ~root))
+    # Rank 0 embeds also where it takes no part in the layers.
+    embed = {Axis.ROWS: embedding * root}
+    return Step("embed, hand out", embed, embed, transfer=Transfer(lambda values, active: moved, wire=s.wire))
+
+
+def _hand_in(s: Setting, stream: Floats | None, active: Mask) -> Exchange:
+    """Rank 0 gathers the last hidden state; where all have it, from the first active device."""
+    root = np.arange(s.devices) == 0
+    have = s.rows * (np.arange(s.devices) == np.argmax(active)) if stream is None else stream
+    moved = s.row_bytes(s.spec.hidden) * have[:, None] * (~root[:, None] & root)
+    return of_matrix(moved, tile_counts(have.astype(float), s.tile_rows if stream is not None else 0))
+
+
+def _moved(step: Step, active: Mask) -> tuple[Floats, Floats]:
+    if step.transfer is None:
+        return np.zeros(active.size), np.zeros(active.size)
+    exchange = step.transfer.exchange({}, active)
+    return exchange.sent, exchange.received

@@ -1,0 +1,273 @@
+"""Kinds of layers, and what a layer of a kind costs for any whole shares: tables that planners look up.
+
+A kind is a pair of cuts with the places of their norms, a route, and what attention by rows gathers. A layer of a kind
+finds the stream as a layer of that kind leaves it. Shares are counted in units: rows, heads, tiles of F or output
+columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.cluster.curves import Floats
+from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout
+from solver.plan.routes import Route
+from solver.plan.spans import Partition
+from solver.schedule.exchange import Mask
+from solver.schedule.layers import LayerSteps, Setting, avoiding
+from solver.schedule.steps import (
+    FLOAT_BYTES,
+    Axis,
+    Blocks,
+    Load,
+    Machine,
+    Step,
+    Times,
+    Transfer,
+    Values,
+    ends,
+    step_times,
+    times,
+)
+
+Integers = NDArray[np.int64]
+Units = Mapping[Axis, Integers]  # [..., p], in units of the axis
+
+TILE = 64  # columns: the widest panel that OpenBLAS and onnxruntime pack at a time is a divisor or a small multiple
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKind:
+    """A pair of cuts, where the norms behind them are, and how rows come to those who need them.
+
+    With `input_gathered` attention by rows gathers its input, not K and V, and every device makes of it what takes it
+    least time (`solver.plan.plan.Keys`).
+    """
+
+    attention: Cut
+    attention_norm: Layout
+    mlp: Cut
+    mlp_norm: Layout
+    route: Route = Route.DIRECT
+    input_gathered: bool = False
+
+    def __str__(self) -> str:
+        norms = "".join(norm[0] for norm in (self.attention_norm, self.mlp_norm))
+        route = f" {self.route}" if self.route is not Route.DIRECT else ""
+        return f"{self.attention}/{self.mlp} {norms}{route}" + (" input gathered" if self.input_gathered else "")
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Axes whose shares a planner chooses."""
+        used = {
+            Axis.ROWS: Layout.ROWS in (self.attention_norm, self.mlp_norm),
+            Axis.HEADS: self.attention is not Cut.ROWS,
+            Axis.CONTEXT: self.attention is Cut.COLUMNS,
+            Axis.FFN: self.mlp is not Cut.ROWS,
+            Axis.OUTPUT: self.mlp is Cut.COLUMNS,
+        }
+        return tuple(axis for axis, is_used in used.items() if is_used)
+
+
+def _blocks() -> list[tuple[Cut, Layout]]:
+    # Columns with norm on rows gathers all columns everywhere all the same: it is never cheaper than block.
+    return [(Cut.ROWS, Layout.ROWS), (Cut.BLOCK, Layout.ROWS), (Cut.BLOCK, Layout.FULL), (Cut.COLUMNS, Layout.FULL)]
+
+
+# Half of what K and V are is worth it where links are slow: there the MLP is cut by rows, too.
+INPUT_GATHERED = LayerKind(Cut.ROWS, Layout.ROWS, Cut.ROWS, Layout.ROWS, input_gathered=True)
+KINDS = (*(LayerKind(*attention, *mlp) for attention in _blocks() for mlp in _blocks()), INPUT_GATHERED)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Weights:
+    """Bytes that a layer of a kind holds.
+
+    Parameters
+    ----------
+    per_unit
+        For every unit of an axis.
+    whole
+        For any share of rows at all: cuts by rows need all weights of their block.
+    """
+
+    per_unit: Mapping[Axis, int]
+    whole: int
+
+
+def layer_weights(setting: Setting, kind: LayerKind) -> Weights:
+    """Return what a share of a layer weighs; norms and last biases, which everybody holds, are not counted."""
+    H, F, d = setting.spec.hidden, setting.spec.ffn, setting.spec.head_dim
+    tile, output = unit_size(setting, Axis.FFN), unit_size(setting, Axis.CONTEXT)
+    per_unit = {
+        Axis.HEADS: 3 * d * (H + 1) + (d * H if kind.attention is Cut.BLOCK else 0),
+        Axis.CONTEXT: output * H,
+        Axis.FFN: tile * (H + 1) + (tile * H if kind.mlp is Cut.BLOCK else 0),
+        Axis.OUTPUT: output * F,
+    }
+    whole = (4 * H * H + 3 * H) * (kind.attention is Cut.ROWS) + (2 * H * F + F) * (kind.mlp is Cut.ROWS)
+    return Weights({axis: FLOAT_BYTES * per_unit[axis] for axis in kind.axes if axis in per_unit}, FLOAT_BYTES * whole)
+
+
+def unit_size(setting: Setting, axis: Axis) -> int:
+    """Return how many columns a unit of an axis has: the widest tile that divides it; one row, one head."""
+    if axis in (Axis.ROWS, Axis.HEADS):
+        return 1
+    length = setting.length(axis)
+    return max(tile for tile in range(1, TILE + 1) if length % tile == 0)
+
+
+def unit_count(setting: Setting, axis: Axis) -> int:
+    """Return how many units of an axis there are."""
+    return setting.length(axis) // unit_size(setting, axis)
+
+
+PARTS = ("before", "first", "during", "edge")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableStep:
+    """A step whose loads are tables, its `PARTS` stacked, by axis; transfer, reduces and blocks as in `Step`.
+
+    Parameters
+    ----------
+    loads : [blocks + 1 or 1, units + 1, p, parts]
+        Where products run on blocks of rows, they depend on how many there are.
+    """
+
+    loads: Mapping[Axis, Floats]
+    transfer: Transfer | None
+    reduces: bool
+    blocks: Blocks | None
+
+
+class LayerTable:
+    """What a layer of a kind costs for any shares.
+
+    Parameters
+    ----------
+    setting
+        The model and the cluster.
+    kind
+        The kind of layer.
+    """
+
+    def __init__(self, setting: Setting, kind: LayerKind) -> None:
+        self.setting, self.kind = setting, kind
+        self.units = {axis: unit_count(setting, axis) for axis in kind.axes}
+        self.sizes = {axis: unit_size(setting, axis) for axis in kind.axes}
+        self.weights = layer_weights(setting, kind)
+        self._devices = np.arange(setting.devices)
+        values = {axis: np.arange(total + 1.0)[:, None] * self.sizes[axis] for axis, total in self.units.items()}
+        self.steps = [self._table(step) for step in layer_steps(setting, kind, values, None)]
+
+    def seconds(self, units: Units) -> Floats:
+        """Return the seconds of one layer, [...]."""
+        return np.asarray(sum(end.max(-1) for end in self.step_ends(units)))
+
+    def step_ends(self, units: Units) -> list[Floats]:
+        """Return when every device ends each step, [..., p]."""
+        return [ends(*arguments) for arguments in self._priced(units)]
+
+    def step_times(self, units: Units) -> list[Times]:
+        """Return what every device does in each step, [..., p]; `step_ends` takes two thirds of the time."""
+        return [times(*arguments) for arguments in self._priced(units)]
+
+    def axis_seconds(self, axis: Axis, owners: int) -> Floats:
+        """Return what every share of an axis costs in compute, [units + 1, p], where so many devices have rows."""
+        tile_rows = self.setting.tile_rows
+        blocks = {True: max(owners, round(self.setting.rows / tile_rows) if tile_rows else 0), False: owners}
+        loads = ((step.loads[axis], blocks[step.reduces]) for step in self.steps if axis in step.loads)
+        seconds = sum(load[count if len(load) > 1 else 0][..., [0, 2]].sum(-1) for load, count in loads)
+        # One row more may need fewer, larger tiles.
+        return np.maximum.accumulate(np.asarray(seconds), axis=0)
+
+    def held_bytes(self, units: Units) -> Floats:
+        """Return the bytes of weights that every device holds of one layer, [..., p]."""
+        held = sum(size * units[axis] for axis, size in self.weights.per_unit.items())
+        if self.weights.whole:
+            held = held + self.weights.whole * (units[Axis.ROWS] > 0)
+        return np.asarray(held, float)
+
+    def _priced(self, units: Units) -> Iterator[tuple[list[Floats], Transfer | None, bool, Values, Mask, Machine]]:
+        """Yield the arguments of `ends` for every step."""
+        values = {axis: counts.astype(float) * self.sizes[axis] for axis, counts in units.items()}
+        active = taking(units)
+        for step in self.steps:
+            loads = self._loads(step, units, values, active)
+            yield loads, step.transfer, step.reduces, values, active, self.setting.machine
+
+    def _loads(self, step: TableStep, units: Units, values: Values, active: Mask) -> list[Floats]:
+        blocks = 0 if step.blocks is None else step.blocks(values, active).astype(np.intp)
+        parts = [
+            table[blocks if len(table) > 1 else 0, units[axis], self._devices]
+            if axis in units
+            else table[0, 0] * active[..., None]
+            for axis, table in step.loads.items()
+        ]
+        load = np.add.reduce(np.broadcast_arrays(*parts)) if parts else np.zeros((*active.shape, len(PARTS)))
+        return [load[..., part] for part in range(len(PARTS))]
+
+    def _table(self, step: Step) -> TableStep:
+        def stacked(axis: Axis) -> Floats:
+            def part(load: Load) -> Floats:
+                return np.asarray(load.get(axis, np.zeros(())))
+
+            parts = [part(getattr(step, name)) for name in PARTS]
+            shape = np.broadcast_shapes((1, self.units.get(axis, 0) + 1, self._devices.size), *(p.shape for p in parts))
+            return np.stack([np.broadcast_to(values, shape) for values in parts], -1)
+
+        axes = {*step.before, *step.during}
+        return TableStep({axis: stacked(axis) for axis in sorted(axes)}, step.transfer, step.reduces, step.blocks)
+
+
+def layer_steps(setting: Setting, kind: LayerKind, values: Values, active: Mask | None) -> list[Step]:
+    """Return the steps of a layer of a kind among its like; arguments as in `LayerSteps`."""
+    building = LayerSteps(setting, values, values[Axis.ROWS] if kind.mlp_norm is Layout.ROWS else None, active)
+    building.route = kind.route
+    rows = values[Axis.ROWS] if kind.input_gathered else None
+    avoids = None if rows is None else avoiding(setting, rows, setting.devices)
+    building.attention(kind.attention, kind.attention_norm, avoids=avoids)
+    building.mlp(kind.mlp, kind.mlp_norm)
+    return building.closed()
+
+
+def layer_seconds(setting: Setting, kind: LayerKind, units: Units) -> Floats:
+    """Return the seconds of a layer of a kind without its table, [...]: for few shares; of many, a table is faster."""
+    values = {axis: counts.astype(float) * unit_size(setting, axis) for axis, counts in units.items()}
+    active = taking(units)
+    steps = layer_steps(setting, kind, values, active)
+    return np.asarray(sum(step_times(step, values, active, setting.machine).end.max(-1) for step in steps))
+
+
+@lru_cache(maxsize=64)
+def layer_table(setting: Setting, kind: LayerKind) -> LayerTable:
+    """Return the table of a kind, made once for a setting."""
+    return LayerTable(setting, kind)
+
+
+def taking(units: Mapping[Axis, Any]) -> Mask:
+    """Return who has a share of anything, [..., p]."""
+    return np.asarray(np.logical_or.reduce([counts > 0 for counts in units.values()]))
+
+
+def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
+    """Return the plan of a layer with these shares, [p]."""
+    parts = {axis: Partition.of_counts((counts * unit_size(setting, axis)).tolist()) for axis, counts in units.items()}
+
+    def block(cut: Cut, norm: Layout, inner: Axis, output: Axis) -> BlockPlan:
+        rows = tuple((units[Axis.ROWS] / units[Axis.ROWS].sum()).tolist()) if norm is Layout.ROWS else None
+        return BlockPlan(cut, parts.get(inner), parts.get(output), norm, rows, kind.route)
+
+    attention = block(kind.attention, kind.attention_norm, Axis.HEADS, Axis.CONTEXT)
+    if kind.input_gathered:
+        avoids = avoiding(setting, units[Axis.ROWS], int(np.count_nonzero(units[Axis.ROWS])))
+        keys = tuple(Keys.AVOIDED if avoided else Keys.PROJECTED for avoided in avoids)
+        attention = replace(attention, keys=keys)
+    return LayerPlan(attention, block(kind.mlp, kind.mlp_norm, Axis.FFN, Axis.OUTPUT))

@@ -1,0 +1,160 @@
+"""What memory a plan needs on its devices, and what room they have for weights, in bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.base.errors import InfeasiblePlanError
+from solver.base.phrases import counted
+from solver.cluster.cluster import MIB, Cluster, Device
+from solver.cluster.curves import Floats
+from solver.model.spec import ModelSpec, layer_tensor_shapes
+from solver.plan.holdings import COMMON_TENSORS, WEIGHT_BYTES, end_slices, held_bytes
+from solver.plan.plan import Plan
+from solver.schedule.exchange import Mask
+from solver.schedule.steps import FLOAT_BYTES
+
+# The interpreter, numpy, MPI and its socket buffers, beside weights and activations.
+PROGRAM_BYTES = 150 * MIB
+SLIP_BYTES = 1  # that an integer program may be off
+INT8_BYTES = 1.05  # that a weight takes in int8
+MOST_NAMED = 4  # devices in an error, of 1024 that lack memory
+
+
+def ends_bytes(spec: ModelSpec) -> int:
+    """Return the float32 bytes of embeddings and heads, which rank 0 holds."""
+    return sum(held_bytes(piece) for piece in end_slices(spec))
+
+
+def work_bytes(spec: ModelSpec, rows: int) -> int:
+    """Return what a device needs besides weights, whatever its share: activations, exchange buffers, the program.
+
+    At worst the stream as it was, gathered and summed, a summand and one being received ([S, H] each), and the larger
+    of Q, K, V, context ([S, 4 H]) and the MLP's inner columns with a tile's temporaries ([S, F]).
+    """
+    ffn = spec.sub_block.ffn if spec.groups else spec.ffn
+    return PROGRAM_BYTES + FLOAT_BYTES * rows * (5 * spec.hidden + max(4 * spec.hidden, ffn))
+
+
+def loading(spec: ModelSpec, precision: str) -> float:
+    """Return the memory that a byte of the layers' weights takes at most.
+
+    In int8 scales and sessions come on top: 1.04 bytes a weight of bert-large. And while a rank loads, a layer more
+    lies there in float32 than in a float32 run: twelve layers took at most 491 MiB, then 400, in float32 889 and 828.
+    """
+    return 1.0 if precision == "float32" else INT8_BYTES + 3 / spec.layers
+
+
+def needed_bytes(spec: ModelSpec, cluster: Cluster, rows: int, weights_bytes: Sequence[int]) -> Floats:
+    """Return the memory that devices need to hold and use these weights, [p]."""
+    held, ends = np.array(weights_bytes, float), np.zeros(len(weights_bytes))
+    ends[0] = min(ends_bytes(spec), held[0])
+    return (held - ends) * loading(spec, cluster.precision) + ends + work_bytes(spec, rows)
+
+
+def short_bytes(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> Floats:
+    """Return the bytes of memory that devices lack for a plan, [p]; 0 where they suffice, and for who takes no part."""
+    memory = np.array([float(device.memory_bytes) for device in cluster.devices])
+    short = needed_bytes(spec, cluster, plan.rows, weights_bytes) - memory
+    taking = [rank for stage in plan.stages for rank in np.array(plan.ranks(stage))[list(stage.active)]]
+    # Rank 0 has embeddings and heads, whatever else.
+    return np.where(np.isin(np.arange(memory.size), [0, *taking]), np.maximum(short, 0.0), 0.0)
+
+
+def lacks(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> str:
+    """Return what memory a plan lacks, in words, and on which devices; "" where it fits."""
+    short = short_bytes(spec, cluster, plan, weights_bytes)
+    return _lacking(cluster, short) if short.max() > SLIP_BYTES else ""
+
+
+def does_not_fit(what: str, cluster: Cluster, short_bytes: Floats) -> InfeasiblePlanError:
+    """Return the error that says how much memory `what` lacks, `short_bytes` [p], and where more would help."""
+    return InfeasiblePlanError(f"{what} {_lacking(cluster, short_bytes)}")
+
+
+def nearest_lacks(
+    what: str, spec: ModelSpec, cluster: Cluster, room: Floats, needed_bytes: Floats
+) -> InfeasiblePlanError:
+    """Return the error that says what one device lacks for what no device has room for, the one that lacks least.
+
+    Parameters
+    ----------
+    room, needed_bytes : [p]
+        What every device has for layers, as `weights_room` counts, and would need if it were the one.
+    """
+    short = needed_bytes - room
+    short = np.where(np.arange(room.size) == short.argmin(), short, 0.0)
+    # Rank 0 has embeddings and heads, whatever else.
+    short[0] = max(short[0], -room[0])
+    return does_not_fit(what, cluster, short / packing(spec, cluster))
+
+
+def layers_do_not_fit(
+    system: str, spec: ModelSpec, cluster: Cluster, room: Floats, layers: NDArray[np.int64]
+) -> InfeasiblePlanError:
+    """Return the error of a system of whole layers, of which devices would hold so many, [p]; `room` as above."""
+    what = f"{spec.name} by {system}, of whose {spec.layers} layers the devices hold {layers.sum()},"
+    needed = (spec.layers - layers.sum() + layers) * whole_layer_bytes(spec)
+    return nearest_lacks(what, spec, cluster, room, needed)
+
+
+def no_device_holds_all(system: str, spec: ModelSpec, cluster: Cluster, rows: int) -> InfeasiblePlanError:
+    """Return the error of a system that needs a device which holds all layers."""
+    room = weights_room(spec, cluster, rows)
+    needed = np.full(room.size, float(spec.layers * whole_layer_bytes(spec)))
+    return nearest_lacks(f"{spec.name} by {system}, whole on one device,", spec, cluster, room, needed)
+
+
+def packing(spec: ModelSpec, cluster: Cluster) -> float:
+    """Return how many bytes of a layer's weights in float32, as planners count them, fit into one byte of memory."""
+    return FLOAT_BYTES / (WEIGHT_BYTES[cluster.precision] * loading(spec, cluster.precision))
+
+
+def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
+    """Return the bytes that every device has for shares of layers, [p]; below zero where it lacks what comes before.
+
+    They are bytes of float32 weights, whatever these are held in. Before them come activations, buffers and the
+    program, the norms of all original layers, and on rank 0 embeddings and heads.
+    """
+    shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
+    common = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(COMMON_TENSORS))
+    biases = sum(shape[0] for name, shape in shapes.items() if len(shape) == 1) - common
+    # Beside matrices in int8 biases are float32; they count as what else belongs to a share.
+    vectors = FLOAT_BYTES * common + (FLOAT_BYTES - WEIGHT_BYTES[cluster.precision]) * biases
+    room = np.array([float(device.memory_bytes) for device in cluster.devices])
+    room -= work_bytes(spec, rows) + loading(spec, cluster.precision) * (spec.groups or spec.layers) * vectors
+    room[0] -= ends_bytes(spec)
+    return room * packing(spec, cluster)
+
+
+def whole_layer_bytes(spec: ModelSpec) -> int:
+    """Return the bytes of a layer's weights beside the norms and last biases, which `weights_room` has counted."""
+    shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
+    return FLOAT_BYTES * sum(math.prod(shape) for name, shape in shapes.items() if not name.endswith(COMMON_TENSORS))
+
+
+def holds_all(spec: ModelSpec, cluster: Cluster, rows: int) -> Mask:
+    """Return which devices can hold the weights of all layers, [p]."""
+    return np.asarray(weights_room(spec, cluster, rows) >= spec.layers * whole_layer_bytes(spec))
+
+
+def _lacking(cluster: Cluster, short_bytes: Floats) -> str:
+    """Return how much memory is lacking in all, `short_bytes` [p], and where; of many devices some are named."""
+    more = [
+        (device, _more(device, short))
+        for device, short in zip(cluster.devices, short_bytes, strict=True)
+        if short > SLIP_BYTES
+    ]
+    named = [f"{size} MiB more on {device.name} (has {device.memory_bytes // MIB})" for device, size in more]
+    if len(named) > MOST_NAMED:
+        named[MOST_NAMED:] = [f"more on {counted(len(named) - MOST_NAMED, 'other')}"]
+    return f"does not fit: {sum(size for _, size in more)} MiB short; it would with {' and '.join(named)}"
+
+
+def _more(device: Device, short: float) -> int:
+    """Return the MiB to add to the whole ones that a device has, so that what was short is there."""
+    return math.ceil((device.memory_bytes + short) / MIB) - device.memory_bytes // MIB

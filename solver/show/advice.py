@@ -1,0 +1,132 @@
+"""What a person wants to know beside the plan: what else there is, what bounds it, what limits it, what to buy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from solver.cluster.cluster import GIB, Cluster, Device
+from solver.model.spec import ModelSpec
+from solver.plan.plan import Plan, Wire
+from solver.programs.planner import Solution
+from solver.schedule.cost import Price
+from solver.schedule.memory import holds_all
+from solver.schedule.stages import PricedPlan
+from solver.show.comparison import Entry, compare
+from solver.systems import DEFAULT, plans_for
+from solver.systems.hepti import plan_hepti
+
+LINKS_MBPS = (94, 940, 2350, 9400)  # what Ethernet of 0.1 to 10 Gbit/s carries of TCP
+WORTH = 0.005  # of the seconds: what an upgrade has to save to be told
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What no plan can beat: all work at the summed speeds; and this plan's bytes at the devices' bandwidth."""
+
+    compute_s: float
+    exchange_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """A change of the cluster, in words, and the seconds that it saves."""
+
+    change: str
+    saved_s: float
+
+
+def other_systems(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the systems beside our own that plan for a model."""
+    return tuple(system for system in plans_for(spec) if not system.startswith(DEFAULT))
+
+
+def alternatives(
+    spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire, advance: Callable[[int], None] = lambda _: None
+) -> list[Entry]:
+    """Return what the other systems would reach, with the same wire; `advance` is called with 1 after each."""
+    return compare(spec, cluster, rows, wire, other_systems(spec), advance)
+
+
+def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price | PricedPlan) -> Bounds:
+    """Return the lower bounds of a plan."""
+    H, F, S = spec.hidden, spec.ffn, rows
+    flop = spec.layers * (8 * S * H * H + 4 * S * S * H + 4 * S * H * F)
+    bandwidth = np.array([cluster.bandwidth(rank) for rank in range(len(cluster.devices))])
+    compute_s = flop / sum(device.compute_flop_per_s for device in cluster.devices)
+    return Bounds(compute_s, float((priced.moved_bytes / bandwidth).max()))
+
+
+def limits(cluster: Cluster, solution: Solution) -> list[str]:
+    """Return in words what a layer's time is spent on, from the convex program's duals; the largest first."""
+    relaxed, names = solution.relaxed, [cluster.names[rank] for rank in solution.crew]
+    parts = [
+        (seconds, f"{1e3 * seconds:.1f} ms {what} of {name}")
+        for what, values in (("compute", relaxed.by_speed), ("link", relaxed.by_link))
+        for name, seconds in zip(names, values, strict=True)
+        if seconds > WORTH * relaxed.seconds
+    ]
+    return [words for _, words in sorted(parts, reverse=True)]
+
+
+def upgrades(spec: ModelSpec, cluster: Cluster, rows: int, plan: Plan, solution: Solution | None) -> list[Upgrade]:
+    """Return what changes of the cluster would save, each planned anew by hepti as `plan` was; the most first.
+
+    The solution says which to try; where another system's plan was the best there is none, but memory was scarce.
+    """
+    found = []
+    for change, better in _scarce(spec, cluster, rows) if solution is None else _limiting(cluster, solution):
+        saved_s = plan.predicted_s - plan_hepti(spec, better, rows, plan.wire).predicted_s
+        if saved_s > WORTH * plan.predicted_s:
+            found.append(Upgrade(change, saved_s))
+    return sorted(found, key=lambda upgrade: -upgrade.saved_s)
+
+
+def _scarce(spec: ModelSpec, cluster: Cluster, rows: int) -> Iterator[tuple[str, Cluster]]:
+    """Yield what may help where memory is scarce: more of it on the fastest two that lack it, links, another board."""
+    lacking = np.flatnonzero(~holds_all(spec, cluster, rows)).tolist()
+    for rank in sorted(lacking, key=lambda rank: -cluster.devices[rank].compute_flop_per_s)[:2]:
+        yield f"1 GiB more on {cluster.devices[rank].name}", _with_more_memory(cluster, rank)
+    yield from _of_all(cluster)
+
+
+def _limiting(cluster: Cluster, solution: Solution) -> Iterator[tuple[str, Cluster]]:
+    """Yield the changes that the duals point at: memory that has a price, the dearest link, the dearest speed."""
+    relaxed, crew = solution.relaxed, solution.crew
+    for rank in np.argsort(-solution.prices)[:2].tolist():
+        if solution.prices[rank] > 0:
+            name = cluster.devices[rank].name
+            yield f"{name}'s memory is the limit: 1 GiB more", _with_more_memory(cluster, rank)
+    for rank in (crew[place] for place in np.argsort(-relaxed.by_link)[:2] if relaxed.by_link[place] > 0):
+        now_mbps = cluster.bandwidth(rank) * 8 / 1e6
+        mbps = next((link for link in LINKS_MBPS if link > 1.1 * now_mbps), None)
+        if mbps is not None:
+            wider = replace(cluster.devices[rank], bandwidth_bytes_per_s=mbps * 1e6 / 8)
+            yield f"a link of {mbps} Mbps to {wider.name}", _with(cluster, rank, wider)
+    yield from _of_all(cluster, links=len(crew) > 1)
+
+
+def _of_all(cluster: Cluster, links: bool = True) -> Iterator[tuple[str, Cluster]]:
+    """Yield faster links to all, and one more of the fastest devices."""
+    if links:
+        mbps = next((link for link in LINKS_MBPS if link > 1.1 * cluster.network.bandwidth_bytes_per_s * 8 / 1e6), None)
+        if mbps is not None:
+            network = replace(cluster.network, bandwidth_bytes_per_s=mbps * 1e6 / 8)
+            everyone = tuple(replace(device, bandwidth_bytes_per_s=mbps * 1e6 / 8) for device in cluster.devices)
+            yield f"links of {mbps} Mbps to all", replace(cluster, devices=everyone, network=network, links={})
+    fastest = max(cluster.devices, key=lambda device: device.compute_flop_per_s)
+    another = replace(fastest, name=f"{fastest.name}-too")
+    yield f"one more {fastest.name}", replace(cluster, devices=(*cluster.devices, another))
+
+
+def _with_more_memory(cluster: Cluster, rank: int) -> Cluster:
+    device = cluster.devices[rank]
+    return _with(cluster, rank, replace(device, memory_bytes=device.memory_bytes + GIB))
+
+
+def _with(cluster: Cluster, rank: int, device: Device) -> Cluster:
+    devices = list(cluster.devices)
+    devices[rank] = device
+    return replace(cluster, devices=tuple(devices))

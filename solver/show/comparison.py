@@ -1,0 +1,181 @@
+"""All systems side by side for one model and cluster, and which one wins where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import Cluster
+from solver.model.spec import ModelSpec, decoupled
+from solver.plan.plan import Wire
+from solver.schedule.memory import lacks
+from solver.schedule.stages import price_plan
+from solver.systems import DECOUPLED, DEFAULT, PLANNERS, THROUGHPUT, make_plan, plans_for
+
+TIE = 1e-3  # of the best: plans that are alike differ by less, where seconds are summed in another order
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A system's plan, predicted.
+
+    Parameters
+    ----------
+    system
+        Its name; with the device's where that alone computes.
+    seconds, requests_per_s, bytes_on_wire
+        Of one request, of many, of one; infinite, 0 and 0 where there is no plan.
+    weights_bytes
+        Of every device; () where there is no plan.
+    lacks
+        Why it cannot be run, "" if it can.
+    model
+        Where it is for another model than was asked for, that model.
+    """
+
+    system: str
+    seconds: float
+    requests_per_s: float
+    bytes_on_wire: int
+    weights_bytes: tuple[int, ...]
+    lacks: str = ""
+    model: str = ""
+
+    @property
+    def label(self) -> str:
+        """The system, with a mark where it is for another model."""
+        return f"{self.system} *" if self.model else self.system
+
+    @property
+    def planner(self) -> str:
+        """The system without a device, as in `PLANNERS`."""
+        return self.system.partition(":")[0]
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it may win: it can be run, and answers as the model does that was asked for."""
+        return not self.lacks and not self.model
+
+    def cost_s(self, objective: str) -> float:
+        """Return its seconds for a request, or for one of many; infinite where there is no plan."""
+        if objective == "throughput":
+            return 1 / self.requests_per_s if self.requests_per_s else np.inf
+        return self.seconds
+
+
+def compare(
+    spec: ModelSpec,
+    cluster: Cluster,
+    rows: int,
+    wire: Wire = Wire.FLOAT32,
+    systems: Iterable[str] | None = None,
+    advance: Callable[[int], None] = lambda _: None,
+) -> list[Entry]:
+    """Plan by each of the systems, `compared` if none are named, and predict what comes of it.
+
+    Where no layer of the model is decoupled, block parallelism is predicted for the model beside it that has such.
+    `advance` is called with 1 after each.
+    """
+    found = []
+    for system in compared(spec) if systems is None else systems:
+        found.append(_entry(system, spec, cluster, rows, wire))
+        advance(1)
+    return found
+
+
+def compared(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the systems that stand side by side for a model: all that there are."""
+    return plans_for(spec) if spec.groups else tuple(PLANNERS)
+
+
+def ranked(entries: Sequence[Entry], objective: str) -> list[Entry]:
+    """Return those that can be run before those that cannot, each the best by `latency` or `throughput` first.
+
+    Within 0.1 % of the best all are equal: they stand in a fixed order, `hepti` first, for throughput
+    `hepti-throughput`, then as in `PLANNERS`. What runs another model has no part in that.
+    """
+    best = min((entry.cost_s(objective) for entry in entries if entry.takes_part), default=np.inf)
+    order = (THROUGHPUT if objective == "throughput" else DEFAULT, *PLANNERS)
+
+    def key(entry: Entry) -> tuple[bool, float, int]:
+        cost = entry.cost_s(objective)
+        tied = entry.takes_part and cost <= best * (1 + TIE)
+        return bool(entry.lacks), best if tied else cost, order.index(entry.planner)
+
+    return sorted(entries, key=key)
+
+
+def winner(entries: Sequence[Entry], objective: str) -> Entry | None:
+    """Return the best of those that can be run, as `ranked` says it; None where there is none.
+
+    What runs another model has no part in it.
+    """
+    return next((entry for entry in ranked(entries, objective) if entry.takes_part), None)
+
+
+def winners(
+    spec: ModelSpec,
+    cluster: Cluster,
+    rows: int,
+    bandwidths: Sequence[float],
+    memories: Sequence[float],
+    systems: Iterable[str],
+    objective: str,
+    wire: Wire = Wire.FLOAT32,
+    advance: Callable[[int], None] = lambda _: None,
+) -> list[list[tuple[str, float]]]:
+    """Return who wins where, and by how much, [memory][bandwidth]; ("", 0.0) where nothing can be run.
+
+    By how much: what part of the winner's seconds, for one request or one of many, the best other system takes longer;
+    infinite where no other can be run.
+
+    Parameters
+    ----------
+    bandwidths
+        Bytes a second of every device's link.
+    memories
+        What every device has, in times of what it has in the cluster.
+    advance
+        Called with 1 after each system of each place.
+    """
+    systems = tuple(systems)
+
+    def best(bandwidth: float, memory: float) -> tuple[str, float]:
+        entries = compare(spec, _changed(cluster, bandwidth, memory), rows, wire, systems, advance)
+        able = [entry for entry in ranked(entries, objective) if entry.takes_part]
+        if not able:
+            return "", 0.0
+        least = min((entry.cost_s(objective) for entry in able[1:]), default=np.inf)
+        return able[0].system, max(0.0, float(least / able[0].cost_s(objective) - 1))
+
+    return [[best(bandwidth, memory) for bandwidth in bandwidths] for memory in memories]
+
+
+def _entry(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> Entry:
+    model = ""
+    try:
+        if system == DECOUPLED and not spec.groups:
+            spec = decoupled(spec)
+            model = spec.name
+        plan = make_plan(system, spec, cluster, rows, wire)
+    except HeptiError as error:
+        # Beside others' what is the same for all is left out, so that those who lack the same say the same.
+        why = str(error).removeprefix(spec.name).removeprefix(f" by {system}").lstrip(" ,")
+        return Entry(system, np.inf, 0.0, 0, (), why, model)
+    priced = price_plan(spec, cluster, plan, rows)
+    facts = priced.prediction
+    name = f"single:{plan.devices[plan.stages[0].active[0]]}" if system == "single" else system
+    missing = lacks(spec, cluster, plan, facts.weights_bytes)
+    return Entry(name, facts.seconds, priced.requests_per_s, facts.bytes_on_wire, facts.weights_bytes, missing, model)
+
+
+def _changed(cluster: Cluster, bandwidth: float, memory: float) -> Cluster:
+    devices = tuple(
+        replace(device, bandwidth_bytes_per_s=None, memory_bytes=int(memory * device.memory_bytes))
+        for device in cluster.devices
+    )
+    network = replace(cluster.network, bandwidth_bytes_per_s=bandwidth)
+    return replace(cluster, devices=devices, network=network, links={})

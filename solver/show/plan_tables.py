@@ -1,0 +1,192 @@
+"""A plan as tables that a person reads, and as JSON that a program does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from solver.base.phrases import counted
+from solver.cluster.cluster import MIB, Cluster
+from solver.plan.file import plan_to_json
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Plan, Wire
+from solver.plan.routes import Route
+from solver.plan.spans import Span
+from solver.programs.planner import Solution
+from solver.schedule.cost import Price
+from solver.show.advice import Bounds, Upgrade
+from solver.show.comparison import Entry
+from solver.show.system_tables import print_lacking
+
+MOST_LISTED = 16  # devices; of more, only those that take part
+
+
+def print_plan(console: Console, cluster: Cluster, plan: Plan, priced: Price) -> None:
+    """Print who gets what, and what every device does with its time."""
+    active = plan.stages[0].active
+    listed = range(len(plan.devices)) if len(plan.devices) <= MOST_LISTED else active
+    spans: dict[LayerPlan, list[Span]] = {}  # of a decoupled model, layers that are cut alike stand apart
+    for span, layer in plan.stages[0].layers:
+        spans.setdefault(layer, []).append(span)
+    for layer, alike in spans.items():
+        console.print(_shares(plan, alike, layer, listed))
+    console.print(_devices(cluster, priced, listed))
+    if len(listed) < len(plan.devices):
+        rest = len(plan.devices) - len(listed)
+        console.print(f"{counted(rest, 'other device')} hold{'s' * (rest == 1)} nothing.")
+    if len(active) == 1 and len(plan.devices) > 1:
+        only = plan.devices[active[0]]
+        if plan.system == "hepti":
+            console.print(f"One device alone is fastest: {only}. The others would cost more than they do.")
+        else:
+            console.print(f"By {plan.system} all is on {only}. Whether others are faster stands below.")
+    facts, routes = priced.prediction, _routes(plan)
+    console.print(
+        f"[bold]{_ms(facts.seconds)}[/] for a request of {counted(plan.rows, 'row')} by {plan.system}: "
+        f"{_ms(facts.compute_s)} of compute, {_ms(facts.exchange_s)} of waiting for the wire; "
+        f"{facts.bytes_on_wire / MIB:.1f} MiB are sent."
+    )
+    if plan.tile_rows or routes or plan.wire is not Wire.FLOAT32:
+        tiles = f"in tiles of about {counted(plan.tile_rows, 'row')}" if plan.tile_rows else "all rows at once"
+        console.print(f"Exchanges are sent as {plan.wire}, {tiles}{routes and ', by '}{routes}.")
+
+
+def _routes(plan: Plan) -> str:
+    """Return the routes that are not direct."""
+    blocks = [block for _, layer in plan.stages[0].layers for block in (layer.attention, layer.mlp)]
+    return " and ".join(sorted({str(block.route) for block in blocks} - {Route.DIRECT}))
+
+
+def print_comparison(console: Console, plan: Plan, others: Sequence[Entry], bound: Bounds) -> None:
+    """Print the plan beside what else there is, and what it cannot beat."""
+    assert plan.predicted is not None
+    table = Table(title="predicted", title_justify="left")
+    for heading in ("system", "ms", "this plan is"):
+        table.add_column(heading, justify="left" if heading == "system" else "right")
+    rows = [
+        (plan.system, plan.predicted.seconds, ""),
+        *((other.system, other.seconds, other.lacks) for other in others if other.system != plan.system),
+    ]
+    for system, seconds, lacks in sorted(rows, key=lambda row: row[1]):
+        planned = np.isfinite(seconds)
+        compared = planned and system != plan.system
+        ratio = f"{seconds / plan.predicted.seconds:.2f} times as fast" if compared else ""
+        shown = f"{1e3 * seconds:.1f}" if planned else "-"
+        table.add_row(system, shown, ratio, style="bold" if system == plan.system else "dim" if lacks else "")
+    console.print(table)
+    print_lacking(console, others)
+    console.print(
+        f"No plan beats {_ms(bound.compute_s)}, the work over the summed speeds; "
+        f"this plan's bytes take {_ms(bound.exchange_s)} at the devices' bandwidth."
+    )
+
+
+def print_limits(console: Console, solution: Solution, spent: Sequence[str]) -> None:
+    """Print what limits the plan."""
+    console.print(f"A layer of {_ms(solution.relaxed.seconds)} in the relaxation is {', '.join(spent)}.")
+    if solution.gap > 0:
+        console.print(f"Whole heads, rows and tiles cost {100 * solution.gap:.1f} % of that at most.")
+
+
+def print_upgrades(console: Console, plan: Plan, upgrades: Sequence[Upgrade]) -> None:
+    """Print what upgrades are worth."""
+    for upgrade in upgrades:
+        part = upgrade.saved_s / plan.predicted_s
+        console.print(f"{upgrade.change} saves {_ms(upgrade.saved_s)} ({100 * part:.0f} %).")
+
+
+def to_json(
+    cluster: Cluster, plan: Plan, priced: Price, others: Sequence[Entry], bound: Bounds,
+    solution: Solution | None, upgrades: Sequence[Upgrade],
+) -> str:  # fmt: skip
+    """Return the plan's JSON, which can be run as it is, with all that the tables say."""
+    table = _with_devices(cluster, plan, priced)
+    table["alternatives"] = [
+        {"system": other.system, "seconds": other.seconds if np.isfinite(other.seconds) else None, "lacks": other.lacks}
+        for other in others
+    ]
+    table["bounds"] = {"compute_bound_s": bound.compute_s, "exchange_bound_s": bound.exchange_s}
+    table["upgrades"] = [asdict(upgrade) for upgrade in upgrades]
+    if solution is not None:
+        table["gap"] = solution.gap
+    return json.dumps(table, indent=1) + "\n"
+
+
+def priced_to_json(cluster: Cluster, plan: Plan, priced: Price) -> str:
+    """Return the plan's JSON, which can be run as it is, with what every device does."""
+    return json.dumps(_with_devices(cluster, plan, priced), indent=1) + "\n"
+
+
+def _with_devices(cluster: Cluster, plan: Plan, priced: Price) -> dict[str, Any]:
+    table: dict[str, Any] = json.loads(plan_to_json(plan))
+    table["per_device"] = [
+        {
+            "device": name,
+            "weights_bytes": held,
+            "compute_s": float(compute),
+            "exchange_s": float(exchange),
+            "idle_s": float(idle),
+        }
+        for name, held, compute, exchange, idle in zip(
+            cluster.names, priced.weights_bytes, priced.compute_s, priced.exchange_s, priced.idle_s, strict=True
+        )
+    ]
+    return table
+
+
+def _shares(plan: Plan, spans: Sequence[Span], layer: LayerPlan, listed: Sequence[int]) -> Table:
+    """Return layers that are cut alike: who has which rows, heads and columns."""
+    numbers = ", ".join(f"{span.start}" + (f"-{span.stop - 1}" if span.size > 1 else "") for span in spans)
+    several = "s" * (sum(span.size for span in spans) > 1)
+    table = Table(title=f"{plan.model_name}, layer{several} {numbers}", title_justify="left")
+    table.add_column("device")
+    # Lines of a heading are short enough that seven columns are not cut at 80.
+    for name, block, unit in (("attention", layer.attention, "heads"), ("mlp", layer.mlp, "ffn\ncolumns")):
+        shared = block.cut in (Cut.BLOCK, Cut.COLUMNS, Cut.GRID)
+        headings = [f"by {block.cut}:\n{unit}" if shared else block.cut.replace("_", "-")]
+        headings += ["output\ncolumns"] * (block.columns is not None)
+        headings += ["norm\non rows"] * (block.inner is not None and block.rows is not None)
+        for heading in headings:
+            table.add_column(f"{name}\n{heading}", justify="right", overflow="fold")
+    for rank in listed:
+        cells = [*_cells(layer.attention, plan, rank), *_cells(layer.mlp, plan, rank)]
+        table.add_row(plan.devices[rank], *cells)
+    return table
+
+
+def _cells(block: BlockPlan, plan: Plan, rank: int) -> list[str]:
+    if block.cut is Cut.WHOLE:
+        return ["all" if rank in plan.stages[0].active else "0"]
+    partitions = (block.inner, block.columns, block.row_partition(plan.rows))
+    # In a grid there is one span of columns a row, and rank r is in row r mod rows.
+    return [str(partition[rank % len(partition)].size) for partition in partitions if partition is not None]
+
+
+def _devices(cluster: Cluster, priced: Price, listed: Sequence[int]) -> Table:
+    """Return what every device holds and does."""
+    table = Table(title="devices", title_justify="left")
+    weights = "MiB of weights" + ("" if cluster.precision == "float32" else f" in {cluster.precision}")
+    headings = ("device", "GFLOP/s", "MiB free", weights, "compute ms", "exchange ms", "idle ms")
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "device" else "right")
+    for rank in listed:
+        device, held = cluster.devices[rank], priced.weights_bytes[rank]
+        times = (priced.compute_s[rank], priced.exchange_s[rank], priced.idle_s[rank])
+        table.add_row(
+            device.name,
+            f"{device.compute_flop_per_s / 1e9:.1f}",
+            f"{device.memory_bytes / MIB:.0f}",
+            f"{held / MIB:.0f}",
+            *(f"{1e3 * seconds:.1f}" for seconds in times),
+            style="bold red" if held > device.memory_bytes else "",
+        )
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms"

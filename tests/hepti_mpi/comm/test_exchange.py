@@ -1,0 +1,124 @@
+"""Exchanges among any number of ranks, by a network that keeps no more order than MPI does."""
+
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from hepti_mpi.comm.exchange import Gather, whole
+from hepti_mpi.comm.wires import EXACT
+from solver.plan.routes import Route
+from solver.plan.spans import Partition, Span
+
+LARGEST_TAG = 32767  # what MPI guarantees
+
+
+@dataclass(eq=False)
+class Receive:
+    out: np.ndarray
+    sent: np.ndarray | None = None
+
+
+class Network:
+    """Matches messages of one sender, receiver and tag in order; these end in any order."""
+
+    def __init__(self, rng):
+        self.rng = rng
+        self.sent, self.asked = defaultdict(deque), defaultdict(deque)
+
+    def match(self, way):
+        assert way[-1] <= LARGEST_TAG
+        while self.sent[way] and self.asked[way]:
+            self.asked[way].popleft().sent = self.sent[way].popleft()
+
+
+class Rank:
+    """What a `Gather` asks of its group."""
+
+    coding = EXACT
+
+    def __init__(self, network, rank):
+        self.network, self.rank = network, rank
+        self.dropped = []
+
+    def drop(self, rows):
+        self.dropped.append(rows)
+
+    def post_send(self, message, peer, tag):
+        self.network.sent[self.rank, peer, tag].append(message)
+        self.network.match((self.rank, peer, tag))
+
+    def post_receive(self, message, peer, tag):
+        receive = Receive(message)
+        self.network.asked[peer, self.rank, tag].append(receive)
+        self.network.match((peer, self.rank, tag))
+        return receive
+
+    def arrived(self, requests):
+        here = [number for number, request in enumerate(requests) if request and request.sent is not None]
+        ended = [number for number in here if self.network.rng.random() < 0.5]
+        for number in ended:
+            assert requests[number].sent.shape == requests[number].out.shape
+            requests[number].out[...] = requests[number].sent
+            requests[number] = None
+        return ended
+
+    wait_some = arrived
+
+
+def wanted(kind, ranks, total, rng):
+    if kind == "all":
+        return [Span(0, total)] * ranks
+    edges = np.sort(rng.integers(0, total + 1, (ranks, 2)))
+    return [Span(int(start), int(stop)) for start, stop in edges]
+
+
+@pytest.mark.parametrize("kind", ["all", "some"])
+@pytest.mark.parametrize("route", Route)
+@pytest.mark.parametrize(("ranks", "most", "seed"), [(33, 4, 0), (3, 1040, 1), (6, 9, 2), (6, 9, 3), (6, 9, 4)])
+def test_rows_of_any_number_of_tiles_and_owners_come_to_their_places(ranks, most, seed, route, kind):
+    """Owners of up to so many tiles of a row; ranks do their parts in any order, and messages end in any order."""
+    rng = np.random.default_rng([seed, ranks])
+    network = Network(rng)
+    have = Partition.of_counts([most, *rng.integers(0, min(most, 20), ranks - 1).tolist()])
+    want = wanted(kind, ranks, have.total, rng)
+    x = np.arange(have.total, dtype=np.float32)[:, None]
+    gathers = [Gather(Rank(network, rank), have, want, 1, 1, route) for rank in range(ranks)]
+    left = [deque(gather.tiles) for gather in gathers]
+
+    for rank in rng.permutation(np.repeat(np.arange(ranks), have.counts)).tolist():
+        tile = left[rank].popleft()
+        gathers[rank].own[tile.slice] = x[have[rank].slice][tile.slice]
+        gathers[rank].put(tile)
+    while any(request for gather in gathers for request in gather._requests):
+        for rank in rng.permutation(ranks).tolist():
+            gathers[rank].pass_on()
+
+    for gather, span in zip(gathers, want, strict=True):
+        np.testing.assert_array_equal(gather.array, x[span.slice])
+    assert not any(network.sent.values())
+
+
+def test_rows_are_dropped_until_all_are_put_and_taken():
+    """Two ranks of three tiles: what rank 0 drops too early is named, with what is missing."""
+    have, complaints = Partition.of_counts([3, 3]), []
+    for puts, others, takes in [(0, 0, 0), (2, 0, 0), (3, 0, 0), (3, 3, 0), (3, 3, 3)]:
+        ranks = [Rank(Network(np.random.default_rng(0)), rank) for rank in range(2)]
+        ranks[1].network = ranks[0].network
+        gathers = [Gather(rank, have, [Span(0, 6)] * 2, 1, 1) for rank in ranks]
+        for gather, count in zip(gathers, (puts, others), strict=True):
+            for tile in gather.tiles[:count]:
+                gather.put(tile)
+        if takes:
+            assert whole(gathers[0]).shape == (6, 1)
+        del gathers[0]
+        complaints += [ranks[0].dropped]
+
+    assert complaints == [
+        ["(6, 1), 3 tiles not put and 3 messages not taken"],
+        ["(6, 1), 1 tiles not put and 3 messages not taken"],
+        ["(6, 1), 0 tiles not put and 3 messages not taken"],
+        ["(6, 1), 0 tiles not put and 3 messages not taken"],
+        [],
+    ]

@@ -1,0 +1,89 @@
+"""What a layer costs a rank beside arithmetic and wire: CPU time, on a model that has next to none of either.
+
+    OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 mpirun -np 4 python -m tests.hepti_mpi.engine.bench_overhead [--runs 200]
+
+Prints milliseconds of CPU a layer and rank, and what of it the kernels take that a layer calls, called by themselves.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+
+import numpy as np
+
+from hepti_mpi.comm import group as comm
+from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.layers import layer_kernels
+from hepti_mpi.engine.load import load_layer
+from hepti_mpi.engine.stack import Stack
+from hepti_mpi.kernels.backends import backend
+from solver.model.spec import named_model
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
+from solver.plan.spans import Partition, Span
+
+ROWS, LAYERS = 64, 8
+SPEC = replace(named_model("bert-large"), layers=LAYERS, hidden=64, ffn=128, heads=4)
+
+
+def metered(computes, kernel_s):
+    """Return a backend that adds up the CPU seconds of its kernels in kernel_s[0]."""
+
+    def timed(call):
+        def run(*arguments):
+            started = time.process_time()
+            result = call(*arguments)
+            kernel_s[0] += time.process_time() - started
+            return result
+
+        return run
+
+    return replace(
+        computes,
+        product=lambda *arguments: timed(computes.product(*arguments)),
+        attend=timed(computes.attend),
+        attend_part=timed(computes.attend_part),
+    )
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=200)
+    runs = parser.parse_args().runs
+    group, kernel_s = comm.world(), [0.0]
+    computes = metered(backend("onnxruntime"), kernel_s)
+    shares = tuple(Partition.of_shares([4, 12, 4, 2][: group.size], ROWS).counts)
+    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(share / ROWS for share in shares))
+    block = replace(rows, cut=Cut.BLOCK, inner=Partition.of_shares(shares, SPEC.heads))
+    numbers = np.random.default_rng(0)
+
+    def read(piece, out):
+        out[...] = 0.1 * numbers.standard_normal(out.shape, np.float32)
+
+    for name, attention in (("rows, rows", rows), ("block, rows", block)):
+        stage = Stage(
+            tuple(f"pi-{rank}" for rank in range(group.size)), ((Span(0, LAYERS), LayerPlan(attention, rows)),)
+        )
+        plan = Plan((stage,), SPEC.name, tile_rows=12 if group.size > 1 else 0)
+        layers = tuple(
+            layer_kernels(
+                SPEC, plan, computes.product, group.rank, number, load_layer(SPEC, plan, number, group.rank, read)
+            )
+            for number in range(LAYERS)
+        )
+        stack = Stack(SPEC, plan, layers, group, computes)
+        x = np.ones((ROWS, SPEC.hidden), np.float32) if group.rank == 0 else None
+        for turn in range(1 + runs):
+            if turn == 1:
+                kernel_s[0], started = 0.0, time.process_time()
+            stack.run(Batch.of_lengths([ROWS]), x, count=True)
+        cpu_s = time.process_time() - started
+        told = group.on_all(lambda cpu_s=cpu_s: (cpu_s, kernel_s[0]))
+        if group.rank == 0:
+            each = ", ".join(
+                f"{1e3 * all_s / runs / LAYERS:.2f} ({1e3 * own / runs / LAYERS:.2f})" for all_s, own in told
+            )
+            print(f"{name}: {each} ms of CPU a layer (in products and attention)")
+
+
+if __name__ == "__main__":
+    main()

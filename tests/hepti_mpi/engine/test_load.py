@@ -1,0 +1,35 @@
+"""Reading ahead: the next layer is read while the former is packed."""
+
+from threading import Event
+
+import pytest
+
+from hepti_mpi.engine.load import _ahead
+from solver.base.errors import HeptiError
+
+
+def test_a_step_runs_while_the_result_before_it_is_used():
+    """And no further one: at most two layers are held unpacked."""
+    started = [Event(), Event(), Event()]
+
+    results = _ahead(event.set for event in started)
+
+    next(results)
+    assert started[1].wait(timeout=10)
+    assert not started[2].is_set()
+    assert len(list(results)) == 2
+
+
+def test_results_come_in_order_up_to_the_step_that_fails():
+    def fail():
+        raise HeptiError("tensor up is damaged")
+
+    results = _ahead(iter([lambda: 0, lambda: 1, fail, lambda: 3]))
+
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(HeptiError, match="damaged"):
+        next(results)
+
+
+def test_nothing_to_do_gives_nothing():
+    assert list(_ahead(iter([]))) == []

@@ -1,0 +1,90 @@
+"""The backend on onnxruntime against numpy's, which is the reference."""
+
+import numpy as np
+import pytest
+
+from hepti_mpi.engine.batch import Batch
+from hepti_mpi.kernels import numpy_kernels, ort
+from hepti_mpi.kernels.products import numpy_product
+from solver.plan.spans import Span
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return RNG.standard_normal(shape, np.float32)
+
+
+@pytest.mark.parametrize("activation", numpy_kernels.ACTIVATIONS)
+@pytest.mark.parametrize("rows", [0, 1, 19])
+def test_a_product_is_numpys(activation, rows):
+    """With a bias and an activation, into a given array or a new one."""
+    weight, bias, x, out = normal(13, 7), normal(13), normal(rows, 7), np.empty((rows, 13), np.float32)
+    ours = ort.onnxruntime_product(weight, bias, activation)
+
+    assert ours(x, out) is out
+    np.testing.assert_array_equal(ours(x), out)
+    np.testing.assert_allclose(out, numpy_product(weight, bias, activation)(x), atol=1e-5)
+
+
+def test_a_product_without_bias_has_its_weight_the_other_way_round():
+    weight, x = normal(13, 7), normal(5, 13)
+
+    np.testing.assert_allclose(ort.onnxruntime_product(weight, None)(x), x @ weight, atol=1e-5)
+
+
+@pytest.mark.parametrize("threads", ["4,2", "abc", ""])
+def test_threads_may_be_a_list_or_garbage(threads, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    weight, x = normal(13, 7), normal(5, 13)
+
+    np.testing.assert_allclose(ort.onnxruntime_product(weight, None)(x), x @ weight, atol=1e-5)
+
+
+def test_a_product_is_right_wherever_its_arrays_lie_next():
+    """The same place with other numbers, another place, the same place with fewer rows."""
+    weight, bias = normal(13, 7), normal(13)
+    ours, numpys = ort.onnxruntime_product(weight, bias), numpy_product(weight, bias)
+    x, out = normal(19, 7), np.empty((19, 13), np.float32)
+    for rows, into in ((x, out), (x, out), (normal(19, 7), out), (x, np.empty_like(out)), (x[:5], out[:5])):
+        np.testing.assert_allclose(ours(rows, into), numpys(rows), atol=1e-5)
+    x[:] = normal(19, 7)
+
+    np.testing.assert_allclose(ours(x, out), numpys(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0, 7), (7, 0)])
+def test_an_empty_share_computes_nothing(shape):
+    assert ort.onnxruntime_product(normal(*shape), None)(normal(3, shape[0])).shape == (3, shape[1])
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(0, 3), (1, 1), (2, 3), (3, 64)])
+@pytest.mark.parametrize("rows", [Span(0, 12), Span(2, 7), Span(5, 5), Span(11, 12)])
+def test_attention_is_numpys(rows, heads, head_dim):
+    """Requests of 4, 1 and 7 rows; k and v are views whose rows do not follow one another."""
+    batch, width = Batch.of_lengths([4, 1, 7]), heads * head_dim
+    q, k, v = np.split(normal(12, 3 * width), 3, axis=1)
+    keys = batch.keys_of(rows)
+    arguments = (q[rows.slice], k[keys.slice], v[keys.slice], batch.pieces(rows, keys), head_dim)
+
+    ours = ort.attend(*arguments)
+
+    assert ours.dtype == np.float32
+    np.testing.assert_allclose(ours, numpy_kernels.attend(*arguments), atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(0, 3), (1, 1), (2, 3), (3, 64)])
+@pytest.mark.parametrize(("rows", "keys"), [(0, 3), (3, 0), (1, 1), (9, 5), (5, 9)])
+def test_attention_over_some_keys_is_numpys(rows, keys, heads, head_dim, monkeypatch):
+    """Context and log-sum-exp, at a time as many rows as fit; scores of hundreds do not overflow."""
+    monkeypatch.setattr(ort, "SCORES", 4 * 5 * max(heads, 1))
+    q, (k, v) = 100 * normal(rows, heads * head_dim), np.split(normal(keys, 2 * heads * head_dim), 2, axis=1)
+    out = np.empty_like(q)
+
+    context, lse = ort.attend_part(q, k, v, head_dim, out)
+    expected, expected_lse = numpy_kernels.attend_part(q, k, v, head_dim)
+
+    assert context is out
+    assert lse.dtype == np.float32
+    np.testing.assert_allclose(context, expected, atol=2e-5)
+    np.testing.assert_allclose(lse, expected_lse, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,59 @@
+"""When ranks look up within a request, and how much of it is done then."""
+
+import numpy as np
+import pytest
+
+from hepti_mpi.live.within_request import HOLDS, LOOK_EVERY_S, PARTS, done_before, looks
+from solver.model.spec import named_model
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, uniform_plan
+from solver.plan.spans import Partition
+from solver.systems import make_plan
+from tests.solver.clusters import pis
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4, 8, 12, 24, 48])
+def test_looks_are_apart_and_leave_layers_in_which_their_word_holds(layers):
+    for seconds in (0.0, 0.1, 0.2, 0.4, 1.0, 60.0):
+        at = looks(layers, seconds)
+
+        assert len(at) < PARTS
+        assert all(late - early >= HOLDS for early, late in zip((0, *at), at, strict=False))
+        assert all(number + HOLDS < layers for number in at)
+        assert (len(at) + 1) * LOOK_EVERY_S <= seconds or not at
+
+
+def test_short_requests_have_no_looks():
+    assert looks(24, 1.9 * LOOK_EVERY_S) == ()
+
+
+def test_where_requests_take_long_a_quarter_is_between_two_looks():
+    assert looks(8, 0.4) == (2, 4)
+    assert looks(24, 10.0) == (6, 12, 18)
+
+
+def test_what_is_done_before_a_layer_is_all_but_the_output_and_the_mlp_of_the_layer_before():
+    """Where all is cut by rows; with blocks it is all but the second product, with columns all."""
+    spec, cluster = named_model("bert-large"), pis(20, 60, 20)
+    layer = 1 / spec.layers
+    flop = 6 + 0.5 + 2 + 16
+    left = {"sequence-weighted": 2 + 16, "megatron": 8}
+    for system, pending in left.items():
+        plan = make_plan(system, spec, cluster, 128)
+
+        done = np.array([done_before(spec, plan, 128, number) for number in (1, 2, 3)])
+
+        assert done[0] == pytest.approx((flop - pending) / flop * layer, rel=0.05)  # heads are rounded
+        assert done[1] - done[0] == pytest.approx(layer)
+        assert done[2] - done[1] == pytest.approx(layer)
+
+
+def test_each_rank_has_done_its_own_part_of_what_is_cut_in_two_ways():
+    """The first rank has all heads and no rows of the MLP, the second the other way round, the third nothing."""
+    spec = named_model("bert-large")
+    heads = BlockPlan(Cut.BLOCK, Partition.of_counts([16, 0, 0]), norm=Layout.ROWS, rows=(0.0, 1.0, 0.0))
+    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(0.0, 1.0, 0.0))
+    plan = uniform_plan(spec, ("a", "b", "c"), LayerPlan(heads, rows))
+
+    done = done_before(spec, plan, 128, 6)
+
+    assert done == pytest.approx([(6 - 2 / 8.5) / 24, 5 / 24, 6 / 24])

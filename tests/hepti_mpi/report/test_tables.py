@@ -1,0 +1,166 @@
+"""What a person sees holds what was computed."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from hepti_mpi.report.tables import show_answers, show_cluster, show_ranks, terminal
+from hepti_mpi.requests.inputs import Request
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
+from solver.plan.spans import Partition, Span
+from tests.solver.clusters import pis
+
+
+@pytest.fixture
+def console():
+    return Console(file=io.StringIO(), width=100, markup=False, emoji=False)
+
+
+def shown(console):
+    return console.file.getvalue()
+
+
+def requests(*texts):
+    return [Request(number, [1], 1, text) for number, text in enumerate(texts, start=1)]
+
+
+def row_of(console, start):
+    """Return the cells of the first row whose first cell is `start`."""
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown(console).splitlines() if "│" in line]
+    return next(row for row in rows if row[0] == start)
+
+
+def test_each_text_stands_beside_its_nearest(console):
+    """Nearest by direction, not by length; never itself."""
+    answers = [{"embedding": vector} for vector in ([1.0, 0.0], [0.0, 9.0], [5.0, 0.5])]
+
+    show_answers(console, requests("one", "two", "three"), answers)
+
+    assert row_of(console, "one") == ["one", "three", "0.995"]
+    assert row_of(console, "three") == ["three", "one", "0.995"]
+    assert row_of(console, "two") == ["two", "three", "0.100"]
+
+
+def test_an_embedding_of_zeros_is_far_from_everything(console):
+    answers = [{"embedding": vector} for vector in ([0.0, 0.0], [1.0, 0.0])]
+
+    show_answers(console, requests("nothing", "one"), answers)
+
+    assert row_of(console, "one") == ["one", "nothing", "0.000"]
+
+
+def test_one_embedding_shows_its_width_and_first_values(console):
+    show_answers(console, requests("one"), [{"embedding": [0.25, -1.0, 0.5, 0.125, 9.0]}])
+
+    assert row_of(console, "one") == ["one", "5", "0.2500, -1.0000, 0.5000, 0.1250, …"]
+
+
+def test_labels_come_with_the_best_score(console):
+    answers = [{"label": "calm", "scores": [0.75, 0.25]}, {"label": "[/b]", "scores": [0.1, 0.9]}]
+
+    show_answers(console, requests("one", ":warning: two"), answers)
+
+    assert row_of(console, "one") == ["one", "calm", "0.750"]
+    assert row_of(console, ":warning: two") == [":warning: two", "[/b]", "0.900"]
+
+
+def test_requests_without_a_text_go_by_their_id(console):
+    show_answers(console, [Request("cat.png", [1], 1)], [{"label": "cat", "scores": [1.0]}])
+
+    assert row_of(console, "cat.png") == ["cat.png", "cat", "1.000"]
+
+
+@pytest.mark.parametrize("predicted", [0.0125, None])
+def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, console):
+    block = BlockPlan(Cut.BLOCK, inner=Partition.of_counts([11, 1]))
+    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(0.7, 0.3))
+    plan = Plan((Stage(("pi-0", "pi-1"), ((Span(0, 2), LayerPlan(block, rows)),)),), "bert", rows=64)
+    ranks = [
+        {"rank": number, "device": name, "compute_s": 0.4, "wait_s": 0.1, "sent_bytes": 4096, "weights_bytes": 3 << 19}
+        for number, name in enumerate(plan.devices)
+    ]
+    report = {
+        "per_rank": ranks,
+        "repeat": 4,
+        "seconds_median": 0.02,
+        "predicted_rows": 64.0,
+        "predicted_for": "the boards of pis.toml",
+        "predicted_seconds": predicted,
+    }
+
+    show_ranks(console, report, plan, queued=False)
+
+    assert shown(console).startswith("who computed what of bert, 2 layers; mean of 4 runs")
+    assert row_of(console, "0") == ["0", "pi-0", "11 heads", "70 % of rows", "1.5", "100.0", "25.0", "1"]
+    assert row_of(console, "1") == ["1", "pi-1", "1 head", "30 % of rows", "1.5", "100.0", "25.0", "1"]
+    last = shown(console).splitlines()[-1]
+    assert last.startswith("20.0 ms from request to answer")
+    assert ("predicted 12.5 ms at 64 rows for the boards of pis.toml" in last) == (predicted is not None)
+
+
+@pytest.mark.parametrize("predicted", [40.0, None])
+def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, console):
+    """What one batch alone takes is not to be held against what it took behind others."""
+    rows = LayerPlan(*[BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))] * 2)
+    stages = tuple(Stage((name,), ((span, rows),)) for name, span in (("pi-0", Span(0, 1)), ("pi-1", Span(1, 2))))
+    ranks = [
+        {"rank": rank, "device": f"pi-{rank}", "compute_s": 1, "wait_s": 1, "sent_bytes": 1, "weights_bytes": 1}
+        for rank in range(2)
+    ]
+    report = {
+        "per_rank": ranks,
+        "repeat": 1,
+        "seconds_median": 0.9,
+        "predicted_rows": 64.0,
+        "predicted_for": "the boards of pis.toml",
+        "predicted_seconds": 0.1,
+        "requests_per_s": 35.25,
+        "predicted_requests_per_s": predicted,
+    }
+
+    show_ranks(console, report, Plan(stages, "bert", rows=64, devices=("pi-0", "pi-1")), queued=True)
+
+    last = " ".join(shown(console).split("┘")[-1].split())
+    figures = (
+        "35.25 requests a second, predicted 40.00 for the boards of pis.toml;"
+        if predicted
+        else "35.25 requests a second;"
+    )
+    assert last == f"{figures} 900.0 ms from request to answer, the wait for others included"
+
+
+def test_what_was_measured_says_with_which_kernels(console):
+    facts = {"model": "bert-large", "backend": "onnxruntime", "precision": "int8"}
+
+    show_cluster(console, replace(pis(10, 20), profile=facts))
+
+    words = " ".join(shown(console).split())
+    assert words.startswith("what was measured for bert-large with onnxruntime in int8")
+
+
+def test_stages_within_layers_are_explained(console):
+    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
+    halves = (Span(0, 2), Span(2, 4))
+    stages = tuple(
+        Stage((name,), ((Span(0, 1), LayerPlan(rows, rows)),), half)
+        for name, half in zip(("pi-0", "pi-1"), halves, strict=True)
+    )
+    ranks = [
+        {"rank": number, "device": f"pi-{number}", "compute_s": 0.4, "wait_s": 0.1, "sent_bytes": 0, "weights_bytes": 0}
+        for number in range(2)
+    ]
+    report = {"per_rank": ranks, "repeat": 1, "seconds_median": 0.02, "predicted_seconds": None, "requests_per_s": 1.0}
+
+    show_ranks(console, report, Plan(stages, "bert", rows=64), queued=False)
+
+    assert row_of(console, "1")[:3] == ["1", "pi-1", "0.2-0.3"]
+    assert "Layer.sub-layer: .0 Q, K, V, context; .1 output; .2 MLP up; .3 MLP down." in shown(console)
+
+
+def test_a_file_gets_wide_tables_without_colours(capfd):
+    console = terminal(stderr=False)
+
+    assert not console.is_terminal
+    assert console.width == 110

@@ -1,0 +1,89 @@
+"""Which plan a run begins with, and whether others follow for other lengths."""
+
+import pytest
+
+from hepti_mpi import cli
+from hepti_mpi.plan_choice import choose
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import write_cluster
+from solver.cluster.named import find_cluster
+from solver.model.spec import ModelSpec, TextInput, named_model
+from solver.plan.file import plan_to_json
+from solver.systems.sequence import rows_plan
+from tests.solver.clusters import pis
+
+SPEC = ModelSpec("small", hidden=64, ffn=256, heads=4, layers=4, input=TextInput(vocab=97, positions=512, max_rows=512))
+
+
+@pytest.mark.parametrize(
+    ("words", "follow"),
+    [([], True), (["--system", "sequence"], False), (["--replan", "auto"], False), (["--replan", "dry-run"], False)],
+    ids=str,
+)
+def test_plans_for_other_lengths_are_heptis_own_where_devices_do_not_change_them(words, follow):
+    """A published system's shares stay its own; a plan that lives is changed by what is measured."""
+    choice = choose(cli.parse(words), SPEC, 100, 3, pis(1, 2, 1), lambda line: None)
+
+    assert (choice.by_length is not None) == follow
+    if follow:
+        assert choice.by_length.of(128) is choice.plan
+
+
+@pytest.mark.parametrize("measured", ["float32", "int8"])
+def test_memory_is_that_of_the_precision_that_a_run_has_whatever_was_measured(measured):
+    """In 0.9 GiB, weights of bert-large fit on one board in int8 only."""
+    cluster = pis(24.6, memory_gib=0.9).holding(measured)
+
+    def chosen(precision):
+        words = ["--system", "single", "--precision", precision, "--backend", "onnxruntime"]
+        return choose(cli.parse(words), named_model("bert-large"), 128, 1, cluster, lambda line: None)
+
+    with pytest.raises(HeptiError, match="bert-large by single does not fit: "):
+        chosen("float32")
+    choice = chosen("int8")
+
+    assert choice.cluster.precision == "int8"
+    assert sum(choice.plan.predicted.weights_bytes) < 0.5 * 2**30
+
+
+def test_devices_of_the_file_that_have_no_rank_are_named(tmp_path):
+    path, said = tmp_path / "pis.toml", []
+    write_cluster(pis(10, 20, 30), path)
+
+    choice = choose(cli.parse(["--cluster", str(path)]), SPEC, 100, 2, None, said.append)
+
+    assert choice.plan.devices == ("pi-0", "pi-1")
+    assert said == [f"note: 2 ranks, 3 devices in {path}: without pi-2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "measured", "boards"),
+    [
+        ([], None, "the example boards of demo/cluster.toml, not these hosts"),
+        (["--replan", "auto"], None, "the example boards of demo/cluster.toml, not these hosts"),
+        ([], pis(10, 20), "these hosts"),
+        (["--replan", "auto"], pis(10, 20), "these hosts"),
+        (["--cluster", "mixed4"], pis(10, 20), "the boards of mixed4"),
+        (["--plan", "plan.json"], None, "the boards of plan.json"),
+    ],
+    ids=str,
+)
+def test_what_is_predicted_is_for_named_boards(words, measured, boards, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = rows_plan("rows", SPEC, pis(10, 20), 100, [1.0, 1.0])
+    (tmp_path / "plan.json").write_text(plan_to_json(plan))
+
+    choice = choose(cli.parse(words), SPEC, 100, 2, measured, lambda line: None)
+
+    assert choice.boards == boards
+
+
+def test_an_unknown_system_is_refused_before_hosts_are_measured():
+    with pytest.raises(HeptiError, match=r"unknown system 'galxy': did you mean galaxy\?"):
+        cli.parse(["--system", "galxy"])
+
+
+def test_a_ready_cluster_goes_by_its_name():
+    choice = choose(cli.parse(["--cluster", "mixed4"]), SPEC, 100, 3, None, lambda line: None)
+
+    assert choice.cluster == find_cluster("mixed4").first(3, "mixed4").holding("float32")

@@ -1,0 +1,121 @@
+"""What other programs answer, however broken: one line that says who answered what, and no traceback."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from launch.__main__ import main
+from launch.base import shell
+from launch.base.json_output import printed, written
+from launch.bench import shift as bench_shift
+from launch.compare.results import Samples
+from launch.doctor import ask as doctor_ask
+from launch.doctor.findings import examine
+from solver.base.errors import HeptiError
+
+
+def test_the_last_line_counts_whatever_a_library_says_before():
+    assert printed('hello\n{"seconds": [1]}\n\n', "pi-1") == {"seconds": [1]}
+
+
+@pytest.mark.parametrize(
+    ("output", "complaint"),
+    [
+        ("", "pi-1 answered nothing, not a JSON object"),
+        ("bash: oops\n", "pi-1 answered 'bash: oops', not a JSON object"),
+        ('{"seconds": [1', "pi-1 answered '{\"seconds\": [1', not a JSON object"),
+        ("[1]", "pi-1 answered '[1]', not a JSON object"),
+        (900 * "x", f"pi-1 answered '{80 * 'x'}', not a JSON object"),
+    ],
+)
+def test_what_is_no_answer_is_shown_with_who_gave_it(output, complaint):
+    with pytest.raises(HeptiError) as raised:
+        printed(output, "pi-1")
+
+    assert str(raised.value) == complaint
+
+
+def test_a_file_that_is_missing_or_cut_off_is_named(tmp_path):
+    path = tmp_path / "report.json"
+    with pytest.raises(HeptiError, match=r"hepti_mpi left no readable .*report\.json: No such file"):
+        written(path, "hepti_mpi")
+
+    path.write_text('{"replans": [')
+    with pytest.raises(HeptiError, match=r"hepti_mpi left a report\.json that is no JSON: "):
+        written(path, "hepti_mpi")
+
+
+@pytest.fixture
+def said(monkeypatch):
+    """Let every host answer in these words."""
+
+    def answer(*words):
+        answers = iter(words)
+        monkeypatch.setattr(doctor_ask.shell, "attempt", lambda *_, **__: (0, next(answers), ""))
+
+    return answer
+
+
+def test_a_broken_probe_is_a_finding_on_its_host(said):
+    said("hello\nhepti-doctor\nmpirun (Open MPI) 5.0.11\n/bin/prted\nsegmentation fault\n")
+
+    (finding,) = examine([doctor_ask.ask("pi-1", "/venv/bin/python", "agent", "")])
+
+    assert (finding.host, finding.check) == ("pi-1", "interpreter")
+    assert finding.problem == "/venv/bin/python answered 'segmentation fault', not a JSON object"
+
+
+def test_a_broken_look_at_the_weights_is_the_models_error(said):
+    said('hepti-doctor\nmpirun\nprted\n{"python": "3.11.7"}\n', '{"backend": "numpy"}\n', "what?\n")
+
+    answer = doctor_ask.ask("pi-1", "python", "agent", "m.h5")
+
+    assert answer.facts == {"python": "3.11.7"}
+    assert answer.model_error == "python -m weights inspect answered 'what?', not a JSON object"
+
+
+@pytest.mark.parametrize("output", ["", "Killed\n"])
+def test_a_single_device_that_prints_no_seconds_is_refused(output):
+    with pytest.raises(HeptiError, match=r"launch\.single answered"):
+        Samples().add_alone(output)
+
+
+def test_a_job_that_is_gone_has_ended_and_not_broken_a_pipe():
+    def write(_):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    job = SimpleNamespace(stdin=SimpleNamespace(write=write), stdout=SimpleNamespace(readline=lambda: ""))
+
+    with pytest.raises(HeptiError, match="hepti_mpi ended before it had answered"):
+        bench_shift._ask(job, 8)
+
+
+def test_a_host_may_speak_another_alphabet():
+    assert shell.attempt(["printf", r"Gr\374n"]) == (0, "Gr\ufffdn", "")
+
+
+def test_hosts_stand_behind_the_dashes_that_end_sshs_options(monkeypatch):
+    scripts = []
+    monkeypatch.setattr(doctor_ask.shell, "attempt", lambda command, *_: (0, scripts.append(command[-1]) or "", ""))
+    doctor_ask.ask_pairs(["pi-1", "pi-2"], "agent")
+
+    assert doctor_ask.remote("pi-1", "", "true")[-3:] == ["--", "pi-1", "true"]
+    assert len(scripts) == 2
+    assert all(" -- pi-1 true " in script and " -- pi-2 true " in script for script in scripts)
+
+
+def test_what_the_operating_system_refuses_is_one_line(tmp_path, capsys):
+    assert main(["hostfile", "localhost", "--out", str(tmp_path)]) == 1
+
+    assert capsys.readouterr().err == f"python -m launch: {tmp_path}: Is a directory\n"
+
+
+def test_debug_shows_where_it_was_refused(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        main(["--debug", "hostfile", "localhost", "--out", str(tmp_path)])
+
+
+def test_a_hostfile_that_could_not_be_written_is_refused_before_any_host_is_asked(tmp_path, capsys):
+    assert main(["hostfile", "host.invalid", "--out", str(tmp_path / "none" / "pis")]) == 2
+
+    assert "there is no folder" in capsys.readouterr().err

@@ -1,0 +1,92 @@
+"""Results of half an hour are not lost: `--out` is tried before anything runs, and files are written whole."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from launch.__main__ import main
+from launch.bench import command as bench_command
+from launch.bench import paper_command
+from launch.compare import command as compare_command
+from launch.compare import results_folder
+from solver.base.errors import HeptiError
+
+
+def ran(*_, **__):
+    raise AssertionError("something was started")
+
+
+@contextmanager
+def stage(_):
+    ran()
+    yield
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Return what runs a suite on a machine that has all tools, and none of which may be used."""
+    monkeypatch.setattr(bench_command, "model_of", lambda path: path)
+    for module in (bench_command, paper_command):
+        monkeypatch.setattr(module, "require_tools", lambda: None)
+    monkeypatch.setattr(bench_command, "bench_offload", ran)
+    monkeypatch.setattr(bench_command, "lab_of", stage)
+    monkeypatch.setattr(compare_command, "_stage", stage)
+    monkeypatch.setattr(paper_command, "bench_model", ran)
+    return lambda *words: main(["bench", *map(str, words)])
+
+
+@pytest.mark.parametrize("suite", [("offload",), ("shift", "--model", "m.h5"), ("compare",), ("paper",)])
+@pytest.mark.parametrize(("place", "complaint"), [("", "is a file: name a folder"), ("deeper", "Not a directory")])
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
+    suite, place, complaint, bench, tmp_path, capsys
+):
+    taken = tmp_path / "taken"
+    taken.write_text("")
+
+    assert bench(*suite, "--out", taken / place) == 2
+
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"--out {taken / place}" in error
+    assert complaint in error
+
+
+def test_a_folder_is_made_with_those_above_it_and_left_empty(tmp_path):
+    results_folder.make_folder(tmp_path / "a" / "b")
+
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_a_full_disk_leaves_the_rounds_before(tmp_path, monkeypatch):
+    path = tmp_path / "results.json"
+    results_folder.write_text(path, "two rounds")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(HeptiError, match=r"cannot write .*results\.json: No space left on device"):
+        results_folder.write_text(path, "three rounds")
+
+    assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
+    assert path.read_text() == "two rounds"
+
+
+def test_the_tables_are_shown_before_the_files_are_written(bench, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench_command, "bench_offload", lambda *_: {"suite": "offload"})
+    monkeypatch.setattr(bench_command, "_show_offload", lambda report: print("the table"))
+
+    def full(*_):
+        raise HeptiError("cannot write offload.json: No space left on device")
+
+    monkeypatch.setattr(bench_command, "write_text", full)
+
+    assert bench("offload", "--out", tmp_path) == 2
+
+    assert capsys.readouterr().out == "the table\n"
+
+
+def test_a_shift_of_no_requests_is_refused(bench, capsys):
+    assert bench("shift", "--model", "m.h5", "--requests", "0") == 2
+
+    assert capsys.readouterr().err == "python -m launch: --requests is 0, must be at least 1\n"

@@ -1,0 +1,192 @@
+"""What the doctor makes of answers; how it gets them is tested in the lab."""
+
+import copy
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from launch.doctor import probe as doctor_probe
+from launch.doctor.ask import ask
+from launch.doctor.findings import Answer, examine, examine_hostfile, examine_pairs
+from launch.start.hostfile import Entry
+from solver.cluster.cluster import GIB
+
+FACTS = {
+    "python": "3.11.7",
+    "executable": "/venv/bin/python",
+    "machine": "aarch64",
+    "packages": {"numpy": "2.4.6", "mpi4py": "4.1.2", "h5py": "3.13.0", "hepti": "0.1.0"},
+    "cores": 4,
+    "usable_cores": 4,
+    "threads": {},
+    "free_bytes": 3 * GIB,
+    "interfaces": [{"name": "eth0", "running": True, "address": "10.0.0.1", "prefix": 24}],
+    "temperature_c": 51.0,
+    "throttled": 0,
+    "lab_scale": 1.0,
+}
+
+
+WORKS = {"backend": "onnxruntime", "why": "it computes what numpy does", "missing": False}
+
+
+def answer(host, **changes):
+    facts = copy.deepcopy(FACTS)
+    facts["interfaces"][0]["address"] = f"10.0.0.{1 + int(host[-1])}"
+    facts["packages"].update(changes.pop("packages", {}))
+    facts["interfaces"] += changes.pop("more_interfaces", [])
+    facts.update(changes)
+    return Answer(host, True, mpi="mpirun (Open MPI) 5.0.11", daemon="/venv/bin/prted", facts=facts)
+
+
+def cluster(**changes):
+    return [answer("pi-0"), answer("pi-1"), answer("pi-2", **changes)]
+
+
+def test_a_healthy_cluster_has_no_findings():
+    assert examine(cluster()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "words"),
+    [
+        ({"python": "3.9.2"}, "python", "Python is 3.9.2, on pi-0 3.11.7"),
+        ({"machine": "x86_64"}, "python", "the processor is x86_64, on pi-0 aarch64"),
+        ({"packages": {"numpy": "1.26.4"}}, "package", "numpy is 1.26.4, on pi-0 2.4.6"),
+        ({"packages": {"mpi4py": None}}, "package", "mpi4py is missing"),
+        ({"usable_cores": 1}, "binding", "bound to 1 of 4 cores"),
+        ({"threads": {"OMP_NUM_THREADS": "16"}}, "threads", "OMP_NUM_THREADS=16, but there are 4 cores"),
+        ({"threads": {"OMP_NUM_THREADS": "16,2"}}, "threads", "OMP_NUM_THREADS=16,2, but there are 4 cores"),
+        ({"free_bytes": GIB // 10}, "memory", "0.10 GiB free, the program alone takes 0.25"),
+        ({"temperature_c": 84.0}, "temperature", "84 °C"),
+        ({"throttled": 0x50005}, "throttling", "now: under-voltage, throttled; since power-on: under-voltage, thr"),
+        (
+            {"more_interfaces": [{"name": "wlan0", "running": False, "address": "10.9.0.2", "prefix": 24}]},
+            "interface",
+            "wlan0 (10.9.0.2) is up, but its cable is not",
+        ),
+        (
+            {"more_interfaces": [{"name": "docker0", "running": True, "address": "172.17.0.1", "prefix": 16}]},
+            "interface",
+            "docker0 (172.17.0.0/16) leads to none of the other hosts",
+        ),
+    ],
+)
+def test_each_fault_is_found_on_its_host_with_a_mend(changes, check, words):
+    (finding,) = examine(cluster(**changes))
+
+    assert (finding.host, finding.check) == ("pi-2", check)
+    assert words in finding.problem
+    assert finding.mend
+
+
+def test_unreached_hosts_and_missing_interpreters_are_told_apart():
+    silent = Answer("pi-1", reached=False, error="Permission denied (publickey).")
+    bare = Answer("pi-2", reached=True, error="bash: /venv/bin/python: No such file or directory")
+    first, second = examine([answer("pi-0"), silent, bare])
+
+    assert (first.check, second.check) == ("ssh", "interpreter")
+    assert "Permission denied" in first.problem
+    assert "No such file" in second.problem
+
+
+def test_another_mpi_and_a_missing_daemon_are_found():
+    other = replace(answer("pi-1"), mpi="mpirun (Open MPI) 4.1.4", daemon="")
+    version, daemon = examine([answer("pi-0"), other])
+
+    assert "mpirun is mpirun (Open MPI) 4.1.4, on pi-0 mpirun (Open MPI) 5.0.11" in version.problem
+    assert "prted is not on the PATH" in daemon.problem
+
+
+@pytest.mark.parametrize(
+    ("missing", "why", "mend"),
+    [
+        (False, "onnxruntime 1.21.0 dies of SIGILL", "try another version of onnxruntime there"),
+        (True, "onnxruntime and onnx are not installed", "pip install 'hepti[fast]'"),
+    ],
+)
+def test_a_board_that_computes_with_numpy_beside_others_is_found(missing, why, mend):
+    odd = replace(answer("pi-1"), kernels={"backend": "numpy", "why": why, "missing": missing})
+    (finding,) = examine([replace(answer("pi-0"), kernels=WORKS), odd])
+
+    assert (finding.host, finding.check) == ("pi-1", "kernels")
+    assert (finding.problem, finding.mend) == (f"computes with numpy: {why}", mend)
+    assert len(examine([odd])) == (not missing), "without onnxruntime anywhere, numpy is a choice"
+
+
+def test_a_host_is_asked_which_kernels_it_computes_with(monkeypatch, tmp_path):
+    """By starting a program there, not by an import: the wheel may take the process down."""
+    wheel = tmp_path / "onnxruntime" / "__init__.py"
+    wheel.parent.mkdir()
+    wheel.write_text("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    told = ask("localhost", sys.executable, agent="", model="").kernels
+
+    assert told["backend"] == "numpy"
+    assert told["why"].endswith("dies of SIGILL")
+
+
+def test_two_common_networks_ask_for_a_choice():
+    wireless = [{"name": "wlan0", "running": True, "address": "10.9.0.2", "prefix": 24}]
+    (finding,) = examine([answer("pi-0", more_interfaces=wireless), answer("pi-1", more_interfaces=wireless)])
+
+    assert "10.0.0.0/24 and 10.9.0.0/24" in finding.problem
+    assert "btl_tcp_if_include 10.0.0.0/24" in finding.mend
+
+
+def test_hosts_without_a_common_network_cannot_work():
+    apart = answer("pi-1", interfaces=[{"name": "eth0", "running": True, "address": "10.7.0.2", "prefix": 24}])
+    (finding,) = examine([answer("pi-0"), apart])
+
+    assert "no network that all hosts are on (pi-0: 10.0.0.0/24; pi-1: 10.7.0.0/24)" in finding.problem
+
+
+def test_weights_are_compared_with_most_hosts():
+    answers = [replace(answer(f"pi-{rank}"), fingerprint=word, model_bytes=GIB) for rank, word in enumerate("aba")]
+    (finding,) = examine(answers, "m.h5")
+
+    assert finding.host == "pi-1"
+    assert "m.h5 has fingerprint b, most hosts have a" in finding.problem
+
+
+def test_a_model_that_all_hosts_together_cannot_hold_is_found():
+    answers = [replace(answer(f"pi-{rank}"), fingerprint="a", model_bytes=20 * GIB) for rank in range(3)]
+    (finding,) = examine(answers, "m.h5")
+
+    assert "together have 8.25 GiB free for weights, m.h5 has 20.00" in finding.problem
+
+
+def test_hostfiles_that_put_two_ranks_on_a_host_are_found():
+    entries = [Entry("pi-0", 1), Entry("pi-1", 2), Entry("pi-2", None), Entry("pi-0", 1)]
+    found = {(finding.host, finding.check): finding.problem for finding in examine_hostfile(entries, {})}
+
+    assert found.keys() == {("pi-0", "slots"), ("pi-1", "slots"), ("pi-2", "slots")}
+    assert "2 times" in found["pi-0", "slots"]
+
+
+def test_settings_that_bind_ranks_are_found():
+    variables = {"PRTE_MCA_hwloc_default_binding_policy": "core"}
+    (finding,) = examine_hostfile([Entry("pi-0", 1)], variables)
+
+    assert finding.check == "binding"
+
+
+def test_pairs_without_ssh_are_named_in_their_direction():
+    reached = {"pi-0": ["pi-0", "pi-1", "pi-2"], "pi-1": ["pi-0"], "pi-2": ["pi-0", "pi-1"]}
+    (finding,) = examine_pairs(["pi-0", "pi-1", "pi-2"], reached)
+
+    assert finding.host == "pi-1"
+    assert "cannot ssh to pi-2" in finding.problem
+
+
+def test_the_probe_answers_one_object_with_every_fact():
+    source = Path(doctor_probe.__file__).read_text()
+    run = subprocess.run([sys.executable, "-"], input=source, capture_output=True, text=True, check=True)
+
+    assert json.loads(run.stdout).keys() == FACTS.keys()

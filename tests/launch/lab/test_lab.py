@@ -1,0 +1,274 @@
+"""Labs as data: names, addresses, state, and the commands that build their networks."""
+
+import dataclasses
+
+import pytest
+
+from launch.lab import lab as labs
+from launch.lab.agent import agent_text, hosts_text, on_host
+from launch.lab.command import apply_setting
+from launch.lab.down import down
+from launch.lab.lab import Host, Lab, lab_name, load_lab, plan_lab
+from launch.lab.limits import Cgroups
+from launch.lab.links import connect_command, latency_commands, network_commands, shape_commands
+from launch.lab.ssh import ssh_config, sshd_config
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import GIB, Cluster, Device, Link
+from solver.cluster.named import find_cluster
+
+READY = {
+    "paper2": [24.6, 70],
+    "pi4x4": [24.6, 24.6, 24.6, 24.6],
+    "mixed4": [24.6, 70, 24.6, 10],
+    "mixed3": [24.6, 70, 24.6],
+    "wifi4": [24.6, 70, 24.6, 10],
+    "tight4": [24.6, 70, 24.6, 10],
+}
+
+
+def cluster(names=("pi-0", "pi-1", "pi-2"), links=None, mbps=940.0):
+    devices = tuple(Device(name, 24.6e9, GIB) for name in names)
+    return Cluster(devices, Link(mbps * 1e6 / 8, 2e-4), links or {})
+
+
+def calibrated(lab, core=92e9):
+    return dataclasses.replace(lab, hosts=tuple(dataclasses.replace(host, core_flop_per_s=core) for host in lab.hosts))
+
+
+@pytest.mark.parametrize("name", READY)
+def test_ready_clusters_have_the_speeds_of_their_names(name):
+    ready = find_cluster(name)
+
+    assert [device.compute_flop_per_s / 1e9 for device in ready.devices] == READY[name]
+    assert ready.names == tuple(f"pi-{rank}" for rank in range(len(READY[name])))
+    assert plan_lab(name, ready).name == name
+
+
+def test_ready_clusters_differ_in_network_and_memory():
+    assert find_cluster("mixed4").network.bandwidth_bytes_per_s == 940e6 / 8
+    assert find_cluster("wifi4").network.bandwidth_bytes_per_s == 80e6 / 8
+    assert find_cluster("tight4").devices[0].memory_bytes == round(0.6 * GIB)
+
+
+def test_an_unknown_cluster_is_answered_with_the_nearest():
+    with pytest.raises(HeptiError, match=r"no cluster file mixd4: did you mean mixed4\?"):
+        find_cluster("mixd4")
+
+
+@pytest.mark.parametrize(
+    ("word", "name"), [("mixed4", "mixed4"), ("/some/where/My_Lab.toml", "my-lab"), ("wifi4.toml", "wifi4")]
+)
+def test_a_lab_is_called_after_its_file(word, name):
+    assert lab_name(word) == name
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../up", "x" * 33, "dot.dot", "UPPER"])
+def test_lab_names_are_one_short_word(name):
+    with pytest.raises(HeptiError, match="lab name"):
+        plan_lab(name, cluster())
+
+
+@pytest.mark.parametrize("name", ["a.b", "pi_0", "x" * 33, "-pi", "switch", "pi;reboot", "$(reboot)"])
+def test_device_names_must_be_host_names(name):
+    """They become words of a shell script and files."""
+    with pytest.raises(HeptiError, match="cannot be a host name"):
+        plan_lab("lab", cluster((name, "pi-1")))
+
+
+def test_every_device_becomes_a_host_with_an_address():
+    lab = plan_lab("lab", cluster())
+
+    assert [(host.name, host.address) for host in lab.hosts] == [
+        ("pi-0", "10.83.0.1"), ("pi-1", "10.83.0.2"), ("pi-2", "10.83.0.3"),
+    ]  # fmt: skip
+    assert hosts_text(lab) == "127.0.0.1 localhost\n10.83.0.1 pi-0\n10.83.0.2 pi-1\n10.83.0.3 pi-2\n"
+
+
+def test_a_lab_has_room_for_253_hosts():
+    with pytest.raises(HeptiError, match="254 devices, a lab has room for 253"):
+        plan_lab("lab", cluster([f"pi-{number}" for number in range(254)]))
+
+
+def test_the_state_file_gives_the_same_lab_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(labs, "RUNTIME", tmp_path)
+    pair = {frozenset(("pi-0", "pi-2")): Link(240e6 / 8, 2e-4)}
+    lab = calibrated(plan_lab("lab", cluster(links=pair)))
+    lab.directory.mkdir()
+    lab.save()
+
+    assert load_lab("lab") == lab
+    assert load_lab(None) == lab
+    with pytest.raises(HeptiError, match=r"lab labb is not up \(did you mean lab\?\)"):
+        load_lab("labb")
+
+
+def test_without_a_name_there_must_be_one_lab(tmp_path, monkeypatch):
+    monkeypatch.setattr(labs, "RUNTIME", tmp_path)
+    with pytest.raises(HeptiError, match="no lab is up"):
+        load_lab(None)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        calibrated(plan_lab(name, cluster())).save()
+
+    with pytest.raises(HeptiError, match="which lab\\? up are: one, two"):
+        load_lab(None)
+
+
+def test_everything_of_a_lab_carries_its_name():
+    """So that it can be found and removed without the state file; and this machine's own network sees nothing."""
+    lab = plan_lab("lab", cluster())
+    commands = [" ".join(command) for command in network_commands(lab)]
+
+    assert all("hepti-lab.lab." in command for command in commands)
+    assert not [command for command in commands if command.startswith("ip link")]
+
+
+def test_interface_names_fit_the_kernel():
+    lab = plan_lab("x" * 32, cluster([f"pi-{number}" for number in range(253)]))
+    names = [command[command.index("add") + 1] for command in network_commands(lab) if command[3:5] == ["link", "add"]]
+
+    assert names[-1] == "port253"
+    assert max(map(len, names)) <= 15
+
+
+def test_both_ends_of_a_cable_are_shaped():
+    """By a bucket just above the largest packet, at a rate that leaves the asked payload."""
+    lab = plan_lab("lab", cluster(mbps=940))
+    inside, port = shape_commands(lab, lab.hosts[0])
+    rate = f"{940e6 * 1514 / 1448:.0f}bit"
+
+    assert inside[:7] == ["tc", "-n", "hepti-lab.lab.pi-0", "qdisc", "replace", "dev", "eth0"]
+    assert port[:7] == ["tc", "-n", "hepti-lab.lab.switch", "qdisc", "replace", "dev", "port1"]
+    for command in (inside, port):
+        assert command[7:] == ["root", "handle", "1:", "tbf", "rate", rate, "burst", "36864", "latency", "100ms"]
+
+
+def test_at_a_scale_links_are_narrower_and_slower_to_answer():
+    """So that what takes a second of the file takes two by the clock; the same bytes wait in the queue."""
+    lab = dataclasses.replace(plan_lab("lab", cluster(mbps=940)), scale=0.5)
+    inside, port = shape_commands(lab, lab.hosts[0])
+    (delay,) = latency_commands(lab, lab.hosts[0])
+
+    assert f"{470e6 * 1514 / 1448:.0f}bit" in inside
+    assert inside[7:] == port[7:]
+    assert inside[-2:] == ["latency", "200ms"]
+    assert delay[-2:] == ["delay", "400us"]
+
+
+def test_an_exceptional_link_gets_a_class_of_its_own():
+    """Pi-0 to pi-2 at 240 Mbps; the rest, and the total, at 940."""
+    pair = {frozenset(("pi-0", "pi-2")): Link(240e6 / 8, 2e-4)}
+    lab = plan_lab("lab", cluster(links=pair))
+    commands = [" ".join(command) for command in shape_commands(lab, lab.hosts[0])]
+    slow, fast = (f"rate {mbps * 1e6 * 1514 / 1448:.0f}bit" for mbps in (240, 940))
+
+    assert any("classid 1:11 htb" in command and slow in command for command in commands)
+    assert any("classid 1:10 htb" in command and fast in command for command in commands)
+    assert any("match ip dst 10.83.0.3/32 flowid 1:11" in command for command in commands)
+    assert "tbf" in " ".join(shape_commands(lab, lab.hosts[1])[0])
+
+
+def test_cutting_takes_the_cable_out_of_the_switch():
+    lab = plan_lab("lab", cluster())
+
+    assert connect_command(lab, lab.hosts[2], False) == [
+        "ip", "-n", "hepti-lab.lab.switch", "link", "set", "port3", "down",
+    ]  # fmt: skip
+
+
+def test_the_agent_joins_cgroups_then_namespaces():
+    from pathlib import Path
+
+    lab = dataclasses.replace(calibrated(plan_lab("lab", cluster())), scale=0.5)
+    text = agent_text(lab, Cgroups(Path("/cg/cpu"), Path("/cg/memory"), 1, 1))
+
+    assert "pi-1) threads=1 ;;" in text
+    assert "for group in /cg/cpu/hepti-lab.lab /cg/memory/hepti-lab.lab; do" in text
+    assert "export OMP_NUM_THREADS=$threads OPENBLAS_NUM_THREADS=$threads" in text
+    assert "export HEPTI_LAB_SCALE=0.5\n" in text
+    assert "exec nsenter --net=/run/netns/hepti-lab.lab.$host unshare --uts --mount" in text
+    assert on_host(lab, lab.hosts[1], ["echo", "a b"]) == ["/run/hepti-lab/lab/agent", "pi-1", "exec echo 'a b'"]
+
+
+@pytest.mark.parametrize(("gflops", "threads"), [(10, 1), (92, 1), (96, 1), (120, 2), (276, 3)])
+def test_a_host_has_as_many_threads_as_cores(gflops, threads):
+    host = Host("pi-0", "10.83.0.1", gflops * 1e9, 1e8, GIB, core_flop_per_s=92e9)
+
+    assert host.threads == threads
+
+
+def test_sshd_listens_on_the_host_alone_with_keys_of_its_own():
+    lab = plan_lab("lab", cluster(), ssh=True)
+    text = sshd_config(calibrated(lab), calibrated(lab).hosts[1], "/venv/bin:/usr/bin")
+
+    assert "ListenAddress 10.83.0.2\n" in text
+    assert "AuthorizedKeysFile /run/hepti-lab/lab/ssh/pi-1/authorized_keys\n" in text
+    assert "PasswordAuthentication no\n" in text
+    assert "IdentityFile /run/hepti-lab/lab/ssh/user_key\n" in ssh_config(lab)
+
+
+@pytest.mark.parametrize(
+    ("setting", "field", "value"),
+    [
+        ("cpu=25%", "cpu", 0.25),
+        ("cpu=0.25", "cpu", 0.25),
+        ("gflops=12.3", "cpu", 0.5),
+        ("bandwidth_mbps=240", "bandwidth_bytes_per_s", 30e6),
+        ("memory_gib=0.5", "memory_bytes", GIB // 2),
+    ],
+)
+def test_settings_change_one_thing(setting, field, value):
+    host = plan_lab("lab", cluster()).hosts[0]
+    changed = apply_setting(host, setting)
+
+    assert getattr(changed, field) == pytest.approx(value)
+    assert dataclasses.replace(changed, **{field: getattr(host, field)}) == host
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ("cpu=fast", "'fast' is not a number"),
+        ("cpu=-1", "cpu must be between"),
+        ("memory_gib=0", "memory_gib must be between"),
+        ("bandwidth_mbps=nan", "bandwidth_mbps must be between"),
+        ("bandwith_mbps=2", "cannot set 'bandwith_mbps' (did you mean bandwidth_mbps?)"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(setting, complaint):
+    import re
+
+    with pytest.raises(HeptiError, match=re.escape(complaint)):
+        apply_setting(plan_lab("lab", cluster()).hosts[0], setting)
+
+
+def test_lab_is_frozen():
+    lab = Lab("lab", (), 0.0)
+
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        lab.name = "other"
+
+
+def test_a_link_is_as_fast_as_its_slower_end_or_its_exception():
+    pair = {frozenset(("pi-0", "pi-2")): Link(240e6 / 8, 2e-4)}
+    lab = plan_lab("lab", cluster(links=pair))
+    lab = lab.with_host(dataclasses.replace(lab.hosts[1], bandwidth_bytes_per_s=333e6 / 8))
+
+    assert lab.link_bytes_per_s(lab.hosts[2], lab.hosts[0]) == 240e6 / 8
+    assert lab.link_bytes_per_s(lab.hosts[0], lab.hosts[1]) == 333e6 / 8
+    assert lab.link_bytes_per_s(lab.hosts[1], lab.hosts[2]) == 333e6 / 8
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "/", "a/b"])
+def test_down_never_leaves_its_own_folder(name):
+    with pytest.raises(HeptiError, match="lab name"):
+        down(name)
+
+
+def test_a_damaged_state_file_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(labs, "RUNTIME", tmp_path)
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "lab.json").write_text('{"name": "la')
+
+    with pytest.raises(HeptiError, match=r"lab lab left a lab\.json that is no JSON"):
+        load_lab("lab")

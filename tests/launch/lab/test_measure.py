@@ -1,0 +1,88 @@
+"""What the probes' answers add up to."""
+
+from dataclasses import replace
+
+import pytest
+
+from launch.lab import measure as lab_measure
+from launch.lab.lab import plan_lab
+from launch.lab.measure import FLOP, _Probes, calibrate, summary
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import GIB, Cluster, Device, Link
+
+
+def test_a_round_is_summed_up_by_windows():
+    """Forty products of 25 ms, a quarter of it on the CPU: 21.5 GFLOP/s of a core that does 86."""
+    found = summary([(0.025, 0.00625)] * 40, 1.0)
+
+    assert found.flop_per_s == pytest.approx(FLOP / 0.025)
+    assert found.core_flop_per_s == pytest.approx(FLOP / 0.00625)
+    assert found.share == pytest.approx(0.25)
+
+
+def test_one_slow_window_does_not_count():
+    found = summary([(0.025, 0.00625)] * 40 + [(0.5, 0.00625)], 1.0)
+
+    assert found.flop_per_s == pytest.approx(FLOP / 0.025)
+
+
+def test_a_host_that_is_too_slow_is_refused():
+    with pytest.raises(HeptiError, match="only 1 products in a round, 6 are needed"):
+        summary([(1.0, 0.01)], 1.0)
+
+
+def test_at_a_scale_seconds_are_the_labs():
+    """A lab at a quarter: a product of 100 ms by the clock takes 25 ms of the lab's time."""
+    found = summary([(0.1, 0.025)] * 40, 0.25)
+
+    assert found.flop_per_s == pytest.approx(FLOP / 0.025)
+    assert found.core_flop_per_s == pytest.approx(FLOP / 0.00625)
+    assert found.share == pytest.approx(0.25)
+
+
+def test_a_probe_that_says_anything_else_is_refused_with_its_words():
+    probes = _Probes([["bash", "-c", "echo Killed; cat"]])
+
+    with pytest.raises(HeptiError, match="a measuring program on a host said 'Killed', not JSON"), probes:
+        pass
+    assert probes.processes[0].poll() == 0
+
+
+class Busy:
+    """Hosts whose core does 100 GFLOP/s, in some rounds another part of it, under the quota that is in force."""
+
+    def __init__(self, parts, quotas):
+        self.parts, self.quotas = list(parts), quotas
+
+    def __call__(self, commands):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def ask(self, seconds):
+        cpu_s = FLOP / (100e9 * self.parts.pop(0))
+        return [[(cpu_s / (quota * 0.98), cpu_s)] * 24 for quota in self.quotas]
+
+
+@pytest.mark.parametrize(
+    ("parts", "rounds"), [((1, 1, 1, 1, 1, 1), 2), ((0.7, 1, 1, 1.3, 1, 1), 4), ((1.1, 0.9, 1, 1, 1, 1), 3)]
+)
+def test_quotas_follow_what_is_usual_and_settle(parts, rounds, monkeypatch):
+    """A core of 100 GFLOP/s, 2 % lost by the quota: a round that is a third off does not count in the end."""
+    device = Device("pi-0", 24.6e9, GIB)
+    lab = plan_lab("lab", Cluster((device, replace(device, name="pi-1")), Link(1e8, 2e-4), {}))
+    lab = replace(lab, hosts=tuple(replace(host, core_flop_per_s=90e9) for host in lab.hosts))
+    busy = Busy(parts, [host.cores for host in lab.hosts])
+    monkeypatch.setattr(lab_measure, "_Probes", busy)
+
+    def limit(lab, host):
+        busy.quotas[[other.name for other in lab.hosts].index(host.name)] = host.cores
+
+    lab, _ = calibrate(lab, limit)
+
+    assert [host.core_flop_per_s for host in lab.hosts] == pytest.approx([98e9] * 2, rel=0.01)
+    assert len(parts) - len(busy.parts) == rounds

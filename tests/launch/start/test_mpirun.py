@@ -1,0 +1,56 @@
+"""Hostfiles and mpirun lines."""
+
+from pathlib import Path
+
+import pytest
+
+from launch.start.hostfile import Entry, read_hostfile
+from launch.start.mpirun import hostfile_text, mpirun_command
+from solver.base.errors import HeptiError
+
+
+def test_the_line_has_the_flags_that_were_measured():
+    command = mpirun_command(4, 4, Path("/f"), Path("/agent"), ["python", "-m", "hepti_mpi"])
+    line = " ".join(command)
+
+    assert line.startswith("mpirun --allow-run-as-root -np 4 --hostfile /f --prtemca plm_ssh_agent /agent ")
+    assert "--map-by node --bind-to none --mca pml ob1 --mca btl tcp,self " in line
+    assert "--mca btl_tcp_eager_limit 8388608" in line
+    assert "--mca mpi_yield_when_idle 1" in line
+    assert command[-3:] == ["python", "-m", "hepti_mpi"]
+
+
+def test_more_ranks_than_hosts_share_them():
+    assert "node:oversubscribe" in mpirun_command(8, 4, Path("/f"), Path("/agent"), ["x"])
+
+
+def test_a_written_hostfile_is_read_back(tmp_path):
+    path = tmp_path / "pis"
+    path.write_text("# the kitchen\n" + hostfile_text(["pi-0", "pi-1"]) + "\npi-2   # old\npi-3 slots=4 max-slots=4\n")
+
+    assert read_hostfile(path) == [Entry("pi-0", 1), Entry("pi-1", 1), Entry("pi-2", None), Entry("pi-3", 4)]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "names no host"),
+        ("# nobody\n", "names no host"),
+        ("pi-0:1\n", "line 1: 'pi-0:1' is how MPICH writes it"),
+        ("pi-0\npi-1 slots=many\n", "line 2: slots='many' is not a whole number"),
+        ("pi-0 slots=²\n", "slots='²' is not a whole number"),
+        ("pi-0\n-oProxyCommand=reboot slots=1\n", "line 2: '-oProxyCommand=reboot' would be an option of ssh"),
+        ("pi-0 slots=0\n", "slots='0' is not a whole number"),
+    ],
+)
+def test_bad_hostfiles_are_refused_with_the_line(tmp_path, text, complaint):
+    path = tmp_path / "pis"
+    path.write_text(text)
+
+    with pytest.raises(HeptiError, match=complaint):
+        read_hostfile(path)
+
+
+def test_a_missing_hostfile_is_one_line(tmp_path):
+    with pytest.raises(HeptiError, match="cannot read hostfile"):
+        read_hostfile(tmp_path / "none")

@@ -1,0 +1,130 @@
+"""What a person interrupts ends with one line, at any moment, and leaves nothing half-done."""
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PROGRAM = """
+import sys, time
+from pathlib import Path
+from solver.base import stopping
+from solver.base.command import whole_file
+
+def wait():
+    print("at", moment, flush=True)
+    time.sleep(60)
+
+def load():
+    if moment == "import":
+        try:
+            wait()
+        except:  # as some libraries do
+            pass
+    return main
+
+def main(words):
+    if moment == "error":
+        try:
+            wait()
+        except KeyboardInterrupt:
+            raise ImportError("numpy failed to import")
+    with whole_file(Path(sys.argv[2])) as file:
+        file.write_text("half")
+        wait()
+    return 0
+
+moment = sys.argv[1]
+stopping.run("python -m program", load, silent=moment == "silent")
+"""
+
+
+@contextmanager
+def started(*command, ignored=()):
+    """Start a program that heeds signals, whatever the shell of these tests ignores."""
+
+    def heed():
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
+    process = subprocess.Popen(
+        [sys.executable, *map(str, command)], cwd=ROOT, preexec_fn=heed, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    with process:
+        yield process
+        process.kill()
+
+
+def ended(process, number=signal.SIGINT):
+    """Send a signal; return exit code and errors."""
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=20)
+    return process.returncode, errors
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("moment", ["import", "work", "error", "silent"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_one_line_and_128_and_the_signal_at_every_moment(number, moment, tmp_path):
+    """Also where a library swallows what is raised while it is imported, or makes another error of it."""
+    with started("-c", PROGRAM, moment, tmp_path / "out.json") as process:
+        assert process.stdout.readline() == f"at {moment}\n"
+        found = ended(process, number)
+
+    assert found == (128 + number, "" if moment == "silent" else "python -m program: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(60)
+def test_what_is_to_be_ignored_stays_ignored(tmp_path):
+    """As Ctrl-C is in what a shell runs in the background."""
+    with started("-c", PROGRAM, "work", tmp_path / "out.json", ignored=[signal.SIGINT]) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        assert ended(process, signal.SIGTERM)[0] == 143
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("command", ["solver", "weights", "launch", "hepti_mpi"])
+def test_every_command_can_be_interrupted_while_it_is_imported(command):
+    """From the first moment at which it catches SIGTERM, which Python itself does not."""
+    with started("-m", command, "--help") as process:
+        status = Path(f"/proc/{process.pid}/status")
+        while not catches(status, signal.SIGTERM):
+            assert process.poll() is None, "it has no handler"
+            time.sleep(0.001)
+        found = ended(process)
+
+    assert found == (130, f"python -m {command}: interrupted\n")
+
+
+def catches(status, number):
+    """Return whether a process has a handler for a signal."""
+    (mask,) = (line.split()[1] for line in status.read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(mask, 16) >> number - 1 & 1)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("what", [["--out", "plan.json"], ["--compare"], ["--map", "map.svg"]])
+def test_a_planner_is_interrupted_in_the_midst_of_solving(what, tmp_path):
+    """Its C libraries hold a signal up for milliseconds: one program of theirs is short."""
+    words = [str(tmp_path / word) if "." in word else word for word in what]
+    with started("-m", "solver", "--model", "bert-large", "--cluster", "mixed4", *words) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        while "/highspy/" not in maps.read_text():  # what solves is imported by now
+            time.sleep(0.01)
+        time.sleep(0.3)
+        began = time.monotonic()
+        found = ended(process)
+
+    assert found == (130, "python -m solver: interrupted\n")
+    assert time.monotonic() - began < 5
+    assert list(tmp_path.iterdir()) == []

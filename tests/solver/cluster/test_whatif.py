@@ -1,0 +1,42 @@
+"""Clusters that differ from the file's."""
+
+from __future__ import annotations
+
+import pytest
+
+from solver.base.errors import HeptiError
+from solver.cluster.whatif import changed
+from tests.solver.clusters import pis
+
+
+def test_every_key_of_a_device_and_of_the_network_can_be_set():
+    settings = ("gflops=70", "memory_gib=2", "bandwidth_mbps=94", "jitter_us=300", "rest_us=1500")
+    network = ("network.bandwidth_mbps=240", "network.latency_us=50")
+
+    found = changed(pis(10, 20), [*(f"pi-1.{setting}" for setting in settings), *network], [], [])
+
+    device = found.devices[1]
+    assert (device.compute_flop_per_s, device.memory_bytes) == (70e9, 2 * 2**30)
+    assert (device.bandwidth_bytes_per_s, device.jitter_s, device.rest_s) == (94e6 / 8, 300e-6, 1500e-6)
+    assert (found.network.bandwidth_bytes_per_s, found.network.latency_s) == (240e6 / 8, 50e-6)
+    assert found.devices[0] == pis(10).devices[0]
+
+
+def test_what_is_added_can_be_set_and_what_is_taken_away_cannot():
+    found = changed(pis(10, 20), ["pi5-1.gflops=60"], ["pi5:2"], ["pi-0"])
+
+    assert [(device.name, device.compute_flop_per_s / 1e9) for device in found.devices] == [
+        ("pi-1", 20),
+        ("pi5-0", 70),
+        ("pi5-1", 60),
+    ]
+    with pytest.raises(HeptiError, match=r"--set pi-0.gflops=60: there is no device 'pi-0'"):
+        changed(pis(10, 20), ["pi-0.gflops=60"], [], ["pi-0"])
+
+
+def test_an_added_board_keeps_its_link_on_a_faster_network_and_has_no_more_than_a_slower_one():
+    fast = changed(pis(10), ["network.bandwidth_mbps=2350"], ["pi4"], [])
+    slow = changed(pis(10), ["network.bandwidth_mbps=100"], ["pi4"], [])
+
+    assert [fast.bandwidth(rank) * 8 / 1e6 for rank in (0, 1)] == [2350, 940]
+    assert [slow.bandwidth(rank) * 8 / 1e6 for rank in (0, 1)] == [100, 100]

@@ -1,0 +1,444 @@
+"""Plans: written and read back, refused where they do not fit, and what they make each rank hold."""
+
+import json
+import math
+from copy import deepcopy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solver.base.errors import HeptiError
+from solver.model.spec import tensor_shapes
+from solver.plan.file import plan_from_json, plan_to_json, read_plan
+from solver.plan.holdings import layer_slices, rank_slices, weights_bytes
+from solver.plan.plan import BlockPlan, Cut, Layout
+from solver.plan.spans import Partition, Span
+from tests.plans import SPEC, plans
+from tests.sweeps import count
+
+# By hand: 5 heads and 37 columns of F over three devices, the last of which has little or nothing.
+WRITTEN = {
+    "format": "hepti-plan/1",
+    "model": {"name": "tiny"},
+    "stages": [
+        {
+            "devices": ["pi-0", "pi-1", "pi-2"],
+            "layers": [
+                {
+                    "layers": [0, 3],
+                    "attention": {"cut": "block", "heads": [[0, 3], [3, 5], [5, 5]], "norm": "full"},
+                    "mlp": {"cut": "rows", "rows": [0.6, 0.3, 0.1]},
+                },
+                {
+                    "layers": [3, 4],
+                    "attention": {
+                        "cut": "columns",
+                        "heads": [[0, 2], [2, 4], [4, 5]],
+                        "columns": [[0, 7], [7, 14], [14, 20]],
+                        "norm": "rows",
+                        "rows": [0.33, 0.33, 0.33],
+                    },
+                    "mlp": {"cut": "block", "ffn": [[0, 20], [20, 36], [36, 37]]},
+                },
+            ],
+        }
+    ],
+}
+# Three tiles of the MLP's weights, one above the other: all F columns, of which everyone adds up some.
+GRID = {
+    "cut": "grid",
+    "ffn": [[0, 20], [20, 37], [37, 37]],
+    "columns": [[0, 9], [9, 20], [20, 20]],
+    "rows": [0.5, 0.5, 0],
+}
+PREDICTED = {"seconds": 1.5, "compute_s": 1, "exchange_s": 0.5, "weights_bytes": [1, 2, 3], "bytes_on_wire": 7}
+FIRST, LAST = ("stages", 0, "layers", 0), ("stages", 0, "layers", 1)
+
+
+def changed(*steps, value=None, drop=False, table=WRITTEN):
+    """Return a copy of the JSON with the node at the end of `steps` replaced or dropped."""
+    table = deepcopy(table)
+    node = table
+    for step in steps[:-1]:
+        node = node[step]
+    if drop:
+        del node[steps[-1]]
+    else:
+        node[steps[-1]] = value
+    return table
+
+
+def load(table):
+    return plan_from_json(json.dumps(table))
+
+
+def within_layers(cut="rows", **ends):
+    """Return the JSON of two stages of one device each; layer 1 of 4 is in both, or what `ends` says."""
+    rows = {"cut": "rows", "rows": [1]}
+    block = rows if cut == "rows" else {"cut": "block", "heads": [[0, 5]]}
+    spans = {"a": ([0, 2], ends.get("a", [0, 5])), "b": ([1, 4], ends.get("b", [5, 16]))}
+    stages = [
+        {"devices": [name], "sublayers": part, "layers": [{"layers": layers, "attention": block, "mlp": rows}]}
+        for name, (layers, part) in spans.items()
+    ]
+    return {"format": "hepti-plan/1", "model": {"name": "tiny"}, "stages": stages}
+
+
+def test_stages_within_layers_survive_their_file_and_hold_their_sublayers():
+    plan = load(within_layers())
+    plan.check(SPEC, 2)
+
+    assert plan_from_json(plan_to_json(plan)) == plan
+    assert [stage.label for stage in plan.stages] == ["0.0-1.0", "1.1-3.3"]
+    names = [{piece.name.split("/", 2)[2] for piece in layer_slices(SPEC, plan, 1, rank)} for rank in range(2)]
+    assert names[0] == {f"attention/{name}/{part}" for name in ("query", "key", "value") for part in ("weight", "bias")}
+    assert names[0] | names[1] == {
+        name.split("/", 2)[2] for name in tensor_shapes(SPEC) if name.startswith("layers/1/")
+    }
+    assert not names[0] & names[1]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (
+            within_layers(a=[0, 4]),
+            r"of a has layers 0 to 1, its sublayers \[0, 4\) are in layers 0 to 0: there are 4 a",
+        ),
+        (within_layers(a=[0, 6]), r"plan: sublayers: spans \[0, 6\) and \[5, 16\) overlap"),
+        (within_layers(b=[6, 16]), r"plan: sublayers: nobody has \[5, 6\)"),
+        (within_layers(b=[5, 15]), "the plan has 15 sub-layers, model tiny has 16"),
+        (within_layers(cut="block"), "a is cut at sub-layer 5, within a block that is cut by block: only blocks that"),
+    ],
+)
+def test_stages_that_do_not_meet_within_a_layer_are_refused(table, message):
+    with pytest.raises(HeptiError, match=message) as refusal:
+        load(table).check(SPEC, 2)
+
+    assert "\n" not in str(refusal.value)
+
+
+@settings(max_examples=count(40, 100))
+@given(plans(max_replicas=3))
+def test_a_plan_survives_its_file(plan):
+    """A plan written and read back is the same plan, and fits the model it was made for."""
+    again = plan_from_json(plan_to_json(plan))
+
+    assert again == plan
+    again.check(SPEC, len(plan.devices))
+
+
+def test_a_plan_written_by_hand_is_read():
+    plan = load(WRITTEN)
+    plan.check(SPEC, 3)
+
+    assert plan.devices == ("pi-0", "pi-1", "pi-2")
+    assert plan.layer(2).attention.cut is Cut.BLOCK
+    assert plan.layer(2).attention.norm is Layout.FULL
+    assert plan.layer(2).mlp.row_partition(10).counts == (6, 3, 1)
+    assert plan.layer(3).attention.columns.counts == (7, 7, 6)
+    # 0.33 three times is not one: what counts is the proportion.
+    assert plan.layer(3).attention.row_partition(10).counts == (4, 3, 3)
+    assert plan.layer(3).mlp.norm is Layout.FULL
+    assert plan.layer(3).mlp.row_partition(10) is None
+    with pytest.raises(HeptiError, match="the plan has no layer 4"):
+        plan.layer(4)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ([], "format is None, this version reads 'hepti-plan/1'"),
+        (changed("format", value="hepti-plan/9"), "format is 'hepti-plan/9', this version reads"),
+        (changed("model", drop=True), "the plan has no 'model'"),
+        (changed("model", value="tiny"), "model is 'tiny', must be a table"),
+        (changed("stages", value={}), "stages is {}, must be a list"),
+        (changed("rows", value=2.5), "rows is 2.5, must be a whole number"),
+        (changed("rows", value=True), "rows is True, must be a whole number"),
+        (changed("rows", value=math.inf), "rows is inf, must be a whole number"),
+        (changed("predicted", value=PREDICTED | {"seconds": "two"}), "seconds is 'two', must be a number"),
+        (changed("predicted", value=PREDICTED | {"weights_bytes": [0.5]}), "weights_bytes is 0.5, must be a whole"),
+        (changed("stages", 0, value=3), "what holds devices is 3, must be a table"),
+        (changed("stages", 0, "devices", 1, value="pi-0"), "devices pi-0, pi-0, pi-2: one is named twice"),
+        (changed("stages", 0, "devices", 1, value=1), "the name of a device is 1, must be a text"),
+        (changed(*FIRST, "layers", value=[3, 0]), r"span \[3, 0\) does not ascend"),
+        (changed(*FIRST, "mlp", drop=True), "the plan has no 'mlp'"),
+        (changed(*FIRST, "mlp", "cut", value="grit"), "layers 0 to 2, mlp: cut 'grit' is not one of rows, columns"),
+        (changed(*FIRST, "mlp", "cut", drop=True), "the plan has no 'cut'"),
+        (changed(*FIRST, "mlp", "norm", value="full"), "cut rows leaves rows on every rank: its norm must be rows"),
+        (changed(*FIRST, "mlp", "norm", value="heap"), "norm 'heap' is not one of full, rows"),
+        (changed(*FIRST, "mlp", "nrom", value="rows"), "unknown key 'nrom'"),
+        (changed(*FIRST, "mlp", "keys", value=["avoided"] * 3), "mlp: unknown key 'keys'"),
+        (changed(*FIRST, "attention", "keys", value=["avoided"] * 3), "attention: cut block has no keys"),
+        (changed(*FIRST, "mlp", "rows", drop=True), "norm rows needs shares of rows"),
+        (changed(*FIRST, "mlp", "rows", value=[0.6, 0.3, 0.2]), r"add up to 1.1, not 1"),
+        (changed(*FIRST, "mlp", "rows", value=[1.5, -0.5, 0]), "every one must be between 0 and 1"),
+        (changed(*FIRST, "mlp", "rows", value=[math.nan, 0.5, 0.5]), "every one must be between 0 and 1"),
+        (changed(*FIRST, "mlp", "rows", value=["0.5", 0.5]), "a share is '0.5', must be a number"),
+        (changed(*FIRST, "mlp", "ffn", value=[[0, 37]]), "cut rows has no heads or columns of its own"),
+        (changed(*FIRST, "attention", "heads", drop=True), "attention: cut block needs heads or columns of its own"),
+        (changed(*FIRST, "attention", "rows", value=[1, 0, 0]), "norm full has no shares of rows"),
+        (changed(*FIRST, "attention", "columns", value=[[0, 20]]), "cut block has no output columns"),
+        (changed(*LAST, "attention", "columns", drop=True), "layers 3 to 3, attention: cut columns needs output"),
+        (changed(*FIRST, "mlp", value=GRID | {"norm": "full"}), "cut grid leaves rows on every rank: its norm must be"),
+        (changed(*FIRST, "mlp", "cut", value="grid"), "mlp: cut grid needs heads or columns of its own"),
+        (changed(*FIRST, "mlp", "cut", value="grid", table=changed(*FIRST, "mlp", "ffn", value=[[0, 37]])),
+         "mlp: cut grid needs output columns"),
+        (changed(*FIRST, "attention", "heads", 1, value=[2, 5]), r"heads: spans \[0, 3\) and \[2, 5\) overlap"),
+        (changed(*FIRST, "attention", "heads", 1, value=[4, 5]), r"heads: nobody has \[3, 4\): the spans leave a gap"),
+        (changed(*FIRST, "attention", "heads", 0, value=[1, 3]), r"heads: the first span \[1, 3\) does not begin at 0"),
+        (changed(*FIRST, "attention", "heads", value=[]), "heads: there are no spans"),
+        (changed(*FIRST, "attention", "heads", 0, value=[0, 2.5]), "the end of a span is 2.5, must be a whole"),
+        (changed(*FIRST, "attention", "heads", 0, value=[0]), r"\[0\] is not a span: write \[start, stop\]"),
+    ],
+)  # fmt: skip
+def test_json_that_is_no_plan_is_refused(table, message):
+    with pytest.raises(HeptiError, match=message) as refusal:
+        load(table)
+
+    assert "\n" not in str(refusal.value)
+
+
+OTHER = {"name": "bert-base", "fingerprint": "0123456789ab"}
+
+
+@pytest.mark.parametrize(
+    ("table", "ranks", "message"),
+    [
+        (changed("model", value=OTHER), 3, r"for model bert-base \(0123456789ab\), the weights are tiny"),
+        (
+            changed("model", value={"name": "bert-base"}), 3,
+            "for model bert-base, the weights are tiny: if it is meant for these, write tiny into its model",
+        ),
+        (WRITTEN, 5, "the plan is for 3 devices, the job has 5 ranks: start mpirun with -np 3"),
+        (WRITTEN, 2, "the plan is for 3 devices, the job has 2 ranks"),
+        (changed("stages", value=[]), 0, "plan: layers: there are no spans"),
+        (changed(*LAST, "layers", value=[2, 4]), 3, r"plan: layers: spans \[0, 3\) and \[2, 4\) overlap"),
+        (changed(*FIRST, "layers", value=[0, 2]), 3, r"plan: layers: nobody has \[2, 3\)"),
+        (changed(*LAST, drop=True), 3, "the plan has 3 layers, model tiny has 4"),
+        (
+            changed(*FIRST, "attention", "heads", 2, value=[5, 6]), 3,
+            "layers 0 to 2, attention: the spans cover 6 heads, model tiny has 5",
+        ),
+        (
+            changed(*FIRST, "attention", "heads", value=[[0, 2], [2, 4], [4, 4]]), 3,
+            "layers 0 to 2, attention: the spans cover 4 heads, model tiny has 5",
+        ),
+        (changed(*FIRST, "attention", "heads", value=[[0, 5]]), 3, "attention: 1 spans of heads for 3 devices"),
+        (
+            changed(*LAST, "attention", "columns", 2, value=[14, 19]), 3,
+            "layers 3 to 3, attention: the spans cover 19 output columns, model tiny has 20",
+        ),
+        (
+            changed(*LAST, "mlp", "ffn", 2, value=[36, 38]), 3,
+            "layers 3 to 3, mlp: the spans cover 38 ffn columns, model tiny has 37",
+        ),
+        (changed(*FIRST, "mlp", "rows", value=[0.5, 0.5]), 3, "mlp: 2 shares of rows for 3 devices"),
+        (
+            changed(*FIRST, "mlp", value=GRID | {"columns": [[0, 9], [9, 20]]}), 3,
+            "layers 0 to 2, mlp: a grid of 2 rows, as many as spans of columns, for 3 devices",
+        ),
+        (
+            changed(*FIRST, "mlp", value=GRID | {"columns": [[0, 19]]}), 3,
+            "layers 0 to 2, mlp: the spans cover 19 output columns, model tiny has 20",
+        ),
+        (changed(*FIRST, "mlp", value=GRID | {"ffn": [[0, 37]]}), 3, "mlp: 1 spans of ffn columns for 3 devices"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_does_not_fit_is_refused(table, ranks, message):
+    """A missing head, overlapping layers, another model, too few devices: each is named with its numbers."""
+    with pytest.raises(HeptiError, match=message):
+        load(table).check(SPEC, ranks)
+
+
+ROWS = {"cut": "rows", "rows": [1]}
+
+
+def staged(*stages, **keys):
+    """Return the JSON of a plan of (devices, first layer, end) stages, one device each or equal rows."""
+    found = []
+    for devices, start, stop in stages:
+        rows = ROWS | {"rows": [1 / len(devices)] * len(devices)}
+        found.append({"devices": devices, "layers": [{"layers": [start, stop], "attention": rows, "mlp": rows}]})
+    return {"format": "hepti-plan/1", "model": {"name": "tiny"}, "stages": found} | keys
+
+
+def test_where_layer_0_comes_again_a_replica_begins():
+    plan = load(staged((["a", "b"], 0, 2), (["c"], 2, 4), (["d"], 0, 4), devices=["a", "b", "c", "d", "idle"]))
+    plan.check(SPEC, 5)
+
+    assert [[stage.devices for stage in replica] for replica in plan.replicas] == [[("a", "b"), ("c",)], [("d",)]]
+    assert [place and (place[0].span, place[1]) for place in map(plan.place, range(5))] == [
+        (Span(0, 2), 0), (Span(0, 2), 1), (Span(2, 4), 0), (Span(0, 4), 0), None,
+    ]  # fmt: skip
+    assert plan.ranks(plan.stages[1]) == (2,)
+    # Rank 2 holds its own two layers, and the one that is in no stage nothing.
+    held = {piece.name.split("/")[1] for piece in rank_slices(SPEC, plan, 2)}
+    assert held == {"2", "3"}
+    assert rank_slices(SPEC, plan, 4) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (staged((["a"], 0, 2), (["a"], 2, 4)), "device a is in two stages: a device can be in one"),
+        (staged((["b", "a"], 0, 4), devices=["a", "b"]), "devices b, a of a stage do not stand in the order of the"),
+        (staged((["a"], 0, 2), (["b"], 3, 4)), r"plan: layers: nobody has \[2, 3\)"),
+        (staged((["a"], 0, 4), (["b"], 0, 3)), "the plan has 3 layers, model tiny has 4"),
+        (staged((["a"], 0, 2), (["b"], 0, 4)), "the plan has 2 layers, model tiny has 4"),
+        (staged((["c"], 0, 4), devices=["a", "b"]), "a stage has device c, devices are a, b"),
+        (staged((["a"], 0, 4), devices=["a", "a"]), "devices a, a: one is named twice"),
+        (changed("layers", value=[], table=staged((["a"], 0, 4))["stages"][0]), "the stage of a has no layers"),
+    ],
+)
+def test_stages_that_do_not_fit_are_refused(table, message):
+    if "format" not in table:
+        table = staged() | {"stages": [table]}
+
+    def read_and_check():
+        plan = load(table)
+        plan.check(SPEC, len(plan.devices))
+
+    with pytest.raises(HeptiError, match=message):
+        read_and_check()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "cannot read plan .*plan.json: No such file or directory"),
+        (b"{", "plan.json: not JSON: "),
+        (b"\xff\xfe", "plan.json: .*codec can't decode"),
+        (b"[" * 100_000, "plan.json: not JSON: "),
+        (b"9" * 5000, "plan.json: not JSON: "),
+        (b"{}", "plan.json: format is None"),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused(tmp_path, content, message):
+    path = tmp_path / "plan.json"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(HeptiError, match=message):
+        read_plan(path)
+
+
+FULL = WRITTEN | {"predicted": PREDICTED, "cluster": {"fingerprint": "x"}, "rows": 9, "system": "hepti"}
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
+    | st.sampled_from([10**400, -1, 0, 1, "rows", "block", 1e308]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["cut", "layers", "x"]), inner),
+    max_leaves=5,
+)  # fmt: skip
+
+
+def places(node, steps=()):
+    """Return the path to every node of the JSON below the root."""
+    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [place for key, item in items for place in [(*steps, key), *places(item, (*steps, key))]]
+
+
+@settings(max_examples=count(150, 400))
+@given(st.data())
+def test_damaged_json_is_a_plan_or_refused(data):
+    """Whatever is dropped or replaced, the outcome is a plan that can be used, or a HeptiError."""
+    table = FULL
+    for _ in range(data.draw(st.integers(1, 3))):
+        steps = data.draw(st.sampled_from(places(table)))
+        value = data.draw(JUNK | st.sampled_from([WRITTEN["stages"], WRITTEN["stages"][0]["layers"][1]["attention"]]))
+        table = changed(*steps, value=value, drop=data.draw(st.booleans()), table=table)
+        if not places(table):
+            return
+    try:
+        plan = load(table)
+        plan.check(SPEC, 3)
+    except HeptiError:
+        return
+    assert plan_from_json(plan_to_json(plan)) == plan
+    assert sum(weights_bytes(SPEC, plan, rank) for rank in range(3)) >= 4 * SPEC.hidden * SPEC.ffn
+
+
+@settings(max_examples=count(40, 100))
+@given(plans())
+def test_every_element_of_a_cut_matrix_is_held_once(plan):
+    """Over all ranks, matrices cut by heads or columns are held exactly once; by rows, wherever there are rows."""
+    held = {name: np.zeros(shape, int) for name, shape in tensor_shapes(SPEC).items()}
+    for rank in range(len(plan.devices)):
+        for piece in rank_slices(SPEC, plan, rank):
+            assert held[piece.name][piece.index].shape == piece.shape
+            held[piece.name][piece.index] += 1
+
+    for name, times in held.items():
+        if not name.startswith("layers/"):
+            assert (times == 1).all(), name
+            continue
+        _, layer, block, tensor = name.split("/", 3)
+        part = getattr(plan.layer(int(layer)), block)
+        if tensor.startswith("norm") or tensor in ("output/bias", "down/bias"):
+            assert (times >= 1).all(), name
+        elif part.cut is Cut.ROWS:
+            assert (times == sum(share > 0 for share in part.rows)).all(), name
+        else:
+            assert (times == 1).all(), name
+
+
+@settings(max_examples=count(40, 100))
+@given(plans(max_replicas=3))
+def test_bytes_of_weights_are_those_of_the_slices(plan):
+    for rank in range(len(plan.devices)):
+        sizes = [4 * math.prod(piece.shape) for piece in rank_slices(SPEC, plan, rank)]
+
+        assert weights_bytes(SPEC, plan, rank) == sum(sizes)
+
+
+def test_tiles_of_a_grid_by_hand():
+    """All have all F columns of some columns of H, a bias of what they add up, and vectors; the last has no tile."""
+    plan = load(changed(*FIRST, "mlp", value=GRID))
+    plan.check(SPEC, 3)
+
+    one, two, three = (
+        {piece.name.removeprefix("layers/0/mlp/"): piece for piece in layer_slices(SPEC, plan, 0, rank)}
+        for rank in range(3)
+    )
+    for matrix in ("up/weight", "down/weight"):
+        assert (one[matrix].span, one[matrix].columns, one[matrix].shape) == (Span(0, 37), Span(0, 9), (37, 9))
+        assert (two[matrix].span, two[matrix].columns, two[matrix].shape) == (Span(0, 37), Span(9, 20), (37, 11))
+    assert (one["up/bias"].span, two["up/bias"].span) == (Span(0, 20), Span(20, 37))
+    assert {name for name in three if name.startswith(("up", "down"))} == {"down/bias"}
+    # Two by two: rank 2 is in the first row and the second column.
+    block = BlockPlan(
+        Cut.GRID, Partition.of_counts([3, 2, 4, 1]), Partition.of_counts([12, 8]), Layout.ROWS, (0.25,) * 4
+    )
+    assert block.tile(2) == (Span(5, 10), Span(0, 12))
+    assert list(block.crew(2)) == [2, 3]
+
+
+def test_in_int8_the_matrices_of_the_layers_take_a_quarter():
+    """Biases, norms, embeddings and heads stay float32."""
+    plan = load(WRITTEN)
+    pieces = [piece for piece in rank_slices(SPEC, plan, 0) if piece.name.startswith("layers/")]
+    numbers = sum(math.prod(piece.shape) for piece in pieces if len(piece.shape) == 2)
+
+    assert weights_bytes(SPEC, plan, 0) - weights_bytes(SPEC, plan, 0, "int8") == 3 * numbers > 0
+
+
+def test_shares_by_hand():
+    """Rank 1 of the plan above: whole heads of four columns, its own F columns, all of a block cut by rows."""
+    plan = load(WRITTEN)
+
+    first = {piece.name.removeprefix("layers/0/"): piece for piece in layer_slices(SPEC, plan, 0, 1)}
+    assert first["attention/query/weight"].span == Span(12, 20)
+    assert first["attention/output/weight"].span == Span(12, 20)
+    assert first["attention/output/weight"].columns is None
+    assert first["mlp/up/weight"].shape == (37, 20)
+    last = {piece.name.removeprefix("layers/3/"): piece for piece in layer_slices(SPEC, plan, 3, 1)}
+    assert last["attention/key/bias"].span == Span(8, 16)
+    assert (last["attention/output/weight"].span, last["attention/output/weight"].columns) == (Span(0, 20), Span(7, 14))
+    assert last["attention/output/weight"].shape == (20, 7)
+    assert last["mlp/down/weight"].shape == (16, 20)
+    # Rank 2 has no head: only the vectors that follow the attention.
+    idle = [piece.name.removeprefix("layers/0/") for piece in layer_slices(SPEC, plan, 0, 2)]
+    attention = [name for name in idle if name.startswith("attention/")]
+    assert attention == ["attention/output/bias", "attention/norm/weight", "attention/norm/bias"]

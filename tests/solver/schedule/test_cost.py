@@ -1,0 +1,235 @@
+"""The cost model against sums done by hand, and its invariants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from solver.cluster.cluster import Link
+from solver.cluster.curves import Kernel
+from solver.model.spec import named_model
+from solver.plan.holdings import held_bytes, rank_slices, weights_bytes
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, uniform_plan
+from solver.plan.routes import Route, of_owner, sources
+from solver.plan.spans import Partition, tiles
+from solver.schedule.cost import predict, price, setting
+from solver.schedule.exchange import Network, gather, move, scatter, tile_counts
+from solver.schedule.stages import predict_plan
+from solver.schedule.steps import gather_ends, reduce_ends
+from solver.systems import make_plan, plans_for
+from tests.solver.clusters import pis
+
+SPEC = named_model("bert-base", layers=3)
+EVERY = np.array([True, True, True])
+
+
+def rows_block(*shares):
+    return BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(share / sum(shares) for share in shares))
+
+
+@pytest.mark.parametrize("system", plans_for(SPEC))
+def test_weights_of_a_run_of_layers_are_those_of_every_layer(system):
+    plan = make_plan(system, SPEC, pis(24.6, 70, 24.6, 10), rows=100)
+
+    for rank in range(4):
+        assert weights_bytes(SPEC, plan, rank) == sum(map(held_bytes, rank_slices(SPEC, plan, rank)))
+
+
+def test_owner_of_the_largest_block_sends_it_to_all_others():
+    blocks = np.array([70e6, 20e6, 10e6])
+    exchange = gather(blocks, EVERY)
+    network = Network(np.full(3, 100e6), 0.001, ())
+
+    assert exchange.sent.tolist() == [140e6, 40e6, 20e6]
+    assert exchange.received.tolist() == [30e6, 80e6, 90e6]
+    # The owner waits only for the others; they wait until it has sent everything.
+    assert exchange.seconds(network) == pytest.approx([0.401, 1.401, 1.401])
+
+
+def test_reduce_scatter_is_the_all_gather_backwards():
+    blocks = np.array([70e6, 20e6, 10e6])
+    forth, back = gather(blocks, EVERY), scatter(blocks, EVERY)
+
+    assert back.sent.tolist() == forth.received.tolist()
+    assert back.received.tolist() == forth.sent.tolist()
+    assert back.between(1, 0) == forth.between(0, 1) == 70e6
+
+
+def test_narrow_pair_is_waited_for():
+    cluster = replace(pis(10, 10, 10), links={frozenset(("pi-0", "pi-2")): Link(1e6, 0.5)})
+    exchange = gather(np.full(3, 1e6), EVERY)
+
+    seconds = exchange.seconds(Network.of(cluster))
+
+    assert seconds[[0, 2]] == pytest.approx([1.5, 1.5])
+    assert seconds[1] < 0.1
+
+
+def test_device_without_a_share_neither_sends_nor_receives():
+    exchange = gather(np.array([6.0, 0, 4]), np.array([True, False, True]))
+
+    assert (exchange.sent[1], exchange.received[1], exchange.messages[1]) == (0, 0, 0)
+    assert exchange.sent.tolist() == [6, 0, 4]
+
+
+def test_rows_that_stay_do_not_move():
+    exchange = move(np.array([4.0, 4, 2]), np.array([6.0, 1, 3]), row_bytes=8, tiles=np.ones(3))
+
+    assert exchange.sent.tolist() == [0, 24, 0]
+    assert exchange.received.tolist() == [16, 0, 8]
+
+
+def test_overlapped_exchange_costs_only_what_compute_does_not_hide():
+    before, during, edge, none = (np.array(value, float) for value in ([1, 2], [5, 5], [1, 1], [0, 0]))
+
+    hidden = gather_ends(before, during, edge, np.array([3.0, 2.0]), none)
+    exposed = gather_ends(before, during, edge, np.array([11.0, 4.0]), none)
+    late = gather_ends(before, during, edge, np.array([3.0, 2.0]), np.array([7.0, 8.0]))
+
+    assert hidden.tolist() == [6, 7]
+    assert exposed.tolist() == [12, 7]
+    # The other's last tile, 10 and 8 after the beginning, and what is computed on it.
+    assert late.tolist() == [11, 9]
+
+
+def test_what_is_sent_early_arrives_early():
+    exchange = gather(np.array([70e6, 20e6, 10e6]), EVERY)
+    network = Network(np.full(3, 100e6), 0.001, ())
+
+    found = exchange.arrival(network, np.array([0.2, 0.1, 0.9]))
+
+    # What the first receives after the third has begun; its own link, free since then; the first's two copies.
+    assert found == pytest.approx([0.001 + 0.9 + 0.3, 0.001 + 0.9 + 0.8, 0.001 + 0.2 + 1.4])
+
+
+def test_reduce_ends_with_the_last_summand():
+    before, during, edge, after = (np.array(value, float) for value in ([1, 2], [5, 5], [1, 1], [2, 1]))
+
+    assert reduce_ends(before, during, edge, after, np.array([3.0, 9.0])).tolist() == [9, 13]
+
+
+def test_a_step_is_as_late_as_the_second_most_unsteady_of_those_that_compute_and_exchange():
+    """Of two the slower counts. Who takes no part makes nobody late, nor who has time to spare."""
+    steady, jitter_s = pis(10, 10, 10), (0.001, 0.003, 0.002)
+    boards = zip(steady.devices, jitter_s, strict=True)
+    unsteady = replace(steady, devices=tuple(replace(device, jitter_s=own_s) for device, own_s in boards))
+
+    def later(*shares):
+        plan = uniform_plan(SPEC, steady.names, LayerPlan(rows_block(*shares), rows_block(*shares)))
+        return predict(SPEC, unsteady, plan, 96).seconds - predict(SPEC, steady, plan, 96).seconds
+
+    # Rank 0 alone hands rows out; K and V are gathered in every layer; all hand in, rank 0 with a little more to do.
+    assert later(1, 1, 1) == pytest.approx((SPEC.layers + 1) * 0.002, abs=0.0005)
+    assert later(1, 0, 1) == pytest.approx((SPEC.layers + 1) * 0.001, abs=0.0005)
+    assert later(30, 1, 1) == 0
+    assert later(1, 0, 0) == 0
+
+
+@pytest.mark.parametrize("route", Route)
+def test_bytes_and_messages_of_a_route_are_those_of_its_sources(route):
+    """Tile by tile, as the engine sends them: some devices without rows, some that want none."""
+    rng = np.random.default_rng(3)
+    for _ in range(100):
+        p, tile_rows = int(rng.integers(1, 6)), int(rng.choice([0, 1, 3, 8]))
+        rows = rng.integers(0, 40, p) * (rng.random(p) < 0.8)
+        wants = rng.random(p) < 0.8
+        moved, messages = np.zeros((p, p)), np.zeros(p)
+        for owner, span in enumerate(Partition.of_counts(rows.tolist())):
+            via = of_owner(route, rows.tolist(), owner)
+            others = [rank for rank in range(p) if wants[rank] and rank != owner]
+            for number, tile in enumerate(tiles(span, tile_rows)):
+                for receiver, source in sources(via, owner, number, others, p).items():
+                    # Equal tiles, as a cost sees them.
+                    moved[source, receiver] += span.size / len(tiles(span, tile_rows))
+                    messages[[source, receiver]] += 1
+                assert tile.size
+
+        found = gather(rows.astype(float), wants, tile_counts(rows.astype(float), tile_rows), route)
+
+        between = [[float(found.between(j, i)) * (i != j) for i in range(p)] for j in range(p)]
+        np.testing.assert_allclose(between, moved, atol=1e-9)
+        np.testing.assert_allclose([found.sent, found.received], [moved.sum(1), moved.sum(0)], atol=1e-9)
+        assert found.messages.tolist() == messages.tolist()
+
+
+def test_one_device_costs_its_compute_and_no_exchange():
+    cluster = pis(24.6)
+    plan = make_plan("single", SPEC, cluster, rows=128)
+    bank, H, F = setting(SPEC, cluster, 128).machine.bank, 768, 3072
+    gemms = [(Kernel.PROJECT, H * n) for n in (2 * H, H, F)] + [(Kernel.CONTRACT, H * n) for n in (H, F)]
+    layer = sum(bank.seconds(kernel, 128, weights)[0] for kernel, weights in gemms)
+    layer += bank.attend(128, 128, 12, 64)[0] + bank.seconds(Kernel.ACTIVATE, 128 * F)[0]
+    layer += 2 * bank.seconds(Kernel.NORM, 128 * H)[0]
+
+    predicted = predict(SPEC, cluster, plan, 128)
+
+    assert predicted.seconds == pytest.approx(3 * layer + 2 * bank.seconds(Kernel.NORM, 128 * H)[0])
+    assert (predicted.exchange_s, predicted.bytes_on_wire) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("layer", "per_layer"),
+    [
+        # [S, H] elements sent by all together: K and V of every row to two others.
+        (LayerPlan(rows_block(1, 2, 1), rows_block(1, 2, 1)), 2 * 2),
+        # A reduce-scatter sends 2/3 of three summands, and so does the all-gather of the sum; twice a layer.
+        (LayerPlan(*[BlockPlan(Cut.BLOCK, inner=Partition.of_counts((4, 4, 4)))] * 2), 8),
+    ],
+)
+def test_bytes_on_the_wire_are_the_formulas(layer, per_layer):
+    """systems.md 8.5, S = 96, H = 768."""
+    inner = layer.mlp.inner and Partition.of_counts((1024, 1024, 1024))
+    layer = replace(layer, mlp=replace(layer.mlp, inner=inner))
+    cluster = pis(10, 10, 10)
+
+    three, two = (
+        predict(replace(SPEC, layers=n), cluster, uniform_plan(replace(SPEC, layers=n), cluster.names, layer), 96)
+        for n in (3, 2)
+    )
+
+    assert three.bytes_on_wire - two.bytes_on_wire == per_layer * 4 * 96 * 768
+
+
+def test_rank_0_hands_out_rows_and_the_first_block_gathers_them():
+    norm_rows = BlockPlan(Cut.BLOCK, Partition.of_counts((6, 6)), norm=Layout.ROWS, rows=(0.5, 0.5))
+    plan = uniform_plan(SPEC, ("pi-0", "pi-1"), LayerPlan(norm_rows, rows_block(1, 1)))
+
+    steps = price(setting(SPEC, pis(10, 10), 64), plan).steps
+
+    names = [(step.name, step.repeats) for step in steps]
+    layers = [("gather rows", 1), ("reduce", 1), ("gather rows", 2), ("reduce", 2)]
+    assert names == [("embed, hand out", 1), *layers, ("hand in", 1)]
+    assert steps[0].sent.tolist() == [32 * 768 * 4, 0]
+
+
+def test_stream_that_changes_rows_pays_for_the_move():
+    cluster = pis(10, 10)
+    same = uniform_plan(SPEC, cluster.names, LayerPlan(rows_block(1, 1), rows_block(1, 1)))
+    other = uniform_plan(SPEC, cluster.names, LayerPlan(rows_block(1, 1), rows_block(3, 1)))
+
+    moved = predict(SPEC, cluster, other, 64).bytes_on_wire - predict(SPEC, cluster, same, 64).bytes_on_wire
+
+    # 16 rows there and back in every layer, but the last is handed in from where it lies: 16 fewer rows to rank 0.
+    assert moved == (3 * 16 + 2 * 16 - 16) * 768 * 4
+
+
+def test_compute_exchange_and_idle_of_a_device_are_all_of_its_time():
+    cluster = pis(24.6, 70, 10)
+    for system in plans_for(SPEC):
+        plan = make_plan(system, SPEC, cluster, 100)
+        if not plan.in_one:
+            continue
+        found = price(setting(SPEC, cluster, 100), plan)
+
+        assert found.compute_s + found.exchange_s + found.idle_s == pytest.approx(np.full(3, found.seconds))
+        assert min(found.compute_s.min(), found.exchange_s.min(), found.idle_s.min()) > -1e-12
+
+
+def test_slower_link_never_costs_less():
+    """The same plan; a system that plans for throughput may find a faster one on slower links."""
+    for system in plans_for(SPEC):
+        plan = make_plan(system, SPEC, pis(24.6, 70, 10, mbps=940), 100)
+        seconds = [predict_plan(SPEC, pis(24.6, 70, 10, mbps=mbps), plan, 100).seconds for mbps in (940, 240, 80)]
+        assert seconds == sorted(seconds)

@@ -1,0 +1,136 @@
+"""2-D tiles: what moves between them, and the grid that `grid2d` takes, by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from solver.model.spec import named_model
+from solver.plan.changes import Holdings
+from solver.plan.holdings import weights_bytes
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Wire, uniform_plan
+from solver.plan.spans import Partition
+from solver.programs.lengths import for_rows
+from solver.schedule.cost import price, setting
+from solver.schedule.grid import GridExchanges
+from solver.systems import make_plan
+from solver.systems.grid2d import grid_rows, nested, sent_of_row
+from tests.solver.clusters import pis
+
+SPEC = named_model("bert-base", layers=3)  # H 768, F 3072, 12 heads of 64
+
+
+def exchanges(wire: Wire = Wire.FLOAT32, tile_rows: int = 0, **other: np.ndarray) -> GridExchanges:
+    """Return those of two rows by two columns: 3 and 5 columns of H, 7 rows."""
+    shares = {"inner": np.array([1.0, 2, 3, 0]), "columns": np.array([3.0, 5]), "rows": np.array([4.0, 0, 1, 2])}
+    s = setting(SPEC, pis(10, 10, 10, 10), 7, wire)
+    return GridExchanges(**shares | other, row_bytes=s.row_bytes, tile_rows=tile_rows)
+
+
+def test_the_exchanges_of_uneven_tiles_move_what_is_counted_by_hand():
+    """Ranks 0 and 2 are in the first row of the grid, 0 and 1 in its first column."""
+    grid = exchanges()
+
+    assert grid.weights.tolist() == [3 * 3, 3 * 5, 3 * 3, 3 * 5]
+    assert (grid.enter().sent / 4).tolist() == [4 * (5 + 3 + 5), 0, 1 * (3 + 5 + 5), 2 * (3 + 5 + 3)]
+    assert (grid.enter().received / 4).tolist() == [3 * 3, 7 * 5, 6 * 3, 5 * 5]
+    assert (grid.add_up(3).sent / 4).tolist() == [3 * 7 * 2, 3 * 7 * 1, 0, 3 * 7 * 3]
+    assert (grid.spread().sent / 4).tolist() == [7 * 1, 7 * 2, 7 * 3, 0]
+    assert (grid.leave().sent / 4).tolist() == [3 * 3, 5 * 7, 3 * 6, 5 * 5]
+    assert grid.enter().between(0, 3) == 4 * 5 * 4
+
+
+def test_a_rank_without_a_tile_sends_only_its_rows():
+    """The second row of the grid has no columns of H; ranks 1 and 3 still add up some of what lies between."""
+    grid = exchanges(columns=np.array([8.0, 0]))
+
+    assert grid.weights.tolist() == [24, 0, 24, 0]
+    assert (grid.enter().sent / 4).tolist() == [4 * 8, 0, 1 * 8, 2 * 2 * 8]
+    assert (grid.add_up(1).sent / 4).tolist() == [7 * 2, 0, 0, 0]
+    assert (grid.spread().sent / 4).tolist() == [0, 7 * 2, 0, 0]
+    assert (grid.leave().sent / 4).tolist() == [3 * 8, 0, 6 * 8, 0]
+
+
+def test_thin_wires_have_a_scale_for_every_row_of_a_message():
+    grid = exchanges(Wire.INT8, tile_rows=2)
+
+    assert grid.enter().sent.tolist() == [4 * (9 + 7 + 9), 0, 1 * (7 + 9 + 9), 2 * (7 + 9 + 7)]
+    assert grid.enter().encoded.tolist() == [4 * (7 + 9), 0, 7 + 9, 2 * (7 + 9)]
+    assert grid.enter().messages.tolist() == [2 * 3 + 2, 4, 3 + 3, 3 + 3]  # rank 0 has two tiles of rows
+    assert grid.add_up(3).sent.tolist() == [7 * (3 * 2 + 3 * 4), 7 * (3 + 3 * 4), 0, 7 * (9 + 3 * 4)]
+
+
+def test_equal_tiles_send_what_the_paper_says():
+    """Pope et al.: 2 S (H/X + F/Y) for the MLP, times (p - 1)/p and (X - 1)/X where counted to the number."""
+    S, H, F, X, Y = 64, 768, 3072, 2, 4
+    rows = np.full(8, S / 8)
+    grid = GridExchanges(np.full(8, F / 8), np.full(X, H / X), rows, setting(SPEC, pis(*[10] * 8), S).row_bytes, 0)
+
+    sent = sum(exchange.sent for exchange in (grid.enter(), grid.add_up(1), grid.spread(), grid.leave()))
+
+    assert (sent == 4 * 2 * S * (H / X * 7 / 8 + F / Y * 1 / 2)).all()
+
+
+def test_the_grid_is_the_one_that_sends_least():
+    """By hand for H 768, F 3072, numbers a row: of 8 devices 2 by 4 send 1344 + 1152, 4 by 2 send 672 + 3456."""
+    assert (sent_of_row(SPEC, 2, 4), sent_of_row(SPEC, 4, 2)) == (1344 + 1152, 672 + 3456)
+    assert sent_of_row(SPEC, 1, 8) == 4 * 768 * 7 / 8 > sent_of_row(SPEC, 2, 4)  # tensor parallelism sends more
+    assert sent_of_row(SPEC, 1, 4) == 4 * 768 * 3 / 4 < sent_of_row(SPEC, 2, 2)  # and of four devices less
+    # 36 devices: 3 by 12 send 995.6 + 512, 2 by 18 send 1493.3 + 256, 4 by 9 send 746.7 + 768.
+    assert [grid_rows(SPEC, devices) for devices in (4, 6, 8, 16, 36)] == [2, 2, 2, 2, 3]
+    assert [grid_rows(SPEC, devices) for devices in (1, 2, 3, 5, 7)] == [1] * 5  # nothing else divides a prime
+
+
+def test_heads_are_shared_over_the_columns_of_the_grid_first():
+    assert nested(12, 2, 4).counts == (2, 1) * 4
+    assert nested(5, 2, 2).counts == (2, 1, 1, 1)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 6, 8])
+def test_a_plan_of_grid2d_holds_and_sends_equal_shares(devices):
+    cluster = pis(*[10] * devices)
+    three, two = (make_plan("grid2d", replace(SPEC, layers=layers), cluster, 96) for layers in (3, 2))
+    X = grid_rows(SPEC, devices)
+
+    layer = three.layer(0)
+    assert layer.attention.cut is layer.mlp.cut is Cut.GRID
+    assert layer.mlp.inner.counts == (3072 // devices,) * devices
+    assert layer.mlp.columns.counts == (768 // X,) * X
+    held = [weights_bytes(SPEC, three, rank) for rank in range(1, devices)]
+    common = 6 * 768 * 4  # two norms and two last biases
+    assert all(size == pytest.approx(3 * (12 * 768**2 / devices * 4 + common), rel=0.01) for size in held)
+    if 12 % devices == 0:  # then heads are equal, too
+        sent = three.predicted.bytes_on_wire - two.predicted.bytes_on_wire
+        assert sent == 4 * 96 * devices * sent_of_row(SPEC, X, devices // X)
+
+
+def test_a_grid_of_one_row_takes_as_long_as_blocks():
+    """1 by p: the same products and the same bytes as Galaxy's cut; the activation is a pass of its own."""
+    cluster, shares = pis(10, 20, 10), (0.25, 0.5, 0.25)
+    heads, columns = Partition.of_counts([3, 6, 3]), Partition.of_counts([768, 1536, 768])
+    by_block = LayerPlan(*(BlockPlan(Cut.BLOCK, p, norm=Layout.ROWS, rows=shares) for p in (heads, columns)))
+    whole = Partition.of_counts([768])
+    by_grid = LayerPlan(*(BlockPlan(Cut.GRID, p, whole, Layout.ROWS, shares) for p in (heads, columns)))
+
+    block, grid = (
+        price(setting(SPEC, cluster, 96), uniform_plan(SPEC, cluster.names, layer)).prediction
+        for layer in (by_block, by_grid)
+    )
+
+    assert (grid.bytes_on_wire, grid.weights_bytes) == (block.bytes_on_wire, block.weights_bytes)
+    assert grid.seconds == pytest.approx(block.seconds, rel=0.05)
+    # Bias and activation are not in its first product: the kernels are others, though the weights are the same.
+    before, after = (uniform_plan(SPEC, cluster.names, layer) for layer in (by_block, by_grid))
+    assert list(Holdings(before, 3).lacking(SPEC, after, 0)) == [0, 1, 2]
+
+
+def test_a_grid_keeps_its_shares_at_other_lengths():
+    cluster = pis(10, 10, 10, 10)
+    plan = make_plan("grid2d", SPEC, cluster, 96)
+
+    other = for_rows(SPEC, cluster, plan, 32)
+
+    assert other.stages == plan.stages
+    assert other.rows == 32

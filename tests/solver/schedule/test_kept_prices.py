@@ -1,0 +1,58 @@
+"""Plan files that the first version wrote, with what it predicted: they are read, and cost what they did.
+
+`plans-1.json` has a plan a line, for thirty-odd clusters, lengths, memories and systems.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from solver.cluster.named import find_cluster
+from solver.model.spec import named_model
+from solver.plan.file import plan_from_json
+from solver.schedule.stages import predict_plan
+from solver.systems import plan_that_fits
+from tests.solver.systems.test_best import random_instance
+
+POINTS = json.loads((Path(__file__).parents[2] / "data" / "plans-1.json").read_text())
+
+
+def name(point):
+    where = point["cluster"] or f"seed {point['seed']}"
+    return f"{where} {point['rows']} {point['plan']['system']} {point['plan']['wire']} {point['memory']}"
+
+
+def instance(point):
+    """Return model, cluster and rows."""
+    if point["seed"] is None:
+        spec, cluster, rows = named_model(point["model"], point["layers"]), find_cluster(point["cluster"]), 0
+    else:
+        spec, cluster, rows = random_instance(np.random.default_rng(point["seed"]))
+    devices = (replace(device, memory_bytes=round(device.memory_bytes * point["memory"])) for device in cluster.devices)
+    return spec, replace(cluster, devices=tuple(devices)), rows or point["rows"]
+
+
+@pytest.mark.parametrize("point", POINTS, ids=name)
+def test_a_plan_is_priced_as_it_was(point):
+    spec, cluster, rows = instance(point)
+    plan = plan_from_json(json.dumps(point["plan"]))
+    plan.check(spec, len(cluster.devices))
+
+    found = predict_plan(spec, cluster, plan, rows)
+
+    assert found.seconds == pytest.approx(plan.predicted.seconds, rel=0.01)
+    assert found.bytes_on_wire == plan.predicted.bytes_on_wire
+    assert found.weights_bytes == plan.predicted.weights_bytes
+
+
+@pytest.mark.parametrize("point", [point for point in POINTS if point["plan"]["system"] == "hepti"], ids=name)
+def test_the_planner_finds_no_worse_than_it_did(point):
+    spec, cluster, rows = instance(point)
+    kept = plan_from_json(json.dumps(point["plan"]))
+
+    plan = plan_that_fits("hepti", spec, cluster, rows, kept.wire)
+
+    assert plan.predicted_s <= 1.005 * predict_plan(spec, cluster, kept, rows).seconds

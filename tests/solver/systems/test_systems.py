@@ -1,0 +1,110 @@
+"""The published systems give the shares that the papers' rules give by hand."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import GIB, Cluster, Device, Link
+from solver.model.spec import named_model
+from solver.plan.file import plan_from_json, plan_to_json
+from solver.plan.plan import Cut, Layout
+from solver.systems import make_plan, plans_for
+from tests.sweeps import count
+
+SPEC = named_model("bert-base")  # 12 heads, 3072 columns of F
+
+
+def cluster(*gflops):
+    devices = tuple(Device(f"pi-{rank}", speed * 1e9, 4 * GIB) for rank, speed in enumerate(gflops))
+    return Cluster(devices, Link(117.5e6, 200e-6))
+
+
+def cuts(system, *gflops, rows=128):
+    plan = make_plan(system, SPEC, cluster(*gflops), rows)
+    plan.check(SPEC, len(gflops))
+    assert (plan.system, plan.rows, plan.layer(0)) == (system, rows, plan.layer(SPEC.layers - 1))
+    return plan.layer(0)
+
+
+def test_megatron_shares_equally():
+    layer = cuts("megatron", 10, 20, 90)
+
+    assert (layer.attention.cut, layer.mlp.cut) == (Cut.BLOCK, Cut.BLOCK)
+    assert (layer.attention.norm, layer.mlp.norm) == (Layout.FULL, Layout.FULL)
+    assert layer.attention.inner.counts == (4, 4, 4)
+    assert layer.mlp.inner.counts == (1024, 1024, 1024)
+
+
+def test_megatron_gives_whole_heads_and_the_rest_to_the_first():
+    layer = cuts("megatron", *[1] * 5)
+
+    assert layer.attention.inner.counts == (3, 3, 2, 2, 2)
+    assert layer.mlp.inner.counts == (615, 615, 614, 614, 614)
+
+
+def test_more_devices_than_heads_leave_some_without():
+    assert cuts("megatron", *[1] * 14).attention.inner.counts == (1,) * 12 + (0, 0)
+
+
+def test_megatron_weighted_shares_by_speed():
+    """Speeds 24.6, 70, 24.6, 10: heads 2.28, 6.50, 2.28, 0.93 are rounded by the largest remainder."""
+    layer = cuts("megatron-weighted", 24.6, 70, 24.6, 10)
+
+    assert layer.attention.inner.counts == (2, 7, 2, 1)
+    assert layer.mlp.inner.counts == (585, 1664, 585, 238)
+    assert layer.attention.cut is layer.mlp.cut is Cut.BLOCK
+
+
+def test_rows_shares_rows_by_speed():
+    layer = cuts("sequence-weighted", 10, 20, 10)
+
+    assert layer.attention == layer.mlp
+    assert layer.mlp.cut is Cut.ROWS
+    assert layer.mlp.rows == (0.25, 0.5, 0.25)
+    assert layer.mlp.row_partition(511).counts == (128, 255, 128)
+
+
+def test_single_takes_the_fastest():
+    assert cuts("single", 10, 90, 20).mlp.rows == (0, 1, 0)
+    # Equally fast: one of them, not both.
+    assert cuts("single", 90, 90).attention.row_partition(7).counts == (7, 0)
+
+
+def test_single_takes_the_device_that_is_named():
+    plan = make_plan("single:pi-2", SPEC, cluster(10, 90, 20), 64)
+
+    assert plan.system == "single:pi-2"
+    assert plan.stages[0].active == (2,)
+    with pytest.raises(HeptiError, match="single:pi-3: there is no device 'pi-3', there are pi-0, pi-1, pi-2"):
+        make_plan("single:pi-3", SPEC, cluster(10, 90, 20), 64)
+    with pytest.raises(HeptiError, match="unknown system 'single:': did you mean single"):
+        make_plan("single:", SPEC, cluster(10, 90, 20), 64)
+
+
+@settings(max_examples=count(15, 40))
+@given(
+    st.sampled_from(plans_for(SPEC)),
+    st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=6),
+    st.integers(1, SPEC.max_positions),
+)
+def test_every_system_plans_for_every_cluster(system, gflops, rows):
+    """The plan fits the model and the devices, names both, and survives its file."""
+    devices = cluster(*gflops)
+    plan = make_plan(system, SPEC, devices, rows)
+
+    plan.check(SPEC, len(gflops))
+    assert plan.devices == devices.names
+    assert plan.cluster_fingerprint == devices.fingerprint
+    assert plan.model_fingerprint == SPEC.fingerprint
+    assert plan_from_json(plan_to_json(plan)) == plan
+
+
+def test_what_cannot_be_planned_is_refused():
+    with pytest.raises(HeptiError, match=r"unknown system 'megatorn': did you mean megatron\?"):
+        make_plan("megatorn", SPEC, cluster(1), 128)
+    with pytest.raises(HeptiError, match=r"unknown system 'xyz': known: hepti, .*, megatron, .*, pipeedge, .*, data"):
+        make_plan("xyz", SPEC, cluster(1), 128)
+    for rows in (0, -3):
+        with pytest.raises(HeptiError, match=f"--rows is {rows}, must be at least 1"):
+            make_plan("sequence-weighted", SPEC, cluster(1), rows)

@@ -1,0 +1,1 @@
+"""From a checkpoint directory to a weights file."""

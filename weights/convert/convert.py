@@ -1,0 +1,165 @@
+"""From a checkpoint directory to a weights file, slice by slice: never a whole model in memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from solver.base.errors import HeptiError
+from solver.base.progress import progress
+from solver.model.spec import ModelSpec, TextInput, tensor_shapes
+from solver.plan.spans import Span
+from weights.convert.checkpoint import Tensors, read_json, weight_files
+from weights.convert.families import build_spec, find_family, skipped_positions
+from weights.convert.sentence_encoders import SentenceHead, max_rows, sentence_modules, tokenizer_text
+from weights.file.layout import Array, row_spans
+from weights.file.store import WeightsWriter
+from weights.inputs.tokenize import Tokenizer
+
+_QKV_BIASES = ("attention/query/bias", "attention/key/bias", "attention/value/bias")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where one of our tensors comes from: its shape, and a function that reads some of its rows."""
+
+    shape: tuple[int, ...]
+    rows: Callable[[Span], Array]
+
+
+def convert(directory: Path, path: Path, dtype: str = "float32") -> ModelSpec:
+    """Write the weights file of a checkpoint.
+
+    Parameters
+    ----------
+    directory
+        As the transformers or the sentence-transformers library saves it.
+    path
+        The file to make.
+    dtype
+        float32 or float16.
+
+    Raises
+    ------
+    HeptiError
+        If the checkpoint is incomplete, damaged or of an architecture that is not computed; nothing is left behind.
+    """
+    if not directory.is_dir():
+        raise HeptiError(f"no checkpoint directory {directory}")
+    with Tensors() as tensors:
+        with _settings(directory):
+            encoder, head = sentence_modules(directory)
+            config = read_json(encoder / "config.json")
+            family, architecture = find_family(config)
+            tensors.add(weight_files(encoder, architecture), family.rename)
+            _use_sentence_head(tensors, head)
+            name = Path(config.get("_name_or_path") or directory.resolve().name).name
+            spec = build_spec(
+                name, family, config, read_json(encoder / "preprocessor_config.json", optional=True), tensors
+            )
+            spec = _with_text_limit(_with_sentence_head(spec, head), encoder)
+            biases = _QKV_BIASES if config.get("qkv_bias") is False else ()
+            if head and not head.dense_bias:
+                biases = (*biases, "dense/bias")
+            skip = skipped_positions(family, config)
+            sources = {
+                name: _source(name, shape, tensors, biases, skip, directory)
+                for name, shape in tensor_shapes(spec).items()
+            }
+            _check_shapes(spec, sources, directory)
+            tokenizer = None
+            if isinstance(spec.input, TextInput) and (tokenizer := tokenizer_text(encoder)) is not None:
+                Tokenizer(tokenizer, spec.input.max_rows)  # refuses what no rank could use
+        with WeightsWriter(path, spec, f"{name} ({architecture})", dtype, tokenizer) as weights:
+            _copy(sources, weights)
+    return spec
+
+
+@contextmanager
+def _settings(directory: Path) -> Iterator[None]:
+    """Refuse settings of a kind that nobody thought of: a text as `num_channels`, a patch of 0 pixels."""
+    try:
+        yield
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+        raise HeptiError(f"{directory}: a setting in its JSON files is not as it should be: {error}") from error
+
+
+def _use_sentence_head(tensors: Tensors, head: SentenceHead | None) -> None:
+    """Put the sentence encoder's own head in the place of the checkpoint's, which takes no part in an embedding."""
+    if head is None:
+        return
+    for name in [key for key in tensors if key.startswith(("dense/", "classifier/"))]:
+        del tensors[name]
+    if head.dense_folder is not None:
+        files = weight_files(head.dense_folder, "AutoModel")
+        tensors.add(files, lambda key: key.replace("linear.", "dense/"))
+
+
+def _with_sentence_head(spec: ModelSpec, head: SentenceHead | None) -> ModelSpec:
+    return spec if head is None else replace(spec, pooling=head.pooling, dense=head.dense, normalize=head.normalize)
+
+
+def _with_text_limit(spec: ModelSpec, encoder: Path) -> ModelSpec:
+    if not isinstance(spec.input, TextInput):
+        return spec
+    return replace(spec, input=replace(spec.input, max_rows=max_rows(encoder, spec.input.positions)))
+
+
+def _source(
+    name: str, shape: tuple[int, ...], tensors: Tensors, zero_biases: tuple[str, ...], skip: int, directory: Path
+) -> Source:
+    """Say how one of our tensors is read: as it is, turned, cut, or put together from several."""
+    if zero_biases and name.endswith(zero_biases) and name not in tensors:
+        return Source(shape, lambda rows: np.zeros(rows.size, np.float32))
+    folder, _, leaf = name.rpartition("/")
+    parts = [tensors[key] for key in (f"{name}/0", f"{name}/1") if key in tensors]
+    if name == "embeddings/prefix" and parts:  # the class token, and DeiT's distillation token
+        return Source(
+            (len(parts), parts[0].shape[-1]),
+            lambda rows: np.concatenate([part[:].reshape(1, -1) for part in parts])[rows.slice],
+        )
+    heads = [tensors[key] for key in (f"{folder}/0/{leaf}", f"{folder}/1/{leaf}") if key in tensors]
+    if len(heads) == 2:  # DeiT's two classifiers, whose mean is the answer
+        if leaf == "bias":
+            return Source(heads[0].shape, lambda rows: (heads[0][rows.slice] + heads[1][rows.slice]) * np.float32(0.5))
+        return Source(
+            (heads[0].shape[0], sum(head.shape[-1] for head in heads)),
+            lambda rows: np.concatenate([head[rows.slice] for head in heads], axis=1) * np.float32(0.5),
+        )
+    if name not in tensors:
+        raise HeptiError(f"{directory} has no tensor for {name}: the checkpoint is incomplete")
+    tensor = tensors[name]
+    if name.endswith(("attention/output/weight", "mlp/down/weight")):  # ours lie [in, out]
+        return Source(tensor.shape[::-1], lambda rows: tensor[:, rows.slice].T)
+    if name == "embeddings/patch/weight":  # [H, channels, patch, patch]
+        width = math.prod(tensor.shape[1:])
+        return Source((tensor.shape[0], width), lambda rows: tensor[rows.slice].reshape(rows.size, width))
+    if name == "embeddings/position" and len(tensor.shape) == 3:  # [1, rows, H]
+        return Source(tensor.shape[1:], lambda rows: tensor[0:1, rows.slice][0])
+    if name == "embeddings/position":
+        return Source(
+            (tensor.shape[0] - skip, *tensor.shape[1:]), lambda rows: tensor[rows.start + skip : rows.stop + skip]
+        )
+    return Source(tensor.shape, lambda rows: tensor[rows.slice])
+
+
+def _check_shapes(spec: ModelSpec, sources: dict[str, Source], directory: Path) -> None:
+    """Refuse a checkpoint whose tensors do not fit its config.json, before anything is written."""
+    for name, shape in tensor_shapes(spec).items():
+        if sources[name].shape != shape:
+            raise HeptiError(f"{directory}: {name} is {sources[name].shape}, config.json makes it {shape}")
+
+
+def _copy(sources: dict[str, Source], weights: WeightsWriter) -> None:
+    total = sum(4 * math.prod(source.shape) for source in sources.values())
+    with progress("converting", total) as advance:
+        for name, source in sources.items():
+            for rows in row_spans(source.shape):
+                block = source.rows(rows)
+                weights.write(name, rows.start, block)
+                advance(block.nbytes)

@@ -1,0 +1,1 @@
+"""The weights file: HDF5, its layout, and writing that survives a full disk."""

@@ -1,0 +1,327 @@
+"""The weights file `hepti-weights/1`: HDF5, one dataset a tensor, every byte under a checksum.
+
+Root attributes `format`, `model` (the ModelSpec as JSON), `model_sha256`, `source`, `dtype` and `fingerprint`; the
+dataset `tokenizer` holds the text of a tokenizer.json; every other dataset is a tensor, named and shaped as
+`solver.model.spec.tensor_shapes` says. The tensors' bytes carry fletcher32; groups, attributes and chunk indices carry
+HDF5's own checksums, which exist from the layout of HDF5 1.10 on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from solver.base.errors import HeptiError
+from solver.model.spec import ModelSpec, tensor_shapes
+from solver.plan.holdings import TensorSlice
+from solver.plan.spans import Span
+from weights.file.disk import Disk, check_space, uninterrupted
+from weights.file.layout import STEP_BYTES, Array, chunk_shape, is_finite, steps, widen
+
+FORMAT = "hepti-weights/1"
+DTYPES = ("float32", "float16")
+SIGNATURE = b"\x89HDF\r\n\x1a\n"  # at the beginning of every HDF5 file of ours
+MAKE_ONE = (
+    "make one with python -m weights convert, of a checkpoint, or python -m weights synthesize, of random numbers"
+)
+
+
+class WeightsFile:
+    """A weights file, open for reading: `with WeightsFile(path) as weights`.
+
+    Parameters
+    ----------
+    path
+        The file; it is never locked, so that it may lie on NFS.
+
+    Raises
+    ------
+    HeptiError
+        If the file is missing, cut short, damaged, or not a weights file of this version.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with _named(f"cannot read weights file {path}"):
+            if not path.is_file():
+                raise HeptiError(f"no weights file {path}: {MAKE_ONE}")
+            with path.open("rb") as file:
+                if file.read(len(SIGNATURE)) != SIGNATURE:
+                    raise HeptiError(f"{path} is not a weights file: {MAKE_ONE}")
+        with _named(f"{path} is cut short or damaged, copy or convert the file again"):
+            self._file = h5py.File(path, "r", locking=False)
+        try:
+            with _named(f"{path} is damaged, copy or convert the file again"):
+                foreign = "format" not in self._file.attrs
+            if foreign:
+                raise HeptiError(f"{path} is not a weights file: {MAKE_ONE}")
+            found = self._attribute("format")
+            if found != FORMAT:
+                raise HeptiError(f"{path} is of format {found!r}, this version reads {FORMAT!r}: convert it again")
+            model = self._attribute("model")
+            if self._attribute("model_sha256") != _sha256(model):
+                raise HeptiError(f"{path}: the model description is damaged: copy or convert the file again")
+            try:
+                self.spec = ModelSpec.from_json(model)
+            except HeptiError as error:
+                raise HeptiError(f"{path}: {error}") from error
+            self.source = self._attribute("source")
+            self.dtype = self._attribute("dtype")
+            self.fingerprint = self._attribute("fingerprint")
+        except BaseException:
+            self.close()
+            raise
+        self._shapes = tensor_shapes(self.spec)
+
+    @property
+    def tokenizer(self) -> str | None:
+        """Text of the checkpoint's tokenizer.json; None where it had none."""
+        with _named(f"{self.path}: the tokenizer is damaged"):
+            return bytes(self._file["tokenizer"][:]).decode() if "tokenizer" in self._file else None
+
+    def read(self, piece: TensorSlice, out: Array | None = None) -> Array:
+        """Read a slice of a tensor as float32.
+
+        Parameters
+        ----------
+        piece
+            Which part of which tensor; rows are one contiguous read.
+        out : float32, C-contiguous, of the piece's shape
+            Where to put it; may be a view into a larger array. None: a new array.
+
+        Returns
+        -------
+        `out`
+
+        Raises
+        ------
+        HeptiError
+            If the tensor is missing, damaged, of another shape, or not finite.
+        """
+        if out is None:
+            out = np.empty(piece.shape, np.float32)
+        elif out.shape != piece.shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+            raise ValueError(f"{piece.name}: {piece.shape} float32 does not fit into {out.shape} {out.dtype}")
+        dataset = self._dataset(piece.name)
+        done = 0
+        for rows in steps(piece, dataset.shape, STEP_BYTES):
+            self._read_rows(dataset, piece, rows, out[done : done + rows.size])
+            done += rows.size
+        return out
+
+    def read_pieces(self, piece: TensorSlice, bytes_limit: int) -> Iterator[Array]:
+        """Yield what `read` returns in consecutive groups of rows, each a new array of at most `bytes_limit` bytes.
+
+        A group has at least one row, however many bytes that takes.
+        """
+        dataset = self._dataset(piece.name)
+        for rows in steps(piece, dataset.shape, bytes_limit):
+            block = np.empty((rows.size, *piece.shape[1:]), np.float32)
+            self._read_rows(dataset, piece, rows, block)
+            yield block
+
+    def stored_bytes(self, name: str) -> int:
+        """Return how many bytes a tensor takes in the file."""
+        return int(self._dataset(name).id.get_storage_size())
+
+    def close(self) -> None:
+        """Close the file; reading ends."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _attribute(self, name: str) -> str:
+        with _named(f"{self.path} is damaged, copy or convert the file again: attribute {name}"):
+            return bytes(self._file.attrs[name]).decode()
+
+    def _dataset(self, name: str) -> Any:
+        with _named(f"{self.path}: tensor {name} is missing or damaged"):
+            dataset = self._file[name]
+            shape, dtype = dataset.shape, dataset.dtype
+        if shape != self._shapes[name] or dtype != self.dtype:
+            raise HeptiError(
+                f"{self.path}: tensor {name} is {shape} {dtype}, the model needs {self._shapes[name]} {self.dtype}"
+            )
+        return dataset
+
+    def _read_rows(self, dataset: Any, piece: TensorSlice, rows: Span, out: Array) -> None:
+        """Read some rows of a piece into `out` and refuse what is not finite."""
+        start = (rows.start, piece.columns.start if piece.columns else 0)[: out.ndim]
+        half = dataset.dtype == np.float16
+        target: npt.NDArray[Any] = np.empty(out.shape, np.float16) if half else out
+        with _named(f"{self.path}: tensor {piece.name} is damaged, copy or convert the file again"):
+            # h5py's own indexing costs 6 % of the reading time, here it is left out.
+            selection = dataset.id.get_space()
+            selection.select_hyperslab(start, out.shape)
+            dataset.id.read(h5py.h5s.create_simple(out.shape), selection, target)
+        if half:
+            widen(target, out)
+        if not is_finite(out, limit=65536.0 if half else math.inf):
+            raise HeptiError(f"{self.path}: tensor {piece.name} has NaN or infinite values: convert it again")
+
+
+class WeightsWriter:
+    """Writes a weights file slice by slice: `with WeightsWriter(path, …) as weights`.
+
+    The file appears under its name when everything has been written; until then, and after any failure, only a
+    temporary file lies beside it, and that is removed.
+
+    Parameters
+    ----------
+    path
+        The file to make; one that exists is replaced at the end.
+    spec
+        The model; its tensors must all be written.
+    source
+        Where the numbers come from.
+    dtype
+        float32 or float16, as stored.
+    tokenizer
+        Text of a tokenizer.json, if the model reads text.
+
+    Raises
+    ------
+    HeptiError
+        If the folder is missing or too full, a value is NaN or infinite, or a tensor is left out.
+    """
+
+    def __init__(
+        self, path: Path, spec: ModelSpec, source: str, dtype: str = "float32", tokenizer: str | None = None
+    ) -> None:
+        if dtype not in DTYPES:
+            raise HeptiError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+        self.path = path
+        self._dtype = np.dtype(dtype)
+        self._shapes = tensor_shapes(spec)
+        self._tokenizer = None if tokenizer is None else np.frombuffer(tokenizer.encode(), np.uint8)
+        model = spec.to_json()
+        self._attributes = {"format": FORMAT, "model": model, "source": source, "dtype": dtype}
+        # HDF5 keeps texts above 64 KiB, say 20,000 labels, where its own checksums do not reach.
+        self._attributes["model_sha256"] = _sha256(model)
+        self._written = dict.fromkeys(self._shapes, 0)
+        self._hashes = {name: hashlib.sha256() for name in self._shapes}
+        self._temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+    def __enter__(self) -> Self:
+        if not self.path.parent.is_dir():
+            raise HeptiError(f"cannot write {self.path}: there is no folder {self.path.parent}")
+        if self.path.is_dir():
+            raise HeptiError(f"cannot write {self.path}: it is a folder, name a file in it")
+        try:
+            with self._failures():
+                check_space(self.path, self._dtype.itemsize * sum(map(math.prod, self._shapes.values())))
+                self._disk = Disk(self._temporary, "x+")
+                # Groups and chunk indices have checksums of their own from 1.10 on.
+                self._file = h5py.File(self._disk, "w", libver=("v110", "v110"))
+                if self._tokenizer is not None:
+                    self._create("tokenizer", self._tokenizer.shape, np.uint8)[:] = self._tokenizer
+        except BaseException:
+            self._discard()
+            raise
+        return self
+
+    def write(self, name: str, start: int, block: npt.NDArray[Any]) -> None:
+        """Write the rows of a tensor from `start` on; rows come in ascending order without gaps.
+
+        Parameters
+        ----------
+        name
+            As in `solver.model.spec.tensor_shapes`.
+        start
+            First index along axis 0.
+        block : [rows, …]
+            Any float type; rounded to the file's.
+        """
+        if start != self._written[name]:
+            raise ValueError(f"{name}: rows from {start} on, next are {self._written[name]}")
+        with np.errstate(over="ignore"):
+            stored = np.ascontiguousarray(block, self._dtype)
+        if not np.isfinite(stored).all():
+            lost = np.isfinite(block).all()
+            problem = "does not fit float16: use --dtype float32" if lost else "has NaN or infinite values"
+            raise HeptiError(f"tensor {name} of {self._attributes['source']} {problem}")
+        with self._failures():
+            self._put(name, start, stored)
+        self._hashes[name].update(stored.data)
+        self._written[name] += len(stored)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            if kind is None:
+                self._finish()
+        finally:
+            self._discard()
+
+    def _finish(self) -> None:
+        for name, shape in self._shapes.items():
+            if self._written[name] != shape[0]:
+                raise HeptiError(f"tensor {name} is incomplete: {self._written[name]} of {shape[0]} rows written")
+        with self._failures():
+            for name, text in {**self._attributes, "fingerprint": self._fingerprint()}.items():
+                # Fixed length: texts of variable length lie in a heap that has no checksum.
+                self._file.attrs[name] = np.bytes_(text.encode())
+            self._file.close()
+            os.fsync(self._disk.fileno())  # NFS and delayed allocation report a full disk only here
+            self._disk.close()
+            self._temporary.replace(self.path)
+
+    def _fingerprint(self) -> str:
+        """Return sixteen hex digits of everything that the file says."""
+        total = hashlib.sha256(self._attributes["model"].encode())
+        if self._tokenizer is not None:
+            total.update(self._tokenizer.data)
+        for digest in self._hashes.values():
+            total.update(digest.digest())
+        return total.hexdigest()[:16]
+
+    def _discard(self) -> None:
+        """Remove the temporary file, if it is still there, and close it."""
+        with uninterrupted():
+            self._temporary.unlink(missing_ok=True)
+            for opened in ("_file", "_disk"):
+                if hasattr(self, opened):
+                    getattr(self, opened).close()
+
+    def _put(self, name: str, start: int, stored: npt.NDArray[Any]) -> None:
+        """Write some rows; the dataset is closed, hence flushed, at the end."""
+        dataset = self._file[name] if start else self._create(name, self._shapes[name], self._dtype)
+        dataset[start : start + len(stored)] = stored
+
+    def _create(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+        return self._file.create_dataset(name, shape, dtype, chunks=chunk_shape(name, shape), fletcher32=True)
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        with _named(f"cannot write {self.path}"), uninterrupted():
+            yield
+            if self._disk.failure:
+                raise self._disk.failure
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextmanager
+def _named(problem: str) -> Iterator[None]:
+    """Turn what h5py raises into one line that begins with `problem`."""
+    try:
+        yield
+    except (OSError, KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+        reason = getattr(error, "strerror", None) or str(error.args[0] if error.args else error)
+        raise HeptiError(f"{problem}: {' '.join(reason.split())}") from error
