@@ -56,7 +56,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
         cluster = measured_cluster(model.spec, options.backend, options.precision, group, leader)
     plan, spare = group.from_root((lambda: leader.plan(cluster)) if leader else None)
     computes = backend(options.backend, options.precision)
-    make = partial(layer_kernels, model.spec, own_plan(plan, group.rank), computes.product, group.rank)
+    make = partial(layer_kernels, model.spec, own_plan(plan, group.rank), computes.graph, group.rank)
     started = clock.now()
     weights, file, without_file = load_share(model, plan, make, group, leader.console if leader else None)
     loaded = weights_bytes(model.spec, plan, group.rank), clock.now() - started

@@ -23,7 +23,7 @@ import numpy as np
 from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.exchange import Blocks, Gather, gather_columns, in_order, reduce_columns, reduce_rows
 from hepti_mpi.comm.group import Group
-from hepti_mpi.kernels.products import Product
+from hepti_mpi.kernels.products import Graph
 from solver.plan.plan import BlockPlan
 from solver.plan.spans import Partition, Span
 
@@ -65,7 +65,7 @@ class Grid:
         self._in_crew = [has and rank in crew for rank, has in enumerate(self._has_tile)]
         self._width = inner.size * unit
 
-    def enter(self, x: Blocks, product: Product, bias: Array) -> Array:
+    def enter(self, x: Blocks, product: Graph, bias: Array) -> Array:
         """Compute the first product and its bias.
 
         Parameters
@@ -101,7 +101,7 @@ class Grid:
         total += bias
         return total
 
-    def leave(self, h: Array, product: Product) -> Array:
+    def leave(self, h: Array, product: Graph) -> Array:
         """Compute the second product, without bias.
 
         Parameters

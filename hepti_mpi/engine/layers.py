@@ -30,7 +30,7 @@ from hepti_mpi.engine import grid
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.load import BlockWeights, LayerWeights
 from hepti_mpi.kernels import numpy_kernels
-from hepti_mpi.kernels.products import Backend, MakeProduct, Product
+from hepti_mpi.kernels.products import AddResidual, Backend, Graph, Linear, MakeGraph, Norm, Operation
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import BLOCK
 from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Plan
@@ -44,18 +44,18 @@ class BlockKernels:
 
     `into` is, for attention by rows, (K and V, Q), where K and V are avoided Q alone; for attention by heads, all three
     at once; for the MLP, up and its activation; for cut grid, without bias and activation, which go on the sum.
-    `into_bias` is that bias, of the columns that the rank adds up. `out` is the attention output or down, without bias.
-    `width` is the columns between the two; the other vectors are [H]. `avoided` are K's and V's weights where these are
-    not projected.
+    `into_bias` is that bias, of the columns that the rank adds up. `out` is the attention output or down, a summand or
+    some columns, without bias. `last` makes the stream of what is computed, and of the residual: by rows it is all from
+    the context on, or the whole MLP; else what stands behind the exchange. `norm` is the norm in front, if it is there.
+    `width` is the columns between the two products. `avoided` are K's and V's weights where these are not projected.
     """
 
-    into: tuple[Product, ...]
+    into: tuple[Graph, ...]
     into_bias: Array
-    out: Product
+    out: Graph
+    last: Graph
+    norm: Graph | None
     width: int
-    out_bias: Array
-    norm: Array
-    norm_bias: Array
     avoided: numpy_kernels.KeyWeights | None = None
 
 
@@ -89,10 +89,13 @@ class Pass:
     backend: Backend
 
 
+# Cuts under which a rank computes a block of its rows alone: all of its weights are in one place.
+ALONE = (Cut.ROWS, Cut.WHOLE, Cut.SUB_BLOCKS)
+
 # A layer's kernels; of a decoupled layer, those of every sub-block that the rank has.
 Layer = LayerKernels | tuple[LayerKernels, ...]
 
-# What a block computes of the rows that it needs: where its result lies, tile by tile, without bias and residual.
+# What a block computes of the rows that it needs: where its result lies, tile by tile, for `BlockKernels.last`.
 Result = Iterator[tuple[Span, Array]]
 Compute = Callable[[Blocks, Partition | None, BlockKernels, BlockPlan, Pass], Result]
 
@@ -100,7 +103,7 @@ Compute = Callable[[Blocks, Partition | None, BlockKernels, BlockPlan, Pass], Re
 def layer_kernels(
     spec: ModelSpec,
     plan: Plan,
-    make: MakeProduct,
+    make: MakeGraph,
     rank: int,
     number: int,
     weights: LayerWeights | tuple[LayerWeights, ...],
@@ -114,7 +117,7 @@ def layer_kernels(
 
 
 def _kernels(
-    spec: ModelSpec, cuts: LayerPlan, make: MakeProduct, keys: Keys | None, weights: LayerWeights
+    spec: ModelSpec, cuts: LayerPlan, make: MakeGraph, keys: Keys | None, weights: LayerWeights
 ) -> LayerKernels:
     return LayerKernels(
         _attention(spec, cuts.attention, make, keys, weights.attention), _mlp(spec, cuts.mlp, make, weights.mlp)
@@ -122,7 +125,7 @@ def _kernels(
 
 
 def block_kernels(
-    spec: ModelSpec, plan: Plan, make: MakeProduct, rank: int, number: int, block: str, w: BlockWeights
+    spec: ModelSpec, plan: Plan, make: MakeGraph, rank: int, number: int, block: str, w: BlockWeights
 ) -> BlockKernels:
     """Make the kernels of a rank's share of a block, "attention" or "mlp", of a layer of a plan of one stage."""
     cuts = plan.layer(number)
@@ -132,29 +135,44 @@ def block_kernels(
     return _attention(spec, cuts.attention, make, keys[rank] if keys else None, w)
 
 
-def _attention(spec: ModelSpec, plan: BlockPlan, make: MakeProduct, keys: Keys | None, w: BlockWeights) -> BlockKernels:
+def _attention(spec: ModelSpec, plan: BlockPlan, make: MakeGraph, keys: Keys | None, w: BlockWeights) -> BlockKernels:
     H, avoided = spec.hidden, None
     if plan.cut is Cut.GRID:
-        into: tuple[Product, ...] = (make(np.ascontiguousarray(w.into.T), None),)
+        into = [make([Linear(np.ascontiguousarray(w.into.T), None)])]
     elif w.into.size and keys is Keys.AVOIDED:
-        into = (make(w.into[:H], w.into_bias[:H]),)
+        into = [make([Linear(w.into[:H], w.into_bias[:H])])]
         # K's bias adds the same to every score of a query, which a softmax does not see.
         avoided = numpy_kernels.KeyWeights(w.into[H : 2 * H], w.into[2 * H :], w.into_bias[2 * H :])
-    elif plan.cut in (Cut.ROWS, Cut.WHOLE, Cut.SUB_BLOCKS) and w.into.size:
+    elif plan.cut in ALONE and w.into.size:
         # K and V first: they travel while Q is computed.
-        into = (make(w.into[H:], w.into_bias[H:]), make(w.into[:H], w.into_bias[:H]))
+        into = [make([Linear(w.into[rows], w.into_bias[rows])]) for rows in (slice(H, None), slice(H))]
     else:
-        into = (make(w.into, w.into_bias),) * 2
-    width = w.into.shape[0] // 3
-    return BlockKernels(into, w.into_bias, make(w.out, None), width, w.out_bias, w.norm, w.norm_bias, avoided)
+        into = [make([Linear(w.into, w.into_bias)])] * 2
+    return _block(spec, plan, make, into, [Linear(w.out, None)], w, w.into.shape[0] // 3, avoided)
 
 
-def _mlp(spec: ModelSpec, plan: BlockPlan, make: MakeProduct, w: BlockWeights) -> BlockKernels:
+def _mlp(spec: ModelSpec, plan: BlockPlan, make: MakeGraph, w: BlockWeights) -> BlockKernels:
+    up, down = Linear(w.into, w.into_bias, spec.activation), Linear(w.out, None)
     if plan.cut is Cut.GRID:
-        up = make(np.ascontiguousarray(w.into.T), None)
-    else:
-        up = make(w.into, w.into_bias, spec.activation)
-    return BlockKernels((up,), w.into_bias, make(w.out, None), w.into.shape[0], w.out_bias, w.norm, w.norm_bias)
+        up = Linear(np.ascontiguousarray(w.into.T), None)
+    # By rows in one graph, but where another stage has the other half.
+    apart = plan.cut not in ALONE or not (w.into.size and w.out.size)
+    into, rest = ([make([up])], [down]) if apart else ([], [up, down])
+    return _block(spec, plan, make, into, rest, w, w.into.shape[0])
+
+
+def _block(
+    spec: ModelSpec, plan: BlockPlan, make: MakeGraph, into: Sequence[Graph], rest: Sequence[Linear], w: BlockWeights,
+    width: int, avoided: numpy_kernels.KeyWeights | None = None,
+) -> BlockKernels:  # fmt: skip
+    """Make a block's kernels, of which `rest` are the products behind `into`."""
+    norm = Norm(w.norm, w.norm_bias, spec.norm_eps)
+    behind: list[Operation] = [AddResidual(w.out_bias), *([norm] if spec.norm == "post" else [])]
+    last = make([*rest, *behind] if plan.cut in ALONE else behind)
+    out = last if plan.cut in ALONE else make(rest)
+    return BlockKernels(
+        tuple(into), w.into_bias, out, last, make([norm]) if spec.norm == "pre" else None, width, avoided
+    )
 
 
 def run_layers(
@@ -179,7 +197,7 @@ def run_layers(
     """
     for number, (layer, cut, part) in enumerate(zip(layers, cuts, parts, strict=True), start=first_layer):
         for name, first, w, plan, computes, opens in (
-            ("attention", 0, layer.attention, cut.attention, ATTENTION, context_rows),
+            ("attention", 0, layer.attention, cut.attention, ATTENTION, attention_rows),
             ("mlp", BLOCK, layer.mlp, cut.mlp, MLP, inner_rows),
         ):
             halves = part.intersect(Span(first, first + BLOCK))
@@ -198,7 +216,7 @@ def run_layers(
 def block(x: Stream, w: BlockKernels, plan: BlockPlan, computes: Mapping[Cut, Compute], run: Pass) -> Stream:
     """Compute norm(x + f(x)) (post-norm) or x + f(norm(x)) (pre-norm), f being one block under the plan's cut."""
     incoming, residual, rows = _entered(x, w, plan, run)
-    return Stream(_added(computes[plan.cut](incoming, rows, w, plan, run), residual, w, run), rows)
+    return Stream(_added(computes[plan.cut](incoming, rows, w, plan, run), residual, w), rows)
 
 
 def first_half(x: Stream, w: BlockKernels, plan: BlockPlan, opens: Compute, run: Pass) -> Stream:
@@ -214,8 +232,8 @@ def first_half(x: Stream, w: BlockKernels, plan: BlockPlan, opens: Compute, run:
 def second_half(x: Stream, w: BlockKernels, run: Pass) -> Stream:
     """Compute the rest of a block from what `first_half` returned."""
     inner, residual = map(np.ascontiguousarray, np.split(x.blocks.array, [-run.spec.hidden], axis=1))
-    y = ((tile, w.out(inner[tile.slice])) for tile in x.blocks)
-    return Stream(_added(y, residual, w, run), x.rows)
+    y = ((tile, inner[tile.slice]) for tile in x.blocks)
+    return Stream(_added(y, residual, w), x.rows)
 
 
 def _entered(x: Stream, w: BlockKernels, plan: BlockPlan, run: Pass) -> tuple[Blocks, Array, Partition | None]:
@@ -224,13 +242,13 @@ def _entered(x: Stream, w: BlockKernels, plan: BlockPlan, run: Pass) -> tuple[Bl
     if rows is None:
         x = relayout(x, None, run)
     wanted = _wanted(plan, rows, run)
-    if run.spec.norm == "pre":
+    if w.norm is not None:
         residual = x.blocks.array
         if x.rows != rows:  # the residual moves, too: an exchange of its own
             stream = whole(x.blocks)
             residual = whole(relayout(Stream(Tiles.here(stream), x.rows), rows, run).blocks)
             x = Stream(Tiles.here(stream), x.rows)
-        normed = Stream(_normed(x.blocks, w, run), x.rows)
+        normed = Stream(_normed(x.blocks, w.norm), x.rows)
         return bring(normed, wanted, plan.route, run), residual, rows
     incoming = bring(x, wanted, plan.route, run)
     # What the block needs contains the rows that this rank keeps: the residual costs no exchange of its own.
@@ -243,11 +261,6 @@ def _entered(x: Stream, w: BlockKernels, plan: BlockPlan, run: Pass) -> tuple[Bl
 
 
 def attention_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
-    """Compute all heads of this rank's rows, and project them."""
-    return ((tile, w.out(context)) for tile, context in context_rows(x, rows, w, plan, run))
-
-
-def context_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
     """Compute the context of this rank's rows; K and V of the rows they attend to are gathered, or their input is."""
     assert rows is not None
     if plan.keys is not None:
@@ -309,8 +322,8 @@ def attention_grid(x: Blocks, rows: Partition | None, w: BlockKernels, plan: Blo
 
 
 def mlp_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
-    """Compute the whole MLP of this rank's rows."""
-    return ((tile, w.out(h)) for tile, h in inner_rows(x, rows, w, plan, run))
+    """Hand on this rank's rows: the whole MLP is one graph."""
+    return ((tile, x.array[tile.slice]) for tile in x)
 
 
 def inner_rows(x: Blocks, rows: Partition | None, w: BlockKernels, plan: BlockPlan, run: Pass) -> Result:
@@ -364,38 +377,24 @@ def relayout(x: Stream, rows: Partition | None, run: Pass) -> Stream:
     return Stream(bring(x, wanted, Route.DIRECT, run), rows)
 
 
-def norm(x: Array, w: BlockKernels, run: Pass, out: Array) -> None:
-    """Normalise the stream with the block's weights."""
-    numpy_kernels.layer_norm(x, w.norm, w.norm_bias, run.spec.norm_eps, out)
-
-
-def add(y: Array, bias: Array, residual: Array, out: Array | None = None) -> Array:
-    """Return y + bias + residual."""
-    total = np.add(y, residual, out=out)
-    total += bias
-    return total
-
-
-def _added(y: Result, residual: Array, w: BlockKernels, run: Pass) -> Blocks:
+def _added(y: Result, residual: Array, w: BlockKernels) -> Blocks:
     """Finish a block as its result is computed, in a new array: y and the residual may still be on their way."""
     total = np.empty(residual.shape, np.float32)
 
     def spans() -> Iterator[Span]:
         for span, tile in y:
-            x = add(tile, w.out_bias, residual[span.slice], total[span.slice])
-            if run.spec.norm == "post":
-                norm(x, w, run, x)
+            w.last(tile, total[span.slice], residual[span.slice])
             yield span
 
     return Tiles(total, spans())
 
 
-def _normed(x: Blocks, w: BlockKernels, run: Pass) -> Blocks:
+def _normed(x: Blocks, norm: Graph) -> Blocks:
     normed = np.empty(x.array.shape, np.float32)
 
     def spans() -> Iterator[Span]:
         for span in x:
-            norm(x.array[span.slice], w, run, normed[span.slice])
+            norm(x.array[span.slice], normed[span.slice])
             yield span
 
     return Tiles(normed, spans())

@@ -7,43 +7,26 @@ the others.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
+from onnx import NodeProto, helper
 
 from hepti_mpi.base.arrays import Array
 from hepti_mpi.kernels import ort
-from hepti_mpi.kernels.products import Product, numpy_product
+from hepti_mpi.kernels.products import Linear
 
 LARGEST = 127  # of a weight
 STEPS = 255  # of an activation, from its row's least to its most: after a GELU nearly all lie on one side of zero
 SMALLEST = 1e-30  # scales are at least this: a row or a channel of zeros has one too
 
 
-def int8_product(weight: Array, bias: Array | None, activation: str = "identity") -> Product:
-    """Make a product whose weights take a quarter of the memory; arguments as in `products.MakeProduct`."""
-    if not weight.size:
-        return numpy_product(weight, bias, activation)
-    w, scale = quantise(weight, channel_axis=1 if bias is None else 0)
-    node = helper.make_node
-    last = "y" if activation == "identity" else "h"
-    nodes = [
-        node("ReduceMax", ["x", "columns"], ["most"]),
-        node("ReduceMin", ["x", "columns"], ["least"]),
-        node("Sub", ["most", "least"], ["range"]),
-        node("Max", ["range", "smallest"], ["size"]),
-        node("Sub", ["x", "least"], ["above"]),
-        node("Div", ["above", "size"], ["unit"]),
-        node("QuantizeLinear", ["unit", "step", "zero"], ["q"]),
-        node("MatMulIntegerToFloat", ["q", "w", "step", "scale"], ["product"], domain=ort.CONTRIBUTED),
-        node("Mul", ["product", "size"], ["sized"]),
-        # x W = (x - least) W + least (sum of W's rows)
-        node("Gemm", ["least", "sums"] + (["b"] if bias is not None else []), ["offset"]),
-        node("Add", ["sized", "offset"], [last]),
-        *ort.activate(activation),
-    ]
+def int8_nodes(operation: Linear, x: str, y: str, prefix: str) -> ort.Nodes:
+    """Return a product as nodes, its weight in a quarter of the memory."""
+    w, scale = quantise(operation.weight, channel_axis=1 if operation.bias is None else 0)
     constants: dict[str, ort.Numbers] = {
         "columns": np.array([-1], np.int64),
         "smallest": np.array(SMALLEST, np.float32),
@@ -51,12 +34,33 @@ def int8_product(weight: Array, bias: Array | None, activation: str = "identity"
         "zero": np.array(0, np.uint8),
         "scale": scale,
         "sums": scale * w.sum(axis=0, dtype=np.float32, keepdims=True),
-    } | ({} if bias is None else {"b": bias})
-    tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    return ort.product_of(nodes, tensors, w, *w.shape)
+    } | ({} if operation.bias is None else {"b": operation.bias})
+
+    def node(operator: str, inputs: Sequence[str], output: str, domain: str = "") -> NodeProto:
+        names = {"x": x, "y": y}
+        own = [names.get(name, f"{prefix}{name}") for name in (*inputs, output)]
+        return helper.make_node(operator, own[:-1], own[-1:], domain=domain)
+
+    last = "y" if operation.activation == "identity" else "h"
+    nodes = [
+        node("ReduceMax", ["x", "columns"], "most"),
+        node("ReduceMin", ["x", "columns"], "least"),
+        node("Sub", ["most", "least"], "range"),
+        node("Max", ["range", "smallest"], "size"),
+        node("Sub", ["x", "least"], "above"),
+        node("Div", ["above", "size"], "unit"),
+        node("QuantizeLinear", ["unit", "step", "zero"], "q"),
+        node("MatMulIntegerToFloat", ["q", "w", "step", "scale"], "product", ort.CONTRIBUTED),
+        node("Mul", ["product", "size"], "sized"),
+        # x W = (x - least) W + least (sum of W's rows)
+        node("Gemm", ["least", "sums"] + (["b"] if operation.bias is not None else []), "offset"),
+        node("Add", ["sized", "offset"], last),
+        *ort.activate(operation.activation, f"{prefix}h", y),
+    ]
+    return ort.Nodes(nodes, {f"{prefix}{name}": array for name, array in constants.items()}, {f"{prefix}w": w})
 
 
-INT8 = replace(ort.FLOAT32, product=int8_product)
+INT8 = replace(ort.FLOAT32, graph=partial(ort.make_graph, linear=int8_nodes))
 
 
 def quantise(weight: Array, channel_axis: int) -> tuple[NDArray[np.int8], Array]:

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from hepti_mpi.base.arrays import Array
 from hepti_mpi.kernels import numpy_kernels
-from hepti_mpi.kernels.products import Backend, Product, numpy_product
+from hepti_mpi.kernels.products import AddResidual, Backend, Graph, Linear, Norm, Operation, numpy_graph
 from solver.base.threads import omp_threads
 
 CONTRIBUTED = "com.microsoft"  # the domain of onnxruntime's own operators
@@ -40,45 +42,85 @@ Numbers = NDArray[Any]
 SCORES = 1 << 22
 
 
-def onnxruntime_product(weight: Array, bias: Array | None, activation: str = "identity") -> Product:
-    """Make a product of a graph of one GEMM; arguments as in `products.MakeProduct`."""
-    if not weight.size:
-        return numpy_product(weight, bias, activation)
-    inner, width = weight.shape if bias is None else weight.shape[::-1]
-    constants = [] if bias is None else [numpy_helper.from_array(bias, "b")]
-    inputs = ["x", "w"] if bias is None else ["x", "w", "b"]
-    last = "y" if activation == "identity" else "h"
-    nodes = [helper.make_node("Gemm", inputs, [last], transB=int(bias is not None)), *activate(activation)]
-    return product_of(nodes, constants, weight, inner, width)
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """One operation as nodes, and its constants; `packed` are those that may be large."""
+
+    nodes: Sequence[NodeProto]
+    constants: Mapping[str, Numbers]
+    packed: Mapping[str, Numbers]
 
 
-def activate(activation: str) -> list[NodeProto]:
-    """Return the node from h to y that applies an activation; none for the identity."""
-    if activation == "identity":
-        return []
-    operator, domain = ACTIVATIONS[activation]
-    return [helper.make_node(operator, ["h"], ["y"], domain=domain)]
+# Makes nodes of a product, between two values; the names of what is between them begin with the prefix.
+MakeLinear = Callable[[Linear, str, str, str], Nodes]
 
 
-def product_of(
-    nodes: Sequence[NodeProto], constants: Sequence[TensorProto], weight: Numbers, inner: int, width: int
-) -> Product:
-    """Make a product of the nodes from x [rows, inner] to y [rows, width].
+def make_graph(operations: Sequence[Operation], linear: MakeLinear) -> Graph:
+    """Make a graph of one session, which keeps packed copies of the weights: the arrays may be freed."""
+    if any(isinstance(operation, Linear) and not operation.weight.size for operation in operations):
+        return numpy_graph(operations)
+    values = ["x", *(f"h{number}" for number in range(1, len(operations))), "y"]
+    parts = [
+        _nodes(operation, linear, *ends, f"{number}.")
+        for number, (operation, ends) in enumerate(zip(operations, pairwise(values), strict=True))
+    ]
+    inner, width = _width(operations[0])[0], _width(operations[-1])[1]
+    adds = any(isinstance(operation, AddResidual) for operation in operations)
+    session = _session(
+        [node for part in parts for node in part.nodes],
+        [_rows("x", inner), *([_rows("residual", width)] if adds else [])],
+        [_rows("y", width)],
+        [numpy_helper.from_array(array, name) for part in parts for name, array in part.constants.items()],
+        {name: array for part in parts for name, array in part.packed.items()},
+    )
 
-    The graph keeps a packed copy of the constant w: `weight` may be freed.
-    """
-    graph = _graph(nodes, [_rows("x", inner)], [_rows("y", width)], constants, weight)
-
-    def product(x: Array, out: Array | None = None) -> Array:
+    def graph(x: Array, out: Array | None = None, residual: Array | None = None) -> Array:
         y = np.empty((x.shape[0], width), np.float32) if out is None else out
         if y.size:
-            graph.run({"x": x}, {"y": y})
+            session.run({"x": x} if residual is None else {"x": x, "residual": residual}, {"y": y})
         return y
 
     # A session's first run allocates what it keeps. Behind the tensors of many rows that would leave a hole in the heap
     # for every product: of 12 layers of bert-large, 256 rows, 150 MiB in int8 and 60 in float32.
-    product(np.zeros((1, inner), np.float32))
-    return product
+    graph(np.zeros((1, inner), np.float32), residual=np.zeros((1, width), np.float32) if adds else None)
+    return graph
+
+
+def _width(operation: Operation) -> tuple[int, int]:
+    """Return the columns that an operation takes and gives."""
+    if isinstance(operation, Linear):
+        inner, width = operation.weight.shape if operation.bias is None else operation.weight.shape[::-1]
+        return inner, width
+    return operation.bias.size, operation.bias.size
+
+
+def _nodes(operation: Operation, linear: MakeLinear, x: str, y: str, prefix: str) -> Nodes:
+    """Return the nodes from x to y of one operation."""
+    if isinstance(operation, Linear):
+        return linear(operation, x, y, prefix)
+    weight, bias, sum_of = f"{prefix}w", f"{prefix}b", f"{prefix}sum"
+    if isinstance(operation, Norm):
+        node = helper.make_node("LayerNormalization", [x, weight, bias], [y], axis=-1, epsilon=operation.eps)
+        return Nodes([node], {weight: operation.weight, bias: operation.bias}, {})
+    nodes = [helper.make_node("Add", [x, "residual"], [sum_of]), helper.make_node("Add", [sum_of, bias], [y])]
+    return Nodes(nodes, {bias: operation.bias}, {})
+
+
+def linear_nodes(operation: Linear, x: str, y: str, prefix: str) -> Nodes:
+    """Return a product in float32 as nodes."""
+    w, b, h = f"{prefix}w", f"{prefix}b", f"{prefix}h"
+    bias = {} if operation.bias is None else {b: operation.bias}
+    last = y if operation.activation == "identity" else h
+    gemm = helper.make_node("Gemm", [x, w, *bias], [last], transB=int(operation.bias is not None))
+    return Nodes([gemm, *activate(operation.activation, h, y)], bias, {w: operation.weight})
+
+
+def activate(activation: str, h: str, y: str) -> list[NodeProto]:
+    """Return the node from h to y that applies an activation; none for the identity."""
+    if activation == "identity":
+        return []
+    operator, domain = ACTIVATIONS[activation]
+    return [helper.make_node(operator, [h], [y], domain=domain)]
 
 
 def attend(q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], head_dim: int) -> Array:
@@ -113,8 +155,8 @@ def cast(into: Numbers, x: Numbers) -> None:
         _caster(into.dtype == np.float16).run({"x": x.reshape(-1)}, {"y": into.reshape(-1, copy=False)})
 
 
-class Graph:
-    """A session, and which arrays its inputs and outputs lie in: a run binds those that lie elsewhere than the last.
+class Session:
+    """A session of onnxruntime, and where its inputs and outputs lie: a run binds those that lie elsewhere than before.
 
     A small product took 13 us with a new binding each time, where the session itself, bound before, takes 4.
     """
@@ -141,20 +183,20 @@ class Graph:
             self._bound[name] = place
 
 
-FLOAT32 = Backend(onnxruntime_product, attend, attend_part, cast)
+FLOAT32 = Backend(partial(make_graph, linear=linear_nodes), attend, attend_part, cast)
 
 
 @cache
-def _attention(heads: int) -> Graph:
+def _attention(heads: int) -> Session:
     """Make a graph of one fused operator, which keeps no scores [heads, rows, keys]."""
     node = helper.make_node("MultiHeadAttention", ["q", "k", "v"], ["y"], domain=CONTRIBUTED, num_heads=heads)
     rows = {"q": "rows", "k": "keys", "v": "keys", "y": "rows"}
     q, k, v, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, of, "width"]) for n, of in rows.items())
-    return _graph([node], [q, k, v], [y])
+    return _session([node], [q, k, v], [y])
 
 
 @cache
-def _partial_attention(heads: int, head_dim: int) -> Graph:
+def _partial_attention(heads: int, head_dim: int) -> Session:
     """Make a graph of the context and the log-sum-exp, which no fused operator gives.
 
     The largest weight of a row is exp(largest score - lse): the fused softmax serves, and its sum need not be known.
@@ -184,27 +226,27 @@ def _partial_attention(heads: int, head_dim: int) -> Graph:
     shapes = {one: [-1], two: [-1, width], three: [-1, heads, head_dim]}
     constants = [numpy_helper.from_array(np.array(shape, np.int64), name) for name, shape in shapes.items()]
     inputs = [_rows("q", width), _rows("k", width, "keys"), _rows("v", width, "keys")]
-    return _graph(nodes, inputs, [_rows("y", width), _rows("l", heads)], constants)
+    return _session(nodes, inputs, [_rows("y", width), _rows("l", heads)], constants)
 
 
 @cache
-def _caster(to_half: bool) -> Graph:
+def _caster(to_half: bool) -> Session:
     kinds = (TensorProto.FLOAT, TensorProto.FLOAT16)
     source, target = kinds if to_half else kinds[::-1]
     x, y = (helper.make_tensor_value_info(name, kind, ["n"]) for name, kind in (("x", source), ("y", target)))
-    return _graph([helper.make_node("Cast", ["x"], ["y"], to=target)], [x], [y])
+    return _session([helper.make_node("Cast", ["x"], ["y"], to=target)], [x], [y])
 
 
-def _graph(
+def _session(
     nodes: Sequence[NodeProto],
     inputs: Sequence[ValueInfoProto],
     outputs: Sequence[ValueInfoProto],
     constants: Sequence[TensorProto] = (),
-    weight: Numbers | None = None,
-) -> Graph:
-    """Make a graph ready to run; `weight` is its constant w, if it has one."""
-    if weight is not None:
-        constants = [*constants, _external("w", weight)]
+    packed: Mapping[str, Numbers] | None = None,
+) -> Session:
+    """Make a session ready to run; the constants `packed` are not copied into the graph."""
+    external = {} if packed is None else packed
+    constants = [*constants, *(_external(name, array) for name, array in external.items())]
     graph = helper.make_graph(nodes, "share", inputs, outputs, constants)
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid(CONTRIBUTED, 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
@@ -216,9 +258,10 @@ def _graph(
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # it would eat a CPU quota
     if int8_overflows():
         options.add_session_config_entry("session.x64quantprecision", "1")
-    if weight is not None:
-        options.add_external_initializers(["w"], [onnxruntime.OrtValue.ortvalue_from_numpy(weight)])
-    return Graph(onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]))
+    if external:
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(array) for array in external.values()]
+        options.add_external_initializers([*external], values)
+    return Session(onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"]))
 
 
 @cache

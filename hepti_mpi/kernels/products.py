@@ -1,8 +1,8 @@
-"""What a backend computes: products with constant weights, and attention."""
+"""What a backend computes: graphs of a rank's share between two exchanges, and attention."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,21 +13,49 @@ from hepti_mpi.comm.wires import Cast
 from hepti_mpi.kernels import numpy_kernels
 
 
-class Product(Protocol):
-    """x [rows, in] -> act(x W + b) [rows, out], into `out` where it is given."""
-
-    def __call__(self, x: Array, out: Array | None = None) -> Array:
-        """Compute."""
-
-
-class MakeProduct(Protocol):
-    """Makes a product.
+@dataclass(frozen=True, slots=True, eq=False)
+class Linear:
+    """x [rows, in] -> act(x W + b) [rows, out].
 
     `weight` is [out, in] with a bias [out], as query, key, value and up lie; or, without a bias, [in, out], as the
     attention output and down do.
     """
 
-    def __call__(self, weight: Array, bias: Array | None, activation: str = "identity") -> Product:
+    weight: Array
+    bias: Array | None
+    activation: str = "identity"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AddResidual:
+    """x [rows, H] -> x + bias + residual, the graph's second input."""
+
+    bias: Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """x [rows, H] -> every row with mean 0 and variance 1, scaled and shifted."""
+
+    weight: Array
+    bias: Array
+    eps: float
+
+
+Operation = Linear | AddResidual | Norm
+
+
+class Graph(Protocol):
+    """Operations one after the other on x [rows, in], into `out` [rows, width] where it is given."""
+
+    def __call__(self, x: Array, out: Array | None = None, residual: Array | None = None) -> Array:
+        """Compute."""
+
+
+class MakeGraph(Protocol):
+    """Makes a graph; at least one operation."""
+
+    def __call__(self, operations: Sequence[Operation]) -> Graph:
         """Make."""
 
 
@@ -49,22 +77,40 @@ class AttendPart(Protocol):
 class Backend:
     """What computes a rank's share."""
 
-    product: MakeProduct
+    graph: MakeGraph
     attend: Attend
     attend_part: AttendPart
     cast: Cast
 
-
-def numpy_product(weight: Array, bias: Array | None, activation: str = "identity") -> Product:
-    """Make a product of numpy's; it packs the weights anew at every call."""
-    activate = numpy_kernels.ACTIVATIONS[activation]
-
-    def product(x: Array, out: Array | None = None) -> Array:
-        if bias is None:
-            return np.matmul(x, weight, out=out)
-        return activate(numpy_kernels.linear(x, weight, bias, out))
-
-    return product
+    def product(self, weight: Array, bias: Array | None, activation: str = "identity") -> Graph:
+        """Make a graph of one product; arguments as in `Linear`."""
+        return self.graph([Linear(weight, bias, activation)])
 
 
-NUMPY = Backend(numpy_product, numpy_kernels.attend, numpy_kernels.attend_part, np.copyto)
+def numpy_graph(operations: Sequence[Operation]) -> Graph:
+    """Make a graph of numpy's; it packs the weights anew at every call."""
+    last = operations[-1]
+
+    def graph(x: Array, out: Array | None = None, residual: Array | None = None) -> Array:
+        for operation in operations:
+            x = _computed(operation, x, residual, out if operation is last else None)
+        return x
+
+    return graph
+
+
+def _computed(operation: Operation, x: Array, residual: Array | None, out: Array | None) -> Array:
+    if isinstance(operation, Norm):
+        return numpy_kernels.layer_norm(x, operation.weight, operation.bias, operation.eps, out)
+    if isinstance(operation, AddResidual):
+        assert residual is not None
+        total = np.add(x, residual, out=out)
+        total += operation.bias
+        return total
+    if operation.bias is None:
+        return np.matmul(x, operation.weight, out=out)
+    y = numpy_kernels.linear(x, operation.weight, operation.bias, out)
+    return numpy_kernels.ACTIVATIONS[operation.activation](y)
+
+
+NUMPY = Backend(numpy_graph, numpy_kernels.attend, numpy_kernels.attend_part, np.copyto)

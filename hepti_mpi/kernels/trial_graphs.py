@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hepti_mpi.kernels.products import NUMPY, Backend
+from hepti_mpi.kernels.products import NUMPY, AddResidual, Backend, Linear, Norm, Operation
 
 Numbers = NDArray[Any]
 # One row has kernels of its own; the sizes are above what vector instructions take at a time, and no multiples of it.
@@ -62,6 +62,12 @@ def results(tried: Backend, activations: tuple[str, ...]) -> Iterator[tuple[str,
         yield f"a product with {activation}", ours, numpys
         ours, numpys = (backend.product(weight.T.copy(), None)(x) for backend in (tried, NUMPY))
         yield "a product without bias", ours, numpys
+        residual, vector = normal(rows, INNER), normal(INNER)
+        operations: list[Operation] = [Linear(weight, bias, activation), Linear(weight, None), AddResidual(vector)]
+        operations.append(Norm(vector, vector, 1e-5))
+        for count in (3, 4):
+            ours, numpys = (backend.graph(operations[:count])(x, residual=residual) for backend in (tried, NUMPY))
+            yield f"a block with {activation}", ours, numpys
     for rows in ROWS:
         q, k, v = normal(rows, HEADS * HEAD_DIM), *normal(2, max(ROWS), HEADS * HEAD_DIM)
         everything = [(slice(None), slice(None))]

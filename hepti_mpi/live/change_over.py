@@ -191,7 +191,7 @@ class Mover:
 
     def _get(self) -> Iterator[bool]:
         """Prepare this rank's layers, one after the other; yield whether there was something to do."""
-        rank, product = self._group.rank, self._backend.product
+        rank, make = self._group.rank, self._backend.graph
         for layer, lacking in self._lacking(rank).items():
             size = _bytes(lacking)
             for plan, share in lacking:
@@ -202,7 +202,7 @@ class Mover:
                 weights = load_block(self._spec, layer, share, partial(_note, todo))
                 for piece, out in todo:
                     yield from self._read(piece, out)
-                made = block_kernels(self._spec, plan, product, rank, layer, share.block, weights)
+                made = block_kernels(self._spec, plan, make, rank, layer, share.block, weights)
                 self._prepared.setdefault(layer, {})[share] = made
                 yield True
             self.ready = layer + 1

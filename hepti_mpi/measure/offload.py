@@ -24,7 +24,7 @@ from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.exchange import Blocks, Tiles, gather_rows, whole
 from hepti_mpi.comm.group import Group, world
 from hepti_mpi.kernels import backends
-from hepti_mpi.kernels.products import Product
+from hepti_mpi.kernels.products import Graph
 from solver.base import clock
 from solver.base.errors import HeptiError
 from solver.plan.spans import Partition, Span
@@ -39,7 +39,7 @@ WAYS = ("waits", "overlaps", "tiles")
 TILE_ROWS = 32  # 16, 32, 48 and 96 rows took 33.4, 31.7, 32.3 and 36.6 ms, three quarters of 256 rows at 940 Mbps
 
 
-def offload(x: Array, chain: Sequence[Product], parts: Partition, group: Group, way: str) -> tuple[Array, float, float]:
+def offload(x: Array, chain: Sequence[Graph], parts: Partition, group: Group, way: str) -> tuple[Array, float, float]:
     """Compute the chain once, rank 1 on its part of the rows.
 
     Parameters

@@ -13,7 +13,7 @@ from hepti_mpi.comm.exchange import Tiles, whole
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.layers import MLP, BlockKernels, Pass, Stream, block
-from hepti_mpi.kernels.products import Backend
+from hepti_mpi.kernels.products import AddResidual, Backend, Norm
 from hepti_mpi.measure.timing import Call, seconds_of
 from solver.cluster.curves import Curve, Curves, Floats, Kernel
 from solver.model.spec import ModelSpec
@@ -98,16 +98,14 @@ def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Ker
         q, k = x[:rows, :width], x[:keys, :width]
         return lambda: backend.attend(q, k, k, [(slice(0, rows), slice(0, keys))], d)
 
-    def norm(rows: int, _: int) -> Call:
-        # A block of which only the products are missing.
-        result = np.zeros((rows, H), np.float32)
+    # A block of which only the products are missing.
+    norm = Norm(vector[:H], vector[:H], spec.norm_eps)
+    last = backend.graph([AddResidual(vector[:H]), *([norm] if spec.norm == "post" else [])])
+    nothing = BlockKernels((), vector, last, last, backend.graph([norm]) if spec.norm == "pre" else None, F)
 
-        def product(x: Array, out: Array | None = None) -> Array:
-            return result
-
+    def pass_on(rows: int, _: int) -> Call:
         plan = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
         run = Pass(spec, Batch.of_lengths([rows]), group.alone, 0, backend)
-        nothing = BlockKernels((product,), vector, product, F, vector[:H], vector[:H], vector[:H])
 
         def pass_a_block() -> None:
             stream = Stream(Tiles.here(x[:rows]), plan.row_partition(rows))
@@ -128,7 +126,7 @@ def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Ker
         Kernel.PROJECT: Grid(ROWS, sorted(into), lambda rows, width: partial(into[width], x[:rows]), (1, H)),
         Kernel.ATTEND: Grid(ROWS, KEYS, attend),
         Kernel.CONTRACT: Grid(ROWS, sorted(out), contract, (1, H)),
-        Kernel.NORM: Grid(NORM_ROWS, (1,), norm, (H, 1)),
+        Kernel.NORM: Grid(NORM_ROWS, (1,), pass_on, (H, 1)),
         Kernel.ACTIVATE: Grid(ACTIVATE_ROWS, (0, 1), activate, (F, 1)),
         Kernel.ADD: Grid(ELEMENTS, (1,), accumulate),
     }

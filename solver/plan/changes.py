@@ -24,8 +24,8 @@ class BlockShare:
     block
         "attention" or "mlp".
     packed
-        Which products are made: whether K and V stand apart from Q, whether they are avoided, and whether the first
-        product is a summand, without bias and activation.
+        Which graphs are made: whether it is cut by rows (K and V stand apart from Q, residual and norm are in the last
+        graph), whether K and V are avoided, and whether the first product is a summand, without bias and activation.
     slices
         The weights; their names begin behind the layer's.
     """
@@ -211,7 +211,7 @@ def layer_shares(spec: ModelSpec, plan: Plan, rank: int) -> tuple[LayerShare, ..
         attention, mlp = (tuple(piece for piece in slices if piece.name.startswith(block)) for block in BLOCKS)
         share = (
             BlockShare("attention", (apart, avoided, cuts.attention.cut is Cut.GRID), attention),
-            BlockShare("mlp", (False, False, cuts.mlp.cut is Cut.GRID), mlp),
+            BlockShare("mlp", (cuts.mlp.cut in (Cut.ROWS, Cut.WHOLE), False, cuts.mlp.cut is Cut.GRID), mlp),
         )
         found += [share] * count
     return tuple(found)

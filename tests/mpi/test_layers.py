@@ -54,7 +54,7 @@ def make_stack(spec, plan, tensors, world, computes, wire):
     plan.check(spec, world.size)
     own, held = own_plan(plan, world.rank), held_layers(plan, world.rank)
     layers = tuple(
-        layer_kernels(spec, own, computes.product, world.rank, layer, load_layer(spec, plan, layer, world.rank, read))
+        layer_kernels(spec, own, computes.graph, world.rank, layer, load_layer(spec, plan, layer, world.rank, read))
         for layer in range(held.start, held.stop)
     )
     return Stack(spec, plan, layers, world, computes, wire)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hepti_mpi.kernels.products import numpy_product
+from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.measure.offload import WAYS, offload
 from solver.plan.spans import Partition
 
@@ -24,7 +24,7 @@ def test_the_chain_on_two_devices_is_the_chain_on_one(world, way, counts):
     here = x if pair.rank == 0 else x[:0]
 
     y, total_s, compute_s = offload(
-        here, [numpy_product(w, None) for w in weights], Partition.of_counts(counts), pair, way
+        here, [NUMPY.product(w, None) for w in weights], Partition.of_counts(counts), pair, way
     )
 
     assert compute_s > 0

@@ -85,11 +85,11 @@ def unrest(world, monkeypatch):
     """Measure with a product that only sleeps, for the seconds that it is given, one call a step."""
 
     def measured(seconds):
-        def product(weights, bias):
+        def graph(operations):
             return lambda x: time.sleep(next(seconds))
 
         monkeypatch.setattr(profile_unrest, "STEP_S", 0.0)
-        return world.on_all(partial(profile_unrest.measure_unrest, SPEC, replace(NUMPY, product=product), world))
+        return world.on_all(partial(profile_unrest.measure_unrest, SPEC, replace(NUMPY, graph=graph), world))
 
     return measured
 

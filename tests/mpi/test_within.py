@@ -12,7 +12,7 @@ import pytest
 from hepti_mpi.comm import group as comm
 from hepti_mpi.engine.flow import Flow, Step
 from hepti_mpi.kernels import embeddings
-from hepti_mpi.kernels.products import NUMPY
+from hepti_mpi.kernels.products import NUMPY, Linear
 from hepti_mpi.live import conductor as conducting
 from hepti_mpi.live.conductor import Conductor
 from hepti_mpi.live.member import Member, follow
@@ -210,16 +210,17 @@ class Board:
 
     def __init__(self, flop_per_s):
         self.flop_per_s = flop_per_s
-        self.backend = replace(NUMPY, product=self.product, attend_part=self.attend_part)
+        self.backend = replace(NUMPY, graph=self.graph, attend_part=self.attend_part)
 
-    def product(self, weight, bias, activation="identity"):
-        compute = NUMPY.product(weight, bias, activation)
+    def graph(self, operations):
+        compute = NUMPY.graph(operations)
+        size = sum(operation.weight.size for operation in operations if isinstance(operation, Linear))
 
-        def product(x, out=None):
-            time.sleep(2 * len(x) * weight.size / self.flop_per_s)
-            return compute(x, out)
+        def graph(x, out=None, residual=None):
+            time.sleep(2 * len(x) * size / self.flop_per_s)
+            return compute(x, out, residual)
 
-        return product
+        return graph
 
     def attend_part(self, q, k, v, head_dim, out=None):
         time.sleep(4 * len(q) * k.size / self.flop_per_s)

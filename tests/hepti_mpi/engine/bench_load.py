@@ -39,7 +39,7 @@ def run(path, way):
         group = comm.world()
         if way != "h5py":
             name, precision = way.split()
-            make = partial(layer_kernels, file.spec, plan, backend(name, precision).product, 0)
+            make = partial(layer_kernels, file.spec, plan, backend(name, precision).graph, 0)
         with path.open("rb", buffering=0) as raw:
             while raw.read(8 * MIB):
                 pass

@@ -29,9 +29,9 @@ def metered(computes, kernel_s):
     """Return a backend that adds up the CPU seconds of its kernels in kernel_s[0]."""
 
     def timed(call):
-        def run(*arguments):
+        def run(*arguments, **named):
             started = time.process_time()
-            result = call(*arguments)
+            result = call(*arguments, **named)
             kernel_s[0] += time.process_time() - started
             return result
 
@@ -39,7 +39,7 @@ def metered(computes, kernel_s):
 
     return replace(
         computes,
-        product=lambda *arguments: timed(computes.product(*arguments)),
+        graph=lambda operations: timed(computes.graph(operations)),
         attend=timed(computes.attend),
         attend_part=timed(computes.attend_part),
     )
@@ -66,7 +66,7 @@ def main():
         plan = Plan((stage,), SPEC.name, tile_rows=12 if group.size > 1 else 0)
         layers = tuple(
             layer_kernels(
-                SPEC, plan, computes.product, group.rank, number, load_layer(SPEC, plan, number, group.rank, read)
+                SPEC, plan, computes.graph, group.rank, number, load_layer(SPEC, plan, number, group.rank, read)
             )
             for number in range(LAYERS)
         )

@@ -41,7 +41,7 @@ def rank(spec, tensors, computes):
     rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
     plan = Plan((Stage(("pi-0",), ((Span(0, spec.layers), LayerPlan(rows, rows)),)),), spec.name)
     layers = tuple(
-        layer_kernels(spec, plan, computes.product, 0, number, load_layer(spec, plan, number, 0, read))
+        layer_kernels(spec, plan, computes.graph, 0, number, load_layer(spec, plan, number, 0, read))
         for number in range(spec.layers)
     )
     stack = Stack(spec, plan, layers, comm.world(), computes)

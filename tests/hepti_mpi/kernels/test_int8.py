@@ -8,7 +8,7 @@ import pytest
 
 from hepti_mpi import cli
 from hepti_mpi.kernels import backends, int8, numpy_kernels
-from hepti_mpi.kernels.products import numpy_product
+from hepti_mpi.kernels.products import NUMPY
 from solver.base.errors import HeptiError
 
 RNG = np.random.default_rng(0)
@@ -39,7 +39,7 @@ def test_a_product_is_near_that_of_float32(activation, rows):
     weight, bias, x, out = normal(130, 64), normal(130), normal(rows, 64), np.empty((rows, 130), np.float32)
     x[1:2] = 0
     x[2:3] *= 1000
-    ours, exact = int8.int8_product(weight, bias, activation)(x, out), numpy_product(weight, bias, activation)(x)
+    ours, exact = int8.INT8.product(weight, bias, activation)(x, out), NUMPY.product(weight, bias, activation)(x)
 
     assert ours is out
     assert (np.abs(ours - exact).sum(axis=1) <= 0.02 * np.abs(x @ weight.T + bias).sum(axis=1)).all()
@@ -48,12 +48,12 @@ def test_a_product_is_near_that_of_float32(activation, rows):
 def test_a_product_without_bias_has_its_weight_the_other_way_round():
     weight, x = normal(130, 64), normal(5, 130)
 
-    assert np.abs(int8.int8_product(weight, None)(x) - x @ weight).mean() < 0.02 * np.abs(x @ weight).mean()
+    assert np.abs(int8.INT8.product(weight, None)(x) - x @ weight).mean() < 0.02 * np.abs(x @ weight).mean()
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it():
     """So it is the same however rows are split and batched."""
-    product, x = int8.int8_product(normal(130, 64), normal(130)), normal(9, 64)
+    product, x = int8.INT8.product(normal(130, 64), normal(130)), normal(9, 64)
     x[3] *= 1000
 
     together = product(x)
@@ -63,7 +63,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it():
 
 @pytest.mark.parametrize("shape", [(0, 7), (7, 0)])
 def test_an_empty_share_computes_nothing(shape):
-    assert int8.int8_product(normal(*shape), None)(normal(3, shape[0])).shape == (3, shape[1])
+    assert int8.INT8.product(normal(*shape), None)(normal(3, shape[0])).shape == (3, shape[1])
 
 
 @pytest.mark.parametrize(("precision", "least", "most"), [("float32", 1.0, 1.1), ("int8", 0.25, 0.3)])

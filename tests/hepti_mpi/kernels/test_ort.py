@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.kernels import numpy_kernels, ort
-from hepti_mpi.kernels.products import numpy_product
+from hepti_mpi.kernels import int8, numpy_kernels, ort
+from hepti_mpi.kernels.products import NUMPY, AddResidual, Linear, Norm
 from solver.plan.spans import Span
 
 RNG = np.random.default_rng(0)
@@ -20,17 +20,17 @@ def normal(*shape):
 def test_a_product_is_numpys(activation, rows):
     """With a bias and an activation, into a given array or a new one."""
     weight, bias, x, out = normal(13, 7), normal(13), normal(rows, 7), np.empty((rows, 13), np.float32)
-    ours = ort.onnxruntime_product(weight, bias, activation)
+    ours = ort.FLOAT32.product(weight, bias, activation)
 
     assert ours(x, out) is out
     np.testing.assert_array_equal(ours(x), out)
-    np.testing.assert_allclose(out, numpy_product(weight, bias, activation)(x), atol=1e-5)
+    np.testing.assert_allclose(out, NUMPY.product(weight, bias, activation)(x), atol=1e-5)
 
 
 def test_a_product_without_bias_has_its_weight_the_other_way_round():
     weight, x = normal(13, 7), normal(5, 13)
 
-    np.testing.assert_allclose(ort.onnxruntime_product(weight, None)(x), x @ weight, atol=1e-5)
+    np.testing.assert_allclose(ort.FLOAT32.product(weight, None)(x), x @ weight, atol=1e-5)
 
 
 @pytest.mark.parametrize("threads", ["4,2", "abc", ""])
@@ -38,13 +38,13 @@ def test_threads_may_be_a_list_or_garbage(threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     weight, x = normal(13, 7), normal(5, 13)
 
-    np.testing.assert_allclose(ort.onnxruntime_product(weight, None)(x), x @ weight, atol=1e-5)
+    np.testing.assert_allclose(ort.FLOAT32.product(weight, None)(x), x @ weight, atol=1e-5)
 
 
 def test_a_product_is_right_wherever_its_arrays_lie_next():
     """The same place with other numbers, another place, the same place with fewer rows."""
     weight, bias = normal(13, 7), normal(13)
-    ours, numpys = ort.onnxruntime_product(weight, bias), numpy_product(weight, bias)
+    ours, numpys = ort.FLOAT32.product(weight, bias), NUMPY.product(weight, bias)
     x, out = normal(19, 7), np.empty((19, 13), np.float32)
     for rows, into in ((x, out), (x, out), (normal(19, 7), out), (x, np.empty_like(out)), (x[:5], out[:5])):
         np.testing.assert_allclose(ours(rows, into), numpys(rows), atol=1e-5)
@@ -53,9 +53,26 @@ def test_a_product_is_right_wherever_its_arrays_lie_next():
     np.testing.assert_allclose(ours(x, out), numpys(x), atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [0, 1, 19])
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_a_whole_block_is_one_graph(precision, rows):
+    """Norm, up, activation, down, residual, norm: as numpy does them one after the other."""
+    width, ffn = 24, 56
+    norms = [Norm(normal(width), normal(width), 1e-5) for _ in range(2)]
+    up, down = Linear(normal(ffn, width), normal(ffn), "gelu"), Linear(normal(ffn, width), None)
+    operations = [norms[0], up, down, AddResidual(normal(width)), norms[1]]
+    x, residual, out = normal(rows, width), normal(rows, width), np.empty((rows, width), np.float32)
+    graph = (ort.FLOAT32 if precision == "float32" else int8.INT8).graph(operations)
+
+    assert graph(x, out, residual) is out
+    np.testing.assert_allclose(
+        out, NUMPY.graph(operations)(x, residual=residual), atol=1e-4 if precision == "float32" else 0.1
+    )
+
+
 @pytest.mark.parametrize("shape", [(0, 7), (7, 0)])
 def test_an_empty_share_computes_nothing(shape):
-    assert ort.onnxruntime_product(normal(*shape), None)(normal(3, shape[0])).shape == (3, shape[1])
+    assert ort.FLOAT32.product(normal(*shape), None)(normal(3, shape[0])).shape == (3, shape[1])
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(0, 3), (1, 1), (2, 3), (3, 64)])

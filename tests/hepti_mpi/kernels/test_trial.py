@@ -99,14 +99,14 @@ def test_a_cache_that_is_no_folder_costs_the_next_trial_and_nothing_else(tmp_pat
     assert trial.known() is None
 
 
-@pytest.mark.parametrize("kind", ["product", "attend", "attend_part", "cast"])
+@pytest.mark.parametrize("kind", ["graph", "attend", "attend_part", "cast"])
 def test_wrong_numbers_are_found_whatever_computes_them(monkeypatch, kind):
     right = getattr(ort.FLOAT32, kind)
 
     def wrong(*arguments):
         result = right(*arguments)
-        if kind == "product":
-            return lambda x: 1.01 * result(x)
+        if kind == "graph":
+            return lambda *arrays, **named: 1.01 * result(*arrays, **named)
         if kind == "cast":
             arguments[0].flat[0] += 1
             return None
@@ -121,10 +121,12 @@ def test_wrong_numbers_are_found_whatever_computes_them(monkeypatch, kind):
 def test_int8_that_is_coarser_than_its_steps_is_found(monkeypatch):
     from hepti_mpi.kernels import int8
 
-    def coarse(weight, bias, activation="identity"):
-        product = int8.int8_product(weight, bias, activation)
-        return lambda x: product(x.round(1))
+    make = int8.INT8.graph
 
-    monkeypatch.setattr(int8, "INT8", replace(int8.INT8, product=coarse))
+    def coarse(operations):
+        graph = make(operations)
+        return lambda x, **named: graph(x.round(1), **named)
+
+    monkeypatch.setattr(int8, "INT8", replace(int8.INT8, graph=coarse))
 
     assert "in int8 is 0.0" in trial_graphs.disagreement()

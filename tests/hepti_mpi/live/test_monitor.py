@@ -88,7 +88,7 @@ def test_a_probe_unlike_the_last_one_is_repeated_at_once(monkeypatch):
         return [round(probe.product_s, 3) for probe in probes]
 
     monkeypatch.setattr(monitor.clock, "now", lambda: now)
-    watching = Monitor(SPEC, replace(NUMPY, product=lambda weight, bias: product))
+    watching = Monitor(SPEC, replace(NUMPY, graph=lambda operations: product))
     now += monitor.PROBE_EVERY_S
     assert took() == [0.01, 0.01]
     now, product_s = now + monitor.PROBE_EVERY_S, 0.012

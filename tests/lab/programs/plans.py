@@ -38,7 +38,7 @@ def kernels(own, number, weights):
     blocks = ((own.layer(number).attention, weights.attention), (own.layer(number).mlp, weights.mlp))
     share = number, *((block.cut, block.inner, block.columns, held.into.shape) for block, held in blocks)
     if share not in made:
-        made[share] = layer_kernels(file.spec, own, backend.product, group.rank, number, weights)
+        made[share] = layer_kernels(file.spec, own, backend.graph, group.rank, number, weights)
     return made[share]
 
 

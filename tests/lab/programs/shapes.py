@@ -15,9 +15,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from hepti_mpi.comm.group import host_name, world
-from hepti_mpi.engine.layers import add
 from hepti_mpi.kernels import backends
-from hepti_mpi.kernels.numpy_kernels import layer_norm
+from hepti_mpi.kernels.products import AddResidual, Norm
 from hepti_mpi.measure.profile_kernels import measure_kernels
 from hepti_mpi.measure.timing import seconds_of
 from solver.cluster.curves import Kernel, curves_to_table
@@ -42,9 +41,7 @@ up = make(weights(F, H), weights(1, F)[0], spec.activation)
 x, bias = np.ascontiguousarray(numbers[:, :H]), weights(1, H)[0]
 
 
-def norm(rows):
-    total = add(x[:rows], bias, x[:rows])
-    layer_norm(total, bias, bias, spec.norm_eps, out=total)
+norm = backend.graph([AddResidual(bias), Norm(bias, bias, spec.norm_eps)])
 
 
 def attention(rows, keys, heads):
@@ -60,7 +57,7 @@ calls = {}
 for rows in ROWS:
     shape = f"{rows} rows"
     calls |= {(shape, *kernel): call for kernel, call in attention(rows, KEYS, spec.heads)}
-    calls[shape, Kernel.NORM, rows * H, 0, 1] = partial(norm, rows)
+    calls[shape, Kernel.NORM, rows * H, 0, 1] = partial(norm, x[:rows], residual=x[:rows])
     calls[shape, "mlp in", rows, H * F, 1] = partial(up, x[:rows])
     calls[shape, Kernel.CONTRACT, rows, H * F, 1] = partial(out[F], np.ascontiguousarray(numbers[:rows]))
 for rows, heads in ((rows, heads) for heads in HEADS for rows in HEAD_ROWS):
