@@ -165,7 +165,7 @@ class Leader:
             self._pass_over(batches, stack, flow, tensors)
         if self._conductor:
             self._plan = stack.plan
-        self._group.announce(None, range(self._group.size))
+        self._group.orders.send(None, self._group.others())
 
     def _serve(self, stack: Stack, flow: Flow, tensors: embeddings.Tensors) -> None:
         """Answer standard input, line by line; what is kept of the answers does not grow with them."""
@@ -251,7 +251,7 @@ class Leader:
     def _turn_to(self, rows: int, stack: Stack) -> None:
         """Let the batches that follow run under the plan for so many rows; ranks without a share hear of it, too."""
         if self._by_length is not None and (plan := self._by_length.of(rows)) != stack.plan:
-            self._group.announce(plan, range(self._group.size))
+            self._group.orders.send(plan, self._group.others())
             stack.adopt(plan, stack.layers)
 
     def _between(self, stack: Stack) -> None:

@@ -16,7 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from hepti_mpi.base.arrays import Array
-from hepti_mpi.comm.group import ROWS, WHOLE, Group
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import Message
 from solver.plan.routes import Route, of_owner, sources
 from solver.plan.spans import Partition, Span, tiles
@@ -176,7 +177,7 @@ class Gather:
         self._open = plan.arrivals
         self._messages = [group.coding.message(self._by_tensor(self.array[to.span.slice])) for to in self._open]
         self._requests = [
-            group.post_receive(message, to.source, ROWS + to.owner)
+            group.post_receive(message, to.source, Tag.ROWS + to.owner)
             for message, to in zip(self._messages, self._open, strict=True)
         ]
         self._onward: dict[int, deque[int]] = defaultdict(deque)  # of every owner, what is to be passed on
@@ -193,7 +194,7 @@ class Gather:
 
     def put(self, tile: Span) -> None:
         """Send the next of the own tiles, which is done; pass on what has arrived meanwhile."""
-        tag, message = ROWS + self._group.rank, None
+        tag, message = Tag.ROWS + self._group.rank, None
         for peer, span in next(self._departures):
             if span == tile:
                 if message is None:
@@ -224,7 +225,7 @@ class Gather:
             while waiting and not self._requests[waiting[0]]:  # what has arrived is null
                 first = waiting.popleft()
                 for peer in self._open[first].onward:
-                    self._group.post_send(self._messages[first], peer, ROWS + to.owner)
+                    self._group.post_send(self._messages[first], peer, Tag.ROWS + to.owner)
             self._group.coding.decode(message, self._by_tensor(self.array[to.span.slice]))
             self._here.append(to.span)
 
@@ -441,13 +442,13 @@ def _send(group: Group, x: Array, peers: Sequence[int]) -> None:
     if x.size and peers:
         message = group.coding.encode(x)
         for peer in peers:
-            group.post_send(message, peer, WHOLE)
+            group.post_send(message, peer, Tag.WHOLE)
 
 
 def _receive(group: Group, blocks: Sequence[tuple[int, Array]]) -> Iterator[int]:
     """Receive blocks, in order where they are of one peer; yield their numbers as they are filled."""
     messages = [group.coding.message(block) for _, block in blocks]
-    requests = [group.post_receive(message, peer, WHOLE) for (peer, _), message in zip(blocks, messages, strict=True)]
+    requests = [group.post_receive(place, peer, Tag.WHOLE) for (peer, _), place in zip(blocks, messages, strict=True)]
 
     def arrivals() -> Iterator[int]:
         left = len(requests)

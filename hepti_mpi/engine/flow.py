@@ -175,7 +175,7 @@ class Flow:
         return min(held + 1 + round(self._away_s / (replica.row_s * rows)), MOST)
 
     def _deal(self, replica: Replica, step: Step, embed: Callable[[], Array], look: Look | None) -> Job:
-        self._group.announce(step, replica.lane.ranks if step.tell is None else range(self._group.size))
+        self._group.orders.send(step, replica.lane.ranks if step.tell is None else self._group.others())
         batch, dealt = Batch.of_lengths(step.lengths), clock.now()
         carrying = self._stack.carry(replica.lane, batch, embed(), exact=step.exact, look=look if step.looks else None)
         job = Job(batch.rows, step.count, carrying, dealt)

@@ -89,7 +89,9 @@ def serve_weights(file: WeightsFile, spec: ModelSpec, plan: Plan, peer: int, gro
     """Send a rank without the file its share, in bounded pieces; `load` with no file is the other end."""
     for piece in rank_slices(spec, plan, peer):
         for block in file.read_pieces(piece, STREAM_BYTES):
-            group.send(block, peer)
+            group.weights.send(block, [peer])
+            while group.weights.leaving():
+                group.pause()
 
 
 def load(
@@ -114,7 +116,9 @@ def load(
 
     def read(piece: TensorSlice, out: Array) -> None:
         if file is None:
-            group.receive(out, 0)
+            for came in group.weights.fill(out):
+                if not came:
+                    group.pause()
         else:
             file.read(piece, out)
         done(out.nbytes)

@@ -209,17 +209,14 @@ class Mover:
 
     def _read(self, piece: TensorSlice, out: Array) -> Iterator[bool]:
         """Fill an array with a slice, a bounded part of it at a time."""
-        flat = out.reshape(-1, copy=False)
-        if self._file is not None:
-            for block in self._file.read_pieces(piece, STREAM_BYTES):
-                flat[: block.size] = block.reshape(-1)
-                flat = flat[block.size :]
-                yield True
+        if self._file is None:
+            yield from self._group.weights.fill(out)
             return
-        while flat.size:
-            taken = self._group.take_piece(flat)
-            flat = flat[taken:]
-            yield taken > 0
+        flat = out.reshape(-1, copy=False)
+        for block in self._file.read_pieces(piece, STREAM_BYTES):
+            flat[: block.size] = block.reshape(-1)
+            flat = flat[block.size :]
+            yield True
 
     def _serve(self, peer: int) -> Iterator[bool]:
         """Send a rank without the file what it lacks, in the order in which it reads."""
@@ -227,9 +224,9 @@ class Mover:
         for layer, lacking in self._lacking(peer).items():
             for piece in (piece for _, share in lacking for piece in share.of_layer(layer)):
                 for block in self._file.read_pieces(piece, STREAM_BYTES):
-                    while self._group.untold > UNDERWAY:
+                    while self._group.weights.leaving() > UNDERWAY:
                         yield False
-                    self._group.send_piece(block, peer)
+                    self._group.weights.send(block, [peer])
                     yield True
 
 

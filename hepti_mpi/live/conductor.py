@@ -129,7 +129,7 @@ class Conductor:
             self._shifted = False
             self._replanner.take(member.stack.plan, member.mover.holdings)
             self._decided = self._decide(at_layer)
-        member.group.tell_within(self._holds, member.stack.plan.stages[0].active)
+        member.group.decisions.send(self._holds, member.stack.plan.stages[0].active)
 
     def _fits(self, decision: Decision) -> bool:
         """Return whether a plan can take over within a batch: among the ranks that run it, with what they have."""
@@ -160,6 +160,8 @@ class Conductor:
             self._act(decision)
         elif mover.busy:
             self._go_on()
+        while self._member.group.orders.leaving():  # while rank 0 waits for the next request, MPI moves nothing
+            self._member.group.pause()
 
     def _take_in(self) -> None:
         """Hear what others say, and hand on what all have spoken of."""
@@ -173,8 +175,8 @@ class Conductor:
 
     def _listen(self) -> None:
         """Hear what is here, and hand on, in order, what all ranks have spoken of."""
-        for rank, word in self._member.group.heard():
-            self._hear(rank, word)
+        while (found := self._member.group.reports.poll()) is not None:
+            self._hear(*found)
         for begun, parts in self._told.complete():
             if parts is None:
                 self._observe(begun)
@@ -251,7 +253,7 @@ class Conductor:
         """Begin to change over between two batches."""
         moves = self._moves(decision.plan, decision.frees) or decision.spare is not None
         word = Prepare(decision.plan, decision.before_s / self._spec.layers, decision.frees, decision.spare)
-        self._member.group.announce(word, range(self._ranks))
+        self._member.group.orders.send(word, range(self._ranks))
         self._member.prepare(word)
         self._ready = [0 if moves else self._spec.layers] * self._ranks
         self._adopted = 0
@@ -265,5 +267,5 @@ class Conductor:
         layers = min(self._ready)
         if layers == self._spec.layers or (any(self._short) and layers > self._adopted):
             self._adopted = layers
-            self._member.group.announce(Adopt(layers), range(self._ranks))
+            self._member.group.orders.send(Adopt(layers), range(self._ranks))
             self._member.mover.adopt(layers)

@@ -47,12 +47,12 @@ class Member:
 
     def look(self, step: Step, layer: int) -> tuple[Plan, Sequence[Layer]] | None:
         """Do this rank's part in looks before a layer, as `Way` asks."""
-        if layer - HOLDS in step.looks and (word := self.group.word()) is not None:
+        if layer - HOLDS in step.looks and (word := self.group.decisions.take()) is not None:
             plan = cast(Plan, word)
             return plan, self.mover.kernels(plan)
         if layer in step.looks:
             assert step.tell is not None
-            self.group.tell_root(Part(step.tell, layer, *self.stack.so_far))
+            self.group.reports.send(Part(step.tell, layer, *self.stack.so_far), [0])
         return None
 
     def prepare(self, word: Prepare) -> None:
@@ -72,7 +72,7 @@ class Member:
         """Tell rank 0 what the batch that just ran showed, if it wants to know, and work on a change."""
         self.probes = 0
         if tell is not None:
-            self.group.tell_root(self.measured(tell))
+            self.group.reports.send(self.measured(tell), [0])
         if self.mover.busy:
             self.work()
 
@@ -89,7 +89,7 @@ class Member:
         if self.stack.active or self.probes == MOST_PROBES or (probe := self.monitor.probe()) is None:
             return False
         self.probes += 1
-        self.group.tell_root(probe)
+        self.group.reports.send(probe, [0])
         return True
 
 
@@ -98,7 +98,7 @@ def follow(group: Group, stack: Stack, member: Member | None = None) -> None:
 
     A plan is its word that the batches that follow run under it, with the weights that every rank has.
     """
-    while (word := group.next_message(member.idle if member else None)) is not None:
+    while (word := group.orders.take(member.idle if member else None)) is not None:
         if isinstance(word, Step):
             look = partial(member.look, word) if member and word.looks else None
             stack.run(Batch.of_lengths(word.lengths), None, count=word.count, exact=word.exact, look=look)

@@ -6,7 +6,7 @@
 import sys
 
 from hepti_mpi import __main__, job
-from hepti_mpi.comm.group import MPI
+from hepti_mpi.comm.mpi import MPI
 from hepti_mpi.kernels import numpy_kernels
 
 layer_norm, calls = numpy_kernels.layer_norm, []

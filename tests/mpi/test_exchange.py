@@ -1,12 +1,11 @@
 """Rows in tiles come to those who want them, however many tiles and owners there are."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
 from hepti_mpi.comm import group as comm
 from hepti_mpi.comm.exchange import Tiles, gather_rows, whole
+from hepti_mpi.comm.group import Group
 from solver.plan.routes import Route
 from solver.plan.spans import Partition, Span
 
@@ -26,16 +25,17 @@ def test_more_than_a_thousand_tiles_stay_apart(world):
     world.finish_sending()
 
 
-@pytest.mark.parametrize("way", ["wait_some", "pause", "finish_sending", "next_message"])
-def test_a_rank_that_has_dropped_rows_says_so_instead_of_waiting(way, world):
+@pytest.mark.parametrize(
+    "wait", [lambda group: group.wait_some([]), Group.pause, Group.finish_sending, lambda group: group.orders.take()]
+)
+def test_a_rank_that_has_dropped_rows_says_so_instead_of_waiting(wait, world):
     """Nobody has iterated over the blocks, and so nobody has sent any; a rank alone has nobody who waits."""
     if world.size < 2:
         return
     group = comm.world()  # nothing of another test arrives in what stays open here
     have = Partition.of_counts([4] * world.size)
-    waits = {"wait_some": partial(group.wait_some, [])}.get(way, getattr(group, way))
 
     gather_rows(group, Tiles.here(np.zeros((4, 2), np.float32)), have, [Span(0, have.total)] * world.size)
 
     with pytest.raises(RuntimeError, match=rf"dropped: \({4 * world.size}, 2\), 1 tiles not put"):
-        waits()
+        wait(group)

@@ -64,7 +64,7 @@ def lead(run, replanner, rng):
     try:
         answer(run, conductor, rng)
     finally:
-        run.world.announce(None, range(run.world.size))  # the others wait for it, whatever happens here
+        run.world.orders.send(None, run.world.others())  # the others wait for it, whatever happens here
     return conductor
 
 
@@ -192,7 +192,7 @@ def test_layers_that_a_change_of_plan_replaces_are_freed(world, files, monkeypat
         kept = count()
         stack.adopt(stack.plan, ())
         found.append(kept - count())
-        self._group.announce(None, range(self._group.size))
+        self._group.orders.send(None, self._group.others())
 
     monkeypatch.setattr(leader.Leader, "lead", lead)
     monkeypatch.setattr(leader.Leader, "close", lambda self, ranks, places: 0)

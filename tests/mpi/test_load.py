@@ -81,8 +81,8 @@ def test_rank_0_sends_a_share_in_bounded_pieces(setups, world, monkeypatch):
     """It never holds more of another rank's share than the limit, or than one row."""
     monkeypatch.setattr(load, "STREAM_BYTES", limit := 2000)
     model = setups([0])
-    send, sizes = world.send, []
-    monkeypatch.setattr(world, "send", lambda array, peer: (sizes.append(array.nbytes), send(array, peer)))
+    send, sizes = world.weights.send, []
+    monkeypatch.setattr(world.weights, "send", lambda array, to: (sizes.append(array.nbytes), send(array, to)))
 
     check(load_share(model, world), mixed_plan(world.size), world)
 

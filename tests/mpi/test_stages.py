@@ -76,7 +76,7 @@ def run(spec, plan, batches, world, wire=Wire.FLOAT32):
         (Step(tuple(lengths), True), lambda lengths=lengths: embedded(spec, tensors, lengths)) for lengths in batches
     ]
     results = [embeddings.last_hidden(spec, tensors, hidden) for hidden in Flow(stack, world).run(steps)]
-    world.announce(None, range(world.size))
+    world.orders.send(None, world.others())
     return stack, results
 
 
@@ -362,7 +362,7 @@ def test_a_slow_consumer_does_not_grow_what_is_under_way(world):
 
     for done, _ in enumerate(Flow(stack, world).run([(Step((2,), True), embed)] * 300), start=1):
         ahead.append(len(taken) - done)
-    world.announce(None, range(world.size))
+    world.orders.send(None, world.others())
 
     assert len(ahead) == 300
     assert max(ahead) <= SPREAD * MOST * world.size

@@ -9,7 +9,6 @@ from functools import cache
 import numpy as np
 import pytest
 
-from hepti_mpi.comm import group as comm
 from hepti_mpi.engine.flow import Flow, Step
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.kernels.products import NUMPY, Linear
@@ -137,7 +136,7 @@ def lead(run, replanner, requests, acts=True):
             np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
             conductor.ran()
     finally:
-        run.world.announce(None, range(run.world.size))  # the others wait for it, whatever happens here
+        run.world.orders.send(None, run.world.others())  # the others wait for it, whatever happens here
     return conductor, seconds
 
 
@@ -189,13 +188,12 @@ def test_changes_at_any_moment_within_and_between_requests_lose_none(acts, world
 
 
 def test_in_short_requests_nobody_looks_up(world, files, monkeypatch):
-    """No word travels within them."""
-    monkeypatch.setattr(comm.Group, "word", None)
-    monkeypatch.setattr(comm.Group, "tell_within", None)
+    """No decision travels within them."""
     monkeypatch.setattr(conducting, "LISTEN_EVERY_S", 0.0)
     cluster, solution = planned(world.size) if world.rank == 0 else (None, None)
     plan = world.from_root((lambda: solution.plan) if world.rank == 0 else None)
     run = Run(LONG, plan, world, files)
+    run.world.decisions = None
     if world.rank:
         follow(run.world, run.stack, member_of(run))
         return

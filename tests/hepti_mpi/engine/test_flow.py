@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hepti_mpi.comm.group import PAUSE_S
+from hepti_mpi.comm.mailbox import PAUSE_S
 from hepti_mpi.engine import flow
 from hepti_mpi.engine.flow import SPREAD, Flow, Step
 from hepti_mpi.live.conductor import Conductor
@@ -39,6 +39,7 @@ class Boards:
         self.lanes = tuple(Lane(rank) for rank in sorted(range(ranks), key=lambda rank: seconds(rank, 0)))
         self._done = {rank: deque() for rank in range(ranks)}
         self._free = Counter()
+        self.orders = SimpleNamespace(send=lambda step, to: None)
         self.batches = Counter()
 
     def clock(self):
@@ -67,9 +68,6 @@ class Boards:
 
     def metered(self, count, begins):
         return nullcontext()
-
-    def announce(self, step, ranks):
-        pass
 
     def finish_sending(self):
         pass
