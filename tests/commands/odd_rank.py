@@ -1,27 +1,27 @@
 """`mpirun … python -m tests.commands.odd_rank ODDITY …`: the main job, with something odd about rank 1.
 
-`fails`: its third norm is its last. `no-file`: its host has no copy of the weights file.
+`fails`: its third block is its last. `no-file`: its host has no copy of the weights file.
 """
 
 import sys
 
 from hepti_mpi import __main__, job
 from hepti_mpi.comm.mpi import MPI
-from hepti_mpi.kernels import numpy_kernels
+from hepti_mpi.engine import layers
 
-layer_norm, calls = numpy_kernels.layer_norm, []
+block, calls = layers.block, []
 
 
 def fail_later(*arguments):
     calls.append(arguments)
     if len(calls) == 3:
         raise FloatingPointError("one bit has fallen over")
-    return layer_norm(*arguments)
+    return block(*arguments)
 
 
 oddity = sys.argv[1]
 if MPI.COMM_WORLD.rank == 1 and oddity == "fails":
-    numpy_kernels.layer_norm = fail_later
+    layers.block = fail_later
 if MPI.COMM_WORLD.rank == 1 and oddity == "no-file":
     job.open_weights = lambda path, fingerprint: None
 sys.exit(__main__.main(sys.argv[2:]))
