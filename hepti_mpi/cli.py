@@ -8,7 +8,7 @@ from pathlib import Path
 from hepti_mpi.kernels.backends import NAMES, check_precision
 from solver.base.command import Parser
 from solver.base.errors import HeptiError
-from solver.cluster.cluster import PRECISIONS
+from solver.model.precision import PRECISIONS
 from solver.plan.plan import Wire
 from solver.systems import DEFAULT, SYSTEMS, planner_of
 

@@ -231,7 +231,7 @@ class Mover:
 
 
 def _bytes(lacking: Sequence[tuple[Plan, BlockShare]]) -> int:
-    return sum(share.held_bytes("float32") for _, share in lacking)
+    return sum(share.held_bytes() for _, share in lacking)
 
 
 def _note(todo: list[tuple[TensorSlice, Array]], piece: TensorSlice, out: Array) -> None:

@@ -12,7 +12,8 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.kernels.backends import NAMES, agree, check_precision
 from hepti_mpi.measure.profile import profile
 from solver.base.command import Parser, check_path
-from solver.cluster.cluster import PRECISIONS, write_cluster
+from solver.cluster.cluster import write_cluster
+from solver.model.precision import PRECISIONS
 from solver.model.spec import ModelSpec, named_model
 
 

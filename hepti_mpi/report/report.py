@@ -16,6 +16,7 @@ from hepti_mpi.kernels.backends import of_all
 from hepti_mpi.requests.answers import Answers
 from solver.base import clock
 from solver.cluster.cluster import Cluster
+from solver.model.precision import PRECISIONS
 from solver.model.spec import ModelSpec
 from solver.plan.file import plan_to_json
 from solver.plan.holdings import weights_bytes
@@ -36,7 +37,7 @@ def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, options: a
         "sent_bytes": meter.sent_bytes,
         "received_bytes": meter.received_bytes,
         "batches_by_bits": {str(bits): count for bits, count in meter.batches_by_bits.items()},
-        "weights_bytes": weights_bytes(spec, plan, rank, options.precision),
+        "weights_bytes": weights_bytes(spec, plan, rank, PRECISIONS[options.precision]),
         "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
 

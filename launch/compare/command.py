@@ -24,12 +24,12 @@ from launch.lab.up import require_tools
 from launch.single.command import RUNTIMES
 from solver.base.errors import HeptiError
 from solver.cluster.named import find_cluster
+from solver.model.precision import PRECISIONS
 from solver.model.spec import request_rows
 from solver.plan.plan import Wire
 from solver.systems import DECOUPLED, PLANNERS
 
 BACKENDS = ("auto", "numpy", "onnxruntime")
-PRECISIONS = ("float32", "int8")
 NONE = "none"
 EXAMPLE = """examples:
   python -m launch bench compare --cluster mixed4 --layers 4 --out results       # as root
@@ -150,7 +150,7 @@ def _contest_words(options: argparse.Namespace) -> dict[str, tuple[str, ...]]:
     return {
         "systems": chosen("--systems", options.systems, tuple(PLANNERS)),
         "backends": chosen("--backends", options.backends, BACKENDS),
-        "precisions": chosen("--precisions", options.precisions, PRECISIONS),
+        "precisions": chosen("--precisions", options.precisions, tuple(PRECISIONS)),
         "wires": chosen("--wires", options.wires, tuple(Wire)),
         "singles": () if options.singles == NONE else chosen("--singles", options.singles, (*RUNTIMES, NONE)),
     }

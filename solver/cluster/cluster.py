@@ -39,10 +39,10 @@ import tomli_w
 from solver.base.command import whole_file
 from solver.base.errors import HeptiError
 from solver.cluster.curves import Curves, curves_from_table, curves_to_table, derived_curves
+from solver.model.precision import FLOAT32, PRECISIONS, Precision
 
 FORMAT = "hepti-cluster/1"
 MIB, GIB = 2**20, 2**30
-PRECISIONS = ("float32", "int8")  # of weights and products
 # Beyond these a number is a slip of the pen (a wrong unit, a lost digit), not a board or a network.
 LIMITS = {
     "gflops": (1e-3, 1e6),
@@ -114,9 +114,9 @@ class Cluster:
         return tuple(device.name for device in self.devices)
 
     @property
-    def precision(self) -> str:
-        """What its devices hold weights in, one of `PRECISIONS`: what was measured, else float32."""
-        return self.profile.get("precision", "float32")
+    def precision(self) -> Precision:
+        """What its devices hold weights in: what was measured, else float32."""
+        return PRECISIONS[self.profile.get("precision", "float32")]
 
     def holding(self, precision: str) -> Cluster:
         """Return the cluster with weights in another precision, as a run has it, whatever was measured."""
@@ -125,7 +125,7 @@ class Cluster:
     @property
     def fingerprint(self) -> str:
         """Twelve hex digits of everything a plan depends on."""
-        table = _to_toml(replace(self, profile={} if self.precision == "float32" else {"precision": self.precision}))
+        table = _to_toml(replace(self, profile={} if self.precision == FLOAT32 else {"precision": self.precision.name}))
         return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
 
     def link(self, one: int, other: int) -> Link:
@@ -225,7 +225,7 @@ def _from_toml(table: dict[str, Any]) -> Cluster:
     profile = table.get("profile", {})
     if not isinstance(profile, dict):
         raise HeptiError("[profile] must be a table")
-    if profile.get("precision", "float32") not in PRECISIONS:
+    if str(profile.get("precision", "float32")) not in PRECISIONS:
         raise HeptiError(f"[profile]: precision is {profile['precision']!r}, must be one of {', '.join(PRECISIONS)}")
     return Cluster(devices, default, links, {key: str(value) for key, value in profile.items()})
 

@@ -9,14 +9,12 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 from solver.base.errors import HeptiError
+from solver.model.blocks import Block, Tensor, attention, mlp
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "lasttoken")
@@ -145,6 +143,16 @@ class ModelSpec:
         return self.hidden // self.heads
 
     @property
+    def blocks(self) -> tuple[Block, Block]:
+        """What a layer consists of, or a decoupled model's original one: attention and MLP."""
+        return attention(self.hidden, self.heads), mlp(self.hidden, self.ffn)
+
+    @property
+    def layer_tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of these blocks, in file order."""
+        return tuple(tensor for block in self.blocks for tensor in block.tensors)
+
+    @property
     def max_positions(self) -> int:
         """The longest input, in rows."""
         return self.input.positions if isinstance(self.input, TextInput) else self.input.rows
@@ -177,11 +185,7 @@ class ModelSpec:
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Return every tensor of a model, in file order, with its shape.
-
-    Matrices lie so that the axis that ranks share out is the first: query, key, value and up as [out, in]
-    (y = x Wᵀ), the attention output and down as [in, out] (y = x W).
-    """
+    """Return every tensor of a model, in file order, with its shape; how matrices lie says `solver.model.blocks`."""
     shapes: dict[str, tuple[int, ...]] = {}
     source, H = spec.input, spec.hidden
     if isinstance(source, TextInput):
@@ -198,8 +202,7 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         shapes |= _norm("embeddings/norm", H)
     for layer in range(spec.layers):
         for prefix, part in layer_parts(spec, layer):
-            own = layer_tensor_shapes(part.hidden, part.ffn)
-            shapes |= {f"{prefix}/{name}": shape for name, shape in own.items()}
+            shapes |= {f"{prefix}/{tensor.name}": tensor.shape for tensor in part.layer_tensors}
     if spec.final_norm:
         shapes |= _norm("final_norm", H)
     if spec.dense:
@@ -216,20 +219,6 @@ def layer_parts(spec: ModelSpec, layer: int) -> list[tuple[str, ModelSpec]]:
         return [(f"layers/{layer}", spec)]
     part = spec.sub_block
     return [(f"layers/{layer}/{number}", part) for number in range(spec.sub_blocks)]
-
-
-@cache
-def layer_tensor_shapes(H: int, F: int) -> Mapping[str, tuple[int, ...]]:
-    """Return the tensors of one layer with their shapes."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name in ("query", "key", "value"):
-        shapes |= {f"attention/{name}/weight": (H, H), f"attention/{name}/bias": (H,)}
-    shapes |= {"attention/output/weight": (H, H), "attention/output/bias": (H,)}
-    shapes |= _norm("attention/norm", H)
-    shapes |= {"mlp/up/weight": (F, H), "mlp/up/bias": (F,)}
-    shapes |= {"mlp/down/weight": (F, H), "mlp/down/bias": (H,)}
-    shapes |= _norm("mlp/norm", H)
-    return MappingProxyType(shapes)
 
 
 DECOUPLED_NAMES = "with decoupled layers NAME-decoupled, or NAME-decoupled-8x4 for 8 groups and 4 sub-blocks"

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
+from solver.model.precision import FLOAT32, Precision
 from solver.model.spec import ModelSpec
-from solver.plan.holdings import TensorSlice, alike, held_bytes, layer_slices, weights_bytes
+from solver.plan.holdings import TensorSlice, alike, layer_slices, weights_bytes
 from solver.plan.plan import BlockPlan, Cut, Keys, Plan, Stage
 from solver.plan.spans import Span
-
-BLOCKS = ("attention", "mlp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +37,9 @@ class BlockShare:
         """Return the weights of one layer."""
         return [replace(piece, name=f"layers/{layer}/{piece.name}") for piece in self.slices]
 
-    def held_bytes(self, precision: str) -> int:
+    def held_bytes(self, precision: Precision = FLOAT32) -> int:
         """Return the bytes of the weights of one layer as a rank holds them."""
-        return sum(held_bytes(piece, precision) for piece in self.of_layer(0))
+        return sum(piece.held_bytes(precision) for piece in self.slices)
 
 
 LayerShare = tuple[BlockShare, BlockShare]  # attention, MLP
@@ -71,7 +70,7 @@ class Holdings:
 
     def adopt(self, plan: Plan, frees: Collection[int] = ()) -> None:
         """Take note of the plan that runs from now on; `frees` are ranks that keep nothing else."""
-        self._bytes: dict[tuple[int, str], int] = {}
+        self._bytes: dict[tuple[int, Precision], int] = {}
         by_rows = all_by_rows(plan)
         for rank, held in enumerate(self._plans):
             self._runs[rank] = source = self._source(plan, rank, frees)
@@ -100,13 +99,13 @@ class Holdings:
         """Return the plans by which a rank holds weights."""
         return self._plans[rank].values()
 
-    def held_bytes(self, spec: ModelSpec, rank: int, precision: str = "float32") -> int:
+    def held_bytes(self, spec: ModelSpec, rank: int, precision: Precision = FLOAT32) -> int:
         """Return the bytes of what a rank holds."""
         if (rank, precision) not in self._bytes:
             self._bytes[rank, precision] = _all_bytes(spec, list(self.plans(rank)), rank, precision)
         return self._bytes[rank, precision]
 
-    def bytes_with(self, spec: ModelSpec, plan: Plan, rank: int, precision: str = "float32") -> int:
+    def bytes_with(self, spec: ModelSpec, plan: Plan, rank: int, precision: Precision = FLOAT32) -> int:
         """Return the bytes of what a rank would hold once it has adopted a plan, and freed nothing."""
         plans = {**self._plans[rank], all_by_rows(plan): self._source(plan, rank, ())}
         return _all_bytes(spec, list(plans.values()), rank, precision)
@@ -132,9 +131,7 @@ class Holdings:
 
     def moved_bytes(self, spec: ModelSpec, plan: Plan, rank: int) -> int:
         """Return the float32 bytes that a rank reads, or gets, before it adopts a plan."""
-        return sum(
-            share.held_bytes("float32") for shares in self.lacking(spec, plan, rank).values() for share in shares
-        )
+        return sum(share.held_bytes() for shares in self.lacking(spec, plan, rank).values() for share in shares)
 
     def _source(self, plan: Plan, rank: int, frees: Collection[int]) -> Plan:
         """Return the plan that says what a rank holds under another: where that only takes its rows, the last.
@@ -208,7 +205,9 @@ def layer_shares(spec: ModelSpec, plan: Plan, rank: int) -> tuple[LayerShare, ..
         slices = [
             replace(piece, name=piece.name.removeprefix(layer)) for piece in layer_slices(spec, plan, first, rank)
         ]
-        attention, mlp = (tuple(piece for piece in slices if piece.name.startswith(block)) for block in BLOCKS)
+        attention, mlp = (
+            tuple(piece for piece in slices if piece.name.startswith(block.name)) for block in spec.blocks
+        )
         share = (
             BlockShare("attention", (apart, avoided, cuts.attention.cut is Cut.GRID), attention),
             BlockShare("mlp", (cuts.mlp.cut in (Cut.ROWS, Cut.WHOLE), False, cuts.mlp.cut is Cut.GRID), mlp),
@@ -222,7 +221,7 @@ def _whole(plan: Plan | None, rank: int) -> bool:
     return plan is not None and all_by_rows(plan) and rank in plan.stages[0].active
 
 
-def _all_bytes(spec: ModelSpec, plans: Sequence[Plan], rank: int, precision: str) -> int:
+def _all_bytes(spec: ModelSpec, plans: Sequence[Plan], rank: int, precision: Precision) -> int:
     """Return the bytes of all that a rank holds by several plans, what is the same in two of them once."""
     first, *others = plans
     total = weights_bytes(spec, first, rank, precision)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
-from solver.model.spec import ModelSpec, layer_parts, layer_tensor_shapes, tensor_shapes
+from solver.model.blocks import Part, Tensor
+from solver.model.precision import FLOAT32, Precision
+from solver.model.spec import ModelSpec, layer_parts, tensor_shapes
 from solver.model.sublayers import BLOCK
 from solver.plan.plan import BlockPlan, Cut, LayerPlan, Plan, Stage
 from solver.plan.spans import Span
-
-# [H] vectors: every rank that adds the residual needs them.
-COMMON_TENSORS = ("norm/weight", "norm/bias", "output/bias", "down/bias")
-WEIGHT_BYTES = {"float32": 4, "int8": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +23,16 @@ class TensorSlice:
     span: Span
     shape: tuple[int, ...]  # of the slice
     columns: Span | None = None  # None: all
+    summed: int | None = None  # the dimension that its product sums over; None: of what is float32 in any precision
 
     @property
     def index(self) -> tuple[slice, ...]:
         """The slice as an index of the tensor."""
         return (self.span.slice,) if self.columns is None else (self.span.slice, self.columns.slice)
+
+    def held_bytes(self, precision: Precision = FLOAT32) -> int:
+        """Return its bytes as a rank holds it."""
+        return precision.bytes_of(self.shape, self.summed)
 
 
 def own_plan(plan: Plan, rank: int) -> Plan:
@@ -57,7 +59,8 @@ def rank_slices(spec: ModelSpec, plan: Plan, rank: int) -> list[TensorSlice]:
 @lru_cache(maxsize=4)
 def end_slices(spec: ModelSpec) -> tuple[TensorSlice, ...]:
     """Return embeddings and heads, which rank 0 holds; kept, since to list all names of the model takes 0.2 ms."""
-    return tuple(_whole(name, shape) for name, shape in tensor_shapes(spec).items() if not name.startswith("layers/"))
+    own = [(name, shape) for name, shape in tensor_shapes(spec).items() if not name.startswith("layers/")]
+    return tuple(TensorSlice(name, Span(0, shape[0]), shape) for name, shape in own)
 
 
 def alike(stage: Stage) -> Iterator[tuple[int, int, LayerPlan]]:
@@ -78,40 +81,34 @@ def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[Ten
     if cuts.attention.cut is Cut.SUB_BLOCKS:
         assert cuts.attention.inner is not None
         own = layer_parts(spec, layer)[cuts.attention.inner[within].slice]
-        return [
-            _whole(f"{prefix}/{name}", shape)
-            for prefix, part in own
-            for name, shape in layer_tensor_shapes(part.hidden, part.ffn).items()
-        ]
-    shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
+        return [_whole(prefix, tensor) for prefix, part in own for tensor in part.layer_tensors]
+    prefix, part = f"layers/{layer}", stage.part(layer)
     if cuts.attention.cut is Cut.WHOLE and within in stage.active:
-        return [_whole(f"layers/{layer}/{name}", shape) for name, shape in shapes.items()]
-    part = stage.part(layer)
-    blocks = (("attention", cuts.attention, spec.head_dim, 0), ("mlp", cuts.mlp, 1, BLOCK))
+        return [_whole(prefix, tensor) for tensor in spec.layer_tensors]
     return [
         piece
-        for prefix, block, width, first in blocks
-        for name, shape in shapes.items()
-        if name.startswith(prefix) and _is_in(part, first, name, spec.norm)
-        for piece in _block_slices(f"layers/{layer}/{name}", shape, block, within, width)
+        for first, block, cut in zip((0, BLOCK), spec.blocks, (cuts.attention, cuts.mlp), strict=True)
+        for tensor in block.tensors
+        if part.start <= first + tensor.sublayer(spec.norm) < part.stop
+        for piece in _slices(prefix, tensor, cut, within)
     ]
 
 
-def weights_bytes(spec: ModelSpec, plan: Plan, rank: int, precision: str = "float32") -> int:
+def weights_bytes(spec: ModelSpec, plan: Plan, rank: int, precision: Precision = FLOAT32) -> int:
     """Return the bytes of everything that `rank` holds; int8 is for the matrices of the layers.
 
     One layer of each run stands for all.
     """
     place = plan.place(rank)
     runs = (
-        count * sum(held_bytes(piece, precision) for piece in layer_slices(spec, plan, number, rank))
+        count * sum(piece.held_bytes(precision) for piece in layer_slices(spec, plan, number, rank))
         for number, count, _ in (alike(place[0]) if place else ())
     )
-    return sum(runs) + sum(held_bytes(piece, precision) for piece in (end_slices(spec) if rank == 0 else ()))
+    return sum(runs) + sum(piece.held_bytes(precision) for piece in (end_slices(spec) if rank == 0 else ()))
 
 
 @lru_cache(maxsize=16)
-def all_weights_bytes(spec: ModelSpec, plan: Plan, precision: str = "float32") -> tuple[int, ...]:
+def all_weights_bytes(spec: ModelSpec, plan: Plan, precision: Precision = FLOAT32) -> tuple[int, ...]:
     """Return the bytes of what every rank holds.
 
     Kept, since who may change plans asks for the same ones before every request; and of ranks with the same share, as
@@ -129,45 +126,35 @@ def all_weights_bytes(spec: ModelSpec, plan: Plan, precision: str = "float32") -
     return tuple(found)
 
 
-def held_bytes(piece: TensorSlice, precision: str = "float32") -> int:
-    """Return the bytes of one slice as a rank holds it."""
-    is_matrix = piece.name.startswith("layers/") and len(piece.shape) > 1
-    return math.prod(piece.shape) * WEIGHT_BYTES[precision if is_matrix else "float32"]
-
-
-def _is_in(part: Span, first: int, name: str, norm: str) -> bool:
-    """Return whether a tensor is of the sub-layers `part`; its block begins with sub-layer `first`."""
-    behind = name.split("/")[1] in ("output", "down") or (name.split("/")[1] == "norm" and norm == "post")
-    return part.start <= first + behind < part.stop
-
-
-def _block_slices(name: str, shape: tuple[int, ...], block: BlockPlan, rank: int, width: int) -> Iterator[TensorSlice]:
+def _slices(prefix: str, tensor: Tensor, block: BlockPlan, rank: int) -> Iterator[TensorSlice]:
     """Yield the slice of one tensor; nothing where the share of `rank`, within its stage, is empty."""
-    tensor = name.split("/", 2)[2]
-    if tensor.endswith(COMMON_TENSORS):
-        yield _whole(name, shape)
+    axis, shape = tensor.axis, tensor.shape
+    if axis is None:
+        yield _whole(prefix, tensor)
     elif block.cut is Cut.WHOLE:
         return
     elif block.cut is Cut.ROWS:
         assert block.rows is not None
         if block.rows[rank] > 0:
-            yield _whole(name, shape)
-    elif block.cut is Cut.COLUMNS and tensor.endswith(("output/weight", "down/weight")):
+            yield _whole(prefix, tensor)
+    elif block.cut is Cut.COLUMNS and tensor.part is Part.OUT:
         assert block.columns is not None
-        span = block.columns[rank]
-        if span.size:
-            yield TensorSlice(name, Span(0, shape[0]), (shape[0], span.size), span)
+        if block.columns[rank].size:
+            yield _part(prefix, tensor, Span(0, shape[0]), block.columns[rank])
     elif block.cut is Cut.GRID and len(shape) > 1:
         inner, columns = block.tile(rank)
-        span = inner.scaled(width)
         if block.has_tile(rank):
-            yield TensorSlice(name, span, (span.size, columns.size), columns)
+            yield _part(prefix, tensor, inner.scaled(axis.unit), columns)
     else:
         assert block.inner is not None
-        span = block.inner[rank].scaled(width)
-        if span.size:
-            yield TensorSlice(name, span, (span.size, *shape[1:]))
+        if block.inner[rank].size:
+            yield _part(prefix, tensor, block.inner[rank].scaled(axis.unit))
 
 
-def _whole(name: str, shape: tuple[int, ...]) -> TensorSlice:
-    return TensorSlice(name, Span(0, shape[0]), shape)
+def _whole(prefix: str, tensor: Tensor) -> TensorSlice:
+    return _part(prefix, tensor, Span(0, tensor.shape[0]))
+
+
+def _part(prefix: str, tensor: Tensor, span: Span, columns: Span | None = None) -> TensorSlice:
+    shape = (span.size, *tensor.shape[1:]) if columns is None else (span.size, columns.size)
+    return TensorSlice(f"{prefix}/{tensor.name}", span, shape, columns, tensor.summed)

@@ -5,6 +5,7 @@ A crew is a set of devices that may share a layer. Few devices: all crews. More:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations
 from typing import TypeVar
@@ -135,12 +136,14 @@ def _drafts_of_first(s: Setting, kind: LayerKind, order: NDArray[np.intp], terms
 
 def _orders(s: Setting, terms: Terms) -> list[NDArray[np.intp]]:
     """Return the devices by what a share of a layer costs them, and with those first that can hold a layer."""
-    H, F, rows = s.spec.hidden, s.spec.ffn, max(1, s.rows // 8)
-    weights = 4 * H * H + 2 * H * F
-    wire = 2 * H * FLOAT_BYTES * rows / s.machine.network.bandwidth
+    rows = max(1, s.rows // 8)
+    matrices = [tensor for tensor in s.spec.layer_tensors if tensor.summed is not None]
+    weights = sum(math.prod(tensor.shape) for tensor in matrices)
+    held_bytes = sum(tensor.held_bytes() for tensor in matrices)
+    wire = 2 * s.spec.hidden * FLOAT_BYTES * rows / s.machine.network.bandwidth
     seconds = s.machine.bank.seconds(Kernel.PROJECT, rows, weights) + wire
-    seconds = seconds + terms.prices * FLOAT_BYTES * weights / 8
-    order, small = np.argsort(seconds, kind="stable"), terms.caps < FLOAT_BYTES * weights
+    seconds = seconds + terms.prices * held_bytes / 8
+    order, small = np.argsort(seconds, kind="stable"), terms.caps < held_bytes
     return [order, np.lexsort((seconds, small))] if small.any() else [order]
 
 

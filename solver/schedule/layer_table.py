@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.cluster.curves import Floats
+from solver.model.blocks import Part
 from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout
 from solver.plan.routes import Route
 from solver.plan.spans import Partition
 from solver.schedule.exchange import Mask
 from solver.schedule.layers import LayerSteps, Setting, avoiding
 from solver.schedule.steps import (
-    FLOAT_BYTES,
     Axis,
     Blocks,
     Load,
@@ -103,16 +103,18 @@ class Weights:
 
 def layer_weights(setting: Setting, kind: LayerKind) -> Weights:
     """Return what a share of a layer weighs; norms and last biases, which everybody holds, are not counted."""
-    H, F, d = setting.spec.hidden, setting.spec.ffn, setting.spec.head_dim
-    tile, output = unit_size(setting, Axis.FFN), unit_size(setting, Axis.CONTEXT)
-    per_unit = {
-        Axis.HEADS: 3 * d * (H + 1) + (d * H if kind.attention is Cut.BLOCK else 0),
-        Axis.CONTEXT: output * H,
-        Axis.FFN: tile * (H + 1) + (tile * H if kind.mlp is Cut.BLOCK else 0),
-        Axis.OUTPUT: output * F,
-    }
-    whole = (4 * H * H + 3 * H) * (kind.attention is Cut.ROWS) + (2 * H * F + F) * (kind.mlp is Cut.ROWS)
-    return Weights({axis: FLOAT_BYTES * per_unit[axis] for axis in kind.axes if axis in per_unit}, FLOAT_BYTES * whole)
+    per_unit, whole = {}, 0
+    cuts, axes = (kind.attention, kind.mlp), ((Axis.HEADS, Axis.CONTEXT), (Axis.FFN, Axis.OUTPUT))
+    for block, cut, (inner, output) in zip(setting.spec.blocks, cuts, axes, strict=True):
+        if cut is Cut.ROWS:
+            whole += sum(tensor.held_bytes() for tensor in block.shared)
+            continue
+        by_columns = [tensor for tensor in block.shared if cut is Cut.COLUMNS and tensor.part is Part.OUT]
+        size = unit_size(setting, inner)
+        per_unit[inner] = sum(tensor.held_bytes(units=size) for tensor in block.shared if tensor not in by_columns)
+        if by_columns:
+            per_unit[output] = sum(tensor.held_bytes(columns=unit_size(setting, output)) for tensor in by_columns)
+    return Weights(per_unit, whole)
 
 
 def unit_size(setting: Setting, axis: Axis) -> int:

@@ -30,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.cluster.curves import Floats, Kernel
+from solver.model.precision import FLOAT32, Precision
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import BLOCK
 from solver.plan.plan import Cut, Layout, Wire
@@ -51,7 +52,7 @@ class Setting:
     rows: int
     wire: Wire = Wire.FLOAT32
     tile_rows: int = 0
-    precision: str = "float32"  # of weights
+    precision: Precision = FLOAT32  # of weights
 
     @property
     def devices(self) -> int:

@@ -12,8 +12,9 @@ from solver.base.errors import InfeasiblePlanError
 from solver.base.phrases import counted
 from solver.cluster.cluster import MIB, Cluster, Device
 from solver.cluster.curves import Floats
-from solver.model.spec import ModelSpec, layer_tensor_shapes
-from solver.plan.holdings import COMMON_TENSORS, WEIGHT_BYTES, end_slices, held_bytes
+from solver.model.precision import FLOAT32, Precision
+from solver.model.spec import ModelSpec
+from solver.plan.holdings import end_slices
 from solver.plan.plan import Plan
 from solver.schedule.exchange import Mask
 from solver.schedule.steps import FLOAT_BYTES
@@ -21,13 +22,12 @@ from solver.schedule.steps import FLOAT_BYTES
 # The interpreter, numpy, MPI and its socket buffers, beside weights and activations.
 PROGRAM_BYTES = 150 * MIB
 SLIP_BYTES = 1  # that an integer program may be off
-INT8_BYTES = 1.05  # that a weight takes in int8
 MOST_NAMED = 4  # devices in an error, of 1024 that lack memory
 
 
 def ends_bytes(spec: ModelSpec) -> int:
     """Return the float32 bytes of embeddings and heads, which rank 0 holds."""
-    return sum(held_bytes(piece) for piece in end_slices(spec))
+    return sum(piece.held_bytes() for piece in end_slices(spec))
 
 
 def work_bytes(spec: ModelSpec, rows: int) -> int:
@@ -40,13 +40,13 @@ def work_bytes(spec: ModelSpec, rows: int) -> int:
     return PROGRAM_BYTES + FLOAT_BYTES * rows * (5 * spec.hidden + max(4 * spec.hidden, ffn))
 
 
-def loading(spec: ModelSpec, precision: str) -> float:
-    """Return the memory that a byte of the layers' weights takes at most.
+def loading(spec: ModelSpec, precision: Precision) -> float:
+    """Return the memory that a byte of the layers' weights takes at most, measured.
 
     In int8 scales and sessions come on top: 1.04 bytes a weight of bert-large. And while a rank loads, a layer more
     lies there in float32 than in a float32 run: twelve layers took at most 491 MiB, then 400, in float32 889 and 828.
     """
-    return 1.0 if precision == "float32" else INT8_BYTES + 3 / spec.layers
+    return 1.0 if precision == FLOAT32 else 1.05 + 3 / spec.layers
 
 
 def needed_bytes(spec: ModelSpec, cluster: Cluster, rows: int, weights_bytes: Sequence[int]) -> Floats:
@@ -111,7 +111,7 @@ def no_device_holds_all(system: str, spec: ModelSpec, cluster: Cluster, rows: in
 
 def packing(spec: ModelSpec, cluster: Cluster) -> float:
     """Return how many bytes of a layer's weights in float32, as planners count them, fit into one byte of memory."""
-    return FLOAT_BYTES / (WEIGHT_BYTES[cluster.precision] * loading(spec, cluster.precision))
+    return FLOAT32.weight_bytes / (cluster.precision.weight_bytes * loading(spec, cluster.precision))
 
 
 def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
@@ -120,21 +120,19 @@ def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     They are bytes of float32 weights, whatever these are held in. Before them come activations, buffers and the
     program, the norms of all original layers, and on rank 0 embeddings and heads.
     """
-    shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
-    common = sum(math.prod(shape) for name, shape in shapes.items() if name.endswith(COMMON_TENSORS))
-    biases = sum(shape[0] for name, shape in shapes.items() if len(shape) == 1) - common
-    # Beside matrices in int8 biases are float32; they count as what else belongs to a share.
-    vectors = FLOAT_BYTES * common + (FLOAT_BYTES - WEIGHT_BYTES[cluster.precision]) * biases
+    precision = cluster.precision
+    # Biases of shares count as matrices do; what they take beyond that, in float32, is kept for all of them, as norms.
+    held = sum(tensor.held_bytes(precision) for tensor in spec.layer_tensors)
+    vectors = held - whole_layer_bytes(spec) * precision.weight_bytes / FLOAT32.weight_bytes
     room = np.array([float(device.memory_bytes) for device in cluster.devices])
-    room -= work_bytes(spec, rows) + loading(spec, cluster.precision) * (spec.groups or spec.layers) * vectors
+    room -= work_bytes(spec, rows) + loading(spec, precision) * (spec.groups or spec.layers) * vectors
     room[0] -= ends_bytes(spec)
     return room * packing(spec, cluster)
 
 
 def whole_layer_bytes(spec: ModelSpec) -> int:
     """Return the bytes of a layer's weights beside the norms and last biases, which `weights_room` has counted."""
-    shapes = layer_tensor_shapes(spec.hidden, spec.ffn)
-    return FLOAT_BYTES * sum(math.prod(shape) for name, shape in shapes.items() if not name.endswith(COMMON_TENSORS))
+    return sum(tensor.held_bytes() for block in spec.blocks for tensor in block.shared)
 
 
 def holds_all(spec: ModelSpec, cluster: Cluster, rows: int) -> Mask:

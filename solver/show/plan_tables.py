@@ -13,6 +13,7 @@ from rich.table import Table
 
 from solver.base.phrases import counted
 from solver.cluster.cluster import MIB, Cluster
+from solver.model.precision import FLOAT32
 from solver.plan.file import plan_to_json
 from solver.plan.plan import BlockPlan, Cut, LayerPlan, Plan, Wire
 from solver.plan.routes import Route
@@ -170,7 +171,7 @@ def _cells(block: BlockPlan, plan: Plan, rank: int) -> list[str]:
 def _devices(cluster: Cluster, priced: Price, listed: Sequence[int]) -> Table:
     """Return what every device holds and does."""
     table = Table(title="devices", title_justify="left")
-    weights = "MiB of weights" + ("" if cluster.precision == "float32" else f" in {cluster.precision}")
+    weights = "MiB of weights" + ("" if cluster.precision == FLOAT32 else f" in {cluster.precision.name}")
     headings = ("device", "GFLOP/s", "MiB free", weights, "compute ms", "exchange ms", "idle ms")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "device" else "right")

@@ -36,7 +36,7 @@ import numpy as np
 from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
-from solver.model.spec import ModelSpec, layer_tensor_shapes
+from solver.model.spec import ModelSpec
 from solver.plan.plan import Cut, Layout, Plan
 from solver.schedule.cost import setting
 from solver.schedule.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, layer_seconds, tensor_shares
@@ -197,7 +197,6 @@ def _least(
 
 def _tensor_parallel(s: Setting, active: Mask) -> tuple[Floats, Floats]:
     """Return the seconds of an original layer by heads and columns, [ways], and the bytes of its shares, [ways, p]."""
-    H, d = s.spec.hidden, s.spec.head_dim
     shares = [tensor_shares(s, mask) for mask in active]
     values = {axis: np.array([share[axis] for share in shares], float) for axis in (Axis.HEADS, Axis.FFN)}
     building = LayerSteps(s, values, None, active)
@@ -205,14 +204,14 @@ def _tensor_parallel(s: Setting, active: Mask) -> tuple[Floats, Floats]:
     building.mlp(Cut.BLOCK, Layout.FULL)
     seconds = sum(step_times(step, values, active, s.machine).end.max(1) for step in building.closed())
     heads, columns = values[Axis.HEADS], values[Axis.FFN]
-    return np.asarray(seconds), FLOAT_BYTES * (heads * (4 * d * H + 3 * d) + columns * (2 * H + 1))
+    attention, mlp = (sum(tensor.held_bytes(units=1) for tensor in block.shared) for block in s.spec.blocks)
+    return np.asarray(seconds), heads * attention + columns * mlp
 
 
 def _part_bytes(spec: ModelSpec) -> int:
     """Return the bytes of one sub-block in all decoupled layers."""
-    part = spec.sub_block
-    elements = sum(math.prod(shape) for shape in layer_tensor_shapes(part.hidden, part.ffn).values())
-    return FLOAT_BYTES * elements * (spec.layers - spec.groups)
+    part_bytes = sum(tensor.held_bytes() for tensor in spec.sub_block.layer_tensors)
+    return part_bytes * (spec.layers - spec.groups)
 
 
 def _hop_s(cluster: Cluster, rank: int, size: int) -> float:

@@ -32,7 +32,7 @@ from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
-from solver.model.sublayers import SUBLAYERS, widths
+from solver.model.sublayers import BLOCK, SUBLAYERS, widths
 from solver.plan.plan import Plan, Wire
 from solver.schedule.layer_table import Integers
 from solver.schedule.memory import layers_do_not_fit, weights_room, whole_layer_bytes
@@ -229,8 +229,11 @@ def _stage_seconds(board: Boards, units: Units) -> Floats:
 
 def _sublayer_bytes(spec: ModelSpec) -> list[int]:
     """Return the bytes of every sub-layer's weights, beside norms and last biases, which `weights_room` has counted."""
-    H, F = spec.hidden, spec.ffn
-    return [FLOAT_BYTES * size for size in (3 * H * H + 3 * H, H * H, F * H + F, F * H)]
+    return [
+        sum(tensor.held_bytes() for tensor in block.shared if tensor.sublayer(spec.norm) == number)
+        for block in spec.blocks
+        for number in range(BLOCK)
+    ]
 
 
 def _units(sublayers: Floats, size: int) -> Floats:

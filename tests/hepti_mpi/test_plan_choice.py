@@ -7,6 +7,7 @@ from hepti_mpi.plan_choice import choose
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import write_cluster
 from solver.cluster.named import find_cluster
+from solver.model.precision import INT8
 from solver.model.spec import ModelSpec, TextInput, named_model
 from solver.plan.file import plan_to_json
 from solver.systems.sequence import rows_plan
@@ -42,7 +43,7 @@ def test_memory_is_that_of_the_precision_that_a_run_has_whatever_was_measured(me
         chosen("float32")
     choice = chosen("int8")
 
-    assert choice.cluster.precision == "int8"
+    assert choice.cluster.precision == INT8
     assert sum(choice.plan.predicted.weights_bytes) < 0.5 * 2**30
 
 

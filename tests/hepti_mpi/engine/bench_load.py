@@ -22,6 +22,7 @@ from hepti_mpi.comm import group as comm
 from hepti_mpi.engine.layers import layer_kernels
 from hepti_mpi.engine.load import load
 from hepti_mpi.kernels.backends import backend
+from solver.model.precision import FLOAT32, INT8
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
 from solver.plan.spans import Span
@@ -48,7 +49,7 @@ def run(path, way):
         held = read_plainly(path) if way == "h5py" else load(file, file.spec, plan, group, make, lambda _: None)
         seconds = time.perf_counter() - started
         assert held
-        size = weights_bytes(file.spec, plan, 0, "int8" if way.endswith("int8") else "float32")
+        size = weights_bytes(file.spec, plan, 0, INT8 if way.endswith("int8") else FLOAT32)
     peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"seconds": seconds, "before": before / MIB, "peak": peak / MIB, "weights": size / MIB}
 

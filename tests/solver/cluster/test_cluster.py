@@ -153,6 +153,7 @@ def test_fingerprints_tell_clusters_apart(tmp_path):
         ("[[link]]", "[[lnk]]", r"the file: unknown key 'lnk' \(did you mean link\?\)"),
         ("hepti-cluster/1", "hepti-cluster/2", "format is 'hepti-cluster/2', this version reads 'hepti-cluster/1'"),
         ("[[link]]", '[profile]\nprecision = "int4"\n[[link]]', r"precision is 'int4', must be one of float32, int8"),
+        ("[[link]]", '[profile]\nprecision = ["int8"]\n[[link]]', r"precision is \['int8'\], must be one of"),
         ('format = "hepti-cluster/1"', "", "the file has no format"),
         ("[[device]]", "[device", "is not TOML"),
         ("gflops = 24.6", "gflops = " + "9" * 5000, "is not TOML"),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solver.base.errors import HeptiError
+from solver.model.precision import INT8
 from solver.model.spec import tensor_shapes
 from solver.plan.file import plan_from_json, plan_to_json, read_plan
 from solver.plan.holdings import layer_slices, rank_slices, weights_bytes
@@ -421,7 +422,7 @@ def test_in_int8_the_matrices_of_the_layers_take_a_quarter():
     pieces = [piece for piece in rank_slices(SPEC, plan, 0) if piece.name.startswith("layers/")]
     numbers = sum(math.prod(piece.shape) for piece in pieces if len(piece.shape) == 2)
 
-    assert weights_bytes(SPEC, plan, 0) - weights_bytes(SPEC, plan, 0, "int8") == 3 * numbers > 0
+    assert weights_bytes(SPEC, plan, 0) - weights_bytes(SPEC, plan, 0, INT8) == 3 * numbers > 0
 
 
 def test_shares_by_hand():

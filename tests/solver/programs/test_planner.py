@@ -12,6 +12,7 @@ import pytest
 from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import GIB
 from solver.cluster.curves import Curve, Curves, Kernel, derived_curves
+from solver.model.precision import INT8
 from solver.model.spec import named_model
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import Cut, Keys, Wire
@@ -156,7 +157,7 @@ def test_int8_fits_where_float32_does_not(system):
     plan = plan_that_fits(system, BERT_LARGE, cluster.holding("int8"), 256)
 
     held = plan.predicted.weights_bytes
-    assert held == tuple(weights_bytes(BERT_LARGE, plan, rank, "int8") for rank in range(2))
+    assert held == tuple(weights_bytes(BERT_LARGE, plan, rank, INT8) for rank in range(2))
     needs = needed_bytes(BERT_LARGE, cluster.holding("int8"), 256, held)
     assert (needs <= 0.54 * GIB + 1).all()
     assert needs.sum() > sum(held) + 2 * work_bytes(BERT_LARGE, 256)

@@ -10,7 +10,7 @@ import pytest
 from solver.cluster.cluster import Link
 from solver.cluster.curves import Kernel
 from solver.model.spec import named_model
-from solver.plan.holdings import held_bytes, rank_slices, weights_bytes
+from solver.plan.holdings import rank_slices, weights_bytes
 from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, uniform_plan
 from solver.plan.routes import Route, of_owner, sources
 from solver.plan.spans import Partition, tiles
@@ -34,7 +34,7 @@ def test_weights_of_a_run_of_layers_are_those_of_every_layer(system):
     plan = make_plan(system, SPEC, pis(24.6, 70, 24.6, 10), rows=100)
 
     for rank in range(4):
-        assert weights_bytes(SPEC, plan, rank) == sum(map(held_bytes, rank_slices(SPEC, plan, rank)))
+        assert weights_bytes(SPEC, plan, rank) == sum(piece.held_bytes() for piece in rank_slices(SPEC, plan, rank))
 
 
 def test_owner_of_the_largest_block_sends_it_to_all_others():

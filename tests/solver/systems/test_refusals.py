@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from solver.base.errors import InfeasiblePlanError
-from solver.cluster.cluster import MIB, PRECISIONS
+from solver.cluster.cluster import MIB
+from solver.model.precision import PRECISIONS
 from solver.model.spec import named_model
 from solver.schedule.memory import does_not_fit
 from solver.systems import THROUGHPUT, plan_that_fits, plans_for
@@ -37,7 +38,7 @@ def test_a_refusal_names_devices_with_both_numbers_and_its_mend_is_enough(seed, 
     rng = np.random.default_rng(seed)
     speeds = rng.uniform(5, 70, rng.integers(1, 5))
     memories = [int(rng.uniform(0.06, 0.27) * 2**30) for _ in speeds]
-    cluster = pis(*speeds).holding(PRECISIONS[seed % 2])
+    cluster = pis(*speeds).holding([*PRECISIONS][seed % 2])
     devices = [replace(device, memory_bytes=size) for device, size in zip(cluster.devices, memories, strict=True)]
     cluster = replace(cluster, devices=tuple(devices))
     try:
