@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -15,6 +16,7 @@ from hepti_mpi.base.arrays import Array
 from hepti_mpi.base.memory import freed_at_once
 from hepti_mpi.comm.group import Group
 from solver.base.errors import HeptiError
+from solver.model.blocks import Block
 from solver.model.spec import ModelSpec, layer_parts
 from solver.plan.changes import BlockShare
 from solver.plan.holdings import TensorSlice, held_layers, layer_slices, rank_slices
@@ -23,9 +25,6 @@ from weights.file.store import WeightsFile
 
 # What rank 0 holds at a time of a share that it sends to a rank without the file.
 STREAM_BYTES = 4 << 20
-
-# Of every block the tensors of the first product and that of the second.
-BLOCK_NAMES = {"attention": (("query", "key", "value"), "output"), "mlp": (("up",), "down")}
 
 Read = Callable[[TensorSlice, Array], object]
 Layer = TypeVar("Layer")
@@ -164,55 +163,41 @@ def load_layer(
         for prefix, part in layer_parts(spec, layer)
     ]
     if spec.is_decoupled(layer):
-        return tuple(_load_part(own, part.hidden, read) for own, part in parts if own)
+        return tuple(_load_part(own, part, read) for own, part in parts if own)
     ((own, _),) = parts
-    return _load_part(own, spec.hidden, read)
+    return _load_part(own, spec, read)
 
 
 def load_block(spec: ModelSpec, layer: int, share: BlockShare, read: Read) -> BlockWeights:
     """Read a share of one block of a layer that is not decoupled."""
     pieces = {piece.name: piece for piece in share.slices}
-    weights, places = _block(pieces, share.block, *BLOCK_NAMES[share.block], spec.hidden)
+    (block,) = (block for block in spec.blocks if block.name == share.block)
+    weights, places = _block(pieces, block)
     for name, piece in zip(pieces, share.of_layer(layer), strict=True):
         read(piece, places[name])
     return weights
 
 
-def _load_part(pieces: Mapping[str, TensorSlice], H: int, read: Read) -> LayerWeights:
+def _load_part(pieces: Mapping[str, TensorSlice], spec: ModelSpec, read: Read) -> LayerWeights:
     """Read what a rank has of a layer or a sub-block, every tensor straight to its place."""
-    attention, attention_places = _block(pieces, "attention", *BLOCK_NAMES["attention"], H)
-    mlp, mlp_places = _block(pieces, "mlp", *BLOCK_NAMES["mlp"], H)
+    (attention, attention_places), (mlp, mlp_places) = (_block(pieces, block) for block in spec.blocks)
     places = attention_places | mlp_places
     for name, piece in pieces.items():
         read(piece, places[name])
     return LayerWeights(attention, mlp)
 
 
-def _block(
-    pieces: Mapping[str, TensorSlice], block: str, into: tuple[str, ...], out: str, H: int
-) -> tuple[BlockWeights, dict[str, Array]]:
-    """Allocate a block's arrays, and name the place in them of every tensor."""
-    first = pieces.get(f"{block}/{into[0]}/weight")
-    each, inputs = first.shape if first else (0, H)
-    bias = pieces.get(f"{block}/{into[0]}/bias")
-    biases = bias.shape[0] if bias else 0
-    out_name = f"{block}/{out}/weight"
-    out_shape = pieces[out_name].shape if out_name in pieces else (0, H)
-    weights = BlockWeights(
-        into=np.empty((len(into) * each, inputs), np.float32),
-        into_bias=np.empty(len(into) * biases, np.float32),
-        out=np.empty(out_shape, np.float32),
-        out_bias=np.empty(H, np.float32),
-        norm=np.empty(H, np.float32),
-        norm_bias=np.empty(H, np.float32),
-    )
-    places = {
-        out_name: weights.out,
-        f"{block}/{out}/bias": weights.out_bias,
-        f"{block}/norm/weight": weights.norm,
-        f"{block}/norm/bias": weights.norm_bias,
-    }
-    for number, name in enumerate(into):
-        places[f"{block}/{name}/weight"] = weights.into[number * each :][:each]
-        places[f"{block}/{name}/bias"] = weights.into_bias[number * biases :][:biases]
-    return weights, places
+def _block(pieces: Mapping[str, TensorSlice], block: Block) -> tuple[BlockWeights, dict[str, Array]]:
+    """Allocate a block's arrays, and name the place in them of every tensor: those of a part lie one below another."""
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for tensor in block.tensors:
+        empty = tensor.shape if tensor.axis is None else (0, *tensor.shape[1:])
+        field = f"{tensor.part}_bias" if tensor.name.endswith("/bias") else f"{tensor.part}"
+        shapes.setdefault(field, {})[tensor.name] = pieces[tensor.name].shape if tensor.name in pieces else empty
+    arrays: dict[str, Array] = {}
+    places: dict[str, Array] = {}
+    for field, own in shapes.items():
+        rows = list(accumulate((shape[0] for shape in own.values()), initial=0))
+        arrays[field] = np.empty((rows[-1], *next(iter(own.values()))[1:]), np.float32)
+        places |= {name: arrays[field][start:stop] for name, (start, stop) in zip(own, pairwise(rows), strict=True)}
+    return BlockWeights(**arrays), places
