@@ -16,6 +16,7 @@ import numpy as np
 from numpy.random import SFC64, Generator
 
 from solver.base.progress import progress
+from solver.model.blocks import INPUTS_FIRST
 from solver.model.spec import ModelSpec, tensor_shapes
 from solver.plan.spans import Span
 from weights.file.layout import Array, row_spans
@@ -83,5 +84,5 @@ def _scale(name: str, shape: tuple[int, ...]) -> float:
         return 0.1
     if name.startswith("embeddings/") and not name.startswith("embeddings/patch"):
         return 0.5
-    inputs = shape[0] if name.endswith(("attention/output/weight", "mlp/down/weight")) else shape[1]
+    inputs = shape[0] if name.endswith(INPUTS_FIRST) else shape[1]
     return 0.64 / math.sqrt(inputs)

@@ -12,6 +12,7 @@ import numpy as np
 
 from solver.base.errors import HeptiError
 from solver.base.progress import progress
+from solver.model.blocks import INPUTS_FIRST
 from solver.model.spec import ModelSpec, TextInput, tensor_shapes
 from solver.plan.spans import Span
 from weights.convert.checkpoint import Tensors, read_json, weight_files
@@ -134,7 +135,7 @@ def _source(
     if name not in tensors:
         raise HeptiError(f"{directory} has no tensor for {name}: the checkpoint is incomplete")
     tensor = tensors[name]
-    if name.endswith(("attention/output/weight", "mlp/down/weight")):  # ours lie [in, out]
+    if name.endswith(INPUTS_FIRST):
         return Source(tensor.shape[::-1], lambda rows: tensor[:, rows.slice].T)
     if name == "embeddings/patch/weight":  # [H, channels, patch, patch]
         width = math.prod(tensor.shape[1:])

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from solver.model.blocks import INPUTS_FIRST
 from solver.plan.holdings import TensorSlice
 from solver.plan.spans import Span
 
 STEP_BYTES = 4 << 20
 
 _CHUNK_ROWS, _TILE_COLUMNS = 64, 256
-_BY_COLUMNS_TOO = ("attention/output/weight", "mlp/down/weight")
 
 Array = npt.NDArray[np.float32]
 
@@ -36,7 +36,7 @@ def chunk_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of the pieces that a dataset is stored, and checked, in."""
     if len(shape) == 1:
         return (min(shape[0], 1 << 16),)
-    tiles = -(-shape[1] // _TILE_COLUMNS) if name.endswith(_BY_COLUMNS_TOO) else 1
+    tiles = -(-shape[1] // _TILE_COLUMNS) if name.endswith(INPUTS_FIRST) else 1
     return min(shape[0], _CHUNK_ROWS), -(-shape[1] // tiles)  # equal tiles: 384 as 256 + 128 would be stored as 512
 
 
