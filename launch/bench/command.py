@@ -21,7 +21,7 @@ from launch.compare.results_folder import can_draw, make_folder, write_text
 from launch.compare.stage import lab_of
 from launch.lab.up import require_tools
 from solver.base.errors import HeptiError
-from solver.cluster.cluster import did_you_mean
+from solver.base.phrases import did_you_mean
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

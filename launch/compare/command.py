@@ -19,10 +19,10 @@ from launch.compare.plot import plot_bars, plot_trace
 from launch.compare.results_folder import can_draw, make_folder, write_text
 from launch.compare.show import comparison_markdown, print_comparison, variant
 from launch.compare.stage import Stage, hosts_stage, lab_stage
-from launch.lab.lab import did_you_mean
 from launch.lab.up import require_tools
 from launch.single.command import RUNTIMES
 from solver.base.errors import HeptiError
+from solver.base.phrases import did_you_mean
 from solver.cluster.named import find_cluster
 from solver.model.precision import PRECISIONS
 from solver.model.spec import request_rows

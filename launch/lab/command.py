@@ -13,9 +13,10 @@ from launch.lab import down as lab_down
 from launch.lab import run as lab_run
 from launch.lab import up as lab_up
 from launch.lab.agent import on_host
-from launch.lab.lab import Host, Lab, did_you_mean, lab_name, load_lab, plan_lab
+from launch.lab.lab import Host, Lab, lab_name, load_lab, plan_lab
 from launch.lab.limits import quota_us
 from solver.base.errors import HeptiError
+from solver.base.phrases import did_you_mean
 from solver.cluster.cluster import GIB, LIMITS
 from solver.cluster.named import find_cluster
 

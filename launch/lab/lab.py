@@ -14,14 +14,13 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from launch.base.json_output import written
 from solver.base.clock import at_scale
 from solver.base.errors import HeptiError
+from solver.base.phrases import did_you_mean
 from solver.cluster.cluster import Cluster
 
 PREFIX = "hepti-lab"
@@ -203,11 +202,3 @@ def load_lab(word: str | None) -> Lab:
         for host in state.pop("hosts")
     )
     return Lab(hosts=hosts, **state)
-
-
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """Return the end of an error line that names what there is."""
-    near = get_close_matches(word, known, n=1)
-    if near:
-        return f" (did you mean {near[0]}?)"
-    return f" (there are: {', '.join(known)})" if known else ""

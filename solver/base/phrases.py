@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
+from difflib import get_close_matches
 
 
 def counted(number: int, noun: str) -> str:
@@ -20,3 +21,12 @@ def mbps(speeds: Sequence[float]) -> str:
     """Return how fast links are: "940 Mbps", "240 to 940 Mbps"."""
     ends = [f"{float(f'{speed:.3g}'):g}" for speed in (min(speeds), max(speeds))]
     return f"{' to '.join(dict.fromkeys(ends))} Mbps"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the end of an error line about a word that is not known: the one nearest to it, or all there are."""
+    names = list(known)
+    near = get_close_matches(word, names, n=1)
+    if near:
+        return f" (did you mean {near[0]}?)"
+    return f" (known: {', '.join(names)})" if names else ""

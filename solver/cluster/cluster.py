@@ -30,7 +30,6 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ import tomli_w
 
 from solver.base.command import whole_file
 from solver.base.errors import HeptiError
+from solver.base.phrases import did_you_mean
 from solver.cluster.curves import Curves, curves_from_table, curves_to_table, derived_curves
 from solver.model.precision import FLOAT32, PRECISIONS, Precision
 
@@ -217,7 +217,7 @@ def _from_toml(table: dict[str, Any]) -> Cluster:
             raise HeptiError(f"{where}: name two different devices")
         for name in pair:
             if not isinstance(name, str) or name not in names:
-                raise HeptiError(f"{where}: there is no device {name!r}{did_you_mean(str(name), names)}")
+                raise HeptiError(f"{where}: there is no device {name!r}{did_you_mean(str(name), sorted(names))}")
         if frozenset(pair) in links:
             raise HeptiError(f"{where} is given twice")
         merged = {"bandwidth_mbps": network["bandwidth_mbps"], **entry}
@@ -283,16 +283,9 @@ def _check_keys(entry: Mapping[str, Any], where: str, required: tuple[str, ...],
     known = required + optional
     # A key that is missing is often one that is misspelt: both in one line.
     problems = [f" has no {key}" for key in required if key not in entry][:1]
-    problems += [f": unknown key {key!r}{did_you_mean(key, known)}" for key in entry if key not in known][:1]
+    problems += [f": unknown key {key!r}{did_you_mean(key, sorted(known))}" for key in entry if key not in known][:1]
     if problems:
         raise HeptiError(where + "".join(problems))
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return a hint for a word that is not known."""
-    names = sorted(known)
-    near = get_close_matches(word, names, n=1)
-    return f" (did you mean {near[0]}?)" if near else f" (known: {', '.join(names)})"
 
 
 def _to_toml(cluster: Cluster) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 
 from solver.base.errors import HeptiError
+from solver.base.phrases import did_you_mean
 from solver.cluster.cluster import Cluster, read_cluster
 
 READY = Path(__file__).parent / "ready"
@@ -24,6 +24,4 @@ def find_cluster(word: str) -> Cluster:
         return read_cluster(path)
     if word in ready:
         return read_cluster(ready[word])
-    near = get_close_matches(word, ready, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"ready are {', '.join(sorted(ready))}"
-    raise HeptiError(f"there is no cluster file {word}: {hint}")
+    raise HeptiError(f"there is no cluster file {word}{did_you_mean(word, sorted(ready))}")

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from solver.base.errors import HeptiError
-from solver.cluster.cluster import GIB, Cluster, Device, Link, checked_number, did_you_mean
+from solver.base.phrases import did_you_mean
+from solver.cluster.cluster import GIB, Cluster, Device, Link, checked_number
 
 # Boards as sold, with what they sustain in float32 MatMuls on all cores and what is left of their memory. Assumptions
 # for planning a purchase; a board at hand is measured by `profile`.

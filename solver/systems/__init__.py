@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
+from solver.base.phrases import did_you_mean
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Wire
@@ -113,5 +113,4 @@ def planner_of(system: str) -> Planner:
     device = system.removeprefix(ALONE)
     if device and device != system:
         return partial(plan_single, name=device)
-    near = get_close_matches(system, PLANNERS, n=1)
-    raise HeptiError(f"unknown system {system!r}: " + (f"did you mean {near[0]}?" if near else f"known: {SYSTEMS}"))
+    raise HeptiError(f"unknown system {system!r}{did_you_mean(system, (*PLANNERS, f'{ALONE}DEVICE'))}")

@@ -80,7 +80,7 @@ def test_what_is_predicted_is_for_named_boards(words, measured, boards, tmp_path
 
 
 def test_an_unknown_system_is_refused_before_hosts_are_measured():
-    with pytest.raises(HeptiError, match=r"unknown system 'galxy': did you mean galaxy\?"):
+    with pytest.raises(HeptiError, match=r"unknown system 'galxy' \(did you mean galaxy\?"):
         cli.parse(["--system", "galxy"])
 
 

@@ -131,8 +131,8 @@ def test_bad_usage(arguments, complaint, bert, job):
         (["--input", "pyproject.toml"], "not a .txt, a .jsonl or an image, nor - for standard input"),
         (["--input", "nowhere.png"], "model bert reads texts, not images"),
         (["--random", "5", "--cluster", "mixed4", "--system", "single:pi-2"], "no device 'pi-2', there are pi-0, pi-1"),
-        (["--random", "5", "--cluster", "nowhere.toml"], "there is no cluster file nowhere.toml: ready are mixed3, "),
-        (["--random", "5", "--cluster", "mixed4.toml"], "there is no cluster file mixed4.toml: did you mean mixed4?"),
+        (["--random", "5", "--cluster", "nowhere.toml"], "there is no cluster file nowhere.toml (known: mixed3, "),
+        (["--random", "5", "--cluster", "mixed4.toml"], "there is no cluster file mixed4.toml (did you mean mixed4?)"),
         (["--random", "5", "--plan", "nowhere.json"], "cannot read plan nowhere.json"),
     ],
 )

@@ -34,7 +34,7 @@ def refused(done):
     ("words", "complaint"),
     [
         (["--systems", "hepti,megatro"], "--systems: there is no 'megatro' (did you mean megatron?)"),
-        (["--systems", ","], "--systems is empty (there are: hepti, "),
+        (["--systems", ","], "--systems is empty (known: hepti, "),
         (["--backends", "onnxruntim"], "--backends: there is no 'onnxruntim' (did you mean onnxruntime?)"),
         (["--wires", "float8"], "--wires: there is no 'float8' (did you mean float32?)"),
         (["--precisions", "int4"], "--precisions: there is no 'int4' (did you mean int8?)"),
@@ -47,7 +47,7 @@ def refused(done):
         (["--model", "bert-larg"], "unknown model bert-larg: did you mean bert-large?"),
         (["--model", "bert.h5", "--layers", "2"], "--layers is for named architectures: bert.h5 has the layers that"),
         (["--layers", "0"], "--layers is 0, must be at least 1"),
-        (["--cluster", "mixed5"], "there is no cluster file mixed5: did you mean mixed4?"),
+        (["--cluster", "mixed5"], "there is no cluster file mixed5 (did you mean mixed4?)"),
         (["--hostfile", "no-such-file"], "cannot read hostfile no-such-file"),
         (["--hostfile", "pis", "--cluster", "mixed4"], "not allowed with argument --hostfile"),
         (["--sytems", "hepti"], "unrecognized arguments: --sytems hepti"),

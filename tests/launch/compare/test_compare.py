@@ -344,5 +344,5 @@ def test_lists_on_the_command_line():
     assert chosen("--systems", "rows, hepti,rows", ("hepti", "rows")) == ("rows", "hepti")
     with pytest.raises(HeptiError, match=r"--systems: there is no 'hept' \(did you mean hepti\?\)"):
         chosen("--systems", "hept", ("hepti", "rows"))
-    with pytest.raises(HeptiError, match=r"--systems is empty \(there are: hepti, rows\)"):
+    with pytest.raises(HeptiError, match=r"--systems is empty \(known: hepti, rows\)"):
         chosen("--systems", " ,", ("hepti", "rows"))

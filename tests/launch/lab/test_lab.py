@@ -51,7 +51,7 @@ def test_ready_clusters_differ_in_network_and_memory():
 
 
 def test_an_unknown_cluster_is_answered_with_the_nearest():
-    with pytest.raises(HeptiError, match=r"no cluster file mixd4: did you mean mixed4\?"):
+    with pytest.raises(HeptiError, match=r"no cluster file mixd4 \(did you mean mixed4\?"):
         find_cluster("mixd4")
 
 

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from solver.base.phrases import counted, mbps, percent
+from solver.base.phrases import counted, did_you_mean, mbps, percent
 from solver.base.progress import progress
 
 
@@ -28,6 +28,12 @@ def test_links_are_as_fast_as_the_slowest_to_the_fastest():
     assert mbps([940.0, 239.6, 939.0]) == "240 to 940 Mbps"
     assert mbps([2351.0, 2354.0]) == "2350 Mbps"
     assert mbps([0.5]) == "0.5 Mbps"
+
+
+def test_who_mistypes_is_told_the_nearest_word_or_all():
+    assert did_you_mean("megatorn", ["hepti", "megatron"]) == " (did you mean megatron?)"
+    assert did_you_mean("xyz", ["hepti", "megatron"]) == " (known: hepti, megatron)"
+    assert did_you_mean("xyz", []) == ""
 
 
 @pytest.mark.parametrize("stderr", [True, False])

@@ -78,7 +78,7 @@ def test_single_takes_the_device_that_is_named():
     assert plan.stages[0].active == (2,)
     with pytest.raises(HeptiError, match="single:pi-3: there is no device 'pi-3', there are pi-0, pi-1, pi-2"):
         make_plan("single:pi-3", SPEC, cluster(10, 90, 20), 64)
-    with pytest.raises(HeptiError, match="unknown system 'single:': did you mean single"):
+    with pytest.raises(HeptiError, match=r"unknown system 'single:' \(did you mean single\?"):
         make_plan("single:", SPEC, cluster(10, 90, 20), 64)
 
 
@@ -101,9 +101,9 @@ def test_every_system_plans_for_every_cluster(system, gflops, rows):
 
 
 def test_what_cannot_be_planned_is_refused():
-    with pytest.raises(HeptiError, match=r"unknown system 'megatorn': did you mean megatron\?"):
+    with pytest.raises(HeptiError, match=r"unknown system 'megatorn' \(did you mean megatron\?"):
         make_plan("megatorn", SPEC, cluster(1), 128)
-    with pytest.raises(HeptiError, match=r"unknown system 'xyz': known: hepti, .*, megatron, .*, pipeedge, .*, data"):
+    with pytest.raises(HeptiError, match=r"unknown system 'xyz' \(known: hepti, .*, megatron, .*, pipeedge, .*, data"):
         make_plan("xyz", SPEC, cluster(1), 128)
     for rows in (0, -3):
         with pytest.raises(HeptiError, match=f"--rows is {rows}, must be at least 1"):
