@@ -20,9 +20,9 @@ ORDER = {
     "launch": ("base", "start", "lab", "doctor", "single", "compare", "bench"),
 }
 MOST_FILES = 13  # in a room; `systems` has one file a published system
-# References of the tests, or tools that a board can do without.
 # Stand-alone programs on other runtimes, which Hepti is compared with: started by name, imported by nobody.
-COMPARED = ("on_numpy.py", "on_onnxruntime.py", "on_torch.py")
+COMPARED = ("on_onnxruntime.py", "on_torch.py")
+# References of the tests, or tools that a board can do without.
 FORBIDDEN = {"torch", "transformers", "scipy", "sentence_transformers"}
 
 

@@ -27,16 +27,11 @@ Run: TypeAlias = Callable[[Array], Array]
 
 # What a benchmark can ask for, as (backend, precision).
 RUNTIMES = {
-    "numpy": ("numpy", "float32"),
     "torch": ("torch", "float32"),
     "onnxruntime": ("onnxruntime", "float32"),
     "onnxruntime-int8": ("onnxruntime", "int8"),
 }
-MODULES = {
-    "numpy": "launch.single.on_numpy",
-    "torch": "launch.single.on_torch",
-    "onnxruntime": "launch.single.on_onnxruntime",
-}
+BACKENDS = tuple(dict.fromkeys(backend for backend, _ in RUNTIMES.values()))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -46,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         "--spec", required=True, metavar="JSON", help="the model, as solver.model.spec.ModelSpec writes it"
     )
     parser.add_argument("--rows", required=True, type=int, metavar="S")
-    parser.add_argument("--backend", choices=MODULES, required=True)
+    parser.add_argument("--backend", choices=BACKENDS, required=True)
     parser.add_argument("--precision", choices=("float32", "int8"), default="float32")
     parser.add_argument("--warmup", type=int, default=1, metavar="N")
     parser.add_argument("--repeat", type=int, default=1, metavar="N")
@@ -71,7 +66,7 @@ def prepared(backend: str, precision: str, spec: ModelSpec, layers: Sequence[Lay
         If the runtime is not installed on this device.
     """
     try:
-        module: Any = import_module(MODULES[backend])
+        module: Any = import_module(f"launch.single.on_{backend}")
     except ImportError as error:
         raise HeptiError(f"{error.name} is not installed on this device: pip install {error.name}") from error
     run: Run = module.prepare(spec, layers, precision)

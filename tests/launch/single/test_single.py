@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.single.command import MODULES, main, prepared, random_layers
+from launch.single.command import main, prepared, random_layers
 from solver.base.errors import HeptiError
 from solver.model.spec import named_model
+from tests import reference
 
 ROOT = Path(__file__).parents[3]
 SMALL = {"hidden": 48, "ffn": 96, "heads": 4, "layers": 2}
@@ -25,15 +26,31 @@ def x_of(spec, rows=9):
     return np.random.default_rng(3).standard_normal((rows, spec.hidden), np.float32)
 
 
+def layers_by_reference(spec, layers, x):
+    """Compute the layers as the tests' oracle does, which has other names and other ways round."""
+    for w in layers:
+        tensors = {"attention/output/weight": w["out"], "attention/output/bias": w["out_bias"]}
+        for name, weight, bias in zip(
+            ("query", "key", "value"), np.split(w["qkv"], 3, axis=1), np.split(w["qkv_bias"], 3), strict=True
+        ):
+            tensors |= {f"attention/{name}/weight": weight.T, f"attention/{name}/bias": bias}
+        tensors |= {"mlp/up/weight": w["up"].T, "mlp/up/bias": w["up_bias"]}
+        tensors |= {"mlp/down/weight": w["down"], "mlp/down/bias": w["down_bias"]}
+        for block in ("attention", "mlp"):
+            tensors |= {f"{block}/norm/weight": w[f"{block}_norm"], f"{block}/norm/bias": w[f"{block}_norm_bias"]}
+        x = reference.layer(x, tensors, spec, spec.heads)
+    return x
+
+
 @pytest.mark.parametrize("name", ["bert-base", "vit-base"])
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu", "tanh"])
 @pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
 def test_every_runtime_computes_the_same_layers(name, activation, backend):
-    """Post-norm and pre-norm, against plain numpy."""
+    """Post-norm and pre-norm, as the oracle of all tests."""
     pytest.importorskip(backend)
     spec = spec_of(name, activation=activation)
     layers, x = random_layers(spec), x_of(spec)
-    expected = prepared("numpy", "float32", spec, layers)(x)
+    expected = layers_by_reference(spec, layers, x)
 
     result = prepared(backend, "float32", spec, layers)(x)
 
@@ -45,7 +62,7 @@ def test_int8_is_near_float32():
     pytest.importorskip("onnxruntime")
     spec = spec_of("bert-base")
     layers, x = random_layers(spec), x_of(spec)
-    exact = prepared("numpy", "float32", spec, layers)(x)
+    exact = layers_by_reference(spec, layers, x)
 
     rough = prepared("onnxruntime", "int8", spec, layers)(x)
 
@@ -63,13 +80,15 @@ def test_threads_may_be_a_list_or_garbage(threads, monkeypatch):
 
 
 def test_a_runtime_that_is_not_installed_is_named(monkeypatch):
-    monkeypatch.setitem(MODULES, "torch", "launch.no_such_module")
+    monkeypatch.delitem(sys.modules, "launch.single.on_torch", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
 
-    with pytest.raises(HeptiError, match="is not installed on this device: pip install"):
+    with pytest.raises(HeptiError, match="torch is not installed on this device: pip install torch"):
         prepared("torch", "float32", spec_of("bert-base"), [])
 
 
 def test_the_command_prints_the_seconds_of_the_requests_that_count():
+    pytest.importorskip("onnxruntime")
     spec = spec_of("bert-base")
     command = [
         sys.executable,
@@ -80,7 +99,7 @@ def test_the_command_prints_the_seconds_of_the_requests_that_count():
         "--rows",
         "5",
         "--backend",
-        "numpy",
+        "onnxruntime",
     ]
     done = subprocess.run(
         [*command, "--warmup", "1", "--repeat", "3"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
@@ -91,8 +110,12 @@ def test_the_command_prints_the_seconds_of_the_requests_that_count():
     assert all(0 < value < 10 for value in seconds)
 
 
-def test_numpy_has_no_int8(capsys):
-    words = ["--spec", spec_of("bert-base").to_json(), "--rows", "5", "--backend", "numpy", "--precision", "int8"]
+def test_torch_runs_in_float32_only(capsys):
+    pytest.importorskip("torch")
+    words = ["--spec", spec_of("bert-base").to_json(), "--rows", "5", "--backend", "torch", "--precision", "int8"]
 
     assert main(words) == 2
-    assert capsys.readouterr().err == "python -m launch.single: numpy has no int8 products: take onnxruntime\n"
+    assert (
+        capsys.readouterr().err
+        == "python -m launch.single: torch runs in float32 here, not in int8: take onnxruntime\n"
+    )
