@@ -1,7 +1,8 @@
-"""Measure this device's kernels, those that layers call: all curves of `solver.cluster.curves` but that of messages."""
+"""Measure how this device computes: kernels, all curves of `solver.cluster.curves` but messages; how steady it is."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,15 +10,17 @@ from functools import partial
 import numpy as np
 
 from hepti_mpi.base.arrays import Array
-from hepti_mpi.comm.exchange import Tiles, whole
+from hepti_mpi.comm.exchange import Gather, Tiles, whole
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.layers import MLP, BlockKernels, Pass, Stream, block
 from hepti_mpi.kernels.products import AddResidual, Backend, Norm
 from hepti_mpi.measure.timing import Call, seconds_of
+from solver.base import clock
 from solver.cluster.curves import Curve, Curves, Floats, Kernel
 from solver.model.spec import ModelSpec
 from solver.plan.plan import BlockPlan, Cut, Layout
+from solver.plan.spans import Partition, Span
 
 # No multiples of 4, but for the last: a kernel works on so many rows at once, and shares are seldom multiples. 40 rows
 # take onnxruntime 3 % less than the line through 37 and 44 says.
@@ -28,6 +31,12 @@ ACTIVATE_ROWS = (64, 256)
 ELEMENTS = (1 << 14, 1 << 17, 1 << 20)
 HEADS = 8  # timed together, as a head runs among others
 NUMBERS = 1 << 16  # random ones, repeated: ten million would take a 10 GFLOP/s device a second
+
+# What steps are longer or shorter than their compute by.
+STEP_ROWS, STEP_S = 16, 0.016  # of a step's product, and of all of them
+TRIAL_S = 0.1  # in which they are counted
+STEPS, WARM_STEPS = 48, 2
+RESTS, REST_S = 8, 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +139,61 @@ def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Ker
         Kernel.ACTIVATE: Grid(ACTIVATE_ROWS, (0, 1), activate, (F, 1)),
         Kernel.ADD: Grid(ELEMENTS, (1,), accumulate),
     }
+
+
+def measure_unrest(spec: ModelSpec, backend: Backend, group: Group) -> tuple[float, float]:
+    """Return this device's `jitter_s` and `rest_s` (`solver.cluster.cluster.Device`); every rank calls this.
+
+    A board of its own has next to none of either. Under a CPU quota a process is stopped, and goes on, at ticks of the
+    kernel: no two steps take the same time, and the slowest device counts every time. Who waits saves up what it may
+    use, and is fast for a moment.
+    """
+    if group.size == 1:
+        return 0.0, 0.0
+    numbers = np.resize(random_numbers(), (spec.hidden + STEP_ROWS, spec.hidden))
+    product, x = backend.product(numbers[STEP_ROWS:], None), numbers[:STEP_ROWS]
+    product(x)
+    group.barrier()
+    began, tried = clock.now(), 0
+    while clock.now() - began < TRIAL_S:
+        product(x)
+        tried += 1
+    call_s = (clock.now() - began) / tried
+    calls = max(1, round(max(STEP_S, group.slowest(call_s)) / call_s))
+
+    def compute() -> float:
+        """Return the seconds of a step's compute."""
+        started = clock.now()
+        for _ in range(calls):
+            product(x)
+        return clock.now() - started
+
+    return _jitter_s(compute, group), _rest_s(compute)
+
+
+def _jitter_s(compute: Callable[[], float], group: Group) -> float:
+    """Return by how much steps are longer than the slowest rank's mean compute; less for ranks that vary less."""
+    blocks, everyone = Partition.of_counts([1] * group.size), [Span(0, group.size)] * group.size
+    own, steps = [], []
+    for _ in range(WARM_STEPS + STEPS):
+        started = clock.now()
+        gather = Gather(group, blocks, everyone, 1)
+        own.append(compute())
+        gather.put(Span(0, 1))
+        whole(gather)
+        steps.append(clock.now() - started)
+    group.finish_sending()
+    own, steps = own[WARM_STEPS:], steps[WARM_STEPS:]
+    varies = statistics.stdev(own)
+    late = max(statistics.mean(steps) - group.slowest(statistics.mean(own)), 0.0)
+    return group.slowest(late) * varies / group.slowest(varies)
+
+
+def _rest_s(compute: Callable[[], float]) -> float:
+    """Return by how much compute after a rest is shorter than right after other compute."""
+    gained = []
+    for _ in range(RESTS):
+        clock.sleep(REST_S)
+        rested_s = compute()
+        gained.append(compute() - rested_s)
+    return max(statistics.median(gained), 0.0)

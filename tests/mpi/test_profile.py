@@ -13,7 +13,7 @@ from mpi4py import MPI
 from hepti_mpi.base.memory import free_bytes, own_bytes
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.measure import profile as measure
-from hepti_mpi.measure import profile_command, profile_links, profile_unrest, timing
+from hepti_mpi.measure import profile_command, profile_kernels, profile_links, timing
 from hepti_mpi.measure.profile_kernels import measure_kernels
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Link, read_cluster, write_cluster
@@ -88,8 +88,8 @@ def unrest(world, monkeypatch):
         def graph(operations):
             return lambda x: time.sleep(next(seconds))
 
-        monkeypatch.setattr(profile_unrest, "STEP_S", 0.0)
-        return world.on_all(partial(profile_unrest.measure_unrest, SPEC, replace(NUMPY, graph=graph), world))
+        monkeypatch.setattr(profile_kernels, "STEP_S", 0.0)
+        return world.on_all(partial(profile_kernels.measure_unrest, SPEC, replace(NUMPY, graph=graph), world))
 
     return measured
 
@@ -99,7 +99,7 @@ def test_jitter_is_how_late_the_most_unsteady_rank_makes_all(world, unrest, monk
 
     So long that what else this machine does, some milliseconds a step, hardly counts.
     """
-    monkeypatch.setattr(profile_unrest, "STEPS", 16)
+    monkeypatch.setattr(profile_kernels, "STEPS", 16)
     last = world.rank == world.size - 1
 
     found = [jitter_s for jitter_s, _ in unrest(cycle([0.02, 0.06] if last else [0.04]))]
@@ -112,12 +112,12 @@ def test_jitter_is_how_late_the_most_unsteady_rank_makes_all(world, unrest, monk
 
 
 def test_rest_is_what_a_pause_saves(world, unrest, monkeypatch):
-    monkeypatch.setattr(profile_unrest, "STEPS", 6)
+    monkeypatch.setattr(profile_kernels, "STEPS", 6)
     paused = False
 
     def pause(seconds, sleep=time.sleep):
         nonlocal paused
-        paused = paused or seconds == profile_unrest.REST_S
+        paused = paused or seconds == profile_kernels.REST_S
         sleep(seconds)
 
     def seconds():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hepti_mpi.measure.profile_kinds import kinds, pooled
+from hepti_mpi.measure.profile import kinds, pooled
 from solver.cluster.curves import Curves, derived_curves
 
 
