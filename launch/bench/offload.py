@@ -6,6 +6,7 @@ offloaded, and time over the share offloaded under two bandwidths and two speeds
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from collections.abc import Sequence
@@ -15,7 +16,9 @@ from typing import Any
 
 from launch.base.json_output import written
 from launch.base.plot import Curve, draw
+from launch.base.tables import show
 from launch.compare.stage import lab_of
+from launch.compare.suite import Report, Suite, at_least
 from launch.lab import run as lab_run
 from launch.lab import up as lab_up
 from launch.lab.lab import Lab
@@ -49,10 +52,19 @@ PUBLISHED_LOCAL_MS = 109.3
 WAYS = {"waits": "waits", "overlaps": "works on", "tiles": "works in tiles"}
 
 
-def bench_offload(cluster: str, runs: int) -> dict[str, Any]:
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cluster", default="paper2", help="two devices: a lab that is up, or a cluster file (default: paper2)"
+    )
+    parser.add_argument("--runs", type=int, default=9, help="runs of every point (default: 9)")
+
+
+def bench_offload(options: argparse.Namespace, *_: object) -> Report:
     """Run all conditions on a lab of two hosts, started and ended here unless it is up already."""
-    results = []
-    with lab_of(cluster) as lab:
+    at_least(options, runs=2)  # quartiles need two
+    lab_up.require_tools()
+    results, runs = [], options.runs
+    with lab_of(options.cluster) as lab:
         if len(lab.hosts) != 2:
             raise HeptiError(f"lab {lab.name} has {len(lab.hosts)} hosts, offloading is between 2: use paper2")
         results += _measure(lab, CONDITIONS[0], ROWS, (0, 90), runs)
@@ -173,7 +185,39 @@ def what(report: dict[str, Any]) -> str:
     return f"five MatMuls [m, 1024] @ [1024, 1024] on {where}, medians of {report['runs']} runs"
 
 
-def write_picture(report: dict[str, Any], path: Path) -> None:
+def print_tables(report: Report) -> None:
+    """Print both figures."""
+    columns = ["m", "one device ms", "90 % offloaded ms", "gain"]
+    entries = {
+        (entry["rows"], entry["percent"]): entry["median_s"]
+        for entry in report["results"]
+        if entry["figure"] == "rows" and entry["system"] == "offload:waits"
+    }
+    rows = []
+    for count in sorted({count for count, _ in entries}):
+        alone_s, shared_s = entries[count, 0], entries[count, 90]
+        rows.append([str(count), f"{alone_s * 1e3:.1f}", f"{shared_s * 1e3:.1f}", f"{1 - shared_s / alone_s:.0%}"])
+    published = CONDITIONS[0]
+    figures = f"published at 256: {PUBLISHED_LOCAL_MS}, {published.published_ms}"
+    show(f"{what(report)}, {published.bandwidth_mbps:g} Mbps ({figures})", columns, rows)
+    columns = ["Mbps", "secondary", "primary", "local ms", "best share", "ms", "published share", "ms"]
+    rows = [
+        [
+            f"{entry['bandwidth_mbps']:g}",
+            f"{entry['cpu']:.0%}",
+            WAYS[entry["system"].removeprefix("offload:")],
+            f"{entry['local_s'] * 1e3:.1f}",
+            f"{entry['percent']} %",
+            f"{entry['median_s'] * 1e3:.1f}",
+            f"{entry['published_percent']} %" if entry["system"] == "offload:waits" else "",
+            f"{entry['published_ms']}" if entry["published_ms"] and entry["system"] == "offload:waits" else "",
+        ]
+        for entry in report["best"]
+    ]
+    show(f"{what(report)}; the best share of the rows to offload, m = 256", columns, rows)
+
+
+def draw_picture(report: Report, _: Path, out: Path) -> None:
     """Draw both figures."""
     results = report["results"]
     panels: list[tuple[str, str, list[Curve]]] = []
@@ -200,8 +244,19 @@ def write_picture(report: dict[str, Any], path: Path) -> None:
             for condition in CONDITIONS
         ]
         panels.append((f"the primary {title}", "offloaded, % of 256 rows; dotted: published best", curves))
-    draw(what(report), panels, "ms", path)
+    draw(what(report), panels, "ms", out / "offload.png")
 
 
 def _points(entries: Sequence[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
     return [float(entry[key]) for entry in entries], [entry["median_s"] * 1e3 for entry in entries]
+
+
+SUITE = Suite(
+    name="offload",
+    text="what two devices gain over one, beside the published figures",
+    example="example, as root: python -m launch bench offload --out results",
+    add_options=_add_options,
+    measure=bench_offload,
+    show=print_tables,
+    draw=draw_picture,
+)

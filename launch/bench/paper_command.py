@@ -1,94 +1,54 @@
-"""`python -m launch bench paper …`: what a person types."""
+"""`python -m launch bench paper …`: what a person types, and a table and a picture of every figure, and the claims."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launch.base.plot import Curve, draw
 from launch.base.tables import show
-from launch.compare.command import check_counts, chosen
+from launch.base.titles import heading
+from launch.bench.paper import DIMENSION, MANY, bench_paper, points
+from launch.compare.compare import Contest
+from launch.compare.entrants import Kernels
 from launch.compare.model import bench_model, check_model, decoupled_model
-from launch.compare.results_folder import can_draw, make_folder, write_text
+from launch.compare.suite import Keep, Report, Suite, add_list, add_rounds, at_least, say
 from launch.lab.up import require_tools
-from solver.base.errors import HeptiError
+from solver.base.phrases import counted
 from solver.cluster.named import find_cluster
 from solver.systems import DECOUPLED, PLANNERS
 
-FIGURES = ("latency", "throughput", "memory")
-CLUSTERS, MODELS, MBPS = ("pi4x4", "mixed4"), ("bert-large", "vit-large"), ("940", "500", "240", "120")
+# Without spaces: a table begins a line at each.
+NAMES = {"mbps": "Mbps", "hosts": "devices", "fits": "of\u00a0the\u00a0layers"}
+UNITS = {"latency": "ms a request", "throughput": "requests/s", "memory": "ms a request"}
 
 
-def add_parser(suites: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `paper`."""
-    parser = suites.add_parser(
-        "paper",
-        help="latency, throughput and memory of all systems, beside published figures",
-        epilog="example, as root: python -m launch bench paper --figures latency --layers 4 --out results",
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_list(parser, "--figures", DIMENSION)
+    for option, default in (("--clusters", "pi4x4,mixed4"), ("--models", "bert-large,vit-large")):
+        parser.add_argument(option, default=default, metavar="A,B,…", help="(default: %(default)s)")
+    parser.add_argument(
+        "--mbps", type=bandwidths, default="940,500,240,120", metavar="A,B,…", help="(default: %(default)s)"
     )
-    parser.set_defaults(function=_paper)
-    lists = {"--figures": FIGURES, "--clusters": CLUSTERS, "--models": MODELS, "--mbps": MBPS, "--systems": PLANNERS}
-    for option, default in lists.items():
-        parser.add_argument(option, default=",".join(default), metavar="A,B,…", help="(default: %(default)s)")
+    add_list(parser, "--systems", PLANNERS)
     parser.add_argument("--layers", type=int, metavar="N", help="another layer count")
-    parser.add_argument("--runs", type=int, default=3, help="rounds at every point (default: %(default)s)")
-    parser.add_argument(
-        "--repeat",
-        type=int,
-        default=3,
-        help="timed requests in a round, where they come one by one (default: %(default)s)",
-    )
-    parser.add_argument("--warmup", type=int, default=1, help="untimed ones before them (default: %(default)s)")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="write paper.json, behind every point, and a picture of every figure there",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_rounds(parser, runs=3, repeat=3, warmup=1)
 
 
-def _paper(options: argparse.Namespace) -> int:
-    figures, systems = chosen("--figures", options.figures, FIGURES), chosen("--systems", options.systems, [*PLANNERS])
-    mbps = bandwidths(options.mbps)
-    check_counts(options)
+def _measure(options: argparse.Namespace, files: Path, keep: Keep) -> Report:
+    at_least(options, runs=1, repeat=1, warmup=0)
     clusters = {name: len(find_cluster(name).devices) for name in options.clusters.split(",")}
     for name in options.models.split(","):
         check_model(name, options.layers)
     require_tools()
-    make_folder(options.out)
-    # These bring the planner and its solvers: a second, which only a benchmark needs.
-    from launch.bench.paper import bench_paper, points
-    from launch.bench.paper_show import cells, claim_cells, claim_title, write_pictures
-    from launch.compare.compare import Contest
-    from launch.compare.entrants import Kernels
-
     models = {name: bench_model(name, options.layers) for name in options.models.split(",")}
-    beside = {name: decoupled_model(name, options.layers) for name in models if DECOUPLED in systems}
+    beside = {name: decoupled_model(name, options.layers) for name in models if DECOUPLED in options.systems}
     kernels = [Kernels("auto", "float32")]
-    contest = Contest(systems, kernels, ["float32"], [], 0, options.runs, options.repeat, options.warmup)
-    measured = points(figures, clusters, {name: model.spec for name, model in models.items()}, mbps)
-
-    def keep(report: Mapping[str, Any]) -> None:
-        if options.out is not None:
-            write_text(options.out / "paper.json", json.dumps(report, indent=1))
-
-    with tempfile.TemporaryDirectory(prefix="hepti-paper-") as folder:
-        report = bench_paper(measured, models, beside, contest, Path(folder), _say, keep)
-    if options.out is not None and can_draw():
-        write_pictures(report, options.out)
-    if options.json:
-        print(json.dumps(report))
-        return 0
-    for figure in figures:
-        for title, columns, rows in cells(report, figure):
-            show(title, columns, rows)
-    show(claim_title(report), *claim_cells(report))
-    return 0
+    contest = Contest(options.systems, kernels, ["float32"], [], 0, options.runs, options.repeat, options.warmup)
+    measured = points(options.figures, clusters, {name: model.spec for name, model in models.items()}, options.mbps)
+    return bench_paper(measured, models, beside, contest, files, say, keep)
 
 
 def bandwidths(words: str) -> list[float]:
@@ -96,7 +56,7 @@ def bandwidths(words: str) -> list[float]:
 
     Raises
     ------
-    HeptiError
+    argparse.ArgumentTypeError
         If one is none, or not above zero.
     """
     try:
@@ -104,9 +64,103 @@ def bandwidths(words: str) -> list[float]:
     except ValueError:
         found = []
     if not found or not all(0 < each < 1e6 for each in found):
-        raise HeptiError(f"--mbps is {words!r}, must be numbers above 0 with commas between")
+        raise argparse.ArgumentTypeError(f"{words!r} must be numbers above 0 with commas between")
     return found
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def print_tables(report: Report) -> None:
+    """Print every figure, and the published figures beside what was found."""
+    for figure in DIMENSION:
+        for title, columns, rows in cells(report, figure):
+            show(title, columns, rows)
+    title = f"times as good as the best of those beside it, the most at any of {counted(report['points'], 'point')}"
+    show(title, *claim_cells(report))
+
+
+def cells(report: Mapping[str, Any], figure: str) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Yield a table for every cluster and model of a figure: systems by rows, what varies by columns."""
+    rows = [row for row in report["results"] if row["figure"] == figure]
+    key = DIMENSION[figure]
+    for cluster, model in dict.fromkeys((row["cluster"], row["model"]) for row in rows):
+        own = [row for row in rows if (row["cluster"], row["model"]) == (cluster, model)]
+        places = sorted({row[key] for row in own}, reverse=key != "hosts")
+        table = [
+            [name, *(_value(own, name, key, place, figure) for place in places)]
+            for name in dict.fromkeys(map(_name, own))
+        ]
+        title = f"{figure}: {_of(report, own)}; {_rounds(report, figure)}: {UNITS[figure]}"
+        yield title, ["system", *(f"{place:g} {NAMES[key]}" for place in places)], table
+
+
+def claim_cells(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the published figures beside what was found."""
+    rows = [
+        [
+            claim["system"], ", ".join(claim["beside"]), claim["key"], f"{claim['published']:.2f}",
+            f"{claim['found']:.2f}" if claim["found"] else "-", _where(claim["where"]), claim["source"],
+        ]
+        for claim in report["claims"]
+    ]  # fmt: skip
+    return ["system", "beside", "of", "published", "most here", "where", "source"], rows
+
+
+def _where(point: Mapping[str, Any] | None) -> str:
+    if point is None:
+        return "-"
+    return f"{point['model']} on {counted(point['hosts'], 'device')} of {point['cluster']}, {point['mbps']:g} Mbps"
+
+
+def draw_pictures(report: Report, _: Path, out: Path) -> None:
+    """Draw a picture of every figure that was measured."""
+    for figure, key in DIMENSION.items():
+        rows = [row for row in report["results"] if row["figure"] == figure]
+        panels = []
+        for cluster, model in dict.fromkeys((row["cluster"], row["model"]) for row in rows):
+            own = [row for row in rows if (row["cluster"], row["model"]) == (cluster, model)]
+            curves = []
+            for name in dict.fromkeys(map(_name, own)):
+                line = sorted((row[key], _shown(row)) for row in own if _name(row) == name)
+                curves.append(Curve(name, [x for x, _ in line], [y for _, y in line]))
+            panels.append((_of(report, own).replace(" on ", "\non "), NAMES[key], curves))
+        if panels:
+            draw(f"{figure}: medians of {_rounds(report, figure)}", panels, UNITS[figure], out / f"paper-{figure}.png")
+
+
+def _of(report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the results of one model on one cluster are of; the links where they are the same at all points."""
+    row = rows[0]
+    mbps = [] if row["figure"] == "latency" else [row["mbps"]]
+    facts = {key: row[key] for key in ("model", "cluster", "lab_scale")}
+    return heading({**report["models"][row["model"]], **facts, "mbps": mbps})
+
+
+def _rounds(report: Mapping[str, Any], figure: str) -> str:
+    asked = f"{MANY} requests at once" if figure == "throughput" else counted(report["repeat"], "request")
+    return f"{counted(report['runs'], 'round')} of {asked}"
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """Return what a curve is called; runtimes of others by their kernels."""
+    kernels = "" if row["wire"] else f" {row['backend']} {row['precision']}"
+    return f"{row['system']}{kernels}" + (f" over {row['wire']}" if row["wire"] not in ("", "float32") else "")
+
+
+def _shown(row: Mapping[str, Any]) -> float:
+    median_s = float(row["median_s"])
+    return 1 / median_s if row["figure"] == "throughput" else 1e3 * median_s
+
+
+def _value(rows: Sequence[Mapping[str, Any]], name: str, key: str, place: float, figure: str) -> str:
+    found = [_shown(row) for row in rows if _name(row) == name and row[key] == place]
+    return f"{found[0]:.{2 if figure == 'throughput' else 0}f}" if found else "-"
+
+
+SUITE = Suite(
+    name="paper",
+    text="latency, throughput and memory of all systems, beside published figures",
+    example="example, as root: python -m launch bench paper --figures latency --layers 4 --out results",
+    add_options=_add_options,
+    measure=_measure,
+    show=print_tables,
+    draw=draw_pictures,
+)

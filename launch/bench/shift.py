@@ -19,8 +19,6 @@ from typing import Any
 
 from launch.base import shell
 from launch.base.json_output import written
-from launch.base.plot import Curve, draw
-from launch.base.titles import heading
 from launch.compare.model import BenchModel
 from launch.lab import run as lab_run
 from launch.lab import up as lab_up
@@ -156,16 +154,6 @@ def turns(requests: int) -> list[int]:
 def _fastest(lab: Lab) -> int:
     """Return the number of the host that changes most in the script."""
     return max(range(len(lab.hosts)), key=lambda rank: lab.hosts[rank].device_flop_per_s)
-
-
-def write_picture(report: Mapping[str, Any], path: Path) -> None:
-    """Draw the latency of every request under every strategy."""
-    curves = [
-        Curve(entry["system"], list(range(len(entry["latency_s"]))), [1e3 * s for s in entry["latency_s"]])
-        for entry in report["results"]
-    ]
-    names = ", ".join(phase["name"] for phase in report["phases"] if phase["name"] != "calm")
-    draw(f"{heading(report)}\none run of every strategy", [(names, "request", curves)], "ms", path)
 
 
 def _plans(spec: ModelSpec, profile: Cluster, rows: int) -> dict[str, Plan]:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from launch.bench import shift as bench_shift
-from launch.bench.command import _show_shift
 from launch.bench.shift import Phase, State, script
+from launch.bench.shift_command import print_tables
 from launch.compare.model import BenchModel
 from launch.lab.lab import plan_lab
 from solver.cluster.cluster import GIB
@@ -107,7 +107,7 @@ def test_a_person_sees_totals_beside_the_best_and_what_every_state_took(capsys):
     ]
     of = {"model": "bert-base", "layers": 1, "rows": 128, "cluster": "mixed4", "lab_scale": 0.5, "mbps": [940.2, 240.0]}
     phases = [{"name": "calm", "requests": 4}, {"name": "blip", "requests": 1}]
-    _show_shift({**of, "results": results, "phases": phases})
+    print_tables({**of, "results": results, "phases": phases})
 
     lines = [" ".join(line.replace("│", "").split()) for line in capsys.readouterr().out.splitlines()]
     what = "bert-base, 1 layer, 128 rows on mixed4 at scale 0.5, 240 to 940 Mbps; "

@@ -34,7 +34,7 @@ def refused(done):
     ("words", "complaint"),
     [
         (["--systems", "hepti,megatro"], "--systems: there is no 'megatro' (did you mean megatron?)"),
-        (["--systems", ","], "--systems is empty (known: hepti, "),
+        (["--systems", ","], "--systems: the list is empty (known: hepti, "),
         (["--backends", "onnxruntim"], "--backends: there is no 'onnxruntim' (did you mean onnxruntime?)"),
         (["--wires", "float8"], "--wires: there is no 'float8' (did you mean float32?)"),
         (["--precisions", "int4"], "--precisions: there is no 'int4' (did you mean int8?)"),

@@ -13,13 +13,15 @@ from launch.__main__ import main
 from launch.base.tables import markdown
 from launch.compare import command as compare_command
 from launch.compare import plot as compare_plot
-from launch.compare.command import chosen, write_numbers, write_pictures
+from launch.compare.command import draw_pictures, write_numbers
 from launch.compare.compare import Contest, compare
 from launch.compare.entrants import Kernels
 from launch.compare.model import BenchModel
 from launch.compare.results import ranked
 from launch.compare.show import comparison_markdown, main_cells, print_comparison, rank_cells, variant
 from launch.compare.stage import Stage
+from launch.compare.suite import add_list
+from solver.base.command import Parser
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import write_cluster
 from solver.model.spec import decoupled, named_model
@@ -280,7 +282,7 @@ def test_the_folder_holds_table_json_profile_traces_and_pictures(tmp_path):
     out.mkdir()
     report, _ = compared(Pretended(), runs)
     write_numbers(report, runs, out)
-    write_pictures(report, runs, out)
+    draw_pictures(report, runs, out)
 
     assert {path.name for path in out.iterdir()} == {
         "table.md", "results.json", "bars.png", "cluster-auto-float32.toml",
@@ -341,8 +343,12 @@ def png_size(path):
 
 
 def test_lists_on_the_command_line():
-    assert chosen("--systems", "rows, hepti,rows", ("hepti", "rows")) == ("rows", "hepti")
+    parser = Parser()
+    add_list(parser, "--systems", ("hepti", "rows"))
+
+    assert parser.parse_args([]).systems == ("hepti", "rows")
+    assert parser.parse_args(["--systems", "rows, hepti,rows"]).systems == ("rows", "hepti")
     with pytest.raises(HeptiError, match=r"--systems: there is no 'hept' \(did you mean hepti\?\)"):
-        chosen("--systems", "hept", ("hepti", "rows"))
-    with pytest.raises(HeptiError, match=r"--systems is empty \(known: hepti, rows\)"):
-        chosen("--systems", " ,", ("hepti", "rows"))
+        parser.parse_args(["--systems", "hept"])
+    with pytest.raises(HeptiError, match=r"--systems: the list is empty \(known: hepti, rows\)"):
+        parser.parse_args(["--systems", " ,"])

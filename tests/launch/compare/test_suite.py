@@ -1,14 +1,15 @@
 """Results of half an hour are not lost: `--out` is tried before anything runs, and files are written whole."""
 
+from argparse import Namespace
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 
 from launch.__main__ import main
-from launch.bench import command as bench_command
-from launch.bench import paper_command
+from launch.bench import offload, paper_command, shift_command
 from launch.compare import command as compare_command
-from launch.compare import results_folder
+from launch.compare import suite
 from solver.base.errors import HeptiError
 
 
@@ -25,25 +26,25 @@ def stage(_):
 @pytest.fixture
 def bench(monkeypatch):
     """Return what runs a suite on a machine that has all tools, and none of which may be used."""
-    monkeypatch.setattr(bench_command, "model_of", lambda path: path)
-    for module in (bench_command, paper_command):
+    monkeypatch.setattr(shift_command, "model_of", lambda path: path)
+    for module in (offload.lab_up, shift_command, paper_command):
         monkeypatch.setattr(module, "require_tools", lambda: None)
-    monkeypatch.setattr(bench_command, "bench_offload", ran)
-    monkeypatch.setattr(bench_command, "lab_of", stage)
+    for module in (offload, shift_command):
+        monkeypatch.setattr(module, "lab_of", stage)
     monkeypatch.setattr(compare_command, "_stage", stage)
     monkeypatch.setattr(paper_command, "bench_model", ran)
     return lambda *words: main(["bench", *map(str, words)])
 
 
-@pytest.mark.parametrize("suite", [("offload",), ("shift", "--model", "m.h5"), ("compare",), ("paper",)])
+@pytest.mark.parametrize("words", [("offload",), ("shift", "--model", "m.h5"), ("compare",), ("paper",)])
 @pytest.mark.parametrize(("place", "complaint"), [("", "is a file: name a folder"), ("deeper", "Not a directory")])
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
-    suite, place, complaint, bench, tmp_path, capsys
+    words, place, complaint, bench, tmp_path, capsys
 ):
     taken = tmp_path / "taken"
     taken.write_text("")
 
-    assert bench(*suite, "--out", taken / place) == 2
+    assert bench(*words, "--out", taken / place) == 2
 
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -52,36 +53,35 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
 
 
 def test_a_folder_is_made_with_those_above_it_and_left_empty(tmp_path):
-    results_folder.make_folder(tmp_path / "a" / "b")
+    suite.make_folder(tmp_path / "a" / "b")
 
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
 def test_a_full_disk_leaves_the_rounds_before(tmp_path, monkeypatch):
     path = tmp_path / "results.json"
-    results_folder.write_text(path, "two rounds")
+    suite.write_text(path, "two rounds")
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_text", full)
     with pytest.raises(HeptiError, match=r"cannot write .*results\.json: No space left on device"):
-        results_folder.write_text(path, "three rounds")
+        suite.write_text(path, "three rounds")
 
     assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
     assert path.read_text() == "two rounds"
 
 
-def test_the_tables_are_shown_before_the_files_are_written(bench, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench_command, "bench_offload", lambda *_: {"suite": "offload"})
-    monkeypatch.setattr(bench_command, "_show_offload", lambda report: print("the table"))
-
+def test_the_tables_are_shown_before_the_files_are_written(bench, tmp_path, capsys):
     def full(*_):
         raise HeptiError("cannot write offload.json: No space left on device")
 
-    monkeypatch.setattr(bench_command, "write_text", full)
-
-    assert bench("offload", "--out", tmp_path) == 2
+    told = replace(
+        offload.SUITE, measure=lambda *_: {"suite": "offload"}, show=lambda report: print("the table"), write=full
+    )
+    with pytest.raises(HeptiError, match="No space left"):
+        told.run(Namespace(out=tmp_path, json=False))
 
     assert capsys.readouterr().out == "the table\n"
 
