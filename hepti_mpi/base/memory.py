@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-CGROUPS = Path("/sys/fs/cgroup")
-
 # Of glibc's mallopt: how much may lie free at the heap's end, and from which size on an allocation is a mapping of its
 # own, which the kernel gets back when it is freed.
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -16,11 +14,27 @@ KEPT_BYTES = 1 << 30
 MAPPED_BYTES, LARGEST_MAPPED_BYTES = 1 << 20, 32 << 20
 
 
+# The doctor has its own copy, since it runs where ours may be broken: a test holds the two together.
 def free_bytes() -> int:
-    """Return what this host can still give: what the kernel calls available, or the cgroup's cap less its use."""
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    return min([available, *_left_in_cgroups()])
+    """Return what this host can still give: what the kernel calls available, or a cgroup's cap less its use."""
+    left = [int(_table("/proc/meminfo")["MemAvailable:"]) * 1024]
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        cap, use, cached = "memory.max", "memory.current", "inactive_file"
+        if controllers:  # of version 1
+            cap, use, cached = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+        folder = Path("/sys/fs/cgroup", controllers, path.lstrip("/"))
+        for group in (folder, *folder.parents):
+            if not (group / cap).is_file():
+                break
+            limit = (group / cap).read_text().strip()
+            if limit != "max":
+                # The kernel gives back the files in the page cache when memory is wanted.
+                files = int(_table(group / "memory.stat")[cached])
+                left.append(max(0, int(limit) - int((group / use).read_text()) + files))
+    return min(left)
 
 
 def own_bytes() -> int:
@@ -64,28 +78,6 @@ def _glibc(name: str, *arguments: int) -> None:
         function(*arguments)
 
 
-def _left_in_cgroups() -> list[int]:
-    """Return what the caps on this process's cgroup and those above it leave, in cgroup v1 and v2 alike."""
-    left = []
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        root, names = CGROUPS, ("memory.max", "memory.current")
-        if controllers == "memory":
-            root, names = CGROUPS / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        folder = root / path.lstrip("/")
-        for above in (folder, *folder.parents):
-            cap, use = above / names[0], above / names[1]
-            if not above.is_relative_to(root) or not cap.is_file():
-                break
-            text = cap.read_text().strip()
-            if text != "max":
-                left.append(max(0, int(text) - int(use.read_text()) + _cached(above)))
-    return left
-
-
-def _cached(cgroup: Path) -> int:
-    """Return what files lie in a cgroup's page cache, which the kernel gives back when memory is wanted."""
-    counts = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
+def _table(path: str | Path) -> dict[str, str]:
+    """Read lines of a name and a number."""
+    return dict(line.split()[:2] for line in Path(path).read_text().splitlines())

@@ -65,34 +65,32 @@ def interfaces() -> list[dict[str, object]]:
     return found
 
 
+# As `hepti_mpi.base.memory` has it: a test holds the two together.
 def free_bytes() -> int:
-    """Return the memory that programs can still have: of the host, and under the caps of its cgroups."""
-    info = _table(Path("/proc/meminfo"), ":")
-    left = [int(info["MemAvailable"].split()[0]) * 1024]
+    """Return what this host can still give: what the kernel calls available, or a cgroup's cap less its use."""
+    left = [int(_table("/proc/meminfo")["MemAvailable:"]) * 1024]
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
-        first = controllers == "memory"
-        cap, use = ("memory.limit_in_bytes", "memory.usage_in_bytes") if first else ("memory.max", "memory.current")
-        # Cached files are given back when memory is wanted.
-        cached = ("total_active_file", "total_inactive_file") if first else ("active_file", "inactive_file")
+        cap, use, cached = "memory.max", "memory.current", "inactive_file"
+        if controllers:  # of version 1
+            cap, use, cached = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
         folder = Path("/sys/fs/cgroup", controllers, path.lstrip("/"))
         for group in (folder, *folder.parents):
-            if not (group / cap).exists():
+            if not (group / cap).is_file():
                 break
             limit = (group / cap).read_text().strip()
             if limit != "max":
-                stat = _table(group / "memory.stat", " ")
-                files = sum(int(stat[name]) for name in cached)
-                left.append(int(limit) - int((group / use).read_text()) + files)
+                # The kernel gives back the files in the page cache when memory is wanted.
+                files = int(_table(group / "memory.stat")[cached])
+                left.append(max(0, int(limit) - int((group / use).read_text()) + files))
     return min(left)
 
 
-def _table(path: Path, separator: str) -> dict[str, str]:
-    """Read lines of a name and a value."""
-    lines = path.read_text().splitlines()
-    return {name: value for name, _, value in (line.partition(separator) for line in lines)}
+def _table(path: str | Path) -> dict[str, str]:
+    """Read lines of a name and a number."""
+    return dict(line.split()[:2] for line in Path(path).read_text().splitlines())
 
 
 def temperature() -> float | None:

@@ -1,6 +1,7 @@
 """What the doctor makes of answers; how it gets them is tested in the lab."""
 
 import copy
+import inspect
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hepti_mpi.base import memory
 from launch.doctor import probe as doctor_probe
 from launch.doctor.ask import ask
 from launch.doctor.findings import Answer, examine, examine_hostfile, examine_pairs
@@ -190,3 +192,35 @@ def test_the_probe_answers_one_object_with_every_fact():
     run = subprocess.run([sys.executable, "-"], input=source, capture_output=True, text=True, check=True)
 
     assert json.loads(run.stdout).keys() == FACTS.keys()
+
+
+@pytest.mark.parametrize("name", ["free_bytes", "_table"])
+def test_the_doctor_counts_free_memory_as_a_run_does(name):
+    assert inspect.getsource(getattr(doctor_probe, name)) == inspect.getsource(getattr(memory, name))
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/", {}, 2000 << 20),
+        ("0::/a/b", {"a/b/memory.max": "max\n", "a/memory.max": f"{300 << 20}\n"}, 250 << 20),
+        ("9:cpu:/x\n8:memory:/a", {"memory/a/memory.limit_in_bytes": f"{80 << 20}"}, 30 << 20),
+        ("0::/a", {"a/memory.max": f"{10 << 20}"}, 0),
+    ],
+)
+def test_free_memory_is_what_the_tightest_cap_leaves(groups, files, expected, monkeypatch, tmp_path):
+    """All groups use 100 MiB, of which 50 are cached files; the host has 2000 MiB available."""
+    known = {
+        Path("/proc/meminfo"): f"MemTotal: 9 kB\nMemAvailable: {2000 << 10} kB\n",
+        Path("/proc/self/cgroup"): groups,
+    }
+    for name, text in files.items():
+        folder = Path("/sys/fs/cgroup", name).parent
+        known |= {Path("/sys/fs/cgroup", name): text}
+        for use in ("memory.current", "memory.usage_in_bytes"):
+            known[folder / use] = str(100 << 20)
+        known[folder / "memory.stat"] = f"inactive_file {50 << 20}\ntotal_inactive_file {50 << 20}\n"
+    monkeypatch.setattr(Path, "is_file", lambda path: path in known)
+    monkeypatch.setattr(Path, "read_text", lambda path: known[path])
+
+    assert memory.free_bytes() == expected
