@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from hepti_mpi.base.arrays import Array
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 from solver.model.spec import ImageInput
 
 try:
@@ -24,11 +24,10 @@ def below(folder: Path, path: str) -> Path:
     HeptiError
         If it leads out of the folder; it is not said whether there is anything.
     """
-    try:
+    # Links in a circle, or no path at all.
+    with explained(f"cannot read image {path!r}", (OSError, RuntimeError, ValueError)):
         root = folder.resolve()
         found = (root / path).resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, or no path at all
-        raise HeptiError(f"cannot read image {path!r}: {error}") from error
     if not found.is_relative_to(root):
         raise HeptiError(f"image {path!r} is not below --images {folder}")
     return found
@@ -48,13 +47,12 @@ def read_image(path: Path, source: ImageInput) -> Array:
     """
     if Image is None:
         raise HeptiError("reading images needs Pillow: pip install 'hepti[vision]'")
-    try:
+    # Pillow's ways to refuse.
+    with explained(f"cannot read image {path}", (OSError, SyntaxError, ValueError, Image.DecompressionBombError)):
         if path.exists() and not path.is_file():
             raise HeptiError(f"cannot read image {path}: it is no regular file")
         with Image.open(path) as file:
             image = file.convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:  # Pillow's ways to refuse
-        raise HeptiError(f"cannot read image {path}: {error}") from error
     height, width = source.resize or (source.height, source.width)
     image = image.resize((width, height), Image.Resampling[source.resample.upper()])
     top, left = (height - source.height) // 2, (width - source.width) // 2

@@ -13,7 +13,7 @@ import numpy as np
 from hepti_mpi.base.arrays import Array
 from hepti_mpi.requests.images import below, read_image
 from hepti_mpi.requests.stdin import read_lines
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 from solver.model.spec import ImageInput, ModelSpec, TextInput
 from weights.inputs.tokenize import Tokenizer
 
@@ -121,11 +121,8 @@ class Reader:
             return
         if path.suffix not in (".txt", ".jsonl"):
             raise HeptiError(f"--input {path}: not a .txt, a .jsonl or an image, nor - for standard input")
-        try:
-            with path.open("rb") as lines:
-                yield from self._lines(lines, path.name, json_lines=path.suffix == ".jsonl")
-        except OSError as error:
-            raise HeptiError(f"cannot read --input {path}: {error.strerror}") from error
+        with explained(f"cannot read --input {path}", OSError), path.open("rb") as lines:
+            yield from self._lines(lines, path.name, json_lines=path.suffix == ".jsonl")
 
     def standard_input(self) -> Iterator[Request]:
         """Yield the requests of JSON lines on standard input, each as soon as it is there."""
@@ -147,10 +144,8 @@ class Reader:
             raise HeptiError(f"id {request.id!r} stands on {first} already: give each request its own")
 
     def _plain(self, number: int, line: bytes) -> Request:
-        try:
+        with explained("not UTF-8", UnicodeDecodeError):
             text = line.decode("utf-8-sig").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise HeptiError(f"not UTF-8: {error}") from error
         if isinstance(self._spec.input, ImageInput):
             return self._image(number, Path(text) if self._images is None else below(self._images, text))
         return self._text(number, text)
@@ -158,12 +153,8 @@ class Reader:
     def _json(self, number: int, line: bytes) -> Request:
         if not line.strip():
             raise HeptiError("the line is empty")
-        try:
+        with explained("not JSON", (ValueError, RecursionError)):
             entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise HeptiError(f"not JSON: {error.msg} at character {error.pos + 1}") from error
-        except (ValueError, RecursionError) as error:
-            raise HeptiError(f"not JSON: {error}") from error
         if not isinstance(entry, dict):
             raise HeptiError('not an object like {"id": 1, "text": "…"}')
         name = entry.get("id", number)
@@ -222,7 +213,5 @@ class Reader:
 
 def _check_unicode(text: str, what: str) -> None:
     """Refuse halves of surrogate pairs, which come from JSON's escapes and stray bytes: no file holds them."""
-    try:
+    with explained(f"{what} is not Unicode", UnicodeEncodeError):
         text.encode()
-    except UnicodeEncodeError as error:
-        raise HeptiError(f"{what} is not Unicode: {error}") from error

@@ -14,7 +14,7 @@ import numpy as np
 from hepti_mpi.base.arrays import Array
 from hepti_mpi.requests.inputs import Request
 from solver.base.command import whole_file
-from solver.base.errors import HeptiError
+from solver.base.errors import explained
 
 SUFFIXES = (".jsonl", ".npz")
 
@@ -69,10 +69,8 @@ def print_answer(entry: Mapping[str, Any]) -> None:
     HeptiError
         If nobody reads it any more.
     """
-    try:
+    with explained("cannot write an answer to standard output", OSError):
         print(json.dumps(entry), flush=True)
-    except OSError as error:
-        raise HeptiError(f"cannot write an answer to standard output: {error.strerror}") from error
 
 
 def write_json(path: Path, table: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 
 SHOWN = 80  # characters of an answer that is none
 
@@ -38,9 +38,7 @@ def written(path: Path, who: str) -> Any:
     HeptiError
         If there is none.
     """
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise HeptiError(f"{who} left no readable {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise HeptiError(f"{who} left a {path.name} that is no JSON: {error}") from error
+    with explained(f"{who} left no readable {path}", OSError):
+        text = path.read_text()
+    with explained(f"{who} left a {path.name} that is no JSON", ValueError):
+        return json.loads(text)

@@ -10,7 +10,7 @@ from typing import Any
 
 from launch.base.titles import heading, rounds
 from launch.compare.show import variant
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 from solver.show.pictures import new_figure, save_figure
 
 # Paul Tol's bright colours, which the colour-blind can tell apart.
@@ -105,12 +105,10 @@ def plot_trace(trace: Path, path: Path, title: str) -> None:
 
 def read_trace(trace: Path) -> tuple[dict[int, str], list[dict[str, Any]]]:
     """Return the ranks' names by their number, and all slices of a Chrome trace."""
-    try:
+    with explained(f"{trace} is no trace", (OSError, ValueError, KeyError, TypeError)):
         events = json.loads(trace.read_text())["traceEvents"]
         names = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
         slices = [event for event in events if event["ph"] == "X"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise HeptiError(f"{trace} is no trace: {error}") from error
     if not names or not slices:
         raise HeptiError(f"{trace} holds no request")
     return dict(sorted(names.items())), slices

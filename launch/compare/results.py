@@ -13,7 +13,7 @@ import numpy as np
 
 from launch.base.json_output import printed
 from launch.compare.entrants import Entrant
-from solver.base.errors import HeptiError
+from solver.base.errors import explained
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Samples:
         HeptiError
             If there is none, or it is not one.
         """
-        try:
+        with explained(f"no usable report at {path}", (OSError, ValueError, KeyError, TypeError)):
             report = json.loads(path.read_text())
             seconds = [value for request in report["requests"] for value in request["seconds"]]
             ranks = [
@@ -42,8 +42,6 @@ class Samples:
             ]
             if many:
                 seconds = [1 / report["requests_per_s"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise HeptiError(f"no usable report at {path}: {error}") from error
         self.seconds += seconds
         self.per_rank.append(ranks)
         self.bytes_on_wire = round(sum(rank["sent_bytes"] for rank in ranks))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from solver.base.command import whole_file
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 from solver.base.phrases import did_you_mean
 
 Report = dict[str, Any]
@@ -132,14 +132,11 @@ def make_folder(out: Path | None) -> None:
     """
     if out is None:
         return
-    try:
+    with explained(f"cannot write to --out {out}", OSError):
+        if out.is_file():
+            raise HeptiError(f"--out {out} is a file: name a folder")
         out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except FileExistsError as error:
-        raise HeptiError(f"--out {out} is a file: name a folder") from error
-    except OSError as error:
-        raise HeptiError(f"cannot write to --out {out}: {error.strerror}") from error
+        tempfile.TemporaryFile(dir=out).close()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,8 @@ def read_hostfile(path: Path) -> list[Entry]:
     HeptiError
         If it cannot be read, names no host or an option, or is MPICH's (`host:2`), with the line.
     """
-    try:
+    with explained(f"cannot read hostfile {path}", (OSError, UnicodeDecodeError)):
         text = path.read_text()
-    except OSError as error:
-        raise HeptiError(f"cannot read hostfile {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise HeptiError(f"hostfile {path} is not text: byte {error.start} is no UTF-8") from error
     entries = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.partition("#")[0].split()

@@ -1,4 +1,9 @@
-"""The one kind of error that a user can mend."""
+"""The one kind of error that a user can mend, and what turns others into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class HeptiError(Exception):
@@ -7,3 +12,20 @@ class HeptiError(Exception):
 
 class InfeasiblePlanError(HeptiError):
     """No plan fits: the message says how many bytes are missing and where."""
+
+
+@contextmanager
+def explained(problem: str, errors: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
+    """Turn errors of the operating system, or of a library, into one line that begins with `problem`.
+
+    Raises
+    ------
+    HeptiError
+        In the place of any of these errors.
+    """
+    try:
+        yield
+    except errors as error:
+        # Python puts a number before the system's words and the file behind, and quotes around those of a KeyError.
+        reason = getattr(error, "strerror", None) or (error.args[0] if isinstance(error, KeyError) else error)
+        raise HeptiError(f"{problem}: {' '.join(str(reason).split())}") from error

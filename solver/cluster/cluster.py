@@ -36,7 +36,7 @@ from typing import Any
 import tomli_w
 
 from solver.base.command import whole_file
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 from solver.base.phrases import did_you_mean
 from solver.cluster.curves import Curves, curves_from_table, curves_to_table, derived_curves
 from solver.model.precision import FLOAT32, PRECISIONS, Precision
@@ -174,16 +174,12 @@ def read_cluster(path: Path) -> Cluster:
     HeptiError
         If the file is missing, is not TOML, or a value in it is missing, unknown or absurd.
     """
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise HeptiError(f"cannot read cluster file {path}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise HeptiError(f"{path} is not TOML: {error}") from error
-    try:
+    with explained(f"cannot read cluster file {path}", OSError):
+        text = path.read_bytes()
+    with explained(f"{path} is not TOML", (ValueError, RecursionError)):
+        table = tomllib.loads(text.decode())
+    with explained(str(path), HeptiError):
         return _from_toml(table)
-    except HeptiError as error:
-        raise HeptiError(f"{path}: {error}") from error
 
 
 def write_cluster(cluster: Cluster, path: Path) -> None:

@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 
 Floats = NDArray[np.float64]
 
@@ -186,13 +186,9 @@ def curves_from_table(entry: Any) -> Curves:
         raise HeptiError(f"curves: head_dim is {entry['head_dim']!r}, must be a whole number above 0")
     kernels = {}
     for kernel, arguments in ARGUMENTS.items():
-        try:
+        needs = f"needs lists of numbers {' and '.join((*arguments, 'seconds'))}"
+        with explained(f"curve {kernel}", HeptiError), explained(needs, (TypeError, ValueError, KeyError)):
             kernels[kernel] = _curve_from_table(entry[kernel], arguments)
-        except HeptiError as error:
-            raise HeptiError(f"curve {kernel}: {error}") from error
-        except (TypeError, ValueError, KeyError) as error:
-            wanted = " and ".join((*arguments, "seconds"))
-            raise HeptiError(f"curve {kernel}: needs lists of numbers {wanted} ({error})") from error
     return Curves(entry["head_dim"], kernels)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 
+_named = partial(explained, errors=(SafetensorError, OSError, TypeError, ValueError))  # what safetensors raises
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -36,12 +38,8 @@ def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
 
 def read_any_json(path: Path) -> Any:
     """Return whatever a JSON file holds."""
-    try:
+    with explained(f"cannot read {path}", OSError), explained(f"{path} is not JSON", ValueError):
         return json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise HeptiError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise HeptiError(f"{path} is not JSON: {error}") from error
 
 
 class Tensor:
@@ -113,12 +111,3 @@ def weight_files(directory: Path, architecture: str) -> list[Path]:
             f".save_pretrained(r'{directory}')\""
         )
     raise HeptiError(f"{directory} has neither model.safetensors nor model.safetensors.index.json")
-
-
-@contextmanager
-def _named(problem: str) -> Iterator[None]:
-    """Turn what safetensors raises into one line that begins with `problem`."""
-    try:
-        yield
-    except (SafetensorError, OSError, TypeError, ValueError) as error:
-        raise HeptiError(f"{problem}: {' '.join(str(error).split())}") from error

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 from solver.base.progress import progress
 from solver.model.blocks import INPUTS_FIRST
 from solver.model.spec import ModelSpec, TextInput, tensor_shapes
@@ -22,6 +21,8 @@ from weights.file.layout import Array, row_spans
 from weights.file.store import WeightsWriter
 from weights.inputs.tokenize import Tokenizer
 
+# What settings of a kind that nobody thought of raise: a text as `num_channels`, a patch of 0 pixels.
+_STRANGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _QKV_BIASES = ("attention/query/bias", "attention/key/bias", "attention/value/bias")
 
 
@@ -53,7 +54,7 @@ def convert(directory: Path, path: Path, dtype: str = "float32") -> ModelSpec:
     if not directory.is_dir():
         raise HeptiError(f"no checkpoint directory {directory}")
     with Tensors() as tensors:
-        with _settings(directory):
+        with explained(f"{directory}: a setting in its JSON files is not as it should be", _STRANGE):
             encoder, head = sentence_modules(directory)
             config = read_json(encoder / "config.json")
             family, architecture = find_family(config)
@@ -79,15 +80,6 @@ def convert(directory: Path, path: Path, dtype: str = "float32") -> ModelSpec:
         with WeightsWriter(path, spec, f"{name} ({architecture})", dtype, tokenizer) as weights:
             _copy(sources, weights)
     return spec
-
-
-@contextmanager
-def _settings(directory: Path) -> Iterator[None]:
-    """Refuse settings of a kind that nobody thought of: a text as `num_channels`, a patch of 0 pixels."""
-    try:
-        yield
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-        raise HeptiError(f"{directory}: a setting in its JSON files is not as it should be: {error}") from error
 
 
 def _use_sentence_head(tensors: Tensors, head: SentenceHead | None) -> None:

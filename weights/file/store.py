@@ -14,6 +14,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,7 +23,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 from solver.model.spec import ModelSpec, tensor_shapes
 from solver.plan.holdings import TensorSlice
 from solver.plan.spans import Span
@@ -31,6 +32,7 @@ from weights.file.layout import STEP_BYTES, Array, chunk_shape, is_finite, steps
 
 FORMAT = "hepti-weights/1"
 DTYPES = ("float32", "float16")
+_named = partial(explained, errors=(OSError, KeyError, RuntimeError, ValueError, TypeError, AttributeError))  # of h5py
 SIGNATURE = b"\x89HDF\r\n\x1a\n"  # at the beginning of every HDF5 file of ours
 MAKE_ONE = (
     "make one with python -m weights convert, of a checkpoint, or python -m weights synthesize, of random numbers"
@@ -72,10 +74,8 @@ class WeightsFile:
             model = self._attribute("model")
             if self._attribute("model_sha256") != _sha256(model):
                 raise HeptiError(f"{path}: the model description is damaged: copy or convert the file again")
-            try:
+            with explained(str(path), HeptiError):
                 self.spec = ModelSpec.from_json(model)
-            except HeptiError as error:
-                raise HeptiError(f"{path}: {error}") from error
             self.source = self._attribute("source")
             self.dtype = self._attribute("dtype")
             self.fingerprint = self._attribute("fingerprint")
@@ -315,13 +315,3 @@ class WeightsWriter:
 
 def _sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-@contextmanager
-def _named(problem: str) -> Iterator[None]:
-    """Turn what h5py raises into one line that begins with `problem`."""
-    try:
-        yield
-    except (OSError, KeyError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-        reason = getattr(error, "strerror", None) or str(error.args[0] if error.args else error)
-        raise HeptiError(f"{problem}: {' '.join(reason.split())}") from error

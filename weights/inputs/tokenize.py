@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tokenizers
 
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,12 @@ class Tokenizer:
     """
 
     def __init__(self, text: str, max_rows: int) -> None:
-        try:
+        # The library raises nothing more specific.
+        with explained("the tokenizer is damaged or of a newer version", Exception):
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
             direction = (self._tokenizer.truncation or {}).get("direction", "right")
             self._tokenizer.no_padding()
             self._tokenizer.enable_truncation(max_rows, direction=direction)
-        except Exception as error:  # the library raises nothing more specific
-            raise HeptiError(f"the tokenizer is damaged or of a newer version: {error}") from error
         special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         if special >= max_rows:
             raise HeptiError(f"a limit of {max_rows} rows leaves no room beside {special} special tokens")
