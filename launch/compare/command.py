@@ -38,7 +38,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, metavar="S", help="length of a request (default: 256)")
     add_list(parser, "--systems", PLANNERS)
     add_list(parser, "--backends", ("auto", "numpy", "onnxruntime"), "auto")
-    add_list(parser, "--precisions", ("float32", "int8"), "float32")
+    add_list(parser, "--precisions", tuple(PRECISIONS), "float32")
     add_list(parser, "--wires", Wire, "float32")
     add_list(parser, "--singles", (*RUNTIMES, NONE), ",".join(RUNTIMES))
     add_rounds(parser, runs=5, repeat=5, warmup=2)

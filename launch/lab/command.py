@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from launch.base import shell
 from launch.base.tables import show
@@ -17,7 +18,7 @@ from launch.lab.lab import Host, Lab, lab_name, load_lab, plan_lab
 from launch.lab.limits import quota_us
 from solver.base.errors import HeptiError
 from solver.base.phrases import did_you_mean
-from solver.cluster.cluster import GIB, LIMITS
+from solver.cluster.cluster import GIB, quantities
 from solver.cluster.named import find_cluster
 
 SETTINGS = ("cpu", "gflops", "bandwidth_mbps", "memory_gib")
@@ -66,8 +67,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add("set", _set, "change a host while it runs: cpu=25% gflops=33 bandwidth_mbps=240 memory_gib=1")
     parser.add_argument("words", metavar="[LAB] HOST KEY=VALUE", nargs="+")
     for name, function, text in (
-        ("cut", _cut, "unplug a host's network cable"),
-        ("mend", _mend, "plug it in again"),
+        ("cut", partial(_plug, connected=False), "unplug a host's network cable"),
+        ("mend", partial(_plug, connected=True), "plug it in again"),
         ("kill", _kill, "kill every process on a host"),
     ):
         parser = add(name, function, text)
@@ -191,27 +192,20 @@ def apply_setting(host: Host, setting: str) -> Host:
         value = float(text.removesuffix("%") if percent else text) / (100 if percent else 1)
     except ValueError:
         raise HeptiError(f"{setting}: {text!r} is not a number") from None
-    low, high = LIMITS.get(key, CPU_LIMITS)
-    if not low <= value <= high:
-        raise HeptiError(f"{setting}: {key} must be between {low:g} and {high:g}")
     if key == "cpu":
+        low, high = CPU_LIMITS
+        if not low <= value <= high:
+            raise HeptiError(f"{setting}: cpu must be between {low:g} and {high:g}")
         return replace(host, cpu=value)
+    fields = quantities({key: value}, setting)
     if key == "gflops":
-        return replace(host, cpu=value * 1e9 / host.device_flop_per_s)
-    if key == "bandwidth_mbps":
-        return replace(host, bandwidth_bytes_per_s=value * 1e6 / 8)
-    return replace(host, memory_bytes=round(value * GIB))
+        return replace(host, cpu=fields["compute_flop_per_s"] / host.device_flop_per_s)
+    return replace(host, **fields)
 
 
-def _cut(options: argparse.Namespace) -> int:
+def _plug(options: argparse.Namespace, *, connected: bool) -> int:
     lab, host = _lab_and_host(options.words)
-    lab_up.change(lab, replace(host, connected=False))
-    return 0
-
-
-def _mend(options: argparse.Namespace) -> int:
-    lab, host = _lab_and_host(options.words)
-    lab_up.change(lab, replace(host, connected=True))
+    lab_up.change(lab, replace(host, connected=connected))
     return 0
 
 

@@ -28,7 +28,7 @@ import hashlib
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,15 @@ from solver.model.precision import FLOAT32, PRECISIONS, Precision
 
 FORMAT = "hepti-cluster/1"
 MIB, GIB = 2**20, 2**30
-# Beyond these a number is a slip of the pen (a wrong unit, a lost digit), not a board or a network.
-LIMITS = {
-    "gflops": (1e-3, 1e6),
-    "memory_gib": (1e-3, 1e5),
-    "bandwidth_mbps": (1e-3, 1e7),
-    "latency_us": (0.0, 1e8),
-    "jitter_us": (0.0, 1e8),
-    "rest_us": (0.0, 1e8),
+# The numbers of the file: which field of a device or a link each is, what that is in our units, and its limits. Beyond
+# these a number is a slip of the pen (a wrong unit, a lost digit), not a board or a network.
+QUANTITIES: Mapping[str, tuple[str, Callable[[float], float], float, float]] = {
+    "gflops": ("compute_flop_per_s", lambda value: value * 1e9, 1e-3, 1e6),
+    "memory_gib": ("memory_bytes", lambda value: round(value * GIB), 1e-3, 1e5),
+    "bandwidth_mbps": ("bandwidth_bytes_per_s", lambda value: value * 1e6 / 8, 1e-3, 1e7),
+    "latency_us": ("latency_s", lambda value: value / 1e6, 0.0, 1e8),
+    "jitter_us": ("jitter_s", lambda value: value / 1e6, 0.0, 1e8),
+    "rest_us": ("rest_s", lambda value: value / 1e6, 0.0, 1e8),
 }
 
 
@@ -158,6 +159,12 @@ class Cluster:
             )
         return self.only(range(ranks))
 
+    def with_device(self, rank: int, **changes: Any) -> Cluster:
+        """Return the cluster with one device changed."""
+        devices = list(self.devices)
+        devices[rank] = replace(devices[rank], **changes)
+        return replace(self, devices=tuple(devices))
+
     def only(self, ranks: Iterable[int]) -> Cluster:
         """Return the cluster of some of the devices, in this order."""
         devices = tuple(self.devices[rank] for rank in ranks)
@@ -202,7 +209,8 @@ def _from_toml(table: dict[str, Any]) -> Cluster:
     if not isinstance(network, dict):
         raise HeptiError("[network] must be a table with bandwidth_mbps and latency_us")
     _check_keys(network, "[network]", required=("bandwidth_mbps",), optional=("latency_us",))
-    default = _link(network, "[network]", default_latency_us=200.0)
+    network = {"latency_us": 200.0, **network}
+    everywhere = Link(**quantities(network, "[network]"))
     names = {device.name for device in devices}
     links = {}
     for entry in _tables(table, "link"):
@@ -216,14 +224,13 @@ def _from_toml(table: dict[str, Any]) -> Cluster:
                 raise HeptiError(f"{where}: there is no device {name!r}{did_you_mean(str(name), sorted(names))}")
         if frozenset(pair) in links:
             raise HeptiError(f"{where} is given twice")
-        merged = {"bandwidth_mbps": network["bandwidth_mbps"], **entry}
-        links[frozenset(pair)] = _link(merged, where, default_latency_us=default.latency_s * 1e6)
+        links[frozenset(pair)] = Link(**quantities({**network, **entry}, where))
     profile = table.get("profile", {})
     if not isinstance(profile, dict):
         raise HeptiError("[profile] must be a table")
     if str(profile.get("precision", "float32")) not in PRECISIONS:
         raise HeptiError(f"[profile]: precision is {profile['precision']!r}, must be one of {', '.join(PRECISIONS)}")
-    return Cluster(devices, default, links, {key: str(value) for key, value in profile.items()})
+    return Cluster(devices, everywhere, links, {key: str(value) for key, value in profile.items()})
 
 
 def _device(entry: dict[str, Any], number: int) -> Device:
@@ -233,39 +240,24 @@ def _device(entry: dict[str, Any], number: int) -> Device:
     _check_keys(entry, where, required=("name", "gflops", "memory_gib"), optional=optional)
     if not isinstance(name, str) or not name or any(letter.isspace() for letter in name):
         raise HeptiError(f"{where}: name must be one word")
-    return Device(
-        name=name,
-        compute_flop_per_s=checked_number(entry, "gflops", where) * 1e9,
-        memory_bytes=round(checked_number(entry, "memory_gib", where) * GIB),
-        bandwidth_bytes_per_s=checked_number(entry, "bandwidth_mbps", where) * 1e6 / 8
-        if "bandwidth_mbps" in entry
-        else None,
-        curves=_curves(entry["curves"], where) if "curves" in entry else None,
-        jitter_s=checked_number({"jitter_us": 0.0, **entry}, "jitter_us", where) / 1e6,
-        rest_s=checked_number({"rest_us": 0.0, **entry}, "rest_us", where) / 1e6,
-    )
+    fields = quantities(entry, where)
+    with explained(where, HeptiError):
+        return Device(name, curves=curves_from_table(entry["curves"]) if "curves" in entry else None, **fields)
 
 
-def _curves(entry: Any, where: str) -> Curves:
-    try:
-        return curves_from_table(entry)
-    except HeptiError as error:
-        raise HeptiError(f"{where}: {error}") from error
-
-
-def _link(entry: dict[str, Any], where: str, default_latency_us: float) -> Link:
-    latency_us = checked_number({"latency_us": default_latency_us, **entry}, "latency_us", where)
-    return Link(checked_number(entry, "bandwidth_mbps", where) * 1e6 / 8, latency_us / 1e6)
-
-
-def checked_number(entry: Mapping[str, Any], key: str, where: str) -> float:
-    """Return a number of the cluster file, refusing what no board or network has."""
-    value, (low, high) = entry[key], LIMITS[key]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise HeptiError(f"{where}: {key} is {value!r}, must be a number")
-    if not low <= value <= high:
-        raise HeptiError(f"{where}: {key} is {value}, must be between {low:g} and {high:g}")
-    return float(value)
+def quantities(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the fields that numbers of the cluster file are, in our units; what no board or network has is refused."""
+    fields = {}
+    for key, (field_name, converted, low, high) in QUANTITIES.items():
+        if key not in entry:
+            continue
+        value = entry[key]
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise HeptiError(f"{where}: {key} is {value!r}, must be a number")
+        if not low <= value <= high:
+            raise HeptiError(f"{where}: {key} is {value}, must be between {low:g} and {high:g}")
+        fields[field_name] = converted(float(value))
+    return fields
 
 
 def _tables(table: dict[str, Any], key: str) -> list[dict[str, Any]]:

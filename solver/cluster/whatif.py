@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from solver.base.errors import HeptiError
 from solver.base.phrases import did_you_mean
-from solver.cluster.cluster import GIB, Cluster, Device, Link, checked_number
+from solver.cluster.cluster import Cluster, Device, quantities
 
 # Boards as sold, with what they sustain in float32 MatMuls on all cores and what is left of their memory. Assumptions
 # for planning a purchase; a board at hand is measured by `profile`.
@@ -58,34 +58,19 @@ def _set(cluster: Cluster, setting: str) -> Cluster:
     keys = NETWORK_KEYS if name == "network" else DEVICE_KEYS
     if not value or not name:
         raise HeptiError(f"--set {setting}: write DEVICE.KEY=VALUE, such as pi-2.gflops=70")
-    if name != "network":
-        _find(cluster, name, f"--set {setting}")
+    rank = None if name == "network" else _rank(cluster, name, f"--set {setting}")
     if key not in keys:
         raise HeptiError(f"--set {setting}: there is no key {key!r}{did_you_mean(key, keys)}")
     try:
-        number = checked_number({key: float(value)}, key, f"--set {name}")
+        fields = quantities({key: float(value)}, f"--set {name}")
     except ValueError as error:
         raise HeptiError(f"--set {setting}: {value!r} is not a number") from error
-    if name == "network":
-        network = cluster.network
-        bandwidth = number * 1e6 / 8 if key == "bandwidth_mbps" else network.bandwidth_bytes_per_s
-        latency_s = number / 1e6 if key == "latency_us" else network.latency_s
-        return replace(cluster, network=Link(bandwidth, latency_s))
-    devices = (_with(device, key, number) if device.name == name else device for device in cluster.devices)
-    return replace(cluster, devices=tuple(devices))
-
-
-def _with(device: Device, key: str, number: float) -> Device:
-    if key == "memory_gib":
-        return replace(device, memory_bytes=round(number * GIB))
-    if key == "bandwidth_mbps":
-        return replace(device, bandwidth_bytes_per_s=number * 1e6 / 8)
-    if key == "jitter_us":
-        return replace(device, jitter_s=number / 1e6)
-    if key == "rest_us":
-        return replace(device, rest_s=number / 1e6)
-    factor = device.compute_flop_per_s / (number * 1e9)
-    return replace(device, compute_flop_per_s=number * 1e9, curves=device.curves and device.curves.slowed(factor))
+    if rank is None:
+        return replace(cluster, network=replace(cluster.network, **fields))
+    device = cluster.devices[rank]
+    if key == "gflops" and device.curves is not None:
+        fields["curves"] = device.curves.slowed(device.compute_flop_per_s / fields["compute_flop_per_s"])
+    return cluster.with_device(rank, **fields)
 
 
 def _add(cluster: Cluster, board: str) -> Cluster:
@@ -93,11 +78,10 @@ def _add(cluster: Cluster, board: str) -> Cluster:
     if count and not (count.isdecimal() and 1 <= int(count) <= MOST_ADDED):
         raise HeptiError(f"--add {board}: the count must be a whole number from 1 to {MOST_ADDED}")
     if kind in BOARDS:
-        values = BOARDS[kind]
-        model = Device(kind, values["gflops"] * 1e9, round(values["memory_gib"] * GIB))
-        slow = values["bandwidth_mbps"] * 1e6 / 8
-        if slow < cluster.network.bandwidth_bytes_per_s:
-            model = replace(model, bandwidth_bytes_per_s=slow)
+        fields = quantities(BOARDS[kind], kind)
+        if fields["bandwidth_bytes_per_s"] >= cluster.network.bandwidth_bytes_per_s:
+            del fields["bandwidth_bytes_per_s"]
+        model = Device(kind, **fields)
     elif kind in cluster.names:
         model = cluster.devices[cluster.names.index(kind)]
     else:
@@ -112,7 +96,7 @@ def _add(cluster: Cluster, board: str) -> Cluster:
 
 
 def _remove(cluster: Cluster, name: str) -> Cluster:
-    _find(cluster, name, f"--without {name}")
+    _rank(cluster, name, f"--without {name}")
     if len(cluster.devices) == 1:
         raise HeptiError(f"--without {name}: it is the last device")
     devices = tuple(device for device in cluster.devices if device.name != name)
@@ -120,6 +104,7 @@ def _remove(cluster: Cluster, name: str) -> Cluster:
     return replace(cluster, devices=devices, links=links)
 
 
-def _find(cluster: Cluster, name: str, option: str) -> None:
+def _rank(cluster: Cluster, name: str, option: str) -> int:
     if name not in cluster.names:
         raise HeptiError(f"{option}: there is no device {name!r}{did_you_mean(name, cluster.names)}")
+    return cluster.names.index(name)

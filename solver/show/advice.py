@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from solver.cluster.cluster import GIB, Cluster, Device
+from solver.cluster.cluster import GIB, Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Wire
 from solver.programs.planner import Solution
@@ -103,8 +103,8 @@ def _limiting(cluster: Cluster, solution: Solution) -> Iterator[tuple[str, Clust
         now_mbps = cluster.bandwidth(rank) * 8 / 1e6
         mbps = next((link for link in LINKS_MBPS if link > 1.1 * now_mbps), None)
         if mbps is not None:
-            wider = replace(cluster.devices[rank], bandwidth_bytes_per_s=mbps * 1e6 / 8)
-            yield f"a link of {mbps} Mbps to {wider.name}", _with(cluster, rank, wider)
+            wider = cluster.with_device(rank, bandwidth_bytes_per_s=mbps * 1e6 / 8)
+            yield f"a link of {mbps} Mbps to {cluster.names[rank]}", wider
     yield from _of_all(cluster, links=len(crew) > 1)
 
 
@@ -122,11 +122,4 @@ def _of_all(cluster: Cluster, links: bool = True) -> Iterator[tuple[str, Cluster
 
 
 def _with_more_memory(cluster: Cluster, rank: int) -> Cluster:
-    device = cluster.devices[rank]
-    return _with(cluster, rank, replace(device, memory_bytes=device.memory_bytes + GIB))
-
-
-def _with(cluster: Cluster, rank: int, device: Device) -> Cluster:
-    devices = list(cluster.devices)
-    devices[rank] = device
-    return replace(cluster, devices=tuple(devices))
+    return cluster.with_device(rank, memory_bytes=cluster.devices[rank].memory_bytes + GIB)

@@ -230,8 +230,8 @@ def test_settings_change_one_thing(setting, field, value):
     [
         ("cpu=fast", "'fast' is not a number"),
         ("cpu=-1", "cpu must be between"),
-        ("memory_gib=0", "memory_gib must be between"),
-        ("bandwidth_mbps=nan", "bandwidth_mbps must be between"),
+        ("memory_gib=0", "memory_gib is 0.0, must be between"),
+        ("bandwidth_mbps=nan", "bandwidth_mbps is nan, must be between"),
         ("bandwith_mbps=2", "cannot set 'bandwith_mbps' (did you mean bandwidth_mbps?)"),
     ],
 )
