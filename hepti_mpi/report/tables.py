@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from hepti_mpi.requests.inputs import Request
 from solver.base.phrases import counted
+from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.sublayers import LEGEND
 from solver.plan.plan import BlockPlan, Cut, Plan
@@ -45,24 +45,17 @@ def terminal(stderr: bool) -> Console:
 
 def show_answers(console: Console, requests: Sequence[Request], answers: Sequence[dict[str, Any]]) -> None:
     """Print which text is nearest to which, or every request's label."""
-    table = Table(title_justify="left")
     names = [request.text or str(request.id) for request in requests]
     if "label" in answers[0]:
-        table.title = "labels"
-        for heading in ("request", "label", "score"):
-            table.add_column(heading)
+        table = new_table("labels", "request", "label", "score", words=2)
         for name, entry in zip(names, answers, strict=True):
             table.add_row(name, entry["label"], f"{max(entry['scores']):.3f}")
     elif len(answers) > 1:
-        table.title = "nearest to each other"
-        for heading in ("request", "nearest", "cosine"):
-            table.add_column(heading)
+        table = new_table("nearest to each other", "request", "nearest", "cosine", words=2)
         for name, (nearest, cosine) in zip(names, _nearest(answers), strict=True):
             table.add_row(name, names[nearest], f"{cosine:.3f}")
     else:
-        table.title = "embedding"
-        for heading in ("request", "width", "first values"):
-            table.add_column(heading)
+        table = new_table("embedding", "request", "width", "first values")
         vector = answers[0]["embedding"]
         table.add_row(names[0], str(len(vector)), ", ".join(f"{value:.4f}" for value in vector[:4]) + ", …")
     console.print(table)
@@ -76,15 +69,9 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan, *, queue
     """
     runs = ("mean of " if report["repeat"] > 1 else "") + counted(report["repeat"], "run")
     layers = counted(plan.stages[-1].span.stop, "layer")
-    table = Table(title=f"who computed what of {plan.model_name}, {layers}; {runs}", title_justify="left")
-    table.add_column("rank")
-    table.add_column("device")
-    if not plan.in_one:
-        table.add_column("layers", justify="right")
-    table.add_column("attention", justify="right")
-    table.add_column("MLP", justify="right")
-    for heading in ("weights MiB", "compute ms", "wait ms", "sent KiB"):
-        table.add_column(heading, justify="right")
+    shared = ["attention", "MLP"] if plan.in_one else ["layers", "attention", "MLP"]
+    headings = ("rank", "device", *shared, "weights MiB", "compute ms", "wait ms", "sent KiB")
+    table = new_table(f"who computed what of {plan.model_name}, {layers}; {runs}", *headings, words=2)
     for entry in report["per_rank"]:
         table.add_row(
             str(entry["rank"]),
@@ -129,10 +116,7 @@ def show_cluster(console: Console, cluster: Cluster) -> None:
     """Print what was measured."""
     of = cluster.profile
     title = f"what was measured for {of['model']} with {of['backend']} in {of['precision']}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("device")
-    for heading in ("GFLOP/s", "free GiB", "own link Mbps"):
-        table.add_column(heading, justify="right")
+    table = new_table(title, "device", "GFLOP/s", "free GiB", "own link Mbps")
     for rank, device in enumerate(cluster.devices):
         own = f"{cluster.bandwidth(rank) * 8 / 1e6:.0f}" if len(cluster.devices) > 1 else "-"
         table.add_row(device.name, f"{device.compute_flop_per_s / 1e9:.1f}", f"{device.memory_bytes / 2**30:.1f}", own)

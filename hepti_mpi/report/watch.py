@@ -8,11 +8,11 @@ from typing import Self
 
 from rich.console import Console, Group
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from hepti_mpi.live.conductor import Conductor
 from hepti_mpi.report.tables import shares
+from solver.base.tables import new_table
 from solver.cluster.cluster import GIB
 from solver.plan.plan import Plan
 
@@ -46,10 +46,8 @@ class Watch:
 def picture(conductor: Conductor, plan: Plan, seconds: float) -> Group:
     """Return the table of devices and the last decisions."""
     drift = conductor.drift
-    table = Table(title=f"{1e3 * seconds:.0f} ms for the last batch", title_justify="left")
-    table.add_column("device")
-    for heading in ("attention", "MLP", "compute ms", "wait ms", "GFLOP/s", "of profile", "Mbps", "of profile", "GiB"):
-        table.add_column(heading, justify="right")
+    measures = ("compute ms", "wait ms", "GFLOP/s", "of profile", "Mbps", "of profile", "GiB")
+    table = new_table(f"{1e3 * seconds:.0f} ms for the last batch", "device", "attention", "MLP", *measures)
     for rank, (device, measured) in enumerate(zip(drift.cluster.devices, conductor.latest, strict=False)):
         table.add_row(
             device.name,

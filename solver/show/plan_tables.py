@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from solver.base.phrases import counted
+from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.precision import FLOAT32
 from solver.plan.file import plan_to_json
@@ -66,9 +67,7 @@ def _routes(plan: Plan) -> str:
 def print_comparison(console: Console, plan: Plan, others: Sequence[Entry], bound: Bounds) -> None:
     """Print the plan beside what else there is, and what it cannot beat."""
     assert plan.predicted is not None
-    table = Table(title="predicted", title_justify="left")
-    for heading in ("system", "ms", "this plan is"):
-        table.add_column(heading, justify="left" if heading == "system" else "right")
+    table = new_table("predicted", "system", "ms", "this plan is")
     rows = [
         (plan.system, plan.predicted.seconds, ""),
         *((other.system, other.seconds, other.lacks) for other in others if other.system != plan.system),
@@ -144,16 +143,15 @@ def _shares(plan: Plan, spans: Sequence[Span], layer: LayerPlan, listed: Sequenc
     """Return layers that are cut alike: who has which rows, heads and columns."""
     numbers = ", ".join(f"{span.start}" + (f"-{span.stop - 1}" if span.size > 1 else "") for span in spans)
     several = "s" * (sum(span.size for span in spans) > 1)
-    table = Table(title=f"{plan.model_name}, layer{several} {numbers}", title_justify="left")
-    table.add_column("device")
+    columns = ["device"]
     # Lines of a heading are short enough that seven columns are not cut at 80.
     for name, block, unit in (("attention", layer.attention, "heads"), ("mlp", layer.mlp, "ffn\ncolumns")):
         shared = block.cut in (Cut.BLOCK, Cut.COLUMNS, Cut.GRID)
         headings = [f"by {block.cut}:\n{unit}" if shared else block.cut.replace("_", "-")]
         headings += ["output\ncolumns"] * (block.columns is not None)
         headings += ["norm\non rows"] * (block.inner is not None and block.rows is not None)
-        for heading in headings:
-            table.add_column(f"{name}\n{heading}", justify="right", overflow="fold")
+        columns += [f"{name}\n{heading}" for heading in headings]
+    table = new_table(f"{plan.model_name}, layer{several} {numbers}", *columns)
     for rank in listed:
         cells = [*_cells(layer.attention, plan, rank), *_cells(layer.mlp, plan, rank)]
         table.add_row(plan.devices[rank], *cells)
@@ -170,11 +168,9 @@ def _cells(block: BlockPlan, plan: Plan, rank: int) -> list[str]:
 
 def _devices(cluster: Cluster, priced: Price, listed: Sequence[int]) -> Table:
     """Return what every device holds and does."""
-    table = Table(title="devices", title_justify="left")
     weights = "MiB of weights" + ("" if cluster.precision == FLOAT32 else f" in {cluster.precision.name}")
     headings = ("device", "GFLOP/s", "MiB free", weights, "compute ms", "exchange ms", "idle ms")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "device" else "right")
+    table = new_table("devices", *headings)
     for rank in listed:
         device, held = cluster.devices[rank], priced.weights_bytes[rank]
         times = (priced.compute_s[rank], priced.exchange_s[rank], priced.idle_s[rank])

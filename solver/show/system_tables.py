@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from solver.base.phrases import counted
+from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import LEGEND
@@ -24,12 +24,10 @@ from solver.show.comparison import Entry, ranked, winner
 
 def print_systems(console: Console, entries: Sequence[Entry], title: str, objective: str) -> None:
     """Print every system's prediction, those that can be run first, the best for the objective first; and who wins."""
-    table = Table(title=title, title_justify="left")
     # Short enough for 80 columns.
     weights = (f"weights:\n{which} MiB" for which in ("most", "least"))
-    for heading in ("system", "ms", "requests\na second", "MiB\nsent", *weights):
-        words = heading == "system"
-        table.add_column(heading, justify="left" if words else "right", no_wrap=words)
+    table = new_table(title, "system", "ms", "requests\na second", "MiB\nsent", *weights)
+    table.columns[0].no_wrap = True
     best = {objective: winner(entries, objective) for objective in ("latency", "throughput")}
     entries = ranked(entries, objective)
     for entry in entries:
@@ -95,9 +93,9 @@ def systems_to_json(spec: ModelSpec, cluster: Cluster, entries: Sequence[Entry],
 
 def print_stages(console: Console, cluster: Cluster, plan: Plan, priced: PricedPlan) -> None:
     """Print who has which layers, and what every stage and replica takes."""
-    table = Table(title=f"{plan.model_name} by {plan.system}", title_justify="left")
-    for heading in ("replica", "layers", "devices", "ms", "ms to get there", "results/s"):
-        table.add_column(heading, justify="left" if heading == "devices" else "right")
+    headings = ("replica", "layers", "devices", "ms", "ms to get there", "results/s")
+    table = new_table(f"{plan.model_name} by {plan.system}", *headings, words=0)
+    table.columns[2].justify = "left"
     for number, replica in enumerate(priced.replicas):
         for stage in replica.stages:
             table.add_row(
