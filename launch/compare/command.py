@@ -11,6 +11,7 @@ from itertools import product
 from pathlib import Path
 
 from launch.base.titles import heading
+from launch.compare.checkout import checkout
 from launch.compare.compare import Contest, compare
 from launch.compare.entrants import Kernels
 from launch.compare.model import bench_model, check_model, decoupled_model
@@ -41,6 +42,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     add_list(parser, "--precisions", tuple(PRECISIONS), "float32")
     add_list(parser, "--wires", Wire, "float32")
     add_list(parser, "--singles", (*RUNTIMES, NONE), ",".join(RUNTIMES))
+    text = "another checkout of Hepti: every system runs in both versions, planned by each, in the same rounds"
+    parser.add_argument("--against", type=checkout, metavar="PATH", help=text)
     add_rounds(parser, runs=5, repeat=5, warmup=2)
 
 
@@ -58,6 +61,7 @@ def _measure(options: argparse.Namespace, files: Path, keep: Keep) -> Report:
             runs=options.runs,
             repeat=options.repeat,
             warmup=options.warmup,
+            against=options.against,
         )
         beside = decoupled_model(options.model, options.layers) if DECOUPLED in contest.systems else None
         return compare(stage, model, contest, files, say, beside, keep)
@@ -102,6 +106,7 @@ SUITE = Suite(
     example="""examples:
   python -m launch bench compare --cluster mixed4 --layers 4 --out results       # as root
   python -m launch bench compare --hostfile pis --model bert-large.h5 --systems hepti,megatron
+  git worktree add /tmp/before HEAD~20; python -m launch bench compare --systems hepti --against /tmp/before
 """,
     add_options=_add_options,
     measure=_measure,

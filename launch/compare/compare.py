@@ -17,6 +17,8 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
+from launch.compare.against import OtherPlanner, ratios, twice
+from launch.compare.checkout import AGAINST, HERE, check_hosts, checkouts, in_checkout
 from launch.compare.entrants import Absent, Entrant, Entry, Kernels, alone, planned
 from launch.compare.model import BenchModel
 from launch.compare.results import Samples, ranked, result
@@ -35,7 +37,7 @@ class Contest:
     """What is compared: `runs` rounds, in each of which a program answers `warmup` and then `repeat` timed requests.
 
     Where `many` texts come at once, each time all of them, and the seconds of a request are the reciprocal of how many
-    are answered a second.
+    are answered a second. Every system takes part twice where there is another checkout, `against`, to run it.
     """
 
     systems: Sequence[str]
@@ -47,6 +49,7 @@ class Contest:
     repeat: int
     warmup: int
     many: int = 0
+    against: Path | None = None
 
 
 def compare(
@@ -66,13 +69,12 @@ def compare(
     Raises
     ------
     HeptiError
-        If no kernels can be measured, or nobody comes through.
+        If no kernels can be measured, nobody comes through, or hosts would run other code than a checkout's.
     """
-    clusters, absent = _profiles(stage, model, contest, folder, say)
-    other = None if beside is None else beside.spec
-    entrants, unfit = planned(
-        model.spec, clusters, contest.rows, contest.systems, contest.wires, many=contest.many > 0, beside=other
-    )
+    for path in (HERE, contest.against) if contest.against is not None else ():
+        check_hosts(stage, path)
+    clusters, profiles, absent = _profiles(stage, model, contest, folder, say)
+    entrants, unfit = _systems(model, beside, contest, clusters, profiles, folder)
     entrants += alone(model.spec, clusters, contest.rows, contest.runtimes)
     absent += unfit
     found = {number: Samples() for number in range(len(entrants))}
@@ -89,15 +91,17 @@ def compare(
         "repeat": contest.repeat,
         "device": [{"name": device.name, "gflops": device.compute_flop_per_s / 1e9} for device in devices],
         "versions": _versions(),
+        **({"checkouts": checkouts(contest.against)} if contest.against is not None else {}),
     }
     report: dict[str, Any] = {}
     say(f"{len(entrants)} to be started {contest.runs} times each: every start loads a model, and takes seconds")
     for turn in range(contest.runs):
-        for number in list(found):
+        # Who comes second finds the machine as the first has left it: two versions take turns at that.
+        for number in sorted(found, reverse=contest.against is not None and turn % 2 == 1):
             entrant, last = entrants[number], turn == contest.runs - 1
             name = f"{entrant.entry.system} {variant(entrant.entry.facts)}"
             try:
-                runs = beside if beside is not None and entrant.entry.model else model
+                runs = _model(entrant.entry, model, beside)
                 seconds = _run(stage, runs, contest, entrant, found[number], folder / f"{number:02}", last)
                 outcome = f"{1e3 * statistics.median(seconds):.0f} ms"
             except HeptiError as error:
@@ -110,36 +114,65 @@ def compare(
         rows = [{**result(entrants[number], samples), "files": f"{number:02}"} for number, samples in found.items()]
         missing = [{**absence.entry.facts, "why": absence.why} for absence in absent]
         report = {**facts, "runs": turn + 1, "results": ranked(rows), "absent": missing}
+        if contest.against is not None:
+            report["ratios"] = ratios(report["results"], turn + 1)
         keep(report)
     return report
 
 
+def _systems(
+    model: BenchModel,
+    beside: BenchModel | None,
+    contest: Contest,
+    clusters: Mapping[Kernels, Cluster],
+    profiles: Mapping[Kernels, Path],
+    folder: Path,
+) -> tuple[list[Entrant], list[Absent]]:
+    """Return the systems that have a plan, by both planners where there is another checkout, and those without."""
+    other = None if beside is None else beside.spec
+    many = contest.many > 0
+    found = planned(model.spec, clusters, contest.rows, contest.systems, contest.wires, many=many, beside=other)
+    if contest.against is None:
+        return found
+    planner = OtherPlanner(contest.against, lambda entry: _model(entry, model, beside), profiles, contest.rows, folder)
+    return twice(*found, planner)
+
+
+def _model(entry: Entry, model: BenchModel, beside: BenchModel | None) -> BenchModel:
+    """Return the model that an entrant runs."""
+    return beside if beside is not None and entry.model else model
+
+
 def _profiles(
     stage: Stage, model: BenchModel, contest: Contest, folder: Path, say: Callable[[str], None]
-) -> tuple[dict[Kernels, Cluster], list[Absent]]:
-    """Measure the hosts with all kernels; systems on kernels that do not run here are absent."""
+) -> tuple[dict[Kernels, Cluster], dict[Kernels, Path], list[Absent]]:
+    """Measure the hosts with all kernels, and return what was found and its files.
+
+    Systems on kernels that do not run here are absent.
+    """
     clusters: dict[Kernels, Cluster] = {}
+    files: dict[Kernels, Path] = {}
     absent: list[Absent] = []
     for kernels in contest.kernels:
         say(f"measuring the hosts with {kernels.backend} {kernels.precision}")
+        out = folder / f"cluster-{kernels.backend}-{kernels.precision}.toml"
         try:
-            cluster = _profile(stage, model, kernels, folder)
+            cluster = _profile(stage, model, kernels, out)
         except HeptiError as error:
             entries = [Entry(system, kernels, wire) for system in contest.systems for wire in contest.wires]
             absent += [Absent(entry, str(error)) for entry in entries]
             continue
-        # What `auto` stood for.
-        clusters[Kernels(cluster.profile["backend"], kernels.precision)] = cluster
+        measured = Kernels(cluster.profile["backend"], kernels.precision)  # what `auto` stood for
+        clusters[measured], files[measured] = cluster, out
     if not clusters:
         raise HeptiError(absent[0].why)
-    return clusters, absent
+    return clusters, files, absent
 
 
-def _profile(stage: Stage, model: BenchModel, kernels: Kernels, folder: Path) -> Cluster:
+def _profile(stage: Stage, model: BenchModel, kernels: Kernels, out: Path) -> Cluster:
     """Measure the hosts with some kernels."""
-    out = folder / f"cluster-{kernels.backend}-{kernels.precision}.toml"
     program = ["profile", "--model", str(model.path), "--out", str(out), *_kernel_words(kernels)]
-    _mpirun(stage, program, folder / f"{out.stem}.log")
+    _mpirun(stage, program, out.with_suffix(".log"))
     return read_cluster(out)
 
 
@@ -157,13 +190,13 @@ def _run(
             raise HeptiError(_last_words(errors, code))
         return samples.add_alone(output)
     plan, report = files.with_suffix(".plan.json"), files.with_suffix(".report.json")
-    plan.write_text(plan_to_json(entrant.plan))
+    plan.write_text(entrant.plan_json or plan_to_json(entrant.plan))
     report.unlink(missing_ok=True)
     program = ["--model", str(model.path), *_asked(model.spec, contest, files), "--plan", str(plan), *times]
     program += ["--report", str(report), "--wire", entrant.entry.wire, *_kernel_words(kernels)]
-    if last:
+    if last and entrant.entry.version != AGAINST:  # traces are no contract
         program += ["--trace", str(files.with_suffix(".trace.json"))]
-    _mpirun(stage, program, files.with_suffix(".log"))
+    _mpirun(stage, program, files.with_suffix(".log"), entrant.checkout)
     return samples.add_report(report, many=contest.many > 0)
 
 
@@ -178,8 +211,8 @@ def _asked(spec: ModelSpec, contest: Contest, files: Path) -> list[str]:
     return ["--input", str(path)]
 
 
-def _mpirun(stage: Stage, program: Sequence[str], log: Path) -> None:
-    code = stage.mpirun([sys.executable, "-m", "hepti_mpi", *program], log)
+def _mpirun(stage: Stage, program: Sequence[str], log: Path, checkout: Path | None = None) -> None:
+    code = stage.mpirun(in_checkout(checkout, [sys.executable, "-m", "hepti_mpi", *program]), log)
     if code:
         raise HeptiError(_last_words(log.read_text(errors="replace"), code))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
@@ -32,13 +33,15 @@ class Kernels:
 class Entry:
     """What a row is called: a planner's name or `single:DEVICE`, its kernels, its wire ("" where nothing is sent).
 
-    Where it runs another model than the others, that model stands behind the planner's name, and in `model`.
+    Where it runs another model than the others, that model stands behind the planner's name, and in `model`. Where two
+    checkouts take part, `version` says whose code it is.
     """
 
     system: str
     kernels: Kernels
     wire: str
     model: str = ""
+    version: str = ""
 
     @property
     def facts(self) -> dict[str, str]:
@@ -49,6 +52,7 @@ class Entry:
             "precision": self.kernels.precision,
             "wire": self.wire,
             **({"model": self.model} if self.model else {}),
+            **({"version": self.version} if self.version else {}),
         }
 
 
@@ -68,6 +72,10 @@ class Entrant:
         Who computes what; None for a device alone on a runtime of others.
     host
         The number of that device.
+    checkout
+        The folder whose code runs it; None: as everything else here.
+    plan_json
+        The plan file as another version wrote it; "" where this one writes it.
     """
 
     entry: Entry
@@ -76,6 +84,8 @@ class Entrant:
     exchange_bound_s: float
     plan: Plan | None = None
     host: int = 0
+    checkout: Path | None = None
+    plan_json: str = ""
 
     @property
     def devices(self) -> int:

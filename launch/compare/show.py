@@ -64,6 +64,15 @@ def rank_cells(report: dict[str, Any]) -> Cells:
     return ["system", "kernels", *names], rows
 
 
+def ratio_cells(report: dict[str, Any]) -> Cells:
+    """Return the table of two checkouts: how long this one takes of the other's time."""
+    rows = [
+        [row["system"], variant(row), f"{row['ratio']:.3f}", f"{row['low']:.3f}-{row['high']:.3f}"]
+        for row in report["ratios"]
+    ]
+    return ["system", "kernels", "ratio", "quartiles"], rows
+
+
 def _tables(report: dict[str, Any]) -> list[tuple[str, Cells]]:
     of = heading(report)
     tables = [(f"{of}; {rounds(report)}: ms a request", main_cells(report))]
@@ -73,23 +82,27 @@ def _tables(report: dict[str, Any]) -> list[tuple[str, Cells]]:
     if report["absent"]:
         rows = [[entry["system"], variant(entry), entry["why"]] for entry in report["absent"]]
         tables.append((f"{of}; not in the table", (["system", "kernels", "why"], rows)))
+    if report.get("ratios"):
+        tables.append((f"{of}; {rounds(report)}: this / against, below 1 where this is faster", ratio_cells(report)))
     return tables
 
 
 def _footnote(report: dict[str, Any]) -> str:
     devices = ", ".join(f"{entry['name']} {entry['gflops']:.1f}" for entry in report["device"])
+    versions = "".join(f"{version}: {folder}. " for version, folder in report.get("checkouts", {}).items())
     return (
-        f"Medians and quartiles of {rounds(report)}, interleaved. "
+        f"{versions}Medians and quartiles of {rounds(report)}, interleaved. "
         f"Compute bound: the work over the summed speeds (GFLOP/s: {devices}). "
         "Exchange bound: the plan's bytes at the devices' bandwidth. To best: of the same precision."
     )
 
 
 def variant(row: Mapping[str, Any]) -> str:
-    """Return what tells entrants of one system apart: the backend; precision and wire where they are not float32."""
+    """Return what tells entrants of one system apart: kernels, and wire, where they are not float32; whose code."""
     precision = "" if row["precision"] == "float32" else f" {row['precision']}"
     wire = "" if row["wire"] in ("", "float32") else f" over {row['wire']}"
-    return f"{row['backend']}{precision}{wire}"
+    version = f" {row['version']}" if row.get("version") else ""
+    return f"{row['backend']}{precision}{wire}{version}"
 
 
 def _ms(seconds: float | None) -> str:

@@ -1,0 +1,115 @@
+"""`bench compare --against PATH`: the code of another checkout beside this one's, in the same rounds.
+
+Of the other checkout only commands and files are used: its `python -m solver` plans from the same weights and cluster
+files, its `python -m hepti_mpi` runs the plan file.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from launch.base import shell
+from launch.compare.checkout import AGAINST, HERE, THIS, in_checkout
+from launch.compare.entrants import Absent, Entrant, Entry, Kernels
+from launch.compare.model import BenchModel
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import read_cluster
+from solver.plan.file import read_plan
+from solver.schedule.stages import price_plan
+from solver.show.advice import bounds
+
+PLAN_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class OtherPlanner:
+    """The planner of another checkout.
+
+    Parameters
+    ----------
+    folder
+        That checkout.
+    model_of
+        The weights file of an entry.
+    profiles
+        The cluster file of every kind of kernels.
+    rows
+        Of a request.
+    files
+        The folder that plans are written to.
+    """
+
+    folder: Path
+    model_of: Callable[[Entry], BenchModel]
+    profiles: Mapping[Kernels, Path]
+    rows: int
+    files: Path
+
+    def entrant(self, entry: Entry) -> Entrant:
+        """Return who runs what the other checkout plans; bounds are by this version's prices.
+
+        Raises
+        ------
+        HeptiError
+            If it finds no plan, or writes one that this version cannot read.
+        """
+        model, profile = self.model_of(entry), self.profiles[entry.kernels]
+        path = self.files / f"{AGAINST}.plan.json"
+        program = [sys.executable, "-m", "solver", "--model", str(model.path), "--cluster", str(profile)]
+        program += ["--rows", str(self.rows), "--system", entry.system.partition(":")[0], "--out", str(path)]
+        program += [] if entry.wire == "float32" else ["--wire", entry.wire]  # the default of every version
+        path.unlink(missing_ok=True)
+        code, _, error = shell.attempt(in_checkout(self.folder, program), PLAN_S)
+        if code:
+            said = error.strip().splitlines() or [f"its planner ended with exit code {code}"]
+            raise HeptiError(said[-1].removeprefix("python -m solver: "))
+        plan, cluster = read_plan(path), read_cluster(profile)
+        plan.check(model.spec, len(cluster.devices))
+        bound = bounds(model.spec, cluster, self.rows, price_plan(model.spec, cluster, plan, self.rows))
+        predicted_s = None if plan.predicted is None else plan.predicted_s
+        text = path.read_text()
+        return Entrant(
+            entry, predicted_s, bound.compute_s, bound.exchange_s, plan, checkout=self.folder, plan_json=text
+        )
+
+
+def twice(
+    entrants: Sequence[Entrant], absent: Sequence[Absent], other: OtherPlanner
+) -> tuple[list[Entrant], list[Absent]]:
+    """Return every system of this version, and behind each the same of the other; and those that have no plan."""
+    found: list[Entrant] = []
+    missing = [replace(who, entry=replace(who.entry, version=THIS)) for who in absent]
+    mine = {who.entry: replace(who, entry=replace(who.entry, version=THIS), checkout=HERE) for who in entrants}
+    for entry in (*mine, *(who.entry for who in absent)):
+        found += [mine[entry]] if entry in mine else []
+        theirs = replace(entry, version=AGAINST)
+        try:
+            found.append(other.entrant(theirs))
+        except HeptiError as error:
+            missing.append(Absent(theirs, str(error)))
+    return found, missing
+
+
+def ratios(results: Sequence[Mapping[str, Any]], rounds: int) -> list[dict[str, Any]]:
+    """Return, for all who came through in both versions, this / against: of the medians of every round, with quartiles.
+
+    Within a round the two ran minutes apart at most, so that a machine that slows down is in both.
+    """
+    rows = [{key: row.get(key, "") for key in ("system", "backend", "precision", "wire", "version")} for row in results]
+    medians = [np.median(np.reshape(row["seconds"], (rounds, -1)), axis=1) for row in results]
+    found = []
+    for row, this in zip(rows, medians, strict=True):
+        twin = {**row, "version": AGAINST}
+        if row["version"] != THIS or twin not in rows:
+            continue
+        of_rounds = this / medians[rows.index(twin)]
+        low, median, high = np.quantile(of_rounds, (0.25, 0.5, 0.75)).tolist()
+        names = {key: value for key, value in row.items() if key != "version"}
+        found.append({**names, "ratio": median, "low": low, "high": high, "ratios": of_rounds.tolist()})
+    return found
