@@ -26,7 +26,7 @@ from solver.model.spec import ModelSpec
 from solver.model.sublayers import widths
 from solver.plan.plan import LayerPlan, Plan, Wire
 from solver.plan.spans import Partition, Span
-from solver.schedule.steps import FLOAT_BYTES
+from solver.schedule.timing import FLOAT_BYTES
 
 # Carries a batch on. Yields the hop before which, or within which, it stands and the rank whose rows it needs there,
 # None where it needs nobody's; returns the rows that this rank ends with.

@@ -17,8 +17,8 @@ from solver.cluster.curves import Kernel
 from solver.plan.plan import Cut, Layout
 from solver.programs.search import JOINING, Draft, Layer, Terms, drafts, finish, improved, redraft
 from solver.schedule.layer_table import INPUT_GATHERED, KINDS, LayerKind, taking
-from solver.schedule.layers import Setting
-from solver.schedule.steps import FLOAT_BYTES, Axis
+from solver.schedule.pricing import Setting
+from solver.schedule.timing import FLOAT_BYTES, Axis
 
 Found = TypeVar("Found", Draft, Layer)
 

@@ -10,7 +10,7 @@ from solver.cluster.curves import Floats
 from solver.plan.routes import Route
 from solver.schedule.exchange import Exchange, Mask, tile_counts
 from solver.schedule.layer_table import LayerTable
-from solver.schedule.steps import Axis, Transfer
+from solver.schedule.timing import Axis, Transfer
 
 LINES = 6  # that stand for a curve
 

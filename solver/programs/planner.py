@@ -27,9 +27,9 @@ from solver.programs.search import JOINING, Layer, Terms, few_shares, finish, im
 from solver.programs.tiles_and_routes import best_sending, best_sent, sent
 from solver.schedule.cost import plan_seconds, price, setting
 from solver.schedule.layer_table import KINDS, layer_plan, layer_seconds, layer_table, taking
-from solver.schedule.layers import Setting
 from solver.schedule.memory import SLIP_BYTES, does_not_fit, packing, weights_room
-from solver.schedule.steps import Axis
+from solver.schedule.pricing import Setting
+from solver.schedule.timing import Axis
 
 if TYPE_CHECKING:
     from solver.programs.convex import Relaxed

@@ -12,7 +12,7 @@ from solver.plan.plan import BlockPlan, LayerPlan, Layout, Plan, Stage
 from solver.plan.routes import Route
 from solver.schedule.cost import plan_seconds, setting
 from solver.schedule.layer_table import LayerKind, Units, layer_seconds, taking
-from solver.schedule.layers import Setting
+from solver.schedule.pricing import Setting
 from solver.schedule.stages import predict_plan
 
 Sent = TypeVar("Sent")

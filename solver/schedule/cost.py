@@ -22,8 +22,8 @@ from solver.plan.plan import BlockPlan, Keys, Plan, Prediction, Wire
 from solver.plan.spans import Partition, Span
 from solver.schedule.decoupled import GroupSteps
 from solver.schedule.exchange import Exchange, Mask, Network, of_matrix, tile_counts
-from solver.schedule.layers import LayerSteps, Setting
-from solver.schedule.steps import Axis, Machine, Step, Times, Transfer, Values, step_times
+from solver.schedule.pricing import LayerSteps, Setting
+from solver.schedule.timing import Axis, Machine, Step, Times, Transfer, Values, step_times
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -25,8 +25,8 @@ from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
 from solver.plan.spans import Partition, Span, largest_remainder
 from solver.schedule.exchange import Exchange, Mask, of_matrix
 from solver.schedule.layer_table import Integers
-from solver.schedule.layers import LayerSteps, Setting
-from solver.schedule.steps import Axis, Machine
+from solver.schedule.pricing import LayerSteps, Setting
+from solver.schedule.timing import Axis, Machine
 
 # How an original layer is computed, where not on one device.
 WHOLE, TENSOR_PARALLEL = -2, -1

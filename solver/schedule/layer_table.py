@@ -21,8 +21,8 @@ from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout
 from solver.plan.routes import Route
 from solver.plan.spans import Partition
 from solver.schedule.exchange import Mask
-from solver.schedule.layers import LayerSteps, Setting, avoiding
-from solver.schedule.steps import (
+from solver.schedule.pricing import LayerSteps, Setting, avoiding
+from solver.schedule.timing import (
     Axis,
     Blocks,
     Load,

@@ -17,7 +17,7 @@ from solver.model.spec import ModelSpec
 from solver.plan.holdings import end_slices
 from solver.plan.plan import Plan
 from solver.schedule.exchange import Mask
-from solver.schedule.steps import FLOAT_BYTES
+from solver.schedule.timing import FLOAT_BYTES
 
 # The interpreter, numpy, MPI and its socket buffers, beside weights and activations.
 PROGRAM_BYTES = 150 * MIB

@@ -32,8 +32,8 @@ from solver.plan.plan import STAGE_WIRES, BlockPlan, Cut, LayerPlan, Layout, Pla
 from solver.plan.spans import Partition, Span
 from solver.schedule.cost import Price, PricedStep, price, setting
 from solver.schedule.exchange import Exchange, move, of_matrix, tile_counts
-from solver.schedule.layers import LayerSteps, Setting
-from solver.schedule.steps import Axis, Step, Times, Transfer, step_times
+from solver.schedule.pricing import LayerSteps, Setting
+from solver.schedule.timing import Axis, Step, Times, Transfer, step_times
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -42,9 +42,9 @@ from solver.schedule.cost import setting
 from solver.schedule.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, layer_seconds, tensor_shares
 from solver.schedule.exchange import Exchange, Mask, gather, scatter
 from solver.schedule.layer_table import Integers
-from solver.schedule.layers import LayerSteps, Setting
 from solver.schedule.memory import nearest_lacks, weights_room, whole_layer_bytes
-from solver.schedule.steps import FLOAT_BYTES, Axis, Step, Transfer, step_times
+from solver.schedule.pricing import LayerSteps, Setting
+from solver.schedule.timing import FLOAT_BYTES, Axis, Step, Transfer, step_times
 
 MOST, WAYS = 8, 1 << 13
 

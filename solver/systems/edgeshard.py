@@ -24,7 +24,7 @@ from solver.plan.plan import Plan
 from solver.schedule.layer_table import Integers
 from solver.schedule.memory import layers_do_not_fit, weights_room, whole_layer_bytes
 from solver.schedule.stages import chain, layer_seconds
-from solver.schedule.steps import FLOAT_BYTES
+from solver.schedule.timing import FLOAT_BYTES
 
 MOST = 8
 

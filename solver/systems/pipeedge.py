@@ -37,7 +37,7 @@ from solver.plan.plan import Plan, Wire
 from solver.schedule.layer_table import Integers
 from solver.schedule.memory import layers_do_not_fit, weights_room, whole_layer_bytes
 from solver.schedule.stages import chain_of_sublayers, sublayer_seconds
-from solver.schedule.steps import FLOAT_BYTES
+from solver.schedule.timing import FLOAT_BYTES
 
 BUFFERS = 2  # batches that wait at each end of a stage
 FINE, MOST = 4096, 50_000  # states: on one x86 core 0.2 s and 1.5 s

@@ -27,8 +27,8 @@ from solver.model.spec import ModelSpec
 from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, uniform_plan
 from solver.programs.first_shares import least_makespan
 from solver.schedule.cost import setting
-from solver.schedule.layers import WHOLE, LayerSteps
 from solver.schedule.memory import holds_all, no_device_holds_all
+from solver.schedule.pricing import WHOLE, LayerSteps
 from solver.schedule.stages import seconds_alone
 
 

@@ -15,7 +15,7 @@ from itertools import count
 from solver.cluster.curves import Kernel
 from solver.plan.routes import Route, of_owner, sources
 from solver.plan.spans import Partition, tiles
-from solver.schedule.layers import Setting
+from solver.schedule.pricing import Setting
 
 LAYERS = 12
 

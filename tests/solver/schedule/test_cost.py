@@ -17,7 +17,7 @@ from solver.plan.spans import Partition, tiles
 from solver.schedule.cost import predict, price, setting
 from solver.schedule.exchange import Network, gather, move, scatter, tile_counts
 from solver.schedule.stages import predict_plan
-from solver.schedule.steps import gather_ends, reduce_ends
+from solver.schedule.timing import gather_ends, reduce_ends
 from solver.systems import make_plan, plans_for
 from tests.solver.clusters import pis
 

@@ -38,7 +38,7 @@ from solver.plan.routes import Route
 from solver.plan.spans import Span
 from solver.schedule.exchange import Exchange, Mask, gather, move, scatter, tile_counts
 from solver.schedule.grid import GridExchanges
-from solver.schedule.steps import Axis, Blocks, Load, Machine, Step, Transfer, Values, plus
+from solver.schedule.timing import Axis, Blocks, Load, Machine, Step, Transfer, Values, plus
 
 WHOLE = Span(0, BLOCK)  # of a block's halves
 
