@@ -15,6 +15,7 @@ from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Cut, Plan
 from solver.plan.spans import Span
+from solver.schedule.steps import flop_of_rows
 
 HEARD, HOLDS = 1, 2
 # A look takes 0.06 ms of rank 0 and 0.04 of the others, four ranks on one host, and several times that on a board: less
@@ -23,6 +24,7 @@ LOOK_EVERY_S = 0.06
 # Of a smaller part than a quarter only a speed that falls to less than half can be told from noise
 # (`solver.live.tracker`).
 PARTS = 4
+HALVES = (Span(0, 1), Span(1, 2))  # of a block
 
 
 def looks(layers: int, seconds: float) -> tuple[int, ...]:
@@ -38,16 +40,16 @@ def done_before(spec: ModelSpec, plan: Plan, rows: int, layer: int) -> Floats:
     What is cut by rows is computed when the next block asks for it: the attention output and the MLP of the layer
     before, or, where that is cut otherwise, its second product.
     """
-    H, F = spec.hidden, spec.ffn
+    context, output = (flop_of_rows(spec, "attention", half, rows) for half in HALVES)
+    up, down = (flop_of_rows(spec, "mlp", half, rows) for half in HALVES)
     done, total = np.zeros((2, len(plan.devices)))
     for span, cuts in plan.stages[0].layers:
         heads, columns = (
             np.array(shared.counts) / shared.total for shared in (cuts.attention.shared(rows), cuts.mlp.shared(rows))
         )
-        opens, closes = (6 * H * H + 4 * rows * H) * heads, 2 * H * H * heads
-        up = down = 2 * H * F * columns
-        pending = closes + up + down if cuts.mlp.cut is Cut.ROWS else 0 * down if cuts.mlp.cut is Cut.COLUMNS else down
-        flop = opens + closes + up + down
+        by_rows = output * heads + (up + down) * columns
+        pending = by_rows if cuts.mlp.cut is Cut.ROWS else (cuts.mlp.cut is not Cut.COLUMNS) * down * columns
+        flop = context * heads + by_rows
         done += span.intersect(Span(0, layer)).size * flop
         if span.start < layer <= span.stop:
             done -= pending

@@ -18,7 +18,8 @@ from solver.plan.plan import Cut, Layout
 from solver.programs.search import JOINING, Draft, Layer, Terms, drafts, finish, improved, redraft
 from solver.schedule.layer_table import INPUT_GATHERED, KINDS, LayerKind, taking
 from solver.schedule.pricing import Setting
-from solver.schedule.timing import FLOAT_BYTES, Axis
+from solver.schedule.steps import Axis
+from solver.schedule.timing import FLOAT_BYTES
 
 Found = TypeVar("Found", Draft, Layer)
 

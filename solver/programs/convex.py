@@ -41,7 +41,8 @@ from solver.programs.search import Terms
 from solver.schedule.exchange import Exchange, Mask
 from solver.schedule.layer_table import PARTS, LayerKind, LayerTable, TableStep
 from solver.schedule.pricing import most_blocks
-from solver.schedule.timing import Axis, Transfer, cpu_seconds
+from solver.schedule.steps import Axis
+from solver.schedule.timing import Transfer, cpu_seconds
 
 MS = 1e3  # the program counts milliseconds and MiB: solvers dislike numbers far from one
 NEVER = 1e6  # milliseconds

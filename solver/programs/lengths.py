@@ -21,7 +21,7 @@ from solver.programs.tiles_and_routes import best_sending
 from solver.schedule.cost import price, setting
 from solver.schedule.layer_table import LayerKind, Units, layer_plan, unit_size
 from solver.schedule.pricing import Setting
-from solver.schedule.timing import Axis
+from solver.schedule.steps import Axis
 
 SHORTEST = 16  # rows of the smallest bucket
 

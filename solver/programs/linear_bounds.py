@@ -10,7 +10,8 @@ from solver.cluster.curves import Floats
 from solver.plan.routes import Route
 from solver.schedule.exchange import Exchange, Mask, tile_counts
 from solver.schedule.layer_table import LayerTable
-from solver.schedule.timing import Axis, Transfer
+from solver.schedule.steps import Axis
+from solver.schedule.timing import Transfer
 
 LINES = 6  # that stand for a curve
 

@@ -29,7 +29,7 @@ from solver.schedule.cost import plan_seconds, price, setting
 from solver.schedule.layer_table import KINDS, layer_plan, layer_seconds, layer_table, taking
 from solver.schedule.memory import SLIP_BYTES, does_not_fit, packing, weights_room
 from solver.schedule.pricing import Setting
-from solver.schedule.timing import Axis
+from solver.schedule.steps import Axis
 
 if TYPE_CHECKING:
     from solver.programs.convex import Relaxed

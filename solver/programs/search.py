@@ -27,7 +27,7 @@ from solver.programs.first_shares import starts_of
 from solver.schedule.exchange import Mask
 from solver.schedule.layer_table import Integers, LayerKind, LayerTable, Units, layer_table, taking, unit_count
 from solver.schedule.pricing import Setting
-from solver.schedule.timing import Axis
+from solver.schedule.steps import Axis
 
 # Seconds per byte above a cap: more than any byte can save.
 OVERFLOW = 1e-3

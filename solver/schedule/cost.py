@@ -1,7 +1,7 @@
 """What a plan costs: seconds, bytes on the wire, bytes of memory. Every planner, table and test asks here.
 
-The parts: `solver.cluster.curves` (seconds of a kernel), `exchange` (seconds of an exchange), `steps` (how the two
-overlap), `layers` (which steps a layer takes), `memory` (what devices need and have).
+The parts: `solver.cluster.curves` (seconds of a kernel), `exchange` (seconds of an exchange), `timing` (how the two
+overlap), `pricing` (what the steps of a block cost), `memory` (what devices need and have).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from solver.plan.plan import BlockPlan, Keys, Plan, Prediction, Wire
 from solver.plan.spans import Partition, Span
 from solver.schedule.decoupled import GroupSteps
 from solver.schedule.exchange import Exchange, Mask, Network, of_matrix, tile_counts
-from solver.schedule.pricing import LayerSteps, Setting
-from solver.schedule.timing import Axis, Machine, Step, Times, Transfer, Values, step_times
+from solver.schedule.pricing import Pricer, Setting
+from solver.schedule.steps import Axis, block_steps
+from solver.schedule.timing import Machine, TimedStep, Times, Transfer, Values, step_times
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,33 +127,33 @@ def _priced_steps(s: Setting, plan: Plan) -> tuple[PricedStep, ...]:
     )
 
 
-def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int, Step]]:
+def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int, TimedStep]]:
     """Yield all steps of a request: where, how often in a row, which."""
     stage = plan.stages[0]
     known: dict[Partition, Floats] = {}
     first = _values(stage.first, Axis.HEADS, Axis.CONTEXT, s.rows, known)
-    building = LayerSteps(s, first, first.get(Axis.ROWS), active)
-    groups = GroupSteps(s, building, active) if s.spec.groups else None
-    yield "start", 1, _enter(s, building.stream, active)
+    pricer = Pricer(s, first, first.get(Axis.ROWS), active)
+    groups = GroupSteps(s, pricer, active) if s.spec.groups else None
+    yield "start", 1, _enter(s, pricer.stream, active)
     for number, count, layer in alike(stage):
         label = f"layers {number}-{number + count - 1}" if count > 1 else f"layer {number}"
         attention = _values(layer.attention, Axis.HEADS, Axis.CONTEXT, s.rows, known)
         mlp = _values(layer.mlp, Axis.FFN, Axis.OUTPUT, s.rows, known)
         part = stage.part(number)
         if groups is not None and groups.has_layers(count, layer.attention, attention.get(Axis.ROWS)):
-            yield from ((label, 1, step) for step in building.taken())
+            yield from ((label, 1, step) for step in pricer.taken())
             continue
         # The first layer of a run finds the stream as others left it, all others of the run as it does itself.
         for repeats in (1, count - 1)[:count]:
             if (halves := part.intersect(Span(0, BLOCK))).size:
-                building.values, building.route = attention, layer.attention.route
-                building.attention(layer.attention.cut, layer.attention.norm, halves, _avoids(layer.attention))
+                pricer.values, pricer.route, pricer.avoids = attention, layer.attention.route, _avoids(layer.attention)
+                pricer.add(block_steps(s.spec, "attention", layer.attention, halves))
             if (halves := part.intersect(Span(BLOCK, SUBLAYERS))).size:
-                building.values, building.route = mlp, layer.mlp.route
-                building.mlp(layer.mlp.cut, layer.mlp.norm, halves.within(Span(BLOCK, SUBLAYERS)))
-            yield from ((label, repeats, step) for step in building.taken())
-    building.send("hand in", _hand_in(s, building.stream, active))
-    yield from (("end", 1, step) for step in building.taken())
+                pricer.values, pricer.route = mlp, layer.mlp.route
+                pricer.add(block_steps(s.spec, "mlp", layer.mlp, halves.within(Span(BLOCK, SUBLAYERS))))
+            yield from ((label, repeats, step) for step in pricer.taken())
+    pricer.send("hand in", _hand_in(s, pricer.stream, active))
+    yield from (("end", 1, step) for step in pricer.taken())
 
 
 def _avoids(block: BlockPlan) -> Mask | None:
@@ -170,7 +171,7 @@ def _values(block: BlockPlan, inner: Axis, output: Axis, S: int, known: dict[Par
     }
 
 
-def _enter(s: Setting, stream: Floats | None, active: Mask) -> Step:
+def _enter(s: Setting, stream: Floats | None, active: Mask) -> TimedStep:
     """Rank 0 embeds the request and sends every active device its rows of the first block, or all rows."""
     H, source, every = s.spec.hidden, s.spec.input, np.ones(s.devices)
     if isinstance(source, ImageInput):
@@ -183,7 +184,7 @@ def _enter(s: Setting, stream: Floats | None, active: Mask) -> Step:
     moved = of_matrix(s.row_bytes(H) * wanted * (root[:, None] & ~root))
     # Rank 0 embeds also where it takes no part in the layers.
     embed = {Axis.ROWS: embedding * root}
-    return Step("embed, hand out", embed, embed, transfer=Transfer(lambda values, active: moved, wire=s.wire))
+    return TimedStep("embed, hand out", embed, embed, transfer=Transfer(lambda values, active: moved, wire=s.wire))
 
 
 def _hand_in(s: Setting, stream: Floats | None, active: Mask) -> Exchange:
@@ -194,7 +195,7 @@ def _hand_in(s: Setting, stream: Floats | None, active: Mask) -> Exchange:
     return of_matrix(moved, tile_counts(have.astype(float), s.tile_rows if stream is not None else 0))
 
 
-def _moved(step: Step, active: Mask) -> tuple[Floats, Floats]:
+def _moved(step: TimedStep, active: Mask) -> tuple[Floats, Floats]:
     if step.transfer is None:
         return np.zeros(active.size), np.zeros(active.size)
     exchange = step.transfer.exchange({}, active)

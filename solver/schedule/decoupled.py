@@ -14,19 +14,19 @@ An original layer that is cut `whole` is computed by everybody; all other cuts a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from solver.cluster.cluster import Cluster
-from solver.cluster.curves import Floats, Kernel
+from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
 from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
 from solver.plan.spans import Partition, Span, largest_remainder
 from solver.schedule.exchange import Exchange, Mask, of_matrix
 from solver.schedule.layer_table import Integers
-from solver.schedule.pricing import LayerSteps, Setting
-from solver.schedule.timing import Axis, Machine
+from solver.schedule.pricing import Pricer, Setting, seconds_alone
+from solver.schedule.steps import BLOCKS, Axis, cut_steps
 
 # How an original layer is computed, where not on one device.
 WHOLE, TENSOR_PARALLEL = -2, -1
@@ -47,18 +47,18 @@ class GroupSteps:
     ----------
     setting
         The model and the cluster.
-    building
+    pricer
         Adds up the steps of all layers; the stream begins on the first device that takes part.
     active
         Who takes part.
     """
 
-    def __init__(self, setting: Setting, building: LayerSteps, active: Mask) -> None:
-        self._setting, self._building, self._active = setting, building, active
-        building.stream = setting.rows * (np.arange(setting.devices) == np.argmax(active)).astype(float)
-        self._columns: Place | None = None  # None: the stream lies as `building` says
-        self._layer_s = layer_seconds(setting.spec, setting.rows, setting.machine)
-        self._part_s = layer_seconds(setting.spec.sub_block, setting.rows, setting.machine)
+    def __init__(self, setting: Setting, pricer: Pricer, active: Mask) -> None:
+        self._setting, self._pricer, self._active = setting, pricer, active
+        pricer.stream = setting.rows * (np.arange(setting.devices) == np.argmax(active)).astype(float)
+        self._columns: Place | None = None  # None: the stream lies as `pricer` says
+        self._layer_s = layer_seconds(setting, setting.spec)
+        self._part_s = layer_seconds(setting, setting.spec.sub_block)
 
     def has_layers(self, count: int, block: BlockPlan, rows: Floats | None) -> bool:
         """Add layers that are cut by sub-blocks or whole; of others, only bring the stream to where they find it.
@@ -77,24 +77,24 @@ class GroupSteps:
         bool
             Whether these are all their steps.
         """
-        s, building = self._setting, self._building
+        s, pricer = self._setting, self._pricer
         if block.cut is Cut.SUB_BLOCKS:
             assert block.inner is not None
             sub_blocks = np.array(block.inner.counts, float)
             columns = by_columns(s, sub_blocks)
-            if building.stream is not None:
-                building.send("deal columns out", regrid(s, by_rows(s, building.stream), columns))
+            if pricer.stream is not None:
+                pricer.send("deal columns out", regrid(s, by_rows(s, pricer.stream), columns))
             elif self._columns is not None:
-                building.send("deal columns anew", regrid(s, self._columns, columns))
-            building.work(count * sub_blocks * self._part_s)
-            building.stream, self._columns = None, columns
+                pricer.send("deal columns anew", regrid(s, self._columns, columns))
+            pricer.work(count * sub_blocks * self._part_s)
+            pricer.stream, self._columns = None, columns
             return True
         if self._columns is not None:
             wanted = in_full(s, self._active) if rows is None else by_rows(s, rows)
-            building.send("gather columns", regrid(s, self._columns, wanted))
-            building.stream, self._columns = rows, None
+            pricer.send("gather columns", regrid(s, self._columns, wanted))
+            pricer.stream, self._columns = rows, None
         if block.cut is Cut.WHOLE:
-            building.work(count * self._layer_s)
+            pricer.work(count * self._layer_s)
         return block.cut is Cut.WHOLE
 
 
@@ -122,26 +122,15 @@ def regrid(s: Setting, have: Place, want: Place) -> Exchange:
     return of_matrix(moved)
 
 
-def layer_seconds(spec: ModelSpec, rows: int, machine: Machine) -> Floats:
+def layer_seconds(s: Setting, spec: ModelSpec) -> Floats:
     """Return the seconds in which every device computes a layer alone, [p]; `spec` may be that of a sub-block."""
-    bank, S, H, F = machine.bank, rows, spec.hidden, spec.ffn
-    attention = (
-        bank.seconds(Kernel.PROJECT, S, 2 * H * H)
-        + bank.seconds(Kernel.PROJECT, S, H * H)
-        + bank.attend(S, S, spec.heads, spec.head_dim)
-        + bank.seconds(Kernel.CONTRACT, S, H * H)
-    )
-    mlp = (
-        bank.seconds(Kernel.PROJECT, S, H * F)
-        + bank.seconds(Kernel.ACTIVATE, S * F)
-        + bank.seconds(Kernel.CONTRACT, S, H * F)
-    )
-    return np.asarray(attention + mlp + 2 * bank.seconds(Kernel.NORM, S * H))
+    own = [step for name in BLOCKS for step in cut_steps(spec, name, Cut.ROWS, Layout.ROWS)]
+    return np.asarray(seconds_alone(replace(s, spec=spec, tile_rows=0), np.full((1, 1), float(s.rows)), own)[0])
 
 
 def tensor_shares(s: Setting, taking: Mask) -> dict[Axis, list[int]]:
     """Return heads and MLP columns in proportion to the speeds of the devices that take part."""
-    speeds = (taking / layer_seconds(s.spec, s.rows, s.machine)).tolist()
+    speeds = (taking / layer_seconds(s, s.spec)).tolist()
     return {axis: largest_remainder(speeds, s.length(axis)) for axis in (Axis.HEADS, Axis.FFN)}
 
 

@@ -17,17 +17,18 @@ from numpy.typing import NDArray
 
 from solver.cluster.curves import Floats
 from solver.model.blocks import Part
+from solver.model.spec import ModelSpec
 from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout
 from solver.plan.routes import Route
 from solver.plan.spans import Partition
 from solver.schedule.exchange import Mask
-from solver.schedule.pricing import LayerSteps, Setting, avoiding
+from solver.schedule.pricing import Pricer, Setting, avoiding
+from solver.schedule.steps import Axis, Step, cut_steps
 from solver.schedule.timing import (
-    Axis,
     Blocks,
     Load,
     Machine,
-    Step,
+    TimedStep,
     Times,
     Transfer,
     Values,
@@ -61,6 +62,13 @@ class LayerKind:
         norms = "".join(norm[0] for norm in (self.attention_norm, self.mlp_norm))
         route = f" {self.route}" if self.route is not Route.DIRECT else ""
         return f"{self.attention}/{self.mlp} {norms}{route}" + (" input gathered" if self.input_gathered else "")
+
+    def steps(self, spec: ModelSpec) -> tuple[Step, ...]:
+        """Return the steps of a layer of this kind."""
+        attention = cut_steps(
+            spec, "attention", self.attention, self.attention_norm, input_gathered=self.input_gathered
+        )
+        return (*attention, *cut_steps(spec, "mlp", self.mlp, self.mlp_norm))
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -135,7 +143,7 @@ PARTS = ("before", "first", "during", "edge")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TableStep:
-    """A step whose loads are tables, its `PARTS` stacked, by axis; transfer, reduces and blocks as in `Step`.
+    """A step whose loads are tables, its `PARTS` stacked, by axis; transfer, reduces and blocks as in `TimedStep`.
 
     Parameters
     ----------
@@ -216,7 +224,7 @@ class LayerTable:
         load = np.add.reduce(np.broadcast_arrays(*parts)) if parts else np.zeros((*active.shape, len(PARTS)))
         return [load[..., part] for part in range(len(PARTS))]
 
-    def _table(self, step: Step) -> TableStep:
+    def _table(self, step: TimedStep) -> TableStep:
         def stacked(axis: Axis) -> Floats:
             def part(load: Load) -> Floats:
                 return np.asarray(load.get(axis, np.zeros(())))
@@ -229,15 +237,14 @@ class LayerTable:
         return TableStep({axis: stacked(axis) for axis in sorted(axes)}, step.transfer, step.reduces, step.blocks)
 
 
-def layer_steps(setting: Setting, kind: LayerKind, values: Values, active: Mask | None) -> list[Step]:
-    """Return the steps of a layer of a kind among its like; arguments as in `LayerSteps`."""
-    building = LayerSteps(setting, values, values[Axis.ROWS] if kind.mlp_norm is Layout.ROWS else None, active)
-    building.route = kind.route
+def layer_steps(setting: Setting, kind: LayerKind, values: Values, active: Mask | None) -> list[TimedStep]:
+    """Return the steps of a layer of a kind among its like; arguments as in `Pricer`."""
+    pricer = Pricer(setting, values, values[Axis.ROWS] if kind.mlp_norm is Layout.ROWS else None, active)
+    pricer.route = kind.route
     rows = values[Axis.ROWS] if kind.input_gathered else None
-    avoids = None if rows is None else avoiding(setting, rows, setting.devices)
-    building.attention(kind.attention, kind.attention_norm, avoids=avoids)
-    building.mlp(kind.mlp, kind.mlp_norm)
-    return building.closed()
+    pricer.avoids = None if rows is None else avoiding(setting, rows, setting.devices)
+    pricer.add(kind.steps(setting.spec))
+    return pricer.closed()
 
 
 def layer_seconds(setting: Setting, kind: LayerKind, units: Units) -> Floats:

@@ -1,28 +1,13 @@
-"""What a layer consists of: compute and exchanges, step by step, as the engine runs them.
-
-    attention rows      K, V of own rows; gather K, V; during: Q, scores, context block by block; output, norm
-                        with `keys`: gather rows; during: K, V of all rows, block by block; Q, scores, context
-    attention block     gather rows; during: Q, K, V of own heads, block by block; scores, context
-                        reduce to rows; during: the output product, block by block; norm
-    attention columns   as block up to the context; gather it; own output columns; gather them; norm
-    mlp rows            up, activation, down, norm, without an exchange
-    mlp block, columns  as attention, with up and activation for Q, K, V, and down for the output
-    grid, of both       columns to the tiles; during: the first product, block by block; add it up
-                        scores, context, or the activation; spread
-                        reduce; during: the second product; norm
-
-A stream that lies in rows is computed tile by tile, up to the next exchange, and every tile is sent at once: so the
-output, the norms, the MLP and the next layer's K and V of a tile hide the exchange of the tiles before it. A layer
-therefore begins in the middle of a step, and ends in the middle of another.
+"""What steps cost: the seconds of their computation and their exchanges, added up as they overlap.
 
 Where the norm is on full, a stream that lies in rows is gathered first, and summands come to all active devices: by
-one swap between two, else by a reduce-scatter of equal rows and an all-gather. A stream enters a layer as the layer
+one swap between two, else by a reduce-scatter of equal rows and an all-gather. A stream enters a block as the block
 before left it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -32,15 +17,13 @@ from numpy.typing import NDArray
 from solver.cluster.curves import Floats, Kernel
 from solver.model.precision import FLOAT32, Precision
 from solver.model.spec import ModelSpec
-from solver.model.sublayers import BLOCK
-from solver.plan.plan import Cut, Layout, Wire
+from solver.plan.plan import Layout, Wire
 from solver.plan.routes import Route
-from solver.plan.spans import Span
-from solver.schedule.exchange import Exchange, Mask, gather, move, scatter, tile_counts
+from solver.schedule import steps
+from solver.schedule.exchange import Exchange, Mask, gather, move, of_matrix, scatter, tile_counts
 from solver.schedule.grid import GridExchanges
-from solver.schedule.timing import Axis, Blocks, Load, Machine, Step, Transfer, Values, plus
-
-WHOLE = Span(0, BLOCK)  # of a block's halves
+from solver.schedule.steps import Axis
+from solver.schedule.timing import Blocks, Load, Machine, TimedStep, Transfer, Values, plus
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,22 +58,6 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Inner:
-    """A block whose inner dimension is shared out: its axes and its kernels' seconds.
-
-    `into` and `out` are the two products, for (rows, units); `between` is what stands between them, for (units).
-    """
-
-    name: str
-    axis: Axis
-    output: Axis
-    columns: int  # for one unit of the axis
-    into: Callable[[Any, Floats], Floats]
-    between: Callable[[Floats], Floats]
-    out: Callable[[Any, Floats], Floats]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Pending:
     """Compute that no exchange follows yet: all of it, and what of it stands before the first tile is done."""
 
@@ -98,8 +65,8 @@ class Pending:
     first: Load = field(default_factory=dict)
 
 
-class LayerSteps:
-    """Adds up the steps of layers, block by block.
+class Pricer:
+    """Adds up the cost of steps, block by block.
 
     Parameters
     ----------
@@ -118,190 +85,182 @@ class LayerSteps:
         self.values = values
         self.stream = stream
         self.route = Route.DIRECT  # of the block at hand
+        self.avoids: Mask | None = None  # who avoids K and V, where the block's input is gathered
         self._active = active
-        self._steps: list[Step] = []
+        self._steps: list[TimedStep] = []
         self._pending = Pending()
+        self._bank = setting.machine.bank
+        self._adders: Mapping[type, Callable[[Any], None]] = {
+            steps.Lay: self._lay,
+            steps.ByTiles: self._by_tiles,
+            steps.AtOnce: self._at_once,
+            steps.GatherKeys: self._gather_keys,
+            steps.GatherInput: self._gather_input,
+            steps.GatherRows: self._gather_rows,
+            steps.GatherColumns: self._gather_columns,
+            steps.Reduce: self._reduce,
+            steps.Enter: self._enter,
+            steps.AddUp: self._add_up,
+            steps.Spread: self._spread,
+            steps.Leave: self._leave,
+            steps.Close: self._close,
+        }
 
-    def taken(self) -> list[Step]:
+    def taken(self) -> list[TimedStep]:
         """Return the steps since the last call; what no exchange follows yet belongs to the next one."""
         steps, self._steps = self._steps, []
         return steps
 
-    def closed(self) -> list[Step]:
+    def closed(self) -> list[TimedStep]:
         """Return the steps of a layer among layers of its kind: what it ends with stands before its first exchange."""
         first, *others = self.taken()
         pending, self._pending = self._pending, Pending()
         before, begun = plus(pending.all, first.before), plus(pending.first, first.first)
         return [replace(first, before=before, first=begun), *others]
 
-    def attention(self, cut: Cut, norm: Layout, halves: Span = WHOLE, avoids: Mask | None = None) -> None:
-        """Add an attention block, or a half of one that is cut by rows: up to the context, or from there on.
+    def add(self, steps: Iterable[steps.Step]) -> None:
+        """Add the steps of a block, or of a half of one, whose shares `values` has."""
+        for step in steps:
+            self._adders[type(step)](step)
 
-        Where `avoids` is given, attention by rows gathers its input; it says who avoids K and V.
-        """
-        spec, S, bank = self._setting.spec, self._setting.rows, self._setting.machine.bank
-        H, A, d = spec.hidden, spec.heads, spec.head_dim
-        if cut is Cut.GRID:
-            self._grid(Axis.HEADS, Axis.CONTEXT, d, 3, lambda heads: bank.attend(S * (heads > 0), S, heads, d))
-            return
-        if cut is not Cut.ROWS:
-            inner = Inner(
-                "attention", Axis.HEADS, Axis.CONTEXT, d,
-                into=lambda m, heads: bank.seconds(Kernel.PROJECT, m * (heads > 0), 3 * d * H * heads),
-                between=lambda heads: bank.attend(S * (heads > 0), S, heads, d),
-                out=lambda m, heads: bank.seconds(Kernel.CONTRACT, m * (heads > 0), d * H * heads),
-            )  # fmt: skip
-            self._inner(inner, cut, norm)
-            return
-        if halves.start == 0 and avoids is not None:
-            self._context_of_input(avoids)
+    def _lay(self, step: steps.Lay) -> None:
+        self._lay_by_rows()
+
+    def _by_tiles(self, step: steps.ByTiles) -> None:
+        for work in step.works:
+            self._by_rows(work)
+
+    def _at_once(self, step: steps.AtOnce) -> None:
+        S, units = self._setting.rows, self.values[step.axis]
+        for work in step.works:
+            self._compute(step.axis, work.seconds(self._bank, S, units, keys=S))
+
+    def _gather_keys(self, step: steps.GatherKeys) -> None:
         rows = self._lay_by_rows()
-        if halves.start == 0 and avoids is None:
-            self._by_rows(lambda m: bank.seconds(Kernel.PROJECT, m, 2 * H * H))
-            counted, blocks = self._blocks(self._owners_of(rows))
-            attend = bank.attend(rows, S / blocks, A, d)
-            self._exchange(
-                Step(
-                    "gather K, V",
-                    during={Axis.ROWS: bank.seconds(Kernel.PROJECT, rows, H * H) + blocks * attend},
-                    edge={Axis.ROWS: attend},
-                    transfer=self._gather(rows, Axis.ROWS, 2 * H, tensors=2, peers=Axis.ROWS),
-                    blocks=counted,
-                )
+        counted, blocks = self._blocks(self._owners_of(rows))
+        attend = step.attend.seconds(self._bank, rows, keys=self._setting.rows / blocks)
+        self._exchange(
+            TimedStep(
+                "gather K, V",
+                during={Axis.ROWS: step.query.seconds(self._bank, rows) + blocks * attend},
+                edge={Axis.ROWS: attend},
+                transfer=self._gather(rows, Axis.ROWS, step.width, tensors=2, peers=Axis.ROWS),
+                blocks=counted,
             )
-        if halves.stop == BLOCK:
-            self._by_rows(lambda m: bank.seconds(Kernel.CONTRACT, m, H * H))
-            self._norm(Layout.ROWS)
+        )
 
-    def _context_of_input(self, avoids: Mask) -> None:
+    def _gather_input(self, step: steps.GatherInput) -> None:
         """Gather the block's input, and compute the context of own rows from it; who avoids them without K and V."""
-        spec, S, bank, rows = self._setting.spec, self._setting.rows, self._setting.machine.bank, self.values[Axis.ROWS]
-        H, A, d = spec.hidden, spec.heads, spec.head_dim
+        S, rows, avoids = self._setting.rows, self.values[Axis.ROWS], self.avoids
+        assert avoids is not None
         every = S * ((rows > 0) & ~avoids)  # of K and V
         if self.stream is None:
-            self._compute(Axis.ROWS, bank.seconds(Kernel.PROJECT, every, 2 * H * H))
+            self._compute(Axis.ROWS, step.keys.seconds(self._bank, every))
         else:
             self._move_residual(rows > 0)
             counted, blocks = self._blocks(self._owners_of(self.stream))
-            piece = bank.seconds(Kernel.PROJECT, every / blocks, 2 * H * H)
-            transfer = self._gather(self.stream, Axis.ROWS, H, peers=Axis.ROWS)
+            piece = step.keys.seconds(self._bank, every / blocks)
+            transfer = self._gather(self.stream, Axis.ROWS, self._setting.spec.hidden, peers=Axis.ROWS)
             during, edge = {Axis.ROWS: blocks * piece}, {Axis.ROWS: piece}
-            self._exchange(Step("gather rows", during=during, edge=edge, transfer=transfer, blocks=counted))
+            self._exchange(TimedStep("gather rows", during=during, edge=edge, transfer=transfer, blocks=counted))
         self.stream = rows
-        context = np.where(avoids, _without_keys(self._setting, rows), bank.attend(rows, S, A, d))
-        self._compute(Axis.ROWS, bank.seconds(Kernel.PROJECT, rows, H * H) + context)
+        context = np.where(avoids, _without_keys(self._setting, rows), step.attend.seconds(self._bank, rows, keys=S))
+        self._compute(Axis.ROWS, step.query.seconds(self._bank, rows) + context)
 
-    def mlp(self, cut: Cut, norm: Layout, halves: Span = WHOLE) -> None:
-        """Add an MLP block, or a half of one that is cut by rows: up to its inner columns, or from there on."""
-        s, H, F = self._setting, self._setting.spec.hidden, self._setting.spec.ffn
-        bank = s.machine.bank
-        if cut is Cut.GRID:
-            self._grid(Axis.FFN, Axis.OUTPUT, 1, 1, lambda columns: bank.seconds(Kernel.ACTIVATE, s.rows * columns))
-            return
-        inner = Inner(
-            "mlp", Axis.FFN, Axis.OUTPUT, 1,
-            into=lambda m, columns: bank.seconds(Kernel.PROJECT, m * (columns > 0), H * columns)
-            + bank.seconds(Kernel.ACTIVATE, m * columns),
-            between=lambda columns: np.zeros(columns.shape),
-            out=lambda m, columns: bank.seconds(Kernel.CONTRACT, m * (columns > 0), H * columns),
-        )  # fmt: skip
-        if cut is not Cut.ROWS:
-            self._inner(inner, cut, norm)
-            return
-        self._lay_by_rows()
-        every = np.array(float(F))
-        if halves.size == BLOCK:
-            self._by_rows(lambda m: inner.into(m, every) + inner.out(m, every))
-        else:
-            self._by_rows(lambda m: (inner.into if halves.start == 0 else inner.out)(m, every))
-        if halves.stop == BLOCK:
-            self._norm(Layout.ROWS)
-
-    def _inner(self, block: Inner, cut: Cut, norm: Layout) -> None:
-        """Add a block whose heads or F columns are shared out."""
+    def _gather_rows(self, step: steps.GatherRows) -> None:
         S, H = self._setting.rows, self._setting.spec.hidden
-        units = self.values[block.axis]
-        if norm is Layout.FULL and self.stream is not None:
-            self._exchange(Step("gather rows", transfer=self._gather(self.stream, Axis.ROWS, H, routed=False)))
+        units = self.values[step.axis]
+
+        def seconds(rows: Any) -> Floats:
+            return np.asarray(sum(work.seconds(self._bank, rows, units) for work in step.works))
+
+        if step.norm is Layout.FULL and self.stream is not None:
+            transfer = self._gather(self.stream, Axis.ROWS, H, routed=False)
+            self._exchange(TimedStep("gather rows", transfer=transfer))
             self.stream = None
         if self.stream is None:
-            self._compute(block.axis, block.into(S, units))
-        else:
-            # A product for every block of rows that arrives.
-            self._move_residual(units > 0)
-            counted, blocks = self._blocks(self._owners_of(self.stream))
-            piece = block.into(S / blocks, units)
-            transfer = self._gather(self.stream, Axis.ROWS, H, peers=block.axis)
-            during, edge = {block.axis: blocks * piece}, {block.axis: piece}
-            self._exchange(Step("gather rows", during=during, edge=edge, transfer=transfer, blocks=counted))
-        self._compute(block.axis, block.between(units))
-        if cut is Cut.COLUMNS:
-            self._output_columns(block)
-        elif norm is Layout.ROWS:
-            self._reduce_to_rows(block)
-        else:
-            self._reduce_to_all(block)
-        self._norm(norm)
+            self._compute(step.axis, seconds(S))
+            return
+        # A product for every block of rows that arrives.
+        self._move_residual(units > 0)
+        counted, blocks = self._blocks(self._owners_of(self.stream))
+        piece = seconds(S / blocks)
+        transfer = self._gather(self.stream, Axis.ROWS, H, peers=step.axis)
+        during, edge = {step.axis: blocks * piece}, {step.axis: piece}
+        self._exchange(TimedStep("gather rows", during=during, edge=edge, transfer=transfer, blocks=counted))
 
-    def _grid(self, axis: Axis, output: Axis, width: int, tensors: int, between: Callable[[Floats], Floats]) -> None:
-        """Add a block whose weights are 2-D tiles; of known shares: no table has it.
+    def _gather_columns(self, step: steps.GatherColumns) -> None:
+        width = self._setting.rows * step.columns
+        transfer = self._gather(self.values[step.axis], step.axis, width, peers=step.to)
+        inner = step.to is not Axis.FIXED
+        self._exchange(TimedStep("gather inner columns" if inner else "gather columns", transfer=transfer))
 
-        A unit of the axis has `width` columns, and the first product makes so many tensors of it; `between` as in
-        `Inner`.
-        """
-        s, units, rows = self._setting, self.values[axis], self._lay_by_rows()
-        grid = GridExchanges(units * width, self.values[output], rows, s.row_bytes, s.tile_rows)
+    def _enter(self, step: steps.Enter) -> None:
+        """Begin a block whose weights are 2-D tiles; of known shares: no table has it."""
+        s, rows = self._setting, self._lay_by_rows()
+        inner = self.values[step.axis] * step.columns
+        grid = GridExchanges(inner, self.values[step.output], rows, s.row_bytes, s.tile_rows)
+        self._tiles = grid
+        during, edge = self._of_tile(step.axis, np.maximum((rows > 0).sum(), 1), step.tensors)
+        self._exchange(TimedStep("columns to tiles", during=during, edge=edge, transfer=self._known(grid.enter())))
 
-        def product(blocks: Any, tensors: int) -> tuple[Load, Load]:
-            """Return the seconds of a product in so many blocks of rows, and of one of them."""
-            rows = s.rows / blocks * (grid.weights > 0)
-            piece = s.machine.bank.seconds(Kernel.CONTRACT, rows, tensors * grid.weights)
-            return {axis: blocks * piece}, {axis: piece}
+    def _add_up(self, step: steps.AddUp) -> None:
+        summing = self._known(self._tiles.add_up(step.tensors))
+        self._exchange(TimedStep("add up", transfer=summing, reduces=True))
 
-        during, edge = product(np.maximum((rows > 0).sum(), 1), tensors)
-        self._exchange(Step("columns to tiles", during=during, edge=edge, transfer=self._known(grid.enter())))
-        self._exchange(Step("add up", transfer=self._known(grid.add_up(tensors)), reduces=True))
-        self._compute(axis, between(units))
-        self.send("spread", grid.spread())
-        during, edge = product(np.maximum(tile_counts(rows, s.tile_rows).sum(), 1), 1)
+    def _spread(self, step: steps.Spread) -> None:
+        self.send("spread", self._tiles.spread())
+
+    def _leave(self, step: steps.Leave) -> None:
+        grid, tile_rows = self._tiles, self._setting.tile_rows
+        during, edge = self._of_tile(step.axis, np.maximum(tile_counts(grid.rows, tile_rows).sum(), 1), 1)
         summing = self._known(grid.leave())
-        self._exchange(Step("reduce", during=during, edge=edge, transfer=summing, reduces=True))
-        self._norm(Layout.ROWS)
+        self._exchange(TimedStep("reduce", during=during, edge=edge, transfer=summing, reduces=True))
 
-    def _output_columns(self, block: Inner) -> None:
-        """Gather the inner columns, compute output columns of all rows, gather those."""
-        S, H = self._setting.rows, self._setting.spec.hidden
-        columns = self.values[block.output]
-        inner = self._gather(self.values[block.axis], block.axis, S * block.columns, peers=block.output)
-        self._exchange(Step(f"gather {block.name}", transfer=inner))
-        # All inner units and some output columns have the weights of some inner units and all output columns.
-        units = columns * self._setting.length(block.axis) / H
-        self._compute(block.output, block.out(S, units))
-        self._exchange(Step("gather columns", transfer=self._gather(columns, block.output, S)))
+    def _of_tile(self, axis: Axis, blocks: Any, tensors: int) -> tuple[Load, Load]:
+        """Return the seconds of a product of a grid's tiles in so many blocks of rows, and of one of them."""
+        weights = self._tiles.weights
+        rows = self._setting.rows / blocks * (weights > 0)
+        piece = self._bank.seconds(Kernel.CONTRACT, rows, tensors * weights)
+        return {axis: blocks * piece}, {axis: piece}
 
-    def _reduce_to_rows(self, block: Inner) -> None:
+    def _reduce(self, step: steps.Reduce) -> None:
+        if step.norm is Layout.ROWS:
+            self._reduce_to_rows(step)
+        else:
+            self._reduce_to_all(step)
+
+    def _close(self, step: steps.Close) -> None:
+        if step.norm is Layout.ROWS:
+            self.stream = self.values[Axis.ROWS]
+            self._by_rows(step.work)
+        else:
+            self.stream = None
+            self._compute(Axis.FIXED, step.work.seconds(self._bank, self._setting.rows))
+
+    def _reduce_to_rows(self, step: steps.Reduce) -> None:
         """Add the summands where their rows belong, computing them tile by tile of the owner's."""
-        s, rows, units = self._setting, self.values[Axis.ROWS], self.values[block.axis]
+        s, rows, units = self._setting, self.values[Axis.ROWS], self.values[step.axis]
         unit_bytes = s.row_bytes(s.spec.hidden)
 
         def exchange(values: Values, active: Mask) -> Exchange:
             have = values.get(Axis.ROWS, rows)
-            return scatter(unit_bytes * have, values.get(block.axis, units) > 0, tile_counts(have, s.tile_rows))
+            return scatter(unit_bytes * have, values.get(step.axis, units) > 0, tile_counts(have, s.tile_rows))
 
         counted, blocks = self._blocks(
             lambda values, active: tile_counts(values.get(Axis.ROWS, rows), s.tile_rows).sum(-1, keepdims=True)
         )
-        piece = block.out(s.rows / blocks, units)
+        piece = step.work.seconds(self._bank, s.rows / blocks, units)
         transfer = Transfer(
-            exchange, scatters=True, axis=Axis.ROWS, unit_bytes=unit_bytes, peers=block.axis,
+            exchange, scatters=True, axis=Axis.ROWS, unit_bytes=unit_bytes, peers=step.axis,
             wire=s.wire, tile_rows=s.tile_rows,
         )  # fmt: skip
-        during, edge = {block.axis: blocks * piece}, {block.axis: piece}
-        self._exchange(Step("reduce", during=during, edge=edge, transfer=transfer, reduces=True, blocks=counted))
+        during, edge = {step.axis: blocks * piece}, {step.axis: piece}
+        self._exchange(TimedStep("reduce", during=during, edge=edge, transfer=transfer, reduces=True, blocks=counted))
 
-    def _reduce_to_all(self, block: Inner) -> None:
+    def _reduce_to_all(self, step: steps.Reduce) -> None:
         """Add the summands on all active devices: a swap between two, else a reduce-scatter and an all-gather."""
-        s, units = self._setting, self.values[block.axis]
+        s, units = self._setting, self.values[step.axis]
         row_bytes = s.row_bytes(s.spec.hidden)
 
         def owned(active: Mask, alone: float) -> Floats:
@@ -316,7 +275,7 @@ class LayerSteps:
             return np.asarray(np.where(by_two, active, tile_counts(owned(active, 0), s.tile_rows)))
 
         def reduce(values: Values, active: Mask) -> Exchange:
-            return scatter(row_bytes * owned(active, s.rows), values.get(block.axis, units) > 0, tiles(active))
+            return scatter(row_bytes * owned(active, s.rows), values.get(step.axis, units) > 0, tiles(active))
 
         def spread(values: Values, active: Mask) -> Exchange:
             return gather(row_bytes * owned(active, 0), active)
@@ -326,11 +285,11 @@ class LayerSteps:
             return np.where(by_two, 1, tiles(active).sum(-1, keepdims=True))
 
         counted, blocks = self._blocks(count)
-        piece = block.out(s.rows / blocks, units)
-        during, edge = {block.axis: blocks * piece}, {block.axis: piece}
+        piece = step.work.seconds(self._bank, s.rows / blocks, units)
+        during, edge = {step.axis: blocks * piece}, {step.axis: piece}
         summing = Transfer(reduce, wire=s.wire)
-        self._exchange(Step("reduce", during=during, edge=edge, transfer=summing, reduces=True, blocks=counted))
-        self._exchange(Step("gather sums", transfer=Transfer(spread, wire=s.wire)))
+        self._exchange(TimedStep("reduce", during=during, edge=edge, transfer=summing, reduces=True, blocks=counted))
+        self._exchange(TimedStep("gather sums", transfer=Transfer(spread, wire=s.wire)))
 
     def _gather(
         self, have: Floats, axis: Axis, width: int, tensors: int = 1, peers: Axis = Axis.FIXED, *, routed: bool = True
@@ -360,7 +319,7 @@ class LayerSteps:
 
     def send(self, name: str, exchange: Exchange) -> None:
         """Add an exchange that is known."""
-        self._exchange(Step(name, transfer=self._known(exchange)))
+        self._exchange(TimedStep(name, transfer=self._known(exchange)))
 
     def _known(self, exchange: Exchange) -> Transfer:
         return Transfer(lambda values, active: exchange, wire=self._setting.wire)
@@ -369,7 +328,7 @@ class LayerSteps:
         """Add compute that is known, [p]."""
         self._compute(Axis.FIXED, seconds)
 
-    def _exchange(self, step: Step) -> None:
+    def _exchange(self, step: TimedStep) -> None:
         """Add an exchange; the compute since the last one stands before it."""
         self._steps.append(replace(step, before=self._pending.all, first=self._pending.first))
         self._pending = Pending()
@@ -379,11 +338,11 @@ class LayerSteps:
         load = {axis: seconds}
         self._pending = Pending(plus(self._pending.all, load), plus(self._pending.first, load))
 
-    def _by_rows(self, seconds: Callable[[Floats], Floats]) -> None:
+    def _by_rows(self, work: steps.Work) -> None:
         """Add compute on the stream's rows, tile by tile."""
         assert self.stream is not None
         tiles = np.maximum(tile_counts(self.stream, self._setting.tile_rows), 1)
-        tile = seconds(self.stream / tiles)
+        tile = work.seconds(self._bank, self.stream / tiles)
         whole, first = {Axis.ROWS: tiles * tile}, {Axis.ROWS: tile}
         self._pending = Pending(plus(self._pending.all, whole), plus(self._pending.first, first))
 
@@ -408,16 +367,6 @@ class LayerSteps:
         if not gathering.all():
             self.send("move rows", move(stream, rows, np.where(gathering, 0.0, row_bytes), tiles))
 
-    def _norm(self, norm: Layout) -> None:
-        """Add bias, residual and norm, on rows or on full."""
-        bank, H = self._setting.machine.bank, self._setting.spec.hidden
-        if norm is Layout.ROWS:
-            self.stream = self.values[Axis.ROWS]
-            self._by_rows(lambda m: bank.seconds(Kernel.NORM, m * H))
-        else:
-            self.stream = None
-            self._compute(Axis.FIXED, bank.seconds(Kernel.NORM, self._setting.rows * H))
-
     def _owners_of(self, have: Floats) -> Blocks:
         own = have is self.values.get(Axis.ROWS)
 
@@ -432,6 +381,20 @@ class LayerSteps:
         if self._active is not None:
             return count, np.maximum(count(self.values, self._active), 1)
         return count, np.maximum(np.arange(most_blocks(self._setting) + 1.0), 1)[:, None, None]
+
+
+def seconds_alone(s: Setting, rows: Floats, own: Iterable[steps.Step], avoids: Mask | None = None) -> Floats:
+    """Return what steps by rows take on every device alone, [..., p], of so many rows, [..., 1]; `avoids` as above."""
+    pricer = Pricer(s, {Axis.ROWS: rows}, rows, np.ones(1, bool))
+    pricer.avoids = avoids
+    pricer.add(own)
+    pricer.send("hand on", of_matrix(np.zeros((s.devices, s.devices))))
+    found = np.zeros((*rows.shape[:-1], s.devices))
+    for step in pricer.taken():
+        for load in (step.before, step.during):
+            for seconds in load.values():
+                found += seconds
+    return found
 
 
 def _without_keys(s: Setting, rows: Floats) -> Floats:

@@ -18,7 +18,7 @@ get and give passes its link: together they answer no more requests than that ca
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -32,8 +32,9 @@ from solver.plan.plan import STAGE_WIRES, BlockPlan, Cut, LayerPlan, Layout, Pla
 from solver.plan.spans import Partition, Span
 from solver.schedule.cost import Price, PricedStep, price, setting
 from solver.schedule.exchange import Exchange, move, of_matrix, tile_counts
-from solver.schedule.pricing import LayerSteps, Setting
-from solver.schedule.timing import Axis, Step, Times, Transfer, step_times
+from solver.schedule.pricing import Setting, seconds_alone
+from solver.schedule.steps import BLOCKS, cut_steps
+from solver.schedule.timing import TimedStep, Times, Transfer, step_times
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,26 +202,10 @@ def sublayer_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
 
     def seconds(number: int) -> Floats:
         half = Span(number % BLOCK, number % BLOCK + 1)
-
-        def add(building: LayerSteps) -> None:
-            (building.attention if number < BLOCK else building.mlp)(Cut.ROWS, Layout.ROWS, half)
-
-        return np.asarray(seconds_alone(s, every, add)[0])
+        own = cut_steps(spec, BLOCKS[number // BLOCK], Cut.ROWS, Layout.ROWS, half)
+        return np.asarray(seconds_alone(s, every, own)[0])
 
     return np.stack([seconds(number) for number in range(SUBLAYERS)])
-
-
-def seconds_alone(s: Setting, rows: Floats, add: Callable[[LayerSteps], None]) -> Floats:
-    """Return what blocks by rows take on every device alone, [..., p]; `add` adds them, of so many rows, [..., 1]."""
-    building = LayerSteps(s, {Axis.ROWS: rows}, rows, np.ones(1, bool))
-    add(building)
-    building.send("hand on", of_matrix(np.zeros((s.devices, s.devices))))
-    found = np.zeros((*rows.shape[:-1], s.devices))
-    for step in building.taken():
-        for load in (step.before, step.during):
-            for seconds in load.values():
-                found += seconds
-    return found
 
 
 def chain(spec: ModelSpec, cluster: Cluster, parts: Iterable[tuple[int, int]], system: str, rows: int) -> Plan:
@@ -363,7 +348,7 @@ def _hand(
 
 
 def _priced(s: Setting, exchange: Exchange) -> PricedStep:
-    step = Step("hand on", transfer=Transfer(lambda values, active: exchange, wire=s.wire))
+    step = TimedStep("hand on", transfer=Transfer(lambda values, active: exchange, wire=s.wire))
     times = step_times(step, {}, np.ones(s.devices, bool), s.machine)
     return PricedStep("between stages", step.name, 1, times, exchange.sent, exchange.received)
 

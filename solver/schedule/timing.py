@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +29,7 @@ from solver.cluster.curves import Bank, Floats, Kernel
 from solver.plan.plan import Wire
 from solver.plan.routes import Route
 from solver.schedule.exchange import Exchange, Mask, Network, largest_other
+from solver.schedule.steps import Axis
 
 FLOAT_BYTES = 4
 
@@ -38,17 +38,6 @@ CODING = {Wire.FLOAT32: 0, Wire.FLOAT16: 1, Wire.INT8: 2, Wire.INT6: 6, Wire.INT
 # Who passes a tile on does it when a tile of its own is done: half of one later, on average.
 PASSING = 0.5
 RESTED = 0.5  # of a second's wait: what a device gains by it, up to its rest
-
-
-class Axis(StrEnum):
-    """What is shared out; `FIXED` is what depends on no share, but on taking part at all."""
-
-    FIXED = "fixed"
-    ROWS = "rows"
-    HEADS = "heads"
-    CONTEXT = "attention output columns"
-    FFN = "ffn columns"
-    OUTPUT = "mlp output columns"
 
 
 Values = Mapping[Axis, Floats]  # who has how much of every axis, [..., p]
@@ -107,7 +96,7 @@ Blocks = Callable[[Values, Mask], Floats]  # in how many blocks of rows products
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Step:
+class TimedStep:
     """One exchange and the compute around it; without a transfer, compute alone.
 
     Posting messages, adding summands that arrive, and the wire's format are compute too, and follow from the transfer.
@@ -155,7 +144,7 @@ def times(
     loads : four of [..., p] seconds
         `before`, `first`, `during` and `edge`.
     transfer, reduces
-        As in `Step`.
+        As in `TimedStep`.
     values, active
         What the transfer moves.
     machine
@@ -211,7 +200,7 @@ def _late(at_work: Mask, compute: Floats, end: Floats, machine: Machine) -> Floa
     return late - np.where(np.isfinite(early), early, 0.0)
 
 
-def step_times(step: Step, values: Values, active: Mask, machine: Machine) -> Times:
+def step_times(step: TimedStep, values: Values, active: Mask, machine: Machine) -> Times:
     """Price a step whose loads are those of `values`."""
 
     def total(load: Load) -> Floats:

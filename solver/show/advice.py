@@ -14,6 +14,7 @@ from solver.programs.planner import Solution
 from solver.schedule.cost import Price
 from solver.schedule.memory import holds_all
 from solver.schedule.stages import PricedPlan
+from solver.schedule.steps import BLOCKS, WHOLE, flop_of_rows
 from solver.show.comparison import Entry, compare
 from solver.systems import DEFAULT, plans_for
 from solver.systems.hepti import plan_hepti
@@ -52,8 +53,7 @@ def alternatives(
 
 def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price | PricedPlan) -> Bounds:
     """Return the lower bounds of a plan."""
-    H, F, S = spec.hidden, spec.ffn, rows
-    flop = spec.layers * (8 * S * H * H + 4 * S * S * H + 4 * S * H * F)
+    flop = spec.layers * rows * sum(flop_of_rows(spec, name, WHOLE, rows) for name in BLOCKS)
     bandwidth = np.array([cluster.bandwidth(rank) for rank in range(len(cluster.devices))])
     compute_s = flop / sum(device.compute_flop_per_s for device in cluster.devices)
     return Bounds(compute_s, float((priced.moved_bytes / bandwidth).max()))

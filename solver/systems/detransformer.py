@@ -43,8 +43,9 @@ from solver.schedule.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, la
 from solver.schedule.exchange import Exchange, Mask, gather, scatter
 from solver.schedule.layer_table import Integers
 from solver.schedule.memory import nearest_lacks, weights_room, whole_layer_bytes
-from solver.schedule.pricing import LayerSteps, Setting
-from solver.schedule.timing import FLOAT_BYTES, Axis, Step, Transfer, step_times
+from solver.schedule.pricing import Pricer, Setting
+from solver.schedule.steps import BLOCKS, Axis, cut_steps
+from solver.schedule.timing import FLOAT_BYTES, TimedStep, Transfer, step_times
 
 MOST, WAYS = 8, 1 << 13
 
@@ -105,7 +106,7 @@ def plan_detransformer(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
 
 def able(spec: ModelSpec, cluster: Cluster, rows: int, room: Floats) -> list[int]:
     """Return the ranks that may get sub-blocks: of those with room for one, the fastest, in ascending order."""
-    seconds = layer_seconds(spec, rows, setting(spec, cluster, rows).machine)
+    seconds = layer_seconds(setting(spec, cluster, rows), spec)
     found = [rank for rank in np.argsort(seconds, kind="stable").tolist() if room[rank] >= _part_bytes(spec)][:MOST]
     while found and math.comb(spec.sub_blocks + len(found) - 1, spec.sub_blocks) > WAYS:
         found.pop()
@@ -122,7 +123,7 @@ def ways(parts: int, devices: int) -> Integers:
 def choices(spec: ModelSpec, cluster: Cluster, rows: int, crew: list[int]) -> Choices:
     """Price every way to share sub-blocks out among some devices, and every mode of an original layer under it."""
     s, p = setting(spec, cluster, rows).only(np.array(crew)), len(crew)
-    part_s, whole_s = (layer_seconds(one, rows, s.machine) for one in (spec.sub_block, spec))
+    part_s, whole_s = (layer_seconds(s, one) for one in (spec.sub_block, spec))
     counts = ways(spec.sub_blocks, p)
     active = counts > 0
     columns = FLOAT_BYTES * rows * (spec.hidden // spec.sub_blocks) * counts.astype(float)
@@ -131,7 +132,7 @@ def choices(spec: ModelSpec, cluster: Cluster, rows: int, crew: list[int]) -> Ch
 
     def end(exchange: Exchange, before: Floats) -> Floats:
         load = {Axis.FIXED: before}
-        step = Step("", before=load, first=load, transfer=Transfer(lambda values, active: exchange))
+        step = TimedStep("", before=load, first=load, transfer=Transfer(lambda values, active: exchange))
         return np.asarray(step_times(step, {}, active, s.machine).end.max(1))
 
     gathered = end(gather(columns, active), group_s)
@@ -199,10 +200,10 @@ def _tensor_parallel(s: Setting, active: Mask) -> tuple[Floats, Floats]:
     """Return the seconds of an original layer by heads and columns, [ways], and the bytes of its shares, [ways, p]."""
     shares = [tensor_shares(s, mask) for mask in active]
     values = {axis: np.array([share[axis] for share in shares], float) for axis in (Axis.HEADS, Axis.FFN)}
-    building = LayerSteps(s, values, None, active)
-    building.attention(Cut.BLOCK, Layout.FULL)
-    building.mlp(Cut.BLOCK, Layout.FULL)
-    seconds = sum(step_times(step, values, active, s.machine).end.max(1) for step in building.closed())
+    pricer = Pricer(s, values, None, active)
+    for name in BLOCKS:
+        pricer.add(cut_steps(s.spec, name, Cut.BLOCK, Layout.FULL))
+    seconds = sum(step_times(step, values, active, s.machine).end.max(1) for step in pricer.closed())
     heads, columns = values[Axis.HEADS], values[Axis.FFN]
     attention, mlp = (sum(tensor.held_bytes(units=1) for tensor in block.shared) for block in s.spec.blocks)
     return np.asarray(seconds), heads * attention + columns * mlp

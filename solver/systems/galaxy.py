@@ -24,7 +24,7 @@ from solver.plan.spans import largest_remainder
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import Integers, LayerKind, layer_plan, layer_steps, layer_weights, unit_count
 from solver.schedule.memory import does_not_fit, packing, weights_room
-from solver.schedule.timing import Axis
+from solver.schedule.steps import Axis
 
 KIND = LayerKind(Cut.BLOCK, Layout.ROWS, Cut.BLOCK, Layout.ROWS)
 

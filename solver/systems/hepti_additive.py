@@ -25,7 +25,7 @@ from solver.plan.spans import largest_remainder
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import Integers, LayerKind, LayerTable, Units, layer_plan, layer_table
 from solver.schedule.memory import does_not_fit, packing, weights_room
-from solver.schedule.timing import Axis
+from solver.schedule.steps import Axis
 
 STRATEGIES = (
     LayerKind(Cut.ROWS, Layout.ROWS, Cut.ROWS, Layout.ROWS),

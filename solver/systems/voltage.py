@@ -27,9 +27,9 @@ from solver.model.spec import ModelSpec
 from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, uniform_plan
 from solver.programs.first_shares import least_makespan
 from solver.schedule.cost import setting
+from solver.schedule.layer_table import INPUT_GATHERED
 from solver.schedule.memory import holds_all, no_device_holds_all
-from solver.schedule.pricing import WHOLE, LayerSteps
-from solver.schedule.stages import seconds_alone
+from solver.schedule.pricing import seconds_alone
 
 
 def plan_voltage(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
@@ -58,12 +58,10 @@ def device_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     """Return t_i(P) of one layer for P from 0 to S, [S + 1, p], in the order of less work; nothing for no rows."""
     s, positions = setting(spec, cluster, rows), np.arange(rows + 1.0)[:, None]
 
-    def seconds(way: Keys) -> Floats:
-        def add(building: LayerSteps) -> None:
-            building.attention(Cut.ROWS, Layout.ROWS, WHOLE, np.full(s.devices, way is Keys.AVOIDED))
-            building.mlp(Cut.ROWS, Layout.ROWS)
+    own = INPUT_GATHERED.steps(spec)
 
-        return seconds_alone(s, positions, add)
+    def seconds(way: Keys) -> Floats:
+        return seconds_alone(s, positions, own, np.full(s.devices, way is Keys.AVOIDED))
 
     avoids = np.array([way_to_keys(spec, own, rows) is Keys.AVOIDED for own in range(rows + 1)])[:, None]
     return np.where(avoids, seconds(Keys.AVOIDED), seconds(Keys.PROJECTED))

@@ -39,7 +39,7 @@ from solver.schedule.cost import setting
 from solver.schedule.layer_table import KINDS, layer_plan
 from solver.schedule.pricing import Setting
 from solver.schedule.stages import predict_plan
-from solver.schedule.timing import Axis
+from solver.schedule.steps import Axis
 from solver.systems import make_plan
 
 ROOT = Path(__file__).parents[2]

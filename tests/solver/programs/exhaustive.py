@@ -14,7 +14,7 @@ import numpy as np
 from solver.plan.routes import Route
 from solver.schedule.layer_table import KINDS, LayerKind, layer_seconds, layer_weights, unit_count
 from solver.schedule.pricing import Setting
-from solver.schedule.timing import Axis
+from solver.schedule.steps import Axis
 
 
 def compositions(total: int, parts: int) -> np.ndarray:

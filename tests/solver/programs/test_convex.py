@@ -16,7 +16,7 @@ from solver.programs.convex import relax
 from solver.programs.search import Terms
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import KINDS, LayerTable, taking, unit_count
-from solver.schedule.timing import Axis
+from solver.schedule.steps import Axis
 from tests.solver.clusters import pis
 from tests.solver.instances import small_model, unlike_cluster
 from tests.solver.programs.exhaustive import all_layers

@@ -23,7 +23,7 @@ from solver.programs.planner import solve
 from solver.programs.search import Terms
 from solver.schedule.cost import predict, setting
 from solver.schedule.memory import PROGRAM_BYTES, lacks, needed_bytes, weights_room, work_bytes
-from solver.schedule.timing import Axis
+from solver.schedule.steps import Axis
 from solver.systems import make_plan, plan_that_fits, plans_for
 from tests.solver.clusters import pis
 from tests.solver.instances import small_model, unlike_cluster

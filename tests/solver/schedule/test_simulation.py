@@ -13,7 +13,7 @@ from solver.plan.routes import Route
 from solver.plan.spans import largest_remainder
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import KINDS, layer_seconds
-from solver.schedule.timing import Axis
+from solver.schedule.steps import Axis
 from tests.solver.clusters import pis
 from tests.solver.schedule.simulation import seconds_per_layer
 

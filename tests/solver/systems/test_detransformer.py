@@ -149,7 +149,7 @@ def test_every_sub_block_is_held_once_and_whole_layers_by_all_who_have_any():
 def test_a_layer_alone_costs_what_the_cost_model_says_elsewhere():
     cluster, spec = pis(24.6, 70, 10), named_model("bert-base")
 
-    found = layer_seconds(spec, 100, setting(spec, cluster, 100).machine)
+    found = layer_seconds(setting(spec, cluster, 100), spec)
 
     assert found == pytest.approx(layer_seconds_alone(spec, cluster, 100))
 
@@ -238,7 +238,7 @@ def test_choices_by_hand():
     given = choices(SPEC, cluster, rows, [0, 1])
     way = given.counts.tolist().index([1, 3])
     s = setting(SPEC, cluster, rows)
-    part_s, whole_s = layer_seconds(SPEC.sub_block, rows, s.machine), layer_seconds(SPEC, rows, s.machine)
+    part_s, whole_s = layer_seconds(s, SPEC.sub_block), layer_seconds(s, SPEC)
     chunk_s = 4 * rows * 192 / (20e6 / 8)
     to_first, to_second = 3 * chunk_s + 200e-6, chunk_s + 200e-6
     done = 2 * part_s * [1, 3]  # when they have done the two decoupled layers of a group

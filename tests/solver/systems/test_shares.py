@@ -16,7 +16,7 @@ from solver.plan.spans import largest_remainder
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import layer_table
 from solver.schedule.memory import weights_room, whole_layer_bytes
-from solver.schedule.timing import Axis
+from solver.schedule.steps import Axis
 from solver.systems import make_plan
 from solver.systems.galaxy import allocate
 from solver.systems.hepti_additive import STRATEGIES, additive_seconds, least
