@@ -14,7 +14,8 @@ import numpy as np
 
 from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.exchange import Part, Tiles, regrid, whole
-from hepti_mpi.engine.layers import Layer, LayerKernels, Pass, Stream, run_layers
+from hepti_mpi.engine.layers import Layer, LayerKernels
+from hepti_mpi.engine.steps import Pass, Stream, run_layers
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import SUBLAYERS
 from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout

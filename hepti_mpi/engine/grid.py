@@ -65,8 +65,8 @@ class Grid:
         self._in_crew = [has and rank in crew for rank, has in enumerate(self._has_tile)]
         self._width = inner.size * unit
 
-    def enter(self, x: Blocks, product: Graph, bias: Array) -> Array:
-        """Compute the first product and its bias.
+    def enter(self, x: Blocks, product: Graph) -> Array:
+        """Bring columns of all rows to the tiles, and compute this rank's summand of the first product.
 
         Parameters
         ----------
@@ -74,12 +74,10 @@ class Grid:
             The stream.
         product
             By this rank's tile, [rows, its columns of H] -> [rows, tensors, columns of the tile].
-        bias : [tensors, own columns]
-            Of the columns that this rank adds up.
 
         Returns
         -------
-        [S, tensors own columns]
+        [S tensors, columns of the tile]
         """
         S, size, mine, every = self._rows.total, self._tensors, self._group.rank, len(self._columns)
         gathers = []
@@ -97,16 +95,24 @@ class Grid:
             by_row = h.reshape(S, -1)
             for span in chain([gather.kept] if gather.kept.size else [], gather):
                 product(gather.array[span.slice], by_row[span.slice])
-        total = reduce_columns(self._group, h, self._inner, self._in_crew).reshape(S, -1)
+        return h
+
+    def add_up(self, h: Array, bias: Array) -> Array:
+        """Add the summands of the first product and its bias [tensors own columns] -> [S, tensors own columns]."""
+        total = reduce_columns(self._group, h, self._inner, self._in_crew).reshape(self._rows.total, -1)
         total += bias
         return total
 
-    def leave(self, h: Array, product: Graph) -> Array:
+    def spread(self, h: Array) -> Array:
+        """Bring what lies between the two products to the tiles: [S, own columns] -> [S, columns of the tile]."""
+        return gather_columns(self._group, h, self._inner, self._in_crew)
+
+    def leave(self, tile: Array, product: Graph) -> Array:
         """Compute the second product, without bias.
 
         Parameters
         ----------
-        h : [S, own columns]
+        tile : [S, columns of the tile]
             What lies between the two products.
         product
             By this rank's tile, [rows, columns of the tile] -> [rows, its columns of H].
@@ -115,7 +121,6 @@ class Grid:
         -------
         [own rows, H]
         """
-        tile = gather_columns(self._group, h, self._inner, self._in_crew)
 
         def part(span: Span) -> Array:
             return product(tile[span.slice])

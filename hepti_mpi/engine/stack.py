@@ -17,8 +17,9 @@ from hepti_mpi.comm.trace import Trace
 from hepti_mpi.comm.wires import EXACT, Coding, coding
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.decoupled import run_groups
-from hepti_mpi.engine.layers import Layer, Pass, Stream
+from hepti_mpi.engine.layers import Layer
 from hepti_mpi.engine.replica import Lane
+from hepti_mpi.engine.steps import Pass, Stream
 from hepti_mpi.engine.switching import Look, Way, cuts_for
 from hepti_mpi.kernels.products import Backend
 from solver.base import clock

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from hepti_mpi.engine.layers import Layer, Pass
+from hepti_mpi.engine.layers import Layer
+from hepti_mpi.engine.steps import Pass
 from solver.plan.plan import LayerPlan, Plan, Stage
 from solver.plan.spans import Span
 

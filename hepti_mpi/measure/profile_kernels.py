@@ -13,7 +13,8 @@ from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.exchange import Gather, Tiles, whole
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.layers import MLP, BlockKernels, Pass, Stream, block
+from hepti_mpi.engine.layers import BlockKernels
+from hepti_mpi.engine.steps import Pass, Stream, run_block
 from hepti_mpi.kernels.products import AddResidual, Backend, Norm
 from hepti_mpi.measure.timing import Call, seconds_of
 from solver.base import clock
@@ -118,7 +119,7 @@ def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Ker
 
         def pass_a_block() -> None:
             stream = Stream(Tiles.here(x[:rows]), plan.row_partition(rows))
-            whole(block(stream, nothing, plan, MLP, run).blocks)
+            whole(run_block("mlp", stream, nothing, plan, run).blocks)
 
         return pass_a_block
 

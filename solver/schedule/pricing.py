@@ -137,6 +137,7 @@ class Pricer:
 
     def _gather_keys(self, step: steps.GatherKeys) -> None:
         rows = self._lay_by_rows()
+        self._by_rows(step.keys)
         counted, blocks = self._blocks(self._owners_of(rows))
         attend = step.attend.seconds(self._bank, rows, keys=self._setting.rows / blocks)
         self._exchange(
@@ -144,7 +145,7 @@ class Pricer:
                 "gather K, V",
                 during={Axis.ROWS: step.query.seconds(self._bank, rows) + blocks * attend},
                 edge={Axis.ROWS: attend},
-                transfer=self._gather(rows, Axis.ROWS, step.width, tensors=2, peers=Axis.ROWS),
+                transfer=self._gather(rows, Axis.ROWS, 2 * self._setting.spec.hidden, tensors=2, peers=Axis.ROWS),
                 blocks=counted,
             )
         )

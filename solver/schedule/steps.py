@@ -1,6 +1,6 @@
 """What a block does under each cut, step by step: data that `pricing` prices, `listing` prints and the engine runs.
 
-    attention rows      lay; K, V by tiles; gather keys, during: Q, attention | output by tiles; close
+    attention rows      lay; gather keys: K, V by tiles, during: Q, attention | output by tiles; close
                         where the input is gathered: gather input, during: K, V of all rows; Q, attention | …
     attention block     gather rows, during: Q, K, V of own heads; attention; reduce, during: output; close
     attention columns   as block up to the context; gather columns; own output columns; gather columns; close
@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from solver.cluster.curves import Bank, Floats, Kernel
@@ -101,9 +102,9 @@ class AtOnce:
 
 @dataclass(frozen=True, slots=True)
 class GatherKeys:
-    """K and V, `width` numbers a row, go to whose rows attend to them, who meanwhile computes Q and attends."""
+    """K and V are computed by tiles, and go to whose rows attend to them; there Q is computed meanwhile; attention."""
 
-    width: int
+    keys: Work
     query: Work
     attend: Work
 
@@ -197,6 +198,7 @@ def block_steps(spec: ModelSpec, name: str, plan: BlockPlan, halves: Span = WHOL
     return cut_steps(spec, name, plan.cut, plan.norm, halves, input_gathered=plan.keys is not None)
 
 
+@lru_cache(maxsize=256)
 def cut_steps(
     spec: ModelSpec, name: str, cut: Cut, norm: Layout, halves: Span = WHOLE, *, input_gathered: bool = False
 ) -> tuple[Step, ...]:
@@ -220,7 +222,7 @@ def attention(spec: ModelSpec, cut: Cut, norm: Layout, input_gathered: bool) -> 
     if input_gathered:
         first: Sequence[Step] = [GatherInput(keys, query, attend)]
     else:
-        first = [Lay(), ByTiles((keys,)), GatherKeys(2 * H, query, attend)]
+        first = [Lay(), GatherKeys(keys, query, attend)]
     return first, [ByTiles((out,)), _close(spec, norm)]
 
 
@@ -271,5 +273,5 @@ def flop_of_rows(spec: ModelSpec, name: str, halves: Span, keys: int) -> int:
     works: list[Work] = []
     for step in cut_steps(spec, name, Cut.ROWS, Layout.ROWS, halves):
         works += step.works if isinstance(step, ByTiles) else ()
-        works += (step.query, step.attend) if isinstance(step, GatherKeys) else ()
+        works += (step.keys, step.query, step.attend) if isinstance(step, GatherKeys) else ()
     return sum(work.flop(keys) for work in works)

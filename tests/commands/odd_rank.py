@@ -7,9 +7,9 @@ import sys
 
 from hepti_mpi import __main__, job
 from hepti_mpi.comm.mpi import MPI
-from hepti_mpi.engine import layers
+from hepti_mpi.engine import steps
 
-block, calls = layers.block, []
+block, calls = steps.run_block, []
 
 
 def fail_later(*arguments):
@@ -21,7 +21,7 @@ def fail_later(*arguments):
 
 oddity = sys.argv[1]
 if MPI.COMM_WORLD.rank == 1 and oddity == "fails":
-    layers.block = fail_later
+    steps.run_block = fail_later
 if MPI.COMM_WORLD.rank == 1 and oddity == "no-file":
     job.open_weights = lambda path, fingerprint: None
 sys.exit(__main__.main(sys.argv[2:]))

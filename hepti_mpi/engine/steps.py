@@ -1,0 +1,408 @@
+"""The loop over steps: a batch passes through blocks, step by step, as `solver.schedule.steps` says.
+
+Who has which rows, heads and columns stands in the plan; a share is decided in `solver.programs`, a byte is sent in
+`comm.exchange`, a head is computed in `kernels.numpy_kernels.attend` and `kernels.ort.attend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from hepti_mpi.base.arrays import Array
+from hepti_mpi.comm.exchange import (
+    Blocks,
+    Gather,
+    Tiles,
+    all_reduce,
+    gather_columns,
+    gather_rows,
+    in_order,
+    reduce_rows,
+    whole,
+)
+from hepti_mpi.comm.group import Group
+from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.grid import Grid
+from hepti_mpi.engine.layers import BlockKernels, LayerKernels
+from hepti_mpi.kernels import numpy_kernels
+from hepti_mpi.kernels.products import Backend, Graph
+from solver.cluster.curves import Kernel
+from solver.model.spec import ModelSpec
+from solver.model.sublayers import BLOCK
+from solver.plan.plan import BlockPlan, LayerPlan
+from solver.plan.routes import Route
+from solver.plan.spans import Partition, Span, tiles
+from solver.schedule import steps
+from solver.schedule.steps import WHOLE, Axis, block_steps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stream:
+    """The residual stream between blocks, computed as one iterates over its blocks.
+
+    `rows` None means full, else the blocks are this rank's rows.
+    """
+
+    blocks: Blocks
+    rows: Partition | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pass:
+    """One batch on its way through the layers; `tile_rows` as in the plan."""
+
+    spec: ModelSpec
+    batch: Batch
+    group: Group
+    tile_rows: int
+    backend: Backend
+
+
+def run_layers(
+    x: Stream,
+    layers: Sequence[LayerKernels],
+    cuts: Sequence[LayerPlan],
+    parts: Sequence[Span],
+    run: Pass,
+    first_layer: int = 0,
+) -> Stream:
+    """Carry the residual stream through layers, or parts of them; what comes out lies as the last cut leaves it.
+
+    Parameters
+    ----------
+    x
+        The stream; where the first part begins within a block, what another stage has handed over.
+    layers, cuts, parts
+        Of every layer what computes it, its cuts, and which of its sub-layers are computed (`solver.model.sublayers`).
+    """
+    for number, (layer, cut, part) in enumerate(zip(layers, cuts, parts, strict=True), start=first_layer):
+        for name, first, w, plan in (
+            ("attention", 0, layer.attention, cut.attention),
+            ("mlp", BLOCK, layer.mlp, cut.mlp),
+        ):
+            halves = part.intersect(Span(first, first + BLOCK))
+            if halves.size:
+                own = Span(halves.start - first, halves.stop - first)
+                compute = partial(run_block, name, x, w, plan, run, own)
+                x = _traced(f"layer {number} {name}", compute, run)
+    return x
+
+
+def run_block(name: str, x: Stream, w: BlockKernels, plan: BlockPlan, run: Pass, halves: Span = WHOLE) -> Stream:
+    """Run the steps of a block, or of a half of one, and return the stream that it leaves.
+
+    What is computed by tiles is computed when the next exchange asks for it. So a tile passes through the MLP of one
+    layer and the keys and values of the next, and is on the wire while the next tile is computed.
+    """
+    here = Place(x, w, plan, run, plan.row_partition(run.batch.rows))
+    if halves.start:
+        here.take_over()
+    for step in block_steps(run.spec, name, plan, halves):
+        STEPS[type(step)](here, step)
+    if halves.stop < BLOCK:
+        here.hand_over()
+    return here.x
+
+
+NOTHING: Array = np.empty((0, 0), np.float32)
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a batch is within a block, on this rank.
+
+    Parameters
+    ----------
+    x
+        The stream: what enters the block, and in the end what leaves it.
+    w, plan, run
+        The rank's share of the block, how the block is cut, and the batch.
+    rows
+        How the stream will lie behind the block; None: full.
+    incoming : [wanted rows, H]
+        What this rank computes of, on its way.
+    residual : [rows, H]
+        What is added in the end.
+    inner : [S, columns]
+        What is computed of all rows, between two steps.
+    result
+        Tile by tile of the rows where they will lie, what the block's last graph computes of.
+    grid
+        The exchanges of a block whose weights are 2-D tiles.
+    """
+
+    x: Stream
+    w: BlockKernels
+    plan: BlockPlan
+    run: Pass
+    rows: Partition | None
+    incoming: Blocks = field(default_factory=lambda: Tiles.here(NOTHING))
+    residual: Array = field(default_factory=lambda: NOTHING)
+    inner: Array = field(default_factory=lambda: NOTHING)
+    result: Iterator[tuple[Span, Array]] | None = None
+    grid: Grid | None = None
+
+    @property
+    def kept(self) -> Sequence[Span]:
+        """The rows that every rank keeps behind the block; none where all have all."""
+        return self.rows.spans if self.rows is not None else [Span(0, 0)] * self.run.group.size
+
+    def enter(self, wanted: Sequence[Span]) -> None:
+        """Bring every rank the rows that it wants, normed where the norm is in front; keep the residual."""
+        x, rows, run = self.x, self.rows, self.run
+        if rows is None:
+            x = relayout(x, None, run)
+        if self.w.norm is not None:
+            self.residual = x.blocks.array
+            if x.rows != rows:  # the residual moves, too: an exchange of its own
+                stream = whole(x.blocks)
+                self.residual = whole(relayout(Stream(Tiles.here(stream), x.rows), rows, run).blocks)
+                x = Stream(Tiles.here(stream), x.rows)
+            normed = Stream(_normed(x.blocks, self.w.norm), x.rows)
+            self.incoming = bring(normed, wanted, self.plan.route, run)
+            return
+        self.incoming = bring(x, wanted, self.plan.route, run)
+        # What the block needs contains the rows that this rank keeps: the residual costs no exchange of its own.
+        mine = run.group.rank
+        kept = None if rows is None else rows[mine].within(wanted[mine]).slice
+        self.residual = x.blocks.array if kept is None else self.incoming.array[kept]
+
+    def hand_over(self) -> None:
+        """Make [own rows, inner columns and residual] of a block's first half, which another stage takes."""
+        assert self.result is not None
+        both = np.empty((self.residual.shape[0], self.w.width + self.run.spec.hidden), np.float32)
+        for tile, inner in self.result:
+            both[tile.slice, : self.w.width] = inner
+        both[:, self.w.width :] = self.residual
+        self.x = Stream(Tiles.here(both), self.rows)
+
+    def take_over(self) -> None:
+        """Begin with what another stage handed over."""
+        both = self.x.blocks
+        inner, self.residual = map(np.ascontiguousarray, np.split(both.array, [-self.run.spec.hidden], axis=1))
+        self.result = ((tile, inner[tile.slice]) for tile in both)
+
+
+def _lay(here: Place, step: steps.Lay) -> None:
+    here.enter(here.kept)
+
+
+def _by_tiles(here: Place, step: steps.ByTiles) -> None:
+    """Compute by tiles; what the last graph computes itself is handed on as it is."""
+    if here.result is None:
+        x = here.incoming
+        up = here.w.into[0] if here.w.into else None
+        here.result = ((tile, x.array[tile.slice] if up is None else up(x.array[tile.slice])) for tile in x)
+
+
+def _gather_keys(here: Place, step: steps.GatherKeys) -> None:
+    """Compute the context of this rank's rows; K and V of the rows they attend to are gathered."""
+    run, rows, x = here.run, here.rows, here.incoming
+    assert rows is not None
+    project_kv, project_q = here.w.into
+    keys = [run.batch.keys_of(span) for span in rows]
+    kv = Gather(run.group, rows, keys, 2 * run.spec.hidden, run.tile_rows, here.plan.route, tensors=2)
+    for tile in in_order(x, kv.tiles):
+        project_kv(x.array[tile.slice], kv.own[tile.slice])
+        kv.put(tile)
+    q = project_q(x.array)  # while K and V travel
+    kv.pass_on()
+    pieces = run.batch.pieces(rows[run.group.rank], keys[run.group.rank])
+    context = _attend(q, kv.array, chain([kv.kept], kv), pieces, run)
+    here.result = ((tile, context[tile.slice]) for tile in kv.tiles)
+
+
+def _gather_input(here: Place, step: steps.GatherInput) -> None:
+    """Compute the context of this rank's rows from the input of all that they attend to (Voltage)."""
+    run, rows, w = here.run, here.rows, here.w
+    assert rows is not None
+    here.enter([run.batch.keys_of(span) for span in rows])
+    x, mine, d = here.incoming, rows[run.group.rank], run.spec.head_dim
+    keys = run.batch.keys_of(mine)
+    own, pieces = mine.within(keys).slice, run.batch.pieces(mine, keys)
+    if w.avoided is not None:
+        x_keys = whole(x)
+        context = numpy_kernels.attend_without_keys(w.into[0](x_keys[own]), x_keys, w.avoided, pieces, d)
+    else:
+        kv = np.empty((keys.size, 2 * run.spec.hidden), np.float32)
+        for span in x:
+            w.into[0](x.array[span.slice], kv[span.slice])
+        k, v = np.split(kv, 2, axis=1)
+        context = run.backend.attend(w.into[1](x.array[own]), k, v, pieces, d)
+    here.result = ((tile, context[tile.slice]) for tile in tiles(Span(0, mine.size), run.tile_rows))
+
+
+def _gather_rows(here: Place, step: steps.GatherRows) -> None:
+    """Compute the first product of all rows [S, columns], on rows as they arrive."""
+    run, shares = here.run, here.plan.inner
+    assert shares is not None
+    everything = Span(0, run.batch.rows)
+    here.enter([everything if share.size else keeps for share, keeps in zip(shares, here.kept, strict=True)])
+    x, into = here.incoming, here.w.into[0]
+    width = step.works[0].size // run.spec.hidden * shares[run.group.rank].size
+    here.inner = np.empty((run.batch.rows, width), np.float32)
+    for span in x:
+        into(x.array[span.slice], here.inner[span.slice])
+
+
+def _at_once(here: Place, step: steps.AtOnce) -> None:
+    """Attend, activate, or compute the output columns, of all rows."""
+    run, (work,) = here.run, step.works
+    if work.kernel is Kernel.ATTEND:
+        everything = Span(0, run.batch.rows)
+        q, k, v = np.split(here.inner, 3, axis=1)
+        pieces = run.batch.pieces(everything, everything)
+        here.inner = run.backend.attend(q, k, v, pieces, run.spec.head_dim)
+    elif work.kernel is Kernel.ACTIVATE:
+        here.inner = numpy_kernels.ACTIVATIONS[run.spec.activation](here.inner)
+    else:
+        assert here.plan.columns is not None
+        here.inner = here.w.out(here.inner) if here.plan.columns[run.group.rank].size else here.inner
+
+
+def _gather_columns(here: Place, step: steps.GatherColumns) -> None:
+    group, plan, rows = here.run.group, here.plan, here.rows
+    assert plan.inner is not None
+    assert plan.columns is not None
+    if step.to is not Axis.FIXED:
+        have = [span.scaled(step.columns) for span in plan.inner]
+        here.inner = gather_columns(group, here.inner, have, [span.size > 0 for span in plan.columns])
+        return
+    y = gather_columns(group, here.inner, plan.columns.spans, [True] * group.size)
+    here.result = _in_tiles(y if rows is None else y[rows[group.rank].slice], rows, here.run)
+
+
+def _reduce(here: Place, step: steps.Reduce) -> None:
+    """Add the summands of the second product where the result will lie: by rows, or on all ranks."""
+    run, rows, inner, out = here.run, here.rows, here.inner, here.w.out
+    assert here.plan.inner is not None
+
+    def part(span: Span) -> Array:
+        return out(inner[span.slice])
+
+    H = run.spec.hidden
+    parts = [Span(0, H if share.size else 0) for share in here.plan.inner]
+    if rows is None:
+        y = all_reduce(run.group, part, run.batch.rows, parts, H, run.tile_rows)
+    else:
+        y = reduce_rows(run.group, part, rows.spans, parts, H, run.tile_rows)
+    here.result = _in_tiles(y, rows, run)
+
+
+def _enter_grid(here: Place, step: steps.Enter) -> None:
+    assert here.rows is not None
+    here.enter(here.kept)
+    here.grid = Grid(here.run.group, here.plan, here.rows, here.run.tile_rows, step.columns, step.tensors)
+    here.inner = here.grid.enter(here.incoming, here.w.into[0])
+
+
+def _add_up(here: Place, step: steps.AddUp) -> None:
+    assert here.grid is not None
+    here.inner = here.grid.add_up(here.inner, here.w.into_bias)
+
+
+def _spread(here: Place, step: steps.Spread) -> None:
+    assert here.grid is not None
+    here.inner = here.grid.spread(here.inner)
+
+
+def _leave(here: Place, step: steps.Leave) -> None:
+    assert here.grid is not None
+    here.result = _in_tiles(here.grid.leave(here.inner, here.w.out), here.rows, here.run)
+
+
+def _close(here: Place, step: steps.Close) -> None:
+    """Finish the block as its result is computed, in a new array: the old ones may still be on their way."""
+    result, residual, last = here.result, here.residual, here.w.last
+    assert result is not None
+    total = np.empty(residual.shape, np.float32)
+
+    def spans() -> Iterator[Span]:
+        for span, tile in result:
+            last(tile, total[span.slice], residual[span.slice])
+            yield span
+
+    here.x = Stream(Tiles(total, spans()), here.rows)
+
+
+STEPS: Mapping[type, Callable[[Place, Any], None]] = {
+    steps.Lay: _lay,
+    steps.ByTiles: _by_tiles,
+    steps.AtOnce: _at_once,
+    steps.GatherKeys: _gather_keys,
+    steps.GatherInput: _gather_input,
+    steps.GatherRows: _gather_rows,
+    steps.GatherColumns: _gather_columns,
+    steps.Reduce: _reduce,
+    steps.Enter: _enter_grid,
+    steps.AddUp: _add_up,
+    steps.Spread: _spread,
+    steps.Leave: _leave,
+    steps.Close: _close,
+}
+
+
+def bring(x: Stream, wanted: Sequence[Span], route: Route, run: Pass) -> Blocks:
+    """Bring every rank the rows that it wants."""
+    if x.rows is None:
+        return Tiles.here(whole(x.blocks)[wanted[run.group.rank].slice])
+    return gather_rows(run.group, x.blocks, x.rows, wanted, run.tile_rows, route)
+
+
+def relayout(x: Stream, rows: Partition | None, run: Pass) -> Stream:
+    """Lay the stream by these rows, or in full (None); nothing moves where it lies so already or lies in full."""
+    wanted = [Span(0, run.batch.rows)] * run.group.size if rows is None else rows.spans
+    return Stream(bring(x, wanted, Route.DIRECT, run), rows)
+
+
+def _normed(x: Blocks, norm: Graph) -> Blocks:
+    normed = np.empty(x.array.shape, np.float32)
+
+    def spans() -> Iterator[Span]:
+        for span in x:
+            norm(x.array[span.slice], normed[span.slice])
+            yield span
+
+    return Tiles(normed, spans())
+
+
+def _traced(name: str, compute: Callable[[], Stream], run: Pass) -> Stream:
+    """Compute a block; where a trace is recorded, under its name, also when its tiles are asked for."""
+    trace = run.group.traffic.trace
+    if trace is None:
+        return compute()
+    with trace.block(name):
+        stream = compute()
+    return Stream(Tiles(stream.blocks.array, trace.over(name, stream.blocks)), stream.rows)
+
+
+def _attend(q: Array, kv: Array, arriving: Iterable[Span], pieces: Sequence[tuple[slice, slice]], run: Pass) -> Array:
+    """Return the context [rows, H] of queries [rows, H] over keys and values [keys, 2 H], block by block as they come.
+
+    ``pieces`` are, for every request, its rows and its keys.
+    """
+    k, v = np.split(kv, 2, axis=1)
+    context = np.empty(q.shape, np.float32)
+    parts: list[list[tuple[Array, Array]]] = [[] for _ in pieces]
+    for block in arriving:
+        for part, (rows, keys) in zip(parts, pieces, strict=True):
+            seen = block.intersect(Span(keys.start, keys.stop)).slice
+            if seen == keys:  # all of them at once: nothing to merge
+                context[rows] = run.backend.attend(q[rows], k[keys], v[keys], [(slice(None),) * 2], run.spec.head_dim)
+            elif seen.start < seen.stop:
+                part.append(run.backend.attend_part(q[rows], k[seen], v[seen], run.spec.head_dim))
+    for part, (rows, _) in zip(parts, pieces, strict=True):
+        if part:
+            context[rows] = numpy_kernels.merge(part)
+    return context
+
+
+def _in_tiles(y: Array, rows: Partition | None, run: Pass) -> Iterator[tuple[Span, Array]]:
+    """Hand out a result that is all there in the tiles in which a rank sends its rows; in full, at once."""
+    return ((tile, y[tile.slice]) for tile in tiles(Span(0, y.shape[0]), run.tile_rows if rows else 0))
