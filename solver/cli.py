@@ -23,7 +23,7 @@ from solver.plan.file import plan_to_json, read_plan
 from solver.plan.plan import Plan, Wire
 from solver.schedule.cost import price, setting
 from solver.schedule.memory import lacks
-from solver.schedule.stages import price_plan
+from solver.schedule.stages import PricedPlan, price_plan
 from solver.show.advice import Upgrade, alternatives, bounds, limits, other_systems, upgrades
 from solver.show.comparison import compare, compared, winners
 from solver.show.pictures import SUFFIXES, check_pictures, plot_timeline, plot_winners
@@ -35,6 +35,7 @@ from solver.show.plan_tables import (
     print_upgrades,
     to_json,
 )
+from solver.show.schedule_table import lines, print_schedule, schedule_to_json
 from solver.show.system_tables import print_stages, print_systems, stages_to_json, systems_to_json
 from solver.systems import DEFAULT, SYSTEMS, THROUGHPUT, plan_that_fits, plans_for
 from solver.systems.hepti import solve_hepti
@@ -79,6 +80,9 @@ def _parser() -> Parser:
         "--price", type=Path, metavar="PLAN.json", help="predict a plan that is there, and plan nothing"
     )
     parser.add_argument("--map", type=Path, metavar="FILE.svg|png|pdf", help="draw who wins over bandwidth and memory")
+    parser.add_argument(
+        "--schedule", nargs="?", const="", metavar="DEVICE", help="print what the plan does step by step, on a device"
+    )
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan")
     parser.add_argument("--json", action="store_true", help="print the plan and all about it as JSON, not as tables")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg|png|pdf", help="draw the timeline (needs matplotlib)")
@@ -112,7 +116,7 @@ def _check(options: argparse.Namespace) -> None:
     """Refuse, before anything is planned, what cannot be written and options that say nothing beside others."""
     if options.compare or options.map:
         other = "--compare" if options.compare else "--map"
-        for name in ("system", "out", "plot"):
+        for name in ("system", "out", "plot", "schedule"):
             if getattr(options, name) is not None:
                 raise HeptiError(f"--{name} is for one plan, {other} is about all systems: leave one of the two out")
     if options.price:
@@ -153,6 +157,9 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
     if options.out:
         with whole_file(options.out) as temporary:
             temporary.write_text(plan_to_json(plan), encoding="utf-8")
+    if options.schedule is not None:
+        _show_schedule(options, cluster, price_plan(spec, cluster, plan, rows))
+        return
     better = upgrades(spec, cluster, rows, plan, solution) if system == DEFAULT else []
     if not plan.in_one:
         _show_stages(options, spec, cluster, plan, rows, better)
@@ -200,6 +207,9 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
     plan = replace(plan, predicted=found.prediction)
     if lacking := lacks(spec, cluster, plan, found.weights_bytes):
         print(f"note: {options.price} {lacking}", file=sys.stderr)
+    if options.schedule is not None:
+        _show_schedule(options, cluster, found)
+        return
     if not plan.in_one:
         _show_stages(options, spec, cluster, plan, rows, [])
         return
@@ -210,6 +220,14 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
     console = Console(highlight=False)
     console.print(_title(options, spec, rows) + _links(cluster), markup=False, soft_wrap=True)
     print_plan(console, cluster, plan, priced)
+
+
+def _show_schedule(options: argparse.Namespace, cluster: Cluster, priced: PricedPlan) -> None:
+    found = lines(cluster, priced, options.schedule)
+    if options.json:
+        print(schedule_to_json(found), end="")
+    else:
+        print_schedule(Console(highlight=False), found, options.schedule)
 
 
 def _show_stages(

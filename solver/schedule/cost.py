@@ -33,6 +33,8 @@ class PricedStep:
 
     layers: str
     name: str
+    computes: tuple[str, ...]  # what is computed before the exchange, and what meanwhile
+    meanwhile: tuple[str, ...]
     repeats: int
     times: Times
     sent: Floats  # [p] bytes
@@ -122,7 +124,15 @@ def _priced_steps(s: Setting, plan: Plan) -> tuple[PricedStep, ...]:
     s = replace(s, wire=plan.wire, tile_rows=plan.tile_rows)
     active = np.isin(np.arange(s.devices), plan.stages[0].active)
     return tuple(
-        PricedStep(layers, step.name, repeats, step_times(step, {}, active, s.machine), *_moved(step, active))
+        PricedStep(
+            layers,
+            step.name,
+            step.computes,
+            step.meanwhile,
+            repeats,
+            step_times(step, {}, active, s.machine),
+            *_moved(step, active),
+        )
         for layers, repeats, step in _plan_steps(s, plan, active)
     )
 
@@ -184,7 +194,13 @@ def _enter(s: Setting, stream: Floats | None, active: Mask) -> TimedStep:
     moved = of_matrix(s.row_bytes(H) * wanted * (root[:, None] & ~root))
     # Rank 0 embeds also where it takes no part in the layers.
     embed = {Axis.ROWS: embedding * root}
-    return TimedStep("embed, hand out", embed, embed, transfer=Transfer(lambda values, active: moved, wire=s.wire))
+    return TimedStep(
+        "hand out",
+        computes=("embed",),
+        before=embed,
+        first=embed,
+        transfer=Transfer(lambda values, active: moved, wire=s.wire),
+    )
 
 
 def _hand_in(s: Setting, stream: Floats | None, active: Mask) -> Exchange:

@@ -86,7 +86,7 @@ class GroupSteps:
                 pricer.send("deal columns out", regrid(s, by_rows(s, pricer.stream), columns))
             elif self._columns is not None:
                 pricer.send("deal columns anew", regrid(s, self._columns, columns))
-            pricer.work(count * sub_blocks * self._part_s)
+            pricer.work(count * sub_blocks * self._part_s, "sub-blocks")
             pricer.stream, self._columns = None, columns
             return True
         if self._columns is not None:
@@ -94,7 +94,7 @@ class GroupSteps:
             pricer.send("gather columns", regrid(s, self._columns, wanted))
             pricer.stream, self._columns = rows, None
         if block.cut is Cut.WHOLE:
-            pricer.work(count * self._layer_s)
+            pricer.work(count * self._layer_s, "whole layer")
         return block.cut is Cut.WHOLE
 
 

@@ -63,6 +63,7 @@ class Pending:
 
     all: Load = field(default_factory=dict)
     first: Load = field(default_factory=dict)
+    names: tuple[str, ...] = ()
 
 
 class Pricer:
@@ -116,7 +117,8 @@ class Pricer:
         first, *others = self.taken()
         pending, self._pending = self._pending, Pending()
         before, begun = plus(pending.all, first.before), plus(pending.first, first.first)
-        return [replace(first, before=before, first=begun), *others]
+        names = (*pending.names, *first.computes)
+        return [replace(first, before=before, first=begun, computes=names), *others]
 
     def add(self, steps: Iterable[steps.Step]) -> None:
         """Add the steps of a block, or of a half of one, whose shares `values` has."""
@@ -133,7 +135,7 @@ class Pricer:
     def _at_once(self, step: steps.AtOnce) -> None:
         S, units = self._setting.rows, self.values[step.axis]
         for work in step.works:
-            self._compute(step.axis, work.seconds(self._bank, S, units, keys=S))
+            self._compute(step.axis, work.seconds(self._bank, S, units, keys=S), work.name)
 
     def _gather_keys(self, step: steps.GatherKeys) -> None:
         rows = self._lay_by_rows()
@@ -143,6 +145,7 @@ class Pricer:
         self._exchange(
             TimedStep(
                 "gather K, V",
+                meanwhile=(step.query.name, step.attend.name),
                 during={Axis.ROWS: step.query.seconds(self._bank, rows) + blocks * attend},
                 edge={Axis.ROWS: attend},
                 transfer=self._gather(rows, Axis.ROWS, 2 * self._setting.spec.hidden, tensors=2, peers=Axis.ROWS),
@@ -156,21 +159,26 @@ class Pricer:
         assert avoids is not None
         every = S * ((rows > 0) & ~avoids)  # of K and V
         if self.stream is None:
-            self._compute(Axis.ROWS, step.keys.seconds(self._bank, every))
+            self._compute(Axis.ROWS, step.keys.seconds(self._bank, every), step.keys.name)
         else:
             self._move_residual(rows > 0)
             counted, blocks = self._blocks(self._owners_of(self.stream))
             piece = step.keys.seconds(self._bank, every / blocks)
             transfer = self._gather(self.stream, Axis.ROWS, self._setting.spec.hidden, peers=Axis.ROWS)
             during, edge = {Axis.ROWS: blocks * piece}, {Axis.ROWS: piece}
-            self._exchange(TimedStep("gather rows", during=during, edge=edge, transfer=transfer, blocks=counted))
+            own = TimedStep(
+                "gather rows", meanwhile=(step.keys.name,), during=during, edge=edge, transfer=transfer, blocks=counted
+            )
+            self._exchange(own)
         self.stream = rows
         context = np.where(avoids, _without_keys(self._setting, rows), step.attend.seconds(self._bank, rows, keys=S))
-        self._compute(Axis.ROWS, step.query.seconds(self._bank, rows) + context)
+        self._compute(Axis.ROWS, step.query.seconds(self._bank, rows) + context, step.query.name, step.attend.name)
 
     def _gather_rows(self, step: steps.GatherRows) -> None:
         S, H = self._setting.rows, self._setting.spec.hidden
         units = self.values[step.axis]
+
+        names = tuple(work.name for work in step.works)
 
         def seconds(rows: Any) -> Floats:
             return np.asarray(sum(work.seconds(self._bank, rows, units) for work in step.works))
@@ -180,7 +188,7 @@ class Pricer:
             self._exchange(TimedStep("gather rows", transfer=transfer))
             self.stream = None
         if self.stream is None:
-            self._compute(step.axis, seconds(S))
+            self._compute(step.axis, seconds(S), *names)
             return
         # A product for every block of rows that arrives.
         self._move_residual(units > 0)
@@ -188,7 +196,9 @@ class Pricer:
         piece = seconds(S / blocks)
         transfer = self._gather(self.stream, Axis.ROWS, H, peers=step.axis)
         during, edge = {step.axis: blocks * piece}, {step.axis: piece}
-        self._exchange(TimedStep("gather rows", during=during, edge=edge, transfer=transfer, blocks=counted))
+        self._exchange(
+            TimedStep("gather rows", meanwhile=names, during=during, edge=edge, transfer=transfer, blocks=counted)
+        )
 
     def _gather_columns(self, step: steps.GatherColumns) -> None:
         width = self._setting.rows * step.columns
@@ -203,7 +213,15 @@ class Pricer:
         grid = GridExchanges(inner, self.values[step.output], rows, s.row_bytes, s.tile_rows)
         self._tiles = grid
         during, edge = self._of_tile(step.axis, np.maximum((rows > 0).sum(), 1), step.tensors)
-        self._exchange(TimedStep("columns to tiles", during=during, edge=edge, transfer=self._known(grid.enter())))
+        self._exchange(
+            TimedStep(
+                "columns to tiles",
+                meanwhile=("first product",),
+                during=during,
+                edge=edge,
+                transfer=self._known(grid.enter()),
+            )
+        )
 
     def _add_up(self, step: steps.AddUp) -> None:
         summing = self._known(self._tiles.add_up(step.tensors))
@@ -216,7 +234,9 @@ class Pricer:
         grid, tile_rows = self._tiles, self._setting.tile_rows
         during, edge = self._of_tile(step.axis, np.maximum(tile_counts(grid.rows, tile_rows).sum(), 1), 1)
         summing = self._known(grid.leave())
-        self._exchange(TimedStep("reduce", during=during, edge=edge, transfer=summing, reduces=True))
+        self._exchange(
+            TimedStep("reduce", meanwhile=("second product",), during=during, edge=edge, transfer=summing, reduces=True)
+        )
 
     def _of_tile(self, axis: Axis, blocks: Any, tensors: int) -> tuple[Load, Load]:
         """Return the seconds of a product of a grid's tiles in so many blocks of rows, and of one of them."""
@@ -237,7 +257,7 @@ class Pricer:
             self._by_rows(step.work)
         else:
             self.stream = None
-            self._compute(Axis.FIXED, step.work.seconds(self._bank, self._setting.rows))
+            self._compute(Axis.FIXED, step.work.seconds(self._bank, self._setting.rows), step.work.name)
 
     def _reduce_to_rows(self, step: steps.Reduce) -> None:
         """Add the summands where their rows belong, computing them tile by tile of the owner's."""
@@ -257,7 +277,17 @@ class Pricer:
             wire=s.wire, tile_rows=s.tile_rows,
         )  # fmt: skip
         during, edge = {step.axis: blocks * piece}, {step.axis: piece}
-        self._exchange(TimedStep("reduce", during=during, edge=edge, transfer=transfer, reduces=True, blocks=counted))
+        self._exchange(
+            TimedStep(
+                "reduce",
+                meanwhile=(step.work.name,),
+                during=during,
+                edge=edge,
+                transfer=transfer,
+                reduces=True,
+                blocks=counted,
+            )
+        )
 
     def _reduce_to_all(self, step: steps.Reduce) -> None:
         """Add the summands on all active devices: a swap between two, else a reduce-scatter and an all-gather."""
@@ -289,7 +319,17 @@ class Pricer:
         piece = step.work.seconds(self._bank, s.rows / blocks, units)
         during, edge = {step.axis: blocks * piece}, {step.axis: piece}
         summing = Transfer(reduce, wire=s.wire)
-        self._exchange(TimedStep("reduce", during=during, edge=edge, transfer=summing, reduces=True, blocks=counted))
+        self._exchange(
+            TimedStep(
+                "reduce",
+                meanwhile=(step.work.name,),
+                during=during,
+                edge=edge,
+                transfer=summing,
+                reduces=True,
+                blocks=counted,
+            )
+        )
         self._exchange(TimedStep("gather sums", transfer=Transfer(spread, wire=s.wire)))
 
     def _gather(
@@ -325,19 +365,20 @@ class Pricer:
     def _known(self, exchange: Exchange) -> Transfer:
         return Transfer(lambda values, active: exchange, wire=self._setting.wire)
 
-    def work(self, seconds: Floats) -> None:
+    def work(self, seconds: Floats, name: str) -> None:
         """Add compute that is known, [p]."""
-        self._compute(Axis.FIXED, seconds)
+        self._compute(Axis.FIXED, seconds, name)
 
     def _exchange(self, step: TimedStep) -> None:
         """Add an exchange; the compute since the last one stands before it."""
-        self._steps.append(replace(step, before=self._pending.all, first=self._pending.first))
+        pending = self._pending
+        self._steps.append(replace(step, before=pending.all, first=pending.first, computes=pending.names))
         self._pending = Pending()
 
-    def _compute(self, axis: Axis, seconds: Floats) -> None:
+    def _compute(self, axis: Axis, seconds: Floats, *names: str) -> None:
         """Add compute that is not done by tiles of rows."""
-        load = {axis: seconds}
-        self._pending = Pending(plus(self._pending.all, load), plus(self._pending.first, load))
+        load, pending = {axis: seconds}, self._pending
+        self._pending = Pending(plus(pending.all, load), plus(pending.first, load), (*pending.names, *names))
 
     def _by_rows(self, work: steps.Work) -> None:
         """Add compute on the stream's rows, tile by tile."""
@@ -345,7 +386,8 @@ class Pricer:
         tiles = np.maximum(tile_counts(self.stream, self._setting.tile_rows), 1)
         tile = work.seconds(self._bank, self.stream / tiles)
         whole, first = {Axis.ROWS: tiles * tile}, {Axis.ROWS: tile}
-        self._pending = Pending(plus(self._pending.all, whole), plus(self._pending.first, first))
+        pending = self._pending
+        self._pending = Pending(plus(pending.all, whole), plus(pending.first, first), (*pending.names, work.name))
 
     def _lay_by_rows(self) -> Floats:
         """Bring the stream to this block's rows; nothing moves where it lies so already, or in full."""

@@ -350,7 +350,7 @@ def _hand(
 def _priced(s: Setting, exchange: Exchange) -> PricedStep:
     step = TimedStep("hand on", transfer=Transfer(lambda values, active: exchange, wire=s.wire))
     times = step_times(step, {}, np.ones(s.devices, bool), s.machine)
-    return PricedStep("between stages", step.name, 1, times, exchange.sent, exchange.received)
+    return PricedStep("between stages", step.name, (), (), 1, times, exchange.sent, exchange.received)
 
 
 def _seconds(step: PricedStep) -> float:

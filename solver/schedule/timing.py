@@ -104,6 +104,8 @@ class TimedStep:
     """
 
     name: str
+    computes: tuple[str, ...] = ()  # what stands before, and what meanwhile, by name
+    meanwhile: tuple[str, ...] = ()
     before: Load = field(default_factory=dict)
     first: Load = field(default_factory=dict)
     during: Load = field(default_factory=dict)

@@ -536,3 +536,30 @@ def test_a_plan_that_lacks_memory_is_priced_with_a_note(cluster, tmp_path):
 
     assert done.returncode == 0
     assert f"note: {out} does not fit: " in done.stderr
+
+
+@pytest.mark.parametrize("system", ["hepti", "voltage", "pipeedge", "grid2d"])
+def test_the_schedule_adds_up_to_the_prediction(system, cluster, tmp_path):
+    """All steps of a request, printed and as JSON; what a device sends in all of them is what it sends."""
+    out = tmp_path / "plan.json"
+    words = ("--model", "bert-base", "--layers", 3, "--cluster", cluster, "--system", system)
+    assert solver(*words, "--out", out, "--json").returncode == 0
+    plan = json.loads(out.read_text())["predicted"]
+
+    found = json.loads(solver(*words, "--schedule", "--json").stdout)["steps"]
+    own = [json.loads(solver("--price", out, "--cluster", cluster, "--schedule", name, "--json").stdout)["steps"]
+           for name in ("pi-0", "pi-1")]  # fmt: skip
+
+    embed_s = plan["seconds"] - sum(step["repeats"] * step["seconds"] for step in found)
+    assert 0 <= embed_s < 0.05 * plan["seconds"]  # where stages follow each other, no step of theirs
+    for steps in (found, sum(own, [])):
+        sent = sum(step["repeats"] * step["sent_bytes"] for step in steps)
+        assert sent == pytest.approx(plan["bytes_on_wire"], rel=1e-6)
+    assert f"{1e3 * (plan['seconds'] - embed_s):.1f} ms in all." in solver(*words, "--schedule").stdout
+
+
+def test_the_schedule_is_of_a_device_that_is_there(cluster):
+    done = solver("--model", "bert-base", "--cluster", cluster, "--schedule", "pi-7")
+
+    assert done.returncode == 2
+    assert "--schedule: there is no device pi-7 (did you mean pi-" in done.stderr
