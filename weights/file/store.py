@@ -111,24 +111,24 @@ class WeightsFile:
         """
         if out is None:
             out = np.empty(piece.shape, np.float32)
-        elif out.shape != piece.shape or out.dtype != np.float32 or not out.flags.c_contiguous:
+        for _ in self.read_pieces(piece, STEP_BYTES, out):
+            pass
+        return out
+
+    def read_pieces(self, piece: TensorSlice, bytes_limit: int, out: Array | None = None) -> Iterator[Array]:
+        """Yield what `read` returns in consecutive groups of rows, each of at most `bytes_limit` bytes.
+
+        A group has at least one row, however many bytes that takes. It lies in `out`, or is a new array.
+        """
+        if out is not None and (out.shape != piece.shape or out.dtype != np.float32 or not out.flags.c_contiguous):
             raise ValueError(f"{piece.name}: {piece.shape} float32 does not fit into {out.shape} {out.dtype}")
         dataset = self._dataset(piece.name)
         done = 0
-        for rows in steps(piece, dataset.shape, STEP_BYTES):
-            self._read_rows(dataset, piece, rows, out[done : done + rows.size])
-            done += rows.size
-        return out
-
-    def read_pieces(self, piece: TensorSlice, bytes_limit: int) -> Iterator[Array]:
-        """Yield what `read` returns in consecutive groups of rows, each a new array of at most `bytes_limit` bytes.
-
-        A group has at least one row, however many bytes that takes.
-        """
-        dataset = self._dataset(piece.name)
         for rows in steps(piece, dataset.shape, bytes_limit):
-            block = np.empty((rows.size, *piece.shape[1:]), np.float32)
+            stop = done + rows.size
+            block = np.empty((rows.size, *piece.shape[1:]), np.float32) if out is None else out[done:stop]
             self._read_rows(dataset, piece, rows, block)
+            done = stop
             yield block
 
     def stored_bytes(self, name: str) -> int:
