@@ -15,8 +15,8 @@ from hepti_mpi import defaults
 from hepti_mpi.comm import hosts
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace, chrome_trace
-from hepti_mpi.engine.layers import layer_kernels
-from hepti_mpi.engine.load import Layer, LayerWeights, RankWeights, load, open_weights, serve_weights
+from hepti_mpi.engine.layers import block_kernels, rank_layers
+from hepti_mpi.engine.load import BlockWeights, Made, RankWeights, Source, load, open_weights
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels.backends import agree, backend
 from hepti_mpi.leader import Leader, Model
@@ -31,7 +31,7 @@ from solver.base.errors import HeptiError
 from solver.base.progress import progress
 from solver.cluster.cluster import Cluster, read_cluster, write_cluster
 from solver.model.spec import ModelSpec
-from solver.plan.holdings import own_plan, weights_bytes
+from solver.plan.changes import BlockShare, all_bytes
 from solver.plan.plan import Plan
 from weights.file.store import WeightsFile
 
@@ -56,21 +56,21 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
         cluster = measured_cluster(model.spec, options.backend, options.precision, group, leader)
     plan, spare = group.from_root((lambda: leader.plan(cluster)) if leader else None)
     computes = backend(options.backend, options.precision)
-    make = partial(layer_kernels, model.spec, own_plan(plan, group.rank), computes.graph, group.rank)
+    plans = [plan] if spare is None else [plan, spare]
+    make = partial(block_kernels, model.spec, computes.graph)
     started = clock.now()
-    weights, file, without_file = load_share(model, plan, make, group, leader.console if leader else None)
-    loaded = weights_bytes(model.spec, plan, group.rank), clock.now() - started
-    stack = Stack(model.spec, plan, weights.layers, group, computes, options.wire)
+    weights, source = load_share(model, plans, make, group, leader.console if leader else None)
+    loaded = all_bytes(model.spec, plans, group.rank), clock.now() - started
+    layers = rank_layers(model.spec, plan, group.rank, weights.layers)
+    stack = Stack(model.spec, plan, layers, group, computes, options.wire)
     tensors = weights.ends
-    del weights  # layers that a change of plan replaces are freed
     trace = stack.trace = Trace() if options.trace else None
     member, speeds = None, []
     if options.replan != "off":
-        mover = Mover(model.spec, stack, group, file, computes, without_file)
+        mover = Mover(model.spec, stack, source, make, weights.layers, spare)
         member = Member(group, stack, mover, Monitor(model.spec, computes))
         speeds = reading_speeds(group.on_all(lambda: loaded))
-        if spare is not None:
-            load_spare(model.spec, mover, spare, without_file, group, leader.console if leader else None)
+    del weights, layers  # layers that a change of plan replaces are freed
     # What is there now stays, on rank 0 the planner's libraries too: the garbage collector need not look through it.
     gc.freeze()
     if leader:
@@ -82,8 +82,8 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
         traces = group.on_all(lambda: trace.shifted(ahead_s))
         write = partial(outputs.write_json, options.trace)
         group.from_root((lambda: write(chrome_trace(plan.devices, traces))) if leader else None)
-    if file is not None:
-        file.close()
+    if source.file is not None:
+        source.file.close()
     held = stack.plan if member else plan  # plans for other lengths leave the weights where they are
     ranks = group.on_all(lambda: rank_report(model.spec, held, stack.meter, group.rank, options))
     code = group.from_root((lambda: leader.close(ranks, places)) if leader else None)
@@ -118,14 +118,14 @@ def measured_cluster(spec: ModelSpec, backend: str, precision: str, group: Group
 
 def load_share(
     model: Model,
-    plan: Plan,
-    make: Callable[[int, LayerWeights | tuple[LayerWeights, ...]], Layer],
+    plans: Sequence[Plan],
+    make: Callable[[BlockShare, BlockWeights], Made],
     group: Group,
     console: Console | None,
-) -> tuple[RankWeights[Layer], WeightsFile | None, list[int]]:
-    """Load this rank's share; rank 0 first sends theirs to the ranks that have no file, and shows how it gets on.
+) -> tuple[RankWeights[Made], Source]:
+    """Load this rank's share by any of these plans; rank 0 shows how it gets on.
 
-    Return with it the file, still open since the plan may change, None where there is none; and the ranks without one.
+    Return with it where it came from, the file still open since the plan may change.
     """
     file: WeightsFile | None = None
 
@@ -135,42 +135,22 @@ def load_share(
         return file is not None
 
     without_file = [rank for rank, has in enumerate(group.on_all(open_own)) if not has]
-    if group.rank == 0:
-        assert file is not None
-        for peer in without_file:
-            try:
-                serve_weights(file, model.spec, plan, peer, group)
-            except HeptiError as error:
-                group.abort(str(error), code=2)  # the rank waits for its share and would not hear of it
-    loaded: list[RankWeights[Layer]] = []
+    source = Source(group, file, without_file)
+    loaded: list[RankWeights[Made]] = []
 
     def load_own() -> None:
-        total = weights_bytes(model.spec, plan, group.rank)
+        total = all_bytes(model.spec, plans, group.rank)
         bar = progress("loading", total, console=console) if console else nullcontext(lambda _: None)
         with bar as done:
-            loaded.append(load(file, model.spec, plan, group, make, done))
-
-    group.on_all(load_own)
-    return loaded[0], file, without_file
-
-
-def load_spare(
-    spec: ModelSpec, mover: Mover, spare: Plan, without_file: Sequence[int], group: Group, console: Console | None
-) -> None:
-    """Load what this rank lacks for the plan that it may change to; rank 0 shows how it gets on, and sends theirs."""
-
-    def load_own() -> None:
-        total = mover.holdings.moved_bytes(spec, spare, group.rank)
-        bar = progress("loading what else may run", total, console=console) if console else nullcontext(lambda _: None)
-        with bar as done:
             try:
-                mover.spare(spare, done)
+                loaded.append(load(source, model.spec, plans, make, done))
             except HeptiError as error:
                 if without_file and group.rank == 0:
                     group.abort(str(error), code=2)  # they wait for their shares and would not hear of it
                 raise
 
     group.on_all(load_own)
+    return loaded[0], source
 
 
 def reading_speeds(loaded: Sequence[tuple[int, float]]) -> list[float]:

@@ -5,6 +5,8 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from solver.model.spec import ModelSpec, TextInput
+from solver.plan.changes import everything
+from solver.plan.holdings import end_slices
 from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, Prediction, Stage, Wire
 from solver.plan.routes import Route
 from solver.plan.spans import Partition, Span
@@ -95,3 +97,10 @@ def plans(draw, spec=SPEC, max_ranks=4, max_replicas=1):
         predicted=draw(st.none() | prediction),
         devices=names,
     )
+
+
+def rank_slices(spec, plan, rank):
+    """Return all that a rank gets which has nothing yet; embeddings and heads are rank 0's."""
+    shares = everything(spec, [plan], rank)
+    own = [piece for layer, blocks in shares.items() for share in blocks for piece in share.of_layer(layer)]
+    return [*(end_slices(spec) if rank == 0 else ()), *own]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hepti_mpi.base.arrays import Array
-from hepti_mpi.engine.load import BlockWeights, LayerWeights
+from hepti_mpi.engine.load import BlockWeights
 from hepti_mpi.kernels import numpy_kernels
 from hepti_mpi.kernels.products import AddResidual, Graph, Linear, MakeGraph, Norm, Operation
 from solver.model.spec import ModelSpec
-from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Plan
+from solver.plan.changes import BlockShare, layer_shares
+from solver.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,83 +45,64 @@ class LayerKernels:
     mlp: BlockKernels
 
 
-# Cuts under which a rank computes a block of its rows alone: all of its weights are in one place.
-ALONE = (Cut.ROWS, Cut.WHOLE, Cut.SUB_BLOCKS)
 
 # A layer's kernels; of a decoupled layer, those of every sub-block that the rank has.
 Layer = LayerKernels | tuple[LayerKernels, ...]
 
 
-def layer_kernels(
-    spec: ModelSpec,
-    plan: Plan,
-    make: MakeGraph,
-    rank: int,
-    number: int,
-    weights: LayerWeights | tuple[LayerWeights, ...],
-) -> Layer:
-    """Make a layer's kernels of a rank's share of its weights."""
-    cuts, place = plan.layer(number), plan.place(rank)
-    if isinstance(weights, tuple):
-        return tuple(_kernels(spec.sub_block, cuts, make, None, part) for part in weights)
-    keys = cuts.attention.keys[place[1]] if cuts.attention.keys and place else None
-    return _kernels(spec, cuts, make, keys, weights)
+def rank_layers(
+    spec: ModelSpec, plan: Plan, rank: int, held: Mapping[int, Mapping[BlockShare, BlockKernels]]
+) -> list[Layer]:
+    """Return the layers of a rank's stage, of the blocks that it holds of every layer."""
+    layers: list[Layer] = []
+    for number, shares in layer_shares(spec, plan, rank).items():
+        blocks = [held[number][share] for share in shares]
+        parts = tuple(map(LayerKernels, blocks[::2], blocks[1::2]))
+        layers.append(parts if spec.is_decoupled(number) else parts[0])
+    return layers
 
 
-def _kernels(
-    spec: ModelSpec, cuts: LayerPlan, make: MakeGraph, keys: Keys | None, weights: LayerWeights
-) -> LayerKernels:
-    return LayerKernels(
-        _attention(spec, cuts.attention, make, keys, weights.attention), _mlp(spec, cuts.mlp, make, weights.mlp)
-    )
+def block_kernels(spec: ModelSpec, make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
+    """Make the kernels of a rank's share of a block."""
+    part = spec if share.sub_block is None else spec.sub_block
+    return (_attention if share.block == "attention" else _mlp)(part, make, share, w)
 
 
-def block_kernels(
-    spec: ModelSpec, plan: Plan, make: MakeGraph, rank: int, number: int, block: str, w: BlockWeights
-) -> BlockKernels:
-    """Make the kernels of a rank's share of a block, "attention" or "mlp", of a layer of a plan of one stage."""
-    cuts = plan.layer(number)
-    if block == "mlp":
-        return _mlp(spec, cuts.mlp, make, w)
-    keys = cuts.attention.keys
-    return _attention(spec, cuts.attention, make, keys[rank] if keys else None, w)
-
-
-def _attention(spec: ModelSpec, plan: BlockPlan, make: MakeGraph, keys: Keys | None, w: BlockWeights) -> BlockKernels:
+def _attention(spec: ModelSpec, make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
     H, avoided = spec.hidden, None
-    if plan.cut is Cut.GRID:
+    if share.grid:
         into = [make([Linear(np.ascontiguousarray(w.into.T), None)])]
-    elif w.into.size and keys is Keys.AVOIDED:
+    elif w.into.size and share.avoided:
         into = [make([Linear(w.into[:H], w.into_bias[:H])])]
         # K's bias adds the same to every score of a query, which a softmax does not see.
         avoided = numpy_kernels.KeyWeights(w.into[H : 2 * H], w.into[2 * H :], w.into_bias[2 * H :])
-    elif plan.cut in ALONE and w.into.size:
+    elif w.into.size and share.alone:
         # K and V first: they travel while Q is computed.
         into = [make([Linear(w.into[rows], w.into_bias[rows])]) for rows in (slice(H, None), slice(H))]
     else:
         into = [make([Linear(w.into, w.into_bias)])] * 2
-    return _block(spec, plan, make, into, [Linear(w.out, None)], w, w.into.shape[0] // 3, avoided)
+    return _block(spec, make, share, into, [Linear(w.out, None)], w, w.into.shape[0] // 3, avoided)
 
 
-def _mlp(spec: ModelSpec, plan: BlockPlan, make: MakeGraph, w: BlockWeights) -> BlockKernels:
+def _mlp(spec: ModelSpec, make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
     up, down = Linear(w.into, w.into_bias, spec.activation), Linear(w.out, None)
-    if plan.cut is Cut.GRID:
+    if share.grid:
         up = Linear(np.ascontiguousarray(w.into.T), None)
     # By rows in one graph, but where another stage has the other half.
-    apart = plan.cut not in ALONE or not (w.into.size and w.out.size)
+    apart = not share.alone or not (w.into.size and w.out.size)
     into, rest = ([make([up])], [down]) if apart else ([], [up, down])
-    return _block(spec, plan, make, into, rest, w, w.into.shape[0])
+    return _block(spec, make, share, into, rest, w, w.into.shape[0])
 
 
 def _block(
-    spec: ModelSpec, plan: BlockPlan, make: MakeGraph, into: Sequence[Graph], rest: Sequence[Linear], w: BlockWeights,
+    spec: ModelSpec, make: MakeGraph, share: BlockShare, into: Sequence[Graph], rest: Sequence[Linear], w: BlockWeights,
     width: int, avoided: numpy_kernels.KeyWeights | None = None,
 ) -> BlockKernels:  # fmt: skip
     """Make a block's kernels, of which `rest` are the products behind `into`."""
     norm = Norm(w.norm, w.norm_bias, spec.norm_eps)
     behind: list[Operation] = [AddResidual(w.out_bias), *([norm] if spec.norm == "post" else [])]
-    last = make([*rest, *behind] if plan.cut in ALONE else behind)
-    out = last if plan.cut in ALONE else make(rest)
+    last = make([*rest, *behind] if share.alone else behind)
+    out = last if share.alone else make(rest)
     return BlockKernels(
         tuple(into), w.into_bias, out, last, make([norm]) if spec.norm == "pre" else None, width, avoided
     )

@@ -1,12 +1,16 @@
-"""Load a rank's share of the weights: from its own file, or from rank 0 where it has none."""
+"""Get the weights that a rank lacks: from its own file, or from rank 0 where it has none.
+
+A start is a change of plan from nothing: `load` runs to the end, before the first request, what `live.change_over` runs
+between requests, a piece at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -17,17 +21,17 @@ from hepti_mpi.base.memory import freed_at_once
 from hepti_mpi.comm.group import Group
 from solver.base.errors import HeptiError
 from solver.model.blocks import Block
-from solver.model.spec import ModelSpec, layer_parts
-from solver.plan.changes import BlockShare
-from solver.plan.holdings import TensorSlice, held_layers, layer_slices, rank_slices
+from solver.model.spec import ModelSpec
+from solver.plan.changes import BlockShare, Shares, everything
+from solver.plan.holdings import TensorSlice, end_slices
 from solver.plan.plan import Plan
 from weights.file.store import WeightsFile
 
-# What rank 0 holds at a time of a share that it sends to a rank without the file.
+# A piece of work: what is read, or sent to a rank without the file, at a time.
 STREAM_BYTES = 4 << 20
+UNDERWAY = 2  # pieces that rank 0 lets be on their way
 
-Read = Callable[[TensorSlice, Array], object]
-Layer = TypeVar("Layer")
+Made = TypeVar("Made")
 Value = TypeVar("Value")
 
 
@@ -50,19 +54,42 @@ class BlockWeights:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LayerWeights:
-    """A rank's share of one layer."""
-
-    attention: BlockWeights
-    mlp: BlockWeights
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RankWeights(Generic[Layer]):
-    """Everything a rank holds; `ends` are rank 0's embeddings and heads, by name."""
+class RankWeights(Generic[Made]):
+    """Everything a rank holds: rank 0's embeddings and heads, by name, and what was made of the blocks of a layer."""
 
     ends: Mapping[str, Array]
-    layers: tuple[Layer, ...]
+    layers: Mapping[int, dict[BlockShare, Made]]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a rank's weights come from: its own file, or rank 0, which sends to all `without_file`."""
+
+    group: Group
+    file: WeightsFile | None
+    without_file: Sequence[int] = ()
+
+    def fill(self, piece: TensorSlice, out: Array) -> Iterator[bool]:
+        """Fill an array with a slice, a bounded part of it at a time; yield whether one was here."""
+        if self.file is None:
+            return self.group.weights.fill(out)
+        return (True for _ in self.file.read_pieces(piece, STREAM_BYTES, out))
+
+    def serve(self, lacking: Callable[[int], Shares]) -> list[Iterator[bool]]:
+        """Return rank 0's work for each rank without a file: to send it what it lacks, in the order of its `get`."""
+        return [self._send(lacking, peer) for peer in self.without_file] if self.group.rank == 0 else []
+
+    def _send(self, lacking: Callable[[int], Shares], peer: int) -> Iterator[bool]:
+        assert self.file is not None
+        for layer, shares in lacking(peer).items():
+            for piece in (piece for share in shares for piece in share.of_layer(layer)):
+                for block in self.file.read_pieces(piece, STREAM_BYTES):
+                    while self.group.weights.leaving() > UNDERWAY:
+                        yield False
+                    self.group.weights.send(block, [peer])
+                    yield True
+        while self.group.weights.leaving():  # the last pieces leave while MPI is called
+            yield False
 
 
 def open_weights(path: Path, fingerprint: str) -> WeightsFile | None:
@@ -84,57 +111,99 @@ def open_weights(path: Path, fingerprint: str) -> WeightsFile | None:
     return file
 
 
-def serve_weights(file: WeightsFile, spec: ModelSpec, plan: Plan, peer: int, group: Group) -> None:
-    """Send a rank without the file its share, in bounded pieces; `load` with no file is the other end."""
-    for piece in rank_slices(spec, plan, peer):
-        for block in file.read_pieces(piece, STREAM_BYTES):
-            group.weights.send(block, [peer])
-            while group.weights.leaving():
-                group.pause()
-
-
 def load(
-    file: WeightsFile | None,
+    source: Source,
     spec: ModelSpec,
-    plan: Plan,
-    group: Group,
-    make: Callable[[int, LayerWeights | tuple[LayerWeights, ...]], Layer],
-    done: Callable[[int], object],
-) -> RankWeights[Layer]:
-    """Read this rank's share.
+    plans: Sequence[Plan],
+    make: Callable[[BlockShare, BlockWeights], Made],
+    done: Callable[[int], object] = lambda size: None,
+) -> RankWeights[Made]:
+    """Get all that a rank needs for any of these plans, once rank 0 has sent theirs to the ranks without a file.
 
     Parameters
     ----------
-    file
-        The rank's weights file; None: rank 0 sends what would have been read, in the same order.
     make
-        Takes the number of a layer and its weights and makes of them what is kept, while the next layer is read.
+        As in `get`.
     done
-        Called with the bytes of every tensor that has been read.
+        Called with the bytes of what this rank has got.
     """
+    rank = source.group.rank
+    ends: dict[str, Array] = {}
+    layers: dict[int, dict[BlockShare, Made]] = {}
 
-    def read(piece: TensorSlice, out: Array) -> None:
-        if file is None:
-            for came in group.weights.fill(out):
-                if not came:
-                    group.pause()
-        else:
-            file.read(piece, out)
-        done(out.nbytes)
+    def made(share: BlockShare, weights: BlockWeights) -> Made:
+        done(share.held_bytes())
+        return make(share, weights)
 
-    ends = {}
-    for piece in rank_slices(spec, plan, group.rank):
-        if not piece.name.startswith("layers/"):
+    def get_ends() -> Iterator[bool]:
+        for piece in end_slices(spec) if rank == 0 else ():
             ends[piece.name] = np.empty(piece.shape, np.float32)
-            read(piece, ends[piece.name])
-    held = held_layers(plan, group.rank)
-    layers = range(held.start, held.stop)
-    steps = (partial(load_layer, spec, plan, layer, group.rank, read) for layer in layers)
-    # MPI is called by one thread only.
-    weights = (step() for step in steps) if file is None else _ahead(steps)
+            yield from source.fill(piece, ends[piece.name])
+            done(ends[piece.name].nbytes)
+
+    lacking = partial(everything, spec, plans)
     with freed_at_once():
-        # Nothing but `make` holds a layer's weights: a loop over them would, while the next but one is read.
-        return RankWeights(ends, tuple(make(layer, next(weights)) for layer in layers))
+        own = get(source, spec, lacking(rank), made, layers, ahead=True)
+        for worked in chain(*source.serve(lacking), get_ends(), own):
+            if not worked:
+                source.group.pause()
+    return RankWeights(ends, layers)
+
+
+def get(
+    source: Source,
+    spec: ModelSpec,
+    lacking: Shares,
+    make: Callable[[BlockShare, BlockWeights], Made],
+    layers: MutableMapping[int, dict[BlockShare, Made]],
+    *,
+    has_room: Callable[[int], bool] = lambda size: True,
+    ahead: bool = False,
+) -> Iterator[bool]:
+    """Get what a rank lacks, in bounded pieces of work; yield whether there was something to do.
+
+    Parameters
+    ----------
+    make
+        Makes of a block's weights what is kept.
+    layers
+        Where every layer is put when all that it lacks is there.
+    has_room
+        Whether there is room for a layer of so many bytes; where not, none is begun.
+    ahead
+        Whether a thread reads the next block of the rank's own file while one is made; `has_room` is not asked then.
+    """
+    reading = (_reading(source, spec, layer, share) for layer, shares in lacking.items() for share in shares)
+    by_thread = ahead and source.file is not None  # MPI is called by one thread only
+    blocks = _ahead(partial(_read, *block) for block in reading) if by_thread else reading
+    for layer, shares in lacking.items():
+        size = sum(share.held_bytes() for share in shares)
+        while size and not has_room(size):
+            yield False
+        made = {}
+        for share in shares:
+            weights, filling = next(blocks)
+            yield from filling
+            made[share] = make(share, weights)
+            del weights  # or it would be held while the next but one is read
+            yield True
+        layers[layer] = made
+
+
+def _reading(source: Source, spec: ModelSpec, layer: int, share: BlockShare) -> tuple[BlockWeights, Iterable[bool]]:
+    """Allocate a block's arrays; return them, and what fills them."""
+    part = spec if share.sub_block is None else spec.sub_block
+    (block,) = (block for block in part.blocks if block.name == share.block)
+    weights, places = _block({piece.name: piece for piece in share.slices}, block)
+    pieces = zip(share.of_layer(layer), share.slices, strict=True)
+    return weights, chain.from_iterable(source.fill(piece, places[own.name]) for piece, own in pieces)
+
+
+def _read(weights: BlockWeights, filling: Iterable[bool]) -> tuple[BlockWeights, Iterable[bool]]:
+    """Fill a block's arrays; nothing is left to do."""
+    for _ in filling:
+        pass
+    return weights, ()
 
 
 def _ahead(steps: Iterable[Callable[[], Value]]) -> Iterator[Value]:
@@ -148,43 +217,6 @@ def _ahead(steps: Iterable[Callable[[], Value]]) -> Iterator[Value]:
             pending = following
         if pending is not None:
             yield pending.result()
-
-
-def load_layer(
-    spec: ModelSpec, plan: Plan, layer: int, rank: int, read: Read
-) -> LayerWeights | tuple[LayerWeights, ...]:
-    """Read a rank's share of one layer; of a decoupled one, every sub-block that the rank has."""
-    pieces = {piece.name: piece for piece in layer_slices(spec, plan, layer, rank)}
-    parts = [
-        (
-            {name.removeprefix(f"{prefix}/"): piece for name, piece in pieces.items() if name.startswith(f"{prefix}/")},
-            part,
-        )
-        for prefix, part in layer_parts(spec, layer)
-    ]
-    if spec.is_decoupled(layer):
-        return tuple(_load_part(own, part, read) for own, part in parts if own)
-    ((own, _),) = parts
-    return _load_part(own, spec, read)
-
-
-def load_block(spec: ModelSpec, layer: int, share: BlockShare, read: Read) -> BlockWeights:
-    """Read a share of one block of a layer that is not decoupled."""
-    pieces = {piece.name: piece for piece in share.slices}
-    (block,) = (block for block in spec.blocks if block.name == share.block)
-    weights, places = _block(pieces, block)
-    for name, piece in zip(pieces, share.of_layer(layer), strict=True):
-        read(piece, places[name])
-    return weights
-
-
-def _load_part(pieces: Mapping[str, TensorSlice], spec: ModelSpec, read: Read) -> LayerWeights:
-    """Read what a rank has of a layer or a sub-block, every tensor straight to its place."""
-    (attention, attention_places), (mlp, mlp_places) = (_block(pieces, block) for block in spec.blocks)
-    places = attention_places | mlp_places
-    for name, piece in pieces.items():
-        read(piece, places[name])
-    return LayerWeights(attention, mlp)
 
 
 def _block(pieces: Mapping[str, TensorSlice], block: Block) -> tuple[BlockWeights, dict[str, Array]]:

@@ -7,26 +7,19 @@ that, and then frees the old one. Between, layers in front lie by the new plan a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 
-from hepti_mpi.base.arrays import Array
-from hepti_mpi.base.memory import free_bytes, freed_at_once, give_back
-from hepti_mpi.comm.group import Group
-from hepti_mpi.engine.layers import BlockKernels, Layer, LayerKernels, block_kernels
-from hepti_mpi.engine.load import STREAM_BYTES, load_block
+from hepti_mpi.base.memory import free_bytes, give_back
+from hepti_mpi.engine.layers import BlockKernels, Layer, rank_layers
+from hepti_mpi.engine.load import BlockWeights, Source, get
 from hepti_mpi.engine.stack import Stack
-from hepti_mpi.kernels.products import Backend
 from solver.model.spec import ModelSpec
-from solver.plan.changes import BlockShare, Holdings, LayerShare, blend, layer_shares
-from solver.plan.holdings import TensorSlice
+from solver.plan.changes import BlockShare, Holdings, Shares, blend, layer_shares, merged
 from solver.plan.plan import Plan
-from weights.file.store import WeightsFile
 
 # Kernels pack a copy of the weights before these are freed, and some room has to stay: times a layer's bytes.
 ROOM = 3
-UNDERWAY = 2  # pieces that rank 0 lets be on their way
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,58 +47,39 @@ class Mover:
 
     Parameters
     ----------
-    spec, stack, group
-        The model, this rank's layers, and all ranks.
-    file
-        The rank's weights; None: rank 0 sends what it lacks.
-    backend
-        What makes the kernels.
-    without_file
-        Ranks that rank 0 sends weights to.
+    spec, stack
+        The model, and this rank's layers.
+    source
+        Where it gets what it lacks.
+    make
+        Makes a block's kernels of its weights.
+    held
+        The kernels that it has of every layer: of what runs, and of what it could change to at once, `spare`.
+    spare
+        A plan of the other sort; None: it has nothing besides.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
         stack: Stack,
-        group: Group,
-        file: WeightsFile | None,
-        backend: Backend,
-        without_file: Sequence[int] = (),
+        source: Source,
+        make: Callable[[BlockShare, BlockWeights], BlockKernels],
+        held: Mapping[int, dict[BlockShare, BlockKernels]],
+        spare: Plan | None = None,
     ) -> None:
-        self._spec, self._stack, self._group, self._file, self._backend = spec, stack, group, file, backend
-        self.turns = not without_file  # whether a change may be given up: no piece of it is on its way
-        self._without_file = without_file if group.rank == 0 else ()
+        self._spec, self._stack, self._source, self._make = spec, stack, source, make
+        self._rank = source.group.rank
+        self.turns = not source.without_file  # whether a change may be given up: no piece of it is on its way
         self._before = self._after = stack.plan
-        self.holdings = Holdings(stack.plan, group.size)
+        self.holdings = Holdings(stack.plan, source.group.size, spare)
         self._frees: tuple[int, ...] = ()
         self._spare: Plan | None = None
-        self._prepared: dict[int, dict[BlockShare, BlockKernels]] = {}
+        self._prepared: dict[int, dict[BlockShare, BlockKernels]] = {}  # of the layers behind those that are adopted
         self._adopted = spec.layers
         self._work: list[Iterator[bool]] = []
-        self.ready = spec.layers  # layers in front that are prepared or adopted
         self.short = False  # whether it waits for layers to be adopted, and their memory
-        # What this rank holds of every layer: what runs, and what it could change to at once.
-        self._held: list[dict[BlockShare, BlockKernels]] = [
-            {attention: layer.attention, mlp: layer.mlp}
-            for layer, (attention, mlp) in zip(stack.layers, layer_shares(spec, stack.plan, group.rank), strict=True)
-            if isinstance(layer, LayerKernels)  # decoupled layers have no other plan
-        ]
-
-    def spare(self, plan: Plan, done: Callable[[int], object]) -> None:
-        """Get what a plan of the other sort needs, too, before any request runs; all ranks call this.
-
-        Calls `done` with the bytes that were read of every layer.
-        """
-        self.prepare(self._stack.plan, spare=plan)
-        sizes, seen = [_bytes(lacking) for lacking in self._lacking(self._group.rank).values()], 0
-        with freed_at_once():
-            while self._work:
-                if not self.step():
-                    self._group.pause()
-                done(sum(sizes[seen : self.ready]))
-                seen = self.ready
-        self.adopt(self._spec.layers)
+        self._held = dict(held)
 
     def prepare(self, plan: Plan, frees: tuple[int, ...] = (), spare: Plan | None = None) -> None:
         """Begin to get what a plan needs, and what another of the other sort needs; what runs meanwhile stays as it is.
@@ -113,14 +87,21 @@ class Mover:
         Another change under way is given up.
         """
         self._before, self._after, self._frees, self._spare = self._stack.plan, plan, frees, spare
-        self._prepared.clear()
-        self._adopted = self.ready = 0
-        self._work = [self._get(), *(self._serve(peer) for peer in self._without_file)]
+        self._prepared, self._adopted = {}, 0
+        own = get(
+            self._source, self._spec, self._lacking(self._rank), self._make, self._prepared, has_room=self._has_room
+        )
+        self._work = [own, *self._source.serve(self._lacking)]
 
     @property
     def busy(self) -> bool:
         """Whether a change is under way."""
         return self._adopted < self._spec.layers
+
+    @property
+    def ready(self) -> int:
+        """How many layers in front are prepared or adopted."""
+        return self._adopted + len(self._prepared)
 
     @property
     def aim(self) -> Plan | None:
@@ -145,8 +126,8 @@ class Mover:
         """
         self._catch_up(layers)
         for number in range(self._adopted, layers):
-            self._held[number] |= self._prepared.pop(number, {})
-        rank, plan, whole = self._group.rank, self._after, layers == self._spec.layers
+            self._held[number] = self._held[number] | self._prepared.pop(number)
+        plan, whole = self._after, layers == self._spec.layers
         if whole and not self._adopted:
             self.holdings.adopt(plan, self._frees)
             if self._spare is not None:
@@ -154,25 +135,20 @@ class Mover:
         else:
             self.holdings.adopt_front(plan, self._frees, layers)
         self._adopted = layers
-        kept = [layer_shares(self._spec, held, rank) for held in self.holdings.plans(rank)]
-        held = [
-            {share: block for share, block in layer.items() if any(share in known[number] for known in kept)}
-            for number, layer in enumerate(self._held)
-        ]
+        kept = [layer_shares(self._spec, held, self._rank) for held in self.holdings.plans(self._rank)]
+        held = {
+            number: {share: block for share, block in layer.items() if any(share in known[number] for known in kept)}
+            for number, layer in self._held.items()
+        }
         frees, self._held = held != self._held, held
-        runs = self._kernels(layer_shares(self._spec, self.holdings.runs(rank), rank))
+        runs = rank_layers(self._spec, self.holdings.runs(self._rank), self._rank, held)
         self._stack.adopt(plan if whole else blend(plan, self._before, layers), runs)
         if frees:
             give_back()
 
     def kernels(self, plan: Plan) -> list[Layer]:
         """Return this rank's layers under a plan of which it lacks nothing."""
-        return self._kernels(self.holdings.shares(self._spec, plan, self._group.rank))
-
-    def _kernels(self, shares: Sequence[LayerShare]) -> list[Layer]:
-        return [
-            LayerKernels(held[attention], held[mlp]) for held, (attention, mlp) in zip(self._held, shares, strict=True)
-        ]
+        return rank_layers(self._spec, self.holdings.source(plan, self._rank), self._rank, self._held)
 
     def _catch_up(self, layers: int) -> None:
         """Pass over layers that stay as they are: where no rank lacks anything, rank 0 does not ask who is ready."""
@@ -180,59 +156,13 @@ class Mover:
             pass
         assert self.ready >= layers, f"{self.ready} layers are prepared, {layers} are to be adopted"
 
-    def _lacking(self, rank: int) -> dict[int, list[tuple[Plan, BlockShare]]]:
-        """Return what a rank has to get of every layer, and for which plan."""
-        found: dict[int, list[tuple[Plan, BlockShare]]] = {layer: [] for layer in range(self._spec.layers)}
-        for plan in (self._after, *([] if self._spare is None else [self._spare])):
-            for layer, shares in self.holdings.lacking(self._spec, plan, rank, self._frees).items():
-                known = [share for _, share in found[layer]]
-                found[layer] += [(plan, share) for share in shares if share not in known]
-        return found
+    def _lacking(self, rank: int) -> Shares:
+        """Return what a rank has to get of every layer, of some nothing."""
+        plans = [self._after, *([] if self._spare is None else [self._spare])]
+        nothing: Shares = dict.fromkeys(range(self._spec.layers), ())
+        return merged([nothing, *(self.holdings.lacking(self._spec, plan, rank, self._frees) for plan in plans)])
 
-    def _get(self) -> Iterator[bool]:
-        """Prepare this rank's layers, one after the other; yield whether there was something to do."""
-        rank, make = self._group.rank, self._backend.graph
-        for layer, lacking in self._lacking(rank).items():
-            size = _bytes(lacking)
-            for plan, share in lacking:
-                while len(self._prepared) > (layer in self._prepared) and free_bytes() < ROOM * size:
-                    self.short = True
-                    yield False
-                todo: list[tuple[TensorSlice, Array]] = []
-                weights = load_block(self._spec, layer, share, partial(_note, todo))
-                for piece, out in todo:
-                    yield from self._read(piece, out)
-                made = block_kernels(self._spec, plan, make, rank, layer, share.block, weights)
-                self._prepared.setdefault(layer, {})[share] = made
-                yield True
-            self.ready = layer + 1
-
-    def _read(self, piece: TensorSlice, out: Array) -> Iterator[bool]:
-        """Fill an array with a slice, a bounded part of it at a time."""
-        if self._file is None:
-            yield from self._group.weights.fill(out)
-            return
-        flat = out.reshape(-1, copy=False)
-        for block in self._file.read_pieces(piece, STREAM_BYTES):
-            flat[: block.size] = block.reshape(-1)
-            flat = flat[block.size :]
-            yield True
-
-    def _serve(self, peer: int) -> Iterator[bool]:
-        """Send a rank without the file what it lacks, in the order in which it reads."""
-        assert self._file is not None
-        for layer, lacking in self._lacking(peer).items():
-            for piece in (piece for _, share in lacking for piece in share.of_layer(layer)):
-                for block in self._file.read_pieces(piece, STREAM_BYTES):
-                    while self._group.weights.leaving() > UNDERWAY:
-                        yield False
-                    self._group.weights.send(block, [peer])
-                    yield True
-
-
-def _bytes(lacking: Sequence[tuple[Plan, BlockShare]]) -> int:
-    return sum(share.held_bytes() for _, share in lacking)
-
-
-def _note(todo: list[tuple[TensorSlice, Array]], piece: TensorSlice, out: Array) -> None:
-    todo.append((piece, out))
+    def _has_room(self, size: int) -> bool:
+        """Return whether a layer of so many bytes can be prepared before those that are prepared have been adopted."""
+        self.short = any(self._prepared.values()) and free_bytes() < ROOM * size
+        return not self.short

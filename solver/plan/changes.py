@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
 from solver.model.precision import FLOAT32, Precision
-from solver.model.spec import ModelSpec
+from solver.model.spec import ModelSpec, layer_parts
 from solver.plan.holdings import TensorSlice, alike, layer_slices, weights_bytes
-from solver.plan.plan import BlockPlan, Cut, Keys, Plan, Stage
+from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Plan, Stage
 from solver.plan.spans import Span
 
 
@@ -22,27 +22,41 @@ class BlockShare:
     ----------
     block
         "attention" or "mlp".
-    packed
-        Which graphs are made: whether it is cut by rows (K and V stand apart from Q, residual and norm are in the last
-        graph), whether K and V are avoided, and whether the first product is a summand, without bias and activation.
+    alone
+        Whether the rank computes it of its rows alone: K and V stand apart from Q, residual and norm are in the last
+        graph.
+    avoided
+        Whether K and V are not projected.
+    grid
+        Whether the first product is a summand, without bias and activation.
     slices
-        The weights; their names begin behind the layer's.
+        The weights; their names begin behind the layer's, or the sub-block's.
+    sub_block
+        Which one of a decoupled layer; None: the layer is an original one.
     """
 
     block: str
-    packed: tuple[bool, bool, bool]
+    alone: bool
+    avoided: bool
+    grid: bool
     slices: tuple[TensorSlice, ...]
+    sub_block: int | None = None
 
     def of_layer(self, layer: int) -> list[TensorSlice]:
         """Return the weights of one layer."""
-        return [replace(piece, name=f"layers/{layer}/{piece.name}") for piece in self.slices]
+        prefix = f"layers/{layer}" if self.sub_block is None else f"layers/{layer}/{self.sub_block}"
+        return [replace(piece, name=f"{prefix}/{piece.name}") for piece in self.slices]
 
     def held_bytes(self, precision: Precision = FLOAT32) -> int:
         """Return the bytes of the weights of one layer as a rank holds them."""
         return sum(piece.held_bytes(precision) for piece in self.slices)
 
 
-LayerShare = tuple[BlockShare, BlockShare]  # attention, MLP
+LayerShare = tuple[BlockShare, ...]  # attention, MLP; of a decoupled layer those of every sub-block that the rank has
+Shares = Mapping[int, LayerShare]  # by layer
+
+# Cuts under which a rank computes a block of its rows alone: all of its weights are in one place.
+ALONE = (Cut.ROWS, Cut.WHOLE, Cut.SUB_BLOCKS)
 
 
 class Holdings:
@@ -73,7 +87,7 @@ class Holdings:
         self._bytes: dict[tuple[int, Precision], int] = {}
         by_rows = all_by_rows(plan)
         for rank, held in enumerate(self._plans):
-            self._runs[rank] = source = self._source(plan, rank, frees)
+            self._runs[rank] = source = self.source(plan, rank, frees)
             if rank in frees:
                 held.clear()
             held[by_rows] = source
@@ -82,13 +96,13 @@ class Holdings:
         """Take note that ranks hold what a plan needs, besides what runs, which is of the other sort."""
         self._bytes = {}
         for rank, held in enumerate(self._plans):
-            held[all_by_rows(plan)] = self._source(plan, rank, ())
+            held[all_by_rows(plan)] = self.source(plan, rank)
 
     def adopt_front(self, plan: Plan, frees: Collection[int], layers: int) -> None:
         """Take note that so many layers in front run under a plan, and nothing is kept that does not run."""
         self._bytes = {}
         for rank, runs in enumerate(self._runs):
-            self._runs[rank] = mixed = blend(self._source(plan, rank, frees), runs, layers)
+            self._runs[rank] = mixed = blend(self.source(plan, rank, frees), runs, layers)
             self._plans[rank] = {all_by_rows(mixed): mixed}
 
     def runs(self, rank: int) -> Plan:
@@ -102,29 +116,23 @@ class Holdings:
     def held_bytes(self, spec: ModelSpec, rank: int, precision: Precision = FLOAT32) -> int:
         """Return the bytes of what a rank holds."""
         if (rank, precision) not in self._bytes:
-            self._bytes[rank, precision] = _all_bytes(spec, list(self.plans(rank)), rank, precision)
+            self._bytes[rank, precision] = all_bytes(spec, list(self.plans(rank)), rank, precision)
         return self._bytes[rank, precision]
 
     def bytes_with(self, spec: ModelSpec, plan: Plan, rank: int, precision: Precision = FLOAT32) -> int:
         """Return the bytes of what a rank would hold once it has adopted a plan, and freed nothing."""
-        plans = {**self._plans[rank], all_by_rows(plan): self._source(plan, rank, ())}
-        return _all_bytes(spec, list(plans.values()), rank, precision)
+        plans = {**self._plans[rank], all_by_rows(plan): self.source(plan, rank)}
+        return all_bytes(spec, list(plans.values()), rank, precision)
 
-    def shares(self, spec: ModelSpec, plan: Plan, rank: int) -> Sequence[LayerShare]:
-        """Return what of every layer a rank holds under a plan that it adopts."""
-        return layer_shares(spec, self._source(plan, rank, ()), rank)
-
-    def lacking(
-        self, spec: ModelSpec, plan: Plan, rank: int, frees: Collection[int] = ()
-    ) -> dict[int, tuple[BlockShare, ...]]:
-        """Return what a rank has to get before it adopts a plan, by layer."""
-        source = self._source(plan, rank, frees)
+    def lacking(self, spec: ModelSpec, plan: Plan, rank: int, frees: Collection[int] = ()) -> Shares:
+        """Return what a rank has to get before it adopts a plan."""
+        source = self.source(plan, rank, frees)
         held = self._plans[rank]
         if source in held.values() or (_whole(source, rank) and _whole(held.get(True), rank)):
             return {}  # comparing them share by share takes a millisecond
         has = [layer_shares(spec, known, rank) for known in held.values()]
         found = {}
-        for layer, needs in enumerate(layer_shares(spec, source, rank)):
+        for layer, needs in layer_shares(spec, source, rank).items():
             if missing := tuple(share for share in needs if all(share not in known[layer] for known in has)):
                 found[layer] = missing
         return found
@@ -133,7 +141,7 @@ class Holdings:
         """Return the float32 bytes that a rank reads, or gets, before it adopts a plan."""
         return sum(share.held_bytes() for shares in self.lacking(spec, plan, rank).values() for share in shares)
 
-    def _source(self, plan: Plan, rank: int, frees: Collection[int]) -> Plan:
+    def source(self, plan: Plan, rank: int, frees: Collection[int] = ()) -> Plan:
         """Return the plan that says what a rank holds under another: where that only takes its rows, the last.
 
         Unless it frees what it does not need.
@@ -194,26 +202,49 @@ def _cut(span: Span, start: int, stop: int) -> Span:
 
 
 @lru_cache(maxsize=32)
-def layer_shares(spec: ModelSpec, plan: Plan, rank: int) -> tuple[LayerShare, ...]:
-    """Return what a rank holds of every layer under a plan of one stage."""
-    (stage,) = plan.stages
-    found: list[LayerShare] = []
+def layer_shares(spec: ModelSpec, plan: Plan, rank: int) -> Shares:
+    """Return what a rank holds of every layer of its stage; of none where it is in no stage."""
+    if (place := plan.place(rank)) is None:
+        return {}
+    stage, within = place
+    found: dict[int, LayerShare] = {}
     for first, count, cuts in alike(stage):
-        apart = cuts.attention.cut in (Cut.ROWS, Cut.WHOLE)
-        avoided = cuts.attention.keys is not None and cuts.attention.keys[rank] is Keys.AVOIDED
-        layer = f"layers/{first}/"
-        slices = [
-            replace(piece, name=piece.name.removeprefix(layer)) for piece in layer_slices(spec, plan, first, rank)
-        ]
-        attention, mlp = (
-            tuple(piece for piece in slices if piece.name.startswith(block.name)) for block in spec.blocks
-        )
-        share = (
-            BlockShare("attention", (apart, avoided, cuts.attention.cut is Cut.GRID), attention),
-            BlockShare("mlp", (cuts.mlp.cut in (Cut.ROWS, Cut.WHOLE), False, cuts.mlp.cut is Cut.GRID), mlp),
-        )
-        found += [share] * count
-    return tuple(found)
+        share = tuple(_block_shares(spec, cuts, within, first, layer_slices(spec, plan, first, rank)))
+        found |= dict.fromkeys(range(first, first + count), share)
+    return found
+
+
+def _block_shares(
+    spec: ModelSpec, cuts: LayerPlan, within: int, layer: int, slices: Sequence[TensorSlice]
+) -> Iterator[BlockShare]:
+    """Yield what a rank, by its number within its stage, holds of every block, of all that it holds of the layer."""
+    decoupled = spec.is_decoupled(layer)
+    for number, (prefix, part) in enumerate(layer_parts(spec, layer)):
+        for block, cut in zip(part.blocks, (cuts.attention, cuts.mlp), strict=True):
+            own = tuple(
+                replace(piece, name=piece.name.removeprefix(f"{prefix}/"))
+                for piece in slices
+                if piece.name.startswith(f"{prefix}/{block.name}/")
+            )
+            avoided = cut.keys is not None and cut.keys[within] is Keys.AVOIDED
+            if own or not decoupled:
+                yield BlockShare(
+                    block.name, cut.cut in ALONE, avoided, cut.cut is Cut.GRID, own, number if decoupled else None
+                )
+
+
+def everything(spec: ModelSpec, plans: Iterable[Plan], rank: int) -> Shares:
+    """Return what a rank that holds nothing has to get, so that any of these plans can run."""
+    return merged(layer_shares(spec, plan, rank) for plan in plans)
+
+
+def merged(needs: Iterable[Shares]) -> Shares:
+    """Return all of these shares, what is the same in several once."""
+    found: dict[int, dict[BlockShare, None]] = {}
+    for need in needs:
+        for layer, shares in need.items():
+            found.setdefault(layer, {}).update(dict.fromkeys(shares))
+    return {layer: tuple(found[layer]) for layer in sorted(found)}
 
 
 def _whole(plan: Plan | None, rank: int) -> bool:
@@ -221,12 +252,12 @@ def _whole(plan: Plan | None, rank: int) -> bool:
     return plan is not None and all_by_rows(plan) and rank in plan.stages[0].active
 
 
-def _all_bytes(spec: ModelSpec, plans: Sequence[Plan], rank: int, precision: Precision) -> int:
+def all_bytes(spec: ModelSpec, plans: Sequence[Plan], rank: int, precision: Precision = FLOAT32) -> int:
     """Return the bytes of all that a rank holds by several plans, what is the same in two of them once."""
     first, *others = plans
     total = weights_bytes(spec, first, rank, precision)
     if others:
-        layers = zip(*(layer_shares(spec, plan, rank) for plan in plans), strict=True)
+        layers = zip(*(layer_shares(spec, plan, rank).values() for plan in plans), strict=True)
         # Layers that are cut alike share one object: one of them stands for all, or else this is a fifth of a decision.
         for _, same in groupby(layers, key=lambda known: [id(shares) for shares in known]):
             known, *more = same

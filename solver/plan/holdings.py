@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
@@ -33,27 +33,6 @@ class TensorSlice:
     def held_bytes(self, precision: Precision = FLOAT32) -> int:
         """Return its bytes as a rank holds it."""
         return precision.bytes_of(self.shape, self.summed)
-
-
-def own_plan(plan: Plan, rank: int) -> Plan:
-    """Return the plan with the stage of this rank alone, of whose layers it holds a share; as it is without one."""
-    place = plan.place(rank)
-    return plan if place is None else replace(plan, stages=place[:1])
-
-
-def held_layers(plan: Plan, rank: int) -> Span:
-    """Return the layers of which a rank may hold a share."""
-    place = plan.place(rank)
-    return Span(0, 0) if place is None else place[0].span
-
-
-def rank_slices(spec: ModelSpec, plan: Plan, rank: int) -> list[TensorSlice]:
-    """Return everything that `rank` holds, in file order; embeddings and heads are rank 0's."""
-    slices = [*end_slices(spec)] if rank == 0 else []
-    held = held_layers(plan, rank)
-    for layer in range(held.start, held.stop):
-        slices += layer_slices(spec, plan, layer, rank)
-    return slices
 
 
 @lru_cache(maxsize=4)

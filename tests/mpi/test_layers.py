@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.layers import layer_kernels
-from hepti_mpi.engine.load import load_layer
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.kernels.backends import backend
@@ -18,12 +16,12 @@ from hepti_mpi.kernels.products import NUMPY
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.spec import ImageInput, ModelSpec, TextInput, tensor_shapes
 from solver.plan.file import read_plan
-from solver.plan.holdings import held_layers, own_plan
 from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, Stage, Wire
 from solver.plan.routes import Route
 from solver.plan.spans import Partition, Span
 from solver.schedule.cost import predict
 from tests import reference
+from tests.in_memory import layers_of
 from weights.synthesize import synthetic_rows
 
 DATA = Path(__file__).parents[1] / "data" / "plans"
@@ -48,16 +46,8 @@ def tensors_of(spec):
 
 
 def make_stack(spec, plan, tensors, world, computes, wire):
-    def read(piece, out):
-        out[...] = tensors[piece.name][piece.index]
-
     plan.check(spec, world.size)
-    own, held = own_plan(plan, world.rank), held_layers(plan, world.rank)
-    layers = tuple(
-        layer_kernels(spec, own, computes.graph, world.rank, layer, load_layer(spec, plan, layer, world.rank, read))
-        for layer in range(held.start, held.stop)
-    )
-    return Stack(spec, plan, layers, world, computes, wire)
+    return Stack(spec, plan, layers_of(tensors.__getitem__, spec, plan, world, computes), world, computes, wire)
 
 
 def shares(kind, ranks, rng):

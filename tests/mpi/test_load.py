@@ -7,6 +7,7 @@ from hepti_mpi import job
 from hepti_mpi.engine import load
 from hepti_mpi.leader import Model
 from solver.base.errors import HeptiError
+from solver.plan.changes import layer_shares
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import Plan, Stage
 from solver.plan.spans import Span
@@ -45,23 +46,31 @@ def mixed_plan(ranks, seed=0):
     return Plan((stage,), POST.name)
 
 
-def expected_layers(plan, rank):
-    def read(piece, out):
-        out[...] = tensors_of(POST)[piece.name][piece.index]
-
-    return [load.load_layer(POST, plan, layer, rank, read) for layer in range(POST.layers)]
-
-
 def load_share(model, world):
     """Load what the rank holds of the mixed plan, as weights, not yet as kernels."""
-    return job.load_share(model, mixed_plan(world.size), lambda number, layer: layer, world, None)[0]
+    return job.load_share(model, [mixed_plan(world.size)], lambda share, weights: weights, world, None)[0]
+
+
+def expected_block(layer, share):
+    """Return a block's arrays by their names: tensors of one, where the rank has any, lie one below another."""
+    arrays = {}
+    for piece in share.slices:
+        _, name, kind = piece.name.split("/")
+        part = {"output": "out", "down": "out", "norm": "norm"}.get(name, "into")
+        part += "_bias" * (kind == "bias")
+        tensor = tensors_of(POST)[f"layers/{layer}/{piece.name}"][piece.index]
+        arrays.setdefault(part, []).append(tensor)
+    return {part: np.concatenate(tensors) for part, tensors in arrays.items()}
 
 
 def check(loaded, plan, world):
-    for ours, wanted in zip(loaded.layers, expected_layers(plan, world.rank), strict=True):
-        for block in ("attention", "mlp"):
-            for name in ("into", "into_bias", "out", "out_bias", "norm", "norm_bias"):
-                np.testing.assert_array_equal(*(getattr(getattr(layer, block), name) for layer in (ours, wanted)))
+    assert {layer: (*blocks,) for layer, blocks in loaded.layers.items()} == layer_shares(POST, plan, world.rank)
+    for layer, blocks in loaded.layers.items():
+        for share, weights in blocks.items():
+            wanted = expected_block(layer, share)
+            for part in ("into", "into_bias", "out", "out_bias", "norm", "norm_bias"):
+                ours = getattr(weights, part)
+                np.testing.assert_array_equal(ours, wanted.get(part, ours[:0]))
     # Embeddings and heads are rank 0's alone.
     ends = {name: values for name, values in tensors_of(POST).items() if not name.startswith("layers/")}
     assert loaded.ends.keys() == (ends.keys() if world.rank == 0 else set())
@@ -105,6 +114,7 @@ def test_progress_counts_every_byte_of_the_share(setups, world):
     model, done = setups(range(world.size)), []
 
     with WeightsFile(model.path) as file:
-        load.load(file, POST, mixed_plan(world.size), world, lambda number, layer: layer, done.append)
+        plans = [mixed_plan(world.size)]
+        load.load(load.Source(world, file), POST, plans, lambda share, weights: weights, done.append)
 
     assert sum(done) == weights_bytes(POST, mixed_plan(world.size), world.rank)

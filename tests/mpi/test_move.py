@@ -3,24 +3,28 @@
 import shutil
 import tempfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hepti_mpi.comm import group as comm
+from hepti_mpi.engine import load
 from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.layers import block_kernels, rank_layers
+from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.kernels.backends import backend
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.live import change_over
 from hepti_mpi.live.change_over import Mover
 from solver.plan.changes import blend
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
+from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
 from solver.plan.routes import Route
 from solver.plan.spans import Partition, Span
 from tests import sweeps
-from tests.mpi.test_layers import CUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
+from tests.mpi.test_layers import CUTS, POST, PRE, expected, random_layer, tensors_of
 from weights.file.store import WeightsFile
 from weights.synthesize import synthesize
 
@@ -63,14 +67,18 @@ def plan_of(spec, layers, ranks):
 class Run:
     """The layers and their mover, which every rank of the test has."""
 
-    def __init__(self, spec, plan, world, files, computes=NUMPY, with_file=None):
+    def __init__(self, spec, plan, world, files, computes=NUMPY, with_file=None, spare=None):
         # A communicator of its own: pieces of weights of a change that a job ended in stay in it.
         world = comm.world()
         self.spec, self.world = spec, world
-        self.stack = make_stack(spec, plan, tensors_of(spec), world, computes, Wire.FLOAT32)
         has = range(world.size) if with_file is None else with_file
         without = [rank for rank in range(world.size) if rank not in has]
-        self.mover = Mover(spec, self.stack, world, files[spec.name] if world.rank in has else None, computes, without)
+        source = load.Source(world, files[spec.name] if world.rank in has else None, without)
+        plans = [plan] if spare is None else [plan, spare]
+        make = partial(block_kernels, spec, computes.graph)
+        held = load.load(source, spec, plans, make).layers
+        self.stack = Stack(spec, plan, rank_layers(spec, plan, world.rank, held), world, computes)
+        self.mover = Mover(spec, self.stack, source, make, held, spare)
 
     def prepare(self, plan, steps=None):
         """Prepare a plan, all of it or so many pieces of work on every rank."""
@@ -127,7 +135,7 @@ def test_layers_change_one_after_the_other_where_memory_is_short(seed, world, fi
         adopted = 0
         while adopted < POST.layers:
             while run.mover.step():
-                assert len(run.mover._prepared) <= 1
+                assert sum(map(bool, run.mover._prepared.values())) <= 1
             layers = min(world.on_all(lambda: run.mover.ready))
             assert layers > adopted
             run.mover.adopt(adopted := layers)
@@ -138,7 +146,7 @@ def test_layers_change_one_after_the_other_where_memory_is_short(seed, world, fi
 @pytest.mark.parametrize("who", ["every second", "rank 0 alone"])
 def test_ranks_without_the_file_get_from_rank_0_what_they_lack(who, world, files, monkeypatch):
     """In bounded pieces, while requests run."""
-    monkeypatch.setattr(change_over, "STREAM_BYTES", 2000)
+    monkeypatch.setattr(load, "STREAM_BYTES", 2000)
     rng = np.random.default_rng(3)
     with_file = range(0, world.size, 2) if who == "every second" else [0]
     run = Run(POST, random_plan(POST, rng, world.size), world, files, with_file=with_file)
@@ -223,13 +231,12 @@ def test_a_rank_is_emptied_of_rows_beside_heads_and_comes_back(heads, world, fil
 def test_what_was_freed_is_got_again_while_requests_run(with_file, world, files):
     """A rank that was short of memory has room again: all may change to rows at once, as before."""
     rng = np.random.default_rng(10)
-    run = Run(POST, random_plan(POST, rng, world.size), world, files, with_file=None if with_file == "all" else [0])
-    cut, rows, short = run.stack.plan, rows_plan([1.0] * world.size), world.size - 1
+    cut, rows, short = random_plan(POST, rng, world.size), rows_plan([1.0] * world.size), world.size - 1
+    run = Run(POST, cut, world, files, with_file=None if with_file == "all" else [0], spare=rows)
 
     def lacks():
         return any(run.mover.holdings.lacking(POST, rows, rank) for rank in range(world.size))
 
-    run.mover.spare(rows, lambda size: None)
     held = run.mover.holdings.held_bytes(POST, short)
     assert not lacks()
     run.mover.prepare(cut, frees=(short,))

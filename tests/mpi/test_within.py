@@ -65,8 +65,8 @@ def test_from_any_layer_on_other_rows_give_the_same_result(seed, world, files):
 def test_from_any_layer_on_rows_follow_any_cuts_and_these_follow_rows(seed, world, files):
     """Where all ranks hold both; rows of the blocks may differ, too."""
     rng = np.random.default_rng([seed, 12])
-    run = Run(LONG, random_plan(LONG, rng, world.size), world, files)
-    run.mover.spare(rows_plan([1.0] * world.size, LONG), lambda size: None)
+    spare = rows_plan([1.0] * world.size, LONG)
+    run = Run(LONG, random_plan(LONG, rng, world.size), world, files, spare=spare)
     cut = run.stack.plan
     turned = 0
     for _ in range(CHANGES):
@@ -165,8 +165,7 @@ def test_changes_at_any_moment_within_and_between_requests_lose_none(acts, world
     cluster, solution = planned(world.size)
     plan, spare = random_plan(LONG, np.random.default_rng(14), world.size), solution.plan
     solution = replace(solution, plan=priced(plan, cluster, 32))
-    run = Run(LONG, solution.plan, world, files)
-    run.mover.spare(spare, lambda size: None)
+    run = Run(LONG, solution.plan, world, files, spare=spare)
     decisions = []
     if world.rank:
         follow(run.world, run.stack, member_of(run))

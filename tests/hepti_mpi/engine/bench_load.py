@@ -19,8 +19,8 @@ import h5py
 import numpy as np
 
 from hepti_mpi.comm import group as comm
-from hepti_mpi.engine.layers import layer_kernels
-from hepti_mpi.engine.load import load
+from hepti_mpi.engine.layers import block_kernels
+from hepti_mpi.engine.load import Source, load
 from hepti_mpi.kernels.backends import backend
 from solver.model.precision import FLOAT32, INT8
 from solver.plan.holdings import weights_bytes
@@ -40,13 +40,13 @@ def run(path, way):
         group = comm.world()
         if way != "h5py":
             name, precision = way.split()
-            make = partial(layer_kernels, file.spec, plan, backend(name, precision).graph, 0)
+            make = partial(block_kernels, file.spec, backend(name, precision).graph)
         with path.open("rb", buffering=0) as raw:
             while raw.read(8 * MIB):
                 pass
         before = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.perf_counter()
-        held = read_plainly(path) if way == "h5py" else load(file, file.spec, plan, group, make, lambda _: None)
+        held = read_plainly(path) if way == "h5py" else load(Source(group, file), file.spec, [plan], make)
         seconds = time.perf_counter() - started
         assert held
         size = weights_bytes(file.spec, plan, 0, INT8 if way.endswith("int8") else FLOAT32)

@@ -13,13 +13,12 @@ import numpy as np
 
 from hepti_mpi.comm import group as comm
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.layers import layer_kernels
-from hepti_mpi.engine.load import load_layer
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels.backends import backend
-from solver.model.spec import named_model
+from solver.model.spec import named_model, tensor_shapes
 from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
 from solver.plan.spans import Partition, Span
+from tests.in_memory import layers_of
 
 ROWS, LAYERS = 64, 8
 SPEC = replace(named_model("bert-large"), layers=LAYERS, hidden=64, ffn=128, heads=4)
@@ -56,21 +55,17 @@ def main():
     block = replace(rows, cut=Cut.BLOCK, inner=Partition.of_shares(shares, SPEC.heads))
     numbers = np.random.default_rng(0)
 
-    def read(piece, out):
-        out[...] = 0.1 * numbers.standard_normal(out.shape, np.float32)
+    shapes = tensor_shapes(SPEC)
+
+    def tensor_of(name):
+        return 0.1 * numbers.standard_normal(shapes[name], np.float32)
 
     for name, attention in (("rows, rows", rows), ("block, rows", block)):
         stage = Stage(
             tuple(f"pi-{rank}" for rank in range(group.size)), ((Span(0, LAYERS), LayerPlan(attention, rows)),)
         )
         plan = Plan((stage,), SPEC.name, tile_rows=12 if group.size > 1 else 0)
-        layers = tuple(
-            layer_kernels(
-                SPEC, plan, computes.graph, group.rank, number, load_layer(SPEC, plan, number, group.rank, read)
-            )
-            for number in range(LAYERS)
-        )
-        stack = Stack(SPEC, plan, layers, group, computes)
+        stack = Stack(SPEC, plan, layers_of(tensor_of, SPEC, plan, group, computes), group, computes)
         x = np.ones((ROWS, SPEC.hidden), np.float32) if group.rank == 0 else None
         for turn in range(1 + runs):
             if turn == 1:

@@ -1,4 +1,4 @@
-"""Reading ahead: the next layer is read while the former is packed."""
+"""Reading ahead: the next block is read while the former is packed."""
 
 from threading import Event
 
@@ -9,7 +9,7 @@ from solver.base.errors import HeptiError
 
 
 def test_a_step_runs_while_the_result_before_it_is_used():
-    """And no further one: at most two layers are held unpacked."""
+    """And no further one: at most two blocks are held unpacked."""
     started = [Event(), Event(), Event()]
 
     results = _ahead(event.set for event in started)

@@ -19,14 +19,13 @@ from torch.nn import functional
 
 from hepti_mpi.comm import group as comm
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.layers import layer_kernels
-from hepti_mpi.engine.load import load_layer
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels.backends import backend
 from solver.base.threads import omp_threads
 from solver.model.spec import named_model, tensor_shapes
 from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
 from solver.plan.spans import Span
+from tests.in_memory import layers_of
 from weights.synthesize import synthetic_rows
 
 FUSED = "com.microsoft"
@@ -34,17 +33,10 @@ FUSED = "com.microsoft"
 
 def rank(spec, tensors, computes):
     """Return x -> the layers' result, as one rank of the engine computes it."""
-
-    def read(piece, out):
-        out[...] = tensors[piece.name][piece.span.slice]
-
     rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
     plan = Plan((Stage(("pi-0",), ((Span(0, spec.layers), LayerPlan(rows, rows)),)),), spec.name)
-    layers = tuple(
-        layer_kernels(spec, plan, computes.graph, 0, number, load_layer(spec, plan, number, 0, read))
-        for number in range(spec.layers)
-    )
-    stack = Stack(spec, plan, layers, comm.world(), computes)
+    group = comm.world()
+    stack = Stack(spec, plan, layers_of(tensors.__getitem__, spec, plan, group, computes), group, computes)
     return lambda x: stack.run(Batch.of_lengths([len(x)]), x, count=True)
 
 

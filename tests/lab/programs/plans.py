@@ -15,13 +15,12 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from hepti_mpi.__main__ import limit_threads
 from hepti_mpi.comm.group import world
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.layers import layer_kernels
-from hepti_mpi.engine.load import load
+from hepti_mpi.engine.layers import block_kernels, rank_layers
+from hepti_mpi.engine.load import Source, load
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import backends, embeddings
 from solver.base import clock
 from solver.plan.file import plan_from_json
-from solver.plan.holdings import own_plan
 from weights.file.store import WeightsFile
 
 WARM, TIMED = 1, 2  # requests of a plan in a turn
@@ -31,23 +30,16 @@ group, backend = world(), backends.backend("onnxruntime")
 plans = {name: plan_from_json(json.dumps(text)) for name, text in json.loads(Path(sys.argv[2]).read_text()).items()}
 rows, turns = int(sys.argv[3]), int(sys.argv[4])
 batch, ids = Batch.of_lengths([rows]), np.random.default_rng(0).integers(1000, 20000, rows)
-made = {}  # kernels by their share: plans that differ only in rows have them in common
 
-
-def kernels(own, number, weights):
-    blocks = ((own.layer(number).attention, weights.attention), (own.layer(number).mlp, weights.mlp))
-    share = number, *((block.cut, block.inner, block.columns, held.into.shape) for block, held in blocks)
-    if share not in made:
-        made[share] = layer_kernels(file.spec, own, backend.graph, group.rank, number, weights)
-    return made[share]
-
-
-stacks = {}
 with WeightsFile(Path(sys.argv[1])) as file:
-    for name, plan in plans.items():
-        weights = load(file, file.spec, plan, group, partial(kernels, own_plan(plan, group.rank)), lambda size: None)
-        stacks[name] = Stack(file.spec, plan, weights.layers, group, backend)
-        tensors = weights.ends
+    # Kernels that several plans have in common are there once.
+    make = partial(block_kernels, file.spec, backend.graph)
+    weights = load(Source(group, file), file.spec, list(plans.values()), make)
+stacks = {
+    name: Stack(file.spec, plan, rank_layers(file.spec, plan, group.rank, weights.layers), group, backend)
+    for name, plan in plans.items()
+}
+tensors = weights.ends
 
 seconds = {name: [] for name in stacks}
 for _ in range(turns):

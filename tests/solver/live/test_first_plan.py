@@ -120,5 +120,6 @@ def test_what_runs_by_layers_of_two_plans_is_known_of_every_rank():
     holdings.adopt_front(blocks, (), 4)
 
     share = layer_shares(SPEC, blocks, 2)[0]
-    assert layer_shares(SPEC, holdings.runs(2), 2)[3:5] == (share, layer_shares(SPEC, rows, 2)[4])
+    runs = layer_shares(SPEC, holdings.runs(2), 2)
+    assert (runs[3], runs[4]) == (share, layer_shares(SPEC, rows, 2)[4])
     assert holdings.held_bytes(SPEC, 2) == pytest.approx(whole * (4 / 3 + 8) / 12, rel=0.01)

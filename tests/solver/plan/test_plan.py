@@ -13,10 +13,10 @@ from solver.base.errors import HeptiError
 from solver.model.precision import INT8
 from solver.model.spec import tensor_shapes
 from solver.plan.file import plan_from_json, plan_to_json, read_plan
-from solver.plan.holdings import layer_slices, rank_slices, weights_bytes
+from solver.plan.holdings import layer_slices, weights_bytes
 from solver.plan.plan import BlockPlan, Cut, Layout
 from solver.plan.spans import Partition, Span
-from tests.plans import SPEC, plans
+from tests.plans import SPEC, plans, rank_slices
 from tests.sweeps import count
 
 # By hand: 5 heads and 37 columns of F over three devices, the last of which has little or nothing.

@@ -10,7 +10,7 @@ import pytest
 from solver.cluster.cluster import Link
 from solver.cluster.curves import Kernel
 from solver.model.spec import named_model
-from solver.plan.holdings import rank_slices, weights_bytes
+from solver.plan.holdings import weights_bytes
 from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, uniform_plan
 from solver.plan.routes import Route, of_owner, sources
 from solver.plan.spans import Partition, tiles
@@ -19,6 +19,7 @@ from solver.schedule.exchange import Network, gather, move, scatter, tile_counts
 from solver.schedule.stages import predict_plan
 from solver.schedule.timing import gather_ends, reduce_ends
 from solver.systems import make_plan, plans_for
+from tests.plans import rank_slices
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base", layers=3)
