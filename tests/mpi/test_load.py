@@ -7,11 +7,16 @@ from hepti_mpi import job
 from hepti_mpi.engine import load
 from hepti_mpi.leader import Model
 from solver.base.errors import HeptiError
+from solver.cluster.cluster import GIB, Cluster, Device, Link
+from solver.model.sublayers import SUBLAYERS
 from solver.plan.changes import layer_shares
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import Plan, Stage
-from solver.plan.spans import Span
+from solver.plan.spans import Partition, Span
+from solver.schedule.stages import chain_of_sublayers
+from tests.mpi.test_decoupled import TEXTS, random_layers
 from tests.mpi.test_layers import CUTS, POST, random_layer, tensors_of
+from tests.mpi.test_move import plan_of
 from weights.file.store import WeightsFile
 from weights.synthesize import synthesize
 
@@ -20,15 +25,15 @@ from weights.synthesize import synthesize
 def setups(folder, world):
     """Return this rank's word of where its file lies: `with_file` says which ranks have one, and of which seed."""
 
-    def make(with_file, seed=0):
+    def make(with_file, seed=0, spec=POST):
         if world.rank == 0:
             for number in {0, seed}:
-                synthesize(folder / f"{number}.h5", POST, number)
+                synthesize(folder / f"{number}.h5", spec, number)
         world.on_all(lambda: None)
         with WeightsFile(folder / "0.h5") as file:
             fingerprint = file.fingerprint
         name = "none.h5" if world.rank not in with_file else "0.h5" if world.rank == 0 else f"{seed}.h5"
-        return Model(folder / name, fingerprint, POST)
+        return Model(folder / name, fingerprint, spec)
 
     return make
 
@@ -46,33 +51,46 @@ def mixed_plan(ranks, seed=0):
     return Plan((stage,), POST.name)
 
 
-def load_share(model, world):
-    """Load what the rank holds of the mixed plan, as weights, not yet as kernels."""
-    return job.load_share(model, [mixed_plan(world.size)], lambda share, weights: weights, world, None)[0]
+def stages_within_blocks(ranks):
+    """Return a plan of as many stages, most of which begin and end within a layer, some of them within a block."""
+    cluster = Cluster(tuple(Device(f"pi-{rank}", 1e10, GIB) for rank in range(ranks)), Link(1e8, 1e-4))
+    counts = Partition.of_shares([1 + rank % 2 / 3 for rank in range(ranks)], SUBLAYERS * POST.layers).counts
+    return chain_of_sublayers(POST, cluster, list(enumerate(counts)), "by hand", 40)
 
 
-def expected_block(layer, share):
+def sub_blocks(ranks):
+    """Return a plan of a decoupled model, the sub-blocks of which are not shared out equally."""
+    layers = random_layers(TEXTS, "whole", "uneven", ranks, np.random.default_rng(0))
+    return plan_of(TEXTS, layers, ranks)
+
+
+def load_share(model, world, plan=None):
+    """Load what the rank holds of a plan, else the mixed one, as weights, not yet as kernels."""
+    plans = [plan or mixed_plan(world.size)]
+    return job.load_share(model, plans, lambda share, weights: weights, world, None)[0]
+
+
+def expected_block(spec, layer, share):
     """Return a block's arrays by their names: tensors of one, where the rank has any, lie one below another."""
     arrays = {}
-    for piece in share.slices:
-        _, name, kind = piece.name.split("/")
+    for piece in share.of_layer(layer):
+        *_, name, kind = piece.name.split("/")
         part = {"output": "out", "down": "out", "norm": "norm"}.get(name, "into")
         part += "_bias" * (kind == "bias")
-        tensor = tensors_of(POST)[f"layers/{layer}/{piece.name}"][piece.index]
-        arrays.setdefault(part, []).append(tensor)
+        arrays.setdefault(part, []).append(tensors_of(spec)[piece.name][piece.index])
     return {part: np.concatenate(tensors) for part, tensors in arrays.items()}
 
 
-def check(loaded, plan, world):
-    assert {layer: (*blocks,) for layer, blocks in loaded.layers.items()} == layer_shares(POST, plan, world.rank)
+def check(loaded, plan, world, spec=POST):
+    assert {layer: (*blocks,) for layer, blocks in loaded.layers.items()} == layer_shares(spec, plan, world.rank)
     for layer, blocks in loaded.layers.items():
         for share, weights in blocks.items():
-            wanted = expected_block(layer, share)
-            for part in ("into", "into_bias", "out", "out_bias", "norm", "norm_bias"):
-                ours = getattr(weights, part)
-                np.testing.assert_array_equal(ours, wanted.get(part, ours[:0]))
+            wanted = expected_block(spec, layer, share)
+            for part, values in wanted.items():
+                np.testing.assert_array_equal(getattr(weights, part), values)
+            assert not any(getattr(weights, part).size for part in {"into", "into_bias", "out"} - {*wanted})
     # Embeddings and heads are rank 0's alone.
-    ends = {name: values for name, values in tensors_of(POST).items() if not name.startswith("layers/")}
+    ends = {name: values for name, values in tensors_of(spec).items() if not name.startswith("layers/")}
     assert loaded.ends.keys() == (ends.keys() if world.rank == 0 else set())
     for name, values in loaded.ends.items():
         np.testing.assert_array_equal(values, ends[name])
@@ -84,6 +102,17 @@ def test_a_share_is_the_same_wherever_it_comes_from(who, setups, world):
     model = setups(with_file)
 
     check(load_share(model, world), mixed_plan(world.size), world)
+
+
+@pytest.mark.parametrize("who", ["all", "rank 0 alone"])
+@pytest.mark.parametrize(("spec", "plan"), [(POST, stages_within_blocks), (TEXTS, sub_blocks)], ids=["stages", "parts"])
+def test_parts_of_a_layer_come_as_well(spec, plan, who, setups, world):
+    """A stage's part of a layer, and sub-blocks."""
+    plan = plan(world.size)
+    plan.check(spec, world.size)
+    model = setups(range(world.size) if who == "all" else [0], spec=spec)
+
+    check(load_share(model, world, plan), plan, world, spec)
 
 
 def test_rank_0_sends_a_share_in_bounded_pieces(setups, world, monkeypatch):
