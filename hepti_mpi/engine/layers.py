@@ -45,7 +45,6 @@ class LayerKernels:
     mlp: BlockKernels
 
 
-
 # A layer's kernels; of a decoupled layer, those of every sub-block that the rank has.
 Layer = LayerKernels | tuple[LayerKernels, ...]
 
