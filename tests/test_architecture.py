@@ -1,6 +1,7 @@
 """The shape of the tree: which room may import which, and one address per heavy dependency."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -115,6 +116,19 @@ def test_a_package_is_its_rooms_and_a_room_is_a_dozen_files(package):
         files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
         assert len(files) <= MOST_FILES or folder.name == "systems", folder
         assert ast.get_docstring(ast.parse((folder / "__init__.py").read_text())), folder
+
+
+def test_what_the_documents_name_is_there():
+    """Files of the packages and tests, by their path from the root."""
+    named = re.compile(r"\b(?:solver|weights|hepti_mpi|launch|tests)/[\w/]+\.(?:py|toml)\b")
+    missing = {
+        f"{page.name}: {path}"
+        for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+        for path in named.findall(page.read_text())
+        if not (ROOT / path).exists()
+    }
+
+    assert not missing
 
 
 def test_there_are_no_circles():
