@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hepti_mpi import defaults
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.hosts import Place
-from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.flow import Flow, Step
+from hepti_mpi.engine.engine import Engine
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.live.conductor import Conductor
@@ -28,9 +25,10 @@ from hepti_mpi.plan_choice import choose
 from hepti_mpi.report import tables
 from hepti_mpi.report.report import job_report, predicted_rate, prediction
 from hepti_mpi.report.watch import Watch
-from hepti_mpi.requests import outputs
-from hepti_mpi.requests.answers import Answers
+from hepti_mpi.requests.answers import Kept, Sink, Tally
 from hepti_mpi.requests.inputs import Reader, Request, batches_of, rows_of
+from hepti_mpi.requests.outputs import SUFFIXES, as_they_come, print_answer, write_answers, write_json
+from hepti_mpi.requests.sources import Batches, in_turn
 from solver.base import clock
 from solver.base.command import check_path
 from solver.base.errors import HeptiError
@@ -59,7 +57,7 @@ class Model:
 
 
 class Leader:
-    """Reads, plans, leads the ranks through every batch, answers and reports; on rank 0 only.
+    """Reads, plans, feeds the engine, and reports; on rank 0 only.
 
     Parameters
     ----------
@@ -77,8 +75,10 @@ class Leader:
         self._cluster: Cluster | None = None
         self._complaints: list[str] = []
         self._complained = False
-        self._answers = Answers(options.output, self._serves)
-        self._busy_s = 0.0  # of all passes that count
+        self._tally = Tally(serves=self._serves)
+        self._writes_hidden = options.output is not None and options.output.suffix == ".npz"
+        self._kept = Kept(with_hidden=self._writes_hidden)
+        self._busy_s = 0.0  # of what was asked last: of all passes that count
         self._rounding: float | None = None
         self._by_length: PlansByLength | None = None  # where batches of other lengths run under others
         self._solution: Solution | None = None  # where the plan may change
@@ -104,7 +104,7 @@ class Leader:
             If nothing can be computed, or an output could not be written.
         """
         for path, suffixes in (
-            (self._options.output, outputs.SUFFIXES),
+            (self._options.output, SUFFIXES),
             (self._options.report, (".json",)),
             (self._options.trace, (".json",)),
         ):
@@ -113,7 +113,7 @@ class Leader:
         path = (self._options.model or defaults.default_model()).absolute()
         with WeightsFile(path) as file:
             self._spec, fingerprint, tokenizer = file.spec, file.fingerprint, file.tokenizer
-        by_id, images = self._answers.by_id, self._options.images
+        by_id, images = not self._serves or self._writes_hidden, self._options.images
         if images is not None and not images.is_dir():
             raise HeptiError(f"there is no folder --images {images}")
         self._reader = Reader(self._spec, tokenizer, self._complain, by_id=by_id, images=images)
@@ -149,72 +149,72 @@ class Leader:
         self, stack: Stack, tensors: embeddings.Tensors, member: Member | None, read_bytes_per_s: Sequence[float]
     ) -> None:
         """Run every batch on all ranks, and answer it; where the plan lives, let it follow what they measure."""
-        flow = Flow(stack, self._group)
+        engine = Engine(self._spec, tensors, stack, self._group, self._by_length.of if self._by_length else None)
         batches = list(batches_of(self._requests))
         # What adapts begins with all bits: the report says what came of it.
         if self._options.wire not in (Wire.FLOAT32, Wire.ADAPTIVE) and batches:
-            self._rounding = self._measure_rounding(batches[0], flow, tensors)
+            self._rounding = _measured_rounding(batches[0], engine)
         if member is not None and self._solution is not None and self._cluster is not None:
             from solver.live.replan import Replanner
 
             replanner = Replanner(self._spec, self._cluster, self._solution, self._spare, read_bytes_per_s)
             self._conductor = Conductor(self._spec, member, replanner, self._options.replan == "auto", self.say)
-        if self._serves:
-            self._serve(stack, flow, tensors)
-        else:
-            self._pass_over(batches, stack, flow, tensors)
+            engine.live = self._conductor
+            if self._watch:
+                self._conductor.show = partial(self._watch.show, stack)
+        with self._watch or nullcontext(), self._sinks() as sinks:
+            for source, count in self._sources(batches, engine):
+                started = clock.now()
+                for answer in engine.serve(source, count=count):
+                    for take in sinks:
+                        take(answer)
+                self._busy_s = clock.now() - started
         if self._conductor:
             self._plan = stack.plan
         self._group.orders.send(None, self._group.others())
 
-    def _serve(self, stack: Stack, flow: Flow, tensors: embeddings.Tensors) -> None:
-        """Answer standard input, line by line; what is kept of the answers does not grow with them."""
-        with self._watch or nullcontext(), self._answers.as_they_come():
-            for request in self._reader.standard_input():
-                self._turn_to(request.rows, stack)
-                for answers in self._compute([[request]], flow, tensors, count=True):
-                    outputs.print_answer(answers[0])
-                self._between(stack)
+    def _sources(self, batches: Batches, engine: Engine) -> list[tuple[Iterator[Batches], bool]]:
+        """Return what the engine is asked, one after the other, and whether it counts in the report."""
+        idle, options = lambda: engine.idle, self._options
+        if self._serves:
+            lines = ([[request]] for request in self._reader.standard_input())
+            return [(in_turn(lines, idle), True)]
+        times = ((options.warmup, False), (options.repeat, True))
+        return [(in_turn(repeat(batches, passes), idle), count) for passes, count in times]
 
-    def _pass_over(
-        self, batches: Sequence[list[Request]], stack: Stack, flow: Flow, tensors: embeddings.Tensors
-    ) -> None:
-        """Compute the batches of a file as often as is asked."""
-        passes = self._options.warmup + self._options.repeat
-        bar = progress("computing", passes * len(batches), console=self.console, unit="batches")
-        # Plans change while no batch is under way.
-        together = [[batch] for batch in batches] if self._conductor else self._of_one_plan(batches)
-        with self._watch or nullcontext(), nullcontext(lambda _: None) if self._watch else bar as done:
-            for number in range(passes):
-                self._answers.begin_pass()
-                started, count = clock.now(), number >= self._options.warmup
-                for some in together:
-                    self._turn_to(rows_of(some[0]), stack)
-                    for _ in self._compute(some, flow, tensors, count=count):
-                        done(1)
-                    self._between(stack)
-                self._busy_s += (clock.now() - started) * count
+    @contextmanager
+    def _sinks(self) -> Iterator[list[Sink]]:
+        """Give what takes every answer; what is kept of standard input's does not grow with them."""
+        output, total = self._options.output, (self._options.warmup + self._options.repeat) * len(self._requests)
+        if self._serves:
+            with as_they_come(output) if output else nullcontext(lambda _: None) as write:
+                yield [self._tally.take, write, print_answer]
+        else:
+            bar = progress("computing", total, console=self.console, unit="requests")
+            with nullcontext(lambda _: None) if self._watch else bar as done:
+                yield [self._tally.take, self._kept.take, lambda _: done(1)]
 
     def close(self, ranks: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:
         """Write and show what was asked for; return the exit code."""
         options = self._options
-        report = job_report(self._spec, self._plan, self._answers, ranks, places, options)
-        report |= prediction(self._spec, self._cluster, self._plan, self._answers.rows, self._plan_of)
+        report = job_report(self._spec, self._plan, self._tally, ranks, places, options)
+        report |= prediction(self._spec, self._cluster, self._plan, self._tally.rows, self._plan_of)
         report["predicted_for"] = None if report["predicted_seconds"] is None else self._boards
         report["wire_rounding"] = self._rounding
         report["replans"] = [*self._conductor.decisions] if self._conductor else []
         report["replans_decided"] = self._conductor.decided if self._conductor else 0
-        report["requests_per_s"] = self._answers.count / self._busy_s if self._busy_s else None
+        report["requests_per_s"] = None if self._serves else self._tally.count / self._busy_s
         batches = [[request.rows for request in batch] for batch in batches_of(self._requests)]
         rate = predicted_rate(self._spec, self._cluster, self._plan, batches, self._plan_of)
         report["predicted_requests_per_s"] = rate
-        self._answers.write()
+        if options.output is not None and not self._serves:
+            write_answers(options.output, self._kept.by_id.values())
         if options.report is not None:
-            outputs.write_json(options.report, report)
+            write_json(options.report, report)
         if not self._serves:
             console = tables.terminal(stderr=False)
             if options.output is None and options.random is None:
-                tables.show_answers(console, self._requests, self._answers.kept)
+                tables.show_answers(console, self._requests, [answer.entry for answer in self._kept.by_id.values()])
             tables.show_ranks(console, report, self._plan, queued=len(batches) > 1 and not self._plan.in_one)
             if self._rounding is not None:
                 size = f"{percent(self._rounding)} of their root mean square"
@@ -224,79 +224,9 @@ class Leader:
             self._doubt_profile(report["seconds_median"], report["predicted_seconds"])
         return 2 if self._complained else 0
 
-    def _compute(
-        self, batches: Sequence[list[Request]], flow: Flow, tensors: embeddings.Tensors, *, count: bool
-    ) -> Iterator[list[dict[str, Any]]]:
-        """Run batches on all ranks and yield each one's answers."""
-        for requests, hidden, started in self._hidden_states(batches, flow, tensors, count=count):
-            batch = Batch.of_lengths([request.rows for request in requests])
-            states = [hidden[span.slice] for span in batch.requests]
-            results = [embeddings.result(self._spec, tensors, state) for state in states]
-            seconds = clock.now() - started
-            answers = [
-                outputs.answer(request, seconds, result) for request, result in zip(requests, results, strict=True)
-            ]
-            for entry, state in zip(answers, states, strict=True):
-                self._answers.add(entry, state, batch.rows, counts=count)
-            yield answers
-
     def _plan_of(self, rows: int) -> Plan:
         """Return the plan under which batches of so many rows run."""
         return self._plan if self._by_length is None else self._by_length.of(rows)
-
-    def _of_one_plan(self, batches: Sequence[list[Request]]) -> list[list[list[Request]]]:
-        """Return batches that follow each other and run under the same plan together."""
-        return [list(some) for _, some in groupby(batches, key=lambda batch: self._plan_of(rows_of(batch)))]
-
-    def _turn_to(self, rows: int, stack: Stack) -> None:
-        """Let the batches that follow run under the plan for so many rows; ranks without a share hear of it, too."""
-        if self._by_length is not None and (plan := self._by_length.of(rows)) != stack.plan:
-            self._group.orders.send(plan, self._group.others())
-            stack.adopt(plan, stack.layers)
-
-    def _between(self, stack: Stack) -> None:
-        """Let the plan follow what the last batch has shown."""
-        if self._conductor:
-            self._conductor.ran()
-            if self._watch:
-                self._watch.show(self._conductor, stack.plan, stack.last.compute_s + stack.last.wait_s)
-
-    def _hidden_states(
-        self,
-        batches: Sequence[list[Request]],
-        flow: Flow,
-        tensors: embeddings.Tensors,
-        *,
-        count: bool,
-        exact: bool = False,
-    ) -> Iterator[tuple[list[Request], Array, float]]:
-        """Run batches on all ranks; yield each with its last hidden states [S, H] and the time at which it began."""
-        begun: deque[tuple[list[Request], float]] = deque()
-
-        def embed(requests: list[Request]) -> Array:
-            begun.append((requests, clock.now()))
-            return np.concatenate([embeddings.embed(self._spec, tensors, request.content) for request in requests])
-
-        def step(requests: list[Request]) -> Step:
-            rows = tuple(request.rows for request in requests)
-            tell = conductor.begin(sum(rows)) if conductor else None
-            return Step(rows, count, exact, tell, conductor.looks if conductor else ())
-
-        conductor = self._conductor
-        meanwhile, look = (conductor.meanwhile, conductor.look) if conductor else (None, None)
-        steps = [(step(requests), partial(embed, requests)) for requests in batches]
-        for hidden in flow.run(steps, meanwhile, look):
-            requests, started = begun.popleft()
-            yield requests, embeddings.last_hidden(self._spec, tensors, hidden), started
-
-    def _measure_rounding(self, requests: list[Request], flow: Flow, tensors: embeddings.Tensors) -> float:
-        """Return what thin wires cost: the largest error of a hidden state, of the root mean square of all."""
-        exact, rounded = (
-            hidden
-            for exact in (True, False)
-            for _, hidden, _ in self._hidden_states([requests], flow, tensors, count=False, exact=exact)
-        )
-        return float(np.abs(rounded - exact).max() / np.sqrt(np.square(exact).mean()))
 
     def _doubt_profile(self, seconds: float, predicted: float | None) -> None:
         """Say so where a kept profile cannot hold any more."""
@@ -328,3 +258,12 @@ class Leader:
         for complaint in self._complaints:
             self.say(f"python -m hepti_mpi: {complaint}")
         return requests
+
+
+def _measured_rounding(requests: Sequence[Request], engine: Engine) -> float:
+    """Return what thin wires cost: the largest error of a hidden state, of the root mean square of all."""
+    exact, rounded = (
+        np.concatenate([answer.hidden for answer in engine.serve([[requests]], count=False, exact=exact)])
+        for exact in (True, False)
+    )
+    return float(np.abs(rounded - exact).max() / np.sqrt(np.square(exact).mean()))

@@ -13,7 +13,7 @@ something else can go on; the other ranks do one batch after the other, and none
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hepti_mpi.base.arrays import Array
@@ -98,7 +98,7 @@ class Flow:
     Parameters
     ----------
     stack
-        Rank 0's.
+        Rank 0's. Another plan is adopted only while nothing is under way.
     group
         All ranks.
     """
@@ -106,50 +106,49 @@ class Flow:
     def __init__(self, stack: Stack, group: Group) -> None:
         self._stack, self._group = stack, group
         self._replicas: list[Replica] = []
+        self._coming: deque[tuple[Step, Callable[[], Array], Look | None]] = deque()
+        self._left = 0  # rows of those
+        self._order: deque[Job] = deque()  # under way, as they were submitted
         self._away_s = 0.0  # how long at once rank 0 computed, in its last batch
 
-    def run(
-        self,
-        batches: Sequence[tuple[Step, Callable[[], Array]]],
-        meanwhile: Callable[[], object] | None = None,
-        look: Look | None = None,
-    ) -> Iterator[Array]:
-        """Run batches and yield what rank 0 gets of each [S, H], in order.
+    @property
+    def idle(self) -> bool:
+        """Whether no batch is under way, nor waits to be dealt out."""
+        return not (self._coming or self._order)
 
-        Parameters
-        ----------
-        batches
-            What is announced, and what embeds it [S, H], which is asked when the batch is dealt out.
-        meanwhile
-            Called whenever batches have been dealt out, while the others are at them.
-        look
-            Rank 0's part in looks within a batch.
-        """
-        if [replica.lane for replica in self._replicas] != [*self._stack.lanes]:  # another plan was adopted
+    def submit(self, step: Step, embed: Callable[[], Array], look: Look | None = None) -> None:
+        """Take a batch: what is announced, what embeds it [S, H] as it is dealt out, and rank 0's part in its looks."""
+        if self.idle and [replica.lane for replica in self._replicas] != [*self._stack.lanes]:  # another plan runs
             self._replicas = [Replica(lane, lane.stage_of(0) is not None) for lane in self._stack.lanes]
-        coming = deque(batches)
-        left = sum(sum(step.lengths) for step, _ in coming)
-        order: deque[Job] = deque()
-        while order or coming:
-            # Before rank 0 computes, all others have something.
-            while coming and (replica := self._choose(sum(coming[0][0].lengths), left, len(order))) is not None:
-                order.append(self._deal(replica, *coming.popleft(), look))
-                left -= order[-1].rows
-                if meanwhile is not None:
-                    meanwhile()
-            moved = self._collect()
-            while order and (result := order[0].result) is not None:
-                order.popleft()
-                yield result
-                moved = True
-            if not moved:
-                with self._stack.metered(order[0].count, begins=False):
-                    self._group.pause()
-        self._group.finish_sending()
+        self._coming.append((step, embed, look))
+        self._left += sum(step.lengths)
 
-    def _choose(self, rows: int, left: int, under_way: int) -> Replica | None:
-        """Return who gets the next batch, of so many rows out of those left; None where it should wait."""
-        now = clock.now()
+    def step(self, meanwhile: Callable[[], object] | None = None) -> list[Array]:
+        """Deal out and carry on what can go on, or pause a little.
+
+        Return what rank 0 gets of each batch that is done [S, H], in the order of submission. `meanwhile` is called
+        whenever a batch has been dealt out, while the others are at it.
+        """
+        # Before rank 0 computes, all others have something.
+        while self._coming and (replica := self._choose(sum(self._coming[0][0].lengths))) is not None:
+            self._order.append(self._deal(replica, *self._coming.popleft()))
+            self._left -= self._order[-1].rows
+            if meanwhile is not None:
+                meanwhile()
+        moved, done = self._collect(), list[Array]()
+        while self._order and (result := self._order[0].result) is not None:
+            self._order.popleft()
+            done.append(result)
+        if done and self.idle:
+            self._group.finish_sending()
+        elif self._order and not (moved or done):
+            with self._stack.metered(self._order[0].count, begins=False):
+                self._group.pause()
+        return done
+
+    def _choose(self, rows: int) -> Replica | None:
+        """Return who gets the next batch, of so many rows; None where it should wait."""
+        now, left, under_way = clock.now(), self._left, len(self._order)
         room = SPREAD * sum(self._depth(replica, rows) for replica in self._replicas) - under_way
         free = [replica for replica in self._replicas if len(replica.jobs) < self._depth(replica, rows)]
         if room <= 0 or not free:

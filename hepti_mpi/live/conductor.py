@@ -57,6 +57,7 @@ class Conductor:
         self, spec: ModelSpec, member: Member, replanner: Replanner, acts: bool, say: Callable[[str], object]
     ) -> None:
         self._spec, self._member, self._replanner, self._acts, self._say = spec, member, replanner, acts, say
+        self.show: Callable[[Conductor], object] = lambda _: None  # behind every batch
         self._started = clock.now()
         self._ranks = member.group.size
         self._told = Told(self._ranks)
@@ -162,6 +163,7 @@ class Conductor:
             self._go_on()
         while self._member.group.orders.leaving():  # while rank 0 waits for the next request, MPI moves nothing
             self._member.group.pause()
+        self.show(self)
 
     def _take_in(self) -> None:
         """Hear what others say, and hand on what all have spoken of."""

@@ -1,6 +1,6 @@
 """Every rank's part in what rank 0 says: batches, other plans, and changes of a plan that is alive.
 
-Rank 0 decides, in `hepti_mpi.leader` and `hepti_mpi.live.conductor`.
+Rank 0 decides, in `hepti_mpi.engine.engine` and `hepti_mpi.live.conductor`.
 """
 
 from __future__ import annotations

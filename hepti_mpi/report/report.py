@@ -13,7 +13,7 @@ from hepti_mpi.comm.group import library
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.engine.stack import Meter
 from hepti_mpi.kernels.backends import of_all
-from hepti_mpi.requests.answers import Answers
+from hepti_mpi.requests.answers import Tally
 from solver.base import clock
 from solver.cluster.cluster import Cluster
 from solver.model.precision import PRECISIONS
@@ -45,13 +45,13 @@ def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, options: a
 def job_report(
     spec: ModelSpec,
     plan: Plan,
-    answers: Answers,
+    tally: Tally,
     ranks: Sequence[dict[str, Any]],
     places: Sequence[Place],
     options: argparse.Namespace,
 ) -> dict[str, Any]:
     """Return the report but for what was predicted."""
-    seconds = answers.seconds
+    seconds = tally.seconds
     every = [value for values in seconds.values() for value in values]
     return {
         "format": FORMAT,
@@ -63,7 +63,7 @@ def job_report(
         "repeat": options.repeat,
         "lab_scale": clock.SCALE,
         "requests": [{"id": name, "seconds": values} for name, values in seconds.items()],
-        "requests_answered": answers.count,
+        "requests_answered": tally.count,
         "seconds_median": statistics.median(every) if every else None,
         "per_rank": [entry | {"host": place.host} for entry, place in zip(ranks, places, strict=True)],
         "plan": json.loads(plan_to_json(plan)),

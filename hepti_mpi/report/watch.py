@@ -10,6 +10,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from hepti_mpi.engine.stack import Stack
 from hepti_mpi.live.conductor import Conductor
 from hepti_mpi.report.tables import shares
 from solver.base.tables import new_table
@@ -38,9 +39,10 @@ class Watch:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._live.stop()
 
-    def show(self, conductor: Conductor, plan: Plan, seconds: float) -> None:
-        """Draw what was measured last; `seconds` is what the last batch took."""
-        self._live.update(picture(conductor, plan, seconds), refresh=True)
+    def show(self, stack: Stack, conductor: Conductor) -> None:
+        """Draw what was measured last, on the stack of rank 0."""
+        seconds = stack.last.compute_s + stack.last.wait_s
+        self._live.update(picture(conductor, stack.plan, seconds), refresh=True)
 
 
 def picture(conductor: Conductor, plan: Plan, seconds: float) -> Group:

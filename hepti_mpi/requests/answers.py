@@ -1,86 +1,53 @@
-"""What was answered: all of a file's requests, and of a run that serves no more than it needs, however long it runs."""
+"""Answers, and what takes them in memory: what the report says of them, and those of a file until they are written."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hepti_mpi.base.arrays import Array
-from hepti_mpi.requests import outputs
-from solver.base.errors import HeptiError
+from hepti_mpi.requests.inputs import Request
 
 # Of a run that serves the report has so many requests: their median errs by less than the requests' own noise, and they
 # take a few hundred KiB.
 LAST = 1000
 
 
-class Answers:
-    """The answers on their way to the output, and what the report says of the requests that count.
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """A request's answer."""
 
-    Parameters
-    ----------
-    output
-        The file that they are written to, if any.
-    serves
-        Whether requests keep coming: answers are written as they come, and the report has the last requests; else all
-        are kept, those of the last pass as answers, those of all passes that count for the report.
-    """
+    entry: dict[str, Any]  # as it stands in the output
+    hidden: Array  # its last hidden state [rows, H]
+    batch_rows: int = 0  # of all requests that ran together
+    counts: bool = True  # in the report
 
-    def __init__(self, output: Path | None, serves: bool) -> None:
-        self.count = 0  # that counted
-        self.kept: list[dict[str, Any]] = []
-        self._output, self._serves = output, serves
-        self._hidden: dict[str, Array] = {}  # last hidden states by id
+
+Sink = Callable[[Answer], object]
+
+
+def entry_of(request: Request, seconds: float, result: dict[str, Any]) -> dict[str, Any]:
+    """Return a request's answer as it stands in the output."""
+    entry: dict[str, Any] = {"id": request.id, "tokens": request.rows, "seconds": seconds}
+    if request.truncated:
+        entry["truncated"] = True
+    return entry | result
+
+
+class Tally:
+    """What the report says of the requests that count; of a run that `serves` it has the last ones."""
+
+    def __init__(self, *, serves: bool) -> None:
+        self.count = 0
         self._last: deque[tuple[str | int, int, float]] = deque(maxlen=LAST if serves else None)
-        self._write: Callable[[dict[str, Any], Array], object] | None = None
 
-    @property
-    def by_id(self) -> bool:
-        """Whether answers are found by their ids, so that none may come twice."""
-        return not self._serves or self._writes_hidden
-
-    @property
-    def _writes_hidden(self) -> bool:
-        return self._output is not None and self._output.suffix == ".npz"
-
-    @contextmanager
-    def as_they_come(self) -> Iterator[None]:
-        """Write what is added meanwhile; it stays however the run ends, since nobody answers it again."""
-        if self._output is None:
-            yield
-            return
-        ended: BaseException | None = None
-        with outputs.writing(self._output) as self._write:
-            try:
-                yield
-            except (HeptiError, KeyboardInterrupt) as error:
-                ended = error
-        if ended is not None:
-            raise ended
-
-    def begin_pass(self) -> None:
-        """Forget the answers of the pass before."""
-        self.kept.clear()
-
-    def add(self, entry: dict[str, Any], hidden: Array, rows: int, *, counts: bool) -> None:
-        """Take an answer, its last hidden state [S, H], and the rows of its batch."""
-        if counts:
+    def take(self, answer: Answer) -> None:
+        """Count an answer."""
+        if answer.counts:
             self.count += 1
-            self._last.append((entry["id"], rows, entry["seconds"]))
-        if self._write is not None:
-            self._write(entry, hidden)
-        elif not self._serves:
-            self.kept.append(entry)
-            if self._writes_hidden:
-                self._hidden[str(entry["id"])] = hidden.copy()
-
-    def write(self) -> None:
-        """Write what was kept."""
-        if self._output is not None and not self._serves:
-            outputs.write_answers(self._output, self.kept, self._hidden)
+            self._last.append((answer.entry["id"], answer.batch_rows, answer.entry["seconds"]))
 
     @property
     def rows(self) -> list[int]:
@@ -94,3 +61,16 @@ class Answers:
         for name, _, seconds in self._last:
             found.setdefault(name, []).append(seconds)
         return found
+
+
+class Kept:
+    """The last answer to each id, in the order of the first ones; `with_hidden`: with their hidden states, too."""
+
+    def __init__(self, *, with_hidden: bool) -> None:
+        self._with_hidden = with_hidden
+        self.by_id: dict[str, Answer] = {}
+
+    def take(self, answer: Answer) -> None:
+        """Keep an answer."""
+        hidden = answer.hidden if self._with_hidden else answer.hidden[:0]
+        self.by_id[str(answer.entry["id"])] = replace(answer, hidden=hidden.copy())  # not its whole batch

@@ -1,35 +1,26 @@
-"""What is answered: JSON lines, or the last hidden states as one `.npz`."""
+"""Sinks that print and write answers: as JSON lines, or the last hidden states as one `.npz`."""
 
 from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
-from hepti_mpi.requests.inputs import Request
+from hepti_mpi.requests.answers import Answer, Sink
 from solver.base.command import whole_file
-from solver.base.errors import explained
+from solver.base.errors import HeptiError, explained
 
 SUFFIXES = (".jsonl", ".npz")
 
 
-def answer(request: Request, seconds: float, result: dict[str, Any]) -> dict[str, Any]:
-    """Return a request's answer as it stands in the output."""
-    entry: dict[str, Any] = {"id": request.id, "tokens": request.rows, "seconds": seconds}
-    if request.truncated:
-        entry["truncated"] = True
-    return entry | result
-
-
 @contextmanager
-def writing(path: Path) -> Iterator[Callable[[Mapping[str, Any], Array | None], None]]:
-    """Give a function that takes answers one by one, each with its last hidden state where the file is an `.npz`.
+def writing(path: Path) -> Iterator[Sink]:
+    """Give a sink whose answers become a file at the end, or leave nothing: JSON lines, or an `.npz`.
 
     What it has taken is in the file, and not in memory; but for the names in an `.npz`, which stand at its end.
     """
@@ -37,8 +28,8 @@ def writing(path: Path) -> Iterator[Callable[[Mapping[str, Any], Array | None], 
         if path.suffix == ".jsonl":
             with temporary.open("w", encoding="utf-8") as file:
 
-                def add_line(entry: Mapping[str, Any], _: Array | None) -> None:
-                    file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+                def add_line(answer: Answer) -> None:
+                    file.write(json.dumps(answer.entry, ensure_ascii=False) + "\n")
                     file.flush()
 
                 yield add_line
@@ -46,22 +37,34 @@ def writing(path: Path) -> Iterator[Callable[[Mapping[str, Any], Array | None], 
         # As np.savez does, which takes no array called "file".
         with zipfile.ZipFile(temporary, "w") as archive:
 
-            def add_array(entry: Mapping[str, Any], hidden: Array | None) -> None:
-                assert hidden is not None
-                with archive.open(f"{entry['id']}.npy", "w", force_zip64=True) as member:
-                    np.lib.format.write_array(member, hidden)
+            def add_array(answer: Answer) -> None:
+                with archive.open(f"{answer.entry['id']}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, answer.hidden)
 
             yield add_array
 
 
-def write_answers(path: Path, answers: Sequence[Mapping[str, Any]], hidden: Mapping[str, Array]) -> None:
+@contextmanager
+def as_they_come(path: Path) -> Iterator[Sink]:
+    """Give a sink as `writing` does; its file stays however the run ends, since nobody answers these again."""
+    ended: BaseException | None = None
+    with writing(path) as take:
+        try:
+            yield take
+        except (HeptiError, KeyboardInterrupt) as error:
+            ended = error
+    if ended is not None:
+        raise ended
+
+
+def write_answers(path: Path, answers: Iterable[Answer]) -> None:
     """Write the answers as `.jsonl`, or the last hidden states by id as `.npz`."""
-    with writing(path) as add:
-        for entry in answers:
-            add(entry, hidden.get(str(entry["id"])))
+    with writing(path) as take:
+        for answer in answers:
+            take(answer)
 
 
-def print_answer(entry: Mapping[str, Any]) -> None:
+def print_answer(answer: Answer) -> None:
     """Print an answer as a line at once.
 
     Raises
@@ -70,7 +73,7 @@ def print_answer(entry: Mapping[str, Any]) -> None:
         If nobody reads it any more.
     """
     with explained("cannot write an answer to standard output", OSError):
-        print(json.dumps(entry), flush=True)
+        print(json.dumps(answer.entry), flush=True)
 
 
 def write_json(path: Path, table: Mapping[str, Any]) -> None:

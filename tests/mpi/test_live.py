@@ -9,9 +9,8 @@ import pytest
 
 from hepti_mpi import cli, job, leader
 from hepti_mpi.comm import group as comm
-from hepti_mpi.engine.flow import Flow, Step
+from hepti_mpi.engine.engine import Engine
 from hepti_mpi.engine.layers import BlockKernels
-from hepti_mpi.kernels import embeddings
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.live import conductor as conducting
 from hepti_mpi.live import monitor
@@ -23,6 +22,7 @@ from solver.live.decision import Decision
 from solver.live.replan import Replanner
 from solver.programs.planner import solve
 from solver.schedule.cost import predict
+from tests.mpi.requests import hidden_states
 from tests.mpi.test_layers import POST, expected, tensors_of
 from tests.mpi.test_move import Run, files, lengths_of, random_plan, rows_plan
 from tests.solver.clusters import pis
@@ -69,17 +69,12 @@ def lead(run, replanner, rng):
 
 
 def answer(run, conductor, rng):
-    flow = Flow(run.stack, run.world)
+    engine = Engine(POST, tensors_of(POST), run.stack, run.world)
+    engine.live = conductor
     for _ in range(REQUESTS):
         lengths = tuple(lengths_of(POST, rng))
-        contents, answers = expected(POST, lengths)
-        x = np.concatenate([embeddings.embed(POST, tensors_of(POST), content) for content in contents])
-        (hidden,) = flow.run(
-            [(Step(lengths, True, tell=conductor.begin(sum(lengths))), lambda x=x: x)], conductor.meanwhile
-        )
-        hidden = embeddings.last_hidden(POST, tensors_of(POST), hidden)
-        np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
-        conductor.ran()
+        (hidden,) = hidden_states(engine, POST, [lengths])
+        np.testing.assert_allclose(hidden, np.concatenate(expected(POST, lengths)[1]), rtol=0, atol=1e-4)
 
 
 def member_of(run):

@@ -12,7 +12,8 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import OUTSIDE, Trace
 from hepti_mpi.engine import stack
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.flow import MOST, SPREAD, Flow, Step
+from hepti_mpi.engine.engine import Engine
+from hepti_mpi.engine.flow import MOST, SPREAD
 from hepti_mpi.engine.replica import Lane
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import embeddings
@@ -25,6 +26,7 @@ from solver.plan.plan import STAGE_WIRES, Plan, Stage, Wire
 from solver.plan.spans import Span
 from solver.schedule.stages import chain_of_sublayers, price_plan
 from tests.hepti_mpi.comm.test_adaptive import connected
+from tests.mpi.requests import hidden_states, requests_of
 from tests.mpi.test_layers import CUTS, LAYOUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 
 SPEC = replace(POST, layers=5)
@@ -72,10 +74,7 @@ def run(spec, plan, batches, world, wire=Wire.FLOAT32):
     if world.rank:
         follow(world, stack)
         return stack, []
-    steps = [
-        (Step(tuple(lengths), True), lambda lengths=lengths: embedded(spec, tensors, lengths)) for lengths in batches
-    ]
-    results = [embeddings.last_hidden(spec, tensors, hidden) for hidden in Flow(stack, world).run(steps)]
+    results = hidden_states(Engine(spec, tensors, stack, world), spec, batches)
     world.orders.send(None, world.others())
     return stack, results
 
@@ -347,20 +346,22 @@ def test_a_rank_sends_to_the_stage_behind_its_own_and_rank_0_to_the_first_too():
     assert [lane.receivers(rank) for rank in range(4)] == [{1, 2}, {0}, {0}, set()]
 
 
-def test_a_slow_consumer_does_not_grow_what_is_under_way(world):
+def test_a_slow_consumer_does_not_grow_what_is_under_way(world, monkeypatch):
     """Batches are embedded only as answers are taken: never more ahead than the replicas can have."""
     plan = one_device_plan(SPEC, [(rank, 0, SPEC.layers) for rank in range(world.size)], world.size)
     stack = make_stack(SPEC, plan, tensors_of(SPEC), world, NUMPY, Wire.FLOAT32)
     if world.rank:
         follow(world, stack)
         return
-    taken, ahead = [], []
+    taken, ahead, embed = [], [], embeddings.embed
 
-    def embed():
+    def noted(*arguments):
         taken.append(True)
-        return embedded(SPEC, tensors_of(SPEC), [2])
+        return embed(*arguments)
 
-    for done, _ in enumerate(Flow(stack, world).run([(Step((2,), True), embed)] * 300), start=1):
+    monkeypatch.setattr(embeddings, "embed", noted)
+    answers = Engine(SPEC, tensors_of(SPEC), stack, world).serve([[requests_of(SPEC, [2])] * 300])
+    for done, _ in enumerate(answers, start=1):
         ahead.append(len(taken) - done)
     world.orders.send(None, world.others())
 

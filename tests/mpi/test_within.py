@@ -9,8 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from hepti_mpi.engine.flow import Flow, Step
-from hepti_mpi.kernels import embeddings
+from hepti_mpi.engine.engine import Engine
 from hepti_mpi.kernels.products import NUMPY, Linear
 from hepti_mpi.live import conductor as conducting
 from hepti_mpi.live.conductor import Conductor
@@ -24,6 +23,7 @@ from solver.plan.routes import Route
 from solver.programs.planner import solve
 from solver.schedule.cost import predict
 from tests import sweeps
+from tests.mpi.requests import requests_of
 from tests.mpi.test_layers import expected, tensors_of
 from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, random_plan, rows_plan
 from tests.solver.clusters import pis
@@ -123,18 +123,14 @@ def member_of(run):
 def lead(run, replanner, requests, acts=True):
     """Answer requests of these row counts as the leader does; return rank 0's side, and the seconds of each."""
     conductor = Conductor(LONG, member_of(run), replanner, acts, lambda line: None)
-    flow, seconds = Flow(run.stack, run.world), []
+    engine, seconds = Engine(LONG, tensors_of(LONG), run.stack, run.world), []
+    engine.live = conductor
     try:
         for lengths in requests:
-            contents, answers = expected(LONG, lengths)
-            x = np.concatenate([embeddings.embed(LONG, tensors_of(LONG), content) for content in contents])
-            started = time.perf_counter()
-            step = Step(lengths, True, tell=conductor.begin(sum(lengths)), looks=conductor.looks)
-            (hidden,) = flow.run([(step, lambda x=x: x)], conductor.meanwhile, conductor.look)
-            seconds.append(time.perf_counter() - started)
-            hidden = embeddings.last_hidden(LONG, tensors_of(LONG), hidden)
-            np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
-            conductor.ran()
+            answers = list(engine.serve([[requests_of(LONG, lengths)]]))
+            seconds.append(answers[0].entry["seconds"])
+            hidden = np.concatenate([answer.hidden for answer in answers])
+            np.testing.assert_allclose(hidden, np.concatenate(expected(LONG, lengths)[1]), rtol=0, atol=1e-4)
     finally:
         run.world.orders.send(None, run.world.others())  # the others wait for it, whatever happens here
     return conductor, seconds

@@ -95,6 +95,14 @@ class Pipeline(Boards):
         return x
 
 
+def results(dealer, steps, meanwhile=None):
+    """Submit all, and yield what has come of each, in order."""
+    for step in steps:
+        dealer.submit(*step)
+    while not dealer.idle:
+        yield from dealer.step(meanwhile)
+
+
 @pytest.fixture
 def deal(monkeypatch):
     """Return what runs so many batches, in order, and returns the seconds; `take` hears how many are done."""
@@ -103,7 +111,7 @@ def deal(monkeypatch):
         monkeypatch.setattr(flow, "clock", SimpleNamespace(now=boards.clock))
         steps = [(Step((ROWS,), True), lambda number=number: np.array([number])) for number in range(batches)]
         started = boards.now
-        for number, result in enumerate((dealer or Flow(boards, boards)).run(steps)):
+        for number, result in enumerate(results(dealer or Flow(boards, boards), steps)):
             assert result == [number]
             take(number + 1)
         return boards.now - started
@@ -211,7 +219,7 @@ def test_other_work_is_done_once_a_batch_while_the_others_compute():
     ]
     at = []
 
-    done = [result[0] for result in Flow(boards, boards).run(steps, lambda: at.append(len(dealt)))]
+    done = [result[0] for result in results(Flow(boards, boards), steps, lambda: at.append(len(dealt)))]
 
     assert done == [0, 1, 2, 3, 4]
     assert at == [1, 2, 3, 4, 5]

@@ -6,10 +6,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from hepti_mpi.requests.answers import Answer
 from hepti_mpi.requests.outputs import write_answers
 from solver.base.errors import HeptiError
 
-HIDDEN = {"one": np.random.default_rng(0).standard_normal((100, 256), np.float32)}  # 100 KiB
+HIDDEN = np.random.default_rng(0).standard_normal((100, 256), np.float32)  # 100 KiB
 
 
 @contextmanager
@@ -32,16 +33,16 @@ def test_a_full_disk_leaves_what_was_there(name, earlier, tmp_path):
     path = tmp_path / name
     if earlier:
         path.write_text("of an earlier job")
-    answers = [{"id": "one", "embedding": [0.125] * 10_000}]
+    answers = [Answer({"id": "one", "embedding": [0.125] * 10_000}, HIDDEN)]
 
     with small_files(), pytest.raises(HeptiError, match=f"cannot write .*{name}: File too large"):
-        write_answers(path, answers, HIDDEN)
+        write_answers(path, answers)
 
     assert list(tmp_path.iterdir()) == ([path] if earlier else [])
     assert not earlier or path.read_text() == "of an earlier job"
 
 
 def test_lines_are_utf_8_whatever_the_terminal_speaks(tmp_path):
-    write_answers(tmp_path / "answers.jsonl", [{"id": "ä 你"}, {"id": 2}], {})
+    write_answers(tmp_path / "answers.jsonl", [Answer({"id": "ä 你"}, HIDDEN), Answer({"id": 2}, HIDDEN)])
 
     assert (tmp_path / "answers.jsonl").read_bytes() == '{"id": "ä 你"}\n{"id": 2}\n'.encode()

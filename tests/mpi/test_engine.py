@@ -1,0 +1,96 @@
+"""Requests may be submitted at any time: answers come in the order of submission, and are the oracle's."""
+
+import numpy as np
+import pytest
+
+from hepti_mpi.engine.engine import Engine
+from hepti_mpi.kernels.products import NUMPY
+from hepti_mpi.live.member import follow
+from solver.plan.plan import Wire
+from tests.mpi.requests import requests_of
+from tests.mpi.test_layers import POST, expected, make_stack, tensors_of
+from tests.mpi.test_move import Run, files, rows_plan
+from tests.mpi.test_stages import SPEC, one_device_plan
+
+LENGTHS = [[3, 1, 17], [2], [30], [5, 5], [1], [40], [8], [2, 9]] * 3
+
+
+def check(spec, answers, batches):
+    lengths = [rows for batch in batches for rows in batch]
+    wanted = [hidden for batch in batches for hidden in expected(spec, tuple(batch))[1]]
+
+    assert [answer.entry["tokens"] for answer in answers] == lengths
+    for answer, hidden in zip(answers, wanted, strict=True):
+        np.testing.assert_allclose(answer.hidden, hidden, rtol=0, atol=1e-4)
+
+
+@pytest.fixture
+def replicas(world):
+    """Return on rank 0 an engine with a replica on every rank, which the others follow."""
+    plan = one_device_plan(SPEC, [(rank, 0, SPEC.layers) for rank in range(world.size)], world.size)
+    stack = make_stack(SPEC, plan, tensors_of(SPEC), world, NUMPY, Wire.FLOAT32)
+    if world.rank:
+        follow(world, stack)
+        return None
+    return Engine(SPEC, tensors_of(SPEC), stack, world)
+
+
+def test_what_is_submitted_while_others_are_under_way_is_answered_behind_them(replicas, world):
+    """One batch more after every step, and one step more after every batch."""
+    if world.rank:
+        return
+    engine, answers = replicas, []
+    assert engine.idle
+    assert engine.step() == []
+    for lengths in LENGTHS:
+        engine.submit(requests_of(SPEC, lengths))
+        assert not engine.idle
+        answers += engine.step()
+    assert len(answers) < sum(map(len, LENGTHS))
+    while not engine.idle:
+        answers += engine.step()
+    world.orders.send(None, world.others())
+
+    check(SPEC, answers, LENGTHS)
+
+
+def test_a_source_may_have_nothing_and_end_before_all_is_answered(replicas, world):
+    if world.rank:
+        return
+    first, *others = [requests_of(SPEC, lengths) for lengths in LENGTHS]
+
+    answers = list(replicas.serve([[], [first], [], [], others]))
+    world.orders.send(None, world.others())
+
+    assert replicas.idle
+    check(SPEC, answers, LENGTHS)
+
+
+def test_a_batch_of_another_plan_waits_until_nothing_is_under_way(world, files):
+    """Those of the plan that runs do not wait; all ranks change over together."""
+    short, long = (rows_plan([*weights]) for weights in ([1.0] + [0.0] * (world.size - 1), [1.0] * world.size))
+    run = Run(POST, long, world, files)
+    if world.rank:
+        follow(run.world, run.stack)
+        return
+    engine = Engine(POST, tensors_of(POST), run.stack, run.world, lambda rows: long if rows > 8 else short)
+    answers, answered, adopt = [], [], run.stack.adopt
+
+    def noted(plan, layers):
+        answered.append(len(answers))
+        adopt(plan, layers)
+
+    run.stack.adopt = noted
+    batches = [[20], [12], [3], [4], [30]]
+    for lengths in batches:
+        engine.submit(requests_of(POST, lengths))
+        answers += engine.step()
+    while not engine.idle:
+        answers += engine.step()
+    run.world.orders.send(None, world.others())
+
+    assert answered == ([2, 4] if short != long else [])
+    check(POST, answers, batches)
+
+
+__all__ = ["files"]
