@@ -102,10 +102,10 @@ def _boards(options: argparse.Namespace, measured: Cluster | None) -> str:
 
 def _living(spec: ModelSpec, cluster: Cluster, boards: str, rows: int, options: argparse.Namespace) -> Choice:
     """Make a plan that may change."""
-    from solver.live.first_plan import living  # the solvers are for rank 0 alone
+    from solver.live.first_plan import plan_to_begin_with  # the solvers are for rank 0 alone
     from solver.programs.planner import solve
 
-    solution, spare = living(spec, cluster, solve(spec, cluster, rows, wire=options.wire))
+    solution, spare = plan_to_begin_with(spec, cluster, solve(spec, cluster, rows, wire=options.wire))
     return Choice(solution.plan, cluster, boards, solution, spare)
 
 

@@ -26,7 +26,7 @@ FADES = 0.95  # what is left of the slowest stage's seconds after a round
 
 
 class Adaptive:
-    """The coding of what a rank sends in one lane.
+    """The coding of what a rank sends to the next stage of one replica.
 
     Parameters
     ----------

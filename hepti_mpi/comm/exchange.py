@@ -315,15 +315,15 @@ def reduce_columns(group: Group, x: Array, want: Sequence[Span], given_by: Seque
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Patch:
     """Rows and columns of an array that a rank has, or wants."""
 
     rows: Span
     columns: Span
 
-    def intersect(self, other: Part) -> Part:
+    def intersect(self, other: Patch) -> Patch:
         """Return what both have; without rows or columns where they are disjoint."""
-        return Part(self.rows.intersect(other.rows), self.columns.intersect(other.columns))
+        return Patch(self.rows.intersect(other.rows), self.columns.intersect(other.columns))
 
     @property
     def size(self) -> int:
@@ -335,12 +335,12 @@ class Part:
         """Rows and columns."""
         return self.rows.size, self.columns.size
 
-    def within(self, other: Part) -> tuple[slice, slice]:
+    def within(self, other: Patch) -> tuple[slice, slice]:
         """Return this part as an index into the array of `other`, which contains it."""
         return self.rows.within(other.rows).slice, self.columns.within(other.columns).slice
 
 
-def regrid(group: Group, x: Array, have: Sequence[Part], want: Sequence[Part]) -> Array:
+def regrid(group: Group, x: Array, have: Sequence[Patch], want: Sequence[Patch]) -> Array:
     """Give every rank the rows and columns that it wants; nobody has what another has.
 
     Parameters

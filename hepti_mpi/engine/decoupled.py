@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hepti_mpi.base.arrays import Array
-from hepti_mpi.comm.exchange import Part, Tiles, regrid, whole
+from hepti_mpi.comm.exchange import Patch, Tiles, regrid, whole
 from hepti_mpi.engine.layers import Layer, LayerKernels
 from hepti_mpi.engine.steps import Pass, Stream, run_layers
 from solver.model.spec import ModelSpec
@@ -84,13 +84,13 @@ def _as_columns(x: Stream | Columns, sub_blocks: Partition, run: Pass) -> Column
     if isinstance(x, Columns):
         if x.parts == parts:
             return x
-        array, have = x.array, [Part(everything, columns) for columns in x.parts]
+        array, have = x.array, [Patch(everything, columns) for columns in x.parts]
     else:
         array = whole(x.blocks)
         if x.rows is None:
             return Columns(array[:, parts[run.group.rank].slice], parts)
-        have = [Part(rows, Span(0, run.spec.hidden)) for rows in x.rows]
-    return Columns(regrid(run.group, array, have, [Part(everything, columns) for columns in parts]), parts)
+        have = [Patch(rows, Span(0, run.spec.hidden)) for rows in x.rows]
+    return Columns(regrid(run.group, array, have, [Patch(everything, columns) for columns in parts]), parts)
 
 
 def _as_stream(x: Stream | Columns, first: BlockPlan, run: Pass) -> Stream:
@@ -98,7 +98,7 @@ def _as_stream(x: Stream | Columns, first: BlockPlan, run: Pass) -> Stream:
     if isinstance(x, Stream):
         return x
     everything, columns = Span(0, run.batch.rows), Span(0, run.spec.hidden)
-    have = [Part(everything, own) for own in x.parts]
+    have = [Patch(everything, own) for own in x.parts]
     rows = first.row_partition(run.batch.rows)
-    want = [Part(span, columns) for span in (rows or [everything] * run.group.size)]
+    want = [Patch(span, columns) for span in (rows or [everything] * run.group.size)]
     return Stream(Tiles.here(regrid(run.group, x.array, have, want)), rows)

@@ -13,7 +13,7 @@ import numpy as np
 from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.flow import Flow, Step
+from hepti_mpi.engine.flow import BatchOrder, Flow
 from hepti_mpi.engine.layers import Layer
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import embeddings
@@ -30,7 +30,7 @@ class LivePlan(Protocol):
     looks: tuple[int, ...]
 
     def begin(self, rows: int) -> int | None:
-        """Begin a batch; return what `Step.tell` is."""
+        """Begin a batch; return what `BatchOrder.tell` is."""
 
     def meanwhile(self) -> object:
         """Do what can be done while the others compute."""
@@ -132,7 +132,7 @@ class Engine:
                 self._group.orders.send(plan, self._group.others())
                 stack.adopt(plan, stack.layers)
             tell, looks, look = (live.begin(sum(lengths)), live.looks, live.look) if live else (None, (), None)
-            step = Step(lengths, submitted.count, submitted.exact, tell, looks)
+            step = BatchOrder(lengths, submitted.count, submitted.exact, tell, looks)
             self._flow.submit(step, partial(self._embed, submitted), look)
             self._under_way.append(self._waiting.popleft())
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.replica import Lane
+from hepti_mpi.engine.replica import ReplicaPath
 from hepti_mpi.engine.stack import Carrying, Stack
 from hepti_mpi.engine.switching import Look
 from solver.base import clock
@@ -30,7 +30,7 @@ FORGET = 0.5  # what is left of how much a replica's earlier batches count, when
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BatchOrder:
     """Rank 0's word to the others: run a batch of these row counts."""
 
     lengths: tuple[int, ...]
@@ -59,7 +59,7 @@ class Job:
 class Replica:
     """What rank 0 knows of a replica: the batches in its hands, and lately done rows and the seconds that they took."""
 
-    lane: Lane
+    path: ReplicaPath
     leads: bool  # rank 0 is in it
     jobs: deque[Job] = field(default_factory=deque)
     rows: float = 0.0
@@ -106,7 +106,7 @@ class Flow:
     def __init__(self, stack: Stack, group: Group) -> None:
         self._stack, self._group = stack, group
         self._replicas: list[Replica] = []
-        self._coming: deque[tuple[Step, Callable[[], Array], Look | None]] = deque()
+        self._coming: deque[tuple[BatchOrder, Callable[[], Array], Look | None]] = deque()
         self._left = 0  # rows of those
         self._order: deque[Job] = deque()  # under way, as they were submitted
         self._away_s = 0.0  # how long at once rank 0 computed, in its last batch
@@ -116,10 +116,10 @@ class Flow:
         """Whether no batch is under way, nor waits to be dealt out."""
         return not (self._coming or self._order)
 
-    def submit(self, step: Step, embed: Callable[[], Array], look: Look | None = None) -> None:
+    def submit(self, step: BatchOrder, embed: Callable[[], Array], look: Look | None = None) -> None:
         """Take a batch: what is announced, what embeds it [S, H] as it is dealt out, and rank 0's part in its looks."""
-        if self.idle and [replica.lane for replica in self._replicas] != [*self._stack.lanes]:  # another plan runs
-            self._replicas = [Replica(lane, lane.stage_of(0) is not None) for lane in self._stack.lanes]
+        if self.idle and [replica.path for replica in self._replicas] != [*self._stack.paths]:  # another plan runs
+            self._replicas = [Replica(path, path.stage_of(0) is not None) for path in self._stack.paths]
         self._coming.append((step, embed, look))
         self._left += sum(step.lengths)
 
@@ -166,17 +166,17 @@ class Flow:
 
     def _depth(self, replica: Replica, rows: int) -> int:
         """Return how many batches of so many rows a replica may have in its hands."""
-        stages = len(replica.lane.stages)
+        stages = len(replica.path.stages)
         # Of a pipeline those on the wire are in no stage: at most one behind each.
         held = stages if stages == 1 else 2 * stages
         if not replica.row_s or (replica.leads and stages == 1):
             return held
         return min(held + 1 + round(self._away_s / (replica.row_s * rows)), MOST)
 
-    def _deal(self, replica: Replica, step: Step, embed: Callable[[], Array], look: Look | None) -> Job:
-        self._group.orders.send(step, replica.lane.ranks if step.tell is None else self._group.others())
+    def _deal(self, replica: Replica, step: BatchOrder, embed: Callable[[], Array], look: Look | None) -> Job:
+        self._group.orders.send(step, replica.path.ranks if step.tell is None else self._group.others())
         batch, dealt = Batch.of_lengths(step.lengths), clock.now()
-        carrying = self._stack.carry(replica.lane, batch, embed(), exact=step.exact, look=look if step.looks else None)
+        carrying = self._stack.carry(replica.path, batch, embed(), exact=step.exact, look=look if step.looks else None)
         job = Job(batch.rows, step.count, carrying, dealt)
         replica.jobs.append(job)
         if not replica.leads:
@@ -188,7 +188,7 @@ class Flow:
         moved = False
         # Rank 0 computes, and then sees what the others have done meanwhile, and deals.
         for replica in sorted(self._replicas, key=lambda replica: not replica.leads):
-            free = replica.lane.hops  # those before it have passed all hops below
+            free = replica.path.hops  # those before it have passed all hops below
             for job in list(replica.jobs):
                 if job.result is None and job.hop < free:
                     if job.waits_for is None or self._group.has_rows(job.waits_for):

@@ -8,7 +8,7 @@ from solver.plan.plan import Layout, Plan, Stage
 from solver.plan.spans import Partition, Span
 
 
-class Lane:
+class ReplicaPath:
     """A replica: its stages, and who has which rows at every hop.
 
     Hop 0 brings the rows from rank 0 to the first stage, hop k from stage k - 1 to stage k, the last one to rank 0.

@@ -18,9 +18,9 @@ from hepti_mpi.comm.wires import EXACT, Coding, coding
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.decoupled import run_groups
 from hepti_mpi.engine.layers import Layer
-from hepti_mpi.engine.replica import Lane
+from hepti_mpi.engine.replica import ReplicaPath
 from hepti_mpi.engine.steps import Pass, Stream
-from hepti_mpi.engine.switching import Look, Way, cuts_for
+from hepti_mpi.engine.switching import ChangeableLayers, Look, cuts_for
 from hepti_mpi.kernels.products import Backend
 from solver.base import clock
 from solver.model.spec import ModelSpec
@@ -103,17 +103,17 @@ class Stack:
         """Go on with another plan and this rank's share under it; all ranks call this, between the same two batches."""
         self.plan = plan
         self.layers = tuple(layers)
-        self.lanes = tuple(Lane(plan, replica) for replica in plan.replicas)
-        self._between_stages = {lane: self._coding_between(lane) for lane in self.lanes}
+        self.paths = tuple(ReplicaPath(plan, replica) for replica in plan.replicas)
+        self._between_stages = {path: self._coding_between(path) for path in self.paths}
         rank = self._world.rank
-        self._lane = next((lane for lane in self.lanes if rank in lane.ranks), None)
+        self._path = next((path for path in self.paths if rank in path.ranks), None)
         self._crew: tuple[int, ...] = ()  # of the stage's devices
         self._cuts: list[LayerPlan] = []
         self._parts: list[Span] = []
         self._group: Group | None = None
         # Making a group takes every rank: all make all, and keep their own.
-        for lane in self.lanes:
-            for stage, ranks in zip(lane.stages, lane.active, strict=True):
+        for path in self.paths:
+            for stage, ranks in zip(path.stages, path.active, strict=True):
                 if ranks not in self._groups:
                     self._groups[ranks] = self._world.subgroup(ranks)
                 if rank in ranks:
@@ -125,7 +125,7 @@ class Stack:
     @property
     def active(self) -> bool:
         """Whether this rank has a share."""
-        return self._lane is not None
+        return self._path is not None
 
     @property
     def so_far(self) -> tuple[float, float]:
@@ -157,11 +157,11 @@ class Stack:
         -------
         [S, H] on rank 0, [0, H] on the others
         """
-        lane = self.lanes[0] if self._world.rank == 0 else self._lane
+        path = self.paths[0] if self._world.rank == 0 else self._path
         with self.metered(count):
-            if lane is None:
+            if path is None:
                 return self._or_nothing(None)
-            carrying = self.carry(lane, batch, x, exact=exact, look=look)
+            carrying = self.carry(path, batch, x, exact=exact, look=look)
             while True:
                 try:
                     next(carrying)
@@ -169,12 +169,12 @@ class Stack:
                     hidden: Array = end.value
                     break
             # Between stages nobody waits until a batch has left: the next stage may still be busy with those before.
-            if len(lane.stages) == 1:
+            if len(path.stages) == 1:
                 self._world.finish_sending()
         return hidden
 
     def carry(
-        self, lane: Lane, batch: Batch, x: Array | None, *, exact: bool = False, look: Look | None = None
+        self, path: ReplicaPath, batch: Batch, x: Array | None, *, exact: bool = False, look: Look | None = None
     ) -> Carrying:
         """Carry a batch through a replica as far as this rank takes part in it.
 
@@ -183,24 +183,24 @@ class Stack:
         every layer, too. Arguments as in `run`.
         """
         rank, rows = self._world.rank, batch.rows
-        mine, between = lane.stage_of(rank), EXACT if exact else self._between_stages[lane]
+        mine, between = path.stage_of(rank), EXACT if exact else self._between_stages[path]
         here = x_out = self._or_nothing(x)
-        for hop in lane.hops_of(rank):
-            if hop and hop in (mine, lane.hops - 1):
-                yield hop, lane.source(hop, rows, rank)
+        for hop in path.hops_of(rank):
+            if hop and hop in (mine, path.hops - 1):
+                yield hop, path.source(hop, rows, rank)
             self._world.coding = between
-            here = self._hop(lane, hop, rows, x_out)
+            here = self._hop(path, hop, rows, x_out)
             x_out = self._or_nothing(None)
             if hop == mine:
                 assert self._group is not None
                 self._group.coding = EXACT if exact else self._within_stages
                 run = Pass(self._spec, batch, self._group, self.plan.tile_rows, self._backend)
-                way = Way(self.plan, self._crew, run, look)
-                entering = Stream(Tiles.here(here), lane.rows_into(hop, rows))
+                way = ChangeableLayers(self.plan, self._crew, run, look)
+                entering = Stream(Tiles.here(here), path.rows_into(hop, rows))
                 layers = way.through(self.layers, self._cuts, self._parts)
                 computing, worked_s, ends = run_groups(entering, layers), 0.0, False
                 # The batch before goes on to the next stage, and the next one comes.
-                with self._world.moving() if len(lane.stages) > 1 else nullcontext():
+                with self._world.moving() if len(path.stages) > 1 else nullcontext():
                     while not ends:
                         started = clock.now()
                         try:
@@ -215,7 +215,7 @@ class Stack:
                 if isinstance(between, Adaptive):
                     between.worked(worked_s, rows)
                 if way.plan is not self.plan:
-                    lane = Lane(way.plan, way.plan.stages)  # it says where the rows are in the end
+                    path = ReplicaPath(way.plan, way.plan.stages)  # it says where the rows are in the end
         if isinstance(between, Adaptive):
             between.sent(rows)
         return here
@@ -244,18 +244,18 @@ class Stack:
             if count:
                 self.meter.add(spent)
 
-    def _hop(self, lane: Lane, hop: int, rows: int, x: Array) -> Array:
+    def _hop(self, path: ReplicaPath, hop: int, rows: int, x: Array) -> Array:
         """Send what this rank has of the rows, and return those that it needs next."""
-        have, world = lane.have(hop, rows), self._world
+        have, world = path.have(hop, rows), self._world
         coding, traffic = world.coding, world.traffic
         bits, before = coding.bits, traffic.sent_bytes
-        tensors = Partition.of_counts(widths(self._spec, lane.sublayers_before(hop)))
+        tensors = Partition.of_counts(widths(self._spec, path.sublayers_before(hop)))
         if coding is EXACT:  # as they lie: taking apart and joining 10 MiB would be 4 % of a stage
             tensors = Partition.of_counts([tensors.total])
         if not have[world.rank].size:
             x = np.empty((0, tensors.total), np.float32)  # where all have all, the first of them sends it
         # A tensor is coded, and has its bounds, by itself.
-        want = lane.want(hop, rows)
+        want = path.want(hop, rows)
         moved = [
             whole(gather_rows(world, Tiles.here(x[:, columns.slice]), have, want, MOVED_FLOATS // columns.size or 1))
             for columns in tensors
@@ -268,10 +268,10 @@ class Stack:
             coding.spare_bytes = 0
         return here
 
-    def _coding_between(self, lane: Lane) -> Coding:
+    def _coding_between(self, path: ReplicaPath) -> Coding:
         if self._wire is not Wire.ADAPTIVE:
             return coding(self._wire, self._backend.cast)
-        peers = lane.receivers(self._world.rank)
+        peers = path.receivers(self._world.rank)
         return Adaptive(
             self._backend.cast, SendRate({ends for ends, peer in self._connections.items() if peer in peers})
         )

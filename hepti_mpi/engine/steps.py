@@ -100,7 +100,7 @@ def run_block(name: str, x: Stream, w: BlockKernels, plan: BlockPlan, run: Pass,
     What is computed by tiles is computed when the next exchange asks for it. So a tile passes through the MLP of one
     layer and the keys and values of the next, and is on the wire while the next tile is computed.
     """
-    here = Place(x, w, plan, run, plan.row_partition(run.batch.rows))
+    here = BlockState(x, w, plan, run, plan.row_partition(run.batch.rows))
     if halves.start:
         here.take_over()
     for step in block_steps(run.spec, name, plan, halves):
@@ -114,7 +114,7 @@ NOTHING: Array = np.empty((0, 0), np.float32)
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class BlockState:
     """Where a batch is within a block, on this rank.
 
     Parameters
@@ -189,11 +189,11 @@ class Place:
         self.result = ((tile, inner[tile.slice]) for tile in both)
 
 
-def _lay(here: Place, step: steps.Lay) -> None:
+def _lay(here: BlockState, step: steps.Lay) -> None:
     here.enter(here.kept)
 
 
-def _by_tiles(here: Place, step: steps.ByTiles) -> None:
+def _by_tiles(here: BlockState, step: steps.ByTiles) -> None:
     """Compute by tiles; what the last graph computes itself is handed on as it is."""
     if here.result is None:
         x = here.incoming
@@ -201,7 +201,7 @@ def _by_tiles(here: Place, step: steps.ByTiles) -> None:
         here.result = ((tile, x.array[tile.slice] if up is None else up(x.array[tile.slice])) for tile in x)
 
 
-def _gather_keys(here: Place, step: steps.GatherKeys) -> None:
+def _gather_keys(here: BlockState, step: steps.GatherKeys) -> None:
     """Compute the context of this rank's rows; K and V of the rows they attend to are gathered."""
     run, rows, x = here.run, here.rows, here.incoming
     assert rows is not None
@@ -218,7 +218,7 @@ def _gather_keys(here: Place, step: steps.GatherKeys) -> None:
     here.result = ((tile, context[tile.slice]) for tile in kv.tiles)
 
 
-def _gather_input(here: Place, step: steps.GatherInput) -> None:
+def _gather_input(here: BlockState, step: steps.GatherInput) -> None:
     """Compute the context of this rank's rows from the input of all that they attend to (Voltage)."""
     run, rows, w = here.run, here.rows, here.w
     assert rows is not None
@@ -238,7 +238,7 @@ def _gather_input(here: Place, step: steps.GatherInput) -> None:
     here.result = ((tile, context[tile.slice]) for tile in tiles(Span(0, mine.size), run.tile_rows))
 
 
-def _gather_rows(here: Place, step: steps.GatherRows) -> None:
+def _gather_rows(here: BlockState, step: steps.GatherRows) -> None:
     """Compute the first product of all rows [S, columns], on rows as they arrive."""
     run, shares = here.run, here.plan.inner
     assert shares is not None
@@ -251,7 +251,7 @@ def _gather_rows(here: Place, step: steps.GatherRows) -> None:
         into(x.array[span.slice], here.inner[span.slice])
 
 
-def _at_once(here: Place, step: steps.AtOnce) -> None:
+def _at_once(here: BlockState, step: steps.AtOnce) -> None:
     """Attend, activate, or compute the output columns, of all rows."""
     run, (work,) = here.run, step.works
     if work.kernel is Kernel.ATTEND:
@@ -266,7 +266,7 @@ def _at_once(here: Place, step: steps.AtOnce) -> None:
         here.inner = here.w.out(here.inner) if here.plan.columns[run.group.rank].size else here.inner
 
 
-def _gather_columns(here: Place, step: steps.GatherColumns) -> None:
+def _gather_columns(here: BlockState, step: steps.GatherColumns) -> None:
     group, plan, rows = here.run.group, here.plan, here.rows
     assert plan.inner is not None
     assert plan.columns is not None
@@ -278,7 +278,7 @@ def _gather_columns(here: Place, step: steps.GatherColumns) -> None:
     here.result = _in_tiles(y if rows is None else y[rows[group.rank].slice], rows, here.run)
 
 
-def _reduce(here: Place, step: steps.Reduce) -> None:
+def _reduce(here: BlockState, step: steps.Reduce) -> None:
     """Add the summands of the second product where the result will lie: by rows, or on all ranks."""
     run, rows, inner, out = here.run, here.rows, here.inner, here.w.out
     assert here.plan.inner is not None
@@ -295,29 +295,29 @@ def _reduce(here: Place, step: steps.Reduce) -> None:
     here.result = _in_tiles(y, rows, run)
 
 
-def _enter_grid(here: Place, step: steps.Enter) -> None:
+def _enter_grid(here: BlockState, step: steps.Enter) -> None:
     assert here.rows is not None
     here.enter(here.kept)
     here.grid = Grid(here.run.group, here.plan, here.rows, here.run.tile_rows, step.columns, step.tensors)
     here.inner = here.grid.enter(here.incoming, here.w.into[0])
 
 
-def _add_up(here: Place, step: steps.AddUp) -> None:
+def _add_up(here: BlockState, step: steps.AddUp) -> None:
     assert here.grid is not None
     here.inner = here.grid.add_up(here.inner, here.w.into_bias)
 
 
-def _spread(here: Place, step: steps.Spread) -> None:
+def _spread(here: BlockState, step: steps.Spread) -> None:
     assert here.grid is not None
     here.inner = here.grid.spread(here.inner)
 
 
-def _leave(here: Place, step: steps.Leave) -> None:
+def _leave(here: BlockState, step: steps.Leave) -> None:
     assert here.grid is not None
     here.result = _in_tiles(here.grid.leave(here.inner, here.w.out), here.rows, here.run)
 
 
-def _close(here: Place, step: steps.Close) -> None:
+def _close(here: BlockState, step: steps.Close) -> None:
     """Finish the block as its result is computed, in a new array: the old ones may still be on their way."""
     result, residual, last = here.result, here.residual, here.w.last
     assert result is not None
@@ -331,7 +331,7 @@ def _close(here: Place, step: steps.Close) -> None:
     here.x = Stream(Tiles(total, spans()), here.rows)
 
 
-STEPS: Mapping[type, Callable[[Place, Any], None]] = {
+STEPS: Mapping[type, Callable[[BlockState, Any], None]] = {
     steps.Lay: _lay,
     steps.ByTiles: _by_tiles,
     steps.AtOnce: _at_once,

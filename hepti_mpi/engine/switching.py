@@ -14,7 +14,7 @@ from solver.plan.spans import Span
 Look = Callable[[int], tuple[Plan, Sequence[Layer]] | None]
 
 
-class Way:
+class ChangeableLayers:
     """A batch's way through this rank's layers, of which the plan may change.
 
     Parameters

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hepti_mpi.live.monitor import Measured, Part
+from hepti_mpi.live.monitor import Measured, PartialReport
 from solver.plan.plan import Plan
 
 
@@ -17,11 +17,11 @@ class Begun:
     plan: Plan
     rows: int
     torn: bool = False
-    parts: dict[int, dict[int, Part]] = field(default_factory=dict)  # by layer and rank
+    parts: dict[int, dict[int, PartialReport]] = field(default_factory=dict)  # by layer and rank
     words: dict[int, Measured] = field(default_factory=dict)  # by rank
 
 
-class Told:
+class BatchReports:
     """Holds what ranks tell until all that have a say have spoken; later batches wait for those before them.
 
     Parameters
@@ -42,10 +42,10 @@ class Told:
         """Take note that a batch's plan changed within it."""
         self._begun[number].torn = True
 
-    def take(self, rank: int, word: Measured | Part) -> None:
+    def take(self, rank: int, word: Measured | PartialReport) -> None:
         """Take a rank's word."""
         begun = self._begun[word.batch]
-        if isinstance(word, Part):
+        if isinstance(word, PartialReport):
             begun.parts.setdefault(word.layer, {})[rank] = word
         else:
             begun.words[rank] = word
@@ -54,7 +54,7 @@ class Told:
         """Return whether not all is told of a batch."""
         return number in self._begun
 
-    def complete(self) -> Iterator[tuple[Begun, Mapping[int, Part] | None]]:
+    def complete(self) -> Iterator[tuple[Begun, Mapping[int, PartialReport] | None]]:
         """Yield batches of which something is known of all ranks, with what they told up to a layer; None: of all."""
         for begun in list(self._begun.values()):
             for layer, parts in sorted(begun.parts.items()):

@@ -10,10 +10,10 @@ import numpy as np
 
 from hepti_mpi.comm.tcp import between_ranks
 from hepti_mpi.engine.layers import Layer
-from hepti_mpi.live.batch_reports import Begun, Told
+from hepti_mpi.live.batch_reports import BatchReports, Begun
 from hepti_mpi.live.change_over import Adopt, Prepare
 from hepti_mpi.live.member import Member
-from hepti_mpi.live.monitor import PROBE_ROWS, PROBE_S, Measured, Part, Probe
+from hepti_mpi.live.monitor import PROBE_ROWS, PROBE_S, Measured, PartialReport, Probe
 from hepti_mpi.live.within_request import HEARD, HOLDS, done_before, looks
 from solver.base import clock
 from solver.cluster.curves import Bank, Kernel
@@ -60,7 +60,7 @@ class Conductor:
         self.show: Callable[[Conductor], object] = lambda _: None  # behind every batch
         self._started = clock.now()
         self._ranks = member.group.size
-        self._told = Told(self._ranks)
+        self._reports = BatchReports(self._ranks)
         self._batches = 0  # begun so far
         self._listens = True  # whether the ranks tell what they measure of the batch that runs
         self._listened_at = -LISTEN_EVERY_S
@@ -102,7 +102,7 @@ class Conductor:
             return None
         self._listened_at = now
         plan = self._member.stack.plan
-        self._told.begin(self._batches, plan, rows)
+        self._reports.begin(self._batches, plan, rows)
         active = plan.stages[0].active
         # Rank 0 has to compute, or else it is not there to look up; and a rank alone has nobody to share work with.
         if not self._member.mover.busy and active[0] == 0 and len(active) > 1:
@@ -111,7 +111,7 @@ class Conductor:
         return self._batches
 
     def look(self, layer: int) -> tuple[Plan, Sequence[Layer]] | None:
-        """Do rank 0's part in looks before a layer, as `Way` asks."""
+        """Do rank 0's part in looks before a layer, as `ChangeableLayers` asks."""
         if layer - HEARD in self.looks:
             started = clock.now()
             self._give_word(layer - HEARD + HOLDS)
@@ -119,7 +119,7 @@ class Conductor:
         if layer - HOLDS in self.looks and self._holds is not None:
             return self._holds, self._member.mover.kernels(self._holds)
         if layer in self.looks:
-            self._hear(0, Part(self._batches, layer, *self._member.stack.so_far))
+            self._hear(0, PartialReport(self._batches, layer, *self._member.stack.so_far))
         return None
 
     def _give_word(self, at_layer: int) -> None:
@@ -171,7 +171,7 @@ class Conductor:
         self._hear(0, own)
         self._listen()
         until = clock.now() + HEARING * (own.compute_s + own.wait_s)
-        while self.drift.doubtful and self._told.waits(own.batch) and clock.now() < until:
+        while self.drift.doubtful and self._reports.waits(own.batch) and clock.now() < until:
             self._member.group.pause()
             self._listen()
 
@@ -179,24 +179,24 @@ class Conductor:
         """Hear what is here, and hand on, in order, what all ranks have spoken of."""
         while (found := self._member.group.reports.poll()) is not None:
             self._hear(*found)
-        for begun, parts in self._told.complete():
+        for begun, parts in self._reports.complete():
             if parts is None:
                 self._observe(begun)
             else:
                 self._observe_part(begun, parts)
 
-    def _hear(self, rank: int, word: Measured | Part | Probe) -> None:
+    def _hear(self, rank: int, word: Measured | PartialReport | Probe) -> None:
         if isinstance(word, Probe):
             H = self._spec.hidden
             curves = Bank([self.drift.profile.devices[rank].kernels])
             due_s = float(curves.seconds(Kernel.CONTRACT, PROBE_ROWS, H * H)[0])
             self.drift.probed(rank, due_s / word.product_s)
             return
-        self._told.take(rank, word)
+        self._reports.take(rank, word)
         if isinstance(word, Measured) and word.change == self._member.change:
             self._ready[rank], self._short[rank] = word.ready, word.short
 
-    def _observe_part(self, begun: Begun, parts: Mapping[int, Part]) -> None:
+    def _observe_part(self, begun: Begun, parts: Mapping[int, PartialReport]) -> None:
         """Hand on what those that compute measured of a batch up to a layer."""
         compute_s, wait_s = np.zeros((2, self._ranks))
         for rank, part in parts.items():
@@ -234,7 +234,7 @@ class Conductor:
         line = decision.line
         if at_layer is not None and acts and self._fits(decision):
             self._holds = decision.plan
-            self._told.tear(self._batches)
+            self._reports.tear(self._batches)
             line += f"; from layer {at_layer} of the request that runs"
         if not self._acts:
             self._say(f"dry run: {line}")

@@ -12,11 +12,11 @@ from typing import cast
 
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.flow import Step
+from hepti_mpi.engine.flow import BatchOrder
 from hepti_mpi.engine.layers import Layer
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.live.change_over import Adopt, Mover, Prepare
-from hepti_mpi.live.monitor import Measured, Monitor, Part
+from hepti_mpi.live.monitor import Measured, Monitor, PartialReport
 from hepti_mpi.live.within_request import HOLDS
 from solver.base import clock
 from solver.plan.plan import Plan
@@ -45,14 +45,14 @@ class Member:
             self.monitor.room(), self.change, mover.ready, mover.short,
         )  # fmt: skip
 
-    def look(self, step: Step, layer: int) -> tuple[Plan, Sequence[Layer]] | None:
-        """Do this rank's part in looks before a layer, as `Way` asks."""
+    def look(self, step: BatchOrder, layer: int) -> tuple[Plan, Sequence[Layer]] | None:
+        """Do this rank's part in looks before a layer, as `ChangeableLayers` asks."""
         if layer - HOLDS in step.looks and (word := self.group.decisions.take()) is not None:
             plan = cast(Plan, word)
             return plan, self.mover.kernels(plan)
         if layer in step.looks:
             assert step.tell is not None
-            self.group.reports.send(Part(step.tell, layer, *self.stack.so_far), [0])
+            self.group.reports.send(PartialReport(step.tell, layer, *self.stack.so_far), [0])
         return None
 
     def prepare(self, word: Prepare) -> None:
@@ -99,7 +99,7 @@ def follow(group: Group, stack: Stack, member: Member | None = None) -> None:
     A plan is its word that the batches that follow run under it, with the weights that every rank has.
     """
     while (word := group.orders.take(member.idle if member else None)) is not None:
-        if isinstance(word, Step):
+        if isinstance(word, BatchOrder):
             look = partial(member.look, word) if member and word.looks else None
             stack.run(Batch.of_lengths(word.lengths), None, count=word.count, exact=word.exact, look=look)
             if member:

@@ -58,7 +58,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartialReport:
     """One rank's word within a batch: its number, before which layer, and compute and wait until then."""
 
     batch: int

@@ -41,7 +41,7 @@ RESTS, REST_S = 8, 0.03
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class KernelGrid:
     """Where a kernel is timed: `call` makes the call for one value of `first` and one of `second`.
 
     The arguments of its curve are `units` times these values.
@@ -91,7 +91,7 @@ def random_numbers() -> Array:
     return np.random.default_rng(0).standard_normal(NUMBERS, np.float32)
 
 
-def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Kernel, Grid]:
+def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Kernel, KernelGrid]:
     """Return what is timed, kernel by kernel."""
     H, F, d, make = spec.hidden, spec.ffn, spec.head_dim, backend.product
     numbers = random_numbers()
@@ -133,12 +133,12 @@ def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Ker
         return partial(np.add, one[:size], other[:size], one[:size])
 
     return {
-        Kernel.PROJECT: Grid(ROWS, sorted(into), lambda rows, width: partial(into[width], x[:rows]), (1, H)),
-        Kernel.ATTEND: Grid(ROWS, KEYS, attend),
-        Kernel.CONTRACT: Grid(ROWS, sorted(out), contract, (1, H)),
-        Kernel.NORM: Grid(NORM_ROWS, (1,), pass_on, (H, 1)),
-        Kernel.ACTIVATE: Grid(ACTIVATE_ROWS, (0, 1), activate, (F, 1)),
-        Kernel.ADD: Grid(ELEMENTS, (1,), accumulate),
+        Kernel.PROJECT: KernelGrid(ROWS, sorted(into), lambda rows, width: partial(into[width], x[:rows]), (1, H)),
+        Kernel.ATTEND: KernelGrid(ROWS, KEYS, attend),
+        Kernel.CONTRACT: KernelGrid(ROWS, sorted(out), contract, (1, H)),
+        Kernel.NORM: KernelGrid(NORM_ROWS, (1,), pass_on, (H, 1)),
+        Kernel.ACTIVATE: KernelGrid(ACTIVATE_ROWS, (0, 1), activate, (F, 1)),
+        Kernel.ADD: KernelGrid(ELEMENTS, (1,), accumulate),
     }
 
 

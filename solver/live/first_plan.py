@@ -25,7 +25,7 @@ from solver.systems.sequence import rows_plan
 WORTH = 0.15
 
 
-def living(spec: ModelSpec, cluster: Cluster, solution: Solution) -> tuple[Solution, Plan | None]:
+def plan_to_begin_with(spec: ModelSpec, cluster: Cluster, solution: Solution) -> tuple[Solution, Plan | None]:
     """Return the solution whose plan runs, and the plan by rows whose weights ranks hold besides, if any."""
     plan = solution.plan
     by_rows = None if all_by_rows(plan) else plan_by_rows(spec, cluster, plan.rows, plan.wire)

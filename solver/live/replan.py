@@ -20,7 +20,7 @@ from solver.cluster.cluster import GIB, Cluster
 from solver.cluster.curves import Floats
 from solver.live.decision import Decision, shares
 from solver.live.drift import Drift
-from solver.live.first_plan import among, living
+from solver.live.first_plan import among, plan_to_begin_with
 from solver.live.tracker import SLIGHT
 from solver.model.spec import ModelSpec
 from solver.plan.changes import Holdings, all_by_rows
@@ -247,7 +247,7 @@ class Replanner:
             If none fits.
         """
         solution = solve(self._spec, now, self.plan.rows, self._nearest(factors)[1], self.plan.wire)
-        solution, _ = living(self._spec, now, solution)
+        solution, _ = plan_to_begin_with(self._spec, now, solution)
         self._solutions.appendleft((factors, solution))
         best = solution.plan
         held = None if self._is_worth(best, before_s) else self._at_once(now, factors, whole)

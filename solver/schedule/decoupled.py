@@ -33,7 +33,7 @@ WHOLE, TENSOR_PARALLEL = -2, -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class Region:
     """Which rows and columns of an activation every device has, [p, 2] each: from, and up to."""
 
     rows: Floats
@@ -56,7 +56,7 @@ class GroupSteps:
     def __init__(self, setting: Setting, pricer: Pricer, active: Mask) -> None:
         self._setting, self._pricer, self._active = setting, pricer, active
         pricer.stream = setting.rows * (np.arange(setting.devices) == np.argmax(active)).astype(float)
-        self._columns: Place | None = None  # None: the stream lies as `pricer` says
+        self._columns: Region | None = None  # None: the stream lies as `pricer` says
         self._layer_s = layer_seconds(setting, setting.spec)
         self._part_s = layer_seconds(setting, setting.spec.sub_block)
 
@@ -98,23 +98,23 @@ class GroupSteps:
         return block.cut is Cut.WHOLE
 
 
-def by_rows(s: Setting, counts: Floats) -> Place:
+def by_rows(s: Setting, counts: Floats) -> Region:
     """Return where so many rows of every device lie, with all columns."""
-    return Place(_spans(counts), _all(s.devices, s.spec.hidden))
+    return Region(_spans(counts), _all(s.devices, s.spec.hidden))
 
 
-def by_columns(s: Setting, sub_blocks: Floats) -> Place:
+def by_columns(s: Setting, sub_blocks: Floats) -> Region:
     """Return where the columns of so many sub-blocks of every device lie, in all rows."""
     width = s.spec.hidden // s.spec.sub_blocks
-    return Place(_all(s.devices, s.rows), _spans(width * sub_blocks))
+    return Region(_all(s.devices, s.rows), _spans(width * sub_blocks))
 
 
-def in_full(s: Setting, active: Mask) -> Place:
+def in_full(s: Setting, active: Mask) -> Region:
     """Return everything, on the devices that take part."""
-    return Place(_all(s.devices, s.rows) * active[:, None], _all(s.devices, s.spec.hidden))
+    return Region(_all(s.devices, s.rows) * active[:, None], _all(s.devices, s.spec.hidden))
 
 
-def regrid(s: Setting, have: Place, want: Place) -> Exchange:
+def regrid(s: Setting, have: Region, want: Region) -> Exchange:
     """Bring every device the rows and columns that it wants, of which no two others have the same."""
     rows, columns = _common(have.rows, want.rows), _common(have.columns, want.columns)
     moved = rows * (columns * (s.wire.bits / 8) + (columns > 0) * s.wire.scale_bytes)

@@ -14,7 +14,7 @@ from hepti_mpi.engine import stack
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.engine import Engine
 from hepti_mpi.engine.flow import MOST, SPREAD
-from hepti_mpi.engine.replica import Lane
+from hepti_mpi.engine.replica import ReplicaPath
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.kernels.products import NUMPY
@@ -341,9 +341,9 @@ def test_a_connection_to_no_receiver_does_not_say_how_fast_the_link_is(world):
 
 def test_a_rank_sends_to_the_stage_behind_its_own_and_rank_0_to_the_first_too():
     plan = one_device_plan(SPEC, [(1, 0, 2), (0, 2, 3), (2, 3, 5)], 4)
-    lane = Lane(plan, plan.stages)
+    path = ReplicaPath(plan, plan.stages)
 
-    assert [lane.receivers(rank) for rank in range(4)] == [{1, 2}, {0}, {0}, set()]
+    assert [path.receivers(rank) for rank in range(4)] == [{1, 2}, {0}, {0}, set()]
 
 
 def test_a_slow_consumer_does_not_grow_what_is_under_way(world, monkeypatch):
@@ -376,7 +376,7 @@ def test_a_rank_alone_in_its_stage_can_do_something_else_behind_every_layer(worl
 
     if world.rank == 0:
         batch, x = Batch.of_lengths([8]), embedded(SPEC, tensors_of(SPEC), [8])
-        pauses = [*stack.carry(stack.lanes[0], batch, x)]
+        pauses = [*stack.carry(stack.paths[0], batch, x)]
         assert pauses == [(0, None)] * SPEC.layers + [(1, None)]
 
 

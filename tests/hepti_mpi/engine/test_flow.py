@@ -9,7 +9,7 @@ import pytest
 
 from hepti_mpi.comm.mailbox import PAUSE_S
 from hepti_mpi.engine import flow
-from hepti_mpi.engine.flow import SPREAD, Flow, Step
+from hepti_mpi.engine.flow import SPREAD, BatchOrder, Flow
 from hepti_mpi.live.conductor import Conductor
 
 ROWS = 512
@@ -17,7 +17,7 @@ LAYERS = 6
 MIXED4 = (0.44, 0.155, 0.44, 1.09)  # seconds of a batch of all-MiniLM-L6-v2 on the boards of `mixed4`
 
 
-class Lane:
+class Path:
     """A replica of one rank."""
 
     def __init__(self, rank):
@@ -36,7 +36,7 @@ class Boards:
     def __init__(self, ranks, seconds, wire_s=0.02, layers=LAYERS):
         self.size, self.now, self._seconds, self._wire_s, self._layers = ranks, 0.0, seconds, wire_s, layers
         # As `data` has it: the fastest replica first.
-        self.lanes = tuple(Lane(rank) for rank in sorted(range(ranks), key=lambda rank: seconds(rank, 0)))
+        self.paths = tuple(Path(rank) for rank in sorted(range(ranks), key=lambda rank: seconds(rank, 0)))
         self._done = {rank: deque() for rank in range(ranks)}
         self._free = Counter()
         self.orders = SimpleNamespace(send=lambda step, to: None)
@@ -45,8 +45,8 @@ class Boards:
     def clock(self):
         return self.now
 
-    def carry(self, lane, batch, x, exact, look):
-        rank, number = lane.rank, self.batches.total()
+    def carry(self, path, batch, x, exact, look):
+        rank, number = path.rank, self.batches.total()
         self.batches[rank] += 1
         if rank == 0:
             for _ in range(self._layers):
@@ -78,15 +78,15 @@ class Pipeline(Boards):
 
     def __init__(self, stage_s, wire_s):
         super().__init__(5, lambda rank, number: stage_s, wire_s)
-        lane = Lane(4)
-        lane.stages = lane.ranks = (1, 2, 3, 4)
-        lane.hops = 5
-        self.lanes = (lane,)
+        path = Path(4)
+        path.stages = path.ranks = (1, 2, 3, 4)
+        path.hops = 5
+        self.paths = (path,)
 
-    def carry(self, lane, batch, x, exact, look):
+    def carry(self, path, batch, x, exact, look):
         self.batches[4] += 1
         at = self.now + self._wire_s
-        for rank in lane.ranks:
+        for rank in path.ranks:
             self._free[rank] = max(self._free[rank], at) + self._seconds(rank, 0)
             at = self._free[rank] + self._wire_s
         self._done[4].append(at)
@@ -109,7 +109,7 @@ def deal(monkeypatch):
 
     def run(boards, batches, dealer=None, take=lambda done: None):
         monkeypatch.setattr(flow, "clock", SimpleNamespace(now=boards.clock))
-        steps = [(Step((ROWS,), True), lambda number=number: np.array([number])) for number in range(batches)]
+        steps = [(BatchOrder((ROWS,), True), lambda number=number: np.array([number])) for number in range(batches)]
         started = boards.now
         for number, result in enumerate(results(dealer or Flow(boards, boards), steps)):
             assert result == [number]
@@ -215,7 +215,8 @@ def test_other_work_is_done_once_a_batch_while_the_others_compute():
     boards = Boards(2, lambda rank, _: 0.1)
     dealt = []
     steps = [
-        (Step((ROWS,), True), lambda number=number: dealt.append(number) or np.array([number])) for number in range(5)
+        (BatchOrder((ROWS,), True), lambda number=number: dealt.append(number) or np.array([number]))
+        for number in range(5)
     ]
     at = []
 

@@ -1,7 +1,7 @@
 """What ranks tell is handed on in order, once all that have a say have spoken."""
 
-from hepti_mpi.live.batch_reports import Told
-from hepti_mpi.live.monitor import Measured, Part
+from hepti_mpi.live.batch_reports import BatchReports
+from hepti_mpi.live.monitor import Measured, PartialReport
 from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
 from solver.plan.spans import Span
 
@@ -10,7 +10,7 @@ PLAN = Plan((Stage(("a", "b", "c"), ((Span(0, 8), LayerPlan(ROWS, ROWS)),)),), "
 
 
 def part(batch, layer):
-    return Part(batch, layer, 1.0, 0.0)
+    return PartialReport(batch, layer, 1.0, 0.0)
 
 
 def whole(batch):
@@ -22,7 +22,7 @@ def heard(told):
 
 
 def test_within_a_batch_those_with_a_share_speak_and_behind_it_all():
-    told = Told(3)
+    told = BatchReports(3)
     told.begin(1, PLAN, 64)
     found = []
     for rank, word in ((0, part(1, 2)), (1, part(1, 2)), (0, whole(1)), (1, whole(1)), (2, whole(1))):
@@ -34,7 +34,7 @@ def test_within_a_batch_those_with_a_share_speak_and_behind_it_all():
 
 
 def test_a_batch_waits_for_the_one_before():
-    told = Told(3)
+    told = BatchReports(3)
     for number in (1, 2):
         told.begin(number, PLAN, 64)
     for rank, word in ((0, whole(1)), (1, whole(1)), (0, part(2, 4)), (1, part(2, 4)), (0, part(2, 6))):

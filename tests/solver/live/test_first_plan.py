@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from solver.cluster.cluster import GIB
-from solver.live.first_plan import WORTH, among, living, plan_by_rows
+from solver.live.first_plan import WORTH, among, plan_by_rows, plan_to_begin_with
 from solver.model.spec import named_model
 from solver.plan.changes import Holdings, all_by_rows, layer_shares
 from solver.plan.holdings import weights_bytes
@@ -26,7 +26,7 @@ def test_the_best_plan_runs_and_all_weights_are_held_besides_where_there_is_room
     cluster = pis(*speeds, memory_gib=memory_gib)
     best, by_rows = solve(SPEC, cluster, ROWS), plan_by_rows(SPEC, cluster, ROWS)
 
-    solution, spare = living(SPEC, cluster, best)
+    solution, spare = plan_to_begin_with(SPEC, cluster, best)
 
     if spare is not None:
         both = Holdings(best.plan, len(speeds), spare)
@@ -48,7 +48,7 @@ def test_devices_that_cannot_hold_all_weights_get_no_rows():
     assert holds_all(SPEC, cluster, ROWS).all()
     assert not holds_all(SPEC, small, ROWS).any()
     assert plan_by_rows(SPEC, small, ROWS) is None
-    assert living(SPEC, small, solution := solve(SPEC, small, ROWS)) == (solution, None)
+    assert plan_to_begin_with(SPEC, small, solution := solve(SPEC, small, ROWS)) == (solution, None)
 
 
 def test_rows_are_shared_among_a_crew_by_speed():

@@ -9,7 +9,7 @@ import pytest
 from hepti_mpi.live.within_request import done_before, looks
 from solver.cluster.cluster import GIB
 from solver.live.drift import scaled
-from solver.live.first_plan import WORTH, living
+from solver.live.first_plan import WORTH, plan_to_begin_with
 from solver.live.replan import AGAIN, LEAST_GAIN, LEAST_HORIZON, Replanner
 from solver.live.tracker import FIRST
 from solver.model.spec import named_model
@@ -32,7 +32,7 @@ def begun(cluster):
     """Return the plan that a run begins with and what it holds beside: solved once for the many who begin so."""
     key = repr(cluster)
     if key not in BEGUN:
-        BEGUN[key] = living(SPEC, cluster, solve(SPEC, cluster, ROWS))
+        BEGUN[key] = plan_to_begin_with(SPEC, cluster, solve(SPEC, cluster, ROWS))
     return BEGUN[key]
 
 
@@ -205,7 +205,7 @@ def test_soon_after_a_change_a_plan_by_rows_is_left_where_the_other_that_ranks_h
 def test_a_device_given_up_beside_other_cuts_has_rows_again_at_once_when_it_is_back():
     """It has kept the weights; so nothing is read, and no request runs under the old plan meanwhile."""
     spec, cluster = replace(named_model("bert-large"), layers=8), pis(24.6, 70, 35, 10, mbps=300)
-    solution, spare = living(spec, cluster, solve(spec, cluster, 256))
+    solution, spare = plan_to_begin_with(spec, cluster, solve(spec, cluster, 256))
     replanner, holdings = Replanner(spec, cluster, solution, spare, [1e9] * 4), Holdings(solution.plan, 4, spare)
     assert not all_by_rows(solution.plan)
     for _ in range(FIRST):
