@@ -15,7 +15,7 @@ from typing import Any
 
 from launch.compare.compare import Contest, compare
 from launch.compare.model import BenchModel
-from launch.compare.stage import Testbed, lab_of, stage_of
+from launch.compare.stage import BenchHosts, lab_of, stage_of
 from launch.lab import up as lab_up
 from launch.lab.lab import Lab, lab_name
 from solver.base.errors import HeptiError
@@ -102,7 +102,7 @@ def bench_paper(
     folder: Path,
     say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None],
-    stages: Callable[[str], AbstractContextManager[Callable[[Point, ModelSpec], Testbed]]] | None = None,
+    stages: Callable[[str], AbstractContextManager[Callable[[Point, ModelSpec], BenchHosts]]] | None = None,
 ) -> dict[str, Any]:
     """Compare systems at every point and return the report; a point at which nobody comes through is in it, too.
 
@@ -155,12 +155,12 @@ def bench_paper(
 
 
 @contextmanager
-def lab_under(cluster: str) -> Iterator[Callable[[Point, ModelSpec], Testbed]]:
+def lab_under(cluster: str) -> Iterator[Callable[[Point, ModelSpec], BenchHosts]]:
     """Yield what puts a lab under a point's limits and returns its hosts; a lab that was up gets its own ones back."""
     with lab_of(cluster) as lab:
         now = lab
 
-        def under(point: Point, spec: ModelSpec) -> Testbed:
+        def under(point: Point, spec: ModelSpec) -> BenchHosts:
             nonlocal now
             for host in lab.hosts:
                 memory = host.memory_bytes if point.fits is None else memory_that_fits(spec, point.fits)

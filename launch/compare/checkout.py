@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launch.base import shell
 from launch.base.json_output import printed
-from launch.compare.stage import Testbed
+from launch.compare.stage import BenchHosts
 from solver.base.errors import HeptiError
 
 THIS, AGAINST = "this", "against"
@@ -39,7 +39,7 @@ def in_checkout(folder: Path | None, program: Sequence[str]) -> list[str]:
     return list(program) if folder is None else ["env", f"--chdir={folder}", *program]
 
 
-def check_hosts(stage: Testbed, folder: Path) -> None:
+def check_hosts(stage: BenchHosts, folder: Path) -> None:
     """Refuse hosts that would run other code than a checkout's, by what `-m` finds on them.
 
     Raises

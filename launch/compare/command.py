@@ -17,7 +17,7 @@ from launch.compare.entrants import Kernels
 from launch.compare.model import bench_model, check_model, decoupled_model
 from launch.compare.plot import plot_bars, plot_trace
 from launch.compare.show import comparison_markdown, print_comparison, variant
-from launch.compare.stage import Testbed, hosts_stage, lab_stage
+from launch.compare.stage import BenchHosts, hosts_stage, lab_stage
 from launch.compare.suite import Keep, Report, Suite, add_list, add_rounds, at_least, say, write_text
 from launch.lab.up import require_tools
 from launch.single.command import RUNTIMES
@@ -92,7 +92,7 @@ def _traces(report: Report, files: Path) -> Iterator[tuple[str, str, Path]]:
             yield name, name.replace(" ", "-").replace(":", "-"), trace
 
 
-def _stage(options: argparse.Namespace) -> AbstractContextManager[Testbed]:
+def _stage(options: argparse.Namespace) -> AbstractContextManager[BenchHosts]:
     if options.hostfile is not None:
         return nullcontext(hosts_stage(options.hostfile))
     find_cluster(options.cluster)

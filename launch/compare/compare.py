@@ -23,7 +23,7 @@ from launch.compare.entrants import Absent, Entrant, Entry, Kernels, alone, plan
 from launch.compare.model import BenchModel
 from launch.compare.results import Samples, ranked, result
 from launch.compare.show import variant
-from launch.compare.stage import Testbed
+from launch.compare.stage import BenchHosts
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster, read_cluster
 from solver.model.spec import ModelSpec, TextInput
@@ -53,7 +53,7 @@ class Contest:
 
 
 def compare(
-    stage: Testbed,
+    stage: BenchHosts,
     model: BenchModel,
     contest: Contest,
     folder: Path,
@@ -144,7 +144,7 @@ def _model(entry: Entry, model: BenchModel, beside: BenchModel | None) -> BenchM
 
 
 def _profiles(
-    stage: Testbed, model: BenchModel, contest: Contest, folder: Path, say: Callable[[str], None]
+    stage: BenchHosts, model: BenchModel, contest: Contest, folder: Path, say: Callable[[str], None]
 ) -> tuple[dict[Kernels, Cluster], dict[Kernels, Path], list[Absent]]:
     """Measure the hosts with all kernels, and return what was found and its files.
 
@@ -169,7 +169,7 @@ def _profiles(
     return clusters, files, absent
 
 
-def _profile(stage: Testbed, model: BenchModel, kernels: Kernels, out: Path) -> Cluster:
+def _profile(stage: BenchHosts, model: BenchModel, kernels: Kernels, out: Path) -> Cluster:
     """Measure the hosts with some kernels."""
     program = ["profile", "--model", str(model.path), "--out", str(out), *_kernel_words(kernels)]
     _mpirun(stage, program, out.with_suffix(".log"))
@@ -177,7 +177,7 @@ def _profile(stage: Testbed, model: BenchModel, kernels: Kernels, out: Path) -> 
 
 
 def _run(
-    stage: Testbed, model: BenchModel, contest: Contest, entrant: Entrant, samples: Samples, files: Path, last: bool
+    stage: BenchHosts, model: BenchModel, contest: Contest, entrant: Entrant, samples: Samples, files: Path, last: bool
 ) -> list[float]:
     """Run one entrant once, the last time with a trace; return the seconds of its requests."""
     kernels = entrant.entry.kernels
@@ -211,7 +211,7 @@ def _asked(spec: ModelSpec, contest: Contest, files: Path) -> list[str]:
     return ["--input", str(path)]
 
 
-def _mpirun(stage: Testbed, program: Sequence[str], log: Path, checkout: Path | None = None) -> None:
+def _mpirun(stage: BenchHosts, program: Sequence[str], log: Path, checkout: Path | None = None) -> None:
     code = stage.mpirun(in_checkout(checkout, [sys.executable, "-m", "hepti_mpi", *program]), log)
     if code:
         raise HeptiError(_last_words(log.read_text(errors="replace"), code))

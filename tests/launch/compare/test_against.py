@@ -15,7 +15,7 @@ from launch.compare.checkout import HERE, check_hosts, checkouts
 from launch.compare.compare import compare
 from launch.compare.model import BenchModel
 from launch.compare.show import comparison_markdown
-from launch.compare.stage import Testbed
+from launch.compare.stage import BenchHosts
 from solver.base.errors import HeptiError
 from solver.plan.file import plan_to_json
 from solver.systems import make_plan
@@ -152,7 +152,7 @@ def test_a_system_that_one_version_does_not_plan_runs_in_the_other(tmp_path, oth
 
 def test_a_host_that_would_run_other_code_is_named(other):
     """Python can be told not to look into the current folder; then what is installed wins."""
-    stage = Testbed("s", ("pi-0",), Pretended().mpirun, lambda _, program: safe(program))
+    stage = BenchHosts("s", ("pi-0",), Pretended().mpirun, lambda _, program: safe(program))
 
     def safe(program):
         return shell.attempt(["env", "PYTHONSAFEPATH=1", f"PYTHONPATH={HERE}", *program])

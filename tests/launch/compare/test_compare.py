@@ -19,7 +19,7 @@ from launch.compare.entrants import Kernels
 from launch.compare.model import BenchModel
 from launch.compare.results import ranked
 from launch.compare.show import comparison_markdown, main_cells, print_comparison, rank_cells, variant
-from launch.compare.stage import Testbed
+from launch.compare.stage import BenchHosts
 from launch.compare.suite import add_list
 from solver.base.command import Parser
 from solver.base.errors import HeptiError
@@ -49,7 +49,7 @@ class Pretended:
 
     @property
     def stage(self):
-        return Testbed("pretended", self.cluster.names, self.mpirun, self.alone)
+        return BenchHosts("pretended", self.cluster.names, self.mpirun, self.alone)
 
     def mpirun(self, program, log):
         options = dict(pairwise(program))
