@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from solver.cluster.curves import Floats, Kernel
 from solver.model.precision import FLOAT32, Precision
 from solver.model.spec import ModelSpec
-from solver.plan.plan import Layout, Wire
+from solver.plan.plan import Cut, Layout, Wire
 from solver.plan.routes import Route
 from solver.schedule import steps
 from solver.schedule.exchange import Exchange, Mask, gather, move, of_matrix, scatter, tile_counts
@@ -109,8 +109,8 @@ class Pricer:
 
     def taken(self) -> list[TimedStep]:
         """Return the steps since the last call; what no exchange follows yet belongs to the next one."""
-        steps, self._steps = self._steps, []
-        return steps
+        taken, self._steps = self._steps, []
+        return taken
 
     def closed(self) -> list[TimedStep]:
         """Return the steps of a layer among layers of its kind: what it ends with stands before its first exchange."""
@@ -120,9 +120,9 @@ class Pricer:
         names = (*pending.names, *first.computes)
         return [replace(first, before=before, first=begun, computes=names), *others]
 
-    def add(self, steps: Iterable[steps.Step]) -> None:
+    def add(self, own: Iterable[steps.Step]) -> None:
         """Add the steps of a block, or of a half of one, whose shares `values` has."""
-        for step in steps:
+        for step in own:
             self._adders[type(step)](step)
 
     def _lay(self, step: steps.Lay) -> None:
@@ -163,22 +163,16 @@ class Pricer:
         else:
             self._move_residual(rows > 0)
             counted, blocks = self._blocks(self._owners_of(self.stream))
-            piece = step.keys.seconds(self._bank, every / blocks)
             transfer = self._gather(self.stream, Axis.ROWS, self._setting.spec.hidden, peers=Axis.ROWS)
-            during, edge = {Axis.ROWS: blocks * piece}, {Axis.ROWS: piece}
-            own = TimedStep(
-                "gather rows", meanwhile=(step.keys.name,), during=during, edge=edge, transfer=transfer, blocks=counted
-            )
-            self._exchange(own)
+            piece = step.keys.seconds(self._bank, every / blocks)
+            self._in_blocks("gather rows", (step.keys.name,), Axis.ROWS, blocks, piece, transfer, counted=counted)
         self.stream = rows
         context = np.where(avoids, _without_keys(self._setting, rows), step.attend.seconds(self._bank, rows, keys=S))
         self._compute(Axis.ROWS, step.query.seconds(self._bank, rows) + context, step.query.name, step.attend.name)
 
     def _gather_rows(self, step: steps.GatherRows) -> None:
         S, H = self._setting.rows, self._setting.spec.hidden
-        units = self.values[step.axis]
-
-        names = tuple(work.name for work in step.works)
+        units, names = self.values[step.axis], tuple(work.name for work in step.works)
 
         def seconds(rows: Any) -> Floats:
             return np.asarray(sum(work.seconds(self._bank, rows, units) for work in step.works))
@@ -193,12 +187,8 @@ class Pricer:
         # A product for every block of rows that arrives.
         self._move_residual(units > 0)
         counted, blocks = self._blocks(self._owners_of(self.stream))
-        piece = seconds(S / blocks)
         transfer = self._gather(self.stream, Axis.ROWS, H, peers=step.axis)
-        during, edge = {step.axis: blocks * piece}, {step.axis: piece}
-        self._exchange(
-            TimedStep("gather rows", meanwhile=names, during=during, edge=edge, transfer=transfer, blocks=counted)
-        )
+        self._in_blocks("gather rows", names, step.axis, blocks, seconds(S / blocks), transfer, counted=counted)
 
     def _gather_columns(self, step: steps.GatherColumns) -> None:
         width = self._setting.rows * step.columns
@@ -212,16 +202,9 @@ class Pricer:
         inner = self.values[step.axis] * step.columns
         grid = GridExchanges(inner, self.values[step.output], rows, s.row_bytes, s.tile_rows)
         self._tiles = grid
-        during, edge = self._of_tile(step.axis, np.maximum((rows > 0).sum(), 1), step.tensors)
-        self._exchange(
-            TimedStep(
-                "columns to tiles",
-                meanwhile=("first product",),
-                during=during,
-                edge=edge,
-                transfer=self._known(grid.enter()),
-            )
-        )
+        blocks = np.maximum((rows > 0).sum(), 1)
+        piece, entering = self._of_tile(blocks, step.tensors), self._known(grid.enter())
+        self._in_blocks("columns to tiles", ("first product",), step.axis, blocks, piece, entering)
 
     def _add_up(self, step: steps.AddUp) -> None:
         summing = self._known(self._tiles.add_up(step.tensors))
@@ -232,18 +215,15 @@ class Pricer:
 
     def _leave(self, step: steps.Leave) -> None:
         grid, tile_rows = self._tiles, self._setting.tile_rows
-        during, edge = self._of_tile(step.axis, np.maximum(tile_counts(grid.rows, tile_rows).sum(), 1), 1)
-        summing = self._known(grid.leave())
-        self._exchange(
-            TimedStep("reduce", meanwhile=("second product",), during=during, edge=edge, transfer=summing, reduces=True)
-        )
+        blocks = np.maximum(tile_counts(grid.rows, tile_rows).sum(), 1)
+        piece, summing = self._of_tile(blocks, 1), self._known(grid.leave())
+        self._in_blocks("reduce", ("second product",), step.axis, blocks, piece, summing, reduces=True)
 
-    def _of_tile(self, axis: Axis, blocks: Any, tensors: int) -> tuple[Load, Load]:
-        """Return the seconds of a product of a grid's tiles in so many blocks of rows, and of one of them."""
+    def _of_tile(self, blocks: Any, tensors: int) -> Floats:
+        """Return the seconds of a product of a grid's tiles, of one of so many blocks of rows."""
         weights = self._tiles.weights
         rows = self._setting.rows / blocks * (weights > 0)
-        piece = self._bank.seconds(Kernel.CONTRACT, rows, tensors * weights)
-        return {axis: blocks * piece}, {axis: piece}
+        return self._bank.seconds(Kernel.CONTRACT, rows, tensors * weights)
 
     def _reduce(self, step: steps.Reduce) -> None:
         if step.norm is Layout.ROWS:
@@ -276,18 +256,7 @@ class Pricer:
             exchange, scatters=True, axis=Axis.ROWS, unit_bytes=unit_bytes, peers=step.axis,
             wire=s.wire, tile_rows=s.tile_rows,
         )  # fmt: skip
-        during, edge = {step.axis: blocks * piece}, {step.axis: piece}
-        self._exchange(
-            TimedStep(
-                "reduce",
-                meanwhile=(step.work.name,),
-                during=during,
-                edge=edge,
-                transfer=transfer,
-                reduces=True,
-                blocks=counted,
-            )
-        )
+        self._in_blocks("reduce", (step.work.name,), step.axis, blocks, piece, transfer, reduces=True, counted=counted)
 
     def _reduce_to_all(self, step: steps.Reduce) -> None:
         """Add the summands on all active devices: a swap between two, else a reduce-scatter and an all-gather."""
@@ -317,19 +286,8 @@ class Pricer:
 
         counted, blocks = self._blocks(count)
         piece = step.work.seconds(self._bank, s.rows / blocks, units)
-        during, edge = {step.axis: blocks * piece}, {step.axis: piece}
         summing = Transfer(reduce, wire=s.wire)
-        self._exchange(
-            TimedStep(
-                "reduce",
-                meanwhile=(step.work.name,),
-                during=during,
-                edge=edge,
-                transfer=summing,
-                reduces=True,
-                blocks=counted,
-            )
-        )
+        self._in_blocks("reduce", (step.work.name,), step.axis, blocks, piece, summing, reduces=True, counted=counted)
         self._exchange(TimedStep("gather sums", transfer=Transfer(spread, wire=s.wire)))
 
     def _gather(
@@ -357,6 +315,21 @@ class Pricer:
             exchange, axis=axis if own else Axis.FIXED, unit_bytes=unit_bytes, scale_bytes=scale_bytes, peers=peers,
             wire=s.wire, tile_rows=tile_rows, route=route,
         )  # fmt: skip
+
+    def _in_blocks(
+        self, name: str, meanwhile: tuple[str, ...], axis: Axis, blocks: Any, piece: Floats, transfer: Transfer,
+        *, reduces: bool = False, counted: Blocks | None = None,
+    ) -> None:  # fmt: skip
+        """Add an exchange beside so many blocks of rows, each computed `meanwhile` in `piece` seconds.
+
+        `counted` counts the blocks, where their number matters in a table.
+        """
+        during, edge = {axis: blocks * piece}, {axis: piece}
+        self._exchange(
+            TimedStep(
+                name, meanwhile=meanwhile, during=during, edge=edge, transfer=transfer, reduces=reduces, blocks=counted
+            )
+        )
 
     def send(self, name: str, exchange: Exchange) -> None:
         """Add an exchange that is known."""
@@ -455,10 +428,12 @@ def avoiding(s: Setting, rows: Any, devices: int) -> Mask:
     to be there.
     """
     bank, own = s.machine.bank, np.asarray(rows, float)
-    block = bank.seconds(Kernel.PROJECT, s.rows * (own > 0) / devices, 2 * s.spec.hidden**2)
+    step = steps.cut_steps(s.spec, "attention", Cut.ROWS, Layout.ROWS, input_gathered=True)[0]
+    assert isinstance(step, steps.GatherInput)
+    block = step.keys.seconds(bank, s.rows * (own > 0) / devices)
     arriving = s.row_bytes(s.spec.hidden) * (s.rows - own) / s.machine.network.bandwidth
     left = np.maximum(devices * block - arriving, block)
-    return np.asarray(_without_keys(s, own) < left + bank.attend(own, s.rows, s.spec.heads, s.spec.head_dim))
+    return np.asarray(_without_keys(s, own) < left + step.attend.seconds(bank, own, keys=s.rows))
 
 
 def most_blocks(s: Setting) -> int:
