@@ -21,7 +21,6 @@ from solver.cluster.whatif import BOARDS, changed
 from solver.model.spec import DEFAULT_ROWS, ModelSpec, named_model, request_rows
 from solver.plan.file import plan_to_json, read_plan
 from solver.plan.plan import Plan, Wire
-from solver.schedule.cost import price, setting
 from solver.schedule.memory import lacks
 from solver.schedule.stages import PricedPlan, price_plan
 from solver.show.advice import Upgrade, alternatives, bounds, limits, other_systems, upgrades
@@ -35,7 +34,7 @@ from solver.show.plan_tables import (
     print_upgrades,
     to_json,
 )
-from solver.show.schedule_table import lines, print_schedule, schedule_to_json
+from solver.show.schedule_table import print_schedule, schedule_rows, schedule_to_json
 from solver.show.system_tables import print_stages, print_systems, stages_to_json, systems_to_json
 from solver.systems import DEFAULT, SYSTEMS, THROUGHPUT, plan_that_fits, plans_for
 from solver.systems.hepti import solve_hepti
@@ -157,14 +156,15 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
     if options.out:
         with whole_file(options.out) as temporary:
             temporary.write_text(plan_to_json(plan), encoding="utf-8")
+    found = price_plan(spec, cluster, plan, rows)
     if options.schedule is not None:
-        _show_schedule(options, cluster, price_plan(spec, cluster, plan, rows))
+        _show_schedule(options, cluster, found)
         return
     better = upgrades(spec, cluster, rows, plan, solution) if system == DEFAULT else []
     if not plan.in_one:
-        _show_stages(options, spec, cluster, plan, rows, better)
+        _show_stages(options, spec, cluster, plan, found, better)
         return
-    priced = price(setting(spec, cluster, rows), plan)
+    priced = found.in_one
     if options.plot:
         title = (
             f"{_title(options, spec, rows)}{_links(cluster)}\npredicted by {plan.system}: {1e3 * priced.seconds:.0f} ms"
@@ -211,19 +211,18 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
         _show_schedule(options, cluster, found)
         return
     if not plan.in_one:
-        _show_stages(options, spec, cluster, plan, rows, [])
+        _show_stages(options, spec, cluster, plan, found, [])
         return
-    priced = price(setting(spec, cluster, rows), plan)
     if options.json:
-        print(priced_to_json(cluster, plan, priced), end="")
+        print(priced_to_json(cluster, plan, found.in_one), end="")
         return
     console = Console(highlight=False)
     console.print(_title(options, spec, rows) + _links(cluster), markup=False, soft_wrap=True)
-    print_plan(console, cluster, plan, priced)
+    print_plan(console, cluster, plan, found.in_one)
 
 
 def _show_schedule(options: argparse.Namespace, cluster: Cluster, priced: PricedPlan) -> None:
-    found = lines(cluster, priced, options.schedule)
+    found = schedule_rows(cluster, priced, options.schedule)
     if options.json:
         print(schedule_to_json(found), end="")
     else:
@@ -231,14 +230,13 @@ def _show_schedule(options: argparse.Namespace, cluster: Cluster, priced: Priced
 
 
 def _show_stages(
-    options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int, better: list[Upgrade]
+    options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, plan: Plan, found: PricedPlan, better: list[Upgrade]
 ) -> None:
-    found = price_plan(spec, cluster, plan, rows)
     if options.json:
         print(stages_to_json(plan, found, better), end="")
         return
     console = Console(highlight=False)
-    console.print(_title(options, spec, rows) + _links(cluster), markup=False, soft_wrap=True)
+    console.print(_title(options, spec, plan.rows) + _links(cluster), markup=False, soft_wrap=True)
     print_stages(console, cluster, plan, found)
     print_upgrades(console, plan, better)
 

@@ -118,6 +118,12 @@ class PricedPlan:
         return min(self.replicas, key=lambda replica: replica.seconds)
 
     @property
+    def in_one(self) -> Price:
+        """The price of a plan of one stage of all devices, `Plan.in_one`, step by step."""
+        ((stage,),) = (replica.stages for replica in self.replicas)
+        return stage.layers
+
+    @property
     def moved_bytes(self) -> Floats:
         """Bytes that every device sends, or receives where that is more, of a request on the fastest replica, [p]."""
         steps = [*(stage.enter for stage in self.fastest.stages), self.fastest.leave]
