@@ -86,10 +86,10 @@ def run_layers(
             ("attention", 0, layer.attention, cut.attention),
             ("mlp", BLOCK, layer.mlp, cut.mlp),
         ):
-            halves = part.intersect(Span(first, first + BLOCK))
+            both = Span(first, first + BLOCK)
+            halves = part.intersect(both)
             if halves.size:
-                own = Span(halves.start - first, halves.stop - first)
-                compute = partial(run_block, name, x, w, plan, run, own)
+                compute = partial(run_block, name, x, w, plan, run, halves.within(both))
                 x = _traced(f"layer {number} {name}", compute, run)
     return x
 
