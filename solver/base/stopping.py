@@ -11,6 +11,8 @@ from types import FrameType
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Until what interrupts is raised again, where a library has swallowed it: one of 48 planners that drew a map went on.
+AGAIN_S = 0.5
 Main = Callable[[Sequence[str]], int]
 
 
@@ -40,7 +42,13 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
 
     def interrupt(number: int, _: FrameType | None) -> None:
         asked.append(number)
+        signal.signal(signal.SIGALRM, again)
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S, AGAIN_S)
         raise KeyboardInterrupt
+
+    def again(number: int, _: FrameType | None) -> None:
+        if not _interrupted(sys.exc_info()[1]):
+            raise KeyboardInterrupt
 
     heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     _handle(heeded, leave)
@@ -49,9 +57,11 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
         _handle(heeded, interrupt)
         code = main(sys.argv[1:])
         _handle(heeded, leave)
+        signal.setitimer(signal.ITIMER_REAL, 0)
     except BaseException:  # what a library makes of an interruption may be another error
         if not asked:
             raise
+        signal.setitimer(signal.ITIMER_REAL, 0)
         _handle(heeded, leave)
         with suppress(OSError):  # nobody reads it any more
             sys.stdout.flush()
@@ -61,6 +71,13 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
         # Not by way of the interpreter's end: MPI's waits for the other ranks.
         os._exit(128 + asked[0])
     sys.exit(code)
+
+
+def _interrupted(error: BaseException | None) -> bool:
+    """Return whether what is being handled, as `finally` clauses do, comes of an interruption."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def _handle(numbers: Sequence[int], handler: Callable[[int, FrameType | None], None]) -> None:

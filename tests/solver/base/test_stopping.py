@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import sys, time
+from contextlib import suppress
 from pathlib import Path
 from solver.base import stopping
 from solver.base.command import whole_file
@@ -39,7 +40,16 @@ def main(words):
             raise ImportError("numpy failed to import")
     with whole_file(Path(sys.argv[2])) as file:
         file.write_text("half")
-        wait()
+        if moment == "swallowed":
+            with suppress(KeyboardInterrupt):  # as callbacks of C libraries do
+                wait()
+            time.sleep(60)
+        try:
+            wait()
+        finally:
+            if moment == "clean-up":
+                time.sleep(1.2)
+                Path(sys.argv[3]).touch()
     return 0
 
 moment = sys.argv[1]
@@ -82,6 +92,26 @@ def test_one_line_and_128_and_the_signal_at_every_moment(number, moment, tmp_pat
 
     assert found == (128 + number, "" if moment == "silent" else "python -m program: interrupted\n")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(60)
+def test_what_a_library_swallows_interrupts_all_the_same(tmp_path):
+    with started("-c", PROGRAM, "swallowed", tmp_path / "out.json") as process:
+        assert process.stdout.readline() == "at swallowed\n"
+        found = ended(process)
+
+    assert found == (130, "python -m program: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.timeout(60)
+def test_clean_ups_may_take_their_time(tmp_path):
+    with started("-c", PROGRAM, "clean-up", tmp_path / "out.json", tmp_path / "cleaned") as process:
+        assert process.stdout.readline() == "at clean-up\n"
+        found = ended(process)
+
+    assert found == (130, "python -m program: interrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["cleaned"]
 
 
 @pytest.mark.timeout(60)
