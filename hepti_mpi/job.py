@@ -16,7 +16,7 @@ from hepti_mpi.comm import hosts
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace, chrome_trace
 from hepti_mpi.engine.layers import block_kernels, rank_layers
-from hepti_mpi.engine.load import BlockWeights, Made, RankWeights, Source, load, open_weights
+from hepti_mpi.engine.load import BlockWeights, Made, RankWeights, WeightsSource, load, open_weights
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels.backends import agree, backend
 from hepti_mpi.leader import Leader, Model
@@ -57,7 +57,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     plan, spare = group.from_root((lambda: leader.plan(cluster)) if leader else None)
     computes = backend(options.backend, options.precision)
     plans = [plan] if spare is None else [plan, spare]
-    make = partial(block_kernels, model.spec, computes.graph)
+    make = partial(block_kernels, computes.graph)
     started = clock.now()
     weights, source = load_share(model, plans, make, group, leader.console if leader else None)
     loaded = all_bytes(model.spec, plans, group.rank), clock.now() - started
@@ -122,7 +122,7 @@ def load_share(
     make: Callable[[BlockShare, BlockWeights], Made],
     group: Group,
     console: Console | None,
-) -> tuple[RankWeights[Made], Source]:
+) -> tuple[RankWeights[Made], WeightsSource]:
     """Load this rank's share by any of these plans; rank 0 shows how it gets on.
 
     Return with it where it came from, the file still open since the plan may change.
@@ -135,7 +135,7 @@ def load_share(
         return file is not None
 
     without_file = [rank for rank, has in enumerate(group.on_all(open_own)) if not has]
-    source = Source(group, file, without_file)
+    source = WeightsSource(group, file, without_file)
     loaded: list[RankWeights[Made]] = []
 
     def load_own() -> None:

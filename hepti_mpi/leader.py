@@ -146,7 +146,7 @@ class Leader:
         return self._plan, self._spare
 
     def lead(
-        self, stack: Stack, tensors: embeddings.Tensors, member: Member | None, read_bytes_per_s: Sequence[float]
+        self, stack: Stack, tensors: embeddings.EndTensors, member: Member | None, read_bytes_per_s: Sequence[float]
     ) -> None:
         """Run every batch on all ranks, and answer it; where the plan lives, let it follow what they measure."""
         engine = Engine(self._spec, tensors, stack, self._group, self._by_length.of if self._by_length else None)

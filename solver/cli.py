@@ -18,7 +18,8 @@ from solver.base.progress import progress
 from solver.cluster.cluster import GIB, Cluster
 from solver.cluster.named import find_cluster
 from solver.cluster.whatif import BOARDS, changed
-from solver.model.spec import DEFAULT_ROWS, ModelSpec, named_model, request_rows
+from solver.model.named import named_model
+from solver.model.spec import DEFAULT_ROWS, ModelSpec, request_rows
 from solver.plan.file import plan_to_json, read_plan
 from solver.plan.plan import Plan, Wire
 from solver.schedule.memory import lacks

@@ -3,7 +3,7 @@
 from functools import partial
 
 from hepti_mpi.engine.layers import block_kernels, rank_layers
-from hepti_mpi.engine.load import Source, load
+from hepti_mpi.engine.load import WeightsSource, load
 
 
 class InMemory:
@@ -20,6 +20,6 @@ class InMemory:
 
 def layers_of(tensor_of, spec, plan, group, computes):
     """Return a rank's layers of such tensors."""
-    make = partial(block_kernels, spec, computes.graph)
-    weights = load(Source(group, InMemory(tensor_of)), spec, [plan], make)
+    make = partial(block_kernels, computes.graph)
+    weights = load(WeightsSource(group, InMemory(tensor_of)), spec, [plan], make)
     return rank_layers(spec, plan, group.rank, weights.layers)

@@ -1,17 +1,36 @@
-"""Random plans, legal in every way the contract allows: any cuts, uneven and empty shares."""
+"""Random plans, legal in every way the contract allows: any cuts, uneven and empty shares; models a little changed."""
 
+import dataclasses
 from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from solver.model.spec import ModelSpec, TextInput
+from solver.model.attention import Attention
+from solver.model.blocks import Cut
+from solver.model.spec import TextInput, encoder, encoder_widths
 from solver.plan.changes import everything
 from solver.plan.holdings import end_slices
-from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, Prediction, Stage, Wire
+from solver.plan.plan import BlockPlan, Keys, Layout, Plan, Prediction, Stage, Wire
 from solver.plan.routes import Route
 from solver.plan.spans import Partition, Span
 
-SPEC = ModelSpec("tiny", hidden=20, ffn=37, heads=5, layers=4, input=TextInput(50, 32, 32))
+SPEC = encoder("tiny", hidden=20, ffn=37, heads=5, layers=4, input=TextInput(50, 32, 32))
+
+
+def like(spec, **fields):
+    """Return an encoder with some of the fields of `encoder` or `ModelSpec` changed."""
+    facts = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec) if field.name != "runs"}
+    return encoder(**{**facts, **encoder_widths(spec), **fields})
+
+
+def joined(name, *specs):
+    """Return the model of the layers of several, one behind the other."""
+    return dataclasses.replace(specs[0], name=name, runs=tuple(run for spec in specs for run in spec.runs))
+
+
+def of_each(spec, plan):
+    """Return the plan of a layer each of whose blocks is cut so."""
+    return tuple(dataclasses.replace(plan, block=block.name) for block in spec.blocks)
 
 
 def shares(ranks):
@@ -20,17 +39,18 @@ def shares(ranks):
 
 
 @st.composite
-def blocks(draw, ranks, inner, columns):
+def blocks(draw, ranks, block):
     cut = draw(st.sampled_from([Cut.ROWS, Cut.COLUMNS, Cut.BLOCK, Cut.GRID]))
-    has_keys = cut is Cut.ROWS and inner == SPEC.heads and draw(st.booleans())
+    has_keys = cut is Cut.ROWS and isinstance(block, Attention) and draw(st.booleans())
     ways = st.tuples(*[st.sampled_from(Keys)] * ranks) if has_keys else st.none()
     norm = Layout.ROWS if cut in (Cut.ROWS, Cut.GRID) else draw(st.sampled_from([Layout.FULL, Layout.ROWS]))
     # As many spans of columns as ranks, or as rows of a grid.
     spans = {Cut.COLUMNS: [ranks], Cut.GRID: [rows for rows in range(1, ranks + 1) if ranks % rows == 0]}.get(cut)
     return BlockPlan(
+        block.name,
         cut,
-        inner=None if cut is Cut.ROWS else Partition.of_shares(draw(shares(ranks)), inner),
-        columns=Partition.of_shares(draw(shares(draw(st.sampled_from(spans)))), columns) if spans else None,
+        inner=None if cut is Cut.ROWS else Partition.of_shares(draw(shares(ranks)), block.inner.count),
+        columns=Partition.of_shares(draw(shares(draw(st.sampled_from(spans)))), block.hidden) if spans else None,
         norm=norm,
         rows=draw(shares(ranks)) if norm is Layout.ROWS else None,
         route=draw(st.sampled_from(Route)),
@@ -42,13 +62,7 @@ def blocks(draw, ranks, inner, columns):
 def runs(draw, spec, start, stop, ranks):
     """Draw what a stage of so many ranks does with layers `start` to `stop`."""
     stops = sorted({start, stop} | draw(st.sets(st.integers(start, stop))))
-    return tuple(
-        (
-            Span(*ends),
-            LayerPlan(draw(blocks(ranks, spec.heads, spec.hidden)), draw(blocks(ranks, spec.ffn, spec.hidden))),
-        )
-        for ends in pairwise(stops)
-    )
+    return tuple((Span(*ends), tuple(draw(blocks(ranks, block)) for block in spec.blocks)) for ends in pairwise(stops))
 
 
 @st.composite

@@ -64,20 +64,26 @@ def embed_image(pixels, w, patch):  # [C, h, w] -> [S, H]
     return np.concatenate([w["prefix"], rows]) + w["position"]
 
 
-def layer(x, w, spec, heads):  # [S, H] -> [S, H]
-    a, m, activation = under(w, "attention"), under(w, "mlp"), ACTIVATIONS[spec.activation]
-    norm_a, norm_m = ((y["norm/weight"], y["norm/bias"], spec.norm_eps) for y in (a, m))
-    if spec.norm == "pre":
-        x = x + attention(layer_norm(x, *norm_a), a, heads)
-        return x + mlp(layer_norm(x, *norm_m), m, activation)
-    x = layer_norm(x + attention(x, a, heads), *norm_a)
-    return layer_norm(x + mlp(x, m, activation), *norm_m)
+BLOCKS = {
+    "attention": lambda x, w, block: attention(x, w, block.heads),
+    "mlp": lambda x, w, block: mlp(x, w, ACTIVATIONS[block.activation]),
+}
 
 
-def decoupled_layer(x, w, spec):  # [S, H] -> [S, H], each of N_div sub-blocks by itself on its H / N_div columns
-    chunks = np.split(x, spec.sub_blocks, axis=1)
-    heads = spec.heads // spec.sub_blocks
-    return np.hstack([layer(chunk, under(w, str(part)), spec, heads) for part, chunk in enumerate(chunks)])
+def layer(x, w, blocks):  # [S, H] -> [S, H]
+    for block in blocks:
+        own, compute = under(w, block.name), BLOCKS[block.name]
+        norm = own["norm/weight"], own["norm/bias"], block.norm_eps
+        if block.norm == "pre":
+            x = x + compute(layer_norm(x, *norm), own, block)
+        else:
+            x = layer_norm(x + compute(x, own, block), *norm)
+    return x
+
+
+def decoupled_layer(x, w, blocks, parts):  # [S, H] -> [S, H], each sub-block by itself on its H / N_div columns
+    chunks = np.split(x, parts, axis=1)
+    return np.hstack([layer(chunk, under(w, str(part)), blocks) for part, chunk in enumerate(chunks)])
 
 
 def forward(spec, tensors, request):
@@ -90,10 +96,9 @@ def forward(spec, tensors, request):
     if spec.embedding_norm:
         x = layer_norm(x, w["norm/weight"], w["norm/bias"], spec.norm_eps)
     for number in range(spec.layers):
+        run = spec.run(number)
         w = under(tensors, f"layers/{number}")
-        # N_b groups of layers; only the last of each mixes all columns.
-        is_original = spec.groups == 0 or (number + 1) % (spec.layers // spec.groups) == 0
-        x = layer(x, w, spec, spec.heads) if is_original else decoupled_layer(x, w, spec)
+        x = layer(x, w, run.blocks) if run.parts == 1 else decoupled_layer(x, w, run.blocks, run.parts)
     if spec.final_norm:
         x = layer_norm(x, **under(tensors, "final_norm"), eps=spec.norm_eps)
     return x.astype(np.float32)

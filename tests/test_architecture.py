@@ -131,6 +131,25 @@ def test_what_the_documents_name_is_there():
     assert not missing
 
 
+def test_a_type_name_means_one_thing():
+    """Classes and type aliases of all packages; type variables are their modules' own."""
+    homes = defaultdict(set)
+    for path in MODULES:
+        for node in ast.parse((ROOT / path).read_text()).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names = (
+                [node.name] if isinstance(node, ast.ClassDef) else [t.id for t in targets if isinstance(t, ast.Name)]
+            )
+            value = getattr(node, "value", None)
+            if isinstance(value, ast.Call) and getattr(value.func, "id", "") == "TypeVar":
+                continue
+            for name in names:
+                if re.fullmatch(r"[A-Z]\w*[a-z]\w*", name):
+                    homes[name].add(str(path))
+
+    assert not {name: sorted(paths) for name, paths in homes.items() if len(paths) > 1}
+
+
 def test_there_are_no_circles():
     """Within a room, too, modules can be put in an order in which each imports only those before it."""
     files = {".".join(path.with_suffix("").parts).removesuffix(".__init__"): ROOT / path for path in MODULES}

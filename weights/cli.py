@@ -20,7 +20,8 @@ from solver.base.command import Parser
 from solver.base.errors import HeptiError
 from solver.base.phrases import counted
 from solver.base.progress import progress
-from solver.model.spec import DECOUPLED_NAMES, NAMED_MODELS, ModelSpec, TextInput, named_model, tensor_shapes
+from solver.model.named import DECOUPLED_NAMES, NAMED_MODELS, named_model
+from solver.model.spec import ModelSpec, TextInput, encoder_blocks, tensor_shapes
 from solver.plan.holdings import TensorSlice
 from weights.convert.convert import convert
 from weights.file.layout import row_spans
@@ -118,6 +119,7 @@ def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> N
         tokenizer = "inside" if weights.tokenizer is not None else "none: reads token ids only"
     else:
         reads, tokenizer = f"images of {source.height} by {source.width}, {source.rows} rows each", "none"
+    _, mlp = encoder_blocks(spec)
     head = [f"pooling {spec.pooling}"]
     head += [f"dense {spec.dense_width} ({spec.dense})"] if spec.dense else []
     head += ["normalised"] if spec.normalize else []
@@ -127,7 +129,7 @@ def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> N
         ("source", weights.source),
         ("reads", reads),
         ("tokenizer", tokenizer),
-        ("norm, activation", f"{spec.norm}-norm, {spec.activation}"),
+        ("norm, activation", f"{mlp.norm}-norm, {mlp.activation}"),
         ("head", ", ".join(head)),
         ("stored as", f"{weights.dtype}, {_mib(path.stat().st_size)}"),
         ("fingerprint", weights.fingerprint),
@@ -149,10 +151,11 @@ def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> N
 
 
 def _sentence(spec: ModelSpec) -> str:
+    attention, mlp = encoder_blocks(spec)
     parts = f" (in {spec.groups} groups, decoupled into {spec.sub_blocks} sub-blocks)" if spec.groups else ""
     return (
-        f"{spec.name}, {counted(spec.layers, 'layer')}{parts}, hidden {spec.hidden}, ffn {spec.ffn}, "
-        f"{counted(spec.heads, 'head')}, {_parameters(spec) / 1e6:.1f} million parameters"
+        f"{spec.name}, {counted(spec.layers, 'layer')}{parts}, hidden {spec.hidden}, ffn {mlp.ffn}, "
+        f"{counted(attention.heads, 'head')}, {_parameters(spec) / 1e6:.1f} million parameters"
     )
 
 

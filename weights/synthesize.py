@@ -15,11 +15,11 @@ import numpy as np
 # numpy imports it when it is first used, and swallows a Ctrl-C that comes meanwhile.
 from numpy.random import SFC64, Generator
 
+from solver.base.arrays import Array
 from solver.base.progress import progress
-from solver.model.blocks import INPUTS_FIRST
-from solver.model.spec import ModelSpec, tensor_shapes
+from solver.model.spec import INPUTS_FIRST, ModelSpec, tensor_shapes
 from solver.plan.spans import Span
-from weights.file.layout import Array, row_spans
+from weights.file.layout import row_spans
 from weights.file.store import WeightsWriter
 
 BLOCK_ROWS = 64

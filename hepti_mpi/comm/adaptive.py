@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.exchange import Tiles, gather_rows, whole
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.tcp import Connection, carried, open_sockets
 from hepti_mpi.comm.wires import Cast, Message, coding
+from solver.base.arrays import Array
 from solver.plan.plan import STAGE_WIRES
 from solver.plan.spans import Partition, Span
 

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import Message
+from solver.base.arrays import Array
 from solver.plan.routes import Route, of_owner, sources
 from solver.plan.spans import Partition, Span, tiles
 

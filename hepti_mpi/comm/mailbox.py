@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.mpi import MPI, Tag
 from hepti_mpi.comm.trace import Trace
 from solver.base import clock
+from solver.base.arrays import Array
 
 Value = TypeVar("Value")
 Meanwhile = Callable[[], bool]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hepti_mpi.base.arrays import Array
+from solver.base.arrays import Array
 from solver.plan.plan import Wire
 
 Message = NDArray[Any]

@@ -10,16 +10,16 @@ from typing import Protocol
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.flow import BatchOrder, Flow
-from hepti_mpi.engine.layers import Layer
+from hepti_mpi.engine.layers import LayerKernels
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.requests.answers import Answer, entry_of
 from hepti_mpi.requests.inputs import Request
 from solver.base import clock
+from solver.base.arrays import Array
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan
 
@@ -35,7 +35,7 @@ class LivePlan(Protocol):
     def meanwhile(self) -> object:
         """Do what can be done while the others compute."""
 
-    def look(self, layer: int) -> tuple[Plan, Sequence[Layer]] | None:
+    def look(self, layer: int) -> tuple[Plan, Sequence[LayerKernels]] | None:
         """Do rank 0's part in looks before a layer."""
 
     def ran(self) -> object:
@@ -74,7 +74,7 @@ class Engine:
     def __init__(
         self,
         spec: ModelSpec,
-        tensors: embeddings.Tensors,
+        tensors: embeddings.EndTensors,
         stack: Stack,
         group: Group,
         plan_of: Callable[[int], Plan] | None = None,

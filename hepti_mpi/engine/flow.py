@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.replica import ReplicaPath
 from hepti_mpi.engine.stack import Carrying, Stack
-from hepti_mpi.engine.switching import Look
+from hepti_mpi.engine.steps import Look
 from solver.base import clock
+from solver.base.arrays import Array
 
 SPREAD = 8  # of four equal replicas one may take 9 times as long from one batch to the next, and nobody waits for it
 MOST = 32  # batches in the hands of one replica

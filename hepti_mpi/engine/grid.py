@@ -20,10 +20,10 @@ from itertools import chain
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.exchange import Blocks, Gather, gather_columns, in_order, reduce_columns, reduce_rows
 from hepti_mpi.comm.group import Group
 from hepti_mpi.kernels.products import Graph
+from solver.base.arrays import Array
 from solver.plan.plan import BlockPlan
 from solver.plan.spans import Partition, Span
 

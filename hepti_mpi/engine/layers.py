@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.engine.load import BlockWeights
 from hepti_mpi.kernels import numpy_kernels
 from hepti_mpi.kernels.products import AddResidual, Graph, Linear, MakeGraph, Norm, Operation
+from solver.base.arrays import Array
+from solver.model.attention import Attention
+from solver.model.blocks import Block
+from solver.model.mlp import Mlp
 from solver.model.spec import ModelSpec
 from solver.plan.changes import BlockShare, layer_shares
 from solver.plan.plan import Plan
@@ -37,71 +40,71 @@ class BlockKernels:
     avoided: numpy_kernels.KeyWeights | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerKernels:
-    """A rank's share of one layer, ready to compute."""
-
-    attention: BlockKernels
-    mlp: BlockKernels
-
-
-# A layer's kernels; of a decoupled layer, those of every sub-block that the rank has.
-Layer = LayerKernels | tuple[LayerKernels, ...]
+# Of every block of a layer a rank's share; of a decoupled layer those of each of its sub-blocks, or none.
+LayerKernels = tuple[tuple[BlockKernels, ...], ...]
 
 
 def rank_layers(
     spec: ModelSpec, plan: Plan, rank: int, held: Mapping[int, Mapping[BlockShare, BlockKernels]]
-) -> list[Layer]:
+) -> list[LayerKernels]:
     """Return the layers of a rank's stage, of the blocks that it holds of every layer."""
-    layers: list[Layer] = []
+    layers: list[LayerKernels] = []
     for number, shares in layer_shares(spec, plan, rank).items():
-        blocks = [held[number][share] for share in shares]
-        parts = tuple(map(LayerKernels, blocks[::2], blocks[1::2]))
-        layers.append(parts if spec.is_decoupled(number) else parts[0])
+        kernels, blocks = [held[number][share] for share in shares], len(spec.run(number).blocks)
+        layers.append(tuple(tuple(kernels[place::blocks]) for place in range(blocks)))
     return layers
 
 
-def block_kernels(spec: ModelSpec, make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
+def block_kernels(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
     """Make the kernels of a rank's share of a block."""
-    part = spec if share.sub_block is None else spec.sub_block
-    return (_attention if share.block == "attention" else _mlp)(part, make, share, w)
+    return KINDS[type(share.block)](make, share, w)
 
 
-def _attention(spec: ModelSpec, make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
-    H, avoided = spec.hidden, None
+def attention(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
+    """Make the kernels of multi-head attention."""
+    H, weight, bias, avoided = share.block.hidden, w["into"], w["into_bias"], None
     if share.grid:
-        into = [make([Linear(np.ascontiguousarray(w.into.T), None)])]
-    elif w.into.size and share.avoided:
-        into = [make([Linear(w.into[:H], w.into_bias[:H])])]
+        into = [make([Linear(np.ascontiguousarray(weight.T), None)])]
+    elif weight.size and share.avoided:
+        into = [make([Linear(weight[:H], bias[:H])])]
         # K's bias adds the same to every score of a query, which a softmax does not see.
-        avoided = numpy_kernels.KeyWeights(w.into[H : 2 * H], w.into[2 * H :], w.into_bias[2 * H :])
-    elif w.into.size and share.alone:
+        avoided = numpy_kernels.KeyWeights(weight[H : 2 * H], weight[2 * H :], bias[2 * H :])
+    elif weight.size and share.alone:
         # K and V first: they travel while Q is computed.
-        into = [make([Linear(w.into[rows], w.into_bias[rows])]) for rows in (slice(H, None), slice(H))]
+        into = [make([Linear(weight[rows], bias[rows])]) for rows in (slice(H, None), slice(H))]
     else:
-        into = [make([Linear(w.into, w.into_bias)])] * 2
-    return _block(spec, make, share, into, [Linear(w.out, None)], w, w.into.shape[0] // 3, avoided)
+        into = [make([Linear(weight, bias)])] * 2
+    return finished(make, share, into, [Linear(w["out"], None)], w, weight.shape[0] // 3, avoided)
 
 
-def _mlp(spec: ModelSpec, make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
-    up, down = Linear(w.into, w.into_bias, spec.activation), Linear(w.out, None)
+def mlp(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:
+    """Make the kernels of the feed-forward block."""
+    assert isinstance(share.block, Mlp)
+    up, down = Linear(w["into"], w["into_bias"], share.block.activation), Linear(w["out"], None)
     if share.grid:
-        up = Linear(np.ascontiguousarray(w.into.T), None)
+        up = Linear(np.ascontiguousarray(w["into"].T), None)
     # By rows in one graph, but where another stage has the other half.
-    apart = not share.alone or not (w.into.size and w.out.size)
+    apart = not share.alone or not (w["into"].size and w["out"].size)
     into, rest = ([make([up])], [down]) if apart else ([], [up, down])
-    return _block(spec, make, share, into, rest, w, w.into.shape[0])
+    return finished(make, share, into, rest, w, w["into"].shape[0])
 
 
-def _block(
-    spec: ModelSpec, make: MakeGraph, share: BlockShare, into: Sequence[Graph], rest: Sequence[Linear], w: BlockWeights,
-    width: int, avoided: numpy_kernels.KeyWeights | None = None,
+# By the class of a block: what makes its kernels.
+KINDS: dict[type[Block], Callable[[MakeGraph, BlockShare, BlockWeights], BlockKernels]] = {
+    Attention: attention,
+    Mlp: mlp,
+}
+
+
+def finished(
+    make: MakeGraph, share: BlockShare, into: Sequence[Graph], rest: Sequence[Operation], w: BlockWeights, width: int,
+    avoided: numpy_kernels.KeyWeights | None = None,
 ) -> BlockKernels:  # fmt: skip
-    """Make a block's kernels, of which `rest` are the products behind `into`."""
-    norm = Norm(w.norm, w.norm_bias, spec.norm_eps)
-    behind: list[Operation] = [AddResidual(w.out_bias), *([norm] if spec.norm == "post" else [])]
+    """Make a block's kernels, of which `rest` are the products behind `into`, and then come residual and norm."""
+    block = share.block
+    norm = Norm(w["norm"], w["norm_bias"], block.norm_eps)
+    behind: list[Operation] = [AddResidual(w["out_bias"]), *([norm] if block.norm == "post" else [])]
     last = make([*rest, *behind] if share.alone else behind)
     out = last if share.alone else make(rest)
-    return BlockKernels(
-        tuple(into), w.into_bias, out, last, make([norm]) if spec.norm == "pre" else None, width, avoided
-    )
+    in_front = make([norm]) if block.norm == "pre" else None
+    return BlockKernels(tuple(into), w["into_bias"], out, last, in_front, width, avoided)

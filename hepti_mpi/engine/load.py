@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.base.memory import freed_at_once
 from hepti_mpi.comm.group import Group
+from solver.base.arrays import Array
 from solver.base.errors import HeptiError
 from solver.model.blocks import Block
 from solver.model.spec import ModelSpec
@@ -35,22 +35,13 @@ Made = TypeVar("Made")
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockWeights:
-    """A rank's share of one block, as it lies in the file; arrays of a share that is empty have no rows or columns.
-
-    `into` is [query, key, value] stacked for attention ([3 A' d, H]) and up for the MLP ([F', H]); `out` is the
-    attention output ([A' d, H']) or down ([F', H']). A' and F' are the rank's heads and columns (all for cut rows),
-    H' is H but for cut columns. For cut grid A' and F', and H' in both, are those of the rank's tile. `into_bias` goes
-    with `into`, for cut grid with the heads or columns that the rank adds up; the other vectors are [H].
-    """
-
-    into: Array
-    into_bias: Array
-    out: Array
-    out_bias: Array
-    norm: Array
-    norm_bias: Array
+# A rank's share of one block, as it lies in the file; what is empty of it has no rows or columns. The key is the part
+# of the block that tensors are of, with `_bias` for vectors of this name: "into" is [query, key, value] stacked for
+# attention ([3 A' d, H]) and up for the MLP ([F', H]); "out" is the attention output ([A' d, H']) or down ([F', H']).
+# A' and F' are the rank's heads and columns (all for cut rows), H' is H but for cut columns. For cut grid A' and F',
+# and H' in both, are those of the rank's tile. "into_bias" goes with "into", for cut grid with the heads or columns
+# that the rank adds up; the other vectors are [H].
+BlockWeights = Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +53,7 @@ class RankWeights(Generic[Made]):
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class WeightsSource:
     """Where a rank's weights come from: its own file, or rank 0, which sends to all `without_file`."""
 
     group: Group
@@ -112,7 +103,7 @@ def open_weights(path: Path, fingerprint: str) -> WeightsFile | None:
 
 
 def load(
-    source: Source,
+    source: WeightsSource,
     spec: ModelSpec,
     plans: Sequence[Plan],
     make: Callable[[BlockShare, BlockWeights], Made],
@@ -143,7 +134,7 @@ def load(
 
     lacking = partial(everything, spec, plans)
     with freed_at_once():
-        own = get(source, spec, lacking(rank), made, layers, ahead=True)
+        own = get(source, lacking(rank), made, layers, ahead=True)
         for worked in chain(*source.serve(lacking), get_ends(), own):
             if not worked:
                 source.group.pause()
@@ -151,8 +142,7 @@ def load(
 
 
 def get(
-    source: Source,
-    spec: ModelSpec,
+    source: WeightsSource,
     lacking: Shares,
     make: Callable[[BlockShare, BlockWeights], Made],
     layers: MutableMapping[int, dict[BlockShare, Made]],
@@ -173,7 +163,7 @@ def get(
     ahead
         Whether a thread reads the next block of the rank's own file while one is made; `has_room` is not asked then.
     """
-    reading = (_reading(source, spec, layer, share) for layer, shares in lacking.items() for share in shares)
+    reading = (_reading(source, layer, share) for layer, shares in lacking.items() for share in shares)
     by_thread = ahead and source.file is not None  # MPI is called by one thread only
     blocks = _ahead(partial(_read, *block) for block in reading) if by_thread else reading
     for layer, shares in lacking.items():
@@ -190,11 +180,9 @@ def get(
         layers[layer] = made
 
 
-def _reading(source: Source, spec: ModelSpec, layer: int, share: BlockShare) -> tuple[BlockWeights, Iterable[bool]]:
+def _reading(source: WeightsSource, layer: int, share: BlockShare) -> tuple[BlockWeights, Iterable[bool]]:
     """Allocate a block's arrays; return them, and what fills them."""
-    part = spec if share.sub_block is None else spec.sub_block
-    (block,) = (block for block in part.blocks if block.name == share.block)
-    weights, places = _block({piece.name: piece for piece in share.slices}, block)
+    weights, places = _block({piece.name: piece for piece in share.slices}, share.block)
     pieces = zip(share.of_layer(layer), share.slices, strict=True)
     return weights, chain.from_iterable(source.fill(piece, places[own.name]) for piece, own in pieces)
 
@@ -223,7 +211,7 @@ def _block(pieces: Mapping[str, TensorSlice], block: Block) -> tuple[BlockWeight
     """Allocate a block's arrays, and name the place in them of every tensor: those of a part lie one below another."""
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for tensor in block.tensors:
-        empty = tensor.shape if tensor.axis is None else (0, *tensor.shape[1:])
+        empty = tensor.shape if tensor.inner is None else (0, *tensor.shape[1:])
         field = f"{tensor.part}_bias" if tensor.name.endswith("/bias") else f"{tensor.part}"
         shapes.setdefault(field, {})[tensor.name] = pieces[tensor.name].shape if tensor.name in pieces else empty
     arrays: dict[str, Array] = {}
@@ -232,4 +220,4 @@ def _block(pieces: Mapping[str, TensorSlice], block: Block) -> tuple[BlockWeight
         rows = list(accumulate((shape[0] for shape in own.values()), initial=0))
         arrays[field] = np.empty((rows[-1], *next(iter(own.values()))[1:]), np.float32)
         places |= {name: arrays[field][start:stop] for name, (start, stop) in zip(own, pairwise(rows), strict=True)}
-    return BlockWeights(**arrays), places
+    return arrays, places

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from solver.model.spec import ModelSpec
+from solver.model.sublayers import widths
 from solver.plan.plan import Layout, Plan, Stage
 from solver.plan.spans import Partition, Span
 
@@ -70,9 +72,11 @@ class ReplicaPath:
         everything = [Span(0, rows)] * len(self.active[hop])
         return self._spread(self.active[hop], everything if partition is None else partition.spans)
 
-    def sublayers_before(self, hop: int) -> int:
-        """Return how many sub-layers of the model are done before a hop."""
-        return self.stages[hop - 1].sublayers.stop if hop else 0
+    def widths(self, spec: ModelSpec, hop: int) -> tuple[int, ...]:
+        """Return the width of every tensor that a hop brings."""
+        if hop == self.hops - 1 or not (stage := self.stages[hop]).begins:
+            return (spec.hidden,)
+        return widths(spec.run(stage.span.start).blocks, stage.begins)
 
     def source(self, hop: int, rows: int, rank: int) -> int | None:
         """Return the first rank from which a rank receives rows in a hop; None where it waits for nobody."""

@@ -9,24 +9,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.adaptive import Adaptive, SendRate, to_ranks
 from hepti_mpi.comm.exchange import Tiles, gather_rows, whole
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace
 from hepti_mpi.comm.wires import EXACT, Coding, coding
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.decoupled import run_groups
-from hepti_mpi.engine.layers import Layer
+from hepti_mpi.engine.layers import LayerKernels
 from hepti_mpi.engine.replica import ReplicaPath
-from hepti_mpi.engine.steps import Pass, Stream
-from hepti_mpi.engine.switching import ChangeableLayers, Look, cuts_for
+from hepti_mpi.engine.steps import Look, StageShare, run_layers
+from hepti_mpi.engine.stream import Pass, Stream
 from hepti_mpi.kernels.products import Backend
 from solver.base import clock
+from solver.base.arrays import Array
 from solver.model.spec import ModelSpec
-from solver.model.sublayers import widths
-from solver.plan.plan import LayerPlan, Plan, Wire
-from solver.plan.spans import Partition, Span
+from solver.plan.plan import Plan, Wire
+from solver.plan.spans import Partition
 from solver.schedule.timing import FLOAT_BYTES
 
 # Carries a batch on. Yields the hop before which, or within which, it stands and the rank whose rows it needs there,
@@ -80,7 +78,7 @@ class Stack:
         self,
         spec: ModelSpec,
         plan: Plan,
-        layers: Sequence[Layer],
+        layers: Sequence[LayerKernels],
         world: Group,
         backend: Backend,
         wire: Wire = Wire.FLOAT32,
@@ -99,7 +97,7 @@ class Stack:
         self._groups: dict[tuple[int, ...], Group | None] = {}  # one for every set of ranks that ever shared a stage
         self.adopt(plan, layers)
 
-    def adopt(self, plan: Plan, layers: Sequence[Layer]) -> None:
+    def adopt(self, plan: Plan, layers: Sequence[LayerKernels]) -> None:
         """Go on with another plan and this rank's share under it; all ranks call this, between the same two batches."""
         self.plan = plan
         self.layers = tuple(layers)
@@ -107,9 +105,7 @@ class Stack:
         self._between_stages = {path: self._coding_between(path) for path in self.paths}
         rank = self._world.rank
         self._path = next((path for path in self.paths if rank in path.ranks), None)
-        self._crew: tuple[int, ...] = ()  # of the stage's devices
-        self._cuts: list[LayerPlan] = []
-        self._parts: list[Span] = []
+        self._share: StageShare | None = None
         self._group: Group | None = None
         # Making a group takes every rank: all make all, and keep their own.
         for path in self.paths:
@@ -118,9 +114,7 @@ class Stack:
                     self._groups[ranks] = self._world.subgroup(ranks)
                 if rank in ranks:
                     self._group = self._groups[ranks]
-                    self._crew = stage.active
-                    self._cuts = cuts_for(stage, stage.active)
-                    self._parts = [stage.part(layer) for layer in range(stage.span.start, stage.span.stop)]
+                    self._share = StageShare.of(self._spec, plan, stage, stage.active, self.layers)
 
     @property
     def active(self) -> bool:
@@ -193,12 +187,11 @@ class Stack:
             x_out = self._or_nothing(None)
             if hop == mine:
                 assert self._group is not None
+                assert self._share is not None
                 self._group.coding = EXACT if exact else self._within_stages
                 run = Pass(self._spec, batch, self._group, self.plan.tile_rows, self._backend)
-                way = ChangeableLayers(self.plan, self._crew, run, look)
                 entering = Stream(Tiles.here(here), path.rows_into(hop, rows))
-                layers = way.through(self.layers, self._cuts, self._parts)
-                computing, worked_s, ends = run_groups(entering, layers), 0.0, False
+                computing, worked_s, ends = run_layers(entering, self._share, run, look), 0.0, False
                 # The batch before goes on to the next stage, and the next one comes.
                 with self._world.moving() if len(path.stages) > 1 else nullcontext():
                     while not ends:
@@ -208,14 +201,15 @@ class Stack:
                         except StopIteration as end:
                             # To the end, before this rank waits for others' results: they may wait for its rows in the
                             # last block.
-                            x_out, ends = whole(end.value.blocks), True
+                            (stream, plan), ends = end.value, True
+                            x_out = whole(stream.blocks)
                         worked_s += clock.now() - started
                         if not ends:
                             yield hop, None
                 if isinstance(between, Adaptive):
                     between.worked(worked_s, rows)
-                if way.plan is not self.plan:
-                    path = ReplicaPath(way.plan, way.plan.stages)  # it says where the rows are in the end
+                if plan is not self.plan:
+                    path = ReplicaPath(plan, plan.stages)  # it says where the rows are in the end
         if isinstance(between, Adaptive):
             between.sent(rows)
         return here
@@ -249,7 +243,7 @@ class Stack:
         have, world = path.have(hop, rows), self._world
         coding, traffic = world.coding, world.traffic
         bits, before = coding.bits, traffic.sent_bytes
-        tensors = Partition.of_counts(widths(self._spec, path.sublayers_before(hop)))
+        tensors = Partition.of_counts(path.widths(self._spec, hop))
         if coding is EXACT:  # as they lie: taking apart and joining 10 MiB would be 4 % of a stage
             tensors = Partition.of_counts([tensors.total])
         if not have[world.rank].size:

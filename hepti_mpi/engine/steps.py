@@ -6,104 +6,130 @@ Who has which rows, heads and columns stands in the plan; a share is decided in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.exchange import (
     Blocks,
     Gather,
     Tiles,
     all_reduce,
     gather_columns,
-    gather_rows,
     in_order,
     reduce_rows,
     whole,
 )
-from hepti_mpi.comm.group import Group
-from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.grid import Grid
 from hepti_mpi.engine.layers import BlockKernels, LayerKernels
+from hepti_mpi.engine.stream import Pass, Stream, bring, computed, from_columns, relayout, to_columns
 from hepti_mpi.kernels import numpy_kernels
-from hepti_mpi.kernels.products import Backend, Graph
+from hepti_mpi.kernels.products import Backend
+from solver.base.arrays import Array
 from solver.cluster.curves import Kernel
+from solver.model.blocks import Axis, Block, Cut
+from solver.model.mlp import Mlp
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import BLOCK
-from solver.plan.plan import BlockPlan, LayerPlan
-from solver.plan.routes import Route
+from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage, block_by_rows
 from solver.plan.spans import Partition, Span, tiles
 from solver.schedule import steps
-from solver.schedule.steps import WHOLE, Axis, block_steps
+from solver.schedule.steps import WHOLE, block_steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stream:
-    """The residual stream between blocks, computed as one iterates over its blocks.
+class StageShare:
+    """What a rank computes of the layers of its stage, and how they are cut as those see them who have a share.
 
-    `rows` None means full, else the blocks are this rank's rows.
+    Parameters
+    ----------
+    plan
+        It is of.
+    crew
+        The stage's devices that run it.
+    layers
+        From the first of the stage.
+    blocks, cuts, parts
+        Of every layer: what it consists of, its cuts, and which of its sub-layers are computed
+        (`solver.model.sublayers`).
     """
 
-    blocks: Blocks
-    rows: Partition | None
+    plan: Plan
+    crew: Sequence[int]
+    layers: Sequence[LayerKernels]
+    blocks: Sequence[Sequence[Block]]
+    cuts: Sequence[LayerPlan]
+    parts: Sequence[Span]
+
+    @classmethod
+    def of(
+        cls, spec: ModelSpec, plan: Plan, stage: Stage, crew: Sequence[int], layers: Sequence[LayerKernels]
+    ) -> StageShare:
+        """Return a rank's share of a stage of a plan."""
+        numbers = range(stage.span.start, stage.span.stop)
+        cuts = [tuple(block.only(crew) for block in cut) for span, cut in stage.layers for _ in range(span.size)]
+        blocks = [spec.run(number).blocks for number in numbers]
+        return cls(plan, crew, layers, blocks, cuts, [stage.part(number) for number in numbers])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Pass:
-    """One batch on its way through the layers; `tile_rows` as in the plan."""
-
-    spec: ModelSpec
-    batch: Batch
-    group: Group
-    tile_rows: int
-    backend: Backend
+# Called before every layer; returns the plan that holds from there on, if it is another, and this rank's layers by it.
+Look = Callable[[int], tuple[Plan, Sequence[LayerKernels]] | None]
 
 
 def run_layers(
-    x: Stream,
-    layers: Sequence[LayerKernels],
-    cuts: Sequence[LayerPlan],
-    parts: Sequence[Span],
-    run: Pass,
-    first_layer: int = 0,
-) -> Stream:
-    """Carry the residual stream through layers, or parts of them; what comes out lies as the last cut leaves it.
+    x: Stream, share: StageShare, run: Pass, look: Look | None
+) -> Generator[None, None, tuple[Stream, Plan]]:
+    """Carry the residual stream through a stage's layers, block by block; return it, and the plan by which it lies.
+
+    A rank that is alone yields behind every layer, so that it can do something else; where others wait for it, it does
+    not.
 
     Parameters
     ----------
     x
-        The stream; where the first part begins within a block, what another stage has handed over.
-    layers, cuts, parts
-        Of every layer what computes it, its cuts, and which of its sub-layers are computed (`solver.model.sublayers`).
+        The stream; where the first layer begins within a block, what another stage has handed over.
     """
-    for number, (layer, cut, part) in enumerate(zip(layers, cuts, parts, strict=True), start=first_layer):
-        for name, first, w, plan in (
-            ("attention", 0, layer.attention, cut.attention),
-            ("mlp", BLOCK, layer.mlp, cut.mlp),
-        ):
-            both = Span(first, first + BLOCK)
+    for number, part in enumerate(share.parts):
+        if look is not None and (change := look(number)) is not None:
+            (plan, layers), look = change, None
+            share = StageShare.of(run.spec, plan, plan.stages[0], share.crew, layers)
+            run = replace(run, tile_rows=plan.tile_rows)
+        blocks = zip(share.blocks[number], share.layers[number], share.cuts[number], strict=True)
+        for place, (block, kernels, cut) in enumerate(blocks):
+            both = Span(place, place + 1).scaled(BLOCK)
             halves = part.intersect(both)
             if halves.size:
-                compute = partial(run_block, name, x, w, plan, run, halves.within(both))
-                x = _traced(f"layer {number} {name}", compute, run)
-    return x
+                compute = partial(run_block, x, block, kernels, cut, run, halves.within(both))
+                x = _traced(f"layer {number} {block.name}", compute, run)
+        if run.group.size == 1:
+            x = replace(x, blocks=Tiles.here(whole(x.blocks)))
+            yield
+    return x, share.plan
 
 
-def run_block(name: str, x: Stream, w: BlockKernels, plan: BlockPlan, run: Pass, halves: Span = WHOLE) -> Stream:
+def run_block(
+    x: Stream, block: Block, parts: Sequence[BlockKernels], plan: BlockPlan, run: Pass, halves: Span = WHOLE
+) -> Stream:
     """Run the steps of a block, or of a half of one, and return the stream that it leaves.
 
     What is computed by tiles is computed when the next exchange asks for it. So a tile passes through the MLP of one
     layer and the keys and values of the next, and is on the wire while the next tile is computed.
+
+    Parameters
+    ----------
+    parts
+        The rank's share of the block; of a decoupled layer, of each of its sub-blocks, of which it may have none.
     """
-    here = BlockState(x, w, plan, run, plan.row_partition(run.batch.rows))
+    here = BlockState(x, block, parts, plan, run, plan.row_partition(run.batch.rows))
+    if x.columns is not None and plan.cut is not Cut.SUB_BLOCKS:
+        here.x = from_columns(x, here.rows, run)
     if halves.start:
         here.take_over()
-    for step in block_steps(run.spec, name, plan, halves):
+    for step in block_steps(block, plan, halves):
         STEPS[type(step)](here, step)
     if halves.stop < BLOCK:
         here.hand_over()
@@ -121,8 +147,8 @@ class BlockState:
     ----------
     x
         The stream: what enters the block, and in the end what leaves it.
-    w, plan, run
-        The rank's share of the block, how the block is cut, and the batch.
+    block, parts, plan, run
+        The block, the rank's share of it, or of each of its sub-blocks of it, how the block is cut, and the batch.
     rows
         How the stream will lie behind the block; None: full.
     incoming : [wanted rows, H]
@@ -138,7 +164,8 @@ class BlockState:
     """
 
     x: Stream
-    w: BlockKernels
+    block: Block
+    parts: Sequence[BlockKernels]
     plan: BlockPlan
     run: Pass
     rows: Partition | None
@@ -147,6 +174,12 @@ class BlockState:
     inner: Array = field(default_factory=lambda: NOTHING)
     result: Iterator[tuple[Span, Array]] | None = None
     grid: Grid | None = None
+
+    @property
+    def w(self) -> BlockKernels:
+        """The rank's share of a block that is not decoupled."""
+        (own,) = self.parts
+        return own
 
     @property
     def kept(self) -> Sequence[Span]:
@@ -164,7 +197,7 @@ class BlockState:
                 stream = whole(x.blocks)
                 self.residual = whole(relayout(Stream(Tiles.here(stream), x.rows), rows, run).blocks)
                 x = Stream(Tiles.here(stream), x.rows)
-            normed = Stream(_normed(x.blocks, self.w.norm), x.rows)
+            normed = Stream(computed(x.blocks, self.w.norm), x.rows)
             self.incoming = bring(normed, wanted, self.plan.route, run)
             return
         self.incoming = bring(x, wanted, self.plan.route, run)
@@ -176,7 +209,7 @@ class BlockState:
     def hand_over(self) -> None:
         """Make [own rows, inner columns and residual] of a block's first half, which another stage takes."""
         assert self.result is not None
-        both = np.empty((self.residual.shape[0], self.w.width + self.run.spec.hidden), np.float32)
+        both = np.empty((self.residual.shape[0], self.w.width + self.block.hidden), np.float32)
         for tile, inner in self.result:
             both[tile.slice, : self.w.width] = inner
         both[:, self.w.width :] = self.residual
@@ -185,7 +218,7 @@ class BlockState:
     def take_over(self) -> None:
         """Begin with what another stage handed over."""
         both = self.x.blocks
-        inner, self.residual = map(np.ascontiguousarray, np.split(both.array, [-self.run.spec.hidden], axis=1))
+        inner, self.residual = map(np.ascontiguousarray, np.split(both.array, [-self.block.hidden], axis=1))
         self.result = ((tile, inner[tile.slice]) for tile in both)
 
 
@@ -207,14 +240,14 @@ def _gather_keys(here: BlockState, step: steps.GatherKeys) -> None:
     assert rows is not None
     project_kv, project_q = here.w.into
     keys = [run.batch.keys_of(span) for span in rows]
-    kv = Gather(run.group, rows, keys, 2 * run.spec.hidden, run.tile_rows, here.plan.route, tensors=2)
+    kv = Gather(run.group, rows, keys, 2 * here.block.hidden, run.tile_rows, here.plan.route, tensors=2)
     for tile in in_order(x, kv.tiles):
         project_kv(x.array[tile.slice], kv.own[tile.slice])
         kv.put(tile)
     q = project_q(x.array)  # while K and V travel
     kv.pass_on()
     pieces = run.batch.pieces(rows[run.group.rank], keys[run.group.rank])
-    context = _attend(q, kv.array, chain([kv.kept], kv), pieces, run)
+    context = _attend(q, kv.array, chain([kv.kept], kv), pieces, step.attend.head_dim, run.backend)
     here.result = ((tile, context[tile.slice]) for tile in kv.tiles)
 
 
@@ -223,14 +256,14 @@ def _gather_input(here: BlockState, step: steps.GatherInput) -> None:
     run, rows, w = here.run, here.rows, here.w
     assert rows is not None
     here.enter([run.batch.keys_of(span) for span in rows])
-    x, mine, d = here.incoming, rows[run.group.rank], run.spec.head_dim
+    x, mine, d = here.incoming, rows[run.group.rank], step.attend.head_dim
     keys = run.batch.keys_of(mine)
     own, pieces = mine.within(keys).slice, run.batch.pieces(mine, keys)
     if w.avoided is not None:
         x_keys = whole(x)
         context = numpy_kernels.attend_without_keys(w.into[0](x_keys[own]), x_keys, w.avoided, pieces, d)
     else:
-        kv = np.empty((keys.size, 2 * run.spec.hidden), np.float32)
+        kv = np.empty((keys.size, 2 * here.block.hidden), np.float32)
         for span in x:
             w.into[0](x.array[span.slice], kv[span.slice])
         k, v = np.split(kv, 2, axis=1)
@@ -245,7 +278,7 @@ def _gather_rows(here: BlockState, step: steps.GatherRows) -> None:
     everything = Span(0, run.batch.rows)
     here.enter([everything if share.size else keeps for share, keeps in zip(shares, here.kept, strict=True)])
     x, into = here.incoming, here.w.into[0]
-    width = step.works[0].size // run.spec.hidden * shares[run.group.rank].size
+    width = step.calls[0].size // here.block.hidden * shares[run.group.rank].size
     here.inner = np.empty((run.batch.rows, width), np.float32)
     for span in x:
         into(x.array[span.slice], here.inner[span.slice])
@@ -253,14 +286,15 @@ def _gather_rows(here: BlockState, step: steps.GatherRows) -> None:
 
 def _at_once(here: BlockState, step: steps.AtOnce) -> None:
     """Attend, activate, or compute the output columns, of all rows."""
-    run, (work,) = here.run, step.works
-    if work.kernel is Kernel.ATTEND:
+    run, (call,) = here.run, step.calls
+    if call.kernel is Kernel.ATTEND:
         everything = Span(0, run.batch.rows)
         q, k, v = np.split(here.inner, 3, axis=1)
         pieces = run.batch.pieces(everything, everything)
-        here.inner = run.backend.attend(q, k, v, pieces, run.spec.head_dim)
-    elif work.kernel is Kernel.ACTIVATE:
-        here.inner = numpy_kernels.ACTIVATIONS[run.spec.activation](here.inner)
+        here.inner = run.backend.attend(q, k, v, pieces, call.head_dim)
+    elif call.kernel is Kernel.ACTIVATE:
+        assert isinstance(here.block, Mlp)
+        here.inner = numpy_kernels.ACTIVATIONS[here.block.activation](here.inner)
     else:
         assert here.plan.columns is not None
         here.inner = here.w.out(here.inner) if here.plan.columns[run.group.rank].size else here.inner
@@ -286,7 +320,7 @@ def _reduce(here: BlockState, step: steps.Reduce) -> None:
     def part(span: Span) -> Array:
         return out(inner[span.slice])
 
-    H = run.spec.hidden
+    H = here.block.hidden
     parts = [Span(0, H if share.size else 0) for share in here.plan.inner]
     if rows is None:
         y = all_reduce(run.group, part, run.batch.rows, parts, H, run.tile_rows)
@@ -317,6 +351,27 @@ def _leave(here: BlockState, step: steps.Leave) -> None:
     here.result = _in_tiles(here.grid.leave(here.inner, here.w.out), here.rows, here.run)
 
 
+def _deal_columns(here: BlockState, step: steps.DealColumns) -> None:
+    assert here.plan.inner is not None
+    here.x = to_columns(here.x, here.plan.inner, here.run)
+
+
+def _gather_all(here: BlockState, step: steps.GatherAll) -> None:
+    here.x = relayout(here.x, None, here.run)
+
+
+def _alone(here: BlockState, step: steps.Alone) -> None:
+    """Compute the block of own columns as if there was no other rank, each sub-block by itself."""
+    run = replace(here.run, group=here.run.group.alone, tile_rows=0)
+    x, by_rows = whole(here.x.blocks), block_by_rows(step.block, [1.0])
+    rows, y = Partition.of_counts([x.shape[0]]), np.empty(x.shape, np.float32)
+    for number, kernels in enumerate(here.parts):
+        own = Span(number, number + 1).scaled(step.block.hidden).slice
+        entering = Stream(Tiles.here(np.ascontiguousarray(x[:, own])), rows)
+        y[:, own] = whole(run_block(entering, step.block, [kernels], by_rows, run).blocks)
+    here.x = replace(here.x, blocks=Tiles.here(y))
+
+
 def _close(here: BlockState, step: steps.Close) -> None:
     """Finish the block as its result is computed, in a new array: the old ones may still be on their way."""
     result, residual, last = here.result, here.residual, here.w.last
@@ -344,32 +399,11 @@ STEPS: Mapping[type, Callable[[BlockState, Any], None]] = {
     steps.AddUp: _add_up,
     steps.Spread: _spread,
     steps.Leave: _leave,
+    steps.DealColumns: _deal_columns,
+    steps.GatherAll: _gather_all,
+    steps.Alone: _alone,
     steps.Close: _close,
 }
-
-
-def bring(x: Stream, wanted: Sequence[Span], route: Route, run: Pass) -> Blocks:
-    """Bring every rank the rows that it wants."""
-    if x.rows is None:
-        return Tiles.here(whole(x.blocks)[wanted[run.group.rank].slice])
-    return gather_rows(run.group, x.blocks, x.rows, wanted, run.tile_rows, route)
-
-
-def relayout(x: Stream, rows: Partition | None, run: Pass) -> Stream:
-    """Lay the stream by these rows, or in full (None); nothing moves where it lies so already or lies in full."""
-    wanted = [Span(0, run.batch.rows)] * run.group.size if rows is None else rows.spans
-    return Stream(bring(x, wanted, Route.DIRECT, run), rows)
-
-
-def _normed(x: Blocks, norm: Graph) -> Blocks:
-    normed = np.empty(x.array.shape, np.float32)
-
-    def spans() -> Iterator[Span]:
-        for span in x:
-            norm(x.array[span.slice], normed[span.slice])
-            yield span
-
-    return Tiles(normed, spans())
 
 
 def _traced(name: str, compute: Callable[[], Stream], run: Pass) -> Stream:
@@ -379,10 +413,12 @@ def _traced(name: str, compute: Callable[[], Stream], run: Pass) -> Stream:
         return compute()
     with trace.block(name):
         stream = compute()
-    return Stream(Tiles(stream.blocks.array, trace.over(name, stream.blocks)), stream.rows)
+    return replace(stream, blocks=Tiles(stream.blocks.array, trace.over(name, stream.blocks)))
 
 
-def _attend(q: Array, kv: Array, arriving: Iterable[Span], pieces: Sequence[tuple[slice, slice]], run: Pass) -> Array:
+def _attend(
+    q: Array, kv: Array, arriving: Iterable[Span], pieces: Sequence[tuple[slice, slice]], d: int, backend: Backend
+) -> Array:
     """Return the context [rows, H] of queries [rows, H] over keys and values [keys, 2 H], block by block as they come.
 
     ``pieces`` are, for every request, its rows and its keys.
@@ -394,9 +430,9 @@ def _attend(q: Array, kv: Array, arriving: Iterable[Span], pieces: Sequence[tupl
         for part, (rows, keys) in zip(parts, pieces, strict=True):
             seen = block.intersect(Span(keys.start, keys.stop)).slice
             if seen == keys:  # all of them at once: nothing to merge
-                context[rows] = run.backend.attend(q[rows], k[keys], v[keys], [(slice(None),) * 2], run.spec.head_dim)
+                context[rows] = backend.attend(q[rows], k[keys], v[keys], [(slice(None),) * 2], d)
             elif seen.start < seen.stop:
-                part.append(run.backend.attend_part(q[rows], k[seen], v[seen], run.spec.head_dim))
+                part.append(backend.attend_part(q[rows], k[seen], v[seen], d))
     for part, (rows, _) in zip(parts, pieces, strict=True):
         if part:
             context[rows] = numpy_kernels.merge(part)

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.kernels import numpy_kernels
+from solver.base.arrays import Array
 from solver.model.spec import ImageInput, ModelSpec
 
-Tensors = Mapping[str, Array]
+EndTensors = Mapping[str, Array]
 
 
-def embed(spec: ModelSpec, tensors: Tensors, content: Sequence[int] | Array) -> Array:
+def embed(spec: ModelSpec, tensors: EndTensors, content: Sequence[int] | Array) -> Array:
     """Return what the first layer takes [rows, H], of token ids or pixels."""
     if isinstance(spec.input, ImageInput):
         return _embed_image(spec, tensors, np.asarray(content, np.float32))
     return _embed_text(spec, tensors, np.asarray(content))
 
 
-def _embed_text(spec: ModelSpec, tensors: Tensors, ids: NDArray[np.int64]) -> Array:
+def _embed_text(spec: ModelSpec, tensors: EndTensors, ids: NDArray[np.int64]) -> Array:
     """Return word + position + token type 0, normalised: token ids -> [rows, H]."""
     x: Array = tensors["embeddings/word"][ids]
     x += tensors["embeddings/position"][: len(ids)]
@@ -32,7 +32,7 @@ def _embed_text(spec: ModelSpec, tensors: Tensors, ids: NDArray[np.int64]) -> Ar
     return _norm(spec, tensors, "embeddings/norm", x) if spec.embedding_norm else x
 
 
-def _embed_image(spec: ModelSpec, tensors: Tensors, pixels: Array) -> Array:
+def _embed_image(spec: ModelSpec, tensors: EndTensors, pixels: Array) -> Array:
     """Return class tokens and patches + positions: pixels [channels, height, width] -> [rows, H]."""
     assert isinstance(spec.input, ImageInput)
     patch = spec.input.patch
@@ -46,12 +46,12 @@ def _embed_image(spec: ModelSpec, tensors: Tensors, pixels: Array) -> Array:
     return _norm(spec, tensors, "embeddings/norm", x) if spec.embedding_norm else x
 
 
-def last_hidden(spec: ModelSpec, tensors: Tensors, x: Array) -> Array:
+def last_hidden(spec: ModelSpec, tensors: EndTensors, x: Array) -> Array:
     """Return the last hidden state [rows, H] from what the last layer gives."""
     return _norm(spec, tensors, "final_norm", x) if spec.final_norm else x
 
 
-def result(spec: ModelSpec, tensors: Tensors, hidden: Array) -> dict[str, Any]:
+def result(spec: ModelSpec, tensors: EndTensors, hidden: Array) -> dict[str, Any]:
     """Return what a request's last hidden state [rows, H] says: an embedding, or a classifier's label and scores."""
     if not spec.labels:
         return {"embedding": embedding(spec, tensors, hidden).tolist()}
@@ -60,7 +60,7 @@ def result(spec: ModelSpec, tensors: Tensors, hidden: Array) -> dict[str, Any]:
     return {"label": spec.labels[int(np.argmax(outputs))], "scores": scores.tolist(), "logits": outputs.tolist()}
 
 
-def embedding(spec: ModelSpec, tensors: Tensors, hidden: Array) -> Array:
+def embedding(spec: ModelSpec, tensors: EndTensors, hidden: Array) -> Array:
     """Return a request's embedding [H or dense width]: pooled, behind the dense layer, normalised, as the spec says."""
     vector = _dense(spec, tensors, pool(spec.pooling, hidden)).copy()
     if spec.normalize:
@@ -69,7 +69,7 @@ def embedding(spec: ModelSpec, tensors: Tensors, hidden: Array) -> Array:
     return vector
 
 
-def logits(spec: ModelSpec, tensors: Tensors, hidden: Array) -> Array:
+def logits(spec: ModelSpec, tensors: EndTensors, hidden: Array) -> Array:
     """Return a classifier's outputs [labels]; it reads one row, or several side by side (DeiT with teacher)."""
     if spec.classifier_rows == 1:
         vectors = [pool(spec.pooling, hidden)]
@@ -99,12 +99,12 @@ def pool(pooling: str, hidden: Array) -> Array:
     return vector
 
 
-def _dense(spec: ModelSpec, tensors: Tensors, vector: Array) -> Array:
+def _dense(spec: ModelSpec, tensors: EndTensors, vector: Array) -> Array:
     if not spec.dense:
         return vector
     activation = numpy_kernels.ACTIVATIONS[spec.dense]
     return activation(numpy_kernels.linear(vector[None], tensors["dense/weight"], tensors["dense/bias"])).reshape(-1)
 
 
-def _norm(spec: ModelSpec, tensors: Tensors, name: str, x: Array) -> Array:
+def _norm(spec: ModelSpec, tensors: EndTensors, name: str, x: Array) -> Array:
     return numpy_kernels.layer_norm(x, tensors[f"{name}/weight"], tensors[f"{name}/bias"], spec.norm_eps)

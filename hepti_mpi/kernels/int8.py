@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, helper
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.kernels import ort
 from hepti_mpi.kernels.products import Linear
+from solver.base.arrays import Array, Numbers
 
 LARGEST = 127  # of a weight
 STEPS = 255  # of an activation, from its row's least to its most: after a GELU nearly all lie on one side of zero
@@ -27,7 +27,7 @@ SMALLEST = 1e-30  # scales are at least this: a row or a channel of zeros has on
 def int8_nodes(operation: Linear, x: str, y: str, prefix: str) -> ort.Nodes:
     """Return a product as nodes, its weight in a quarter of the memory."""
     w, scale = quantise(operation.weight, channel_axis=1 if operation.bias is None else 0)
-    constants: dict[str, ort.Numbers] = {
+    constants: dict[str, Numbers] = {
         "columns": np.array([-1], np.int64),
         "smallest": np.array(SMALLEST, np.float32),
         "step": np.array(1 / STEPS, np.float32),

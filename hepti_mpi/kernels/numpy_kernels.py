@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
+from solver.base.arrays import Array
 
 # Elements that a chain of element-wise steps works on at a time: three such buffers fit a 512 KiB second-level cache.
 TILE = 1 << 14

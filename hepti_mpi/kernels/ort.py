@@ -17,16 +17,14 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
-from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.kernels import numpy_kernels
 from hepti_mpi.kernels.products import AddResidual, Backend, Graph, Linear, Norm, Operation, numpy_graph
+from solver.base.arrays import Array, Numbers
 from solver.base.threads import omp_threads
 
 CONTRIBUTED = "com.microsoft"  # the domain of onnxruntime's own operators
@@ -37,7 +35,6 @@ ACTIVATIONS: dict[str, tuple[str, str]] = {
     "relu": ("Relu", ""),
     "tanh": ("Tanh", ""),
 }
-Numbers = NDArray[Any]
 # The most scores that `attend_part` holds at a time; `attend` holds none.
 SCORES = 1 << 22
 

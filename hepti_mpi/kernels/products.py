@@ -8,9 +8,9 @@ from typing import Protocol
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.wires import Cast
 from hepti_mpi.kernels import numpy_kernels
+from solver.base.arrays import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,14 +11,13 @@ import resource
 import sys
 from collections.abc import Iterator
 from itertools import product
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hepti_mpi.kernels.products import NUMPY, AddResidual, Backend, Linear, Norm, Operation
+from solver.base.arrays import Numbers
 
-Numbers = NDArray[Any]
 # One row has kernels of its own; the sizes are above what vector instructions take at a time, and no multiples of it.
 ROWS, INNER, WIDTH = (1, 37), 67, 139
 HEADS, HEAD_DIM = 3, 19

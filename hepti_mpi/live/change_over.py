@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hepti_mpi.base.memory import free_bytes, give_back
-from hepti_mpi.engine.layers import BlockKernels, Layer, rank_layers
-from hepti_mpi.engine.load import BlockWeights, Source, get
+from hepti_mpi.engine.layers import BlockKernels, LayerKernels, rank_layers
+from hepti_mpi.engine.load import BlockWeights, WeightsSource, get
 from hepti_mpi.engine.stack import Stack
 from solver.model.spec import ModelSpec
 from solver.plan.changes import BlockShare, Holdings, Shares, blend, layer_shares, merged
@@ -63,7 +63,7 @@ class Mover:
         self,
         spec: ModelSpec,
         stack: Stack,
-        source: Source,
+        source: WeightsSource,
         make: Callable[[BlockShare, BlockWeights], BlockKernels],
         held: Mapping[int, dict[BlockShare, BlockKernels]],
         spare: Plan | None = None,
@@ -88,9 +88,7 @@ class Mover:
         """
         self._before, self._after, self._frees, self._spare = self._stack.plan, plan, frees, spare
         self._prepared, self._adopted = {}, 0
-        own = get(
-            self._source, self._spec, self._lacking(self._rank), self._make, self._prepared, has_room=self._has_room
-        )
+        own = get(self._source, self._lacking(self._rank), self._make, self._prepared, has_room=self._has_room)
         self._work = [own, *self._source.serve(self._lacking)]
 
     @property
@@ -146,7 +144,7 @@ class Mover:
         if frees:
             give_back()
 
-    def kernels(self, plan: Plan) -> list[Layer]:
+    def kernels(self, plan: Plan) -> list[LayerKernels]:
         """Return this rank's layers under a plan of which it lacks nothing."""
         return rank_layers(self._spec, self.holdings.source(plan, self._rank), self._rank, self._held)
 

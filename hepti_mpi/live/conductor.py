@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hepti_mpi.comm.tcp import between_ranks
-from hepti_mpi.engine.layers import Layer
+from hepti_mpi.engine.layers import LayerKernels
 from hepti_mpi.live.batch_reports import BatchReports, Begun
 from hepti_mpi.live.change_over import Adopt, Prepare
 from hepti_mpi.live.member import Member
@@ -110,8 +110,8 @@ class Conductor:
             self.looks = looks(self._spec.layers, rows * min(plan.predicted_s / plan.rows, self._row_s))
         return self._batches
 
-    def look(self, layer: int) -> tuple[Plan, Sequence[Layer]] | None:
-        """Do rank 0's part in looks before a layer, as `ChangeableLayers` asks."""
+    def look(self, layer: int) -> tuple[Plan, Sequence[LayerKernels]] | None:
+        """Do rank 0's part in looks before a layer, as `run_layers` asks."""
         if layer - HEARD in self.looks:
             started = clock.now()
             self._give_word(layer - HEARD + HOLDS)

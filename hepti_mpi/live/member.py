@@ -13,7 +13,7 @@ from typing import cast
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.flow import BatchOrder
-from hepti_mpi.engine.layers import Layer
+from hepti_mpi.engine.layers import LayerKernels
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.live.change_over import Adopt, Mover, Prepare
 from hepti_mpi.live.monitor import Measured, Monitor, PartialReport
@@ -45,8 +45,8 @@ class Member:
             self.monitor.room(), self.change, mover.ready, mover.short,
         )  # fmt: skip
 
-    def look(self, step: BatchOrder, layer: int) -> tuple[Plan, Sequence[Layer]] | None:
-        """Do this rank's part in looks before a layer, as `ChangeableLayers` asks."""
+    def look(self, step: BatchOrder, layer: int) -> tuple[Plan, Sequence[LayerKernels]] | None:
+        """Do this rank's part in looks before a layer, as `run_layers` asks."""
         if layer - HOLDS in step.looks and (word := self.group.decisions.take()) is not None:
             plan = cast(Plan, word)
             return plan, self.mover.kernels(plan)

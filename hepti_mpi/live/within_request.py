@@ -12,10 +12,12 @@ from __future__ import annotations
 import numpy as np
 
 from solver.cluster.curves import Floats
+from solver.model.blocks import Cut
 from solver.model.spec import ModelSpec
-from solver.plan.plan import Cut, Plan
+from solver.plan.holdings import alike
+from solver.plan.plan import Plan
 from solver.plan.spans import Span
-from solver.schedule.steps import flop_of_rows
+from solver.schedule.steps import ByTiles, Close, Lay, block_steps, flop_of_rows
 
 HEARD, HOLDS = 1, 2
 # A look takes 0.06 ms of rank 0 and 0.04 of the others, four ranks on one host, and several times that on a board: less
@@ -37,19 +39,23 @@ def looks(layers: int, seconds: float) -> tuple[int, ...]:
 def done_before(spec: ModelSpec, plan: Plan, rows: int, layer: int) -> Floats:
     """Return how much of its compute of a request every rank has done when it asks for a layer, [p].
 
-    What is cut by rows is computed when the next block asks for it: the attention output and the MLP of the layer
-    before, or, where that is cut otherwise, its second product.
+    What stands behind the last exchange of the layer before is computed when the next block asks for it: what is cut by
+    rows, and the second product of the block before that.
     """
-    context, output = (flop_of_rows(spec, "attention", half, rows) for half in HALVES)
-    up, down = (flop_of_rows(spec, "mlp", half, rows) for half in HALVES)
     done, total = np.zeros((2, len(plan.devices)))
-    for span, cuts in plan.stages[0].layers:
-        heads, columns = (
-            np.array(shared.counts) / shared.total for shared in (cuts.attention.shared(rows), cuts.mlp.shared(rows))
-        )
-        by_rows = output * heads + (up + down) * columns
-        pending = by_rows if cuts.mlp.cut is Cut.ROWS else (cuts.mlp.cut is not Cut.COLUMNS) * down * columns
-        flop = context * heads + by_rows
+    for start, count, cuts in alike(spec, plan.stages[0]):
+        span, pending = Span(start, start + count), np.zeros(len(plan.devices))
+        flop = pending
+        for block, cut in zip(spec.run(start).blocks, cuts, strict=True):
+            shared = cut.shared(rows)
+            first, second = (
+                flop_of_rows(block, half, rows) * np.array(shared.counts) / shared.total for half in HALVES
+            )
+            flop = flop + first + second
+            if all(isinstance(step, Lay | ByTiles | Close) for step in block_steps(block, cut)):
+                pending = pending + first + second
+            else:
+                pending = (cut.cut is not Cut.COLUMNS) * second
         done += span.intersect(Span(0, layer)).size * flop
         if span.start < layer <= span.stop:
             done -= pending

@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.exchange import Blocks, Tiles, gather_rows, whole
 from hepti_mpi.comm.group import Group, world
 from hepti_mpi.kernels import backends
 from hepti_mpi.kernels.products import Graph
 from solver.base import clock
+from solver.base.arrays import Array
 from solver.base.errors import HeptiError
 from solver.plan.spans import Partition, Span
 

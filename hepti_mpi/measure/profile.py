@@ -24,7 +24,7 @@ from hepti_mpi.measure.profile_links import measure_links, measure_messages
 from solver.base import clock
 from solver.cluster.cluster import Cluster, Device
 from solver.cluster.curves import Bank, Curves, Kernel
-from solver.model.spec import ModelSpec
+from solver.model.spec import ModelSpec, encoder_blocks
 
 SPEED_ROWS = 256  # what a device's GFLOP/s are those of
 ALIKE = (Kernel.PROJECT, Kernel.CONTRACT, Kernel.ATTEND)  # what nearly all of a layer's time goes to
@@ -40,7 +40,7 @@ def fingerprint(spec: ModelSpec, group: Group, backend: str, precision: str = "f
     computes = (backend, precision)
     threads = os.environ.get("OPENBLAS_NUM_THREADS")
     hosts = group.on_all(lambda: (host_name(), os.cpu_count(), threads, computes, trial.identity()))
-    facts = (hosts, spec.fingerprint, spec.activation, library())
+    facts = (hosts, spec.fingerprint, encoder_blocks(spec)[1].activation, library())
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
@@ -57,7 +57,7 @@ def profile(spec: ModelSpec, group: Group, backend: str, precision: str = "float
     links = measure_links(group)
     messages = measure_messages(group, links, pace)
     unrest = measure_unrest(spec, computes, group)
-    curves = Curves(spec.head_dim, {**kernels_here.kernels, Kernel.MESSAGE: messages})
+    curves = Curves(encoder_blocks(spec)[0].head_dim, {**kernels_here.kernels, Kernel.MESSAGE: messages})
     give_back()  # what was measured with, 100 MiB of bert-large, would not count as free
     measured = group.on_all(lambda: (host_name(), free_bytes(), curves, unrest))
     hosts, memories, all_curves, all_unrest = zip(*measured, strict=True)
@@ -130,7 +130,7 @@ def _mean(curves: Sequence[Curves]) -> Curves:
 
 def flop_per_s(curves: Curves, spec: ModelSpec) -> float:
     """Return the speed of a MatMul of 256 rows by the model's largest weight."""
-    weights = spec.hidden * spec.ffn
+    weights = spec.hidden * encoder_blocks(spec)[1].ffn
     seconds = Bank([curves]).seconds(Kernel.CONTRACT, SPEED_ROWS, weights)
     return float(2 * SPEED_ROWS * weights / seconds[0])
 

@@ -13,8 +13,9 @@ from hepti_mpi.kernels.backends import NAMES, agree, check_precision
 from hepti_mpi.measure.profile import profile
 from solver.base.command import Parser, check_path
 from solver.cluster.cluster import write_cluster
+from solver.model.named import named_model
 from solver.model.precision import PRECISIONS
-from solver.model.spec import ModelSpec, named_model
+from solver.model.spec import ModelSpec
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -9,18 +9,20 @@ from functools import partial
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.comm.exchange import Gather, Tiles, whole
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.layers import BlockKernels
-from hepti_mpi.engine.steps import Pass, Stream, run_block
+from hepti_mpi.engine.steps import run_block
+from hepti_mpi.engine.stream import Pass, Stream
 from hepti_mpi.kernels.products import AddResidual, Backend, Norm
-from hepti_mpi.measure.timing import Call, seconds_of
+from hepti_mpi.measure.timing import TimedCall, seconds_of
 from solver.base import clock
+from solver.base.arrays import Array
 from solver.cluster.curves import Curve, Curves, Floats, Kernel
-from solver.model.spec import ModelSpec
-from solver.plan.plan import BlockPlan, Cut, Layout
+from solver.model.blocks import Cut
+from solver.model.spec import ModelSpec, encoder_blocks
+from solver.plan.plan import BlockPlan, Layout
 from solver.plan.spans import Partition, Span
 
 # No multiples of 4, but for the last: a kernel works on so many rows at once, and shares are seldom multiples. 40 rows
@@ -49,7 +51,7 @@ class KernelGrid:
 
     first: Sequence[int]
     second: Sequence[int]
-    call: Callable[[int, int], Call]
+    call: Callable[[int, int], TimedCall]
     units: tuple[int, int] = (1, 1)
 
     def curve(self, seconds: Floats) -> Curve:
@@ -80,10 +82,11 @@ def measure_kernels(spec: ModelSpec, backend: Backend, group: Group) -> tuple[Cu
     times, pace = seconds_of(calls, group)
     for (kernel, row, column), taken in zip(points, times, strict=True):
         seconds[kernel][row, column] = taken
-    seconds[Kernel.ATTEND] /= min(HEADS, spec.heads)
+    attention, _ = encoder_blocks(spec)
+    seconds[Kernel.ATTEND] /= min(HEADS, attention.heads)
     # The activation may be part of the product before it: what it adds to a product that costs next to nothing.
     seconds[Kernel.ACTIVATE] = np.maximum(np.diff(seconds[Kernel.ACTIVATE], axis=1), 1e-9)
-    return Curves(spec.head_dim, {kernel: grid.curve(seconds[kernel]) for kernel, grid in grids.items()}), pace
+    return Curves(attention.head_dim, {kernel: grid.curve(seconds[kernel]) for kernel, grid in grids.items()}), pace
 
 
 def random_numbers() -> Array:
@@ -93,43 +96,44 @@ def random_numbers() -> Array:
 
 def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Kernel, KernelGrid]:
     """Return what is timed, kernel by kernel."""
-    H, F, d, make = spec.hidden, spec.ffn, spec.head_dim, backend.product
+    attention, mlp = encoder_blocks(spec)
+    H, F, d, make = spec.hidden, mlp.ffn, attention.head_dim, backend.product
     numbers = random_numbers()
     small = 0.02 * numbers
 
     x, vector = np.resize(numbers, (max(*ROWS, *KEYS), H)), np.resize(small, max(H, F))
     into = {width: make(np.resize(small, (width, H)), vector[:width]) for width in {3 * d, H, F}}
     out = {width: make(np.resize(small, (width, H)), None) for width in {2 * d, H - d, H, F} - {0}}
-    act = [make(np.resize(numbers, (F, 1)), vector[:F], activation) for activation in ("identity", spec.activation)]
+    act = [make(np.resize(numbers, (F, 1)), vector[:F], activation) for activation in ("identity", mlp.activation)]
     one, other = (np.resize(small, max(ELEMENTS)) for _ in range(2))
 
-    def attend(rows: int, keys: int) -> Call:
-        width = d * min(HEADS, spec.heads)
+    def attend(rows: int, keys: int) -> TimedCall:
+        width = d * min(HEADS, attention.heads)
         q, k = x[:rows, :width], x[:keys, :width]
         return lambda: backend.attend(q, k, k, [(slice(0, rows), slice(0, keys))], d)
 
     # A block of which only the products are missing.
-    norm = Norm(vector[:H], vector[:H], spec.norm_eps)
-    last = backend.graph([AddResidual(vector[:H]), *([norm] if spec.norm == "post" else [])])
-    nothing = BlockKernels((), vector, last, last, backend.graph([norm]) if spec.norm == "pre" else None, F)
+    norm = Norm(vector[:H], vector[:H], mlp.norm_eps)
+    last = backend.graph([AddResidual(vector[:H]), *([norm] if mlp.norm == "post" else [])])
+    nothing = BlockKernels((), vector, last, last, backend.graph([norm]) if mlp.norm == "pre" else None, F)
 
-    def pass_on(rows: int, _: int) -> Call:
-        plan = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
+    def pass_on(rows: int, _: int) -> TimedCall:
+        plan = BlockPlan(mlp.name, Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
         run = Pass(spec, Batch.of_lengths([rows]), group.alone, 0, backend)
 
         def pass_a_block() -> None:
             stream = Stream(Tiles.here(x[:rows]), plan.row_partition(rows))
-            whole(run_block("mlp", stream, nothing, plan, run).blocks)
+            whole(run_block(stream, mlp, [nothing], plan, run).blocks)
 
         return pass_a_block
 
-    def contract(rows: int, width: int) -> Call:
+    def contract(rows: int, width: int) -> TimedCall:
         return partial(out[width], np.resize(numbers, (rows, width)))
 
-    def activate(rows: int, which: int) -> Call:
+    def activate(rows: int, which: int) -> TimedCall:
         return partial(act[which], np.resize(numbers, (rows, 1)))
 
-    def accumulate(size: int, _: int) -> Call:
+    def accumulate(size: int, _: int) -> TimedCall:
         return partial(np.add, one[:size], other[:size], one[:size])
 
     return {

@@ -9,7 +9,7 @@ from hepti_mpi.comm.group import Group
 from solver.base import clock
 from solver.base.threads import omp_threads
 
-Call = Callable[[], object]
+TimedCall = Callable[[], object]
 
 # The slowest host gets so many rounds, within these limits; all others measure for as long as it does, because hosts
 # that have stopped would leave it more of what they share: cores in a lab, memory where two ranks are on a board.
@@ -18,7 +18,7 @@ LEAST_S, MOST_S = 1.0, 5.0
 LEAST_ROUNDS = 3
 
 
-def seconds_of(calls: Sequence[Call], group: Group) -> tuple[list[float], float]:
+def seconds_of(calls: Sequence[TimedCall], group: Group) -> tuple[list[float], float]:
     """Return what each call takes on the wall while all ranks are at work, and a second's part by `fitting_clock`.
 
     Every rank calls this.

@@ -17,8 +17,9 @@ from hepti_mpi.requests.inputs import Request
 from solver.base.phrases import counted
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
+from solver.model.blocks import Cut
 from solver.model.sublayers import LEGEND
-from solver.plan.plan import BlockPlan, Cut, Plan
+from solver.plan.plan import BlockPlan, Plan
 
 WIDTH = 110  # where there is no terminal to ask
 
@@ -69,7 +70,8 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan, *, queue
     """
     runs = ("mean of " if report["repeat"] > 1 else "") + counted(report["repeat"], "run")
     layers = counted(plan.stages[-1].span.stop, "layer")
-    shared = ["attention", "MLP"] if plan.in_one else ["layers", "attention", "MLP"]
+    shared = ["MLP" if block.block == "mlp" else block.block for block in plan.layer(0)]
+    shared = shared if plan.in_one else ["layers", *shared]
     headings = ("rank", "device", *shared, "weights MiB", "compute ms", "wait ms", "sent KiB")
     table = new_table(f"who computed what of {plan.model_name}, {layers}; {runs}", *headings, words=2)
     for entry in report["per_rank"]:
@@ -130,15 +132,16 @@ def shares(plan: Plan, rank: int) -> list[str]:
     """Return a rank's layers, where not all have all, and its shares of the first of them."""
     place = plan.place(rank)
     if place is None:
-        return ["none", "-", "-"]
+        return ["none", *("-" for _ in plan.layer(0))]
     stage, within = place
     _, first = stage.layers[0]
-    blocks = [_share(first.attention, within, "head"), _share(first.mlp, within, "column")]
+    blocks = [_share(block, within) for block in first]
     return blocks if plan.in_one else [stage.label, *blocks]
 
 
-def _share(block: BlockPlan, rank: int, unit: str) -> str:
+def _share(block: BlockPlan, rank: int) -> str:
     if block.inner is not None:
+        unit = "head" if block.block == "attention" else "column"
         return counted(block.inner[rank].size, "sub-block" if block.cut is Cut.SUB_BLOCKS else unit)
     assert block.rows is not None
     return f"{100 * block.rows[rank]:.0f} % of rows"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.requests.inputs import Request
+from solver.base.arrays import Array
 
 # Of a run that serves the report has so many requests: their median errs by less than the requests' own noise, and they
 # take a few hundred KiB.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
+from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.model.spec import ImageInput
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from hepti_mpi.base.arrays import Array
 from hepti_mpi.requests.images import below, read_image
 from hepti_mpi.requests.stdin import read_lines
+from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.model.spec import ImageInput, ModelSpec, TextInput
 from weights.inputs.tokenize import Tokenizer

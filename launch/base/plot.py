@@ -14,7 +14,7 @@ COLOURS = [f"C{number}" for number in range(10)] + ["#aec7e8", "#ffbb78", "#98df
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class PlottedCurve:
     """One line of a panel; `mark` is where others found its lowest point."""
 
     label: str
@@ -23,7 +23,7 @@ class Curve:
     mark: float | None = None
 
 
-def draw(title: str, panels: Sequence[tuple[str, str, Sequence[Curve]]], unit: str, path: Path) -> None:
+def draw(title: str, panels: Sequence[tuple[str, str, Sequence[PlottedCurve]]], unit: str, path: Path) -> None:
     """Draw panels side by side under a title, each with its own, the name of its x axis and its curves, into a file.
 
     Curves with the same label have the same colour in all panels, and one entry beside them.

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.base.json_output import written
-from launch.base.plot import Curve, draw
+from launch.base.plot import PlottedCurve, draw
 from launch.base.tables import show
 from launch.compare.stage import lab_of
 from launch.compare.suite import Report, Suite, at_least
@@ -220,14 +220,14 @@ def print_tables(report: Report) -> None:
 def draw_picture(report: Report, _: Path, out: Path) -> None:
     """Draw both figures."""
     results = report["results"]
-    panels: list[tuple[str, str, list[Curve]]] = []
+    panels: list[tuple[str, str, list[PlottedCurve]]] = []
     by_rows = [entry for entry in results if entry["figure"] == "rows" and entry["system"] == _system("waits")]
     panels.append(
         (
             f"{CONDITIONS[0].bandwidth_mbps:g} Mbps, 90 % offloaded",
             "m",
             [
-                Curve(label, *_points([entry for entry in by_rows if entry["percent"] == percent], "rows"))
+                PlottedCurve(label, *_points([entry for entry in by_rows if entry["percent"] == percent], "rows"))
                 for percent, label in ((0, "one device"), (90, "two devices"))
             ],
         )
@@ -236,7 +236,7 @@ def draw_picture(report: Report, _: Path, out: Path) -> None:
         WAYS, ("waiting for the exchange, as published", "working meanwhile", "in tiles"), strict=True
     ):
         curves = [
-            Curve(
+            PlottedCurve(
                 f"{condition.bandwidth_mbps:g} Mbps, secondary at {condition.cpu:.0%}",
                 *_points(curve_of(results, condition, way), "percent"),
                 mark=condition.published_percent,

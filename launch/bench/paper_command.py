@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.base.plot import Curve, draw
+from launch.base.plot import PlottedCurve, draw
 from launch.base.tables import show
 from launch.base.titles import heading
 from launch.bench.paper import DIMENSION, MANY, bench_paper, points
@@ -120,7 +120,7 @@ def draw_pictures(report: Report, _: Path, out: Path) -> None:
             curves = []
             for name in dict.fromkeys(map(_name, own)):
                 line = sorted((row[key], _shown(row)) for row in own if _name(row) == name)
-                curves.append(Curve(name, [x for x, _ in line], [y for _, y in line]))
+                curves.append(PlottedCurve(name, [x for x, _ in line], [y for _, y in line]))
             panels.append((_of(report, own).replace(" on ", "\non "), NAMES[key], curves))
         if panels:
             draw(f"{figure}: medians of {_rounds(report, figure)}", panels, UNITS[figure], out / f"paper-{figure}.png")

@@ -6,7 +6,7 @@ import argparse
 import statistics
 from pathlib import Path
 
-from launch.base.plot import Curve, draw
+from launch.base.plot import PlottedCurve, draw
 from launch.base.tables import show
 from launch.base.titles import heading
 from launch.bench.shift import ORACLE, STRATEGIES, bench_shift
@@ -66,7 +66,7 @@ def print_tables(report: Report) -> None:
 def draw_picture(report: Report, _: Path, out: Path) -> None:
     """Draw the latency of every request under every strategy."""
     curves = [
-        Curve(entry["system"], list(range(len(entry["latency_s"]))), [1e3 * s for s in entry["latency_s"]])
+        PlottedCurve(entry["system"], list(range(len(entry["latency_s"]))), [1e3 * s for s in entry["latency_s"]])
         for entry in report["results"]
     ]
     names = ", ".join(phase["name"] for phase in report["phases"] if phase["name"] != "calm")

@@ -16,7 +16,7 @@ import numpy as np
 
 from launch.base import shell
 from launch.compare.checkout import AGAINST, HERE, THIS, in_checkout
-from launch.compare.entrants import Absent, Entrant, Entry, Kernels
+from launch.compare.entrants import Absent, Entrant, Kernels, RowName
 from launch.compare.model import BenchModel
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import read_cluster
@@ -46,12 +46,12 @@ class OtherPlanner:
     """
 
     folder: Path
-    model_of: Callable[[Entry], BenchModel]
+    model_of: Callable[[RowName], BenchModel]
     profiles: Mapping[Kernels, Path]
     rows: int
     files: Path
 
-    def entrant(self, entry: Entry) -> Entrant:
+    def entrant(self, entry: RowName) -> Entrant:
         """Return who runs what the other checkout plans; bounds are by this version's prices.
 
         Raises

@@ -19,7 +19,7 @@ from typing import Any
 
 from launch.compare.against import OtherPlanner, ratios, twice
 from launch.compare.checkout import AGAINST, HERE, check_hosts, checkouts, in_checkout
-from launch.compare.entrants import Absent, Entrant, Entry, Kernels, alone, planned
+from launch.compare.entrants import Absent, Entrant, Kernels, RowName, alone, planned
 from launch.compare.model import BenchModel
 from launch.compare.results import Samples, ranked, result
 from launch.compare.show import variant
@@ -138,7 +138,7 @@ def _systems(
     return twice(*found, planner)
 
 
-def _model(entry: Entry, model: BenchModel, beside: BenchModel | None) -> BenchModel:
+def _model(entry: RowName, model: BenchModel, beside: BenchModel | None) -> BenchModel:
     """Return the model that an entrant runs."""
     return beside if beside is not None and entry.model else model
 
@@ -159,7 +159,7 @@ def _profiles(
         try:
             cluster = _profile(stage, model, kernels, out)
         except HeptiError as error:
-            entries = [Entry(system, kernels, wire) for system in contest.systems for wire in contest.wires]
+            entries = [RowName(system, kernels, wire) for system in contest.systems for wire in contest.wires]
             absent += [Absent(entry, str(error)) for entry in entries]
             continue
         measured = Kernels(cluster.profile["backend"], kernels.precision)  # what `auto` stood for

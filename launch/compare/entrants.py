@@ -30,7 +30,7 @@ class Kernels:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RowName:
     """What a row is called: a planner's name or `single:DEVICE`, its kernels, its wire ("" where nothing is sent).
 
     Where it runs another model than the others, that model stands behind the planner's name, and in `model`. Where two
@@ -78,7 +78,7 @@ class Entrant:
         The plan file as another version wrote it; "" where this one writes it.
     """
 
-    entry: Entry
+    entry: RowName
     predicted_s: float | None
     compute_bound_s: float | None
     exchange_bound_s: float
@@ -99,7 +99,7 @@ class Entrant:
 class Absent:
     """Who does not take part, and why not."""
 
-    entry: Entry
+    entry: RowName
     why: str
 
 
@@ -121,9 +121,9 @@ def planned(
     found: list[Entrant] = []
     absent: list[Absent] = []
     for system, (kernels, cluster), wire in product(systems, clusters.items(), wires):
-        entry, spec = Entry(system, kernels, wire), asked
+        entry, spec = RowName(system, kernels, wire), asked
         if system == DECOUPLED and beside is not None:
-            entry, spec = Entry(f"{system}:{beside.name}", kernels, wire, beside.name), beside
+            entry, spec = RowName(f"{system}:{beside.name}", kernels, wire, beside.name), beside
         try:
             plan = make_plan(system, spec, cluster, rows, Wire(wire))
             priced = price_plan(spec, cluster, plan, rows)
@@ -152,7 +152,7 @@ def alone(spec: ModelSpec, clusters: Mapping[Kernels, Cluster], rows: int, runti
             # What another backend reaches in the same precision bounds this one, but does not predict it.
             cluster = clusters.get(kernels) or measured.get(kernels.precision)
             seconds, bound_s = _alone(spec, cluster, rows, host) if cluster else (None, None)
-            entry = Entry(f"single:{devices[host].name}", kernels, "")
+            entry = RowName(f"single:{devices[host].name}", kernels, "")
             found.append(Entrant(entry, seconds if kernels in clusters else None, bound_s, 0.0, host=host))
     return found
 

@@ -11,7 +11,8 @@ from launch.base import shell
 from launch.base.json_output import printed
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError
-from solver.model.spec import ModelSpec, named_model
+from solver.model.named import named_model
+from solver.model.spec import ModelSpec
 
 SYNTHESIS_S = 1800.0
 

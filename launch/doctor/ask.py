@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from launch.base import shell
 from launch.base.json_output import printed
-from launch.doctor.findings import Answer
+from launch.doctor.findings import HostAnswer
 from solver.base.errors import HeptiError
 
 T = TypeVar("T")
@@ -28,12 +28,12 @@ MARK = "hepti-doctor"
 PROBE = Path(__file__).with_name("probe.py")
 
 
-def ask_all(hosts: Sequence[str], python: str, agent: str, model: str) -> list[Answer]:
+def ask_all(hosts: Sequence[str], python: str, agent: str, model: str) -> list[HostAnswer]:
     """Ask every host, all at the same time."""
     return _on_each(hosts, lambda host: ask(host, python, agent, model))
 
 
-def ask(host: str, python: str, agent: str, model: str) -> Answer:
+def ask(host: str, python: str, agent: str, model: str) -> HostAnswer:
     """Ask one host for its facts, and for the fingerprint of its weights file."""
     # As mpirun does: to our directory where the host has it, and a shell without login.
     script = (
@@ -43,9 +43,9 @@ def ask(host: str, python: str, agent: str, model: str) -> Answer:
     )
     code, out, error = shell.attempt(remote(host, agent, script), ANSWER_S, stdin=PROBE.read_text())
     if code in (SSH_FAILED, 124):
-        return Answer(host, reached=False, error=_last_line(error))
+        return HostAnswer(host, reached=False, error=_last_line(error))
     mpi, daemon, facts = (out.partition(f"{MARK}\n")[2] + "\n\n").split("\n", 2)
-    answer = Answer(host, reached=True, error=_last_line(error) or f"exit code {code}", mpi=mpi, daemon=daemon)
+    answer = HostAnswer(host, reached=True, error=_last_line(error) or f"exit code {code}", mpi=mpi, daemon=daemon)
     if code:
         return answer
     try:
@@ -75,7 +75,7 @@ def remote(host: str, agent: str, script: str) -> list[str]:
     return [*SSH, "--", host, script]
 
 
-def _with_kernels(answer: Answer, python: str, agent: str) -> Answer:
+def _with_kernels(answer: HostAnswer, python: str, agent: str) -> HostAnswer:
     """Ask which backend computes there; where that has no answer, others say what is wrong with the host."""
     script = f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; {shlex.join([python, '-m', 'hepti_mpi.kernels.trial'])}"
     code, out, _ = shell.attempt(remote(answer.host, agent, script), TRIAL_S)
@@ -87,7 +87,7 @@ def _with_kernels(answer: Answer, python: str, agent: str) -> Answer:
         return replace(answer, kernels={"backend": "numpy", "missing": False, "why": str(complaint)})
 
 
-def _with_model(answer: Answer, python: str, agent: str, model: str) -> Answer:
+def _with_model(answer: HostAnswer, python: str, agent: str, model: str) -> HostAnswer:
     inspect = shlex.join([python, "-m", "weights", "inspect", model, "--json"])
     script = f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; {inspect}"
     code, out, error = shell.attempt(remote(answer.host, agent, script), ANSWER_S)

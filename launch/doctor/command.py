@@ -14,7 +14,7 @@ from pathlib import Path
 from launch.base import shell
 from launch.base.tables import show
 from launch.doctor.ask import ask_all, ask_pairs, remote
-from launch.doctor.findings import Answer, Finding, examine, examine_hostfile, examine_pairs
+from launch.doctor.findings import Finding, HostAnswer, examine, examine_hostfile, examine_pairs
 from launch.start.hostfile import read_hostfile
 from launch.start.mpirun import hostfile_text
 from solver.base.clock import at_scale
@@ -65,7 +65,7 @@ def _doctor(options: argparse.Namespace) -> int:
     return 1 if findings else 0
 
 
-def _report(answers: Sequence[Answer], findings: Sequence[Finding]) -> dict[str, object]:
+def _report(answers: Sequence[HostAnswer], findings: Sequence[Finding]) -> dict[str, object]:
     return {
         "healthy": not findings,
         "hosts": {answer.host: dataclasses.asdict(answer) for answer in answers},
@@ -73,7 +73,7 @@ def _report(answers: Sequence[Answer], findings: Sequence[Finding]) -> dict[str,
     }
 
 
-def _print(hostfile: str, answers: Sequence[Answer], findings: Sequence[Finding]) -> None:
+def _print(hostfile: str, answers: Sequence[HostAnswer], findings: Sequence[Finding]) -> None:
     rows = []
     for answer in answers:
         facts = answer.facts

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launch.start.hostfile import Entry
+from launch.start.hostfile import HostfileEntry
 from solver.base.threads import thread_count
 from solver.cluster.cluster import GIB
 
@@ -31,7 +31,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HostAnswer:
     """What one host answered: its facts (see `doctor.probe`), or why there are none."""
 
     host: str
@@ -46,7 +46,7 @@ class Answer:
     kernels: Mapping[str, Any] | None = None  # what `hepti_mpi.kernels.trial` says
 
 
-def examine(answers: Sequence[Answer], model: str = "") -> list[Finding]:
+def examine(answers: Sequence[HostAnswer], model: str = "") -> list[Finding]:
     """Return everything that the hosts' own answers show; the first host is what others are compared with."""
     findings = [finding for answer in answers for finding in _reach(answer)]
     well = [answer for answer in answers if answer.facts is not None]
@@ -59,7 +59,7 @@ def examine(answers: Sequence[Answer], model: str = "") -> list[Finding]:
     return findings
 
 
-def examine_hostfile(entries: Sequence[Entry], environment: Mapping[str, str]) -> list[Finding]:
+def examine_hostfile(entries: Sequence[HostfileEntry], environment: Mapping[str, str]) -> list[Finding]:
     """Return what mpirun would make of the hostfile and of the settings in our environment."""
     findings = []
     lines = Counter(entry.host for entry in entries)
@@ -95,7 +95,7 @@ def examine_pairs(hosts: Sequence[str], reached: Mapping[str, Sequence[str]]) ->
     ]
 
 
-def _reach(answer: Answer) -> list[Finding]:
+def _reach(answer: HostAnswer) -> list[Finding]:
     if not answer.reached:
         mend = f"ssh-copy-id {answer.host}; check its name, cable and sshd"
         return [Finding(answer.host, "ssh", f"no ssh without a password: {answer.error}", mend)]
@@ -105,10 +105,10 @@ def _reach(answer: Answer) -> list[Finding]:
     return []
 
 
-def _versions(answers: Sequence[Answer]) -> list[Finding]:
+def _versions(answers: Sequence[HostAnswer]) -> list[Finding]:
     first, findings = answers[0], []
 
-    def compare(answer: Answer, check: str, name: str, one: Any, other: Any, mend: str) -> None:
+    def compare(answer: HostAnswer, check: str, name: str, one: Any, other: Any, mend: str) -> None:
         if one is None or one == "":
             findings.append(Finding(answer.host, check, f"{name} is missing", mend))
         elif one != other and answer is not first:
@@ -133,7 +133,7 @@ def _versions(answers: Sequence[Answer]) -> list[Finding]:
     return findings
 
 
-def _cores(answer: Answer) -> list[Finding]:
+def _cores(answer: HostAnswer) -> list[Finding]:
     facts, findings = _facts(answer), []
     if facts["usable_cores"] < facts["cores"]:
         problem = f"processes are bound to {facts['usable_cores']} of {facts['cores']} cores"
@@ -146,7 +146,7 @@ def _cores(answer: Answer) -> list[Finding]:
     return findings
 
 
-def _memory(answer: Answer) -> list[Finding]:
+def _memory(answer: HostAnswer) -> list[Finding]:
     free = _facts(answer)["free_bytes"]
     if free >= PROGRAM_BYTES:
         return []
@@ -154,7 +154,7 @@ def _memory(answer: Answer) -> list[Finding]:
     return [Finding(answer.host, "memory", problem, "end other programs, or leave the host out")]
 
 
-def _heat(answer: Answer) -> list[Finding]:
+def _heat(answer: HostAnswer) -> list[Finding]:
     facts, findings = _facts(answer), []
     if facts["temperature_c"] is not None and facts["temperature_c"] > HOT_C:
         problem = f"{facts['temperature_c']:.0f} °C, boards slow down from {HOT_C:.0f}"
@@ -167,7 +167,7 @@ def _heat(answer: Answer) -> list[Finding]:
     return findings
 
 
-def _kernels(answers: Sequence[Answer]) -> list[Finding]:
+def _kernels(answers: Sequence[HostAnswer]) -> list[Finding]:
     """Find boards on which onnxruntime cannot compute; numpy on all is a choice."""
     told = [(answer.host, answer.kernels) for answer in answers if answer.kernels is not None]
     if all(kernels["missing"] for _, kernels in told):
@@ -182,7 +182,7 @@ def _kernels(answers: Sequence[Answer]) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _interfaces(answers: Sequence[Answer]) -> list[Finding]:
+def _interfaces(answers: Sequence[HostAnswer]) -> list[Finding]:
     """Find interfaces that MPI would try and that lead nowhere: a rank then hangs in its first exchange."""
     networks = _networks(answers)
     shared = _shared(networks)
@@ -207,7 +207,7 @@ def _interfaces(answers: Sequence[Answer]) -> list[Finding]:
     return findings
 
 
-def _weights(answers: Sequence[Answer], model: str) -> list[Finding]:
+def _weights(answers: Sequence[HostAnswer], model: str) -> list[Finding]:
     findings = []
     known = Counter(answer.fingerprint for answer in answers if answer.fingerprint)
     usual = known.most_common(1)[0][0] if known else None
@@ -230,7 +230,7 @@ def _weights(answers: Sequence[Answer], model: str) -> list[Finding]:
     return findings
 
 
-def _networks(answers: Sequence[Answer]) -> dict[str, list[str]]:
+def _networks(answers: Sequence[HostAnswer]) -> dict[str, list[str]]:
     return {
         answer.host: [_network(entry) for entry in _facts(answer)["interfaces"] if entry["running"]]
         for answer in answers
@@ -247,6 +247,6 @@ def _network(entry: Mapping[str, Any]) -> str:
     return str(ipaddress.ip_interface(f"{entry['address']}/{entry['prefix']}").network)
 
 
-def _facts(answer: Answer) -> Mapping[str, Any]:
+def _facts(answer: HostAnswer) -> Mapping[str, Any]:
     assert answer.facts is not None
     return answer.facts

@@ -14,16 +14,15 @@ from importlib import import_module
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from solver.base import clock
+from solver.base.arrays import Array
 from solver.base.errors import HeptiError
-from solver.model.spec import ModelSpec
+from solver.model.spec import ModelSpec, encoder_blocks
 
-Array: TypeAlias = NDArray[np.float32]
 # One layer's weights, all for y = x W + b: qkv [H, 3 H], out [H, H], up [H, F], down [F, H]; norm scales and shifts.
 LayerWeights: TypeAlias = dict[str, Array]
-Run: TypeAlias = Callable[[Array], Array]
+LayersProgram: TypeAlias = Callable[[Array], Array]
 
 # What a benchmark can ask for, as (backend, precision).
 RUNTIMES = {
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def prepared(backend: str, precision: str, spec: ModelSpec, layers: Sequence[LayerWeights]) -> Run:
+def prepared(backend: str, precision: str, spec: ModelSpec, layers: Sequence[LayerWeights]) -> LayersProgram:
     """Return the runtime's program [S, H] -> [S, H], its weights packed where it packs weights.
 
     Raises
@@ -69,14 +68,14 @@ def prepared(backend: str, precision: str, spec: ModelSpec, layers: Sequence[Lay
         module: Any = import_module(f"launch.single.on_{backend}")
     except ImportError as error:
         raise HeptiError(f"{error.name} is not installed on this device: pip install {error.name}") from error
-    run: Run = module.prepare(spec, layers, precision)
+    run: LayersProgram = module.prepare(spec, layers, precision)
     return run
 
 
 def random_layers(spec: ModelSpec, seed: int = 0) -> list[LayerWeights]:
     """Return random weights of all layers, at a spread that keeps every part of the result visible."""
     numbers = np.random.Generator(np.random.SFC64(seed))
-    H, F = spec.hidden, spec.ffn
+    H, F = spec.hidden, encoder_blocks(spec)[1].ffn
 
     def matrix(inputs: int, outputs: int) -> Array:
         # Uniform: a slow device makes it in a quarter of the time of normal numbers.
@@ -99,7 +98,7 @@ def random_layers(spec: ModelSpec, seed: int = 0) -> list[LayerWeights]:
     ]  # fmt: skip
 
 
-def timed(run: Run, x: Array, warmup: int, repeat: int) -> list[float]:
+def timed(run: LayersProgram, x: Array, warmup: int, repeat: int) -> list[float]:
     """Return the seconds of every request that counts."""
     seconds = []
     for number in range(warmup + repeat):

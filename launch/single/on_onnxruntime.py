@@ -12,15 +12,16 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
-from launch.single.command import Array, LayerWeights, Run
+from launch.single.command import LayersProgram, LayerWeights
+from solver.base.arrays import Array
 from solver.base.threads import omp_threads
-from solver.model.spec import ModelSpec
+from solver.model.spec import ModelSpec, encoder_blocks
 
 FUSED = "com.microsoft"
 ACTIVATIONS = {"gelu": ("Gelu", FUSED), "gelu_tanh": ("FastGelu", FUSED), "relu": ("Relu", ""), "tanh": ("Tanh", "")}
 
 
-def prepare(spec: ModelSpec, layers: Sequence[LayerWeights], precision: str) -> Run:
+def prepare(spec: ModelSpec, layers: Sequence[LayerWeights], precision: str) -> LayersProgram:
     """Return the program [S, H] -> [S, H]."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = omp_threads() or 0  # 0: one a core
@@ -50,6 +51,7 @@ def prepare(spec: ModelSpec, layers: Sequence[LayerWeights], precision: str) -> 
 
 def graph(spec: ModelSpec, layers: Sequence[LayerWeights]) -> onnx.ModelProto:
     """Return the stack of layers; what else can be fused, onnxruntime fuses when it makes the session."""
+    own_attention, own_mlp = encoder_blocks(spec)
     nodes: list[onnx.NodeProto] = []
     constants: list[onnx.TensorProto] = []
 
@@ -59,7 +61,7 @@ def graph(spec: ModelSpec, layers: Sequence[LayerWeights]) -> onnx.ModelProto:
 
     def norm(x: str, layer: int, name: str) -> str:
         scales = [f"{layer}/{name}", f"{layer}/{name}_bias"]
-        return add("LayerNormalization", [x, *scales], f"{layer}/{name}/y", epsilon=spec.norm_eps)
+        return add("LayerNormalization", [x, *scales], f"{layer}/{name}/y", epsilon=own_mlp.norm_eps)
 
     def product(x: str, layer: int, name: str) -> str:
         y = add("MatMul", [x, f"{layer}/{name}"], f"{layer}/{name}/x")
@@ -69,18 +71,18 @@ def graph(spec: ModelSpec, layers: Sequence[LayerWeights]) -> onnx.ModelProto:
         # Of one bert-large layer on one x86 core 73.6 ms; 76.9 with the operator that holds the product, too.
         q_k_v = [f"{layer}/q", f"{layer}/k", f"{layer}/v"]
         nodes.append(helper.make_node("Split", [product(x, layer, "qkv")], q_k_v, axis=2, num_outputs=3))
-        context = add("MultiHeadAttention", q_k_v, f"{layer}/context", FUSED, num_heads=spec.heads)
+        context = add("MultiHeadAttention", q_k_v, f"{layer}/context", FUSED, num_heads=own_attention.heads)
         return product(context, layer, "out")
 
     def mlp(x: str, layer: int) -> str:
-        operator, domain = ACTIVATIONS[spec.activation]
+        operator, domain = ACTIVATIONS[own_mlp.activation]
         return product(add(operator, [product(x, layer, "up")], f"{layer}/h", domain), layer, "down")
 
     x = "x"
     for layer, weights in enumerate(layers):
         constants += [numpy_helper.from_array(value, f"{layer}/{name}") for name, value in weights.items()]
         for name, block in (("attention", attention), ("mlp", mlp)):
-            if spec.norm == "pre":
+            if own_mlp.norm == "pre":
                 x = add("Add", [x, block(norm(x, layer, f"{name}_norm"), layer)], f"{layer}/{name}/sum")
             else:
                 x = norm(add("Add", [x, block(x, layer)], f"{layer}/{name}/sum"), layer, f"{name}_norm")

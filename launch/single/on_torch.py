@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
-from launch.single.command import Array, LayerWeights, Run
+from launch.single.command import LayersProgram, LayerWeights
+from solver.base.arrays import Array
 from solver.base.errors import HeptiError
-from solver.model.spec import ModelSpec
+from solver.model.spec import ModelSpec, encoder_blocks
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": functional.gelu,
@@ -19,14 +20,15 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def prepare(spec: ModelSpec, layers: Sequence[LayerWeights], precision: str) -> Run:
+def prepare(spec: ModelSpec, layers: Sequence[LayerWeights], precision: str) -> LayersProgram:
     """Return the program [S, H] -> [S, H]."""
     if precision != "float32":
         raise HeptiError(f"torch runs in float32 here, not in {precision}: take onnxruntime")
     # As torch keeps weights: [out, in].
     tensors = [{name: torch.from_numpy(value.T.copy()) for name, value in w.items()} for w in layers]
-    H, A, eps = spec.hidden, spec.heads, spec.norm_eps
-    activation = ACTIVATIONS[spec.activation]
+    own_attention, own_mlp = encoder_blocks(spec)
+    H, A, eps = spec.hidden, own_attention.heads, own_mlp.norm_eps
+    activation = ACTIVATIONS[own_mlp.activation]
 
     def attention(x: torch.Tensor, w: dict[str, torch.Tensor]) -> torch.Tensor:
         qkv = functional.linear(x, w["qkv"], w["qkv_bias"]).view(-1, 3, A, H // A)
@@ -44,7 +46,7 @@ def prepare(spec: ModelSpec, layers: Sequence[LayerWeights], precision: str) -> 
         x = torch.from_numpy(array)
         with torch.inference_mode():
             for w in tensors:
-                if spec.norm == "pre":
+                if own_mlp.norm == "pre":
                     x = x + attention(norm(x, w, "attention_norm"), w)
                     x = x + mlp(norm(x, w, "mlp_norm"), w)
                 else:

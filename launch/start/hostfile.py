@@ -10,14 +10,14 @@ from solver.base.errors import HeptiError, explained
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HostfileEntry:
     """One line: a host and how many ranks it takes; None: as many as it has cores."""
 
     host: str
     slots: int | None
 
 
-def read_hostfile(path: Path) -> list[Entry]:
+def read_hostfile(path: Path) -> list[HostfileEntry]:
     """Read a hostfile.
 
     Raises
@@ -37,7 +37,7 @@ def read_hostfile(path: Path) -> list[Entry]:
     return entries
 
 
-def _entry(words: Sequence[str], where: str) -> Entry:
+def _entry(words: Sequence[str], where: str) -> HostfileEntry:
     host, slots = words[0], None
     if host.startswith("-"):
         raise HeptiError(f"{where}: {host!r} would be an option of ssh: the name of a host does not begin with a dash")
@@ -49,4 +49,4 @@ def _entry(words: Sequence[str], where: str) -> Entry:
             if not value.isdecimal() or int(value) < 1:
                 raise HeptiError(f"{where}: slots={value!r} is not a whole number above 0")
             slots = int(value)
-    return Entry(host, slots)
+    return HostfileEntry(host, slots)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from solver.plan.plan import BlockPlan, Cut, Plan
+from solver.model.blocks import Cut
+from solver.plan.plan import BlockPlan, Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,21 +64,18 @@ class Decision:
 
 
 def shares(before: Plan, after: Plan) -> str:
-    """Say whose shares of the first layer change most, attention before MLP."""
-    rows, old_layer, new_layer = before.rows, before.layer(0), after.layer(0)
-    parts = []
-    for name, old, new in (
-        ("attention", old_layer.attention, new_layer.attention),
-        ("MLP", old_layer.mlp, new_layer.mlp),
-    ):
+    """Say whose shares of the first layer change, block by block; once where all change alike."""
+    rows, parts = before.rows, []
+    blocks = list(zip(before.layer(0), after.layer(0), strict=True))
+    for old, new in blocks:
         (unit, counts), (other, others) = _counts(old, rows), _counts(new, rows)
         if unit != other:
-            parts.append(f"{name} by {other} instead of {unit}: {others}")
+            parts.append((old.block, f"by {other} instead of {unit}: {others}"))
         elif counts != others:
-            parts.append(f"{name} {unit} {counts} → {others}")
-    if len(parts) == 2 and parts[0].removeprefix("attention") == parts[1].removeprefix("MLP"):
-        return parts[0].removeprefix("attention ")
-    return ", ".join(parts) or "other layers"
+            parts.append((old.block, f"{unit} {counts} → {others}"))
+    if len(parts) == len(blocks) and len({change for _, change in parts}) == 1:
+        return parts[0][1]
+    return ", ".join(f"{name} {change}" for name, change in parts) or "other layers"
 
 
 def _counts(block: BlockPlan, rows: int) -> tuple[str, str]:

@@ -14,7 +14,7 @@ import numpy as np
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.changes import Holdings, all_by_rows
-from solver.plan.plan import LayerPlan, Plan, Wire
+from solver.plan.plan import Plan, Wire
 from solver.programs.lengths import for_rows
 from solver.programs.planner import Solution
 from solver.schedule.exchange import Mask
@@ -53,8 +53,5 @@ def among(plan: Plan, cluster: Cluster, crew: Mask) -> Plan:
     weights = np.array([device.compute_flop_per_s for device in cluster.devices]) * crew
     shares = tuple((weights / weights.sum()).tolist())
     (stage,) = plan.stages
-    layers = tuple(
-        (span, LayerPlan(replace(layer.attention, rows=shares), replace(layer.mlp, rows=shares)))
-        for span, layer in stage.layers
-    )
+    layers = tuple((span, tuple(replace(block, rows=shares) for block in layer)) for span, layer in stage.layers)
     return replace(plan, stages=(replace(stage, layers=layers),), predicted=None)

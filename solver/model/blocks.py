@@ -1,16 +1,52 @@
-"""Kinds of blocks: which axis of each can be shared out, and which tensors it has.
+"""What a block of a layer is: which axis of it can be shared out, its tensors, and how it may be cut.
 
-Matrices lie so that the axis that ranks share out is the first: those of the first product as [out, in] (y = x Wᵀ),
-that of the second as [in, out] (y = x W). Letters as in `solver.model.spec`.
+A kind of block is a class with a file of its own: `solver.model.attention`, `solver.model.mlp`. Matrices lie so that
+the axis that ranks share out is the first: those of the first product as [out, in] (y = x Wᵀ), that of the second as
+[in, out] (y = x W). Letters as in `solver.model.spec`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from typing import ClassVar
 
+from solver.base.errors import HeptiError, InfeasiblePlanError
 from solver.model.precision import FLOAT32, Precision
+
+
+class Cut(StrEnum):
+    """How one block is split over the ranks."""
+
+    ROWS = "rows"  # each rank its rows, all weights
+    COLUMNS = "columns"  # heads or F columns, gathered, then output columns
+    BLOCK = "block"  # heads or F columns, then full-size summands
+    GRID = "grid"  # a tile of both weights: some columns of H by some heads or F columns
+    WHOLE = "whole"  # everything, each rank that has sub-blocks of other layers
+    SUB_BLOCKS = "sub_blocks"  # each rank its sub-blocks of a decoupled layer
+
+
+class Axis(StrEnum):
+    """What is shared out; `FIXED` is what depends on no share, but on taking part at all."""
+
+    FIXED = "fixed"
+    ROWS = "rows"
+    HEADS = "heads"
+    CONTEXT = "attention output columns"
+    FFN = "ffn columns"
+    OUTPUT = "mlp output columns"
+    SUB_BLOCKS = "sub-blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    """What of a block can be shared out besides rows: so many heads or columns, each of `unit` rows of a tensor."""
+
+    axis: Axis
+    output: Axis  # of the output columns, where these are shared out, too
+    count: int
+    unit: int = 1
 
 
 class Part(StrEnum):
@@ -22,22 +58,18 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
-    """What can be shared out: so many heads or columns, each of `unit` rows of a tensor."""
-
-    name: str
-    count: int
-    unit: int
-
-
-@dataclass(frozen=True, slots=True)
 class Tensor:
     """A tensor of a block."""
 
     name: str  # behind the prefix of its layer
     shape: tuple[int, ...]
     part: Part
-    axis: Axis | None = None  # shares out the first dimension; None: who adds the residual needs all of it
+    inner: Inner | None = None  # shares out the first dimension
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether all hold it who take part in a layer: norms and last biases, which go with the residual."""
+        return self.inner is None and len(self.shape) == 1
 
     @property
     def summed(self) -> int | None:
@@ -45,54 +77,105 @@ class Tensor:
         return None if len(self.shape) == 1 else int(self.part is Part.INTO)
 
     def sublayer(self, norm: str) -> int:
-        """Return which sub-layer of its block needs it, 0 or 1, where a model's norms are "pre" or "post"."""
+        """Return which sub-layer of its block needs it, 0 or 1, where a block's norm is "pre" or "post"."""
         return int(self.part is Part.OUT or (self.part is Part.NORM and norm == "post"))
 
     def held_bytes(self, precision: Precision = FLOAT32, units: int | None = None, columns: int | None = None) -> int:
         """Return its bytes as held; those of so many units of its axis, or of so many columns, if one is given."""
-        length = self.shape[0] if units is None or self.axis is None else units * self.axis.unit
+        length = self.shape[0] if units is None or self.inner is None else units * self.inner.unit
         return precision.bytes_of((length, *(self.shape[1:] if columns is None else (columns,))), self.summed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A block of a layer."""
+    """A block of a layer: adds to the stream what it computes of it, with a norm in front or behind.
 
-    name: str
-    tensors: tuple[Tensor, ...]  # in file order
+    Parameters
+    ----------
+    hidden
+        H, the width of the stream.
+    norm
+        "post": the sum is normed (BERT, RoBERTa, DistilBERT); "pre": what the block computes of is (ViT, DeiT).
+    norm_eps
+        Is added to the variance.
+    """
+
+    name: ClassVar[str]  # of the kind, and in front of its tensors' names
+    inner_key: ClassVar[str] = "inner"  # the name of its heads or columns in a plan file
+    hidden: int
+    norm: str = "post"
+    norm_eps: float = 1e-12
+
+    def check(self) -> None:
+        """Refuse widths that fit nothing.
+
+        Raises
+        ------
+        HeptiError
+            Naming the field.
+        """
+        for field in dataclasses.fields(self):
+            size = getattr(self, field.name)
+            if type(size) is int and size < 1:
+                raise HeptiError(f"{field.name} is {size}, must be at least 1")
+        one_of("norm", self.norm, ("post", "pre"))
+
+    @property
+    def inner(self) -> Inner | None:
+        """What can be shared out besides rows."""
+        return None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Its tensors, in file order."""
+        raise NotImplementedError
 
     @property
     def shared(self) -> list[Tensor]:
-        """The tensors that ranks share out."""
-        return [tensor for tensor in self.tensors if tensor.axis is not None]
+        """The tensors that only who has a share of the block holds."""
+        return [tensor for tensor in self.tensors if not tensor.everywhere]
+
+    @property
+    def cuts(self) -> tuple[Cut, ...]:
+        """How it may be cut in layers that are not decoupled."""
+        return (Cut.ROWS, Cut.WHOLE) if self.inner is None else (Cut.ROWS, Cut.WHOLE, Cut.BLOCK, Cut.COLUMNS, Cut.GRID)
+
+    @property
+    def inner_columns(self) -> int:
+        """Columns between its two products, in all."""
+        return 0 if self.inner is None else self.inner.count * self.inner.unit
+
+    @property
+    def work_columns(self) -> int:
+        """Columns that its computation needs at a time beside the stream."""
+        return self.inner_columns
 
 
-@cache
-def attention(H: int, heads: int) -> Block:
-    """Return multi-head attention: Q, K and V by heads, and the product of the context."""
-    axis = Axis("heads", heads, H // heads)
-    into = [_product(f"attention/{name}", (H, H), Part.INTO, axis) for name in ("query", "key", "value")]
-    out = _product("attention/output", (H, H), Part.OUT, axis)
-    return Block("attention", (*sum(into, ()), *out, *_norm("attention/norm", H)))
+def inner_of(block: Block, system: str) -> Inner:
+    """Return what of a block can be shared out besides rows, for a system that does so.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If nothing can.
+    """
+    if block.inner is None:
+        raise InfeasiblePlanError(f"{system} shares out what is within blocks: {block.name} can be cut by rows only")
+    return block.inner
 
 
-@cache
-def mlp(H: int, F: int) -> Block:
-    """Return the feed-forward block: up, its activation, and down."""
-    axis = Axis("ffn", F, 1)
-    into, out = _product("mlp/up", (F, H), Part.INTO, axis), _product("mlp/down", (F, H), Part.OUT, axis)
-    return Block("mlp", (*into, *out, *_norm("mlp/norm", H)))
-
-
-def _product(name: str, shape: tuple[int, int], part: Part, axis: Axis) -> tuple[Tensor, ...]:
+def product(name: str, shape: tuple[int, int], part: Part, inner: Inner | None) -> tuple[Tensor, ...]:
     """Return a product's matrix and bias; the bias is as wide as its result, and only inner columns are shared out."""
-    bias = (shape[:1], part, axis) if part is Part.INTO else (shape[1:], part)
-    return Tensor(f"{name}/weight", shape, part, axis), Tensor(f"{name}/bias", *bias)
+    bias = (shape[:1], part, inner) if part is Part.INTO else (shape[1:], part)
+    return Tensor(f"{name}/weight", shape, part, inner), Tensor(f"{name}/bias", *bias)
 
 
-def _norm(name: str, width: int) -> tuple[Tensor, ...]:
+def norm_tensors(name: str, width: int) -> tuple[Tensor, ...]:
+    """Return a norm's scale and shift."""
     return tuple(Tensor(f"{name}/{vector}", (width,), Part.NORM) for vector in ("weight", "bias"))
 
 
-# Names, behind their layer's prefix, of the matrices that lie as [in, out].
-INPUTS_FIRST = tuple(tensor.name for tensor in (*attention(1, 1).tensors, *mlp(1, 1).tensors) if tensor.summed == 0)
+def one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Refuse a value that is not one of those allowed."""
+    if value not in allowed:
+        raise HeptiError(f"{field} {value!r} is not one of {', '.join(allowed)}")

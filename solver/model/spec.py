@@ -8,20 +8,20 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
-from solver.base.errors import HeptiError
-from solver.model.blocks import Block, Tensor, attention, mlp
+from solver.base.errors import HeptiError, InfeasiblePlanError
+from solver.model.attention import Attention
+from solver.model.blocks import Block, Tensor, one_of
+from solver.model.mlp import ACTIVATIONS, Mlp
 
-ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "lasttoken")
 SCORES = ("softmax", "sigmoid", "identity")
-MOST_LAYERS = 1000  # of a named architecture: nothing deeper was published (DeepNet, arXiv 2203.00555)
 DEFAULT_ROWS = 256  # of a request that is planned for or measured, where nobody says how long it is
-_SIZES = {"hidden", "ffn", "heads", "layers", "vocab", "positions", "max_rows", "height", "width", "patch", "channels"}
+_SIZES = {"hidden", "vocab", "positions", "max_rows", "height", "width", "patch", "channels"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +58,39 @@ class ImageInput:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """Layers that are alike, one behind the other.
+
+    Parameters
+    ----------
+    layers
+        How many.
+    blocks
+        Of a layer, in the order of computation.
+    parts
+        Of a decoupled layer: how many sub-blocks it has, which `blocks` describes, each of its own columns of the
+        stream. 1: the layer is an original one.
+    """
+
+    layers: int
+    blocks: tuple[Block, ...]
+    parts: int = 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors of a layer, or of one of its sub-blocks, in file order."""
+        return tuple(tensor for block in self.blocks for tensor in block.tensors)
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """Everything about a model but its numbers; all families are rows of this table."""
+    """Everything about a model but its numbers: runs of alike layers, and what stands before and behind them."""
 
     name: str
-    hidden: int  # H
-    ffn: int  # F
-    heads: int  # A
-    layers: int  # L
+    hidden: int  # H, of the stream
+    runs: tuple[Run, ...]
     input: TextInput | ImageInput
-    norm: str = "post"  # post: BERT, RoBERTa, DistilBERT; pre: ViT, DeiT
-    norm_eps: float = 1e-12
-    activation: str = "gelu"
+    norm_eps: float = 1e-12  # of the norms before and behind the layers
     embedding_norm: bool = True  # after the embeddings
     final_norm: bool = False  # after the last layer
     pooling: str = "cls"  # which vector of a request the head reads
@@ -79,8 +100,6 @@ class ModelSpec:
     labels: tuple[str, ...] = ()  # classifier outputs; (): no classifier
     classifier_rows: int = 1  # rows that the classifier reads, side by side (DeiT with teacher: 2)
     scores: str = "softmax"  # what makes scores of the classifier's outputs
-    groups: int = 0  # N_b, each of decoupled layers and one original layer behind them; 0: all layers are original
-    sub_blocks: int = 0  # N_div, of a decoupled layer
 
     def __post_init__(self) -> None:
         for owner in (self, self.input):
@@ -88,69 +107,71 @@ class ModelSpec:
             for field in sizes:
                 if getattr(owner, field) < 1:
                     raise HeptiError(f"model {self.name}: {field} is {getattr(owner, field)}, must be at least 1")
-        if self.hidden % self.heads:
-            raise HeptiError(f"model {self.name}: hidden {self.hidden} is not a multiple of heads {self.heads}")
-        choices = (
-            ("norm", self.norm, ("post", "pre")),
-            ("activation", self.activation, ACTIVATIONS),
-            ("pooling", self.pooling, POOLINGS),
-            ("dense", self.dense, ("", "identity", *ACTIVATIONS)),
-            ("scores", self.scores, SCORES),
-        )
-        for field, value, allowed in choices:
-            if value not in allowed:
-                raise HeptiError(f"model {self.name}: {field} {value!r} is not one of {', '.join(allowed)}")
-        if self.groups or self.sub_blocks:
-            self._check_decoupled()
-
-    def _check_decoupled(self) -> None:
-        if self.groups < 1 or self.sub_blocks < 2:
-            raise HeptiError(
-                f"model {self.name}: {self.groups} groups, {self.sub_blocks} sub-blocks in a layer: must be at least "
-                f"1 and 2"
-            )
-        for field, whole, parts in (
-            ("layers", self.layers, self.groups),
-            ("hidden", self.hidden, self.sub_blocks),
-            ("heads", self.heads, self.sub_blocks),
-        ):
-            if whole % parts:
-                kind = "groups" if field == "layers" else "sub-blocks"
-                raise HeptiError(f"model {self.name}: {field} {whole} do not divide into {parts} {kind}")
-        if self.layers == self.groups:
-            raise HeptiError(
-                f"model {self.name}: {self.layers} layers in {self.groups} groups: one is original, none is decoupled"
-            )
-
-    def is_decoupled(self, layer: int) -> bool:
-        """Return whether a layer consists of sub-blocks: all of a group but the last."""
-        return bool(self.groups) and (layer + 1) % (self.layers // self.groups) > 0
+        if self.layers < 1:
+            raise HeptiError(f"model {self.name}: layers is {self.layers}, must be at least 1")
+        try:
+            one_of("pooling", self.pooling, POOLINGS)
+            one_of("dense", self.dense, ("", "identity", *ACTIVATIONS))
+            one_of("scores", self.scores, SCORES)
+            for run in self.runs:
+                _check_run(run, self.hidden)
+            _check_parts(self.runs)
+        except HeptiError as error:
+            raise HeptiError(f"model {self.name}: {error}") from error
 
     @property
-    def sub_block(self) -> ModelSpec:
-        """One sub-block of a decoupled layer as a model of its own.
+    def layers(self) -> int:
+        """How many layers it has, L."""
+        return sum(run.layers for run in self.runs)
 
-        It sees H / N_div columns with A / N_div heads, and keeps the layer's parameters, 4 H² + 2 H F in all matrices,
-        by a wider MLP, F + 2 H (1 - 1 / N_div) (DeTransformer, DATE 2024: 4224 for bert-base and N_div 4).
+    def run(self, layer: int) -> Run:
+        """Return the run that a layer is of."""
+        for run in self.runs:
+            if layer < run.layers:
+                return run
+            layer -= run.layers
+        raise HeptiError(f"model {self.name} has {self.layers} layers, none with number {layer + self.layers}")
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """What each of its layers consists of, or, of a model with decoupled layers, each original one.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            If they are not alike.
         """
-        parts = self.sub_blocks
-        ffn = self.ffn + 2 * (self.hidden - self.hidden // parts)
-        return replace(self, hidden=self.hidden // parts, ffn=ffn, heads=self.heads // parts, groups=0, sub_blocks=0)
+        first, *others = {run.blocks: None for run in self.runs if run.parts == 1}
+        if others:
+            raise InfeasiblePlanError(
+                f"model {self.name} has layers of {1 + len(others)} sorts, and this needs layers that are alike: "
+                f"--system sequence-weighted and megatron-weighted do not"
+            )
+        return first
+
+    def only(self, start: int, stop: int) -> ModelSpec:
+        """Return the model of its layers from one up to another."""
+        runs, first = [], 0
+        for run in self.runs:
+            if (count := min(stop, first + run.layers) - max(start, first)) > 0:
+                runs.append(replace(run, layers=count))
+            first += run.layers
+        return replace(self, runs=tuple(runs))
 
     @property
-    def head_dim(self) -> int:
-        """Head width d."""
-        return self.hidden // self.heads
+    def groups(self) -> int:
+        """Groups of decoupled layers with one original layer behind them, N_b; 0: no layer is decoupled."""
+        return sum(run.layers for run in self.runs if run.parts == 1) if self.sub_blocks else 0
 
     @property
-    def blocks(self) -> tuple[Block, Block]:
-        """What a layer consists of, or a decoupled model's original one: attention and MLP."""
-        return attention(self.hidden, self.heads), mlp(self.hidden, self.ffn)
+    def sub_blocks(self) -> int:
+        """Sub-blocks of a decoupled layer, N_div; 0: no layer is decoupled."""
+        return max((run.parts for run in self.runs if run.parts > 1), default=0)
 
     @property
-    def layer_tensors(self) -> tuple[Tensor, ...]:
-        """The tensors of these blocks, in file order."""
-        return tuple(tensor for block in self.blocks for tensor in block.tensors)
+    def part_blocks(self) -> tuple[Block, ...]:
+        """What a sub-block of a decoupled layer consists of."""
+        return next(run.blocks for run in self.runs if run.parts > 1)
 
     @property
     def max_positions(self) -> int:
@@ -160,14 +181,32 @@ class ModelSpec:
     @property
     def fingerprint(self) -> str:
         """Twelve hex digits of what a plan depends on: the shape of the layers."""
-        shape: tuple[int, ...] = (self.hidden, self.ffn, self.heads, self.layers)
-        shape += (self.groups, self.sub_blocks) if self.groups else ()
+        shape: tuple[Any, ...]
+        try:  # of an encoder as plan files have had it since the first version
+            widths = encoder_widths(self)
+            shape = tuple(widths[name] for name in ("hidden", "ffn", "heads", "layers"))
+            shape += (self.groups, self.sub_blocks) if self.groups else ()
+        except HeptiError:
+            shape = tuple(
+                (run.layers, run.parts, *((b.name, b.hidden, b.inner_columns, b.inner) for b in run.blocks))
+                for run in self.runs
+            )
         return hashlib.sha256(repr(shape).encode()).hexdigest()[:12]
 
     def to_json(self) -> str:
-        """Write as JSON."""
+        """Write as JSON: an encoder by its widths, as all versions read it, another model by its runs."""
         kind = "text" if isinstance(self.input, TextInput) else "image"
-        return json.dumps({**dataclasses.asdict(self), "input": {"kind": kind, **dataclasses.asdict(self.input)}})
+        table = {**dataclasses.asdict(self), "input": {"kind": kind, **dataclasses.asdict(self.input)}}
+        with suppress(HeptiError):
+            widths = encoder_widths(self)
+            if widths["norm_eps"] == self.norm_eps:
+                del table["runs"]
+                return json.dumps(table | widths)
+        table["runs"] = [
+            {**dataclasses.asdict(run), "blocks": [{"kind": b.name, **dataclasses.asdict(b)} for b in run.blocks]}
+            for run in self.runs
+        ]
+        return json.dumps(table)
 
     @classmethod
     def from_json(cls, text: str) -> ModelSpec:
@@ -176,12 +215,118 @@ class ModelSpec:
             fields = _tuples(json.loads(text))
             source = fields.pop("input")
             kind: type[TextInput | ImageInput] = {"text": TextInput, "image": ImageInput}[source.pop("kind")]
-            spec = cls(input=kind(**source), **fields)
-            _check_types(spec)
-            _check_types(spec.input)
-            return spec
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            fields["input"] = kind(**source)
+            _checked(fields["input"])
+            if "runs" not in fields:
+                spec = encoder(**fields)
+                for run in spec.runs:
+                    _checked(run)
+                    for block in run.blocks:
+                        _checked(block)
+                return _checked(spec)
+            fields["runs"] = tuple(
+                _checked(Run(**{**run, "blocks": tuple(map(_block_of, run["blocks"]))})) for run in fields["runs"]
+            )
+            return _checked(cls(**fields))
+        except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise HeptiError(f"model description is damaged or of a newer version: {error}") from error
+
+
+def encoder(
+    name: str, hidden: int, ffn: int, heads: int, layers: int, input: TextInput | ImageInput, *, norm: str = "post",
+    norm_eps: float = 1e-12, activation: str = "gelu", groups: int = 0, sub_blocks: int = 0, **facts: Any,
+) -> ModelSpec:  # fmt: skip
+    """Return the spec of a transformer encoder, whose layers are attention and MLP.
+
+    Parameters
+    ----------
+    hidden, ffn, heads, layers
+        H, F, A, L.
+    norm, norm_eps, activation
+        As in `Block` and `Mlp`, of all layers.
+    groups, sub_blocks
+        N_b and N_div, where the layers of every group but its last are decoupled: a sub-block sees H / N_div columns
+        with A / N_div heads, and keeps the layer's parameters, 4 H² + 2 H F in all matrices, by a wider MLP,
+        F + 2 H (1 - 1 / N_div) (DeTransformer, DATE 2024: 4224 for bert-base and N_div 4). 0: none is.
+    facts
+        Further fields of `ModelSpec`.
+    """
+
+    def blocks(H: int, F: int, A: int) -> tuple[Block, ...]:
+        attention = Attention(hidden=H, heads=A, norm=norm, norm_eps=norm_eps)
+        return attention, Mlp(hidden=H, ffn=F, activation=activation, norm=norm, norm_eps=norm_eps)
+
+    runs: tuple[Run, ...] = (Run(layers, blocks(hidden, ffn, heads)),)
+    if groups or sub_blocks:
+        _check_decoupled(name, layers, hidden, heads, groups, sub_blocks)
+        part = blocks(hidden // sub_blocks, ffn + 2 * (hidden - hidden // sub_blocks), heads // sub_blocks)
+        runs = (Run(layers // groups - 1, part, sub_blocks), Run(1, blocks(hidden, ffn, heads))) * groups
+    return ModelSpec(name, hidden, runs, input, norm_eps, **facts)
+
+
+def encoder_widths(spec: ModelSpec) -> dict[str, Any]:
+    """Return the arguments with which `encoder` makes such layers; errors as `encoder_blocks`."""
+    attention, mlp = encoder_blocks(spec)
+    widths: dict[str, Any] = {
+        "hidden": spec.hidden, "ffn": mlp.ffn, "heads": attention.heads, "layers": spec.layers, "norm": mlp.norm,
+        "norm_eps": mlp.norm_eps, "activation": mlp.activation, "groups": spec.groups, "sub_blocks": spec.sub_blocks,
+    }  # fmt: skip
+    if encoder(name=spec.name, input=spec.input, **widths).runs != spec.runs:
+        raise InfeasiblePlanError(f"model {spec.name} has layers that are no encoder's")
+    return widths
+
+
+def encoder_blocks(spec: ModelSpec) -> tuple[Attention, Mlp]:
+    """Return what every layer, or every original one, of a transformer encoder consists of.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If the model is none.
+    """
+    match spec.blocks:
+        case (Attention() as attention, Mlp() as mlp):
+            return attention, mlp
+    raise InfeasiblePlanError(
+        f"model {spec.name} has layers of {', '.join(block.name for block in spec.blocks)}: this needs an encoder's, "
+        f"of attention and mlp"
+    )
+
+
+def _check_run(run: Run, hidden: int) -> None:
+    if run.layers < 1:
+        raise HeptiError(f"a run has {run.layers} layers, must be at least 1")
+    if not run.blocks:
+        raise HeptiError("a layer has no blocks")
+    for number, block in enumerate(run.blocks):
+        if block.name in (other.name for other in run.blocks[:number]):
+            raise HeptiError(f"a layer has two blocks of kind {block.name}: it can have one of each")
+        block.check()
+        if block.hidden * run.parts != hidden:
+            raise HeptiError(f"{block.name} is {block.hidden * run.parts} wide, the stream {hidden}")
+
+
+def _check_parts(runs: Sequence[Run]) -> None:
+    decoupled = {(run.parts, run.blocks) for run in runs if run.parts > 1}
+    if len(decoupled) > 1:
+        raise HeptiError(f"it has sub-blocks of {len(decoupled)} kinds: all must be alike")
+    if all(run.parts > 1 for run in runs):
+        raise HeptiError("all of its layers are decoupled: at least one must be original")
+
+
+def _check_decoupled(name: str, layers: int, hidden: int, heads: int, groups: int, sub_blocks: int) -> None:
+    if groups < 1 or sub_blocks < 2:
+        raise HeptiError(f"model {name}: {groups} groups, {sub_blocks} sub-blocks in a layer: must be at least 1 and 2")
+    for field, whole, parts in (
+        ("layers", layers, groups),
+        ("hidden", hidden, sub_blocks),
+        ("heads", heads, sub_blocks),
+    ):
+        if whole % parts:
+            kind = "groups" if field == "layers" else "sub-blocks"
+            raise HeptiError(f"model {name}: {field} {whole} do not divide into {parts} {kind}")
+    if layers == groups:
+        raise HeptiError(f"model {name}: {layers} layers in {groups} groups: one is original, none is decoupled")
 
 
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -201,8 +346,9 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if spec.embedding_norm:
         shapes |= _norm("embeddings/norm", H)
     for layer in range(spec.layers):
-        for prefix, part in layer_parts(spec, layer):
-            shapes |= {f"{prefix}/{tensor.name}": tensor.shape for tensor in part.layer_tensors}
+        run = spec.run(layer)
+        for prefix in layer_prefixes(run, layer):
+            shapes |= {f"{prefix}/{tensor.name}": tensor.shape for tensor in run.tensors}
     if spec.final_norm:
         shapes |= _norm("final_norm", H)
     if spec.dense:
@@ -213,57 +359,16 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def layer_parts(spec: ModelSpec, layer: int) -> list[tuple[str, ModelSpec]]:
-    """Return what a layer consists of, itself or its sub-blocks: where the tensors of each stand, and its widths."""
-    if not spec.is_decoupled(layer):
-        return [(f"layers/{layer}", spec)]
-    part = spec.sub_block
-    return [(f"layers/{layer}/{number}", part) for number in range(spec.sub_blocks)]
+def layer_prefixes(run: Run, layer: int) -> list[str]:
+    """Return where the tensors of a layer stand, or those of each of its sub-blocks."""
+    if run.parts == 1:
+        return [f"layers/{layer}"]
+    return [f"layers/{layer}/{number}" for number in range(run.parts)]
 
 
-DECOUPLED_NAMES = "with decoupled layers NAME-decoupled, or NAME-decoupled-8x4 for 8 groups and 4 sub-blocks"
-
-
-def named_model(name: str, layers: int | None = None) -> ModelSpec:
-    """Return the spec of a well-known architecture, with another layer count if asked.
-
-    NAME-decoupled is the same with two of every three layers decoupled into 4 sub-blocks, the least that was published
-    for bert-base and bert-large; NAME-decoupled-8x2 has 8 groups, and decoupled layers of 2 sub-blocks.
-
-    Raises
-    ------
-    HeptiError
-        If the name is unknown, the layers are absurdly many, or cannot be decoupled so.
-    """
-    if layers is not None and not 1 <= layers <= MOST_LAYERS:
-        raise HeptiError(f"--layers is {layers}, must be at least 1 and at most {MOST_LAYERS}")
-    if (found := re.fullmatch(r"(.+)-decoupled(?:-(\d+)x(\d+))?", name)) is not None:
-        base, groups, sub_blocks = found.groups()
-        return decoupled(named_model(base, layers), *((int(groups), int(sub_blocks)) if groups else ()))
-    if name not in NAMED_MODELS:
-        near = get_close_matches(name, NAMED_MODELS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(NAMED_MODELS))}; {DECOUPLED_NAMES}"
-        raise HeptiError(f"unknown model {name}: {hint}")
-    spec = NAMED_MODELS[name]
-    return replace(spec, layers=layers) if layers is not None else spec
-
-
-def decoupled(spec: ModelSpec, groups: int | None = None, sub_blocks: int = 4) -> ModelSpec:
-    """Return the decoupled model beside one of original layers; by default one of three layers stays original.
-
-    Raises
-    ------
-    HeptiError
-        If the model is decoupled, or its layers do not divide so.
-    """
-    if spec.groups:
-        raise HeptiError(f"{spec.name} is decoupled already")
-    if groups is None:
-        groups = max(1, spec.layers // 3)
-        name = f"{spec.name}-decoupled"
-    else:
-        name = f"{spec.name}-decoupled-{groups}x{sub_blocks}"
-    return replace(spec, name=name, groups=groups, sub_blocks=sub_blocks)
+def with_layers(spec: ModelSpec, layers: int) -> ModelSpec:
+    """Return a model of alike layers with another number of them."""
+    return replace(spec, runs=(Run(layers, spec.blocks),))
 
 
 def request_rows(spec: ModelSpec, asked: int | None) -> int:
@@ -298,49 +403,32 @@ def _tuples(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _check_types(value: ModelSpec | TextInput | ImageInput) -> None:
+def _block_of(table: dict[str, Any]) -> Block:
+    """Read a block; its kind says of which class it is."""
+    kind = table.pop("kind")
+    return _checked(KINDS[kind](**table))
+
+
+Checked = TypeVar("Checked", ModelSpec, TextInput, ImageInput, Run, Block)
+
+
+def _checked(value: Checked) -> Checked:
+    """Refuse fields of another type than they are declared."""
     kinds = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "tuple[str, ...]": (tuple,)}
     for field in dataclasses.fields(value):
         found = getattr(value, field.name)
         if type(found) not in kinds.get(str(field.type), (type(found),)):
             raise TypeError(f"{field.name} is {found!r}, must be {field.type}")
+    return value
 
 
-_BERT_TEXT = TextInput(vocab=30522, positions=512, max_rows=512, token_types=2)
-_VIT_IMAGE = ImageInput(height=224, width=224, patch=16)
+# By the name under which a weights file has it.
+KINDS: dict[str, type[Block]] = {kind.name: kind for kind in (Attention, Mlp)}
 
-
-def _bert(name: str, hidden: int, layers: int) -> ModelSpec:
-    return ModelSpec(name, hidden, 4 * hidden, hidden // 64, layers, input=_BERT_TEXT, dense="tanh", dense_width=hidden)
-
-
-def _roberta(name: str, hidden: int, layers: int) -> ModelSpec:
-    source = TextInput(vocab=50265, positions=512, max_rows=512, token_types=1)
-    return ModelSpec(
-        name, hidden, 4 * hidden, hidden // 64, layers, input=source, norm_eps=1e-5, dense="tanh", dense_width=hidden
-    )
-
-
-def _vit(name: str, hidden: int, layers: int) -> ModelSpec:
-    return ModelSpec(
-        name, hidden, 4 * hidden, hidden // 64, layers, input=_VIT_IMAGE, norm="pre", norm_eps=1e-12,
-        embedding_norm=False, final_norm=True, dense="tanh", dense_width=hidden,
-    )  # fmt: skip
-
-
-# Published architectures at their real sizes.
-NAMED_MODELS = {
-    spec.name: spec
-    for spec in (
-        _bert("bert-base", 768, 12),
-        _bert("bert-large", 1024, 24),
-        _roberta("roberta-base", 768, 12),
-        _roberta("roberta-large", 1024, 24),
-        ModelSpec("distilbert", 768, 3072, 12, 6, input=replace(_BERT_TEXT, token_types=0)),
-        ModelSpec(
-            "minilm-l6", 384, 1536, 12, 6, input=replace(_BERT_TEXT, max_rows=256), pooling="mean", normalize=True
-        ),
-        _vit("vit-base", 768, 12),
-        _vit("vit-large", 1024, 24),
-    )
-}
+# Names, behind their layer's prefix, of the matrices that lie as [in, out].
+INPUTS_FIRST = tuple(
+    tensor.name
+    for block in (Attention(hidden=1, heads=1), Mlp(hidden=1, ffn=1))
+    for tensor in block.tensors
+    if tensor.summed == 0
+)

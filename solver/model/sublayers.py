@@ -15,13 +15,15 @@ and columns, and the residual by rows.
 
 from __future__ import annotations
 
-from solver.model.spec import ModelSpec
+from collections.abc import Sequence
 
-SUBLAYERS = 4
+from solver.model.blocks import Block
+
 BLOCK = 2  # sub-layers of a block
 LEGEND = "Layer.sub-layer: .0 Q, K, V, context; .1 output; .2 MLP up; .3 MLP down."
 
 
-def widths(spec: ModelSpec, at: int) -> tuple[int, ...]:
-    """Return the width of every tensor that travels where a stage ends with so many sub-layers of the model done."""
-    return {1: (spec.hidden, spec.hidden), 3: (spec.ffn, spec.hidden)}.get(at % SUBLAYERS, (spec.hidden,))
+def widths(blocks: Sequence[Block], done: int) -> tuple[int, ...]:
+    """Return the width of every tensor that travels where a stage begins, with so many sub-layers of a layer done."""
+    block = blocks[done // BLOCK]
+    return (block.inner_columns, block.hidden) if done % BLOCK else (block.hidden,)

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
+from solver.model.blocks import Block, Cut
 from solver.model.precision import FLOAT32, Precision
-from solver.model.spec import ModelSpec, layer_parts
+from solver.model.spec import ModelSpec, layer_prefixes
 from solver.plan.holdings import TensorSlice, alike, layer_slices, weights_bytes
-from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Plan, Stage
+from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Stage
 from solver.plan.spans import Span
 
 
@@ -21,7 +22,7 @@ class BlockShare:
     Parameters
     ----------
     block
-        "attention" or "mlp".
+        Of which it is a share.
     alone
         Whether the rank computes it of its rows alone: K and V stand apart from Q, residual and norm are in the last
         graph.
@@ -35,7 +36,7 @@ class BlockShare:
         Which one of a decoupled layer; None: the layer is an original one.
     """
 
-    block: str
+    block: Block
     alone: bool
     avoided: bool
     grid: bool
@@ -52,7 +53,7 @@ class BlockShare:
         return sum(piece.held_bytes(precision) for piece in self.slices)
 
 
-LayerShare = tuple[BlockShare, ...]  # attention, MLP; of a decoupled layer those of every sub-block that the rank has
+LayerShare = tuple[BlockShare, ...]  # in order; of a decoupled layer those of every sub-block that the rank has
 Shares = Mapping[int, LayerShare]  # by layer
 
 # Cuts under which a rank computes a block of its rows alone: all of its weights are in one place.
@@ -161,8 +162,7 @@ def _covers(kept: Plan, plan: Plan, rank: int) -> bool:
 
 
 def _blocks(plan: Plan) -> list[BlockPlan]:
-    layers = [layer for span, layer in plan.stages[0].layers for _ in range(span.size)]
-    return [block for layer in layers for block in (layer.attention, layer.mlp)]
+    return [block for span, layer in plan.stages[0].layers for _ in range(span.size) for block in layer]
 
 
 @lru_cache(maxsize=32)
@@ -180,11 +180,7 @@ def _but_rows(plan: Plan) -> tuple[tuple[object, ...], ...]:
 def all_by_rows(plan: Plan) -> bool:
     """Return whether all blocks of a plan of one stage are cut by rows, and keys and values gathered."""
     (stage,) = plan.stages
-    return all(
-        block.cut is Cut.ROWS and block.keys is None
-        for _, layer in stage.layers
-        for block in (layer.attention, layer.mlp)
-    )
+    return all(block.cut is Cut.ROWS and block.keys is None for _, layer in stage.layers for block in layer)
 
 
 def blend(front: Plan, back: Plan, layers: int) -> Plan:
@@ -208,7 +204,7 @@ def layer_shares(spec: ModelSpec, plan: Plan, rank: int) -> Shares:
         return {}
     stage, within = place
     found: dict[int, LayerShare] = {}
-    for first, count, cuts in alike(stage):
+    for first, count, cuts in alike(spec, stage):
         share = tuple(_block_shares(spec, cuts, within, first, layer_slices(spec, plan, first, rank)))
         found |= dict.fromkeys(range(first, first + count), share)
     return found
@@ -218,9 +214,10 @@ def _block_shares(
     spec: ModelSpec, cuts: LayerPlan, within: int, layer: int, slices: Sequence[TensorSlice]
 ) -> Iterator[BlockShare]:
     """Yield what a rank, by its number within its stage, holds of every block, of all that it holds of the layer."""
-    decoupled = spec.is_decoupled(layer)
-    for number, (prefix, part) in enumerate(layer_parts(spec, layer)):
-        for block, cut in zip(part.blocks, (cuts.attention, cuts.mlp), strict=True):
+    run = spec.run(layer)
+    decoupled = run.parts > 1
+    for number, prefix in enumerate(layer_prefixes(run, layer)):
+        for block, cut in zip(run.blocks, cuts, strict=True):
             own = tuple(
                 replace(piece, name=piece.name.removeprefix(f"{prefix}/"))
                 for piece in slices
@@ -229,7 +226,7 @@ def _block_shares(
             avoided = cut.keys is not None and cut.keys[within] is Keys.AVOIDED
             if own or not decoupled:
                 yield BlockShare(
-                    block.name, cut.cut in ALONE, avoided, cut.cut is Cut.GRID, own, number if decoupled else None
+                    block, cut.cut in ALONE, avoided, cut.cut is Cut.GRID, own, number if decoupled else None
                 )
 
 

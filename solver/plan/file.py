@@ -17,7 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from solver.base.errors import HeptiError
-from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, Prediction, Stage, Wire
+from solver.model.attention import Attention
+from solver.model.blocks import Cut
+from solver.model.spec import KINDS
+from solver.plan.plan import BlockPlan, Keys, LayerPlan, Layout, Plan, Prediction, Stage, Wire
 from solver.plan.routes import Route
 from solver.plan.spans import Partition, Span
 
@@ -73,11 +76,7 @@ def plan_to_json(plan: Plan) -> str:
                 "devices": list(stage.devices),
                 **({} if stage.is_whole else {"sublayers": [stage.sublayers.start, stage.sublayers.stop]}),
                 "layers": [
-                    {
-                        "layers": [span.start, span.stop],
-                        "attention": _block_to_table(layer.attention, "heads"),
-                        "mlp": _block_to_table(layer.mlp, "ffn"),
-                    }
+                    {"layers": [span.start, span.stop], **{block.block: _block_to_table(block) for block in layer}}
                     for span, layer in stage.layers
                 ],
             }
@@ -140,26 +139,29 @@ def _devices(entry: Any) -> tuple[str, ...]:
 
 def _run(entry: Any) -> tuple[Span, LayerPlan]:
     span = _span(_get(entry, "layers", list))
-    blocks = []
-    for name, inner in (("attention", "heads"), ("mlp", "ffn")):
-        table = _get(entry, name, dict)
+    where, blocks = f"plan: layers {span.start} to {span.stop - 1}", []
+    for name in entry:
+        if name == "layers":
+            continue
         try:
-            blocks.append(_block(table, inner))
+            blocks.append(_block(_get(entry, _one_of(name, "block", list(KINDS)), dict), name))
         except HeptiError as error:
-            raise HeptiError(f"plan: layers {span.start} to {span.stop - 1}, {name}: {error}") from error
-    return span, LayerPlan(*blocks)
+            raise HeptiError(f"{where}, {name}: {error}") from error
+    if not blocks:
+        raise HeptiError(f"{where}: there is no block: write what its layers consist of, of {', '.join(KINDS)}")
+    return span, tuple(blocks)
 
 
-def _block(entry: dict[str, Any], inner: str) -> BlockPlan:
+def _block(entry: dict[str, Any], block: str) -> BlockPlan:
     cut = Cut(_one_of(_get(entry, "cut", str), "cut", list(Cut)))
-    has_keys = inner == "heads"
-    inner = "sub_blocks" if cut is Cut.SUB_BLOCKS else inner
-    known = ("cut", inner, "columns", "norm", "rows", "route", *(["keys"] if has_keys else []))
+    inner = _inner_key(block, cut)
+    known = ("cut", inner, "columns", "norm", "rows", "route", *(["keys"] if block == Attention.name else []))
     for key in entry:
         if key not in known:
             raise HeptiError(f"unknown key {key!r} (known: {', '.join(known)})")
     norm = _get(entry, "norm", str, _NORMS.get(cut, Layout.FULL))
     return BlockPlan(
+        block,
         cut,
         inner=_partition(entry, inner),
         columns=_partition(entry, "columns"),
@@ -216,10 +218,14 @@ def _one_of(value: str, what: str, known: Sequence[str]) -> str:
     return value
 
 
-def _block_to_table(block: BlockPlan, inner: str) -> dict[str, Any]:
+def _inner_key(block: str, cut: Cut) -> str:
+    """Return under which name the shares of what a block has within stand."""
+    return "sub_blocks" if cut is Cut.SUB_BLOCKS else KINDS[block].inner_key
+
+
+def _block_to_table(block: BlockPlan) -> dict[str, Any]:
     table: dict[str, Any] = {"cut": str(block.cut)}
-    inner = "sub_blocks" if block.cut is Cut.SUB_BLOCKS else inner
-    for name, partition in ((inner, block.inner), ("columns", block.columns)):
+    for name, partition in ((_inner_key(block.block, block.cut), block.inner), ("columns", block.columns)):
         if partition is not None:
             table[name] = [[span.start, span.stop] for span in partition]
     table["norm"] = str(block.norm)

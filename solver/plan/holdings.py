@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
-from solver.model.blocks import Part, Tensor
+from solver.model.blocks import Cut, Part, Tensor
 from solver.model.precision import FLOAT32, Precision
-from solver.model.spec import ModelSpec, layer_parts, tensor_shapes
+from solver.model.spec import ModelSpec, layer_prefixes, tensor_shapes
 from solver.model.sublayers import BLOCK
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Plan, Stage
+from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage
 from solver.plan.spans import Span
 
 
@@ -42,9 +42,10 @@ def end_slices(spec: ModelSpec) -> tuple[TensorSlice, ...]:
     return tuple(TensorSlice(name, Span(0, shape[0]), shape) for name, shape in own)
 
 
-def alike(stage: Stage) -> Iterator[tuple[int, int, LayerPlan]]:
+def alike(spec: ModelSpec, stage: Stage) -> Iterator[tuple[int, int, LayerPlan]]:
     """Yield runs of layers that cost the same: the first of them, how many, and their cuts."""
-    ends = () if stage.is_whole else (stage.span.start + 1, stage.span.stop - 1)
+    ends = [*accumulate(run.layers for run in spec.runs)]
+    ends += () if stage.is_whole else (stage.span.start + 1, stage.span.stop - 1)
     for span, layer in stage.layers:
         stops = sorted({span.start, span.stop, *(end for end in ends if span.start < end < span.stop)})
         yield from ((start, stop - start, layer) for start, stop in pairwise(stops))
@@ -56,19 +57,20 @@ def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[Ten
     cuts = place and place[0].layer(layer)
     if place is None or cuts is None:
         return []
-    stage, within = place
-    if cuts.attention.cut is Cut.SUB_BLOCKS:
-        assert cuts.attention.inner is not None
-        own = layer_parts(spec, layer)[cuts.attention.inner[within].slice]
-        return [_whole(prefix, tensor) for prefix, part in own for tensor in part.layer_tensors]
-    prefix, part = f"layers/{layer}", stage.part(layer)
-    if cuts.attention.cut is Cut.WHOLE and within in stage.active:
-        return [_whole(prefix, tensor) for tensor in spec.layer_tensors]
+    (stage, within), run = place, spec.run(layer)
+    prefixes, part = layer_prefixes(run, layer), stage.part(layer)
+    if run.parts > 1:
+        own = cuts[0].inner
+        assert own is not None
+        return [_whole(prefix, tensor) for prefix in prefixes[own[within].slice] for tensor in run.tensors]
+    (prefix,) = prefixes
+    if cuts[0].cut is Cut.WHOLE and within in stage.active:
+        return [_whole(prefix, tensor) for tensor in run.tensors]
     return [
         piece
-        for first, block, cut in zip((0, BLOCK), spec.blocks, (cuts.attention, cuts.mlp), strict=True)
+        for number, (block, cut) in enumerate(zip(run.blocks, cuts, strict=True))
         for tensor in block.tensors
-        if part.start <= first + tensor.sublayer(spec.norm) < part.stop
+        if part.start <= BLOCK * number + tensor.sublayer(block.norm) < part.stop
         for piece in _slices(prefix, tensor, cut, within)
     ]
 
@@ -81,7 +83,7 @@ def weights_bytes(spec: ModelSpec, plan: Plan, rank: int, precision: Precision =
     place = plan.place(rank)
     runs = (
         count * sum(piece.held_bytes(precision) for piece in layer_slices(spec, plan, number, rank))
-        for number, count, _ in (alike(place[0]) if place else ())
+        for number, count, _ in (alike(spec, place[0]) if place else ())
     )
     return sum(runs) + sum(piece.held_bytes(precision) for piece in (end_slices(spec) if rank == 0 else ()))
 
@@ -107,8 +109,8 @@ def all_weights_bytes(spec: ModelSpec, plan: Plan, precision: Precision = FLOAT3
 
 def _slices(prefix: str, tensor: Tensor, block: BlockPlan, rank: int) -> Iterator[TensorSlice]:
     """Yield the slice of one tensor; nothing where the share of `rank`, within its stage, is empty."""
-    axis, shape = tensor.axis, tensor.shape
-    if axis is None:
+    shape = tensor.shape
+    if tensor.everywhere:
         yield _whole(prefix, tensor)
     elif block.cut is Cut.WHOLE:
         return
@@ -123,11 +125,13 @@ def _slices(prefix: str, tensor: Tensor, block: BlockPlan, rank: int) -> Iterato
     elif block.cut is Cut.GRID and len(shape) > 1:
         inner, columns = block.tile(rank)
         if block.has_tile(rank):
-            yield _part(prefix, tensor, inner.scaled(axis.unit), columns)
+            assert tensor.inner is not None
+            yield _part(prefix, tensor, inner.scaled(tensor.inner.unit), columns)
     else:
         assert block.inner is not None
+        assert tensor.inner is not None
         if block.inner[rank].size:
-            yield _part(prefix, tensor, block.inner[rank].scaled(axis.unit))
+            yield _part(prefix, tensor, block.inner[rank].scaled(tensor.inner.unit))
 
 
 def _whole(prefix: str, tensor: Tensor) -> TensorSlice:

@@ -1,4 +1,4 @@
-"""`Plan`: for every layer the two cuts and their partitions, and how they are exchanged; `solver.plan.file` writes it.
+"""`Plan`: for every block its cut and partitions, and how they are exchanged; `solver.plan.file` writes it.
 
 Heads and columns are half-open spans, one per device; rows are shares of any request's length, resolved for the
 length at hand by the largest remainder.
@@ -7,27 +7,18 @@ length at hand by the largest remainder.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
-from solver.model.spec import ModelSpec
-from solver.model.sublayers import BLOCK, SUBLAYERS
+from solver.model.blocks import Block, Cut
+from solver.model.spec import ModelSpec, Run
+from solver.model.sublayers import BLOCK
 from solver.plan.routes import Route
 from solver.plan.spans import Partition, Span
-
-
-class Cut(StrEnum):
-    """How one block (attention or MLP) is split over the ranks."""
-
-    ROWS = "rows"  # each rank its rows, all weights
-    COLUMNS = "columns"  # heads or F columns, gathered, then output columns
-    BLOCK = "block"  # heads or F columns, then full-size summands
-    GRID = "grid"  # a tile of both weights: some columns of H by some heads or F columns
-    WHOLE = "whole"  # everything, each rank that has sub-blocks of other layers
-    SUB_BLOCKS = "sub_blocks"  # each rank its sub-blocks of a decoupled layer
 
 
 class Wire(StrEnum):
@@ -104,6 +95,8 @@ class BlockPlan:
 
     Parameters
     ----------
+    block
+        The kind of block, as `Block.name`.
     cut
         How the block is split.
     inner
@@ -121,6 +114,7 @@ class BlockPlan:
         For attention by rows that gathers its input, not K and V: what every rank does with it.
     """
 
+    block: str
     cut: Cut
     inner: Partition | None = None
     columns: Partition | None = None
@@ -201,12 +195,17 @@ class BlockPlan:
         return None if self.rows is None else Partition.of_shares(self.rows, rows)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPlan:
-    """The two cuts of one layer."""
+LayerPlan = tuple[BlockPlan, ...]  # of every block of a layer
 
-    attention: BlockPlan
-    mlp: BlockPlan
+
+def layer_by_rows(blocks: Sequence[Block], shares: Sequence[float]) -> LayerPlan:
+    """Return the plan of a layer all of whose blocks are cut by rows, in these shares."""
+    return tuple(block_by_rows(block, shares) for block in blocks)
+
+
+def block_by_rows(block: Block, shares: Sequence[float]) -> BlockPlan:
+    """Return the plan of a block that is cut by rows, in these shares."""
+    return BlockPlan(block.name, Cut.ROWS, norm=Layout.ROWS, rows=tuple(shares))
 
 
 NOTHING = Span(0, 0)
@@ -227,14 +226,19 @@ class Stage:
     def __post_init__(self) -> None:
         if not self.layers:
             raise HeptiError(f"plan: the stage of {', '.join(self.devices)} has no layers")
+        if self.sublayers.size and len({len(layer) for _, layer in self.layers}) > 1:
+            raise HeptiError(
+                f"plan: the stage of {', '.join(self.devices)} has sublayers, and layers of unlike numbers of blocks: "
+                f"it must have all of its layers"
+            )
         if not self.sublayers.size:
-            object.__setattr__(self, "sublayers", self.span.scaled(SUBLAYERS))
-        touched = Span(self.sublayers.start // SUBLAYERS, -(-self.sublayers.stop // SUBLAYERS))
+            object.__setattr__(self, "sublayers", self.span.scaled(self.per_layer))
+        touched = Span(self.sublayers.start // self.per_layer, -(-self.sublayers.stop // self.per_layer))
         if touched != self.span:
             raise HeptiError(
                 f"plan: the stage of {', '.join(self.devices)} has layers {self.span.start} to {self.span.stop - 1}, "
                 f"its sublayers [{self.sublayers.start}, {self.sublayers.stop}) are in layers {touched.start} to "
-                f"{touched.stop - 1}: there are {SUBLAYERS} a layer"
+                f"{touched.stop - 1}: there are {self.per_layer} a layer"
             )
         for end, block in ((self.sublayers.start, self.first), (self.sublayers.stop, self.last)):
             if end % BLOCK and block.cut is not Cut.ROWS:
@@ -249,33 +253,45 @@ class Stage:
         return Span(self.layers[0][0].start, self.layers[-1][0].stop)
 
     @property
+    def per_layer(self) -> int:
+        """Sub-layers of a layer; a model whose layers have more blocks here than there has whole stages only."""
+        return BLOCK * len(self.layers[0][1])
+
+    @property
     def is_whole(self) -> bool:
         """Whether it computes all of its layers."""
-        return self.sublayers == self.span.scaled(SUBLAYERS)
+        return self.sublayers == self.span.scaled(self.per_layer)
 
     @property
     def first(self) -> BlockPlan:
         """The block that it begins with, or in."""
-        layer = self.layers[0][1]
-        return layer.attention if self.sublayers.start % SUBLAYERS < BLOCK else layer.mlp
+        return self.layers[0][1][self.begins // BLOCK]
+
+    @property
+    def begins(self) -> int:
+        """How many sub-layers of its first layer another stage computes."""
+        return self.sublayers.start % self.per_layer
 
     @property
     def last(self) -> BlockPlan:
         """The block that it ends with, or in."""
-        layer = self.layers[-1][1]
-        return layer.attention if 0 < self.sublayers.stop % SUBLAYERS <= BLOCK else layer.mlp
+        return self.layers[-1][1][-1 if self.is_whole else (self.sublayers.stop - 1) % self.per_layer // BLOCK]
 
     @property
     def label(self) -> str:
         """Its first and its last layer; where it has not all of them, LAYER.SUB-LAYER, of both the ones it has."""
-        (first, start), (last, stop) = (divmod(at, SUBLAYERS) for at in (self.sublayers.start, self.sublayers.stop - 1))
+        (first, start), (last, stop) = (
+            divmod(at, self.per_layer) for at in (self.sublayers.start, self.sublayers.stop - 1)
+        )
         if not self.is_whole:
             return f"{first}.{start}-{last}.{stop}"
         return f"{first}-{last}" if first != last else str(first)
 
     def part(self, layer: int) -> Span:
         """Return which of the sub-layers of a layer it computes."""
-        own = Span(SUBLAYERS * layer, SUBLAYERS * (layer + 1))
+        if self.is_whole:
+            return Span(0, BLOCK * len(self.layer(layer) or ()))
+        own = Span(layer, layer + 1).scaled(self.per_layer)
         return own.intersect(self.sublayers).within(own)
 
     def layer(self, number: int) -> LayerPlan | None:
@@ -285,7 +301,7 @@ class Stage:
     @property
     def active(self) -> tuple[int, ...]:
         """Ranks that have a share; the others take no part in any exchange."""
-        blocks = [block for _, layer in self.layers for block in (layer.attention, layer.mlp)]
+        blocks = [block for _, layer in self.layers for block in layer]
         return tuple(rank for rank in range(len(self.devices)) if any(block.has_share(rank) for block in blocks))
 
 
@@ -426,7 +442,20 @@ class Plan:
 
 def uniform_plan(spec: ModelSpec, devices: Sequence[str], layer: LayerPlan, **facts: Any) -> Plan:
     """Return the plan that cuts every layer of `spec` the same way, in one stage."""
-    stage = Stage(tuple(devices), ((Span(0, spec.layers), layer),))
+    return _one_stage(spec, devices, [(Span(0, spec.layers), layer)], **facts)
+
+
+def blockwise_plan(spec: ModelSpec, devices: Sequence[str], cut: Callable[[Block], BlockPlan], **facts: Any) -> Plan:
+    """Return the plan that cuts every block of `spec` by one rule, in one stage; its layers need not be alike."""
+    runs, start = [], 0
+    for run in spec.runs:
+        runs.append((Span(start, start + run.layers), tuple(map(cut, run.blocks))))
+        start += run.layers
+    return _one_stage(spec, devices, runs, **facts)
+
+
+def _one_stage(spec: ModelSpec, devices: Sequence[str], runs: Sequence[tuple[Span, LayerPlan]], **facts: Any) -> Plan:
+    stage = Stage(tuple(devices), tuple(runs))
     return Plan((stage,), model_name=spec.name, model_fingerprint=spec.fingerprint, **facts)
 
 
@@ -451,42 +480,56 @@ def _check_replica(replica: Sequence[Stage], spec: ModelSpec) -> None:
             covered = Partition(tuple(stage.sublayers for stage in replica))
     except HeptiError as error:
         raise HeptiError(f"plan: {'layers' if whole else 'sublayers'}: {error}") from error
-    total, unit = (spec.layers, "layers") if whole else (SUBLAYERS * spec.layers, "sub-layers")
+    total, unit = (spec.layers, "layers") if whole else (replica[0].per_layer * spec.layers, "sub-layers")
     if covered.total != total:
         raise HeptiError(f"the plan has {covered.total} {unit}, model {spec.name} has {total}")
     for span, layer, devices in runs:
         where = f"plan: layers {span.start} to {span.stop - 1}"
-        _check_decoupled(span, layer, where, spec)
-        _check_block(layer.attention, f"{where}, attention", spec, devices, spec.heads, "heads")
-        _check_block(layer.mlp, f"{where}, mlp", spec, devices, spec.ffn, "ffn columns")
+        for number in sorted({span.start, *_starts_of_runs(spec, span)}):
+            run = spec.run(number)
+            has, needs = (", ".join(names) for names in ([b.block for b in layer], [b.name for b in run.blocks]))
+            if has != needs:
+                raise HeptiError(f"{where}: a layer of {has}; layer {number} of model {spec.name} is of {needs}")
+            _check_decoupled(number, run, layer, where, spec)
+            for block, plan in zip(run.blocks, layer, strict=True):
+                _check_block(plan, block, f"{where}, {block.name}", spec, devices)
 
 
-def _check_decoupled(span: Span, layer: LayerPlan, where: str, spec: ModelSpec) -> None:
+def _starts_of_runs(spec: ModelSpec, span: Span) -> list[int]:
+    """Return the layers of a span with which others begin than those before."""
+    starts = accumulate((run.layers for run in spec.runs), initial=0)
+    return [start for start in starts if span.start <= start < span.stop]
+
+
+def _check_decoupled(number: int, run: Run, layer: LayerPlan, where: str, spec: ModelSpec) -> None:
     """Refuse a decoupled layer that is cut otherwise than by sub-blocks, and others that are."""
-    cuts = (layer.attention.cut, layer.mlp.cut)
+    cuts = {block.cut for block in layer}
+    named = ", ".join(f"{block.name} is cut {plan.cut}" for block, plan in zip(run.blocks, layer, strict=True))
     if Cut.WHOLE in cuts and not spec.groups:
         raise HeptiError(f"{where}: cut whole is for models with decoupled layers, model {spec.name} has none")
-    if cuts[0] is not cuts[1] and {Cut.WHOLE, Cut.SUB_BLOCKS} & set(cuts):
-        raise HeptiError(f"{where}: attention is cut {cuts[0]}, mlp {cuts[1]}: cut both so, or neither")
-    if layer.attention.cut is Cut.SUB_BLOCKS and layer.attention != layer.mlp:
+    if len(cuts) > 1 and {Cut.WHOLE, Cut.SUB_BLOCKS} & cuts:
+        raise HeptiError(f"{where}: {named}: cut all so, or none")
+    if Cut.SUB_BLOCKS in cuts and len({plan.inner for plan in layer}) > 1:
+        named = ", ".join(f"of {block.name} {plan.inner}" for block, plan in zip(run.blocks, layer, strict=True))
+        raise HeptiError(f"{where}: sub_blocks {named}: must be the same")
+    decoupled = run.parts > 1
+    if decoupled != (Cut.SUB_BLOCKS in cuts):
+        is_not = "" if decoupled else "not "
         raise HeptiError(
-            f"{where}: sub_blocks of attention are {layer.attention.inner}, of mlp {layer.mlp.inner}: must be the same"
+            f"{where}: layer {number} of model {spec.name} is {is_not}decoupled: its cut must {is_not}be sub_blocks"
         )
-    for number in range(span.start, span.stop):
-        if spec.is_decoupled(number) != (Cut.SUB_BLOCKS in cuts):
-            is_not = "" if spec.is_decoupled(number) else "not "
-            raise HeptiError(
-                f"{where}: layer {number} of model {spec.name} is {is_not}decoupled: its cut must {is_not}be sub_blocks"
-            )
 
 
-def _check_block(block: BlockPlan, where: str, spec: ModelSpec, devices: int, inner: int, unit: str) -> None:
-    if block.cut is Cut.SUB_BLOCKS:
-        inner, unit = spec.sub_blocks, "sub-blocks"
-    for partition, total, name in ((block.inner, inner, unit), (block.columns, spec.hidden, "output columns")):
+def _check_block(plan: BlockPlan, block: Block, where: str, spec: ModelSpec, devices: int) -> None:
+    count, unit = (0, "") if block.inner is None else (block.inner.count, str(block.inner.axis))
+    if plan.cut is Cut.SUB_BLOCKS:
+        count, unit = spec.sub_blocks, "sub-blocks"
+    elif plan.cut not in block.cuts:
+        raise HeptiError(f"{where}: cut {plan.cut} is not one of {', '.join(block.cuts)}")
+    for partition, total, name in ((plan.inner, count, unit), (plan.columns, spec.hidden, "output columns")):
         if partition is None:
             continue
-        if block.cut is Cut.GRID and name != unit:
+        if plan.cut is Cut.GRID and name != unit:
             if devices % len(partition):
                 raise HeptiError(
                     f"{where}: a grid of {len(partition)} rows, as many as spans of columns, for {devices} devices: "
@@ -496,7 +539,7 @@ def _check_block(block: BlockPlan, where: str, spec: ModelSpec, devices: int, in
             raise HeptiError(f"{where}: {len(partition)} spans of {name} for {devices} devices")
         if partition.total != total:
             raise HeptiError(f"{where}: the spans cover {partition.total} {name}, model {spec.name} has {total}")
-    if block.rows is not None and len(block.rows) != devices:
-        raise HeptiError(f"{where}: {len(block.rows)} shares of rows for {devices} devices")
-    if block.keys is not None and len(block.keys) != devices:
-        raise HeptiError(f"{where}: {len(block.keys)} ways to keys for {devices} devices")
+    if plan.rows is not None and len(plan.rows) != devices:
+        raise HeptiError(f"{where}: {len(plan.rows)} shares of rows for {devices} devices")
+    if plan.keys is not None and len(plan.keys) != devices:
+        raise HeptiError(f"{where}: {len(plan.keys)} ways to keys for {devices} devices")

@@ -7,33 +7,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations
+from dataclasses import replace
+from functools import lru_cache
+from itertools import combinations, product
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solver.cluster.curves import Kernel
-from solver.plan.plan import Cut, Layout
-from solver.programs.search import JOINING, Draft, Layer, Terms, drafts, finish, improved, redraft
-from solver.schedule.layer_table import INPUT_GATHERED, KINDS, LayerKind, taking
-from solver.schedule.pricing import Setting
-from solver.schedule.steps import Axis
+from solver.model.blocks import Axis, Block
+from solver.programs.search import JOINING, Configuration, Draft, Terms, drafts, finish, improved, redraft
+from solver.schedule.layer_table import (
+    BLOCK_FULL,
+    BLOCK_ROWS,
+    ROWS,
+    LayerKind,
+    kind_by_rows,
+    layer_kinds,
+    taking,
+)
+from solver.schedule.setting import Setting
 from solver.schedule.timing import FLOAT_BYTES
 
-Found = TypeVar("Found", Draft, Layer)
+Found = TypeVar("Found", Draft, Configuration)
 
-# Kinds that are priced for every crew; the others, seldom best, only for the crew of the best of these.
-_ROWS, _BLOCK, _FULL = (Cut.ROWS, Layout.ROWS), (Cut.BLOCK, Layout.ROWS), (Cut.BLOCK, Layout.FULL)
-MAIN_KINDS = (
-    LayerKind(*_ROWS, *_ROWS),
-    LayerKind(*_BLOCK, *_ROWS),
-    LayerKind(*_ROWS, *_BLOCK),
-    LayerKind(*_BLOCK, *_BLOCK),
-    LayerKind(*_FULL, *_FULL),
-    INPUT_GATHERED,
-)
-OTHER_KINDS = tuple(kind for kind in KINDS if kind not in MAIN_KINDS)
 FINISHED = 4  # drafts that are improved
 KINDS_IMPROVED = 4  # where memory is scarce, the best draft of each
 NEARBY = 4  # kinds of former layers
@@ -44,12 +42,26 @@ LARGEST = 128  # crew, of many devices; what more would compute, their messages 
 HOPELESS = 1.5  # times the best score of smaller crews: larger ones are not tried
 
 
-def candidates(s: Setting, terms: Terms) -> list[Layer]:
+@lru_cache(maxsize=16)
+def main_kinds(blocks: tuple[Block, ...]) -> tuple[LayerKind, ...]:
+    """Return the kinds that are priced for every crew; the others, seldom best, only for the crew of the best of these.
+
+    All by rows, one or all by blocks, all by blocks with the norm on full, and all by rows with the input gathered.
+    """
+    by_rows = kind_by_rows(blocks)
+    some = sorted(product((BLOCK_ROWS, ROWS), repeat=len(blocks)), key=lambda cuts: cuts.count(BLOCK_ROWS))
+    full = LayerKind((BLOCK_FULL,) * len(blocks))
+    wanted = (*map(LayerKind, some), full, replace(by_rows, input_gathered=True))
+    return tuple(kind for kind in wanted if kind in layer_kinds(blocks))
+
+
+def candidates(s: Setting, terms: Terms) -> list[Configuration]:
     """Return the best layers of the most promising kinds and crews."""
     scarce = bool(np.isfinite(terms.caps).all())
     # Tight caps make odd kinds best; prices alone seldom do.
     every = scarce and s.devices <= FEW and not terms.prices.any()
-    found = _drafts(s, KINDS if every else MAIN_KINDS, terms)
+    kinds, main = layer_kinds(s.spec.blocks), main_kinds(s.spec.blocks)
+    found = _drafts(s, kinds if every else main, terms)
     if scarce:
         # First shares that break caps say little about what moves can mend: improve those of every such kind.
         drafted = one_of_each_kind(found)
@@ -58,14 +70,14 @@ def candidates(s: Setting, terms: Terms) -> list[Layer]:
         thorough = 0 if terms.prices.any() else THOROUGH
         return finished(s, fitting[:KINDS_IMPROVED] + broken, terms, thorough)
     crew = np.isin(np.arange(s.devices), found[0].devices)
-    others = [draft for kind in OTHER_KINDS for draft in drafts(s, kind, [crew], terms)]
+    others = [draft for kind in kinds if kind not in main for draft in drafts(s, kind, [crew], terms)]
     chosen = sorted(found[:FINISHED] + others, key=lambda draft: draft.score)[:FINISHED]
     # Moves, and tiles, which come later, may do most for a kind that begins behind.
-    kinds = {draft.kind for draft in chosen}
-    return finished(s, chosen + [draft for draft in one_of_each_kind(found) if draft.kind not in kinds], terms)
+    are = {draft.kind for draft in chosen}
+    return finished(s, chosen + [draft for draft in one_of_each_kind(found) if draft.kind not in are], terms)
 
 
-def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
+def again(s: Setting, layers: Sequence[Configuration], terms: Terms) -> list[Configuration]:
     """Price the layers of a former solution anew, and improve the likeliest of them and of some fresh drafts."""
     found = [redraft(s, layer.kind, layer.units, terms) for layer in layers]
     if s.devices <= FEW and not np.isfinite(terms.caps).all():
@@ -73,7 +85,7 @@ def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
         crews = {tuple(taking(layer.units)): taking(layer.units) for layer in layers}
         crews[(True,) * s.devices] = np.ones(s.devices, bool)
         # The input is gathered on slow links, which seldom change as a whole: there it is among the former layers.
-        kinds = [kind for kind in MAIN_KINDS if kind != INPUT_GATHERED]
+        kinds = [kind for kind in main_kinds(s.spec.blocks) if not kind.input_gathered]
         fresh = [draft for kind in kinds for draft in drafts(s, kind, list(crews.values()), terms)]
         found += one_of_each_kind(sorted(fresh, key=lambda draft: draft.score))
     found.sort(key=lambda draft: draft.score)
@@ -83,14 +95,14 @@ def again(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
     return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]
 
 
-def alone(s: Setting, terms: Terms) -> list[Layer]:
+def alone(s: Setting, terms: Terms) -> list[Configuration]:
     """Return a layer on every device by itself: slow links make pipelines of these the best of little memory."""
-    kind, mine = MAIN_KINDS[0], s.rows * np.eye(min(s.devices, JOINING), s.devices, dtype=np.int64)
+    kind, mine = kind_by_rows(s.spec.blocks), s.rows * np.eye(min(s.devices, JOINING), s.devices, dtype=np.int64)
     found = [redraft(s, kind, {Axis.ROWS: rows}, terms) for rows in mine]
     return [layer for draft in found if (layer := finish(draft, terms, s.devices)) is not None]
 
 
-def nearby(s: Setting, layers: Sequence[Layer], terms: Terms) -> list[Layer]:
+def nearby(s: Setting, layers: Sequence[Configuration], terms: Terms) -> list[Configuration]:
     """Return the best layer of each of the best kinds, at these terms, with units moved as long as that pays."""
     ordered = sorted(layers, key=terms.cost)
     drafted = [redraft(s, layer.kind, layer.units, terms) for layer in one_of_each_kind(ordered)[:NEARBY]]
@@ -124,7 +136,7 @@ def _drafts_of_first(s: Setting, kind: LayerKind, order: NDArray[np.intp], terms
     """
     best = np.inf
     # Among more devices the tables of the gathered input alone take two seconds.
-    size, most = 1, min(s.devices, JOINING if kind == INPUT_GATHERED else LARGEST)
+    size, most = 1, min(s.devices, JOINING if kind.input_gathered else LARGEST)
     while True:
         found = drafts(s, kind, [np.isin(np.arange(s.devices), order[:size])], terms)
         yield from found
@@ -138,7 +150,7 @@ def _drafts_of_first(s: Setting, kind: LayerKind, order: NDArray[np.intp], terms
 def _orders(s: Setting, terms: Terms) -> list[NDArray[np.intp]]:
     """Return the devices by what a share of a layer costs them, and with those first that can hold a layer."""
     rows = max(1, s.rows // 8)
-    matrices = [tensor for tensor in s.spec.layer_tensors if tensor.summed is not None]
+    matrices = [tensor for block in s.spec.blocks for tensor in block.tensors if tensor.summed is not None]
     weights = sum(math.prod(tensor.shape) for tensor in matrices)
     held_bytes = sum(tensor.held_bytes() for tensor in matrices)
     wire = 2 * s.spec.hidden * FLOAT_BYTES * rows / s.machine.network.bandwidth
@@ -148,7 +160,7 @@ def _orders(s: Setting, terms: Terms) -> list[NDArray[np.intp]]:
     return [order, np.lexsort((seconds, small))] if small.any() else [order]
 
 
-def finished(s: Setting, found: Sequence[Draft], terms: Terms, thorough: int = THOROUGH) -> list[Layer]:
+def finished(s: Setting, found: Sequence[Draft], terms: Terms, thorough: int = THOROUGH) -> list[Configuration]:
     """Improve drafts, the best of them thoroughly."""
     better = sorted((improved(draft, terms, by_two=False) for draft in found), key=lambda draft: draft.score)
     if s.devices <= FEW:

@@ -35,13 +35,13 @@ import numpy as np
 from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import MIB
 from solver.cluster.curves import Floats
+from solver.model.blocks import Axis
 from solver.plan.routes import Route
 from solver.programs.linear_bounds import LINES, lower_lines, own_exchange
 from solver.programs.search import Terms
 from solver.schedule.exchange import Exchange, Mask
-from solver.schedule.layer_table import PARTS, LayerKind, LayerTable, TableStep
+from solver.schedule.layer_table import PARTS, LayerTable, TableStep
 from solver.schedule.pricing import most_blocks
-from solver.schedule.steps import Axis
 from solver.schedule.timing import Transfer, cpu_seconds
 
 MS = 1e3  # the program counts milliseconds and MiB: solvers dislike numbers far from one
@@ -93,7 +93,7 @@ def relax(table: LayerTable, takes: Mapping[Axis, Mask], terms: Terms, least_row
         If the caps leave no solution.
     """
     pairs = tuple((one, other) for one, other, _, _ in table.setting.machine.network.narrow)
-    program = _program(table.kind, table.setting.devices, pairs, tuple(_shape(step) for step in table.steps))
+    program = _program(tuple(table.units), table.setting.devices, pairs, tuple(_shape(step) for step in table.steps))
     program.set(table, takes, terms, least_rows)
     return program.solve(table)
 
@@ -118,8 +118,10 @@ def _shape(step: TableStep) -> Shape:
 
 
 @cache
-def _program(kind: LayerKind, devices: int, pairs: tuple[tuple[int, int], ...], shapes: tuple[Shape, ...]) -> _Program:
-    return _Program(kind.axes, devices, pairs, shapes)
+def _program(
+    axes: tuple[Axis, ...], devices: int, pairs: tuple[tuple[int, int], ...], shapes: tuple[Shape, ...]
+) -> _Program:
+    return _Program(axes, devices, pairs, shapes)
 
 
 class _Program:

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from solver.cluster.curves import Floats
+from solver.model.blocks import Axis
 from solver.plan.spans import largest_remainder
 from solver.schedule.exchange import Mask
 from solver.schedule.layer_table import Integers, LayerTable, Units
-from solver.schedule.steps import Axis
 
 
 def starts_of(table: LayerTable, crew: Mask, seconds: Mapping[Axis, Floats], caps: Floats) -> list[Units]:

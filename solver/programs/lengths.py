@@ -12,16 +12,16 @@ from dataclasses import replace
 import numpy as np
 
 from solver.cluster.cluster import Cluster
+from solver.model.blocks import Axis, Cut
 from solver.model.spec import ModelSpec
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Plan, Stage
+from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage
 from solver.plan.routes import Route
-from solver.plan.spans import largest_remainder
+from solver.plan.spans import Partition, largest_remainder
 from solver.programs.search import Terms, improved, redraft
 from solver.programs.tiles_and_routes import best_sending
 from solver.schedule.cost import price, setting
 from solver.schedule.layer_table import LayerKind, Units, layer_plan, unit_size
-from solver.schedule.pricing import Setting
-from solver.schedule.steps import Axis
+from solver.schedule.setting import Setting
 
 SHORTEST = 16  # rows of the smallest bucket
 
@@ -76,15 +76,15 @@ def _other_rows(
 
     As it is, where it has none, a person's, or a grid's, whose prices no table has.
     """
-    if Cut.GRID in (layer.attention.cut, layer.mlp.cut):
+    if any(block.cut is Cut.GRID for block in layer):
         return layer
-    a, m = layer.attention, layer.mlp
-    kind = LayerKind(a.cut, a.norm, m.cut, m.norm, input_gathered=a.keys is not None)
+    gathers = any(block.keys is not None for block in layer)
+    kind = LayerKind(tuple((block.cut, block.norm) for block in layer), input_gathered=gathers)
     units = _units(s, layer)
     if Axis.ROWS not in units or _plain(layer_plan(s, kind, units), s.rows) != _plain(layer, s.rows):
         return layer
     if not resend:
-        kind = replace(kind, route=layer.attention.route if layer.attention.route != Route.DIRECT else layer.mlp.route)
+        kind = replace(kind, route=next((block.route for block in layer if block.route != Route.DIRECT), Route.DIRECT))
     crew = np.array(sorted({*active, *joining}))
     mine = {axis: counts[crew] for axis, counts in units.items()}
     free = np.zeros(crew.size)
@@ -95,19 +95,19 @@ def _other_rows(
     counts = np.zeros(s.devices, np.int64)
     counts[crew] = found.units[Axis.ROWS]
     other = layer_plan(s, kind, {**units, Axis.ROWS: counts})
-    return replace(other, attention=replace(other.attention, keys=a.keys))
+    return tuple(replace(block, keys=now.keys) for block, now in zip(other, layer, strict=True))
 
 
 def _units(s: Setting, layer: LayerPlan) -> Units:
     """Return a layer's shares in whole units, rounded down where a person's are none."""
-    parts = {
-        Axis.HEADS: layer.attention.inner, Axis.CONTEXT: layer.attention.columns,
-        Axis.FFN: layer.mlp.inner, Axis.OUTPUT: layer.mlp.columns,
-    }  # fmt: skip
+    parts: dict[Axis, Partition | None] = {}
+    for block, plan in zip(s.spec.blocks, layer, strict=True):
+        if block.inner is not None:
+            parts |= {block.inner.axis: plan.inner, block.inner.output: plan.columns}
     units = {
         axis: np.array(part.counts, np.int64) // unit_size(s, axis) for axis, part in parts.items() if part is not None
     }
-    shares = layer.attention.rows or layer.mlp.rows
+    shares = next((block.rows for block in layer if block.rows is not None), None)
     if shares is not None:
         units[Axis.ROWS] = np.array(largest_remainder(shares, s.rows), np.int64)
     return units
@@ -121,4 +121,4 @@ def _plain(layer: LayerPlan, rows: int) -> LayerPlan:
         shares = None if partition is None else tuple((np.array(partition.counts) / rows).tolist())
         return replace(block, route=Route.DIRECT, rows=shares, keys=None)
 
-    return LayerPlan(plain(layer.attention), plain(layer.mlp))
+    return tuple(map(plain, layer))

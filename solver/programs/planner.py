@@ -18,18 +18,28 @@ import numpy as np
 from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
+from solver.model.blocks import Axis
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Stage, Wire
 from solver.plan.spans import Span, largest_remainder
 from solver.programs import integer
-from solver.programs.candidates import FEW, MAIN_KINDS, again, alone, candidates, finished, nearby, one_of_each_kind
-from solver.programs.search import JOINING, Layer, Terms, few_shares, finish, improved, neighbours, redraft, undominated
+from solver.programs.candidates import FEW, again, alone, candidates, finished, nearby, one_of_each_kind
+from solver.programs.search import (
+    JOINING,
+    Configuration,
+    Terms,
+    few_shares,
+    finish,
+    improved,
+    neighbours,
+    redraft,
+    undominated,
+)
 from solver.programs.tiles_and_routes import best_sending, best_sent, sent
 from solver.schedule.cost import plan_seconds, price, setting
-from solver.schedule.layer_table import KINDS, layer_plan, layer_seconds, layer_table, taking
+from solver.schedule.layer_table import kind_by_rows, layer_kinds, layer_plan, layer_seconds, layer_table, taking
 from solver.schedule.memory import SLIP_BYTES, does_not_fit, packing, weights_room
-from solver.schedule.pricing import Setting
-from solver.schedule.steps import Axis
+from solver.schedule.setting import Setting
 
 if TYPE_CHECKING:
     from solver.programs.convex import Relaxed
@@ -69,10 +79,10 @@ class Solution:
     """
 
     plan: Plan
-    runs: tuple[tuple[Layer, int], ...]
-    layers: tuple[Layer, ...]
+    runs: tuple[tuple[Configuration, int], ...]
+    layers: tuple[Configuration, ...]
     prices: Floats
-    best: Layer
+    best: Configuration
     setting: Setting
     terms: Terms
     mix_gap: float
@@ -182,10 +192,10 @@ def solve(
     return Solution(plan, tuple(runs), layers, prices, best, s, terms, mix.gap, mix.seconds, mix_bound_s)
 
 
-def _sent_best(s: Setting, found: Sequence[Layer], caps: Floats) -> tuple[Setting, list[Layer]]:
+def _sent_best(s: Setting, found: Sequence[Configuration], caps: Floats) -> tuple[Setting, list[Configuration]]:
     """Return the tiles that are best for the best layers, and these with their best routes, improved."""
     order = sorted(found, key=lambda layer: layer.seconds)
-    best = order[:SENT] + [layer for layer in order[SENT:] if layer.kind == MAIN_KINDS[0]][:1]
+    best = order[:SENT] + [layer for layer in order[SENT:] if layer.kind == kind_by_rows(s.spec.blocks)][:1]
     ways = [best_sent(s, layer.kind, layer.units) for layer in best]
     s = replace(s, tile_rows=min(ways, key=lambda way: way[2])[0])
     terms = Terms(np.zeros(s.devices), caps)
@@ -193,7 +203,9 @@ def _sent_best(s: Setting, found: Sequence[Layer], caps: Floats) -> tuple[Settin
     return s, finished(s, drafts, terms)
 
 
-def _uniform(s: Setting, cluster: Cluster, found: Sequence[Layer], room: Floats) -> tuple[Setting, Plan, Layer] | None:
+def _uniform(
+    s: Setting, cluster: Cluster, found: Sequence[Configuration], room: Floats
+) -> tuple[Setting, Plan, Configuration] | None:
     """Return the best plan of equal layers where memory is scarce, with its own tiles; None if none fits.
 
     Tiles change what a mix costs by up to a fifth, but a mix is chosen without.
@@ -209,7 +221,7 @@ def _uniform(s: Setting, cluster: Cluster, found: Sequence[Layer], room: Floats)
     return s, replace(plan, predicted=price(s, plan).prediction), layer
 
 
-def _sent(s: Setting, plan: Plan, runs: Sequence[tuple[Layer, int]]) -> Plan:
+def _sent(s: Setting, plan: Plan, runs: Sequence[tuple[Configuration, int]]) -> Plan:
     """Return the plan with the best tiles and routes; of several runs, with those that are best for the longest."""
     if len(runs) == 1:
         return best_sending(s, plan)
@@ -218,7 +230,9 @@ def _sent(s: Setting, plan: Plan, runs: Sequence[tuple[Layer, int]]) -> Plan:
     return sent(plan, tile_rows, kind.route)
 
 
-def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: Layer, room: Floats) -> Layer:
+def _best_with_ends(
+    s: Setting, cluster: Cluster, found: Sequence[Configuration], best: Configuration, room: Floats
+) -> Configuration:
     """Return the layer whose plan is fastest with all that stands before and behind the layers; it may be another."""
     fitting = [layer for layer in found if (layer.held_bytes * s.spec.layers <= room).all()]
     close = [layer for layer in fitting if layer.seconds <= CLOSE * best.seconds]
@@ -228,12 +242,14 @@ def _best_with_ends(s: Setting, cluster: Cluster, found: Sequence[Layer], best: 
     return min(tried, key=lambda layer: _with_ends_s(s, cluster, layer))
 
 
-def _with_ends_s(s: Setting, cluster: Cluster, layer: Layer) -> float:
+def _with_ends_s(s: Setting, cluster: Cluster, layer: Configuration) -> float:
     """Return the seconds of the plan all of whose layers are this one."""
     return plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)]))
 
 
-def _without_narrow_links(s: Setting, cluster: Cluster, found: Sequence[Layer], fastest: Layer, room: Floats) -> Layer:
+def _without_narrow_links(
+    s: Setting, cluster: Cluster, found: Sequence[Configuration], fastest: Configuration, room: Floats
+) -> Configuration:
     """Return the layer whose plan is fastest, also of those without the narrowest links, where ways to it take long.
 
     Layers by themselves do not show that: a device that computes all of them exchanges nothing but what comes and goes.
@@ -255,7 +271,7 @@ def _without_narrow_links(s: Setting, cluster: Cluster, found: Sequence[Layer], 
     return best
 
 
-def _rows_to_root(s: Setting, cluster: Cluster, layer: Layer, room: Floats) -> Layer:
+def _rows_to_root(s: Setting, cluster: Cluster, layer: Configuration, room: Floats) -> Configuration:
     """Return the layer with rows moved to rank 0, whose own are not sent in and out, as long as the plan gains."""
     rows = layer.units.get(Axis.ROWS)
     if rows is None or s.devices > FEW:
@@ -268,7 +284,7 @@ def _rows_to_root(s: Setting, cluster: Cluster, layer: Layer, room: Floats) -> L
                 moved[[0, giver]] += size, -size
                 units = {**layer.units, Axis.ROWS: moved}
                 held = layer_table(s, layer.kind).held_bytes(units)
-                other = Layer(layer.kind, units, float(layer_seconds(s, layer.kind, units)), held)
+                other = Configuration(layer.kind, units, float(layer_seconds(s, layer.kind, units)), held)
                 seconds = _with_ends_s(s, cluster, other)
                 if seconds >= best_s or (held * s.spec.layers > room).any():
                     break
@@ -281,22 +297,22 @@ def _terms(prices: Floats, room: Floats) -> Terms:
     return Terms(prices, np.maximum(room, 0.0) if prices.any() else np.full(room.size, np.inf))
 
 
-def _mix(s: Setting, found: Sequence[Layer], room: Floats, gap: float) -> integer.Mix:
+def _mix(s: Setting, found: Sequence[Configuration], room: Floats, gap: float) -> integer.Mix:
     seconds, held = [layer.seconds for layer in found], [layer.held_bytes for layer in found]
     return integer.best_mix(seconds, held, room, s.spec.layers, gap)
 
 
-def _prices(s: Setting, found: Sequence[Layer], room: Floats) -> integer.Prices:
+def _prices(s: Setting, found: Sequence[Configuration], room: Floats) -> integer.Prices:
     seconds, held = [layer.seconds for layer in found], [layer.held_bytes for layer in found]
     return integer.prices(seconds, held, room, s.spec.layers)
 
 
-def _crew(layer: Layer) -> tuple[int, ...]:
+def _crew(layer: Configuration) -> tuple[int, ...]:
     return tuple(np.flatnonzero(taking(layer.units)).tolist())
 
 
 @lru_cache(maxsize=8)
-def _relaxed(s: Setting, best: Layer, terms: Terms) -> Relaxed:
+def _relaxed(s: Setting, best: Configuration, terms: Terms) -> Relaxed:
     """Solve the convex program for a layer's cuts and devices."""
     from solver.programs.convex import (
         relax,  # imports cvxpy, which takes a second: for those who plan, not for those who read
@@ -309,7 +325,7 @@ def _relaxed(s: Setting, best: Layer, terms: Terms) -> Relaxed:
     return relax(table, takes, terms.only(crew), least_rows=2 if rows[rows > 0].min(initial=2) >= 2 else 1)
 
 
-def _rounded(s: Setting, best: Layer, terms: Terms) -> list[Layer]:
+def _rounded(s: Setting, best: Configuration, terms: Terms) -> list[Configuration]:
     """Return the convex program's shares in whole units, improved; nothing if that breaks a cap."""
     units = {axis: np.zeros(s.devices, np.int64) for axis in best.units}
     crew = list(_crew(best))
@@ -324,11 +340,11 @@ def _rounded(s: Setting, best: Layer, terms: Terms) -> list[Layer]:
     return [] if layer is None else [layer]
 
 
-def _scarce(s: Setting, room: Floats, found: list[Layer]) -> tuple[list[Layer], Floats, float]:
+def _scarce(s: Setting, room: Floats, found: list[Configuration]) -> tuple[list[Configuration], Floats, float]:
     """Return layers worth choosing from where memory is scarce, its prices, and the seconds of the relaxed mix."""
     whole = np.maximum(room, 0.0)
-    if few_shares(s, KINDS):
-        found = found + [layer for kind in KINDS for layer in undominated(s, kind, whole)]
+    if few_shares(s, kinds := layer_kinds(s.spec.blocks)):
+        found = found + [layer for kind in kinds for layer in undominated(s, kind, whole)]
         duals = _prices(s, found, room)
         return found, duals.per_byte, duals.bound_s
     free = np.zeros(s.devices)
@@ -349,14 +365,14 @@ def _scarce(s: Setting, room: Floats, found: list[Layer]) -> tuple[list[Layer], 
     return found, duals.per_byte, _prices(s, found, room).bound_s
 
 
-def _below(layers: Sequence[Layer], terms: Terms, limit: float) -> list[Layer]:
+def _below(layers: Sequence[Configuration], terms: Terms, limit: float) -> list[Configuration]:
     """Return the layers whose seconds and charges are less than `limit`."""
     return [layer for layer in layers if terms.cost(layer) < limit]
 
 
-def _plan(s: Setting, cluster: Cluster, runs: Sequence[tuple[Layer, int]]) -> Plan:
+def _plan(s: Setting, cluster: Cluster, runs: Sequence[tuple[Configuration, int]]) -> Plan:
     """Lay the runs one behind the other; kinds that leave the stream in rows stand together."""
-    ordered = sorted(runs, key=lambda run: (run[0].kind.mlp_norm, str(run[0].kind)))
+    ordered = sorted(runs, key=lambda run: (run[0].kind.ends_by_rows, str(run[0].kind)))
     spans, start = [], 0
     for layer, count in ordered:
         spans.append((Span(start, start + count), layer_plan(s, layer.kind, layer.units)))

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.cluster.curves import Floats
+from solver.model.blocks import Axis
 from solver.programs.first_shares import starts_of
 from solver.schedule.exchange import Mask
 from solver.schedule.layer_table import Integers, LayerKind, LayerTable, Units, layer_table, taking, unit_count
-from solver.schedule.pricing import Setting
-from solver.schedule.steps import Axis
+from solver.schedule.setting import Setting
 
 # Seconds per byte above a cap: more than any byte can save.
 OVERFLOW = 1e-3
@@ -41,7 +41,7 @@ MANY = 8  # devices, beyond which units move only from the slowest and to the fa
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Layer:
+class Configuration:
     """A layer with whole shares: a configuration that the integer program can choose."""
 
     kind: LayerKind
@@ -61,7 +61,7 @@ class Terms:
         """Return the seconds that bytes are charged with, [...]."""
         return np.asarray((self.prices * held + OVERFLOW * np.maximum(held - self.caps, 0.0)).sum(-1))
 
-    def cost(self, layer: Layer) -> float:
+    def cost(self, layer: Configuration) -> float:
         """Return a layer's seconds and what its bytes are charged with."""
         return layer.seconds + float(self.charge(layer.held_bytes))
 
@@ -99,7 +99,7 @@ def drafts(setting: Setting, kind: LayerKind, crews: Sequence[Mask], terms: Term
         best = int(scores.argmin())
         return [Draft(table, devices, {axis: counts[best] for axis, counts in units.items()}, float(scores[best]))]
     seconds = {
-        size: {axis: table.axis_seconds(axis, size) for axis in kind.axes}
+        size: {axis: table.axis_seconds(axis, size) for axis in table.units}
         for size in {int(crew.sum()) for crew in crews}
     }
     starts = [
@@ -107,7 +107,7 @@ def drafts(setting: Setting, kind: LayerKind, crews: Sequence[Mask], terms: Term
     ]
     if not starts:
         return []
-    scores = _score(table, {axis: np.stack([start[axis] for start in starts]) for axis in kind.axes}, terms)
+    scores = _score(table, {axis: np.stack([start[axis] for start in starts]) for axis in table.units}, terms)
     return [Draft(table, devices, start, float(score)) for start, score in zip(starts, scores, strict=True)]
 
 
@@ -116,7 +116,7 @@ def few_shares(setting: Setting, kinds: Iterable[LayerKind]) -> bool:
     return all(_ways(setting, kind) <= ALL_WAYS for kind in kinds)
 
 
-def undominated(setting: Setting, kind: LayerKind, room: Floats) -> list[Layer]:
+def undominated(setting: Setting, kind: LayerKind, room: Floats) -> list[Configuration]:
     """Return all layers of a kind that fit and of which none other is as fast and as light."""
     table = layer_table(setting, kind)
     units = _all_shares(table)
@@ -155,7 +155,7 @@ def improved(draft: Draft, terms: Terms, *, by_two: bool, axes: Collection[Axis]
         units = {axis: counts[winner] for axis, counts in candidates.items()}
 
 
-def neighbours(setting: Setting, layer: Layer, terms: Terms, most: int) -> list[Layer]:
+def neighbours(setting: Setting, layer: Configuration, terms: Terms, most: int) -> list[Configuration]:
     """Return the best `most` of the layers that one or two moves make of a layer, by seconds and charges."""
     table = layer_table(setting, layer.kind)
     moves = _moves(table, layer.units, tuple(Axis))
@@ -167,7 +167,7 @@ def neighbours(setting: Setting, layer: Layer, terms: Terms, most: int) -> list[
     return [_layer(layer.kind, units, seconds, held, number) for number in near.tolist()]
 
 
-def finish(draft: Draft, terms: Terms, devices: int) -> Layer | None:
+def finish(draft: Draft, terms: Terms, devices: int) -> Configuration | None:
     """Return a draft as a layer of all `devices`; None if it breaks a cap."""
     if not draft.fits(terms):
         return None
@@ -179,17 +179,19 @@ def finish(draft: Draft, terms: Terms, devices: int) -> Layer | None:
         return everyone
 
     everywhere = {axis: spread(counts) for axis, counts in units.items()}
-    return Layer(table.kind, everywhere, float(table.seconds(units)), spread(table.held_bytes(units)))
+    return Configuration(table.kind, everywhere, float(table.seconds(units)), spread(table.held_bytes(units)))
 
 
-def _layer(kind: LayerKind, units: Units, seconds: Floats, held: Floats, number: int) -> Layer:
-    return Layer(kind, {axis: counts[number] for axis, counts in units.items()}, float(seconds[number]), held[number])
+def _layer(kind: LayerKind, units: Units, seconds: Floats, held: Floats, number: int) -> Configuration:
+    return Configuration(
+        kind, {axis: counts[number] for axis, counts in units.items()}, float(seconds[number]), held[number]
+    )
 
 
 def _ways(setting: Setting, kind: LayerKind) -> int:
     """Return how many shares there are."""
-    devices = setting.devices
-    return math.prod(math.comb(unit_count(setting, axis) + devices - 1, devices - 1) for axis in kind.axes)
+    others, axes = setting.devices - 1, kind.axes(setting.spec.blocks)
+    return math.prod(math.comb(unit_count(setting, axis) + others, others) for axis in axes)
 
 
 def _all_shares(table: LayerTable) -> Units:

@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
-from solver.plan.plan import BlockPlan, LayerPlan, Layout, Plan, Stage
+from solver.plan.plan import BlockPlan, Layout, Plan, Stage
 from solver.plan.routes import Route
 from solver.schedule.cost import plan_seconds, setting
 from solver.schedule.layer_table import LayerKind, Units, layer_seconds, taking
-from solver.schedule.pricing import Setting
+from solver.schedule.setting import Setting
 from solver.schedule.stages import predict_plan
 
 Sent = TypeVar("Sent")
@@ -69,5 +69,5 @@ def sent(plan: Plan, tile_rows: int, route: Route) -> Plan:
         return replace(block, route=route) if block.norm is Layout.ROWS else block
 
     (stage,) = plan.stages
-    layers = tuple((span, LayerPlan(by(layer.attention), by(layer.mlp))) for span, layer in stage.layers)
+    layers = tuple((span, tuple(map(by, layer))) for span, layer in stage.layers)
     return replace(plan, tile_rows=tile_rows, stages=(Stage(stage.devices, layers),))

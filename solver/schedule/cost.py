@@ -15,15 +15,17 @@ import numpy as np
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Bank, Floats, Kernel
+from solver.model.blocks import Axis, Block, Cut
 from solver.model.spec import ImageInput, ModelSpec
-from solver.model.sublayers import BLOCK, SUBLAYERS
+from solver.model.sublayers import BLOCK
+from solver.model.work import Work
 from solver.plan.holdings import alike, weights_bytes
 from solver.plan.plan import BlockPlan, Keys, Plan, Prediction, Wire
 from solver.plan.spans import Partition, Span
-from solver.schedule.decoupled import GroupSteps
 from solver.schedule.exchange import Exchange, Mask, Network, of_matrix, tile_counts
-from solver.schedule.pricing import Pricer, Setting
-from solver.schedule.steps import Axis, block_steps
+from solver.schedule.pricing import Pricer
+from solver.schedule.setting import Setting
+from solver.schedule.steps import block_steps
 from solver.schedule.timing import Machine, TimedStep, Times, Transfer, Values, step_times
 
 
@@ -90,7 +92,7 @@ def setting(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOA
     devices = cluster.devices
     jitter, rest = (np.array(seconds) for seconds in zip(*((d.jitter_s, d.rest_s) for d in devices), strict=True))
     machine = Machine(Bank([device.kernels for device in devices]), Network.of(cluster), jitter, rest)
-    return Setting(spec, machine, rows, wire, tile_rows, cluster.precision)
+    return Setting(spec, machine, Work(rows), wire, tile_rows, cluster.precision)
 
 
 def predict(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Prediction:
@@ -141,27 +143,28 @@ def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int
     """Yield all steps of a request: where, how often in a row, which."""
     stage = plan.stages[0]
     known: dict[Partition, Floats] = {}
-    first = _values(stage.first, Axis.HEADS, Axis.CONTEXT, s.rows, known)
-    pricer = Pricer(s, first, first.get(Axis.ROWS), active)
-    groups = GroupSteps(s, pricer, active) if s.spec.groups else None
+    first = _values(s.spec.run(stage.span.start).blocks[stage.begins // BLOCK], stage.first, s.rows, known)
+    # Columns are dealt out by the first device that takes part.
+    dealer = s.rows * (np.arange(s.devices) == np.argmax(active)).astype(float)
+    pricer = Pricer(s, first, dealer if Axis.SUB_BLOCKS in first else first.get(Axis.ROWS), active)
     yield "start", 1, _enter(s, pricer.stream, active)
-    for number, count, layer in alike(stage):
+    for number, count, layer in alike(s.spec, stage):
         label = f"layers {number}-{number + count - 1}" if count > 1 else f"layer {number}"
-        attention = _values(layer.attention, Axis.HEADS, Axis.CONTEXT, s.rows, known)
-        mlp = _values(layer.mlp, Axis.FFN, Axis.OUTPUT, s.rows, known)
-        part = stage.part(number)
-        if groups is not None and groups.has_layers(count, layer.attention, attention.get(Axis.ROWS)):
-            yield from ((label, 1, step) for step in pricer.taken())
-            continue
-        # The first layer of a run finds the stream as others left it, all others of the run as it does itself.
-        for repeats in (1, count - 1)[:count]:
-            if (halves := part.intersect(Span(0, BLOCK))).size:
-                pricer.values, pricer.route, pricer.avoids = attention, layer.attention.route, _avoids(layer.attention)
-                pricer.add(block_steps(s.spec, "attention", layer.attention, halves))
-            if (halves := part.intersect(Span(BLOCK, SUBLAYERS))).size:
-                pricer.values, pricer.route = mlp, layer.mlp.route
-                pricer.add(block_steps(s.spec, "mlp", layer.mlp, halves.within(Span(BLOCK, SUBLAYERS))))
-            yield from ((label, repeats, step) for step in pricer.taken())
+        blocks, part = s.spec.run(number).blocks, stage.part(number)
+        values = [_values(block, plan, s.rows, known) for block, plan in zip(blocks, layer, strict=True)]
+        # The first layer of a run finds the stream as others left it, all others of the run as it does itself. Where
+        # they exchange nothing, all belongs to the exchange behind them.
+        for done in range(count):
+            for place, (block, own) in enumerate(zip(blocks, layer, strict=True)):
+                both = Span(place, place + 1).scaled(BLOCK)
+                if (halves := part.intersect(both)).size:
+                    pricer.values, pricer.route, pricer.avoids = values[place], own.route, _avoids(own)
+                    pricer.add(block, block_steps(block, own, halves.within(both)))
+            found = pricer.taken()
+            repeats = count - 1 if done and found else 1
+            yield from ((label, repeats, step) for step in found)
+            if done and found:
+                break
     pricer.send("hand in", _hand_in(s, pricer.stream, active))
     yield from (("end", 1, step) for step in pricer.taken())
 
@@ -171,9 +174,13 @@ def _avoids(block: BlockPlan) -> Mask | None:
     return None if block.keys is None else np.array([way is Keys.AVOIDED for way in block.keys])
 
 
-def _values(block: BlockPlan, inner: Axis, output: Axis, S: int, known: dict[Partition, Floats]) -> Values:
+def _values(block: Block, plan: BlockPlan, S: int, known: dict[Partition, Floats]) -> Values:
     """Return a block's shares; the same array for the same partition, since rows that lie so already need not move."""
-    partitions = {Axis.ROWS: block.row_partition(S), inner: block.inner, output: block.columns}
+    partitions = {Axis.ROWS: plan.row_partition(S)}
+    if plan.cut is Cut.SUB_BLOCKS:
+        partitions |= {Axis.SUB_BLOCKS: plan.inner}
+    elif block.inner is not None:
+        partitions |= {block.inner.axis: plan.inner, block.inner.output: plan.columns}
     return {
         axis: known.setdefault(partition, np.array(partition.counts, float))
         for axis, partition in partitions.items()

@@ -1,31 +1,33 @@
 """Kinds of layers, and what a layer of a kind costs for any whole shares: tables that planners look up.
 
-A kind is a pair of cuts with the places of their norms, a route, and what attention by rows gathers. A layer of a kind
-finds the stream as a layer of that kind leaves it. Shares are counted in units: rows, heads, tiles of F or output
+A kind is a cut of every block with the place of its norm, a route, and what attention by rows gathers. A layer of a
+kind finds the stream as a layer of that kind leaves it. Shares are counted in units: rows, heads, tiles of F or output
 columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solver.cluster.curves import Floats
-from solver.model.blocks import Part
-from solver.model.spec import ModelSpec
-from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout
+from solver.model.attention import Attention
+from solver.model.blocks import Axis, Block, Cut, Part
+from solver.plan.plan import BlockPlan, Keys, LayerPlan, Layout
 from solver.plan.routes import Route
 from solver.plan.spans import Partition
 from solver.schedule.exchange import Mask
-from solver.schedule.pricing import Pricer, Setting, avoiding
-from solver.schedule.steps import Axis, Step, cut_steps
+from solver.schedule.pricing import Pricer, avoiding
+from solver.schedule.setting import Setting
+from solver.schedule.steps import Step, cut_steps
 from solver.schedule.timing import (
-    Blocks,
+    BlockCount,
     Load,
     Machine,
     TimedStep,
@@ -45,52 +47,65 @@ TILE = 64  # columns: the widest panel that OpenBLAS and onnxruntime pack at a t
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """A pair of cuts, where the norms behind them are, and how rows come to those who need them.
+    """How each block of a layer is cut, where the norms behind them are, and how rows come to those who need them.
 
     With `input_gathered` attention by rows gathers its input, not K and V, and every device makes of it what takes it
     least time (`solver.plan.plan.Keys`).
     """
 
-    attention: Cut
-    attention_norm: Layout
-    mlp: Cut
-    mlp_norm: Layout
+    cuts: tuple[tuple[Cut, Layout], ...]
     route: Route = Route.DIRECT
     input_gathered: bool = False
 
     def __str__(self) -> str:
-        norms = "".join(norm[0] for norm in (self.attention_norm, self.mlp_norm))
+        cuts, norms = "/".join(cut for cut, _ in self.cuts), "".join(norm[0] for _, norm in self.cuts)
         route = f" {self.route}" if self.route is not Route.DIRECT else ""
-        return f"{self.attention}/{self.mlp} {norms}{route}" + (" input gathered" if self.input_gathered else "")
-
-    def steps(self, spec: ModelSpec) -> tuple[Step, ...]:
-        """Return the steps of a layer of this kind."""
-        attention = cut_steps(
-            spec, "attention", self.attention, self.attention_norm, input_gathered=self.input_gathered
-        )
-        return (*attention, *cut_steps(spec, "mlp", self.mlp, self.mlp_norm))
+        return f"{cuts} {norms}{route}" + (" input gathered" if self.input_gathered else "")
 
     @property
-    def axes(self) -> tuple[Axis, ...]:
-        """Axes whose shares a planner chooses."""
-        used = {
-            Axis.ROWS: Layout.ROWS in (self.attention_norm, self.mlp_norm),
-            Axis.HEADS: self.attention is not Cut.ROWS,
-            Axis.CONTEXT: self.attention is Cut.COLUMNS,
-            Axis.FFN: self.mlp is not Cut.ROWS,
-            Axis.OUTPUT: self.mlp is Cut.COLUMNS,
-        }
-        return tuple(axis for axis, is_used in used.items() if is_used)
+    def ends_by_rows(self) -> bool:
+        """Whether the stream lies in rows behind a layer."""
+        return self.cuts[-1][1] is Layout.ROWS
+
+    def steps(self, blocks: Sequence[Block]) -> Iterator[tuple[Block, tuple[Step, ...]]]:
+        """Yield the blocks of a layer, each with its steps."""
+        for block, (cut, norm) in zip(blocks, self.cuts, strict=True):
+            gathers = self.input_gathered and isinstance(block, Attention)
+            yield block, cut_steps(block, cut, norm, input_gathered=gathers)
+
+    def axes(self, blocks: Sequence[Block]) -> tuple[Axis, ...]:
+        """Return the axes whose shares a planner chooses."""
+        used = [Axis.ROWS] if any(norm is Layout.ROWS for _, norm in self.cuts) else []
+        for block, (cut, _) in zip(blocks, self.cuts, strict=True):
+            if cut is not Cut.ROWS and block.inner is not None:
+                used += [block.inner.axis, *([block.inner.output] if cut is Cut.COLUMNS else [])]
+        return tuple(used)
 
 
-def _blocks() -> list[tuple[Cut, Layout]]:
-    # Columns with norm on rows gathers all columns everywhere all the same: it is never cheaper than block.
-    return [(Cut.ROWS, Layout.ROWS), (Cut.BLOCK, Layout.ROWS), (Cut.BLOCK, Layout.FULL), (Cut.COLUMNS, Layout.FULL)]
+ROWS, BLOCK_ROWS, BLOCK_FULL = (Cut.ROWS, Layout.ROWS), (Cut.BLOCK, Layout.ROWS), (Cut.BLOCK, Layout.FULL)
+# Columns with norm on rows gathers all columns everywhere all the same: it is never cheaper than block.
+BLOCK_CUTS = (ROWS, BLOCK_ROWS, BLOCK_FULL, (Cut.COLUMNS, Layout.FULL))
 
 
-# Half of what K and V are is worth it where links are slow: there the MLP is cut by rows, too.
-INPUT_GATHERED = LayerKind(Cut.ROWS, Layout.ROWS, Cut.ROWS, Layout.ROWS, input_gathered=True)
-KINDS = (*(LayerKind(*attention, *mlp) for attention in _blocks() for mlp in _blocks()), INPUT_GATHERED)
+def kind_by_rows(blocks: Sequence[Block]) -> LayerKind:
+    """Return the kind that cuts every block by rows."""
+    return LayerKind((ROWS,) * len(blocks))
+
+
+@lru_cache(maxsize=16)
+def layer_kinds(blocks: tuple[Block, ...]) -> tuple[LayerKind, ...]:
+    """Return all kinds that blocks of a layer may be cut by.
+
+    Half of what K and V are is worth it where links are slow: there all is cut by rows, and the input gathered.
+    """
+    found = [LayerKind(cuts) for cuts in product(BLOCK_CUTS, repeat=len(blocks)) if _legal(blocks, cuts)]
+    if any(isinstance(block, Attention) for block in blocks):
+        found.append(replace(kind_by_rows(blocks), input_gathered=True))
+    return tuple(found)
+
+
+def _legal(blocks: Sequence[Block], cuts: Sequence[tuple[Cut, Layout]]) -> bool:
+    return all(cut in block.cuts for block, (cut, _) in zip(blocks, cuts, strict=True))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,11 +127,11 @@ class Weights:
 def layer_weights(setting: Setting, kind: LayerKind) -> Weights:
     """Return what a share of a layer weighs; norms and last biases, which everybody holds, are not counted."""
     per_unit, whole = {}, 0
-    cuts, axes = (kind.attention, kind.mlp), ((Axis.HEADS, Axis.CONTEXT), (Axis.FFN, Axis.OUTPUT))
-    for block, cut, (inner, output) in zip(setting.spec.blocks, cuts, axes, strict=True):
-        if cut is Cut.ROWS:
+    for block, (cut, _) in zip(setting.spec.blocks, kind.cuts, strict=True):
+        if cut is Cut.ROWS or block.inner is None:
             whole += sum(tensor.held_bytes() for tensor in block.shared)
             continue
+        inner, output = block.inner.axis, block.inner.output
         by_columns = [tensor for tensor in block.shared if cut is Cut.COLUMNS and tensor.part is Part.OUT]
         size = unit_size(setting, inner)
         per_unit[inner] = sum(tensor.held_bytes(units=size) for tensor in block.shared if tensor not in by_columns)
@@ -154,7 +169,7 @@ class TableStep:
     loads: Mapping[Axis, Floats]
     transfer: Transfer | None
     reduces: bool
-    blocks: Blocks | None
+    blocks: BlockCount | None
 
 
 class LayerTable:
@@ -170,8 +185,8 @@ class LayerTable:
 
     def __init__(self, setting: Setting, kind: LayerKind) -> None:
         self.setting, self.kind = setting, kind
-        self.units = {axis: unit_count(setting, axis) for axis in kind.axes}
-        self.sizes = {axis: unit_size(setting, axis) for axis in kind.axes}
+        self.units = {axis: unit_count(setting, axis) for axis in kind.axes(setting.spec.blocks)}
+        self.sizes = {axis: unit_size(setting, axis) for axis in self.units}
         self.weights = layer_weights(setting, kind)
         self._devices = np.arange(setting.devices)
         values = {axis: np.arange(total + 1.0)[:, None] * self.sizes[axis] for axis, total in self.units.items()}
@@ -239,11 +254,13 @@ class LayerTable:
 
 def layer_steps(setting: Setting, kind: LayerKind, values: Values, active: Mask | None) -> list[TimedStep]:
     """Return the steps of a layer of a kind among its like; arguments as in `Pricer`."""
-    pricer = Pricer(setting, values, values[Axis.ROWS] if kind.mlp_norm is Layout.ROWS else None, active)
+    pricer = Pricer(setting, values, values[Axis.ROWS] if kind.ends_by_rows else None, active)
     pricer.route = kind.route
-    rows = values[Axis.ROWS] if kind.input_gathered else None
-    pricer.avoids = None if rows is None else avoiding(setting, rows, setting.devices)
-    pricer.add(kind.steps(setting.spec))
+    for block, own in kind.steps(setting.spec.blocks):
+        pricer.avoids = None
+        if isinstance(block, Attention) and kind.input_gathered:
+            pricer.avoids = avoiding(setting, block, values[Axis.ROWS], setting.devices)
+        pricer.add(block, own)
     return pricer.closed()
 
 
@@ -270,13 +287,14 @@ def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
     """Return the plan of a layer with these shares, [p]."""
     parts = {axis: Partition.of_counts((counts * unit_size(setting, axis)).tolist()) for axis, counts in units.items()}
 
-    def block(cut: Cut, norm: Layout, inner: Axis, output: Axis) -> BlockPlan:
+    def plan(block: Block, cut: Cut, norm: Layout) -> BlockPlan:
         rows = tuple((units[Axis.ROWS] / units[Axis.ROWS].sum()).tolist()) if norm is Layout.ROWS else None
-        return BlockPlan(cut, parts.get(inner), parts.get(output), norm, rows, kind.route)
+        inner = output = keys = None
+        if block.inner is not None:
+            inner, output = parts.get(block.inner.axis), parts.get(block.inner.output)
+        if isinstance(block, Attention) and kind.input_gathered:
+            avoids = avoiding(setting, block, units[Axis.ROWS], int(np.count_nonzero(units[Axis.ROWS])))
+            keys = tuple(Keys.AVOIDED if avoided else Keys.PROJECTED for avoided in avoids)
+        return BlockPlan(block.name, cut, inner, output, norm, rows, kind.route, keys)
 
-    attention = block(kind.attention, kind.attention_norm, Axis.HEADS, Axis.CONTEXT)
-    if kind.input_gathered:
-        avoids = avoiding(setting, units[Axis.ROWS], int(np.count_nonzero(units[Axis.ROWS])))
-        keys = tuple(Keys.AVOIDED if avoided else Keys.PROJECTED for avoided in avoids)
-        attention = replace(attention, keys=keys)
-    return LayerPlan(attention, block(kind.mlp, kind.mlp_norm, Axis.FFN, Axis.OUTPUT))
+    return tuple(plan(block, cut, norm) for block, (cut, norm) in zip(setting.spec.blocks, kind.cuts, strict=True))

@@ -33,11 +33,11 @@ def ends_bytes(spec: ModelSpec) -> int:
 def work_bytes(spec: ModelSpec, rows: int) -> int:
     """Return what a device needs besides weights, whatever its share: activations, exchange buffers, the program.
 
-    At worst the stream as it was, gathered and summed, a summand and one being received ([S, H] each), and the larger
-    of Q, K, V, context ([S, 4 H]) and the MLP's inner columns with a tile's temporaries ([S, F]).
+    At worst the stream as it was, gathered and summed, a summand and one being received ([S, H] each), and what the
+    largest block works with.
     """
-    ffn = spec.sub_block.ffn if spec.groups else spec.ffn
-    return PROGRAM_BYTES + FLOAT_BYTES * rows * (5 * spec.hidden + max(4 * spec.hidden, ffn))
+    largest = max(block.work_columns for run in spec.runs for block in run.blocks)
+    return PROGRAM_BYTES + FLOAT_BYTES * rows * (5 * spec.hidden + largest)
 
 
 def loading(spec: ModelSpec, precision: Precision) -> float:
@@ -105,7 +105,7 @@ def layers_do_not_fit(
 def no_device_holds_all(system: str, spec: ModelSpec, cluster: Cluster, rows: int) -> InfeasiblePlanError:
     """Return the error of a system that needs a device which holds all layers."""
     room = weights_room(spec, cluster, rows)
-    needed = np.full(room.size, float(spec.layers * whole_layer_bytes(spec)))
+    needed = np.full(room.size, float(all_layers_bytes(spec)))
     return nearest_lacks(f"{spec.name} by {system}, whole on one device,", spec, cluster, room, needed)
 
 
@@ -122,10 +122,12 @@ def weights_room(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     """
     precision = cluster.precision
     # Biases of shares count as matrices do; what they take beyond that, in float32, is kept for all of them, as norms.
-    held = sum(tensor.held_bytes(precision) for tensor in spec.layer_tensors)
-    vectors = held - whole_layer_bytes(spec) * precision.weight_bytes / FLOAT32.weight_bytes
+    originals = [(run.layers, block) for run in spec.runs if run.parts == 1 for block in run.blocks]
+    held = sum(layers * tensor.held_bytes(precision) for layers, block in originals for tensor in block.tensors)
+    shared = sum(layers * tensor.held_bytes() for layers, block in originals for tensor in block.shared)
+    vectors = held - shared * precision.weight_bytes / FLOAT32.weight_bytes
     room = np.array([float(device.memory_bytes) for device in cluster.devices])
-    room -= work_bytes(spec, rows) + loading(spec, precision) * (spec.groups or spec.layers) * vectors
+    room -= work_bytes(spec, rows) + loading(spec, precision) * vectors
     room[0] -= ends_bytes(spec)
     return room * packing(spec, cluster)
 
@@ -137,7 +139,13 @@ def whole_layer_bytes(spec: ModelSpec) -> int:
 
 def holds_all(spec: ModelSpec, cluster: Cluster, rows: int) -> Mask:
     """Return which devices can hold the weights of all layers, [p]."""
-    return np.asarray(weights_room(spec, cluster, rows) >= spec.layers * whole_layer_bytes(spec))
+    return np.asarray(weights_room(spec, cluster, rows) >= all_layers_bytes(spec))
+
+
+def all_layers_bytes(spec: ModelSpec) -> int:
+    """Return the same of all layers."""
+    blocks = [(run.layers * run.parts, block) for run in spec.runs for block in run.blocks]
+    return sum(count * tensor.held_bytes() for count, block in blocks for tensor in block.shared)
 
 
 def _lacking(cluster: Cluster, short_bytes: Floats) -> str:

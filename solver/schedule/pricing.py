@@ -12,49 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from solver.cluster.curves import Floats, Kernel
-from solver.model.precision import FLOAT32, Precision
-from solver.model.spec import ModelSpec
-from solver.plan.plan import Cut, Layout, Wire
+from solver.model.attention import Attention
+from solver.model.blocks import Axis, Block, Cut
+from solver.plan.plan import Layout
 from solver.plan.routes import Route
 from solver.schedule import steps
 from solver.schedule.exchange import Exchange, Mask, gather, move, of_matrix, scatter, tile_counts
 from solver.schedule.grid import GridExchanges
-from solver.schedule.steps import Axis
-from solver.schedule.timing import Blocks, Load, Machine, TimedStep, Transfer, Values, plus
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Setting:
-    """A model, S rows of it, a cluster, and how it is run: all that a cost depends on besides shares and routes."""
-
-    spec: ModelSpec
-    machine: Machine
-    rows: int
-    wire: Wire = Wire.FLOAT32
-    tile_rows: int = 0
-    precision: Precision = FLOAT32  # of weights
-
-    @property
-    def devices(self) -> int:
-        """Number of devices, p."""
-        return self.machine.devices
-
-    def only(self, devices: NDArray[np.intp]) -> Setting:
-        """Return the same model on some of the devices."""
-        if devices.size == self.devices:
-            return self
-        return replace(self, machine=self.machine.only(devices))
-
-    def length(self, axis: Axis) -> int:
-        """Return how much of an axis there is to share out."""
-        return {Axis.ROWS: self.rows, Axis.HEADS: self.spec.heads, Axis.FFN: self.spec.ffn}.get(axis, self.spec.hidden)
-
-    def row_bytes(self, width: int, tensors: int = 1) -> int:
-        """Return the bytes on the wire of a row of so many numbers of so many tensors."""
-        return self.wire.row_bytes(width, tensors)
+from solver.schedule.regions import Region, by_columns, by_rows, in_full, regrid
+from solver.schedule.setting import Setting
+from solver.schedule.timing import BlockCount, Load, TimedStep, Transfer, Values, plus
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,6 +55,8 @@ class Pricer:
         self.values = values
         self.stream = stream
         self.route = Route.DIRECT  # of the block at hand
+        self._norm = "post"
+        self._columns: Region | None = None  # where the stream lies in columns
         self.avoids: Mask | None = None  # who avoids K and V, where the block's input is gathered
         self._active = active
         self._steps: list[TimedStep] = []
@@ -104,6 +75,9 @@ class Pricer:
             steps.AddUp: self._add_up,
             steps.Spread: self._spread,
             steps.Leave: self._leave,
+            steps.DealColumns: self._deal_columns,
+            steps.GatherAll: self._gather_all,
+            steps.Alone: self._alone,
             steps.Close: self._close,
         }
 
@@ -114,14 +88,20 @@ class Pricer:
 
     def closed(self) -> list[TimedStep]:
         """Return the steps of a layer among layers of its kind: what it ends with stands before its first exchange."""
+        if not self._steps:  # nothing is exchanged
+            self._exchange(TimedStep("go on"))
+            return self.taken()
         first, *others = self.taken()
         pending, self._pending = self._pending, Pending()
         before, begun = plus(pending.all, first.before), plus(pending.first, first.first)
         names = (*pending.names, *first.computes)
         return [replace(first, before=before, first=begun, computes=names), *others]
 
-    def add(self, own: Iterable[steps.Step]) -> None:
+    def add(self, block: Block, own: Iterable[steps.Step]) -> None:
         """Add the steps of a block, or of a half of one, whose shares `values` has."""
+        self._norm = block.norm
+        if self._columns is not None and Axis.SUB_BLOCKS not in self.values:
+            self._gather_from_columns()
         for step in own:
             self._adders[type(step)](step)
 
@@ -129,19 +109,19 @@ class Pricer:
         self._lay_by_rows()
 
     def _by_tiles(self, step: steps.ByTiles) -> None:
-        for work in step.works:
-            self._by_rows(work)
+        for call in step.calls:
+            self._by_rows(call)
 
     def _at_once(self, step: steps.AtOnce) -> None:
-        S, units = self._setting.rows, self.values[step.axis]
-        for work in step.works:
-            self._compute(step.axis, work.seconds(self._bank, S, units, keys=S), work.name)
+        work, units = self._setting.work, self.values[step.axis]
+        for call in step.calls:
+            self._compute(step.axis, call.seconds(self._bank, work.new, units, keys=work.keys), call.name)
 
     def _gather_keys(self, step: steps.GatherKeys) -> None:
         rows = self._lay_by_rows()
         self._by_rows(step.keys)
         counted, blocks = self._blocks(self._owners_of(rows))
-        attend = step.attend.seconds(self._bank, rows, keys=self._setting.rows / blocks)
+        attend = step.attend.seconds(self._bank, rows, keys=self._setting.work.keys / blocks)
         self._exchange(
             TimedStep(
                 "gather K, V",
@@ -155,9 +135,9 @@ class Pricer:
 
     def _gather_input(self, step: steps.GatherInput) -> None:
         """Gather the block's input, and compute the context of own rows from it; who avoids them without K and V."""
-        S, rows, avoids = self._setting.rows, self.values[Axis.ROWS], self.avoids
+        keys, rows, avoids = self._setting.work.keys, self.values[Axis.ROWS], self.avoids
         assert avoids is not None
-        every = S * ((rows > 0) & ~avoids)  # of K and V
+        every = keys * ((rows > 0) & ~avoids)  # of K and V
         if self.stream is None:
             self._compute(Axis.ROWS, step.keys.seconds(self._bank, every), step.keys.name)
         else:
@@ -167,15 +147,16 @@ class Pricer:
             piece = step.keys.seconds(self._bank, every / blocks)
             self._in_blocks("gather rows", (step.keys.name,), Axis.ROWS, blocks, piece, transfer, counted=counted)
         self.stream = rows
-        context = np.where(avoids, _without_keys(self._setting, rows), step.attend.seconds(self._bank, rows, keys=S))
+        projected = step.attend.seconds(self._bank, rows, keys=keys)
+        context = np.where(avoids, _without_keys(self._setting, step, rows), projected)
         self._compute(Axis.ROWS, step.query.seconds(self._bank, rows) + context, step.query.name, step.attend.name)
 
     def _gather_rows(self, step: steps.GatherRows) -> None:
         S, H = self._setting.rows, self._setting.spec.hidden
-        units, names = self.values[step.axis], tuple(work.name for work in step.works)
+        units, names = self.values[step.axis], tuple(call.name for call in step.calls)
 
         def seconds(rows: Any) -> Floats:
-            return np.asarray(sum(work.seconds(self._bank, rows, units) for work in step.works))
+            return np.asarray(sum(call.seconds(self._bank, rows, units) for call in step.calls))
 
         if step.norm is Layout.FULL and self.stream is not None:
             transfer = self._gather(self.stream, Axis.ROWS, H, routed=False)
@@ -225,6 +206,35 @@ class Pricer:
         rows = self._setting.rows / blocks * (weights > 0)
         return self._bank.seconds(Kernel.CONTRACT, rows, tensors * weights)
 
+    def _deal_columns(self, step: steps.DealColumns) -> None:
+        s, columns = self._setting, by_columns(self._setting, self.values[Axis.SUB_BLOCKS])
+        if self.stream is not None:
+            self.send("deal columns out", regrid(s, by_rows(s, self.stream), columns))
+        elif self._columns is not None and not np.array_equal(self._columns.columns, columns.columns):
+            self.send("deal columns anew", regrid(s, self._columns, columns))
+        self.stream, self._columns = None, columns
+
+    def _gather_from_columns(self) -> None:
+        """Bring the stream to the rows that the block begins with, or all of it to all."""
+        s, rows, active = self._setting, self.values.get(Axis.ROWS), self._active
+        assert self._columns is not None
+        assert active is not None
+        wanted = in_full(s, active) if rows is None else by_rows(s, rows)
+        self.send("gather columns", regrid(s, self._columns, wanted))
+        self.stream, self._columns = rows, None
+
+    def _gather_all(self, step: steps.GatherAll) -> None:
+        s, active = self._setting, self._active
+        if self.stream is not None and active is not None:
+            self.send("gather rows", regrid(s, by_rows(s, self.stream), in_full(s, active)))
+            self.stream = None
+
+    def _alone(self, step: steps.Alone) -> None:
+        s, parts = self._setting, self.values.get(step.axis, np.ones(1))
+        own = [(step.block, steps.cut_steps(step.block, Cut.ROWS, Layout.ROWS))]
+        seconds = seconds_alone(replace(s, tile_rows=0), np.full((1, 1), float(s.rows)), own)[0]
+        self._compute(Axis.FIXED, parts * seconds, step.block.name)
+
     def _reduce(self, step: steps.Reduce) -> None:
         if step.norm is Layout.ROWS:
             self._reduce_to_rows(step)
@@ -234,10 +244,10 @@ class Pricer:
     def _close(self, step: steps.Close) -> None:
         if step.norm is Layout.ROWS:
             self.stream = self.values[Axis.ROWS]
-            self._by_rows(step.work)
+            self._by_rows(step.call)
         else:
             self.stream = None
-            self._compute(Axis.FIXED, step.work.seconds(self._bank, self._setting.rows), step.work.name)
+            self._compute(Axis.FIXED, step.call.seconds(self._bank, self._setting.rows), step.call.name)
 
     def _reduce_to_rows(self, step: steps.Reduce) -> None:
         """Add the summands where their rows belong, computing them tile by tile of the owner's."""
@@ -251,12 +261,12 @@ class Pricer:
         counted, blocks = self._blocks(
             lambda values, active: tile_counts(values.get(Axis.ROWS, rows), s.tile_rows).sum(-1, keepdims=True)
         )
-        piece = step.work.seconds(self._bank, s.rows / blocks, units)
+        piece = step.call.seconds(self._bank, s.rows / blocks, units)
         transfer = Transfer(
             exchange, scatters=True, axis=Axis.ROWS, unit_bytes=unit_bytes, peers=step.axis,
             wire=s.wire, tile_rows=s.tile_rows,
         )  # fmt: skip
-        self._in_blocks("reduce", (step.work.name,), step.axis, blocks, piece, transfer, reduces=True, counted=counted)
+        self._in_blocks("reduce", (step.call.name,), step.axis, blocks, piece, transfer, reduces=True, counted=counted)
 
     def _reduce_to_all(self, step: steps.Reduce) -> None:
         """Add the summands on all active devices: a swap between two, else a reduce-scatter and an all-gather."""
@@ -285,9 +295,9 @@ class Pricer:
             return np.where(by_two, 1, tiles(active).sum(-1, keepdims=True))
 
         counted, blocks = self._blocks(count)
-        piece = step.work.seconds(self._bank, s.rows / blocks, units)
+        piece = step.call.seconds(self._bank, s.rows / blocks, units)
         summing = Transfer(reduce, wire=s.wire)
-        self._in_blocks("reduce", (step.work.name,), step.axis, blocks, piece, summing, reduces=True, counted=counted)
+        self._in_blocks("reduce", (step.call.name,), step.axis, blocks, piece, summing, reduces=True, counted=counted)
         self._exchange(TimedStep("gather sums", transfer=Transfer(spread, wire=s.wire)))
 
     def _gather(
@@ -318,7 +328,7 @@ class Pricer:
 
     def _in_blocks(
         self, name: str, meanwhile: tuple[str, ...], axis: Axis, blocks: Any, piece: Floats, transfer: Transfer,
-        *, reduces: bool = False, counted: Blocks | None = None,
+        *, reduces: bool = False, counted: BlockCount | None = None,
     ) -> None:  # fmt: skip
         """Add an exchange beside so many blocks of rows, each computed `meanwhile` in `piece` seconds.
 
@@ -338,10 +348,6 @@ class Pricer:
     def _known(self, exchange: Exchange) -> Transfer:
         return Transfer(lambda values, active: exchange, wire=self._setting.wire)
 
-    def work(self, seconds: Floats, name: str) -> None:
-        """Add compute that is known, [p]."""
-        self._compute(Axis.FIXED, seconds, name)
-
     def _exchange(self, step: TimedStep) -> None:
         """Add an exchange; the compute since the last one stands before it."""
         pending = self._pending
@@ -353,14 +359,14 @@ class Pricer:
         load, pending = {axis: seconds}, self._pending
         self._pending = Pending(plus(pending.all, load), plus(pending.first, load), (*pending.names, *names))
 
-    def _by_rows(self, work: steps.Work) -> None:
+    def _by_rows(self, call: steps.Call) -> None:
         """Add compute on the stream's rows, tile by tile."""
         assert self.stream is not None
         tiles = np.maximum(tile_counts(self.stream, self._setting.tile_rows), 1)
-        tile = work.seconds(self._bank, self.stream / tiles)
+        tile = call.seconds(self._bank, self.stream / tiles)
         whole, first = {Axis.ROWS: tiles * tile}, {Axis.ROWS: tile}
         pending = self._pending
-        self._pending = Pending(plus(pending.all, whole), plus(pending.first, first), (*pending.names, work.name))
+        self._pending = Pending(plus(pending.all, whole), plus(pending.first, first), (*pending.names, call.name))
 
     def _lay_by_rows(self) -> Floats:
         """Bring the stream to this block's rows; nothing moves where it lies so already, or in full."""
@@ -378,12 +384,12 @@ class Pricer:
         if stream is None or rows is None or stream is rows:
             return
         row_bytes, tiles = s.row_bytes(s.spec.hidden), tile_counts(stream, s.tile_rows)
-        if s.spec.norm == "pre":
+        if self._norm == "pre":
             self.send("move residual", move(stream, rows, row_bytes, tiles))
         if not gathering.all():
             self.send("move rows", move(stream, rows, np.where(gathering, 0.0, row_bytes), tiles))
 
-    def _owners_of(self, have: Floats) -> Blocks:
+    def _owners_of(self, have: Floats) -> BlockCount:
         own = have is self.values.get(Axis.ROWS)
 
         def owners(values: Values, active: Mask) -> Floats:
@@ -392,18 +398,24 @@ class Pricer:
 
         return owners
 
-    def _blocks(self, count: Blocks) -> tuple[Blocks, Any]:
+    def _blocks(self, count: BlockCount) -> tuple[BlockCount, Any]:
         """Return how to count blocks, and their number; in a table, every number there may be, [blocks + 1, 1, 1]."""
         if self._active is not None:
             return count, np.maximum(count(self.values, self._active), 1)
         return count, np.maximum(np.arange(most_blocks(self._setting) + 1.0), 1)[:, None, None]
 
 
-def seconds_alone(s: Setting, rows: Floats, own: Iterable[steps.Step], avoids: Mask | None = None) -> Floats:
-    """Return what steps by rows take on every device alone, [..., p], of so many rows, [..., 1]; `avoids` as above."""
+def seconds_alone(
+    s: Setting, rows: Floats, blocks: Iterable[tuple[Block, Iterable[steps.Step]]], avoids: Mask | None = None
+) -> Floats:
+    """Return what blocks' steps by rows take on every device alone, [..., p], of so many rows, [..., 1].
+
+    `avoids` as above.
+    """
     pricer = Pricer(s, {Axis.ROWS: rows}, rows, np.ones(1, bool))
     pricer.avoids = avoids
-    pricer.add(own)
+    for block, own in blocks:
+        pricer.add(block, own)
     pricer.send("hand on", of_matrix(np.zeros((s.devices, s.devices))))
     found = np.zeros((*rows.shape[:-1], s.devices))
     for step in pricer.taken():
@@ -413,27 +425,27 @@ def seconds_alone(s: Setting, rows: Floats, own: Iterable[steps.Step], avoids: M
     return found
 
 
-def _without_keys(s: Setting, rows: Floats) -> Floats:
+def _without_keys(s: Setting, step: steps.GatherInput, rows: Floats) -> Floats:
     """Return the seconds from Q to the context of own rows without K and V."""
-    H, A, bank = s.spec.hidden, s.spec.heads, s.machine.bank
+    H, A, keys, bank = s.spec.hidden, step.attend.size, s.work.keys, s.machine.bank
     # A head's queries are as wide as the stream, and meet all rows of it twice.
-    wide = bank.seconds(Kernel.PROJECT, A * rows, H * s.rows)
-    return np.asarray(2 * wide + 2 * bank.seconds(Kernel.CONTRACT, rows, H * H) + bank.attend(rows, s.rows, A, 0))
+    wide = bank.seconds(Kernel.PROJECT, A * rows, H * keys)
+    return np.asarray(2 * wide + 2 * bank.seconds(Kernel.CONTRACT, rows, H * H) + bank.attend(rows, keys, A, 0))
 
 
-def avoiding(s: Setting, rows: Any, devices: int) -> Mask:
+def avoiding(s: Setting, block: Attention, rows: Any, devices: int) -> Mask:
     """Return for whom, with so many rows of its own, it is less time to avoid K and V than to compute them of all.
 
     They are computed while the input arrives, from so many devices, but for its last block; without them all of it has
     to be there.
     """
     bank, own = s.machine.bank, np.asarray(rows, float)
-    step = steps.cut_steps(s.spec, "attention", Cut.ROWS, Layout.ROWS, input_gathered=True)[0]
+    step = steps.cut_steps(block, Cut.ROWS, Layout.ROWS, input_gathered=True)[0]
     assert isinstance(step, steps.GatherInput)
-    block = step.keys.seconds(bank, s.rows * (own > 0) / devices)
+    piece = step.keys.seconds(bank, s.work.keys * (own > 0) / devices)
     arriving = s.row_bytes(s.spec.hidden) * (s.rows - own) / s.machine.network.bandwidth
-    left = np.maximum(devices * block - arriving, block)
-    return np.asarray(_without_keys(s, own) < left + step.attend.seconds(bank, own, keys=s.rows))
+    left = np.maximum(devices * piece - arriving, piece)
+    return np.asarray(_without_keys(s, step, own) < left + step.attend.seconds(bank, own, keys=s.work.keys))
 
 
 def most_blocks(s: Setting) -> int:

@@ -18,22 +18,36 @@ get and give passes its link: together they answer no more requests than that ca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from solver.cluster.cluster import Cluster, Device
 from solver.cluster.curves import Floats
+from solver.model.blocks import Block, Cut
 from solver.model.spec import ModelSpec
-from solver.model.sublayers import BLOCK, SUBLAYERS, widths
+from solver.model.sublayers import BLOCK, widths
 from solver.plan.holdings import all_weights_bytes
-from solver.plan.plan import STAGE_WIRES, BlockPlan, Cut, LayerPlan, Layout, Plan, Prediction, Stage, Wire, uniform_plan
+from solver.plan.plan import (
+    STAGE_WIRES,
+    BlockPlan,
+    Layout,
+    Plan,
+    Prediction,
+    Stage,
+    Wire,
+    block_by_rows,
+    blockwise_plan,
+    layer_by_rows,
+)
 from solver.plan.spans import Partition, Span
 from solver.schedule.cost import Price, PricedStep, price, setting
 from solver.schedule.exchange import Exchange, move, of_matrix, tile_counts
-from solver.schedule.pricing import Setting, seconds_alone
-from solver.schedule.steps import BLOCKS, cut_steps
+from solver.schedule.pricing import seconds_alone
+from solver.schedule.setting import Setting
+from solver.schedule.steps import cut_steps
 from solver.schedule.timing import TimedStep, Times, Transfer, step_times
 
 
@@ -174,7 +188,7 @@ def price_plan(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Pric
     s = setting(spec, cluster, rows, plan.wire)
     if plan.in_one:
         return _in_one(s, plan)
-    embed_s = _embed_s(replace(spec, layers=1), cluster, rows)
+    embed_s = _embed_s(spec.only(0, 1), cluster, rows)
     leader = next(
         (n for n, rep in enumerate(plan.replicas) if any(cluster.names[0] in stage.devices for stage in rep)), None
     )
@@ -196,22 +210,15 @@ def layer_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     return np.asarray(sublayer_seconds(spec, cluster, rows).sum(0))
 
 
-def one_device_layer() -> LayerPlan:
-    """Return the cuts of a layer that one device has for itself."""
-    block = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
-    return LayerPlan(block, block)
-
-
 def sublayer_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
-    """Return the seconds of a layer's sub-layers on every device alone, [4, p]."""
+    """Return the seconds of a layer's sub-layers on every device alone, [sub-layers, p]."""
     s, every = setting(spec, cluster, rows), np.full((1, 1), float(rows))
 
-    def seconds(number: int) -> Floats:
-        half = Span(number % BLOCK, number % BLOCK + 1)
-        own = cut_steps(spec, BLOCKS[number // BLOCK], Cut.ROWS, Layout.ROWS, half)
-        return np.asarray(seconds_alone(s, every, own)[0])
+    def seconds(block: Block, half: int) -> Floats:
+        own = cut_steps(block, Cut.ROWS, Layout.ROWS, Span(half, half + 1))
+        return np.asarray(seconds_alone(s, every, [(block, own)])[0])
 
-    return np.stack([seconds(number) for number in range(SUBLAYERS)])
+    return np.stack([seconds(block, half) for block in spec.blocks for half in range(BLOCK)])
 
 
 def chain(spec: ModelSpec, cluster: Cluster, parts: Iterable[tuple[int, int]], system: str, rows: int) -> Plan:
@@ -219,7 +226,7 @@ def chain(spec: ModelSpec, cluster: Cluster, parts: Iterable[tuple[int, int]], s
 
     Where the layers are used up, the next part begins another replica.
     """
-    sublayers = [(rank, SUBLAYERS * count) for rank, count in parts]
+    sublayers = [(rank, BLOCK * len(spec.blocks) * count) for rank, count in parts]
     return chain_of_sublayers(spec, cluster, sublayers, system, rows)
 
 
@@ -227,18 +234,19 @@ def chain_of_sublayers(
     spec: ModelSpec, cluster: Cluster, parts: Iterable[tuple[int, int]], system: str, rows: int
 ) -> Plan:
     """Return the same of parts (rank, number of sub-layers)."""
-    stages, start = [], 0
+    stages, start, layer = [], 0, layer_by_rows(spec.blocks, [1.0])
+    per_layer = BLOCK * len(layer)
     for rank, count in parts:
-        touched = Span(start // SUBLAYERS, -(-(start + count) // SUBLAYERS))
-        stages.append(Stage((cluster.names[rank],), ((touched, one_device_layer()),), Span(start, start + count)))
-        start = (start + count) % (SUBLAYERS * spec.layers)
+        touched = Span(start // per_layer, -(-(start + count) // per_layer))
+        stages.append(Stage((cluster.names[rank],), ((touched, layer),), Span(start, start + count)))
+        start = (start + count) % (per_layer * spec.layers)
     return Plan(tuple(stages), spec.name, spec.fingerprint, cluster.fingerprint, system, rows, devices=cluster.names)
 
 
 def _embed_s(spec: ModelSpec, cluster: Cluster, rows: int) -> float:
     """Return the seconds in which rank 0 embeds: the first step of the model on it alone."""
     first = cluster.only([0])
-    found = price(setting(spec, first, rows), uniform_plan(spec, first.names, one_device_layer()))
+    found = price(setting(spec, first, rows), blockwise_plan(spec, first.names, partial(block_by_rows, shares=[1.0])))
     return float(found.steps[0].times.compute.max())
 
 
@@ -299,19 +307,20 @@ def _replica(s: Setting, cluster: Cluster, plan: Plan, stages: tuple[Stage, ...]
     for stage, own in zip(stages, layers, strict=True):
         ranks = plan.ranks(stage)
         active = [ranks[within] for within in stage.active]
-        enter = _hand(s, have, _lies(s, stage.first, ranks), active, stage.sublayers.start, slowest_s)
+        width = widths(s.spec.run(stage.span.start).blocks, stage.begins)
+        enter = _hand(s, have, _lies(s, stage.first, ranks), active, width, slowest_s)
         found.append(PricedStage(stage, ranks, enter, own))
         lies = _lies(s, stage.last, ranks)
         # Where all have all, the first of them sends it: rank 0 itself, if it is one of them.
         have = s.rows * (np.arange(s.devices) == active[0]).astype(float) if lies is None else lies
-    return PricedReplica(tuple(found), _hand(s, have, s.rows * root.astype(float), [0], 0, slowest_s))
+    return PricedReplica(tuple(found), _hand(s, have, s.rows * root.astype(float), [0], (s.spec.hidden,), slowest_s))
 
 
 def _layers(s: Setting, cluster: Cluster, plan: Plan, stage: Stage, ranks: tuple[int, ...]) -> Price:
     """Price a stage's layers as a model of their own on a cluster of their own, without its ends."""
-    spec, start = replace(s.spec, layers=stage.span.size), stage.span.start
+    spec, start = s.spec.only(stage.span.start, stage.span.stop), stage.span.start
     runs = tuple((Span(span.start - start, span.stop - start), layer) for span, layer in stage.layers)
-    part = Span(stage.sublayers.start - SUBLAYERS * start, stage.sublayers.stop - SUBLAYERS * start)
+    part = stage.sublayers.within(Span(start, stage.span.stop).scaled(stage.per_layer))
     own = replace(plan, stages=(Stage(stage.devices, runs, part),), devices=stage.devices, wire=plan.wire.within)
     found = price(setting(spec, cluster.only(ranks), s.rows), own)
     # The first step embeds and hands out. The last hands in, behind what is computed since the last exchange.
@@ -333,18 +342,18 @@ def _lies(s: Setting, block: BlockPlan, ranks: tuple[int, ...]) -> Floats | None
 
 
 def _hand(
-    s: Setting, have: Floats, want: Floats | None, receivers: list[int], done: int, slowest_s: float
+    s: Setting, have: Floats, want: Floats | None, receivers: list[int], width: Sequence[int], slowest_s: float
 ) -> PricedStep:
     """Price bringing rows from where they lie to where they are wanted; None: all to every receiver.
 
-    What travels depends on how many sub-layers are `done`. What adapts takes the most bits with which it is no slower
-    than the slowest stage.
+    A row has tensors of these widths. What adapts takes the most bits with which it is no slower than the slowest
+    stage.
     """
     if s.wire is Wire.ADAPTIVE:
-        found = (_hand(replace(s, wire=wire), have, want, receivers, done, slowest_s) for wire in STAGE_WIRES)
+        found = (_hand(replace(s, wire=wire), have, want, receivers, width, slowest_s) for wire in STAGE_WIRES)
         *_, fewest = tried = list(found)
         return next((step for step in tried if float(step.times.exchange.max()) <= slowest_s), fewest)
-    row_bytes = sum(s.row_bytes(width) for width in widths(s.spec, done))
+    row_bytes = sum(map(s.row_bytes, width))
     if want is None:
         everyone = np.isin(np.arange(s.devices), receivers)
         exchange = of_matrix(row_bytes * have[:, None] * (everyone & ~np.eye(s.devices, dtype=bool)))

@@ -6,6 +6,8 @@
     attention columns   as block up to the context; gather columns; own output columns; gather columns; close
     mlp rows            lay; up, activation by tiles | down by tiles; close
     mlp block, columns  as attention, with up and activation for Q, K, V, and down for the output
+    sub_blocks          deal columns; alone, of each own sub-block
+    whole               gather all; alone
     grid, of both       enter, during: the first product; add up; attention, or the activation; spread
                         leave, during: the second product; close
 
@@ -17,32 +19,22 @@ the middle of another. What a rank computes between two exchanges is one graph a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from typing import Any
 
 from solver.cluster.curves import Bank, Floats, Kernel
-from solver.model.spec import ModelSpec
+from solver.model.attention import Attention
+from solver.model.blocks import Axis, Block, Cut
+from solver.model.mlp import Mlp
 from solver.model.sublayers import BLOCK
-from solver.plan.plan import BlockPlan, Cut, Layout
+from solver.plan.plan import BlockPlan, Layout
 from solver.plan.spans import Span
 
 
-class Axis(StrEnum):
-    """What is shared out; `FIXED` is what depends on no share, but on taking part at all."""
-
-    FIXED = "fixed"
-    ROWS = "rows"
-    HEADS = "heads"
-    CONTEXT = "attention output columns"
-    FFN = "ffn columns"
-    OUTPUT = "mlp output columns"
-
-
 @dataclass(frozen=True, slots=True)
-class Work:
+class Call:
     """A call of a kernel on some rows.
 
     Parameters
@@ -77,7 +69,7 @@ class Work:
         return 2 * self.size * (self.kernel in (Kernel.PROJECT, Kernel.CONTRACT))
 
 
-Works = tuple[Work, ...]
+Calls = tuple[Call, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +81,7 @@ class Lay:
 class ByTiles:
     """Own rows are computed tile by tile."""
 
-    works: Works
+    calls: Calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +89,25 @@ class AtOnce:
     """All rows are computed by who has a share of an axis."""
 
     axis: Axis
-    works: Works
+    calls: Calls
 
 
 @dataclass(frozen=True, slots=True)
 class GatherKeys:
     """K and V are computed by tiles, and go to whose rows attend to them; there Q is computed meanwhile; attention."""
 
-    keys: Work
-    query: Work
-    attend: Work
+    keys: Call
+    query: Call
+    attend: Call
 
 
 @dataclass(frozen=True, slots=True)
 class GatherInput:
     """The block's input goes to whose rows attend to it; who projects it does so as it comes, and attends (Voltage)."""
 
-    keys: Work
-    query: Work
-    attend: Work
+    keys: Call
+    query: Call
+    attend: Call
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +115,7 @@ class GatherRows:
     """All rows go to who has a share of an axis, and are computed as they come; to all where the norm is on full."""
 
     axis: Axis
-    works: Works
+    calls: Calls
     norm: Layout
 
 
@@ -141,7 +133,7 @@ class Reduce:
     """Summands are computed tile by tile, and added where the rows belong, or everywhere."""
 
     axis: Axis
-    work: Work
+    call: Call
     norm: Layout
 
 
@@ -178,100 +170,126 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class DealColumns:
+    """Everybody gets the columns of its sub-blocks; nothing moves where they lie so."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatherAll:
+    """Everybody gets everything; nothing moves where it has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Each computes the block by itself, of all rows: of the columns of every own sub-block, or of all columns."""
+
+    block: Block
+    axis: Axis  # SUB_BLOCKS, or FIXED
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Bias, residual and norm, on rows or on full."""
 
     norm: Layout
-    work: Work
+    call: Call
 
 
 Step = (
     Lay | ByTiles | AtOnce | GatherKeys | GatherInput | GatherRows | GatherColumns | Reduce
-    | Enter | AddUp | Spread | Leave | Close
+    | Enter | AddUp | Spread | Leave | DealColumns | GatherAll | Alone | Close
 )  # fmt: skip
+Halves = tuple[Sequence[Step], Sequence[Step]]
 WHOLE = Span(0, BLOCK)  # of a block's halves
-BLOCKS = ("attention", "mlp")  # of a layer, in order
 
 
-def block_steps(spec: ModelSpec, name: str, plan: BlockPlan, halves: Span = WHOLE) -> tuple[Step, ...]:
-    """Return the steps of a block, "attention" or "mlp", under a plan, or of one of its halves."""
-    return cut_steps(spec, name, plan.cut, plan.norm, halves, input_gathered=plan.keys is not None)
+def block_steps(block: Block, plan: BlockPlan, halves: Span = WHOLE) -> tuple[Step, ...]:
+    """Return the steps of a block under a plan, or of one of its halves."""
+    return cut_steps(block, plan.cut, plan.norm, halves, input_gathered=plan.keys is not None)
 
 
 @lru_cache(maxsize=256)
 def cut_steps(
-    spec: ModelSpec, name: str, cut: Cut, norm: Layout, halves: Span = WHOLE, *, input_gathered: bool = False
+    block: Block, cut: Cut, norm: Layout, halves: Span = WHOLE, *, input_gathered: bool = False
 ) -> tuple[Step, ...]:
     """Return the same of a cut."""
-    first, second = attention(spec, cut, norm, input_gathered) if name == "attention" else mlp(spec, cut, norm)
+    if cut is Cut.SUB_BLOCKS:
+        return DealColumns(), Alone(block, Axis.SUB_BLOCKS)
+    if cut is Cut.WHOLE:
+        return GatherAll(), Alone(block, Axis.FIXED)
+    first, second = KINDS[type(block)](block, cut, norm, input_gathered)
     return (*(first if halves.start == 0 else ()), *(second if halves.stop == BLOCK else ()))
 
 
-def attention(spec: ModelSpec, cut: Cut, norm: Layout, input_gathered: bool) -> tuple[Sequence[Step], Sequence[Step]]:
+def attention(block: Attention, cut: Cut, norm: Layout, input_gathered: bool) -> Halves:
     """Return the steps of multi-head attention, in halves; what is not cut by rows has all in the first."""
-    H, A, d = spec.hidden, spec.heads, spec.head_dim
+    H, A, d = block.hidden, block.heads, block.head_dim
     heads = 1 if cut is not Cut.ROWS else A  # of a unit
-    attend = Work("attention", Kernel.ATTEND, heads, d)
-    out = Work("output", Kernel.CONTRACT, heads * d * H)
+    attend = Call("attention", Kernel.ATTEND, heads, d)
+    out = Call("output", Kernel.CONTRACT, heads * d * H)
     if cut is Cut.GRID:
-        return _grid(spec, Enter(Axis.HEADS, Axis.CONTEXT, d, 3), attend), ()
+        return _grid(block, Enter(Axis.HEADS, Axis.CONTEXT, d, 3), attend), ()
     if cut is not Cut.ROWS:
-        into = Work("Q, K, V", Kernel.PROJECT, 3 * d * H)
-        return [*_shared(spec, Axis.HEADS, Axis.CONTEXT, (into,), (attend,), out, cut, norm)], ()
-    keys, query = Work("K, V", Kernel.PROJECT, 2 * H * H), Work("Q", Kernel.PROJECT, H * H)
+        into = Call("Q, K, V", Kernel.PROJECT, 3 * d * H)
+        return [*_shared(block, (into,), (attend,), out, cut, norm)], ()
+    keys, query = Call("K, V", Kernel.PROJECT, 2 * H * H), Call("Q", Kernel.PROJECT, H * H)
     if input_gathered:
         first: Sequence[Step] = [GatherInput(keys, query, attend)]
     else:
         first = [Lay(), GatherKeys(keys, query, attend)]
-    return first, [ByTiles((out,)), _close(spec, norm)]
+    return first, [ByTiles((out,)), close(block, norm)]
 
 
-def mlp(spec: ModelSpec, cut: Cut, norm: Layout) -> tuple[Sequence[Step], Sequence[Step]]:
+def mlp(block: Mlp, cut: Cut, norm: Layout, input_gathered: bool) -> Halves:
     """Return the steps of the feed-forward block, in halves."""
-    columns = 1 if cut is not Cut.ROWS else spec.ffn  # of a unit
-    up = Work("up", Kernel.PROJECT, spec.hidden * columns)
-    activation = Work("activation", Kernel.ACTIVATE, columns)
-    down = Work("down", Kernel.CONTRACT, spec.hidden * columns)
+    columns = 1 if cut is not Cut.ROWS else block.ffn  # of a unit
+    up = Call("up", Kernel.PROJECT, block.hidden * columns)
+    activation = Call("activation", Kernel.ACTIVATE, columns)
+    down = Call("down", Kernel.CONTRACT, block.hidden * columns)
     if cut is Cut.GRID:
-        return _grid(spec, Enter(Axis.FFN, Axis.OUTPUT, 1, 1), activation), ()
+        return _grid(block, Enter(Axis.FFN, Axis.OUTPUT, 1, 1), activation), ()
     if cut is not Cut.ROWS:
-        return [*_shared(spec, Axis.FFN, Axis.OUTPUT, (up, activation), (), down, cut, norm)], ()
-    return [Lay(), ByTiles((up, activation))], [ByTiles((down,)), _close(spec, norm)]
+        return [*_shared(block, (up, activation), (), down, cut, norm)], ()
+    return [Lay(), ByTiles((up, activation))], [ByTiles((down,)), close(block, norm)]
 
 
-def _shared(
-    spec: ModelSpec, axis: Axis, output: Axis, into: Works, between: Works, out: Work, cut: Cut, norm: Layout
-) -> Iterator[Step]:
+# By the class of a block: its steps under a cut, with the norm on rows or on full, and, of attention by rows, where its
+# input is gathered and not K and V.
+KINDS: dict[type[Block], Callable[[Any, Cut, Layout, bool], Halves]] = {Attention: attention, Mlp: mlp}
+
+
+def _shared(block: Block, into: Calls, between: Calls, out: Call, cut: Cut, norm: Layout) -> Iterator[Step]:
     """Yield the steps of a block whose heads or F columns are shared out."""
-    yield GatherRows(axis, into, norm)
+    inner = block.inner
+    assert inner is not None
+    yield GatherRows(inner.axis, into, norm)
     if between:
-        yield AtOnce(axis, between)
+        yield AtOnce(inner.axis, between)
     if cut is Cut.COLUMNS:
         # An output column has a weight of every inner column.
-        columns = out.size // spec.hidden
-        inner = columns * (spec.heads if axis is Axis.HEADS else spec.ffn)
-        yield GatherColumns(axis, columns, output)
-        yield AtOnce(output, (Work(out.name, out.kernel, inner),))
-        yield GatherColumns(output, 1, Axis.FIXED)
+        yield GatherColumns(inner.axis, inner.unit, inner.output)
+        yield AtOnce(inner.output, (Call(out.name, out.kernel, block.inner_columns),))
+        yield GatherColumns(inner.output, 1, Axis.FIXED)
     else:
-        yield Reduce(axis, out, norm)
-    yield _close(spec, norm)
+        yield Reduce(inner.axis, out, norm)
+    yield close(block, norm)
 
 
-def _grid(spec: ModelSpec, enter: Enter, between: Work) -> Sequence[Step]:
+def _grid(block: Block, enter: Enter, between: Call) -> Sequence[Step]:
     """Return the steps of a block whose weights are 2-D tiles."""
     steps: list[Step] = [enter, AddUp(enter.tensors), AtOnce(enter.axis, (between,)), Spread(), Leave(enter.axis)]
-    return [*steps, _close(spec, Layout.ROWS)]
+    return [*steps, close(block, Layout.ROWS)]
 
 
-def _close(spec: ModelSpec, norm: Layout) -> Close:
-    return Close(norm, Work("bias, residual, norm", Kernel.NORM, spec.hidden))
+def close(block: Block, norm: Layout) -> Close:
+    """Return the step with which a block ends."""
+    return Close(norm, Call("bias, residual, norm", Kernel.NORM, block.hidden))
 
 
-def flop_of_rows(spec: ModelSpec, name: str, halves: Span, keys: int) -> int:
+def flop_of_rows(block: Block, halves: Span, keys: int) -> int:
     """Return the floating-point operations of a row in halves of a block, where it attends to so many keys."""
-    works: list[Work] = []
-    for step in cut_steps(spec, name, Cut.ROWS, Layout.ROWS, halves):
-        works += step.works if isinstance(step, ByTiles) else ()
-        works += (step.keys, step.query, step.attend) if isinstance(step, GatherKeys) else ()
-    return sum(work.flop(keys) for work in works)
+    calls: list[Call] = []
+    for step in cut_steps(block, Cut.ROWS, Layout.ROWS, halves):
+        calls += step.calls if isinstance(step, ByTiles) else ()
+        calls += (step.keys, step.query, step.attend) if isinstance(step, GatherKeys) else ()
+    return sum(call.flop(keys) for call in calls)

@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.cluster.curves import Bank, Floats, Kernel
+from solver.model.blocks import Axis
 from solver.plan.plan import Wire
 from solver.plan.routes import Route
 from solver.schedule.exchange import Exchange, Mask, Network, largest_other
-from solver.schedule.steps import Axis
 
 FLOAT_BYTES = 4
 
@@ -92,7 +92,7 @@ class Transfer:
     route: Route = Route.DIRECT
 
 
-Blocks = Callable[[Values, Mask], Floats]  # in how many blocks of rows products run, [..., 1]
+BlockCount = Callable[[Values, Mask], Floats]  # in how many blocks of rows products run, [..., 1]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +112,7 @@ class TimedStep:
     edge: Load = field(default_factory=dict)
     transfer: Transfer | None = None
     reduces: bool = False
-    blocks: Blocks | None = None
+    blocks: BlockCount | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

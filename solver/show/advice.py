@@ -14,8 +14,8 @@ from solver.programs.planner import Solution
 from solver.schedule.cost import Price
 from solver.schedule.memory import holds_all
 from solver.schedule.stages import PricedPlan
-from solver.schedule.steps import BLOCKS, WHOLE, flop_of_rows
-from solver.show.comparison import Entry, compare
+from solver.schedule.steps import WHOLE, flop_of_rows
+from solver.show.comparison import ComparedSystem, compare
 from solver.systems import DEFAULT, plans_for
 from solver.systems.hepti import plan_hepti
 
@@ -46,14 +46,17 @@ def other_systems(spec: ModelSpec) -> tuple[str, ...]:
 
 def alternatives(
     spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire, advance: Callable[[int], None] = lambda _: None
-) -> list[Entry]:
+) -> list[ComparedSystem]:
     """Return what the other systems would reach, with the same wire; `advance` is called with 1 after each."""
     return compare(spec, cluster, rows, wire, other_systems(spec), advance)
 
 
 def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price | PricedPlan) -> Bounds:
     """Return the lower bounds of a plan."""
-    flop = spec.layers * rows * sum(flop_of_rows(spec, name, WHOLE, rows) for name in BLOCKS)
+    flop_of_row = sum(
+        run.layers * run.parts * flop_of_rows(block, WHOLE, rows) for run in spec.runs for block in run.blocks
+    )
+    flop = rows * flop_of_row
     bandwidth = np.array([cluster.bandwidth(rank) for rank in range(len(cluster.devices))])
     compute_s = flop / sum(device.compute_flop_per_s for device in cluster.devices)
     return Bounds(compute_s, float((priced.moved_bytes / bandwidth).max()))

@@ -9,7 +9,8 @@ import numpy as np
 
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
-from solver.model.spec import ModelSpec, decoupled
+from solver.model.named import decoupled
+from solver.model.spec import ModelSpec
 from solver.plan.plan import Wire
 from solver.schedule.memory import lacks
 from solver.schedule.stages import price_plan
@@ -19,7 +20,7 @@ TIE = 1e-3  # of the best: plans that are alike differ by less, where seconds ar
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ComparedSystem:
     """A system's plan, predicted.
 
     Parameters
@@ -73,7 +74,7 @@ def compare(
     wire: Wire = Wire.FLOAT32,
     systems: Iterable[str] | None = None,
     advance: Callable[[int], None] = lambda _: None,
-) -> list[Entry]:
+) -> list[ComparedSystem]:
     """Plan by each of the systems, `compared` if none are named, and predict what comes of it.
 
     Where no layer of the model is decoupled, block parallelism is predicted for the model beside it that has such.
@@ -91,7 +92,7 @@ def compared(spec: ModelSpec) -> tuple[str, ...]:
     return plans_for(spec) if spec.groups else tuple(PLANNERS)
 
 
-def ranked(entries: Sequence[Entry], objective: str) -> list[Entry]:
+def ranked(entries: Sequence[ComparedSystem], objective: str) -> list[ComparedSystem]:
     """Return those that can be run before those that cannot, each the best by `latency` or `throughput` first.
 
     Within 0.1 % of the best all are equal: they stand in a fixed order, `hepti` first, for throughput
@@ -100,7 +101,7 @@ def ranked(entries: Sequence[Entry], objective: str) -> list[Entry]:
     best = min((entry.cost_s(objective) for entry in entries if entry.takes_part), default=np.inf)
     order = (THROUGHPUT if objective == "throughput" else DEFAULT, *PLANNERS)
 
-    def key(entry: Entry) -> tuple[bool, float, int]:
+    def key(entry: ComparedSystem) -> tuple[bool, float, int]:
         cost = entry.cost_s(objective)
         tied = entry.takes_part and cost <= best * (1 + TIE)
         return bool(entry.lacks), best if tied else cost, order.index(entry.planner)
@@ -108,7 +109,7 @@ def ranked(entries: Sequence[Entry], objective: str) -> list[Entry]:
     return sorted(entries, key=key)
 
 
-def winner(entries: Sequence[Entry], objective: str) -> Entry | None:
+def winner(entries: Sequence[ComparedSystem], objective: str) -> ComparedSystem | None:
     """Return the best of those that can be run, as `ranked` says it; None where there is none.
 
     What runs another model has no part in it.
@@ -154,7 +155,7 @@ def winners(
     return [[best(bandwidth, memory) for bandwidth in bandwidths] for memory in memories]
 
 
-def _entry(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> Entry:
+def _entry(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire) -> ComparedSystem:
     model = ""
     try:
         if system == DECOUPLED and not spec.groups:
@@ -164,12 +165,14 @@ def _entry(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire
     except HeptiError as error:
         # Beside others' what is the same for all is left out, so that those who lack the same say the same.
         why = str(error).removeprefix(spec.name).removeprefix(f" by {system}").lstrip(" ,")
-        return Entry(system, np.inf, 0.0, 0, (), why, model)
+        return ComparedSystem(system, np.inf, 0.0, 0, (), why, model)
     priced = price_plan(spec, cluster, plan, rows)
     facts = priced.prediction
     name = f"single:{plan.devices[plan.stages[0].active[0]]}" if system == "single" else system
     missing = lacks(spec, cluster, plan, facts.weights_bytes)
-    return Entry(name, facts.seconds, priced.requests_per_s, facts.bytes_on_wire, facts.weights_bytes, missing, model)
+    return ComparedSystem(
+        name, facts.seconds, priced.requests_per_s, facts.bytes_on_wire, facts.weights_bytes, missing, model
+    )
 
 
 def _changed(cluster: Cluster, bandwidth: float, memory: float) -> Cluster:

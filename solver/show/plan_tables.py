@@ -14,18 +14,22 @@ from rich.table import Table
 from solver.base.phrases import counted
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
+from solver.model.blocks import Cut
 from solver.model.precision import FLOAT32
 from solver.plan.file import plan_to_json
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Plan, Wire
+from solver.plan.plan import BlockPlan, LayerPlan, Plan, Wire
 from solver.plan.routes import Route
 from solver.plan.spans import Span
 from solver.programs.planner import Solution
 from solver.schedule.cost import Price
 from solver.show.advice import Bounds, Upgrade
-from solver.show.comparison import Entry
+from solver.show.comparison import ComparedSystem
 from solver.show.system_tables import print_lacking
 
 MOST_LISTED = 16  # devices; of more, only those that take part
+
+# What is shared out within a block, in words short enough that seven columns are not cut at 80.
+UNITS = {"attention": "heads", "mlp": "ffn\ncolumns"}
 
 
 def print_plan(console: Console, cluster: Cluster, plan: Plan, priced: Price) -> None:
@@ -60,11 +64,11 @@ def print_plan(console: Console, cluster: Cluster, plan: Plan, priced: Price) ->
 
 def _routes(plan: Plan) -> str:
     """Return the routes that are not direct."""
-    blocks = [block for _, layer in plan.stages[0].layers for block in (layer.attention, layer.mlp)]
+    blocks = [block for _, layer in plan.stages[0].layers for block in layer]
     return " and ".join(sorted({str(block.route) for block in blocks} - {Route.DIRECT}))
 
 
-def print_comparison(console: Console, plan: Plan, others: Sequence[Entry], bound: Bounds) -> None:
+def print_comparison(console: Console, plan: Plan, others: Sequence[ComparedSystem], bound: Bounds) -> None:
     """Print the plan beside what else there is, and what it cannot beat."""
     assert plan.predicted is not None
     table = new_table("predicted", "system", "ms", "this plan is")
@@ -101,7 +105,7 @@ def print_upgrades(console: Console, plan: Plan, upgrades: Sequence[Upgrade]) ->
 
 
 def to_json(
-    cluster: Cluster, plan: Plan, priced: Price, others: Sequence[Entry], bound: Bounds,
+    cluster: Cluster, plan: Plan, priced: Price, others: Sequence[ComparedSystem], bound: Bounds,
     solution: Solution | None, upgrades: Sequence[Upgrade],
 ) -> str:  # fmt: skip
     """Return the plan's JSON, which can be run as it is, with all that the tables say."""
@@ -145,16 +149,15 @@ def _shares(plan: Plan, spans: Sequence[Span], layer: LayerPlan, listed: Sequenc
     several = "s" * (sum(span.size for span in spans) > 1)
     columns = ["device"]
     # Lines of a heading are short enough that seven columns are not cut at 80.
-    for name, block, unit in (("attention", layer.attention, "heads"), ("mlp", layer.mlp, "ffn\ncolumns")):
+    for block in layer:
         shared = block.cut in (Cut.BLOCK, Cut.COLUMNS, Cut.GRID)
-        headings = [f"by {block.cut}:\n{unit}" if shared else block.cut.replace("_", "-")]
+        headings = [f"by {block.cut}:\n{UNITS.get(block.block, 'inner')}" if shared else block.cut.replace("_", "-")]
         headings += ["output\ncolumns"] * (block.columns is not None)
         headings += ["norm\non rows"] * (block.inner is not None and block.rows is not None)
-        columns += [f"{name}\n{heading}" for heading in headings]
+        columns += [f"{block.block}\n{heading}" for heading in headings]
     table = new_table(f"{plan.model_name}, layer{several} {numbers}", *columns)
     for rank in listed:
-        cells = [*_cells(layer.attention, plan, rank), *_cells(layer.mlp, plan, rank)]
-        table.add_row(plan.devices[rank], *cells)
+        table.add_row(plan.devices[rank], *(cell for block in layer for cell in _cells(block, plan, rank)))
     return table
 
 

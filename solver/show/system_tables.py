@@ -19,10 +19,10 @@ from solver.plan.file import plan_to_json
 from solver.plan.plan import Plan, Wire
 from solver.schedule.stages import PricedPlan
 from solver.show.advice import Upgrade
-from solver.show.comparison import Entry, ranked, winner
+from solver.show.comparison import ComparedSystem, ranked, winner
 
 
-def print_systems(console: Console, entries: Sequence[Entry], title: str, objective: str) -> None:
+def print_systems(console: Console, entries: Sequence[ComparedSystem], title: str, objective: str) -> None:
     """Print every system's prediction, those that can be run first, the best for the objective first; and who wins."""
     # Short enough for 80 columns.
     weights = (f"weights:\n{which} MiB" for which in ("most", "least"))
@@ -54,7 +54,7 @@ def print_systems(console: Console, entries: Sequence[Entry], title: str, object
         console.print(f"throughput: {won.system} wins with {won.requests_per_s:.2f} requests a second.")
 
 
-def print_lacking(console: Console, entries: Sequence[Entry]) -> None:
+def print_lacking(console: Console, entries: Sequence[ComparedSystem]) -> None:
     """Print which systems cannot be run, and why; in a column of a table the words would stand one below the other."""
     lacking: dict[str, list[str]] = {}  # many lack the same
     for entry in entries:
@@ -64,7 +64,7 @@ def print_lacking(console: Console, entries: Sequence[Entry]) -> None:
         console.print(f"† {', '.join(alike)} cannot be run: {why}.", style="dim", markup=False)
 
 
-def systems_to_json(spec: ModelSpec, cluster: Cluster, entries: Sequence[Entry], rows: int, wire: Wire) -> str:
+def systems_to_json(spec: ModelSpec, cluster: Cluster, entries: Sequence[ComparedSystem], rows: int, wire: Wire) -> str:
     """Return the same as JSON; the winners by name, null where nothing can be run."""
     best = {objective: winner(entries, objective) for objective in ("latency", "throughput")}
     table = {

@@ -28,6 +28,7 @@ how many layers have which. Of many devices the fastest are looked at: MOST, and
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -36,15 +37,17 @@ import numpy as np
 from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
+from solver.model.blocks import Axis, Cut
 from solver.model.spec import ModelSpec
-from solver.plan.plan import Cut, Layout, Plan
+from solver.plan.plan import Layout, Plan
 from solver.schedule.cost import setting
-from solver.schedule.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, layer_seconds, tensor_shares
+from solver.schedule.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, seconds_on_one, tensor_shares
 from solver.schedule.exchange import Exchange, Mask, gather, scatter
 from solver.schedule.layer_table import Integers
 from solver.schedule.memory import nearest_lacks, weights_room, whole_layer_bytes
-from solver.schedule.pricing import Pricer, Setting
-from solver.schedule.steps import BLOCKS, Axis, cut_steps
+from solver.schedule.pricing import Pricer
+from solver.schedule.setting import Setting
+from solver.schedule.steps import cut_steps
 from solver.schedule.timing import FLOAT_BYTES, TimedStep, Transfer, step_times
 
 MOST, WAYS = 8, 1 << 13
@@ -106,7 +109,7 @@ def plan_detransformer(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
 
 def able(spec: ModelSpec, cluster: Cluster, rows: int, room: Floats) -> list[int]:
     """Return the ranks that may get sub-blocks: of those with room for one, the fastest, in ascending order."""
-    seconds = layer_seconds(setting(spec, cluster, rows), spec)
+    seconds = seconds_on_one(setting(spec, cluster, rows), spec.blocks)
     found = [rank for rank in np.argsort(seconds, kind="stable").tolist() if room[rank] >= _part_bytes(spec)][:MOST]
     while found and math.comb(spec.sub_blocks + len(found) - 1, spec.sub_blocks) > WAYS:
         found.pop()
@@ -123,7 +126,7 @@ def ways(parts: int, devices: int) -> Integers:
 def choices(spec: ModelSpec, cluster: Cluster, rows: int, crew: list[int]) -> Choices:
     """Price every way to share sub-blocks out among some devices, and every mode of an original layer under it."""
     s, p = setting(spec, cluster, rows).only(np.array(crew)), len(crew)
-    part_s, whole_s = (layer_seconds(s, one) for one in (spec.sub_block, spec))
+    part_s, whole_s = (seconds_on_one(s, one) for one in (spec.part_blocks, spec.blocks))
     counts = ways(spec.sub_blocks, p)
     active = counts > 0
     columns = FLOAT_BYTES * rows * (spec.hidden // spec.sub_blocks) * counts.astype(float)
@@ -199,19 +202,18 @@ def _least(
 def _tensor_parallel(s: Setting, active: Mask) -> tuple[Floats, Floats]:
     """Return the seconds of an original layer by heads and columns, [ways], and the bytes of its shares, [ways, p]."""
     shares = [tensor_shares(s, mask) for mask in active]
-    values = {axis: np.array([share[axis] for share in shares], float) for axis in (Axis.HEADS, Axis.FFN)}
+    values = {axis: np.array([share[axis] for share in shares], float) for axis in shares[0]}
     pricer = Pricer(s, values, None, active)
-    for name in BLOCKS:
-        pricer.add(cut_steps(s.spec, name, Cut.BLOCK, Layout.FULL))
+    for block in s.spec.blocks:
+        pricer.add(block, cut_steps(block, Cut.BLOCK, Layout.FULL))
     seconds = sum(step_times(step, values, active, s.machine).end.max(1) for step in pricer.closed())
-    heads, columns = values[Axis.HEADS], values[Axis.FFN]
-    attention, mlp = (sum(tensor.held_bytes(units=1) for tensor in block.shared) for block in s.spec.blocks)
-    return np.asarray(seconds), heads * attention + columns * mlp
+    unit_bytes = [sum(tensor.held_bytes(units=1) for tensor in block.shared) for block in s.spec.blocks]
+    return np.asarray(seconds), np.asarray(sum(map(operator.mul, unit_bytes, values.values())))
 
 
 def _part_bytes(spec: ModelSpec) -> int:
     """Return the bytes of one sub-block in all decoupled layers."""
-    part_bytes = sum(tensor.held_bytes() for tensor in spec.sub_block.layer_tensors)
+    part_bytes = sum(tensor.held_bytes() for block in spec.part_blocks for tensor in block.tensors)
     return part_bytes * (spec.layers - spec.groups)
 
 

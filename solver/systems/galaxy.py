@@ -18,19 +18,28 @@ import numpy as np
 
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
-from solver.model.spec import ModelSpec
-from solver.plan.plan import Cut, Layout, Plan, uniform_plan
+from solver.model.blocks import Axis
+from solver.model.spec import ModelSpec, encoder_blocks
+from solver.plan.plan import Plan, uniform_plan
 from solver.plan.spans import largest_remainder
 from solver.schedule.cost import setting
-from solver.schedule.layer_table import Integers, LayerKind, layer_plan, layer_steps, layer_weights, unit_count
+from solver.schedule.layer_table import (
+    BLOCK_ROWS,
+    Integers,
+    LayerKind,
+    layer_plan,
+    layer_steps,
+    layer_weights,
+    unit_count,
+)
 from solver.schedule.memory import does_not_fit, packing, weights_room
-from solver.schedule.steps import Axis
 
-KIND = LayerKind(Cut.BLOCK, Layout.ROWS, Cut.BLOCK, Layout.ROWS)
+KIND = LayerKind((BLOCK_ROWS, BLOCK_ROWS))
 
 
 def plan_galaxy(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Share heads and columns by capacity, then repair what memory does not hold."""
+    encoder_blocks(spec)
     s, everyone = setting(spec, cluster, rows), np.ones(len(cluster.devices), bool)
     axes = (Axis.FFN, Axis.HEADS)  # columns are repaired first
     equal = np.array(largest_remainder([1.0] * everyone.size, rows))

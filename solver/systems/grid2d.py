@@ -20,8 +20,9 @@ columns, unless the number of devices is a prime.
 from __future__ import annotations
 
 from solver.cluster.cluster import Cluster
+from solver.model.blocks import Block, Cut, inner_of
 from solver.model.spec import ModelSpec
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, uniform_plan
+from solver.plan.plan import BlockPlan, Layout, Plan, blockwise_plan
 from solver.plan.spans import Partition, largest_remainder
 
 
@@ -31,13 +32,13 @@ def plan_grid2d(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     X = grid_rows(spec, devices)
     columns, shares = Partition.of_shares([1.0] * X, spec.hidden), (1 / devices,) * devices
 
-    def block(inner: int) -> BlockPlan:
-        return BlockPlan(Cut.GRID, nested(inner, X, devices // X), columns, Layout.ROWS, shares)
+    def tiled(block: Block) -> BlockPlan:
+        inner = nested(inner_of(block, "grid2d").count, X, devices // X)
+        return BlockPlan(block.name, Cut.GRID, inner, columns, Layout.ROWS, shares)
 
-    return uniform_plan(
-        spec, cluster.names, LayerPlan(block(spec.heads), block(spec.ffn)),
-        system="grid2d", rows=rows, cluster_fingerprint=cluster.fingerprint,
-    )  # fmt: skip
+    return blockwise_plan(
+        spec, cluster.names, tiled, system="grid2d", rows=rows, cluster_fingerprint=cluster.fingerprint
+    )
 
 
 def grid_rows(spec: ModelSpec, devices: int) -> int:
@@ -48,7 +49,7 @@ def grid_rows(spec: ModelSpec, devices: int) -> int:
 
 def sent_of_row(spec: ModelSpec, X: int, Y: int) -> float:
     """Return the numbers that a device sends in a layer for every row of a request, by the formula above."""
-    H, F, p = spec.hidden, spec.ffn, X * Y
+    H, F, p = spec.hidden, spec.blocks[1].inner_columns, X * Y
     return 4 * H / X * (p - 1) / p + (2 * F + 4 * H) / Y * (X - 1) / X
 
 

@@ -19,18 +19,27 @@ import numpy as np
 
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
-from solver.model.spec import ModelSpec
-from solver.plan.plan import Cut, Layout, Plan, uniform_plan
+from solver.model.blocks import Axis, Cut
+from solver.model.spec import ModelSpec, encoder_blocks
+from solver.plan.plan import Layout, Plan, uniform_plan
 from solver.plan.spans import largest_remainder
 from solver.schedule.cost import setting
-from solver.schedule.layer_table import Integers, LayerKind, LayerTable, Units, layer_plan, layer_table
+from solver.schedule.layer_table import (
+    BLOCK_FULL,
+    ROWS,
+    Integers,
+    LayerKind,
+    LayerTable,
+    Units,
+    layer_plan,
+    layer_table,
+)
 from solver.schedule.memory import does_not_fit, packing, weights_room
-from solver.schedule.steps import Axis
 
 STRATEGIES = (
-    LayerKind(Cut.ROWS, Layout.ROWS, Cut.ROWS, Layout.ROWS),
-    LayerKind(Cut.COLUMNS, Layout.FULL, Cut.COLUMNS, Layout.FULL),
-    LayerKind(Cut.BLOCK, Layout.FULL, Cut.BLOCK, Layout.FULL),
+    LayerKind((ROWS, ROWS)),
+    LayerKind(((Cut.COLUMNS, Layout.FULL),) * 2),
+    LayerKind((BLOCK_FULL, BLOCK_FULL)),
 )
 PERCENT = 100
 MOVES = (32, 16, 8, 4, 2, 1)  # percent at a time
@@ -40,6 +49,7 @@ OVERFLOW = 1e-3  # seconds a byte above what a device has: more than any byte ca
 
 def plan_hepti_additive(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Take the cut and the ratios of least T."""
+    encoder_blocks(spec)
     s, speeds = setting(spec, cluster, rows), np.array([device.compute_flop_per_s for device in cluster.devices])
     crew = np.sort(np.argsort(-speeds, kind="stable")[:PERCENT])  # no more can have a percent each
     room = weights_room(spec, cluster, rows)[crew]

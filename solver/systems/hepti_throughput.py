@@ -31,7 +31,7 @@ from solver.systems.pipeedge import plan_pipeedge
 ALL = 16  # devices of the largest group that is tried besides
 SIZES = (2, 3, 4, 6, 8, 12, 16, 24)  # of groups of many devices
 
-Group = tuple[int, ...]
+DeviceGroup = tuple[int, ...]
 
 
 def solve_throughput(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
@@ -65,18 +65,18 @@ class _Groups:
         self._spec, self._cluster, self._rows = spec, cluster, rows
         self._known: dict[object, tuple[float, tuple[Stage, ...], int]] = {}
 
-    def rate(self, group: Group) -> float:
+    def rate(self, group: DeviceGroup) -> float:
         """Return the requests a second of a group; 0 where it does not hold the model."""
         return self._best(group)[0]
 
-    def plan(self, groups: Sequence[Group]) -> Plan:
+    def plan(self, groups: Sequence[DeviceGroup]) -> Plan:
         """Return the plan whose replicas are these groups, the one with the highest rate first."""
         found = [self._best(group) for group in sorted(groups, key=lambda group: -self.rate(group))]
         # A plan has tiles of one size: those of the first replica that exchanges anything.
         tile_rows = next((tile_rows for _, _, tile_rows in found if tile_rows), 0)
         return self._plan(tuple(stage for _, stages, _ in found for stage in stages), tile_rows)
 
-    def _best(self, group: Group) -> tuple[float, tuple[Stage, ...], int]:
+    def _best(self, group: DeviceGroup) -> tuple[float, tuple[Stage, ...], int]:
         """Return a group's rate, its stages and their tiles; like groups are planned once."""
         key, names = self._key(group), [self._cluster.names[rank] for rank in group]
         if key not in self._known:
@@ -85,7 +85,7 @@ class _Groups:
         own = tuple(replace(stage, devices=tuple(names[int(place)] for place in stage.devices)) for stage in stages)
         return rate, own, tile_rows
 
-    def _search(self, group: Group) -> tuple[float, tuple[Stage, ...], int]:
+    def _search(self, group: DeviceGroup) -> tuple[float, tuple[Stage, ...], int]:
         """Plan for a group; the stages' devices are places within the group."""
         best: tuple[float, tuple[Stage, ...], int] = (0.0, (), 0)
         if len(group) > 1 and all(self.rate((rank,)) for rank in group):
@@ -114,7 +114,7 @@ class _Groups:
             "hepti-throughput", self._rows, tile_rows, devices=self._cluster.names,
         )  # fmt: skip
 
-    def _key(self, group: Group) -> object:
+    def _key(self, group: DeviceGroup) -> object:
         """Return what a group's rate depends on: its devices, whether rank 0 is one of them, and odd links."""
         if self._cluster.links:
             return group
@@ -135,9 +135,9 @@ def _shared(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     return solve(spec, cluster, rows).plan
 
 
-def _best_partition(groups: _Groups, p: int) -> list[Group]:
+def _best_partition(groups: _Groups, p: int) -> list[DeviceGroup]:
     """Run the dynamic program over sets of devices."""
-    best: list[tuple[float, list[Group]]] = [(0.0, [])]
+    best: list[tuple[float, list[DeviceGroup]]] = [(0.0, [])]
     for members in range(1, 1 << p):
         low = members & -members
         found = best[members ^ low]
@@ -156,11 +156,11 @@ def _best_partition(groups: _Groups, p: int) -> list[Group]:
     return best[-1][1]
 
 
-def _by_size(groups: _Groups, spec: ModelSpec, cluster: Cluster, rows: int) -> Iterator[list[Group]]:
+def _by_size(groups: _Groups, spec: ModelSpec, cluster: Cluster, rows: int) -> Iterator[list[DeviceGroup]]:
     """Yield ways to put many devices into groups: those that hold the model alone, the others by size."""
     holds = holds_all(spec, cluster, rows)
     order = np.argsort(layer_seconds(spec, cluster, rows), kind="stable").tolist()
-    alone: list[Group] = [(rank,) for rank in order if holds[rank]]
+    alone: list[DeviceGroup] = [(rank,) for rank in order if holds[rank]]
     if alone:
         yield alone
     others = [rank for rank in order if not holds[rank]]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from solver.cluster.cluster import Cluster
+from solver.model.blocks import Block, Cut, inner_of
 from solver.model.spec import ModelSpec
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Plan, uniform_plan
+from solver.plan.plan import BlockPlan, Plan, blockwise_plan
 from solver.plan.spans import Partition
 
 
@@ -25,8 +26,9 @@ def plan_megatron_weighted(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan
 
 
 def _plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int, weights: Sequence[float]) -> Plan:
-    layer = LayerPlan(
-        attention=BlockPlan(Cut.BLOCK, inner=Partition.of_shares(weights, spec.heads)),
-        mlp=BlockPlan(Cut.BLOCK, inner=Partition.of_shares(weights, spec.ffn)),
+    def shared_out(block: Block) -> BlockPlan:
+        return BlockPlan(block.name, Cut.BLOCK, Partition.of_shares(weights, inner_of(block, system).count))
+
+    return blockwise_plan(
+        spec, cluster.names, shared_out, system=system, rows=rows, cluster_fingerprint=cluster.fingerprint
     )
-    return uniform_plan(spec, cluster.names, layer, system=system, rows=rows, cluster_fingerprint=cluster.fingerprint)

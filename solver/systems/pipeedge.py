@@ -32,7 +32,7 @@ from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
-from solver.model.sublayers import BLOCK, SUBLAYERS, widths
+from solver.model.sublayers import BLOCK, widths
 from solver.plan.plan import Plan, Wire
 from solver.schedule.layer_table import Integers
 from solver.schedule.memory import layers_do_not_fit, weights_room, whole_layer_bytes
@@ -42,7 +42,7 @@ from solver.schedule.timing import FLOAT_BYTES
 BUFFERS = 2  # batches that wait at each end of a stage
 FINE, MOST = 4096, 50_000  # states: on one x86 core 0.2 s and 1.5 s
 
-Found = tuple[float, list[tuple[int, int]]]  # bottleneck, and (type, number of units) of every stage
+ChosenStages = tuple[float, list[tuple[int, int]]]  # bottleneck, and (type, number of units) of every stage
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +68,7 @@ class Boards:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Units:
+class StageUnits:
     """What stages are made of: sub-layers, or layers.
 
     Parameters
@@ -86,10 +86,11 @@ class Units:
 
 def plan_pipeedge(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan:
     """Choose stages by the dynamic program over device types; what adapts counts with its fewest bits."""
-    size = 1
+    per_layer = BLOCK * len(spec.blocks)
+    size = 1 if all(block.inner for block in spec.blocks) else per_layer
     boards = device_types(spec, cluster, rows, size)
-    if _states(boards, SUBLAYERS * spec.layers) > FINE:
-        size = SUBLAYERS
+    if size < per_layer and _states(boards, per_layer * spec.layers) > FINE:
+        size = per_layer
         boards = fewer_types(device_types(spec, cluster, rows, size), spec.layers)
     found = best_stages(boards, units_of(spec, rows, wire, size))
     if found is None:
@@ -138,18 +139,19 @@ def fewer_types(boards: list[Boards], units: int) -> list[Boards]:
     return boards
 
 
-def units_of(spec: ModelSpec, rows: int, wire: Wire, size: int) -> Units:
+def units_of(spec: ModelSpec, rows: int, wire: Wire, size: int) -> StageUnits:
     """Return what stages are made of; a unit has so many sub-layers."""
     wire = Wire.INT2 if wire is Wire.ADAPTIVE else wire
-    ends = range(0, SUBLAYERS * spec.layers + 1, size)
-    return Units(
+    per_layer = BLOCK * len(spec.blocks)
+    handed = [widths(spec.blocks, end % per_layer) for end in range(0, per_layer * spec.layers + 1, size)]
+    return StageUnits(
         _units(np.tile(_sublayer_bytes(spec), spec.layers), size),
-        np.array([rows * FLOAT_BYTES * sum(widths(spec, end)) for end in ends], float),
-        np.array([rows * sum(map(wire.row_bytes, widths(spec, end))) for end in ends], float),
+        np.array([rows * FLOAT_BYTES * sum(own) for own in handed], float),
+        np.array([rows * sum(map(wire.row_bytes, own)) for own in handed], float),
     )
 
 
-def best_stages(boards: list[Boards], units: Units) -> Found | None:
+def best_stages(boards: list[Boards], units: StageUnits) -> ChosenStages | None:
     """Run the dynamic program.
 
     Returns
@@ -201,7 +203,7 @@ def best_stages(boards: list[Boards], units: Units) -> Found | None:
 
 
 def _least_sent(
-    order: list[int], bottleneck: float, comp: list[Floats], comm: list[list[Floats]], units: Units
+    order: list[int], bottleneck: float, comp: list[Floats], comm: list[list[Floats]], units: StageUnits
 ) -> list[tuple[int, int]]:
     """Return the stages on these types that send least, none slower than the bottleneck."""
     last = units.weights.size
@@ -217,7 +219,7 @@ def _least_sent(
     return stages[::-1]
 
 
-def _stage_seconds(board: Boards, units: Units) -> Floats:
+def _stage_seconds(board: Boards, units: StageUnits) -> Floats:
     """Return the seconds of the units i..j on a board, [i, j]; infinite where they are none or do not fit."""
     done = np.concatenate([[0.0], np.cumsum(board.seconds)])
     held = np.concatenate([[0.0], np.cumsum(units.weights)])
@@ -230,7 +232,7 @@ def _stage_seconds(board: Boards, units: Units) -> Floats:
 def _sublayer_bytes(spec: ModelSpec) -> list[int]:
     """Return the bytes of every sub-layer's weights, beside norms and last biases, which `weights_room` has counted."""
     return [
-        sum(tensor.held_bytes() for tensor in block.shared if tensor.sublayer(spec.norm) == number)
+        sum(tensor.held_bytes() for tensor in block.shared if tensor.sublayer(block.norm) == number)
         for block in spec.blocks
         for number in range(BLOCK)
     ]

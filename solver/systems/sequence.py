@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, uniform_plan
+from solver.plan.plan import Plan, block_by_rows, blockwise_plan
 
 
 def plan_sequence(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
@@ -28,10 +28,9 @@ def plan_sequence_weighted(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan
 
 
 def rows_plan(system: str, spec: ModelSpec, cluster: Cluster, rows: int, weights: Sequence[float]) -> Plan:
-    """Cut both blocks of every layer by rows, shared out by these weights."""
-    shares = tuple(weight / sum(weights) for weight in weights)
-    block = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=shares)
-    return uniform_plan(
-        spec, cluster.names, LayerPlan(block, block),
+    """Cut all blocks of every layer by rows, shared out by these weights."""
+    shares = [weight / sum(weights) for weight in weights]
+    return blockwise_plan(
+        spec, cluster.names, lambda block: block_by_rows(block, shares),
         system=system, rows=rows, cluster_fingerprint=cluster.fingerprint,
     )  # fmt: skip

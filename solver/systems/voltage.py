@@ -23,11 +23,11 @@ import numpy as np
 
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
-from solver.model.spec import ModelSpec
-from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, uniform_plan
+from solver.model.spec import ModelSpec, encoder_blocks
+from solver.plan.plan import Keys, Plan, layer_by_rows, uniform_plan
 from solver.programs.first_shares import least_makespan
 from solver.schedule.cost import setting
-from solver.schedule.layer_table import INPUT_GATHERED
+from solver.schedule.layer_table import kind_by_rows
 from solver.schedule.memory import holds_all, no_device_holds_all
 from solver.schedule.pricing import seconds_alone
 
@@ -40,25 +40,25 @@ def plan_voltage(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     # Where the order changes, one row more may take less.
     seconds = np.maximum.accumulate(device_seconds(spec, cluster, rows))
     counts = least_makespan(seconds, np.where(holds, rows, 0), rows)
-    mlp = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple((counts / rows).tolist()))
-    attention = replace(mlp, keys=tuple(way_to_keys(spec, count, rows) for count in counts.tolist()))
+    attention, *others = layer_by_rows(spec.blocks, (counts / rows).tolist())
+    keys = tuple(way_to_keys(spec, count, rows) for count in counts.tolist())
     return uniform_plan(
-        spec, cluster.names, LayerPlan(attention, mlp),
+        spec, cluster.names, (replace(attention, keys=keys), *others),
         system="voltage", rows=rows, cluster_fingerprint=cluster.fingerprint,
     )  # fmt: skip
 
 
 def way_to_keys(spec: ModelSpec, own: int, rows: int) -> Keys:
     """Return the order of products that is less work for so many of the rows."""
-    avoids = own > 0 and 1 / own - 1 / rows > 1 / spec.head_dim - 1 / spec.hidden
+    attention, _ = encoder_blocks(spec)
+    avoids = own > 0 and 1 / own - 1 / rows > 1 / attention.head_dim - 1 / spec.hidden
     return Keys.AVOIDED if avoids else Keys.PROJECTED
 
 
 def device_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     """Return t_i(P) of one layer for P from 0 to S, [S + 1, p], in the order of less work; nothing for no rows."""
     s, positions = setting(spec, cluster, rows), np.arange(rows + 1.0)[:, None]
-
-    own = INPUT_GATHERED.steps(spec)
+    own = [*replace(kind_by_rows(spec.blocks), input_gathered=True).steps(spec.blocks)]
 
     def seconds(way: Keys) -> Floats:
         return seconds_alone(s, positions, own, np.full(s.devices, way is Keys.AVOIDED))

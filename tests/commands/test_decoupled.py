@@ -9,7 +9,7 @@ import transformers as hf
 from transformers.models.bert.modeling_bert import BertLayer
 
 from solver.cluster.cluster import write_cluster
-from solver.model.spec import named_model
+from solver.model.named import named_model
 from tests.checkpoints import LABELS, write_tokenizer
 from tests.commands.cli import complaints, hepti, solver, succeeded, weights
 from tests.commands.requests import check_answers, check_hidden, to_lines

@@ -7,13 +7,14 @@ from hepti_mpi.plan_choice import choose
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import write_cluster
 from solver.cluster.named import find_cluster
+from solver.model.named import named_model
 from solver.model.precision import INT8
-from solver.model.spec import ModelSpec, TextInput, named_model
+from solver.model.spec import TextInput, encoder
 from solver.plan.file import plan_to_json
 from solver.systems.sequence import rows_plan
 from tests.solver.clusters import pis
 
-SPEC = ModelSpec("small", hidden=64, ffn=256, heads=4, layers=4, input=TextInput(vocab=97, positions=512, max_rows=512))
+SPEC = encoder("small", hidden=64, ffn=256, heads=4, layers=4, input=TextInput(vocab=97, positions=512, max_rows=512))
 
 
 @pytest.mark.parametrize(

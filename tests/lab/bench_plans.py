@@ -28,18 +28,19 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from solver.cluster.cluster import Cluster, read_cluster, write_cluster
 from solver.cluster.named import find_cluster
 from solver.cluster.whatif import changed as what_if
-from solver.model.spec import ModelSpec, named_model
+from solver.model.blocks import Axis, Cut
+from solver.model.named import named_model
+from solver.model.spec import ModelSpec
 from solver.plan.file import plan_to_json
-from solver.plan.plan import Cut, LayerPlan, Plan, Stage
+from solver.plan.plan import LayerPlan, Plan, Stage
 from solver.plan.spans import Span
 from solver.programs.planner import Solution, solve
-from solver.programs.search import Layer, Terms, drafts, finish, improved
+from solver.programs.search import Configuration, Terms, drafts, finish, improved
 from solver.programs.tiles_and_routes import best_sending
 from solver.schedule.cost import setting
-from solver.schedule.layer_table import KINDS, layer_plan
-from solver.schedule.pricing import Setting
+from solver.schedule.layer_table import layer_kinds, layer_plan
+from solver.schedule.setting import Setting
 from solver.schedule.stages import predict_plan
-from solver.schedule.steps import Axis
 from solver.systems import make_plan
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +66,7 @@ def rivals(spec: ModelSpec, cluster: Cluster, rows: int, solution: Solution) -> 
     terms = Terms(np.zeros(s.devices), np.full(s.devices, np.inf))
     everyone = np.ones(s.devices, bool)
     for attention, mlp in product((Cut.ROWS, Cut.BLOCK, Cut.COLUMNS), repeat=2):
-        kinds = [kind for kind in KINDS if (kind.attention, kind.mlp) == (attention, mlp)]
+        kinds = [kind for kind in layer_kinds(spec.blocks) if [cut for cut, _ in kind.cuts] == [attention, mlp]]
         found = [improved(draft, terms, by_two=False) for kind in kinds for draft in drafts(s, kind, [everyone], terms)]
         layer = finish(min(found, key=lambda draft: draft.score), terms, s.devices)
         yield f"{attention}/{mlp}", best_sending(s, one_kind(cluster, s, layer))
@@ -84,7 +85,7 @@ def rivals(spec: ModelSpec, cluster: Cluster, rows: int, solution: Solution) -> 
                 yield name, changed(solution.plan, layer_plan(s, main.kind, {**main.units, axis: moved}))
 
 
-def one_kind(cluster: Cluster, s: Setting, layer: Layer) -> Plan:
+def one_kind(cluster: Cluster, s: Setting, layer: Configuration) -> Plan:
     run = Span(0, s.spec.layers), layer_plan(s, layer.kind, layer.units)
     return Plan((Stage(cluster.names, (run,)),), s.spec.name, rows=s.rows)
 
@@ -93,13 +94,13 @@ def changed(plan: Plan, layer: LayerPlan) -> Plan:
     """Return the plan with its first run of layers as given, routes and tiles as they are."""
     (stage,) = plan.stages
     (span, before), *others = stage.layers
-    blocks = {name: replace(getattr(layer, name), route=getattr(before, name).route) for name in ("attention", "mlp")}
-    return replace(plan, stages=(Stage(stage.devices, ((span, replace(layer, **blocks)), *others)),), predicted=None)
+    sent = tuple(replace(block, route=old.route) for block, old in zip(layer, before, strict=True))
+    return replace(plan, stages=(Stage(stage.devices, ((span, sent), *others)),), predicted=None)
 
 
 def measure(model: Path, cluster: Cluster, rows: int, beside: str, turns: int, folder: Path) -> dict:
     """Return predictions and measurements of all plans for one cluster and row count."""
-    spec = replace(named_model("bert-large"), layers=LAYERS)
+    spec = named_model("bert-large", LAYERS)
     solution = solve(spec, cluster, rows)
     plans = {"hepti": solution.plan}
     for name, plan in rivals(spec, cluster, rows, solution):

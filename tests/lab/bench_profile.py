@@ -23,7 +23,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from solver.cluster.curves import Bank, Kernel, curves_from_table, curves_to_table, derived_curves
-from solver.model.spec import named_model
+from solver.model.named import named_model
 
 ROOT = Path(__file__).parents[2]
 NAME, MODEL = "profile-bench", "bert-large"

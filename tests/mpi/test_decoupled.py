@@ -1,38 +1,35 @@
 """Whoever has which sub-blocks, and however original layers are cut, decoupled models give what the oracle gives."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 from hepti_mpi.kernels.backends import backend
 from solver.cluster.cluster import GIB, Cluster, Device, Link
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, Wire
+from solver.model.blocks import Cut
+from solver.plan.plan import BlockPlan, Layout, Plan, Stage, Wire, layer_by_rows
 from solver.plan.spans import Partition, Span
 from solver.schedule.cost import price, setting
 from tests.mpi.test_layers import CUTS, POST, PRE, check, random_layer, shares
+from tests.plans import like
 
 # Two groups of two decoupled layers and an original one; five sub-blocks of two heads, seven of one.
-TEXTS = replace(POST, hidden=60, heads=10, layers=6, groups=2, sub_blocks=5)
-IMAGES = replace(PRE, layers=4, groups=2, sub_blocks=7)
-WHOLE = LayerPlan(BlockPlan(Cut.WHOLE), BlockPlan(Cut.WHOLE))
+TEXTS = like(POST, hidden=60, heads=10, layers=6, groups=2, sub_blocks=5)
+IMAGES = like(PRE, layers=4, groups=2, sub_blocks=7)
+WHOLE = tuple(BlockPlan(block.name, Cut.WHOLE) for block in TEXTS.blocks)
 ORIGINALS = ("whole", "tensor-parallel", "one device")
 MIXED = [3, 1, 17, 2, 30]
 
 
 def sub_blocks(spec, kind, ranks, rng):
-    block = BlockPlan(
-        Cut.SUB_BLOCKS, inner=Partition.of_shares(shares(kind, ranks, rng), spec.sub_blocks), norm=Layout.COLS
-    )
-    return LayerPlan(block, block)
+    own = Partition.of_shares(shares(kind, ranks, rng), spec.sub_blocks)
+    return tuple(BlockPlan(block.name, Cut.SUB_BLOCKS, own, norm=Layout.COLS) for block in spec.part_blocks)
 
 
 def original(spec, how, kind, ranks, rng):
     if how == "whole":
         return WHOLE
     if how == "one device":
-        block = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(map(float, np.eye(ranks)[rng.integers(ranks)])))
-        return LayerPlan(block, block)
+        return layer_by_rows(spec.blocks, np.eye(ranks)[rng.integers(ranks)].tolist())
     if how == "any":
         attention, mlp = (CUTS[rng.integers(len(CUTS))] for _ in range(2))
     else:
@@ -44,9 +41,9 @@ def random_layers(spec, how, kind, ranks, rng):
     """Return the cuts of all layers; the sub-blocks change hands from group to group."""
     layers = []
     for number in range(spec.layers):
-        if not spec.is_decoupled(number):
+        if spec.run(number).parts == 1:
             layers.append(original(spec, how, kind, ranks, rng))
-        elif number and spec.is_decoupled(number - 1):
+        elif number and spec.run(number - 1).parts > 1:
             layers.append(layers[-1])
         else:
             layers.append(sub_blocks(spec, kind, ranks, rng))
@@ -69,7 +66,7 @@ def test_original_layers_may_have_any_cut(seed, world):
     rng = np.random.default_rng([seed, world.size])
     layers = [
         sub_blocks(TEXTS, "empty", world.size, rng)
-        if TEXTS.is_decoupled(number)
+        if TEXTS.run(number).parts > 1
         else original(TEXTS, "any", "empty", world.size, rng)
         for number in range(TEXTS.layers)
     ]
@@ -109,7 +106,7 @@ def test_bytes_of_a_request_are_those_of_the_paper(world):
     Systems.md 3.2: N_b (p - 1) / p S H a device, where Megatron has 4 L.
     """
     p, S = world.size, 40
-    spec = replace(POST, hidden=60 * p, heads=2 * p, layers=6, groups=3, sub_blocks=2 * p)
+    spec = like(POST, hidden=60 * p, heads=2 * p, layers=6, groups=3, sub_blocks=2 * p)
     rng = np.random.default_rng(p)
 
     stack = check(spec, random_layers(spec, "whole", "equal", p, rng), [S], world)
@@ -123,7 +120,7 @@ def test_nothing_is_sent_within_a_group(world):
     """However many decoupled layers a group has, a request sends the same."""
     sent = []
     for layers in (2, 8):
-        spec = replace(TEXTS, layers=layers, groups=1)
+        spec = like(TEXTS, layers=layers, groups=1)
         rng = np.random.default_rng(world.size)
         stack = check(spec, random_layers(spec, "one device", "uneven", world.size, rng), [12], world)
         sent.append(sum(world.on_all(lambda stack=stack: stack.meter.sent_bytes)))

@@ -8,12 +8,15 @@ import pytest
 from hepti_mpi.kernels.backends import backend
 from hepti_mpi.kernels.products import NUMPY
 from solver.cluster.cluster import GIB, Cluster, Device, Link
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Wire, uniform_plan
+from solver.model.blocks import Cut
+from solver.model.spec import with_layers
+from solver.plan.plan import BlockPlan, Layout, Wire, uniform_plan
 from solver.plan.spans import Partition
 from solver.schedule.cost import price, setting
 from tests.mpi.test_layers import POST, PRE, check, shares
+from tests.plans import like
 
-BERT = replace(POST, hidden=48, heads=12, ffn=120)  # 1, 2, 3 and 4 divide them
+BERT = like(POST, hidden=48, heads=12, ffn=120)  # 1, 2, 3 and 4 divide them
 KINDS = ["equal", "uneven", "empty"]
 
 
@@ -24,17 +27,18 @@ def grids(ranks):
 def grid_layer(spec, rows, ranks, kind, rng):
     """Return a layer of grids of so many rows; equal, uneven or empty parts on both axes."""
 
-    def block(inner):
+    def cut(block):
         weights = shares(kind, ranks, rng)
         return BlockPlan(
+            block.name,
             Cut.GRID,
-            Partition.of_shares(shares(kind, ranks, rng), inner),
-            Partition.of_shares(shares(kind, rows, rng), spec.hidden),
+            Partition.of_shares(shares(kind, ranks, rng), block.inner.count),
+            Partition.of_shares(shares(kind, rows, rng), block.hidden),
             Layout.ROWS,
             tuple(np.array(weights) / sum(weights)),
         )
 
-    return LayerPlan(block(spec.heads), block(spec.ffn))
+    return tuple(map(cut, spec.blocks))
 
 
 @pytest.mark.parametrize("computes", [NUMPY, "onnxruntime"], ids=["numpy", "onnxruntime"])
@@ -56,7 +60,7 @@ def test_every_grid_gives_the_reference(spec, lengths, kind, computes, world):
 @pytest.mark.parametrize("activation", ["gelu_tanh", "relu"])
 def test_a_grid_computes_every_activation(activation, world):
     rng = np.random.default_rng(5)
-    spec = replace(POST, activation=activation)
+    spec = like(POST, activation=activation)
     for rows in grids(world.size):
         check(spec, [grid_layer(spec, rows, world.size, "uneven", rng) for _ in range(3)], [20], world)
 
@@ -84,14 +88,14 @@ def test_bytes_of_a_grid_are_those_that_the_price_says(kind, wire, tile_rows, wo
 
 def test_equal_tiles_send_what_the_papers_formula_says(world):
     """A layer: S (4 H/X (p - 1)/p + (2 F + 4 H)/Y (X - 1)/X) numbers from each of X Y ranks."""
-    p, S, H, F = world.size, 24, BERT.hidden, BERT.ffn
+    p, S, H, F = world.size, 24, BERT.hidden, BERT.blocks[1].ffn
     if p > 4:
         return
     rng = np.random.default_rng(0)
     for X in grids(p):
         layer = grid_layer(BERT, X, p, "equal", rng)
         three, two = (
-            check(replace(BERT, layers=layers), [layer] * layers, [S], world).meter.sent_bytes for layers in (3, 2)
+            check(with_layers(BERT, layers), [layer] * layers, [S], world).meter.sent_bytes for layers in (3, 2)
         )
 
         assert three - two == 4 * S * (4 * H * (p - 1) / (X * p) + (2 * F + 4 * H) * (X - 1) / p)

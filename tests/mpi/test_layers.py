@@ -14,20 +14,22 @@ from hepti_mpi.kernels import embeddings
 from hepti_mpi.kernels.backends import backend
 from hepti_mpi.kernels.products import NUMPY
 from solver.cluster.cluster import GIB, Cluster, Device, Link
-from solver.model.spec import ImageInput, ModelSpec, TextInput, tensor_shapes
+from solver.model.blocks import Cut
+from solver.model.spec import ImageInput, TextInput, encoder, tensor_shapes
 from solver.plan.file import read_plan
-from solver.plan.plan import BlockPlan, Cut, Keys, LayerPlan, Layout, Plan, Stage, Wire
+from solver.plan.plan import BlockPlan, Keys, Layout, Plan, Stage, Wire, layer_by_rows
 from solver.plan.routes import Route
 from solver.plan.spans import Partition, Span
 from solver.schedule.cost import predict
 from tests import reference
 from tests.in_memory import layers_of
+from tests.plans import like
 from weights.synthesize import synthetic_rows
 
 DATA = Path(__file__).parents[1] / "data" / "plans"
 TEXT = TextInput(vocab=97, positions=600, max_rows=600, token_types=2)
-POST = ModelSpec("post", hidden=40, ffn=83, heads=5, layers=3, input=TEXT)
-PRE = ModelSpec(
+POST = encoder("post", hidden=40, ffn=83, heads=5, layers=3, input=TEXT)
+PRE = encoder(
     "pre", hidden=56, ffn=101, heads=7, layers=3, norm="pre", embedding_norm=False, final_norm=True,
     input=ImageInput(height=24, width=40, patch=8),
 )  # fmt: skip
@@ -62,17 +64,18 @@ def shares(kind, ranks, rng):
     return weights.tolist()
 
 
-def block_plan(cut, norm, inner, hidden, draw, route, rng):
+def block_plan(block, cut, norm, draw, route, rng):
     columns = None
     if cut is Cut.COLUMNS:
-        columns = Partition.of_shares(draw(), hidden)
+        columns = Partition.of_shares(draw(), block.hidden)
     elif cut is Cut.GRID:
         ranks = len(draw())
         rows = rng.choice([rows for rows in range(1, ranks + 1) if ranks % rows == 0])
-        columns = Partition.of_shares(draw(rows), hidden)
+        columns = Partition.of_shares(draw(rows), block.hidden)
     return BlockPlan(
+        block.name,
         cut,
-        inner=None if cut is Cut.ROWS else Partition.of_shares(draw(), inner),
+        inner=None if cut is Cut.ROWS else Partition.of_shares(draw(), block.inner.count),
         columns=columns,
         norm=norm,
         rows=tuple(np.array(weights) / sum(weights)) if norm is Layout.ROWS and (weights := draw()) else None,
@@ -84,10 +87,10 @@ def random_layer(spec, attention, mlp, kind, ranks, rng):
     def draw(parts=ranks):
         return shares(kind, parts, rng)
 
-    attention_route, mlp_route = rng.choice(list(Route), 2)
-    return LayerPlan(
-        block_plan(*attention, spec.heads, spec.hidden, draw, Route(attention_route), rng),
-        block_plan(*mlp, spec.ffn, spec.hidden, draw, Route(mlp_route), rng),
+    cuts, routes = (attention, mlp), rng.choice(list(Route), 2)
+    return tuple(
+        block_plan(block, *cut, draw, Route(route), rng)
+        for block, cut, route in zip(spec.blocks, cuts, routes, strict=True)
     )
 
 
@@ -155,7 +158,7 @@ def test_every_pair_of_cuts_gives_the_reference_with_norms_in_front(attention, m
 def test_any_mixture_of_cuts_gives_the_reference(rows, seed, world):
     """Every layer is cut in another way, with shares of every kind, at any length."""
     rng = np.random.default_rng([seed, rows])
-    spec = replace(POST, layers=5, activation=["gelu", "gelu_tanh", "relu"][seed % 3])
+    spec = like(POST, layers=5, activation=["gelu", "gelu_tanh", "relu"][seed % 3])
     layers = []
     for _ in range(spec.layers):
         attention, mlp = (CUTS[rng.integers(len(CUTS))] for _ in range(2))
@@ -178,7 +181,7 @@ def test_packed_weights_give_the_reference(activation, world):
     """The backend on onnxruntime, on a mixture of all cuts with empty shares."""
     pytest.importorskip("onnxruntime", reason="the extra `fast` is not installed")
     rng = np.random.default_rng(3)
-    spec = replace(POST, activation=activation, layers=len(CUTS))
+    spec = like(POST, activation=activation, layers=len(CUTS))
     layers = [
         random_layer(spec, attention, mlp, "empty", world.size, rng)
         for attention, mlp in zip(CUTS, reversed(CUTS), strict=True)
@@ -190,10 +193,11 @@ def test_ranks_without_a_share_send_and_receive_nothing(world):
     """A device that makes things worse gets nothing, and costs nothing."""
     weights = [0.0] * world.size
     weights[-1] = 1.0
-    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(weights))
-    block = BlockPlan(Cut.BLOCK, inner=Partition.of_shares(weights, POST.heads))
-    mlp = BlockPlan(Cut.BLOCK, inner=Partition.of_shares(weights, POST.ffn))
-    stack = check(POST, [LayerPlan(rows, mlp), LayerPlan(block, rows), LayerPlan(block, mlp)], [12], world)
+    by_rows = layer_by_rows(POST.blocks, weights)
+    by_block = tuple(
+        BlockPlan(block.name, Cut.BLOCK, inner=Partition.of_shares(weights, block.inner.count)) for block in POST.blocks
+    )
+    stack = check(POST, [(by_rows[0], by_block[1]), (by_block[0], by_rows[1]), by_block], [12], world)
 
     # The last rank gets the embedded rows from rank 0 and gives the result back: nothing else moves.
     moved = 12 * POST.hidden * 4 if world.size > 1 else 0
@@ -207,8 +211,9 @@ def test_ranks_without_a_share_send_and_receive_nothing(world):
 def test_every_route_brings_the_rows_of_uneven_owners(route, tile_rows, world):
     """One rank has most of the rows: its tiles are passed on by others."""
     weights = [0.7, *[0.3 / max(world.size - 1, 1)] * (world.size - 1)]
-    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(np.array(weights) / sum(weights)), route=route)
-    stack = check(POST, [LayerPlan(rows, rows)] * 3, [61], world, tile_rows=tile_rows)
+    by_rows = layer_by_rows(POST.blocks, np.array(weights) / sum(weights))
+    layer = tuple(replace(block, route=route) for block in by_rows)
+    stack = check(POST, [layer] * 3, [61], world, tile_rows=tile_rows)
 
     received = 3 * 2 * (61 - Partition.of_shares(weights, 61)[world.rank].size) * POST.hidden * 4  # K and V
     if world.rank > 0:
@@ -218,7 +223,8 @@ def test_every_route_brings_the_rows_of_uneven_owners(route, tile_rows, world):
 def with_keys(layer, ranks, rng):
     """Return a layer whose attention gathers its input; every rank has a way to its keys of its own."""
     ways = tuple(Keys(way) for way in rng.choice(list(Keys), ranks))
-    return replace(layer, attention=replace(layer.attention, keys=ways))
+    attention, mlp = layer
+    return replace(attention, keys=ways), mlp
 
 
 @pytest.mark.parametrize(("spec", "lengths"), [(POST, [3, 1, 17, 2, 30]), (PRE, [16, 16])], ids=["post", "pre"])
@@ -242,8 +248,8 @@ def test_packed_weights_without_keys_give_the_reference(world):
 def test_gathering_the_input_sends_a_row_once_a_layer(wire, world):
     """To the byte: (p - 1) S H numbers a layer, and what rank 0 hands out and gets back; as the price says."""
     weights = (1 / world.size,) * world.size
-    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=weights)
-    layer = LayerPlan(replace(rows, keys=(Keys.PROJECTED,) * world.size), rows)
+    attention, mlp = layer_by_rows(POST.blocks, weights)
+    layer = replace(attention, keys=(Keys.PROJECTED,) * world.size), mlp
     stack = check(POST, [layer] * POST.layers, [40], world, wire=wire, atol=0.3)
 
     sent = sum(world.on_all(lambda: stack.meter.sent_bytes))

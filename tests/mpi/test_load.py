@@ -8,7 +8,7 @@ from hepti_mpi.engine import load
 from hepti_mpi.leader import Model
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import GIB, Cluster, Device, Link
-from solver.model.sublayers import SUBLAYERS
+from solver.model.sublayers import BLOCK
 from solver.plan.changes import layer_shares
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import Plan, Stage
@@ -54,7 +54,9 @@ def mixed_plan(ranks, seed=0):
 def stages_within_blocks(ranks):
     """Return a plan of as many stages, most of which begin and end within a layer, some of them within a block."""
     cluster = Cluster(tuple(Device(f"pi-{rank}", 1e10, GIB) for rank in range(ranks)), Link(1e8, 1e-4))
-    counts = Partition.of_shares([1 + rank % 2 / 3 for rank in range(ranks)], SUBLAYERS * POST.layers).counts
+    counts = Partition.of_shares(
+        [1 + rank % 2 / 3 for rank in range(ranks)], BLOCK * len(POST.blocks) * POST.layers
+    ).counts
     return chain_of_sublayers(POST, cluster, list(enumerate(counts)), "by hand", 40)
 
 
@@ -87,8 +89,8 @@ def check(loaded, plan, world, spec=POST):
         for share, weights in blocks.items():
             wanted = expected_block(spec, layer, share)
             for part, values in wanted.items():
-                np.testing.assert_array_equal(getattr(weights, part), values)
-            assert not any(getattr(weights, part).size for part in {"into", "into_bias", "out"} - {*wanted})
+                np.testing.assert_array_equal(weights[part], values)
+            assert not any(weights[part].size for part in {"into", "into_bias", "out"} - {*wanted})
     # Embeddings and heads are rank 0's alone.
     ends = {name: values for name, values in tensors_of(spec).items() if not name.startswith("layers/")}
     assert loaded.ends.keys() == (ends.keys() if world.rank == 0 else set())
@@ -144,6 +146,6 @@ def test_progress_counts_every_byte_of_the_share(setups, world):
 
     with WeightsFile(model.path) as file:
         plans = [mixed_plan(world.size)]
-        load.load(load.Source(world, file), POST, plans, lambda share, weights: weights, done.append)
+        load.load(load.WeightsSource(world, file), POST, plans, lambda share, weights: weights, done.append)
 
     assert sum(done) == weights_bytes(POST, mixed_plan(world.size), world.rank)

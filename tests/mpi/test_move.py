@@ -19,16 +19,19 @@ from hepti_mpi.kernels.backends import backend
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.live import change_over
 from hepti_mpi.live.change_over import Mover
+from solver.model.blocks import Cut
+from solver.model.spec import with_layers
 from solver.plan.changes import blend
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
+from solver.plan.plan import BlockPlan, Layout, Plan, Stage, block_by_rows, layer_by_rows
 from solver.plan.routes import Route
 from solver.plan.spans import Partition, Span
 from tests import sweeps
 from tests.mpi.test_layers import CUTS, POST, PRE, expected, random_layer, tensors_of
+from tests.plans import like
 from weights.file.store import WeightsFile
 from weights.synthesize import synthesize
 
-LONG = replace(POST, name="long", layers=9)
+LONG = like(POST, name="long", layers=9)
 CHANGES = sweeps.count(10, 20)  # of every case; all cases of one size of world make more than 200
 
 
@@ -73,9 +76,9 @@ class Run:
         self.spec, self.world = spec, world
         has = range(world.size) if with_file is None else with_file
         without = [rank for rank in range(world.size) if rank not in has]
-        source = load.Source(world, files[spec.name] if world.rank in has else None, without)
+        source = load.WeightsSource(world, files[spec.name] if world.rank in has else None, without)
         plans = [plan] if spare is None else [plan, spare]
-        make = partial(block_kernels, spec, computes.graph)
+        make = partial(block_kernels, computes.graph)
         held = load.load(source, spec, plans, make).layers
         self.stack = Stack(spec, plan, rank_layers(spec, plan, world.rank, held), world, computes)
         self.mover = Mover(spec, self.stack, source, make, held, spare)
@@ -159,8 +162,9 @@ def test_ranks_without_the_file_get_from_rank_0_what_they_lack(who, world, files
 
 
 def rows_plan(weights, spec=POST, tile_rows=0, route=Route.DIRECT):
-    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(np.array(weights) / sum(weights)), route=route)
-    return replace(plan_of(spec, [LayerPlan(rows, rows)] * spec.layers, len(weights)), tile_rows=tile_rows)
+    by_rows = layer_by_rows(spec.blocks, np.array(weights) / sum(weights))
+    layer = tuple(replace(block, route=route) for block in by_rows)
+    return replace(plan_of(spec, [layer] * spec.layers, len(weights)), tile_rows=tile_rows)
 
 
 def test_shares_of_rows_move_no_weights_and_keep_the_kernels(world, files):
@@ -174,11 +178,8 @@ def test_shares_of_rows_move_no_weights_and_keep_the_kernels(world, files):
         run.mover.adopt(POST.layers)
         run.check([30])
 
-    blocks = [
-        (ours.attention, theirs.attention, ours.mlp, theirs.mlp)
-        for ours, theirs in zip(run.stack.layers, kernels, strict=True)
-    ]
-    assert all(a is b and c is d for a, b, c, d in blocks)
+    for ours, theirs in zip(run.stack.layers, kernels, strict=True):
+        assert all(a is b for (a,), (b,) in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("short", [False, True])
@@ -197,7 +198,7 @@ def test_a_rank_is_emptied_and_comes_back(short, world, files):
         run.mover.adopt(POST.layers)
         run.check([7, 20])
 
-        holds = run.stack.layers[0].attention.width > 0
+        holds = run.stack.layers[0][0][0].width > 0
         assert holds == (weights[world.rank] > 0 or not short)
 
 
@@ -205,13 +206,13 @@ def test_a_rank_is_emptied_and_comes_back(short, world, files):
 def test_a_rank_is_emptied_of_rows_beside_heads_and_comes_back(heads, world, files):
     """Whether it has heads left or nothing, it keeps the weights that rows need."""
     has_heads = np.ones(world.size) if heads == "all" else np.eye(world.size)[0]
-    inner = Partition.of_shares(tuple((has_heads / has_heads.sum()).tolist()), POST.heads)
+    inner = Partition.of_shares(tuple((has_heads / has_heads.sum()).tolist()), POST.blocks[0].inner.count)
 
     def plan(weights):
         rows = tuple((weights / weights.sum()).tolist())
-        attention = BlockPlan(Cut.BLOCK, inner, norm=Layout.ROWS, rows=rows)
-        mlp = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=rows)
-        return plan_of(POST, [LayerPlan(attention, mlp)] * POST.layers, world.size)
+        attention = BlockPlan("attention", Cut.BLOCK, inner, norm=Layout.ROWS, rows=rows)
+        mlp = block_by_rows(POST.blocks[1], rows)
+        return plan_of(POST, [(attention, mlp)] * POST.layers, world.size)
 
     run = Run(POST, plan(np.ones(world.size)), world, files)
     kernels = run.stack.layers
@@ -224,7 +225,7 @@ def test_a_rank_is_emptied_of_rows_beside_heads_and_comes_back(heads, world, fil
         run.mover.adopt(POST.layers)
         run.check([7, 20])
 
-        assert all(ours.mlp is theirs.mlp for ours, theirs in zip(run.stack.layers, kernels, strict=True))
+        assert all(ours[1][0] is theirs[1][0] for ours, theirs in zip(run.stack.layers, kernels, strict=True))
 
 
 @pytest.mark.parametrize("with_file", ["all", "rank 0"])
@@ -283,7 +284,7 @@ def test_packed_kernels_follow_as_well(world, files):
 
 def test_a_blend_of_two_plans_has_the_layers_of_both(world):
     rng = np.random.default_rng(6)
-    spec = replace(POST, layers=5)
+    spec = with_layers(POST, 5)
     front, back = random_plan(spec, rng, world.size), random_plan(spec, rng, world.size)
 
     for layers in range(6):

@@ -18,14 +18,14 @@ from hepti_mpi.measure.profile_kernels import measure_kernels
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Link, read_cluster, write_cluster
 from solver.cluster.curves import Kernel
-from solver.model.spec import ModelSpec, TextInput
+from solver.model.spec import TextInput, encoder
 from solver.systems import make_plan
 from tests import sweeps
 
 slow_with_five = pytest.mark.skipif(
     MPI.COMM_WORLD.size > 3 and not sweeps.ALL, reason="takes 9 s with 5 ranks, and shows what it does with 3"
 )
-SPEC = ModelSpec("small", hidden=64, ffn=256, heads=4, layers=2, input=TextInput(50, 128, 128))
+SPEC = encoder("small", hidden=64, ffn=256, heads=4, layers=2, input=TextInput(50, 128, 128))
 
 
 @slow_with_five
@@ -135,7 +135,7 @@ def test_rest_is_what_a_pause_saves(world, unrest, monkeypatch):
 
 def test_a_profile_is_for_these_hosts_and_this_shape(world):
     """Another shape of layer, or another backend, has another fingerprint."""
-    wide = ModelSpec("wide", hidden=128, ffn=256, heads=4, layers=2, input=SPEC.input)
+    wide = encoder("wide", hidden=128, ffn=256, heads=4, layers=2, input=SPEC.input)
 
     found = [measure.fingerprint(SPEC, world, "numpy") for _ in range(2)]
 

@@ -20,8 +20,8 @@ from hepti_mpi.kernels import embeddings
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.live.member import follow
 from solver.cluster.cluster import GIB, Cluster, Device, Link
-from solver.model.spec import tensor_shapes
-from solver.model.sublayers import SUBLAYERS
+from solver.model.spec import tensor_shapes, with_layers
+from solver.model.sublayers import BLOCK
 from solver.plan.plan import STAGE_WIRES, Plan, Stage, Wire
 from solver.plan.spans import Span
 from solver.schedule.stages import chain_of_sublayers, price_plan
@@ -29,8 +29,8 @@ from tests.hepti_mpi.comm.test_adaptive import connected
 from tests.mpi.requests import hidden_states, requests_of
 from tests.mpi.test_layers import CUTS, LAYOUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 
-SPEC = replace(POST, layers=5)
-PRE_SPEC = replace(PRE, layers=4)
+SPEC = with_layers(POST, 5)
+PRE_SPEC = with_layers(PRE, 4)
 LENGTHS = [[3, 1, 17], [2], [30], [5, 5], [1], [40], [8], [2, 9]]
 
 
@@ -154,7 +154,7 @@ def test_what_goes_between_stages_is_sent_in_pieces(at, world, monkeypatch):
     monkeypatch.setattr(Group, "post_send", noted)
     monkeypatch.setattr(stack, "MOVED_FLOATS", 500)
     devices = tuple(Device(f"pi-{rank}", 1e10, GIB) for rank in range(world.size))
-    parts = [(1, at), (0, SUBLAYERS * SPEC.layers - at)]
+    parts = [(1, at), (0, BLOCK * len(SPEC.blocks) * SPEC.layers - at)]
     plan = chain_of_sublayers(SPEC, Cluster(devices, Link(1e8, 1e-4)), parts, "by hand", 40)
 
     check(SPEC, plan, [[40], [7, 30]], world)
@@ -251,7 +251,7 @@ def test_every_place_within_layers_can_end_a_stage(at, world):
     """One device on each side; what travels, and what each of them holds, is to the byte what the price says."""
     if world.size < 2:
         return
-    spec = replace(SPEC, layers=2)
+    spec = with_layers(SPEC, 2)
     layer = one_device_plan(spec, [(0, 0, 2)], 1).stages[0].layers[0][1]
     stages = tuple(
         Stage((f"pi-{rank}",), ((Span(start // 4, -(-stop // 4)), layer),), Span(start, stop))
@@ -264,7 +264,7 @@ def test_every_place_within_layers_can_end_a_stage(at, world):
 
     sent = sum(world.on_all(lambda: stack.meter.sent_bytes))
     priced = price_plan(spec, Cluster(devices, Link(1e8, 1e-4)), plan, 12)
-    travels = {1: 2 * spec.hidden, 3: spec.ffn + spec.hidden}.get(at % 4, spec.hidden)
+    travels = {1: 2 * spec.hidden, 3: spec.blocks[1].ffn + spec.hidden}.get(at % 4, spec.hidden)
     assert sent == priced.prediction.bytes_on_wire == 4 * 12 * (travels + spec.hidden)
     layers = {name: shape for name, shape in tensor_shapes(spec).items() if name.startswith("layers/")}
     ends = {name: shape for name, shape in tensor_shapes(spec).items() if name not in layers}

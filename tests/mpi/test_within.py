@@ -43,7 +43,7 @@ def random_rows(rng, ranks, among=None):
 
 
 def turning(run, at, plan):
-    """Return what turns to a plan before a layer, as `ChangeableLayers` asks."""
+    """Return what turns to a plan before a layer, as `run_layers` asks."""
     return lambda layer: (plan, run.mover.kernels(plan)) if layer == at else None
 
 

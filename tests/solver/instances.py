@@ -8,14 +8,14 @@ import numpy as np
 
 from solver.cluster.cluster import Cluster, Device, Link
 from solver.cluster.curves import Curve, Curves, Kernel, derived_curves
-from solver.model.spec import ModelSpec, TextInput
+from solver.model.spec import ModelSpec, TextInput, encoder
 
 
 def small_model(rng: np.random.Generator, layers: int, most_heads: int = 5) -> ModelSpec:
     """Return a model of one or two tiles of output columns, few heads, two to four tiles of F."""
     heads, head_dim = int(rng.integers(2, most_heads + 1)), int(rng.choice([8, 16]))
     text = TextInput(vocab=100, positions=64, max_rows=64)
-    return ModelSpec("small", heads * head_dim, 64 * int(rng.integers(2, 5)), heads, layers, input=text)
+    return encoder("small", heads * head_dim, 64 * int(rng.integers(2, 5)), heads, layers, input=text)
 
 
 def unlike_cluster(rng: np.random.Generator, devices: int) -> Cluster:

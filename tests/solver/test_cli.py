@@ -14,7 +14,7 @@ import pytest
 from solver.base.command import check_path
 from solver.base.errors import HeptiError
 from solver.cli import main
-from solver.model.spec import named_model
+from solver.model.named import named_model
 from solver.plan.file import plan_from_json, read_plan
 from solver.show.pictures import SYSTEM_COLORS
 from solver.systems import PLANNERS

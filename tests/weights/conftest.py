@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from solver.model.spec import ImageInput, ModelSpec, TextInput, tensor_shapes
+from solver.model.spec import ImageInput, ModelSpec, TextInput, encoder, tensor_shapes
 from solver.plan.holdings import TensorSlice
 from solver.plan.spans import Span
 from tests import inside
@@ -30,13 +30,13 @@ def text_spec() -> ModelSpec:
     """Return sizes that are multiples of nothing: 5 heads of 13, 83 columns, 90 words."""
     source = TextInput(vocab=90, positions=40, max_rows=32, token_types=2)
     labels = ("no", "yes", "måske")
-    return ModelSpec("odd", 65, 83, 5, 3, input=source, dense="tanh", dense_width=65, labels=labels)
+    return encoder("odd", 65, 83, 5, 3, input=source, dense="tanh", dense_width=65, labels=labels)
 
 
 @pytest.fixture
 def image_spec() -> ModelSpec:
     source = ImageInput(height=12, width=20, patch=4, prefix=2)
-    return ModelSpec(
+    return encoder(
         "odd-vit", 21, 31, 7, 2, input=source, norm="pre", embedding_norm=False, final_norm=True,
         labels=("a", "b"), classifier_rows=2,
     )  # fmt: skip

@@ -152,7 +152,8 @@ def test_bert(saved, target, read_all, head):
 
     assert_holds(target, read_all, expected)
     assert spec.input == TextInput(50, 30, 30, 2)
-    assert (spec.norm, spec.norm_eps, spec.activation, spec.pooling) == ("post", 1e-12, "gelu", "cls")
+    assert {(block.norm, block.norm_eps) for block in spec.blocks} == {("post", 1e-12)}
+    assert (spec.norm_eps, spec.blocks[1].activation, spec.pooling) == (1e-12, "gelu", "cls")
     assert (spec.dense, spec.dense_width) == (("tanh", 20) if pooler is not None else ("", 0))
     assert spec.labels == (("LABEL_0", "LABEL_1") if head == "ForSequenceClassification" else ())
 
@@ -182,7 +183,7 @@ def test_roberta_and_its_kin(saved, target, read_all, stem, head):
 
     assert_holds(target, read_all, expected)
     assert spec.input == TextInput(50, 27, 27, 1)
-    assert spec.norm_eps == 1e-5
+    assert {spec.norm_eps, *(block.norm_eps for block in spec.blocks)} == {1e-5}
     assert spec.dense == ("" if head == "ForMaskedLM" else "tanh")
 
 
@@ -216,7 +217,8 @@ def test_vit_and_deit(saved, target, read_all, stem, head, names):
     assert any(".q_proj." in key for key in load_file(directory / "model.safetensors")) == (names != "as of old")
     assert_holds(target, read_all, expected)
     assert spec.input == ImageInput(16, 24, 8, 3, prefix=2 if stem == "DeiT" else 1)
-    assert (spec.norm, spec.final_norm, spec.embedding_norm) == ("pre", True, False)
+    assert {block.norm for block in spec.blocks} == {"pre"}
+    assert (spec.final_norm, spec.embedding_norm) == (True, False)
     assert spec.dense == ("tanh" if head == "Model" else "")
 
 
@@ -227,7 +229,7 @@ def test_vit_options(saved, target, read_all):
     spec = convert(saved(model), target)
 
     assert_holds(target, read_all, vit_arrays(model) | arrays(dense=model.pooler.dense))
-    assert (spec.dense, spec.dense_width, spec.activation) == ("relu", 9, "gelu_tanh")
+    assert (spec.dense, spec.dense_width, spec.blocks[1].activation) == ("relu", 9, "gelu_tanh")
 
 
 def test_vit_for_masked_images_is_its_encoder(saved, target, read_all):

@@ -257,7 +257,8 @@ def test_the_demo_checkpoint(tmp_path, read_all):
 
     spec = convert(directory, tmp_path / "model.h5")
 
-    assert (spec.hidden, spec.ffn, spec.heads, spec.layers) == (384, 1536, 12, 6)
+    attention, mlp = spec.blocks
+    assert (spec.hidden, mlp.ffn, attention.heads, spec.layers) == (384, 1536, 12, 6)
     assert (spec.pooling, spec.normalize, spec.dense) == ("mean", True, "")
     assert spec.input == TextInput(30522, 512, 256, 2)
     theirs, ours = load_file(directory / "model.safetensors"), read_all(tmp_path / "model.h5")

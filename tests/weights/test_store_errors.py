@@ -3,7 +3,6 @@
 import resource
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from solver.base.errors import HeptiError
+from solver.model.spec import with_layers
 from solver.plan.holdings import TensorSlice
 from solver.plan.spans import Span
 from weights.file.store import WeightsFile, WeightsWriter
@@ -248,7 +248,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_disk_that_is_too_small_is_refused_before_writing(small_disk, text_spec, random_tensors):
-    spec = replace(text_spec, layers=20)
+    spec = with_layers(text_spec, 20)
 
     with (
         pytest.raises(HeptiError, match=r"cannot write .*: it takes 2 MiB, .* has 1 MiB free"),

@@ -42,7 +42,7 @@ def read_any_json(path: Path) -> Any:
         return json.loads(path.read_text("utf-8"))
 
 
-class Tensor:
+class StoredTensor:
     """One tensor of a checkpoint, read slice by slice as float32: `tensor[4:8]`, `tensor[:, 4:8]`."""
 
     def __init__(self, path: Path, key: str, source: Any) -> None:
@@ -59,7 +59,7 @@ class Tensor:
             return np.asarray(self._source[index]).astype(np.float32, copy=False)
 
 
-class Tensors(dict[str, Tensor]):
+class StoredTensors(dict[str, StoredTensor]):
     """The tensors of one or more safetensors files by the name that `rename` gives them; close after use."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Tensors(dict[str, Tensor]):
             with _named(f"cannot read {path}"):
                 file = self._files.enter_context(safe_open(path, framework="np"))
                 for key in file.keys():  # noqa: SIM118  not a dict
-                    self[rename(key)] = Tensor(path, key, file.get_slice(key))
+                    self[rename(key)] = StoredTensor(path, key, file.get_slice(key))
 
     def __enter__(self) -> Self:
         return self

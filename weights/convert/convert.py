@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
+from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.base.progress import progress
-from solver.model.blocks import INPUTS_FIRST
-from solver.model.spec import ModelSpec, TextInput, tensor_shapes
+from solver.model.spec import INPUTS_FIRST, ModelSpec, TextInput, tensor_shapes
 from solver.plan.spans import Span
-from weights.convert.checkpoint import Tensors, read_json, weight_files
+from weights.convert.checkpoint import StoredTensors, read_json, weight_files
 from weights.convert.families import build_spec, find_family, skipped_positions
 from weights.convert.sentence_encoders import SentenceHead, max_rows, sentence_modules, tokenizer_text
-from weights.file.layout import Array, row_spans
+from weights.file.layout import row_spans
 from weights.file.store import WeightsWriter
 from weights.inputs.tokenize import Tokenizer
 
@@ -53,7 +53,7 @@ def convert(directory: Path, path: Path, dtype: str = "float32") -> ModelSpec:
     """
     if not directory.is_dir():
         raise HeptiError(f"no checkpoint directory {directory}")
-    with Tensors() as tensors:
+    with StoredTensors() as tensors:
         with explained(f"{directory}: a setting in its JSON files is not as it should be", _STRANGE):
             encoder, head = sentence_modules(directory)
             config = read_json(encoder / "config.json")
@@ -82,7 +82,7 @@ def convert(directory: Path, path: Path, dtype: str = "float32") -> ModelSpec:
     return spec
 
 
-def _use_sentence_head(tensors: Tensors, head: SentenceHead | None) -> None:
+def _use_sentence_head(tensors: StoredTensors, head: SentenceHead | None) -> None:
     """Put the sentence encoder's own head in the place of the checkpoint's, which takes no part in an embedding."""
     if head is None:
         return
@@ -104,7 +104,7 @@ def _with_text_limit(spec: ModelSpec, encoder: Path) -> ModelSpec:
 
 
 def _source(
-    name: str, shape: tuple[int, ...], tensors: Tensors, zero_biases: tuple[str, ...], skip: int, directory: Path
+    name: str, shape: tuple[int, ...], tensors: StoredTensors, zero_biases: tuple[str, ...], skip: int, directory: Path
 ) -> Source:
     """Say how one of our tensors is read: as it is, turned, cut, or put together from several."""
     if zero_biases and name.endswith(zero_biases) and name not in tensors:

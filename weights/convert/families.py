@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from solver.base.errors import HeptiError
-from solver.model.spec import ImageInput, ModelSpec, TextInput
-from weights.convert.checkpoint import Tensor
+from solver.model.spec import ImageInput, ModelSpec, TextInput, encoder
+from weights.convert.checkpoint import StoredTensor
 from weights.inputs.preprocessing import image_input
 
 Config = Mapping[str, Any]
@@ -192,7 +192,9 @@ def skipped_positions(family: Family, config: Config) -> int:
     return _number(config, "pad_token_id") + 1 if family.skip_pads else 0
 
 
-def build_spec(name: str, family: Family, config: Config, images: Config, tensors: Mapping[str, Tensor]) -> ModelSpec:
+def build_spec(
+    name: str, family: Family, config: Config, images: Config, tensors: Mapping[str, StoredTensor]
+) -> ModelSpec:
     """Describe a model, with its head if it has one.
 
     Parameters
@@ -234,7 +236,7 @@ def build_spec(name: str, family: Family, config: Config, images: Config, tensor
         source = image_input(config, images, prefix=2 if "embeddings/prefix/1" in tensors else 1)
     labels = _labels(config, tensors)
     dense = "dense/weight" in tensors
-    return ModelSpec(
+    return encoder(
         name,
         hidden=number("hidden_size"),
         ffn=number("intermediate_size"),
@@ -263,7 +265,7 @@ def _number(config: Config, setting: str, default: int | None = None) -> int:
     return value
 
 
-def _labels(config: Config, tensors: Mapping[str, Tensor]) -> tuple[str, ...]:
+def _labels(config: Config, tensors: Mapping[str, StoredTensor]) -> tuple[str, ...]:
     """Return the labels by their numbers; transformers leaves out those of a classifier with two."""
     for name in ("classifier/weight", "classifier/0/weight"):
         if name in tensors:

@@ -23,12 +23,13 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 
+from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.model.spec import ModelSpec, tensor_shapes
 from solver.plan.holdings import TensorSlice
 from solver.plan.spans import Span
 from weights.file.disk import Disk, check_space, uninterrupted
-from weights.file.layout import STEP_BYTES, Array, chunk_shape, is_finite, steps, widen
+from weights.file.layout import STEP_BYTES, chunk_shape, is_finite, steps, widen
 
 FORMAT = "hepti-weights/1"
 DTYPES = ("float32", "float16")

@@ -20,12 +20,11 @@ import numpy as np
 
 from hepti_mpi.comm import group as comm
 from hepti_mpi.engine.layers import block_kernels
-from hepti_mpi.engine.load import Source, load
+from hepti_mpi.engine.load import WeightsSource, load
 from hepti_mpi.kernels.backends import backend
 from solver.model.precision import FLOAT32, INT8
 from solver.plan.holdings import weights_bytes
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
-from solver.plan.spans import Span
+from solver.plan.plan import block_by_rows, blockwise_plan
 from weights.file.store import WeightsFile
 
 MIB = 1 << 20
@@ -35,18 +34,17 @@ WAYS = ("h5py", "numpy float32", "onnxruntime float32", "onnxruntime int8")
 def run(path, way):
     """Load in this process; return what it took."""
     with WeightsFile(path) as file:
-        rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
-        plan = Plan((Stage(("pi-0",), ((Span(0, file.spec.layers), LayerPlan(rows, rows)),)),), file.spec.name)
+        plan = blockwise_plan(file.spec, ("pi-0",), partial(block_by_rows, shares=(1.0,)))
         group = comm.world()
         if way != "h5py":
             name, precision = way.split()
-            make = partial(block_kernels, file.spec, backend(name, precision).graph)
+            make = partial(block_kernels, backend(name, precision).graph)
         with path.open("rb", buffering=0) as raw:
             while raw.read(8 * MIB):
                 pass
         before = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         started = time.perf_counter()
-        held = read_plainly(path) if way == "h5py" else load(Source(group, file), file.spec, [plan], make)
+        held = read_plainly(path) if way == "h5py" else load(WeightsSource(group, file), file.spec, [plan], make)
         seconds = time.perf_counter() - started
         assert held
         size = weights_bytes(file.spec, plan, 0, INT8 if way.endswith("int8") else FLOAT32)

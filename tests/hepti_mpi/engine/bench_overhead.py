@@ -15,13 +15,16 @@ from hepti_mpi.comm import group as comm
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels.backends import backend
-from solver.model.spec import named_model, tensor_shapes
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
-from solver.plan.spans import Partition, Span
+from solver.model.blocks import Cut
+from solver.model.named import named_model
+from solver.model.spec import tensor_shapes
+from solver.plan.plan import layer_by_rows, uniform_plan
+from solver.plan.spans import Partition
 from tests.in_memory import layers_of
+from tests.plans import like
 
 ROWS, LAYERS = 64, 8
-SPEC = replace(named_model("bert-large"), layers=LAYERS, hidden=64, ffn=128, heads=4)
+SPEC = like(named_model("bert-large"), layers=LAYERS, hidden=64, ffn=128, heads=4)
 
 
 def metered(computes, kernel_s):
@@ -51,8 +54,9 @@ def main():
     group, kernel_s = comm.world(), [0.0]
     computes = metered(backend("onnxruntime"), kernel_s)
     shares = tuple(Partition.of_shares([4, 12, 4, 2][: group.size], ROWS).counts)
-    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(share / ROWS for share in shares))
-    block = replace(rows, cut=Cut.BLOCK, inner=Partition.of_shares(shares, SPEC.heads))
+    rows = layer_by_rows(SPEC.blocks, [share / ROWS for share in shares])
+    heads = Partition.of_shares(shares, SPEC.blocks[0].inner.count)
+    block = replace(rows[0], cut=Cut.BLOCK, inner=heads)
     numbers = np.random.default_rng(0)
 
     shapes = tensor_shapes(SPEC)
@@ -60,11 +64,9 @@ def main():
     def tensor_of(name):
         return 0.1 * numbers.standard_normal(shapes[name], np.float32)
 
-    for name, attention in (("rows, rows", rows), ("block, rows", block)):
-        stage = Stage(
-            tuple(f"pi-{rank}" for rank in range(group.size)), ((Span(0, LAYERS), LayerPlan(attention, rows)),)
-        )
-        plan = Plan((stage,), SPEC.name, tile_rows=12 if group.size > 1 else 0)
+    for name, attention in (("rows, rows", rows[0]), ("block, rows", block)):
+        names = [f"pi-{rank}" for rank in range(group.size)]
+        plan = uniform_plan(SPEC, names, (attention, rows[1]), tile_rows=12 if group.size > 1 else 0)
         stack = Stack(SPEC, plan, layers_of(tensor_of, SPEC, plan, group, computes), group, computes)
         x = np.ones((ROWS, SPEC.hidden), np.float32) if group.rank == 0 else None
         for turn in range(1 + runs):

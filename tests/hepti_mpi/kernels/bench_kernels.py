@@ -9,7 +9,7 @@ What a layer of ours costs beside its kernels prints `bench_overhead`.
 import argparse
 import statistics
 import time
-from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import onnxruntime
@@ -22,8 +22,9 @@ from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels.backends import backend
 from solver.base.threads import omp_threads
-from solver.model.spec import named_model, tensor_shapes
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
+from solver.model.named import named_model
+from solver.model.spec import tensor_shapes
+from solver.plan.plan import block_by_rows, blockwise_plan
 from solver.plan.spans import Span
 from tests.in_memory import layers_of
 from weights.synthesize import synthetic_rows
@@ -33,8 +34,7 @@ FUSED = "com.microsoft"
 
 def rank(spec, tensors, computes):
     """Return x -> the layers' result, as one rank of the engine computes it."""
-    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
-    plan = Plan((Stage(("pi-0",), ((Span(0, spec.layers), LayerPlan(rows, rows)),)),), spec.name)
+    plan = blockwise_plan(spec, ("pi-0",), partial(block_by_rows, shares=(1.0,)))
     group = comm.world()
     stack = Stack(spec, plan, layers_of(tensors.__getitem__, spec, plan, group, computes), group, computes)
     return lambda x: stack.run(Batch.of_lengths([len(x)]), x, count=True)
@@ -68,7 +68,7 @@ def session(spec, tensors):
         deep = constant(f"{at}deep", np.array([0], np.int64))
         qkv = [node("Unsqueeze", [linear(x, f"attention/{n}", f"{at}{n}"), deep], f"{at}{n}3")
                for n in ("query", "key", "value")]  # fmt: skip
-        attended = node("MultiHeadAttention", qkv, f"{at}context3", domain=FUSED, num_heads=spec.heads)
+        attended = node("MultiHeadAttention", qkv, f"{at}context3", domain=FUSED, num_heads=spec.blocks[0].heads)
         context = node("Squeeze", [attended, deep], f"{at}context")
         a = norm(linear(context, "attention/output", f"{at}a"), x, "attention", f"{at}an")
         up = node("Gelu", [linear(a, "mlp/up", f"{at}up")], f"{at}gelu", domain=FUSED)
@@ -89,6 +89,7 @@ def session(spec, tensors):
 def eager(spec, tensors):
     """Return x -> the layers' result, as torch computes it step by step."""
     torch.set_num_threads(omp_threads() or 1)
+    heads = spec.blocks[0].heads
     turned = ("attention/output/weight", "mlp/down/weight")
     held = {name: torch.from_numpy(t.T.copy() if name.endswith(turned) else t) for name, t in tensors.items()}
 
@@ -108,7 +109,7 @@ def eager(spec, tensors):
                 )
 
             q, k, v = (
-                linear(x, f"attention/{n}").view(1, -1, spec.heads, spec.head_dim).transpose(1, 2)
+                linear(x, f"attention/{n}").view(1, -1, heads, spec.hidden // heads).transpose(1, 2)
                 for n in ("query", "key", "value")
             )
             context = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
@@ -125,7 +126,7 @@ def main():
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--runs", type=int, default=40)
     options = parser.parse_args()
-    spec = replace(named_model("bert-large"), layers=options.layers)
+    spec = named_model("bert-large", options.layers)
     shapes = {name: shape for name, shape in tensor_shapes(spec).items() if name.startswith("layers/")}
     tensors = {name: synthetic_rows(name, shape, Span(0, shape[0])) for name, shape in shapes.items()}
     runs = {

@@ -2,11 +2,11 @@
 
 from hepti_mpi.live.batch_reports import BatchReports
 from hepti_mpi.live.monitor import Measured, PartialReport
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
-from solver.plan.spans import Span
+from solver.model.named import named_model
+from solver.plan.plan import layer_by_rows, uniform_plan
 
-ROWS = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(0.5, 0.5, 0.0))
-PLAN = Plan((Stage(("a", "b", "c"), ((Span(0, 8), LayerPlan(ROWS, ROWS)),)),), "some")
+SPEC = named_model("bert-large", layers=8)
+PLAN = uniform_plan(SPEC, ("a", "b", "c"), layer_by_rows(SPEC.blocks, (0.5, 0.5, 0.0)))
 
 
 def part(batch, layer):

@@ -12,7 +12,7 @@ from hepti_mpi.comm.tcp import OPEN_FILES, between_ranks
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.live import monitor
 from hepti_mpi.live.monitor import Monitor
-from solver.model.spec import named_model
+from solver.model.named import named_model
 
 SPEC = named_model("bert-base")
 

@@ -8,9 +8,13 @@ from rich.console import Console
 
 from hepti_mpi.report.tables import show_answers, show_cluster, show_ranks, terminal
 from hepti_mpi.requests.inputs import Request
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage
+from solver.model.blocks import Cut
+from solver.model.named import named_model
+from solver.plan.plan import BlockPlan, Plan, Stage, layer_by_rows
 from solver.plan.spans import Partition, Span
 from tests.solver.clusters import pis
+
+BLOCKS = named_model("bert-base").blocks
 
 
 @pytest.fixture
@@ -74,9 +78,9 @@ def test_requests_without_a_text_go_by_their_id(console):
 
 @pytest.mark.parametrize("predicted", [0.0125, None])
 def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, console):
-    block = BlockPlan(Cut.BLOCK, inner=Partition.of_counts([11, 1]))
-    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(0.7, 0.3))
-    plan = Plan((Stage(("pi-0", "pi-1"), ((Span(0, 2), LayerPlan(block, rows)),)),), "bert", rows=64)
+    block = BlockPlan("attention", Cut.BLOCK, inner=Partition.of_counts([11, 1]))
+    _, rows = layer_by_rows(BLOCKS, (0.7, 0.3))
+    plan = Plan((Stage(("pi-0", "pi-1"), ((Span(0, 2), (block, rows)),)),), "bert", rows=64)
     ranks = [
         {"rank": number, "device": name, "compute_s": 0.4, "wait_s": 0.1, "sent_bytes": 4096, "weights_bytes": 3 << 19}
         for number, name in enumerate(plan.devices)
@@ -103,7 +107,7 @@ def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, co
 @pytest.mark.parametrize("predicted", [40.0, None])
 def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, console):
     """What one batch alone takes is not to be held against what it took behind others."""
-    rows = LayerPlan(*[BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))] * 2)
+    rows = layer_by_rows(BLOCKS, (1.0,))
     stages = tuple(Stage((name,), ((span, rows),)) for name, span in (("pi-0", Span(0, 1)), ("pi-1", Span(1, 2))))
     ranks = [
         {"rank": rank, "device": f"pi-{rank}", "compute_s": 1, "wait_s": 1, "sent_bytes": 1, "weights_bytes": 1}
@@ -141,11 +145,10 @@ def test_what_was_measured_says_with_which_kernels(console):
 
 
 def test_stages_within_layers_are_explained(console):
-    rows = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
+    rows = layer_by_rows(BLOCKS, (1.0,))
     halves = (Span(0, 2), Span(2, 4))
     stages = tuple(
-        Stage((name,), ((Span(0, 1), LayerPlan(rows, rows)),), half)
-        for name, half in zip(("pi-0", "pi-1"), halves, strict=True)
+        Stage((name,), ((Span(0, 1), rows),), half) for name, half in zip(("pi-0", "pi-1"), halves, strict=True)
     )
     ranks = [
         {"rank": number, "device": f"pi-{number}", "compute_s": 0.4, "wait_s": 0.1, "sent_bytes": 0, "weights_bytes": 0}

@@ -11,9 +11,9 @@ from hepti_mpi import cli
 from hepti_mpi.requests import inputs
 from hepti_mpi.requests.inputs import Reader
 from solver.base.errors import HeptiError
-from solver.model.spec import ImageInput, ModelSpec
+from solver.model.spec import ImageInput, encoder
 
-SPEC = ModelSpec("sees", hidden=16, ffn=32, heads=2, layers=1, input=ImageInput(8, 8, 4))
+SPEC = encoder("sees", hidden=16, ffn=32, heads=2, layers=1, input=ImageInput(8, 8, 4))
 
 
 @pytest.fixture

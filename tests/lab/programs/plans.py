@@ -16,7 +16,7 @@ from hepti_mpi.__main__ import limit_threads
 from hepti_mpi.comm.group import world
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.layers import block_kernels, rank_layers
-from hepti_mpi.engine.load import Source, load
+from hepti_mpi.engine.load import WeightsSource, load
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import backends, embeddings
 from solver.base import clock
@@ -33,8 +33,8 @@ batch, ids = Batch.of_lengths([rows]), np.random.default_rng(0).integers(1000, 2
 
 with WeightsFile(Path(sys.argv[1])) as file:
     # Kernels that several plans have in common are there once.
-    make = partial(block_kernels, file.spec, backend.graph)
-    weights = load(Source(group, file), file.spec, list(plans.values()), make)
+    make = partial(block_kernels, backend.graph)
+    weights = load(WeightsSource(group, file), file.spec, list(plans.values()), make)
 stacks = {
     name: Stack(file.spec, plan, rank_layers(file.spec, plan, group.rank, weights.layers), group, backend)
     for name, plan in plans.items()

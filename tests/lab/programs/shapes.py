@@ -20,14 +20,16 @@ from hepti_mpi.kernels.products import AddResidual, Norm
 from hepti_mpi.measure.profile_kernels import measure_kernels
 from hepti_mpi.measure.timing import seconds_of
 from solver.cluster.curves import Kernel, curves_to_table
-from solver.model.spec import named_model
+from solver.model.named import named_model
+from solver.model.spec import encoder_blocks
 
 ROWS, HEADS, HEAD_ROWS, KEYS = (37, 100, 200), (3, 7, 11), (100, 256), 256
 
 group = world()
 spec, backend, times = named_model(sys.argv[1]), backends.backend(sys.argv[2]), int(sys.argv[3])
 make = backend.product
-H, F, d = spec.hidden, spec.ffn, spec.head_dim
+own_attention, own_mlp = encoder_blocks(spec)
+H, F, d = spec.hidden, own_mlp.ffn, own_attention.head_dim
 numbers = np.random.default_rng(1).standard_normal((KEYS, F), np.float32)
 
 
@@ -37,11 +39,11 @@ def weights(rows, columns):
 
 into = {n: make(weights(n, H), weights(1, n)[0]) for n in (3 * H, *(3 * d * heads for heads in HEADS))}
 out = {n: make(weights(n, H), None) for n in (H, F, *(d * heads for heads in HEADS))}
-up = make(weights(F, H), weights(1, F)[0], spec.activation)
+up = make(weights(F, H), weights(1, F)[0], own_mlp.activation)
 x, bias = np.ascontiguousarray(numbers[:, :H]), weights(1, H)[0]
 
 
-norm = backend.graph([AddResidual(bias), Norm(bias, bias, spec.norm_eps)])
+norm = backend.graph([AddResidual(bias), Norm(bias, bias, own_mlp.norm_eps)])
 
 
 def attention(rows, keys, heads):
@@ -56,7 +58,7 @@ def attention(rows, keys, heads):
 calls = {}
 for rows in ROWS:
     shape = f"{rows} rows"
-    calls |= {(shape, *kernel): call for kernel, call in attention(rows, KEYS, spec.heads)}
+    calls |= {(shape, *kernel): call for kernel, call in attention(rows, KEYS, own_attention.heads)}
     calls[shape, Kernel.NORM, rows * H, 0, 1] = partial(norm, x[:rows], residual=x[:rows])
     calls[shape, "mlp in", rows, H * F, 1] = partial(up, x[:rows])
     calls[shape, Kernel.CONTRACT, rows, H * F, 1] = partial(out[F], np.ascontiguousarray(numbers[:rows]))

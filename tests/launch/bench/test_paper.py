@@ -13,7 +13,7 @@ from launch.bench.paper import FITS, MANY, PROFILED_BYTES, ROOM, Point, bench_pa
 from launch.bench.paper_command import bandwidths, cells, claim_cells, draw_pictures
 from launch.compare.model import BenchModel
 from solver.base.errors import HeptiError
-from solver.model.spec import decoupled, named_model
+from solver.model.named import decoupled, named_model
 from solver.schedule.memory import weights_room, whole_layer_bytes
 from tests.launch.compare.test_compare import CONTEST, Pretended
 from tests.solver.clusters import pis
@@ -139,7 +139,7 @@ def test_a_system_has_one_colour_in_all_panels(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     drawn = []
     monkeypatch.setattr(plot, "save_figure", lambda figure, path: drawn.append(figure))
-    one, other, third = (plot.Curve(name, [1, 2], [3, 4]) for name in ("one", "other", "third"))
+    one, other, third = (plot.PlottedCurve(name, [1, 2], [3, 4]) for name in ("one", "other", "third"))
 
     plot.draw("both", [("left", "x", [one, other]), ("right", "x", [third, other, one])], "ms", tmp_path / "p.png")
 

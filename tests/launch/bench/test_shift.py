@@ -12,7 +12,7 @@ from launch.bench.shift_command import print_tables
 from launch.compare.model import BenchModel
 from launch.lab.lab import plan_lab
 from solver.cluster.cluster import GIB
-from solver.model.spec import named_model
+from solver.model.named import named_model
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base")

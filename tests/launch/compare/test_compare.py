@@ -24,7 +24,7 @@ from launch.compare.suite import add_list
 from solver.base.command import Parser
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import write_cluster
-from solver.model.spec import decoupled, named_model
+from solver.model.named import decoupled, named_model
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base", 2)

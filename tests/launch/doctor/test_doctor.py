@@ -13,8 +13,8 @@ import pytest
 from hepti_mpi.base import memory
 from launch.doctor import probe as doctor_probe
 from launch.doctor.ask import ask
-from launch.doctor.findings import Answer, examine, examine_hostfile, examine_pairs
-from launch.start.hostfile import Entry
+from launch.doctor.findings import HostAnswer, examine, examine_hostfile, examine_pairs
+from launch.start.hostfile import HostfileEntry
 from solver.cluster.cluster import GIB
 
 FACTS = {
@@ -42,7 +42,7 @@ def answer(host, **changes):
     facts["packages"].update(changes.pop("packages", {}))
     facts["interfaces"] += changes.pop("more_interfaces", [])
     facts.update(changes)
-    return Answer(host, True, mpi="mpirun (Open MPI) 5.0.11", daemon="/venv/bin/prted", facts=facts)
+    return HostAnswer(host, True, mpi="mpirun (Open MPI) 5.0.11", daemon="/venv/bin/prted", facts=facts)
 
 
 def cluster(**changes):
@@ -87,8 +87,8 @@ def test_each_fault_is_found_on_its_host_with_a_mend(changes, check, words):
 
 
 def test_unreached_hosts_and_missing_interpreters_are_told_apart():
-    silent = Answer("pi-1", reached=False, error="Permission denied (publickey).")
-    bare = Answer("pi-2", reached=True, error="bash: /venv/bin/python: No such file or directory")
+    silent = HostAnswer("pi-1", reached=False, error="Permission denied (publickey).")
+    bare = HostAnswer("pi-2", reached=True, error="bash: /venv/bin/python: No such file or directory")
     first, second = examine([answer("pi-0"), silent, bare])
 
     assert (first.check, second.check) == ("ssh", "interpreter")
@@ -165,7 +165,12 @@ def test_a_model_that_all_hosts_together_cannot_hold_is_found():
 
 
 def test_hostfiles_that_put_two_ranks_on_a_host_are_found():
-    entries = [Entry("pi-0", 1), Entry("pi-1", 2), Entry("pi-2", None), Entry("pi-0", 1)]
+    entries = [
+        HostfileEntry("pi-0", 1),
+        HostfileEntry("pi-1", 2),
+        HostfileEntry("pi-2", None),
+        HostfileEntry("pi-0", 1),
+    ]
     found = {(finding.host, finding.check): finding.problem for finding in examine_hostfile(entries, {})}
 
     assert found.keys() == {("pi-0", "slots"), ("pi-1", "slots"), ("pi-2", "slots")}
@@ -174,7 +179,7 @@ def test_hostfiles_that_put_two_ranks_on_a_host_are_found():
 
 def test_settings_that_bind_ranks_are_found():
     variables = {"PRTE_MCA_hwloc_default_binding_policy": "core"}
-    (finding,) = examine_hostfile([Entry("pi-0", 1)], variables)
+    (finding,) = examine_hostfile([HostfileEntry("pi-0", 1)], variables)
 
     assert finding.check == "binding"
 

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +10,16 @@ import pytest
 
 from launch.single.command import main, prepared, random_layers
 from solver.base.errors import HeptiError
-from solver.model.spec import named_model
+from solver.model.named import named_model
 from tests import reference
+from tests.plans import like
 
 ROOT = Path(__file__).parents[3]
 SMALL = {"hidden": 48, "ffn": 96, "heads": 4, "layers": 2}
 
 
 def spec_of(name, **changes):
-    return replace(named_model(name), **SMALL, **changes)
+    return like(named_model(name), **SMALL, **changes)
 
 
 def x_of(spec, rows=9):
@@ -38,7 +38,7 @@ def layers_by_reference(spec, layers, x):
         tensors |= {"mlp/down/weight": w["down"], "mlp/down/bias": w["down_bias"]}
         for block in ("attention", "mlp"):
             tensors |= {f"{block}/norm/weight": w[f"{block}_norm"], f"{block}/norm/bias": w[f"{block}_norm_bias"]}
-        x = reference.layer(x, tensors, spec, spec.heads)
+        x = reference.layer(x, tensors, spec.blocks)
     return x
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.start.hostfile import Entry, read_hostfile
+from launch.start.hostfile import HostfileEntry, read_hostfile
 from launch.start.mpirun import hostfile_text, mpirun_command
 from solver.base.errors import HeptiError
 
@@ -28,7 +28,12 @@ def test_a_written_hostfile_is_read_back(tmp_path):
     path = tmp_path / "pis"
     path.write_text("# the kitchen\n" + hostfile_text(["pi-0", "pi-1"]) + "\npi-2   # old\npi-3 slots=4 max-slots=4\n")
 
-    assert read_hostfile(path) == [Entry("pi-0", 1), Entry("pi-1", 1), Entry("pi-2", None), Entry("pi-3", 4)]
+    assert read_hostfile(path) == [
+        HostfileEntry("pi-0", 1),
+        HostfileEntry("pi-1", 1),
+        HostfileEntry("pi-2", None),
+        HostfileEntry("pi-3", 4),
+    ]
 
 
 @pytest.mark.parametrize(

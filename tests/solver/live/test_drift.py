@@ -8,7 +8,7 @@ import pytest
 from solver.cluster.curves import derived_curves
 from solver.live.drift import PLANS, Drift, scaled
 from solver.live.tracker import SLIGHT_PATIENCE, SOON, Tracker
-from solver.model.spec import named_model
+from solver.model.named import named_model
 from solver.schedule.cost import predict, price, setting
 from solver.systems import make_plan
 from solver.systems.sequence import rows_plan

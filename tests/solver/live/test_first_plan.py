@@ -7,7 +7,7 @@ import pytest
 
 from solver.cluster.cluster import GIB
 from solver.live.first_plan import WORTH, among, plan_by_rows, plan_to_begin_with
-from solver.model.spec import named_model
+from solver.model.named import named_model
 from solver.plan.changes import Holdings, all_by_rows, layer_shares
 from solver.plan.holdings import weights_bytes
 from solver.programs.planner import solve
@@ -55,7 +55,7 @@ def test_rows_are_shared_among_a_crew_by_speed():
     cluster = pis(20, 60, 20)
     plan = among(make_plan("sequence", SPEC, cluster, ROWS), cluster, np.array([True, True, False]))
 
-    assert plan.layer(3).mlp.rows == pytest.approx((0.25, 0.75, 0))
+    assert plan.layer(3)[1].rows == pytest.approx((0.25, 0.75, 0))
     assert all_by_rows(plan)
 
 

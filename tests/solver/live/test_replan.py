@@ -1,7 +1,6 @@
 """Plans follow changes that last, pay for what they move, and leave the rest alone: on simulated clusters."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from solver.live.drift import scaled
 from solver.live.first_plan import WORTH, plan_to_begin_with
 from solver.live.replan import AGAIN, LEAST_GAIN, LEAST_HORIZON, Replanner
 from solver.live.tracker import FIRST
-from solver.model.spec import named_model
+from solver.model.named import named_model
 from solver.plan.changes import Holdings, all_by_rows
 from solver.programs.lengths import for_rows
 from solver.programs.planner import solve
@@ -176,12 +175,12 @@ def test_a_device_that_has_come_back_has_its_rows_again_for_half_of_what_a_sligh
     for compute in ([1, 1, 1, 1], [1, 1, 0.6, 1]):
         for _ in range(10):
             simulation.request(compute, noise=0)
-    few = simulation.replanner.plan.stages[0].layers[0][1].mlp.shared(ROWS).counts[2]
+    few = simulation.replanner.plan.stages[0].layers[0][1][1].shared(ROWS).counts[2]
     for _ in range(3):
         simulation.request(noise=0)
 
     last = simulation.taken[-1]
-    assert last.plan.stages[0].layers[0][1].mlp.shared(ROWS).counts[2] >= 2 * few
+    assert last.plan.stages[0].layers[0][1][1].shared(ROWS).counts[2] >= 2 * few
     assert last.plan.predicted_s > (1 - LEAST_GAIN) * last.before_s
 
 
@@ -199,12 +198,12 @@ def test_soon_after_a_change_a_plan_by_rows_is_left_where_the_other_that_ranks_h
         simulation.request([1, 0.9, 1, 1], noise=0)
 
     now = simulation.replanner.plan
-    assert now.stages[0].layers[0][1].attention == first.stages[0].layers[0][1].attention
+    assert now.stages[0].layers[0][1][0] == first.stages[0].layers[0][1][0]
 
 
 def test_a_device_given_up_beside_other_cuts_has_rows_again_at_once_when_it_is_back():
     """It has kept the weights; so nothing is read, and no request runs under the old plan meanwhile."""
-    spec, cluster = replace(named_model("bert-large"), layers=8), pis(24.6, 70, 35, 10, mbps=300)
+    spec, cluster = named_model("bert-large", 8), pis(24.6, 70, 35, 10, mbps=300)
     solution, spare = plan_to_begin_with(spec, cluster, solve(spec, cluster, 256))
     replanner, holdings = Replanner(spec, cluster, solution, spare, [1e9] * 4), Holdings(solution.plan, 4, spare)
     assert not all_by_rows(solution.plan)
@@ -270,11 +269,11 @@ def test_soon_after_a_change_rows_follow_what_devices_do_with_their_new_share():
     for compute, requests in (([1, 1, 1, 1], 30), ([1, 0.25, 1, 0.87], 2)):
         for _ in range(requests):
             simulation.request(compute, noise=0)
-    before = simulation.replanner.plan.layer(0).mlp.shared(ROWS).counts[3]
+    before = simulation.replanner.plan.layer(0)[1].shared(ROWS).counts[3]
     for _ in range(AGAIN):
         simulation.request([1, 0.25, 1, 0.87], noise=0)
 
-    assert simulation.replanner.plan.layer(0).mlp.shared(ROWS).counts[3] < before
+    assert simulation.replanner.plan.layer(0)[1].shared(ROWS).counts[3] < before
 
 
 @pytest.mark.parametrize("looks", [(), LOOKS])

@@ -6,27 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from solver.model.blocks import INPUTS_FIRST, Part, attention, mlp
+from solver.model.attention import Attention
+from solver.model.blocks import Part
+from solver.model.mlp import Mlp
+from solver.model.named import named_model
 from solver.model.precision import FLOAT32, INT8
-from solver.model.spec import named_model, tensor_shapes
+from solver.model.spec import INPUTS_FIRST, tensor_shapes
 
 BLOCKS = st.one_of(
-    st.builds(lambda heads, d: attention(heads * d, heads), st.integers(1, 16), st.integers(1, 64)),
-    st.builds(mlp, st.integers(1, 300), st.integers(1, 300)),
+    st.builds(lambda heads, d: Attention(hidden=heads * d, heads=heads), st.integers(1, 16), st.integers(1, 64)),
+    st.builds(Mlp, hidden=st.integers(1, 300), ffn=st.integers(1, 300)),
 )
 
 
 @given(BLOCKS)
 def test_units_times_their_count_are_the_first_dimension(block):
-    assert all(tensor.shape[0] == tensor.axis.count * tensor.axis.unit for tensor in block.shared)
-    assert len({(tensor.axis.name, tensor.axis.count) for tensor in block.shared}) == 1
+    assert all(tensor.shape[0] == tensor.inner.count * tensor.inner.unit for tensor in block.shared)
+    assert {tensor.inner for tensor in block.shared} == {block.inner}
+    assert block.inner_columns == block.inner.count * block.inner.unit
 
 
 @given(BLOCKS, st.sampled_from([FLOAT32, INT8]))
 def test_a_tensor_weighs_what_its_units_or_its_columns_weigh(block, precision):
     for tensor in block.shared:
         whole = tensor.held_bytes(precision)
-        assert whole == tensor.axis.count * tensor.held_bytes(precision, units=1)
+        assert whole == tensor.inner.count * tensor.held_bytes(precision, units=1)
         if tensor.summed is not None:
             assert whole == tensor.shape[1] * tensor.held_bytes(precision, columns=1)
 
@@ -36,7 +40,7 @@ def test_matrices_are_shared_out_and_vectors_only_where_they_lie_along_the_axis(
     """What is summed over the axis is a matrix of the second product; the residual's vectors are everybody's."""
     for tensor in block.tensors:
         assert (tensor.summed is None) == (len(tensor.shape) == 1)
-        assert (tensor.axis is None) == (tensor.summed is None and tensor.part is not Part.INTO)
+        assert (tensor.inner is None) == (tensor.summed is None and tensor.part is not Part.INTO)
         assert (tensor.summed == 0) == (tensor.name in INPUTS_FIRST)
 
 
@@ -44,20 +48,15 @@ def test_matrices_are_shared_out_and_vectors_only_where_they_lie_along_the_axis(
 def test_the_tensors_of_all_blocks_are_those_of_the_layers(name):
     spec = named_model(name)
     layers = {name: shape for name, shape in tensor_shapes(spec).items() if name.startswith("layers/")}
-    decoupled = sum(map(spec.is_decoupled, range(spec.layers)))
 
-    def elements(part):
-        return sum(math.prod(tensor.shape) for tensor in part.layer_tensors)
+    found = sum(run.layers * run.parts * math.prod(tensor.shape) for run in spec.runs for tensor in run.tensors)
 
-    found = (spec.layers - decoupled) * elements(spec)
-    if decoupled:
-        found += decoupled * spec.sub_blocks * elements(spec.sub_block)
     assert found == sum(map(math.prod, layers.values()))
 
 
 @pytest.mark.parametrize(("norm", "counts"), [("pre", (4, 2)), ("post", (2, 4))])
 def test_a_norm_belongs_to_the_sub_layer_that_computes_it(norm, counts):
     """The first of the sub-layers of an MLP has up and its bias, and a norm that stands before it."""
-    numbers = [tensor.sublayer(norm) for tensor in mlp(8, 32).tensors]
+    numbers = [tensor.sublayer(norm) for tensor in Mlp(hidden=8, ffn=32).tensors]
 
     assert (numbers.count(0), numbers.count(1)) == counts

@@ -2,6 +2,7 @@
 
 import json
 import math
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -11,17 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solver.base.errors import HeptiError
+from solver.model.attention import Attention
+from solver.model.mlp import ACTIVATIONS, Mlp
+from solver.model.named import NAMED_MODELS, named_model
 from solver.model.spec import (
-    ACTIVATIONS,
-    NAMED_MODELS,
     POOLINGS,
     SCORES,
     ImageInput,
     ModelSpec,
+    Run,
     TextInput,
-    named_model,
+    encoder,
     tensor_shapes,
+    with_layers,
 )
+from tests.plans import joined, like
 
 SIZES = st.integers(1, 4096)
 THREE = st.tuples(*[st.floats(-1, 1)] * 3)
@@ -30,16 +35,64 @@ IMAGES = st.builds(
     ImageInput, SIZES, SIZES, st.integers(1, 32), prefix=st.integers(0, 2), mean=THREE, std=THREE,
     resize=st.none() | st.tuples(SIZES, SIZES), resample=st.sampled_from(("bilinear", "bicubic", "lanczos", "nearest")),
 )  # fmt: skip
+WAYS = {"norm": st.sampled_from(["pre", "post"]), "norm_eps": st.floats(1e-12, 1e-3)}
+ATTENTION, MLP = Attention(hidden=64, heads=4), Mlp(hidden=64, ffn=96)
+PART = replace(ATTENTION, hidden=16), replace(MLP, hidden=16)
+TWO_KINDS = joined(
+    "two kinds",
+    encoder("narrow", 64, 64, 4, 2, input=TextInput(50, 32, 32), pooling="mean"),
+    encoder("wide", 64, 128, 8, 3, input=TextInput(50, 32, 32)),
+)
+
+# As the first version wrote them into weights files.
+BERT_BASE_1 = {
+    "name": "bert-base", "hidden": 768, "ffn": 3072, "heads": 12, "layers": 12,
+    "input": {
+        "kind": "text", "vocab": 30522, "positions": 512, "max_rows": 512, "token_types": 2, "bos_rows": 1,
+        "eos_rows": 1,
+    },
+    "norm": "post", "norm_eps": 1e-12, "activation": "gelu", "embedding_norm": True, "final_norm": False,
+    "pooling": "cls", "dense": "tanh", "dense_width": 768, "normalize": False, "labels": [], "classifier_rows": 1,
+    "scores": "softmax", "groups": 0, "sub_blocks": 0,
+}  # fmt: skip
+DECOUPLED_1 = BERT_BASE_1 | {"name": "bert-base-decoupled", "groups": 4, "sub_blocks": 4}
+VIT_1 = {
+    "name": "a vit", "hidden": 60, "ffn": 90, "heads": 6, "layers": 3,
+    "input": {
+        "kind": "image", "height": 24, "width": 24, "patch": 8, "channels": 3, "prefix": 1, "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5], "rescale": 0.00392156862745098, "resize": [32, 32], "resample": "bicubic",
+    },
+    "norm": "pre", "norm_eps": 1e-06, "activation": "gelu_tanh", "embedding_norm": False, "final_norm": True,
+    "pooling": "cls", "dense": "", "dense_width": 0, "normalize": False, "labels": ["a", "b"], "classifier_rows": 1,
+    "scores": "sigmoid", "groups": 0, "sub_blocks": 0,
+}  # fmt: skip
+
+# As plan files of the first version have them.
+FINGERPRINTS = {
+    "bert-base": "b8da2014a029",
+    "bert-large": "e3b2cb9f7941",
+    "roberta-base": "b8da2014a029",
+    "roberta-large": "e3b2cb9f7941",
+    "distilbert": "eb2568d2cb92",
+    "minilm-l6": "0e3f37412920",
+    "vit-base": "b8da2014a029",
+    "vit-large": "e3b2cb9f7941",
+    "bert-base-decoupled": "130e5b1d64d6",
+    "bert-large-decoupled": "9558ff3d907d",
+    "distilbert-decoupled": "3686c7f3b5d5",
+    "minilm-l6-decoupled": "f8712f4bd435",
+    "bert-base-decoupled-4x2": "0b3e5469bff9",
+}
 
 
 @st.composite
 def specs(draw):
     heads, dense = draw(st.integers(1, 16)), draw(st.sampled_from(["", "identity", *ACTIVATIONS]))
-    return ModelSpec(
+    return encoder(
         draw(st.text(max_size=9)), heads * draw(st.integers(1, 64)), draw(SIZES), heads, draw(st.integers(1, 30)),
         draw(TEXTS | IMAGES),
-        norm=draw(st.sampled_from(["pre", "post"])),
-        norm_eps=draw(st.floats(1e-12, 1e-3)),
+        norm=draw(WAYS["norm"]),
+        norm_eps=draw(WAYS["norm_eps"]),
         activation=draw(st.sampled_from(ACTIVATIONS)),
         embedding_norm=draw(st.booleans()),
         final_norm=draw(st.booleans()),
@@ -53,8 +106,57 @@ def specs(draw):
     )  # fmt: skip
 
 
-@given(specs())
+@st.composite
+def of_unlike_layers(draw):
+    """Draw a spec whose runs differ in all that blocks may differ in, some of one block, some of two in any order."""
+    spec = like(draw(specs()), hidden=24, heads=1)
+    heads = st.sampled_from([1, 2, 3, 8, 24])
+    attention = st.builds(Attention, hidden=st.just(24), heads=heads, **WAYS)
+    mlp = st.builds(Mlp, hidden=st.just(24), ffn=SIZES, activation=st.sampled_from(ACTIVATIONS), **WAYS)
+    blocks = st.one_of(*map(st.tuples, (attention, mlp)), st.tuples(attention, mlp), st.tuples(mlp, attention))
+    return replace(spec, runs=tuple(draw(st.lists(st.builds(Run, st.integers(1, 5), blocks), min_size=1, max_size=4))))
+
+
+@given(specs() | of_unlike_layers())
 def test_a_spec_survives_json(spec):
+    assert ModelSpec.from_json(spec.to_json()) == spec
+
+
+def test_a_model_of_unlike_layers_survives_json():
+    found = ModelSpec.from_json(TWO_KINDS.to_json())
+
+    assert found == TWO_KINDS
+    assert [(run.layers, *run.blocks) for run in found.runs] == [
+        (2, Attention(hidden=64, heads=4), Mlp(hidden=64, ffn=64)),
+        (3, Attention(hidden=64, heads=8), Mlp(hidden=64, ffn=128)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("table", "spec"),
+    [
+        (BERT_BASE_1, named_model("bert-base")),
+        (DECOUPLED_1, named_model("bert-base-decoupled")),
+        (
+            VIT_1,
+            encoder(
+                "a vit", hidden=60, ffn=90, heads=6, layers=3, norm="pre", norm_eps=1e-6, activation="gelu_tanh",
+                input=ImageInput(24, 24, 8, resize=(32, 32), resample="bicubic"), embedding_norm=False, final_norm=True,
+                labels=("a", "b"), scores="sigmoid",
+            ),
+        ),
+    ],
+    ids=lambda given: given["name"] if isinstance(given, dict) else "",
+)  # fmt: skip
+def test_encoders_are_read_and_written_as_in_the_first_version(table, spec):
+    """By their widths: older weights files, and programs on other boards."""
+    assert ModelSpec.from_json(json.dumps(table)) == spec
+    assert json.loads(spec.to_json()) == table
+
+
+def test_norms_outside_the_layers_keep_their_own_epsilon():
+    spec = replace(named_model("vit-base"), norm_eps=1e-5)
+
     assert ModelSpec.from_json(spec.to_json()) == spec
 
 
@@ -63,11 +165,15 @@ def test_a_named_model_survives_json(name):
     assert ModelSpec.from_json(named_model(name).to_json()) == named_model(name)
 
 
-@given(st.data())
-def test_damaged_json_is_a_spec_or_refused(data):
+@pytest.mark.parametrize("table", [BERT_BASE_1, json.loads(TWO_KINDS.to_json())], ids=["first version", "runs"])
+@given(data=st.data())
+def test_damaged_json_is_a_spec_or_refused(table, data):
     """Whatever field is dropped or replaced, the outcome is a spec or a HeptiError."""
-    table = json.loads(named_model("bert-base").to_json())
-    node = data.draw(st.sampled_from([table, table["input"]]))
+    table = deepcopy(table)
+    runs = table.get("runs", [])
+    node = data.draw(
+        st.sampled_from([table, table["input"], *runs, *(block for run in runs for block in run["blocks"])])
+    )
     key = data.draw(st.sampled_from([*node, "unknown"]))
     value = data.draw(st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just([]) | st.just({}))
     node[key] = value
@@ -75,7 +181,8 @@ def test_damaged_json_is_a_spec_or_refused(data):
         spec = ModelSpec.from_json(json.dumps(table))
     except HeptiError:
         return
-    assert spec.head_dim * spec.heads == spec.hidden
+    attentions = [block for run in spec.runs for block in run.blocks if isinstance(block, Attention)]
+    assert all(block.head_dim * block.heads == block.hidden == spec.hidden for block in attentions)
     assert all(isinstance(length, int) for shape in tensor_shapes(spec).values() for length in shape)
     assert ModelSpec.from_json(spec.to_json()) == spec
 
@@ -130,8 +237,8 @@ def test_named_models_have_the_published_size(name, millions):
 @given(specs())
 def test_layers_differ_only_in_their_number(spec):
     """Every layer has the tensors of its blocks; their count is what the layer's formula says."""
-    shapes, H, F = tensor_shapes(spec), spec.hidden, spec.ffn
-    blocks = {tensor.name: tensor.shape for tensor in spec.layer_tensors}
+    shapes, H, F = tensor_shapes(spec), spec.hidden, spec.blocks[1].ffn
+    blocks = {tensor.name: tensor.shape for tensor in spec.run(0).tensors}
     for layer in (0, spec.layers - 1):
         prefix = f"layers/{layer}/"
         own = {name.removeprefix(prefix): shape for name, shape in shapes.items() if name.startswith(prefix)}
@@ -164,8 +271,44 @@ def test_the_fingerprint_is_the_shape_of_the_layers():
     spec = named_model("bert-base")
 
     assert replace(spec, name="mine", labels=("x",)).fingerprint == spec.fingerprint
-    others = [replace(spec, **{field: getattr(spec, field) * 2}) for field in ("hidden", "ffn", "heads", "layers")]
+    others = [like(spec, **change) for change in ({"hidden": 1536}, {"ffn": 6144}, {"heads": 24}, {"layers": 24})]
     assert len({other.fingerprint for other in [spec, *others]}) == 5
+
+
+@pytest.mark.parametrize("name", FINGERPRINTS)
+def test_the_fingerprint_is_the_one_that_plan_files_have(name):
+    assert named_model(name).fingerprint == FINGERPRINTS[name]
+
+
+def test_models_with_unlike_layers_have_fingerprints_of_their_own():
+    """By what their layers are, how many of each there are, and in which order."""
+    narrow, wide = (TWO_KINDS.only(*ends) for ends in ((0, 2), (2, 5)))
+    alike = [with_layers(narrow, 5), with_layers(wide, 5)]
+    orders = [joined("other", wide, narrow), joined("other", with_layers(narrow, 3), with_layers(wide, 2))]
+    fewer_heads = joined("other", narrow, like(wide, heads=2))
+
+    found = [TWO_KINDS, narrow, wide, *alike, *orders, fewer_heads]
+
+    assert len({spec.fingerprint for spec in found}) == len(found)
+    assert replace(TWO_KINDS, name="mine", labels=("x",)).fingerprint == TWO_KINDS.fingerprint
+
+
+def test_what_a_layer_of_a_model_of_two_kinds_has():
+    assert (TWO_KINDS.layers, [TWO_KINDS.run(layer).blocks[1].ffn for layer in range(5)]) == (
+        5,
+        [64, 64, 128, 128, 128],
+    )
+    shapes = tensor_shapes(TWO_KINDS)
+    assert [shapes[f"layers/{layer}/mlp/up/weight"] for layer in range(5)] == [(64, 64)] * 2 + [(128, 64)] * 3
+    middle = TWO_KINDS.only(1, 4)
+    assert [(run.layers, run.blocks) for run in middle.runs] == [
+        (1, TWO_KINDS.run(1).blocks),
+        (2, TWO_KINDS.run(2).blocks),
+    ]
+    with pytest.raises(HeptiError, match="model two kinds has layers of 2 sorts, and this needs layers that are alike"):
+        TWO_KINDS.blocks  # noqa: B018
+    with pytest.raises(HeptiError, match="model two kinds has 5 layers, none with number 5"):
+        TWO_KINDS.run(5)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +328,64 @@ def test_the_fingerprint_is_the_shape_of_the_layers():
 )
 def test_a_spec_that_no_model_has_is_refused(changes, message):
     with pytest.raises(HeptiError, match=message):
-        replace(named_model("bert-base"), **changes)
+        like(named_model("bert-base"), **changes)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ((ATTENTION, MLP, ATTENTION), "model odd: a layer has two blocks of kind attention: it can have one of each"),
+        ((), "model odd: a layer has no blocks"),
+        ((replace(ATTENTION, hidden=32), MLP), "model odd: attention is 32 wide, the stream 64"),
+        ((ATTENTION, replace(MLP, hidden=128)), "model odd: mlp is 128 wide, the stream 64"),
+        ((replace(ATTENTION, heads=5), MLP), "model odd: hidden 64 is not a multiple of heads 5"),
+        ((ATTENTION, replace(MLP, ffn=0)), "model odd: ffn is 0, must be at least 1"),
+    ],
+)
+def test_layers_that_no_model_has_are_refused(blocks, message):
+    alike = encoder("odd", 64, 96, 4, 2, input=TextInput(50, 32, 32))
+
+    with pytest.raises(HeptiError, match=message) as refusal:
+        replace(alike, runs=(*alike.runs, Run(1, blocks)))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [],
+        [Run(0, (ATTENTION, MLP))],
+        [Run(-1, (ATTENTION, MLP)), Run(3, (ATTENTION, MLP))],
+        [Run(2, PART, parts=4)],
+        [Run(2, PART, parts=0), Run(1, (ATTENTION, MLP))],
+        [Run(1, PART, parts=4), Run(1, (replace(ATTENTION, hidden=32),), parts=2), Run(1, (ATTENTION, MLP))],
+    ],
+    ids=["none", "no layers", "fewer than none", "all decoupled", "of no parts", "unlike parts"],
+)
+def test_runs_that_no_model_has_are_refused(runs):
+    with pytest.raises(HeptiError, match=r"^model odd: ") as refusal:
+        ModelSpec("odd", 64, tuple(runs), TextInput(50, 32, 32))
+    assert "\n" not in str(refusal.value)
+
+
+def test_groups_that_are_unlike_have_a_fingerprint_of_their_own():
+    """As many groups, layers and sub-blocks, but others of them are original."""
+    spec = named_model("bert-base-decoupled-2x4", 6)
+    part, whole = spec.runs[:2]
+
+    uneven = replace(spec, runs=(replace(part, layers=1), whole, replace(part, layers=3), whole))
+
+    assert (uneven.layers, uneven.groups, uneven.sub_blocks) == (spec.layers, spec.groups, spec.sub_blocks)
+    assert uneven.fingerprint != spec.fingerprint
+    assert ModelSpec.from_json(uneven.to_json()) == uneven
+
+
+def test_the_blocks_of_a_sub_block_are_as_wide_as_its_part_of_the_stream():
+    alike = encoder("odd", 64, 96, 4, 2, input=TextInput(50, 32, 32))
+
+    assert replace(alike, runs=(Run(1, PART, parts=4), *alike.runs)).part_blocks == PART
+    with pytest.raises(HeptiError, match="model odd: attention is 32 wide, the stream 64"):
+        replace(alike, runs=(Run(1, PART, parts=2), *alike.runs))
 
 
 def test_names_are_known_or_suggested():

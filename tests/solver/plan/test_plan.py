@@ -3,6 +3,7 @@
 import json
 import math
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solver.base.errors import HeptiError
+from solver.model.blocks import Cut
 from solver.model.precision import INT8
-from solver.model.spec import tensor_shapes
+from solver.model.spec import Run, tensor_shapes, with_layers
 from solver.plan.file import plan_from_json, plan_to_json, read_plan
 from solver.plan.holdings import layer_slices, weights_bytes
-from solver.plan.plan import BlockPlan, Cut, Layout
+from solver.plan.plan import BlockPlan, Layout
 from solver.plan.spans import Partition, Span
-from tests.plans import SPEC, plans, rank_slices
+from tests.plans import SPEC, joined, like, plans, rank_slices
 from tests.sweeps import count
 
 # By hand: 5 heads and 37 columns of F over three devices, the last of which has little or nothing.
@@ -87,6 +89,17 @@ def within_layers(cut="rows", **ends):
     return {"format": "hepti-plan/1", "model": {"name": "tiny"}, "stages": stages}
 
 
+def without_mlp(stage):
+    """Return the JSON of such stages where a layer lacks its MLP: the first of the first, or the last of the second."""
+    table = within_layers()
+    (run,) = table["stages"][stage]["layers"]
+    start, stop = run["layers"]
+    some, rest = {"layers": [start, start + 1]}, {"layers": [start + 1, stop]}
+    table["stages"][stage]["layers"] = [run | some, run | rest]
+    del table["stages"][stage]["layers"][stage]["mlp"]
+    return table
+
+
 def test_stages_within_layers_survive_their_file_and_hold_their_sublayers():
     plan = load(within_layers())
     plan.check(SPEC, 2)
@@ -111,6 +124,8 @@ def test_stages_within_layers_survive_their_file_and_hold_their_sublayers():
         (within_layers(a=[0, 6]), r"plan: sublayers: spans \[0, 6\) and \[5, 16\) overlap"),
         (within_layers(b=[6, 16]), r"plan: sublayers: nobody has \[5, 6\)"),
         (within_layers(b=[5, 15]), "the plan has 15 sub-layers, model tiny has 16"),
+        (without_mlp(0), "plan: the stage of a has"),
+        (without_mlp(1), "plan: the stage of b has"),
         (within_layers(cut="block"), "a is cut at sub-layer 5, within a block that is cut by block: only blocks that"),
     ],
 )
@@ -136,14 +151,14 @@ def test_a_plan_written_by_hand_is_read():
     plan.check(SPEC, 3)
 
     assert plan.devices == ("pi-0", "pi-1", "pi-2")
-    assert plan.layer(2).attention.cut is Cut.BLOCK
-    assert plan.layer(2).attention.norm is Layout.FULL
-    assert plan.layer(2).mlp.row_partition(10).counts == (6, 3, 1)
-    assert plan.layer(3).attention.columns.counts == (7, 7, 6)
+    assert plan.layer(2)[0].cut is Cut.BLOCK
+    assert plan.layer(2)[0].norm is Layout.FULL
+    assert plan.layer(2)[1].row_partition(10).counts == (6, 3, 1)
+    assert plan.layer(3)[0].columns.counts == (7, 7, 6)
     # 0.33 three times is not one: what counts is the proportion.
-    assert plan.layer(3).attention.row_partition(10).counts == (4, 3, 3)
-    assert plan.layer(3).mlp.norm is Layout.FULL
-    assert plan.layer(3).mlp.row_partition(10) is None
+    assert plan.layer(3)[0].row_partition(10).counts == (4, 3, 3)
+    assert plan.layer(3)[1].norm is Layout.FULL
+    assert plan.layer(3)[1].row_partition(10) is None
     with pytest.raises(HeptiError, match="the plan has no layer 4"):
         plan.layer(4)
 
@@ -165,7 +180,11 @@ def test_a_plan_written_by_hand_is_read():
         (changed("stages", 0, "devices", 1, value="pi-0"), "devices pi-0, pi-0, pi-2: one is named twice"),
         (changed("stages", 0, "devices", 1, value=1), "the name of a device is 1, must be a text"),
         (changed(*FIRST, "layers", value=[3, 0]), r"span \[3, 0\) does not ascend"),
-        (changed(*FIRST, "mlp", drop=True), "the plan has no 'mlp'"),
+        (
+            changed(*FIRST, "convolution", value={"cut": "rows", "rows": [1, 0, 0]}),
+            "plan: layers 0 to 2, convolution: block 'convolution' is not one of attention, mlp",
+        ),
+        (changed(*FIRST, value={"layers": [0, 3]}), "plan: layers 0 to 2: there is no block: write what its layers"),
         (changed(*FIRST, "mlp", "cut", value="grit"), "layers 0 to 2, mlp: cut 'grit' is not one of rows, columns"),
         (changed(*FIRST, "mlp", "cut", drop=True), "the plan has no 'cut'"),
         (changed(*FIRST, "mlp", "norm", value="full"), "cut rows leaves rows on every rank: its norm must be rows"),
@@ -215,6 +234,14 @@ OTHER = {"name": "bert-base", "fingerprint": "0123456789ab"}
         ),
         (WRITTEN, 5, "the plan is for 3 devices, the job has 5 ranks: start mpirun with -np 3"),
         (WRITTEN, 2, "the plan is for 3 devices, the job has 2 ranks"),
+        (
+            changed(*FIRST, "mlp", drop=True), 3,
+            "plan: layers 0 to 2: a layer of attention; layer 0 of model tiny is of attention, mlp",
+        ),
+        (
+            changed(*LAST, "attention", drop=True), 3,
+            "plan: layers 3 to 3: a layer of mlp; layer 3 of model tiny is of attention, mlp",
+        ),
         (changed("stages", value=[]), 0, "plan: layers: there are no spans"),
         (changed(*LAST, "layers", value=[2, 4]), 3, r"plan: layers: spans \[0, 3\) and \[2, 4\) overlap"),
         (changed(*FIRST, "layers", value=[0, 2]), 3, r"plan: layers: nobody has \[2, 3\)"),
@@ -250,8 +277,76 @@ OTHER = {"name": "bert-base", "fingerprint": "0123456789ab"}
 )  # fmt: skip
 def test_a_plan_that_does_not_fit_is_refused(table, ranks, message):
     """A missing head, overlapping layers, another model, too few devices: each is named with its numbers."""
-    with pytest.raises(HeptiError, match=message):
+    with pytest.raises(HeptiError, match=message) as refusal:
         load(table).check(SPEC, ranks)
+
+    assert "\n" not in str(refusal.value)
+
+
+ATTENTION_ONLY = replace(SPEC, runs=(Run(4, SPEC.blocks[:1]),))
+# Two layers as they are, and two of more heads.
+MORE_HEADS = joined("more heads", with_layers(SPEC, 2), like(SPEC, heads=10, layers=2))
+# The last two without an MLP.
+SHORTER = joined("shorter", with_layers(SPEC, 2), replace(SPEC, runs=(Run(2, SPEC.blocks[:1]),)))
+
+
+def by_block(heads, *spans):
+    """Return the JSON of a plan that shares out this many heads, of attention alone or of MLPs, too."""
+    tables = {"attention": {"cut": "block", "heads": [[0, heads]]}, "mlp": {"cut": "rows", "rows": [1]}}
+    runs = [{"layers": span} | {name: tables[name] for name in names} for *span, names in spans]
+    return {"format": "hepti-plan/1", "model": {"name": ""}, "stages": [{"devices": ["a"], "layers": runs}]}
+
+
+BOTH = ("attention", "mlp")
+
+
+@pytest.mark.parametrize(
+    ("spec", "table", "message"),
+    [
+        (
+            ATTENTION_ONLY, by_block(5, (0, 4, BOTH)),
+            "plan: layers 0 to 3: a layer of attention, mlp; layer 0 of model tiny is of attention$",
+        ),
+        (
+            SHORTER, by_block(5, (0, 4, BOTH)),
+            "plan: layers 0 to 3: a layer of attention, mlp; layer 2 of model shorter is of attention$",
+        ),
+        (
+            SHORTER, by_block(5, (0, 3, BOTH), (3, 4, BOTH[:1])),
+            "plan: layers 0 to 2: a layer of attention, mlp; layer 2 of model shorter is of attention$",
+        ),
+        (MORE_HEADS, by_block(5, (0, 4, BOTH)), "layers 0 to 3, attention: the spans cover 5 heads, model .* has 10"),
+        (MORE_HEADS, by_block(10, (0, 4, BOTH)), "layers 0 to 3, attention: the spans cover 10 heads, model .* has 5"),
+    ],
+)  # fmt: skip
+def test_a_plan_of_other_blocks_than_the_models_is_refused(spec, table, message):
+    table["model"]["name"] = spec.name
+
+    with pytest.raises(HeptiError, match=message) as refusal:
+        load(table).check(spec, 1)
+
+    assert "\n" not in str(refusal.value)
+
+
+def test_plans_of_models_of_other_blocks_survive_their_file():
+    """Of attention alone, of layers with and without an MLP, and of layers with unlike heads."""
+    heads = by_block(5, (0, 2, BOTH))
+    heads["stages"][0]["layers"] += by_block(10, (2, 4, BOTH))["stages"][0]["layers"]
+    cases = [
+        (ATTENTION_ONLY, by_block(5, (0, 4, BOTH[:1]))),
+        (SHORTER, by_block(5, (0, 2, BOTH), (2, 4, BOTH[:1]))),
+        (MORE_HEADS, heads),
+    ]
+
+    for spec, table in cases:
+        table["model"]["name"] = spec.name
+        plan = load(table)
+        plan.check(spec, 1)
+
+        assert plan_from_json(plan_to_json(plan)) == plan
+        layers = {name for name in tensor_shapes(spec) if name.startswith("layers/")}
+        assert {piece.name for piece in rank_slices(spec, plan, 0) if piece.name.startswith("layers/")} == layers
+        assert weights_bytes(spec, plan, 0) == 4 * sum(map(math.prod, tensor_shapes(spec).values()))
 
 
 ROWS = {"cut": "rows", "rows": [1]}
@@ -358,7 +453,7 @@ def test_damaged_json_is_a_plan_or_refused(data):
     except HeptiError:
         return
     assert plan_from_json(plan_to_json(plan)) == plan
-    assert sum(weights_bytes(SPEC, plan, rank) for rank in range(3)) >= 4 * SPEC.hidden * SPEC.ffn
+    assert sum(weights_bytes(SPEC, plan, rank) for rank in range(3)) >= 4 * SPEC.hidden * SPEC.blocks[1].ffn
 
 
 @settings(max_examples=count(40, 100))
@@ -376,7 +471,7 @@ def test_every_element_of_a_cut_matrix_is_held_once(plan):
             assert (times == 1).all(), name
             continue
         _, layer, block, tensor = name.split("/", 3)
-        part = getattr(plan.layer(int(layer)), block)
+        (part,) = (part for part in plan.layer(int(layer)) if part.block == block)
         if tensor.startswith("norm") or tensor in ("output/bias", "down/bias"):
             assert (times >= 1).all(), name
         elif part.cut is Cut.ROWS:
@@ -410,7 +505,7 @@ def test_tiles_of_a_grid_by_hand():
     assert {name for name in three if name.startswith(("up", "down"))} == {"down/bias"}
     # Two by two: rank 2 is in the first row and the second column.
     block = BlockPlan(
-        Cut.GRID, Partition.of_counts([3, 2, 4, 1]), Partition.of_counts([12, 8]), Layout.ROWS, (0.25,) * 4
+        "mlp", Cut.GRID, Partition.of_counts([3, 2, 4, 1]), Partition.of_counts([12, 8]), Layout.ROWS, (0.25,) * 4
     )
     assert block.tile(2) == (Span(5, 10), Span(0, 12))
     assert list(block.crew(2)) == [2, 3]

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 import solver.programs.convex  # noqa: F401  (imports cvxpy, which is not planning)
 from solver.cluster.cluster import GIB, Cluster, Device, Link
-from solver.model.spec import named_model
+from solver.model.named import named_model
 from solver.programs.planner import solve
 
 SPEC, ROWS, SOLVES = named_model("bert-large"), 256, 7

@@ -11,10 +11,10 @@ from itertools import product
 
 import numpy as np
 
+from solver.model.blocks import Axis
 from solver.plan.routes import Route
-from solver.schedule.layer_table import KINDS, LayerKind, layer_seconds, layer_weights, unit_count
-from solver.schedule.pricing import Setting
-from solver.schedule.steps import Axis
+from solver.schedule.layer_table import LayerKind, layer_kinds, layer_seconds, layer_weights, unit_count
+from solver.schedule.setting import Setting
 
 
 def compositions(total: int, parts: int) -> np.ndarray:
@@ -30,12 +30,11 @@ def all_layers(
     s: Setting, route: Route = Route.DIRECT
 ) -> Iterator[tuple[LayerKind, dict[Axis, np.ndarray], np.ndarray, np.ndarray]]:
     """Yield for every kind all shares [ways, p], their seconds [ways] and bytes [ways, p]."""
-    for kind in (replace(kind, route=Route(route)) for kind in KINDS):
-        single = [compositions(unit_count(s, axis), s.devices) for axis in kind.axes]
+    for kind in (replace(kind, route=Route(route)) for kind in layer_kinds(s.spec.blocks)):
+        axes = kind.axes(s.spec.blocks)
+        single = [compositions(unit_count(s, axis), s.devices) for axis in axes]
         places = np.array(list(product(*[range(len(ways)) for ways in single])))
-        units = {
-            axis: ways[places[:, number]] for number, (axis, ways) in enumerate(zip(kind.axes, single, strict=True))
-        }
+        units = {axis: ways[places[:, number]] for number, (axis, ways) in enumerate(zip(axes, single, strict=True))}
         yield kind, units, layer_seconds(s, kind, units), layer_bytes(s, kind, units)
 
 

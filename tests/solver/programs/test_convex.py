@@ -8,21 +8,22 @@ import numpy as np
 import pytest
 
 from solver.base.errors import InfeasiblePlanError
-from solver.model.spec import named_model
+from solver.model.blocks import Axis
+from solver.model.named import named_model
 from solver.plan.plan import Wire
 from solver.plan.routes import Route
 from solver.plan.spans import largest_remainder
 from solver.programs.convex import relax
 from solver.programs.search import Terms
 from solver.schedule.cost import setting
-from solver.schedule.layer_table import KINDS, LayerTable, taking, unit_count
-from solver.schedule.steps import Axis
+from solver.schedule.layer_table import LayerTable, layer_kinds, taking, unit_count
 from tests.solver.clusters import pis
 from tests.solver.instances import small_model, unlike_cluster
 from tests.solver.programs.exhaustive import all_layers
 from tests.sweeps import count, seeds
 
 BERT_LARGE = named_model("bert-large")
+KINDS = layer_kinds(BERT_LARGE.blocks)
 WIRES = np.array(list(Wire), object)
 SPEEDS = (24.6, 70, 24.6, 10)
 
@@ -32,7 +33,7 @@ def free(devices):
 
 
 def all_take(kind, devices):
-    return {axis: np.ones(devices, bool) for axis in kind.axes}
+    return {axis: np.ones(devices, bool) for axis in kind.axes(BERT_LARGE.blocks)}
 
 
 def relaxed(kind, cluster, terms=None):
@@ -49,7 +50,7 @@ def test_bound_never_exceeds_the_best_whole_shares(devices):
         spec, cluster, rows = small_model(rng, 1, 4), unlike_cluster(rng, devices), int(rng.integers(devices, 6))
         s = setting(spec, cluster, rows, rng.choice(WIRES), int(rng.integers(0, 4)))
         for kind, units, seconds, _ in all_layers(s, rng.choice(list(Route))):
-            if min(unit_count(s, axis) for axis in kind.axes) < devices:
+            if min(unit_count(s, axis) for axis in units) < devices:
                 continue
             every = np.logical_and.reduce([(counts > 0).all(1) for counts in units.values()])
 

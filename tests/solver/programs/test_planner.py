@@ -12,10 +12,11 @@ import pytest
 from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import GIB
 from solver.cluster.curves import Curve, Curves, Kernel, derived_curves
+from solver.model.blocks import Axis, Cut
+from solver.model.named import named_model
 from solver.model.precision import INT8
-from solver.model.spec import named_model
 from solver.plan.holdings import weights_bytes
-from solver.plan.plan import Cut, Keys, Wire
+from solver.plan.plan import Keys, Wire
 from solver.programs import planner, search
 from solver.programs.candidates import candidates
 from solver.programs.lengths import PlansByLength
@@ -23,8 +24,8 @@ from solver.programs.planner import solve
 from solver.programs.search import Terms
 from solver.schedule.cost import predict, setting
 from solver.schedule.memory import PROGRAM_BYTES, lacks, needed_bytes, weights_room, work_bytes
-from solver.schedule.steps import Axis
 from solver.systems import make_plan, plan_that_fits, plans_for
+from tests.plans import like
 from tests.solver.clusters import pis
 from tests.solver.instances import small_model, unlike_cluster
 from tests.solver.programs.exhaustive import all_layers
@@ -36,7 +37,7 @@ BERT_LARGE = named_model("bert-large")
 
 def random_caps(rng, spec, devices):
     """Return caps on a layer's bytes that bind in most instances."""
-    layer_bytes = 4 * (4 * spec.hidden**2 + 2 * spec.hidden * spec.ffn)
+    layer_bytes = 4 * (4 * spec.hidden**2 + 2 * spec.hidden * spec.blocks[1].ffn)
     return layer_bytes * rng.uniform(0.2, 1.3, devices) if rng.random() < 0.6 else np.full(devices, np.inf)
 
 
@@ -90,7 +91,8 @@ def test_mix_of_layers_is_that_of_exhaustive_search():
     for seed in seeds(8, 20):
         rng = np.random.default_rng(seed)
         spec, cluster, rows = instance(rng, 2, layers=int(rng.integers(2, 4)))
-        spec, rows = replace(spec, heads=min(spec.heads, 4), hidden=spec.head_dim * min(spec.heads, 4)), min(rows, 5)
+        heads, d = min(spec.blocks[0].heads, 4), spec.blocks[0].head_dim
+        spec, rows = like(spec, heads=heads, hidden=d * heads), min(rows, 5)
         cluster = with_room(spec, cluster, rows, rng.uniform(0.3, 1.1, 2))
         s, room = setting(spec, cluster, rows), weights_room(spec, cluster, rows)
         best = best_mix_of_all(s, room, spec.layers)
@@ -114,7 +116,7 @@ def with_room(spec, cluster, rows, parts):
     """Return the cluster with room for these parts of all layers' weights."""
     empty = replace(cluster, devices=tuple(replace(device, memory_bytes=0) for device in cluster.devices))
     needs = -weights_room(spec, empty, rows)
-    weights = spec.layers * 4 * (4 * spec.hidden**2 + 2 * spec.hidden * spec.ffn)
+    weights = spec.layers * 4 * (4 * spec.hidden**2 + 2 * spec.hidden * spec.blocks[1].ffn)
     memory = (needs + parts * weights).round().astype(int)
     devices = (replace(device, memory_bytes=int(size)) for device, size in zip(cluster.devices, memory, strict=True))
     return replace(cluster, devices=tuple(devices))
@@ -188,7 +190,7 @@ def test_cuts_go_from_rows_to_shared_weights_as_memory_shrinks():
     by_rows, seconds = [], []
     for memory_gib in (1.0, 0.5, 0.42, 0.36, 0.31) if ALL else (1.0, 0.42, 0.31):
         plan = make_plan("hepti", spec, packed(pis(24.6, 24.6, 24.6, 24.6, memory_gib=memory_gib, mbps=240)), 256)
-        runs = [(span.size, (layer.attention.cut, layer.mlp.cut)) for span, layer in plan.stages[0].layers]
+        runs = [(span.size, (layer[0].cut, layer[1].cut)) for span, layer in plan.stages[0].layers]
         by_rows.append(sum(size * (cuts[1] is Cut.ROWS) for size, cuts in runs))
         seconds.append(plan.predicted.seconds)
 
@@ -217,7 +219,7 @@ def test_rows_where_heads_do_not_divide():
     """Twelve heads on five equal boards: three for two of them; rows share out attention evenly."""
     solution = solve(named_model("bert-base"), packed(pis(*[24.6] * 5)), 256)
 
-    assert [(layer.kind.attention, layer.kind.mlp) for layer, _ in solution.runs] == [(Cut.ROWS, Cut.ROWS)]
+    assert [(layer.kind.cuts[0][0], layer.kind.cuts[1][0]) for layer, _ in solution.runs] == [(Cut.ROWS, Cut.ROWS)]
     assert len(solution.crew) == 5
 
 
@@ -270,9 +272,9 @@ def test_input_is_gathered_where_links_are_slow():
     cluster = pis(24.6, 24.6, 24.6, 24.6, mbps=80)
     plan, longer = (make_plan("hepti", BERT_LARGE, cluster, rows) for rows in (32, 128))
 
-    assert plan.layer(0).attention.keys == (Keys.AVOIDED,) * 4
-    assert longer.layer(0).attention.keys == (Keys.PROJECTED,) * 4
-    assert make_plan("hepti", BERT_LARGE, pis(24.6, 24.6), 128).layer(0).attention.keys is None
+    assert plan.layer(0)[0].keys == (Keys.AVOIDED,) * 4
+    assert longer.layer(0)[0].keys == (Keys.PROJECTED,) * 4
+    assert make_plan("hepti", BERT_LARGE, pis(24.6, 24.6), 128).layer(0)[0].keys is None
 
 
 @pytest.mark.parametrize("mbps", [10, 20, 80])

@@ -15,7 +15,7 @@ from itertools import count
 from solver.cluster.curves import Kernel
 from solver.plan.routes import Route, of_owner, sources
 from solver.plan.spans import Partition, tiles
-from solver.schedule.pricing import Setting
+from solver.schedule.setting import Setting
 
 LAYERS = 12
 
@@ -33,7 +33,8 @@ class Device:
 def seconds_per_layer(s: Setting, rows: list[int], route: Route) -> float:
     """Return the seconds of one layer among many alike; `rows` per device, all of one request."""
     spec, bank, network = s.spec, s.machine.bank, s.machine.network
-    H, F, A, d, p = spec.hidden, spec.ffn, spec.heads, spec.head_dim, len(rows)
+    attention, mlp = spec.blocks
+    H, F, A, d, p = spec.hidden, mlp.ffn, attention.heads, attention.head_dim, len(rows)
     cut = [[tile.size for tile in tiles(span, s.tile_rows)] for span in Partition.of_counts(rows)]
     owners = [rank for rank in range(p) if rows[rank]]
     devices, events, order, ends = [Device() for _ in range(p)], [], count(), {}

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from solver.cluster.cluster import Link
 from solver.cluster.curves import Kernel
-from solver.model.spec import named_model
+from solver.model.blocks import Cut
+from solver.model.named import named_model
+from solver.model.spec import TextInput, encoder, tensor_shapes, with_layers
 from solver.plan.holdings import weights_bytes
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, uniform_plan
+from solver.plan.plan import BlockPlan, Layout, Plan, Stage, layer_by_rows, uniform_plan
 from solver.plan.routes import Route, of_owner, sources
-from solver.plan.spans import Partition, tiles
+from solver.plan.spans import Partition, Span, tiles
 from solver.schedule.cost import predict, price, setting
 from solver.schedule.exchange import Network, gather, move, scatter, tile_counts
 from solver.schedule.stages import predict_plan
 from solver.schedule.timing import gather_ends, reduce_ends
 from solver.systems import make_plan, plans_for
-from tests.plans import rank_slices
+from tests.plans import joined, rank_slices
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base", layers=3)
 EVERY = np.array([True, True, True])
 
 
-def rows_block(*shares):
-    return BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=tuple(share / sum(shares) for share in shares))
+def by_rows(*shares):
+    return layer_by_rows(SPEC.blocks, [share / sum(shares) for share in shares])
+
+
+def by_block(name, *counts):
+    return BlockPlan(name, Cut.BLOCK, inner=Partition.of_counts(counts))
 
 
 @pytest.mark.parametrize("system", plans_for(SPEC))
@@ -118,7 +126,7 @@ def test_a_step_is_as_late_as_the_second_most_unsteady_of_those_that_compute_and
     unsteady = replace(steady, devices=tuple(replace(device, jitter_s=own_s) for device, own_s in boards))
 
     def later(*shares):
-        plan = uniform_plan(SPEC, steady.names, LayerPlan(rows_block(*shares), rows_block(*shares)))
+        plan = uniform_plan(SPEC, steady.names, by_rows(*shares))
         return predict(SPEC, unsteady, plan, 96).seconds - predict(SPEC, steady, plan, 96).seconds
 
     # Rank 0 alone hands rows out; K and V are gathered in every layer; all hand in, rank 0 with a little more to do.
@@ -174,19 +182,17 @@ def test_one_device_costs_its_compute_and_no_exchange():
     ("layer", "per_layer"),
     [
         # [S, H] elements sent by all together: K and V of every row to two others.
-        (LayerPlan(rows_block(1, 2, 1), rows_block(1, 2, 1)), 2 * 2),
+        (by_rows(1, 2, 1), 2 * 2),
         # A reduce-scatter sends 2/3 of three summands, and so does the all-gather of the sum; twice a layer.
-        (LayerPlan(*[BlockPlan(Cut.BLOCK, inner=Partition.of_counts((4, 4, 4)))] * 2), 8),
+        ((by_block("attention", 4, 4, 4), by_block("mlp", 1024, 1024, 1024)), 8),
     ],
 )
 def test_bytes_on_the_wire_are_the_formulas(layer, per_layer):
     """systems.md 8.5, S = 96, H = 768."""
-    inner = layer.mlp.inner and Partition.of_counts((1024, 1024, 1024))
-    layer = replace(layer, mlp=replace(layer.mlp, inner=inner))
     cluster = pis(10, 10, 10)
 
     three, two = (
-        predict(replace(SPEC, layers=n), cluster, uniform_plan(replace(SPEC, layers=n), cluster.names, layer), 96)
+        predict(with_layers(SPEC, n), cluster, uniform_plan(with_layers(SPEC, n), cluster.names, layer), 96)
         for n in (3, 2)
     )
 
@@ -194,8 +200,8 @@ def test_bytes_on_the_wire_are_the_formulas(layer, per_layer):
 
 
 def test_rank_0_hands_out_rows_and_the_first_block_gathers_them():
-    norm_rows = BlockPlan(Cut.BLOCK, Partition.of_counts((6, 6)), norm=Layout.ROWS, rows=(0.5, 0.5))
-    plan = uniform_plan(SPEC, ("pi-0", "pi-1"), LayerPlan(norm_rows, rows_block(1, 1)))
+    norm_rows = BlockPlan("attention", Cut.BLOCK, Partition.of_counts((6, 6)), norm=Layout.ROWS, rows=(0.5, 0.5))
+    plan = uniform_plan(SPEC, ("pi-0", "pi-1"), (norm_rows, by_rows(1, 1)[1]))
 
     steps = price(setting(SPEC, pis(10, 10), 64), plan).steps
 
@@ -207,8 +213,8 @@ def test_rank_0_hands_out_rows_and_the_first_block_gathers_them():
 
 def test_stream_that_changes_rows_pays_for_the_move():
     cluster = pis(10, 10)
-    same = uniform_plan(SPEC, cluster.names, LayerPlan(rows_block(1, 1), rows_block(1, 1)))
-    other = uniform_plan(SPEC, cluster.names, LayerPlan(rows_block(1, 1), rows_block(3, 1)))
+    same = uniform_plan(SPEC, cluster.names, by_rows(1, 1))
+    other = uniform_plan(SPEC, cluster.names, (by_rows(1, 1)[0], by_rows(3, 1)[1]))
 
     moved = predict(SPEC, cluster, other, 64).bytes_on_wire - predict(SPEC, cluster, same, 64).bytes_on_wire
 
@@ -234,3 +240,112 @@ def test_slower_link_never_costs_less():
         plan = make_plan(system, SPEC, pis(24.6, 70, 10, mbps=940), 100)
         seconds = [predict_plan(SPEC, pis(24.6, 70, 10, mbps=mbps), plan, 100).seconds for mbps in (940, 240, 80)]
         assert seconds == sorted(seconds)
+
+
+# Two layers of one kind, and three of another.
+NARROW, WIDE = (
+    encoder(f"{ffn}", 64, ffn, heads, layers, input=TextInput(50, 128, 128))
+    for ffn, heads, layers in ((64, 4, 2), (128, 8, 3))
+)
+CLUSTER, ROWS = pis(24.6, 70, 10), 96
+ROW_BYTES = 4 * 64
+
+
+def rows_layer(blocks):
+    return layer_by_rows(blocks, (0.25, 0.5, 0.25))
+
+
+def block_layer(blocks, norm=Layout.FULL):
+    parts = [Partition.of_shares((0.25, 0.5, 0.25), block.inner.count) for block in blocks]
+    rows = (0.25, 0.5, 0.25) if norm is Layout.ROWS else None
+    return tuple(
+        BlockPlan(block.name, Cut.BLOCK, part, norm=norm, rows=rows) for block, part in zip(blocks, parts, strict=True)
+    )
+
+
+def mixed_layer(blocks):
+    """Attention by blocks and the MLP by rows, of the model with more heads; the other's layers by rows."""
+    return (block_layer(blocks, Layout.ROWS)[0], rows_layer(blocks)[1]) if blocks == WIDE.blocks else rows_layer(blocks)
+
+
+CUTS = [rows_layer, block_layer, partial(block_layer, norm=Layout.ROWS), mixed_layer]
+
+
+def priced(narrow, wide, cut):
+    """Return what so many layers of each kind cost."""
+    parts = [with_layers(spec, layers) for spec, layers in ((NARROW, narrow), (WIDE, wide)) if layers]
+    spec = joined("two kinds", *parts)
+    stops = np.cumsum([part.layers for part in parts]).tolist()
+    spans = [Span(stop - part.layers, stop) for stop, part in zip(stops, parts, strict=True)]
+    runs = tuple((span, cut(part.blocks)) for span, part in zip(spans, parts, strict=True))
+    plan = Plan((Stage(CLUSTER.names, runs),), spec.name)
+    plan.check(spec, 3)
+    return price(setting(spec, CLUSTER, ROWS), plan)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_unlike_layers_hold_compute_and_send_what_they_do_in_models_of_their_own(cut):
+    """All but the seconds, which overlap where one kind follows the other, add up; the ends are there once."""
+    both, narrow, wide = priced(2, 3, cut), priced(2, 0, cut), priced(0, 3, cut)
+    ends = 2 * priced(0, 1, cut).compute_s - priced(0, 2, cut).compute_s
+    handed = 2 * priced(0, 1, cut).prediction.bytes_on_wire - priced(0, 2, cut).prediction.bytes_on_wire
+    embeddings = 4 * sum(math.prod(shape) for name, shape in tensor_shapes(NARROW).items() if "layers" not in name)
+
+    assert both.compute_s == pytest.approx(narrow.compute_s + wide.compute_s - ends, rel=1e-9)
+    sent = [found.prediction.bytes_on_wire for found in (both, narrow, wide)]
+    assert sent[0] == sent[1] + sent[2] - handed
+    held = zip(narrow.weights_bytes, wide.weights_bytes, (embeddings, 0, 0), strict=True)
+    assert both.weights_bytes == tuple(one + other - twice for one, other, twice in held)
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_a_layer_more_of_either_kind_costs_what_it_costs_among_its_like(cut):
+    def seconds(*layers):
+        return priced(*layers, cut).seconds
+
+    of_narrow, of_wide = seconds(2, 0) - seconds(1, 0), seconds(0, 2) - seconds(0, 1)
+
+    assert seconds(2, 3) == pytest.approx(seconds(1, 1) + of_narrow + 2 * of_wide, rel=1e-9)
+    assert of_narrow < of_wide
+
+
+def test_where_all_have_all_between_layers_their_seconds_add_up():
+    """What a layer ends with, its norm, is that of every other layer as wide."""
+    both, narrow, wide, fewer = (priced(*layers, block_layer).seconds for layers in ((2, 3), (2, 0), (0, 3), (0, 2)))
+
+    assert both == pytest.approx(narrow + 3 * (wide - fewer), rel=1e-9)
+
+
+def test_unlike_layers_on_one_device_take_the_sum_of_their_seconds():
+    bank = setting(NARROW, CLUSTER, ROWS).machine.bank
+
+    def alone(blocks):
+        return layer_by_rows(blocks, (1.0, 0.0, 0.0))
+
+    both, narrow, wide = (priced(*layers, alone) for layers in ((2, 3), (2, 0), (0, 3)))
+
+    embed_s = float(2 * bank.seconds(Kernel.NORM, ROWS * 64)[0])
+    assert both.seconds == pytest.approx(narrow.seconds + wide.seconds - embed_s, rel=1e-9)
+    assert both.prediction.bytes_on_wire == 0
+
+
+def test_bytes_of_unlike_layers_by_hand():
+    """Rank 0 has a quarter of the rows: three quarters are handed out and in; heads change nothing of what is sent."""
+    by_rows, by_blocks = priced(2, 3, rows_layer), priced(2, 3, block_layer)
+
+    handed = 72 * ROW_BYTES
+    assert by_rows.prediction.bytes_on_wire == 5 * 2 * 2 * ROWS * ROW_BYTES + 2 * handed
+    # All rows go to both others; all ranks have the result.
+    assert by_blocks.prediction.bytes_on_wire == 5 * 8 * ROWS * ROW_BYTES + 2 * ROWS * ROW_BYTES
+    # Rank 2 has 1 of 4 heads, then 2 of 8, of 16 and of 8 columns: a quarter of all matrices and of their biases.
+    quarter = 2 * (4 * 64 * 64 + 2 * 64 * 64 + 3 * 64 + 64) + 3 * (4 * 64 * 64 + 2 * 64 * 128 + 3 * 64 + 128)
+    vectors = 5 * 6 * 64  # last biases and norms of both blocks
+    assert by_blocks.weights_bytes[2] == 4 * (quarter // 4 + vectors)
+
+
+def test_one_run_of_a_plan_may_have_layers_of_both_kinds():
+    spec = joined("two kinds", NARROW, WIDE)
+    whole = uniform_plan(spec, CLUSTER.names, rows_layer(spec.run(0).blocks))
+    s = setting(spec, CLUSTER, ROWS)
+
+    assert price(s, whole).prediction == priced(2, 3, rows_layer).prediction

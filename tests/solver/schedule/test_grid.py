@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from solver.model.spec import named_model
+from solver.model.blocks import Cut
+from solver.model.named import named_model
+from solver.model.spec import with_layers
 from solver.plan.changes import Holdings
 from solver.plan.holdings import weights_bytes
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Wire, uniform_plan
+from solver.plan.plan import BlockPlan, Layout, Wire, uniform_plan
 from solver.plan.spans import Partition
 from solver.programs.lengths import for_rows
 from solver.schedule.cost import price, setting
@@ -91,13 +91,13 @@ def test_heads_are_shared_over_the_columns_of_the_grid_first():
 @pytest.mark.parametrize("devices", [1, 2, 4, 6, 8])
 def test_a_plan_of_grid2d_holds_and_sends_equal_shares(devices):
     cluster = pis(*[10] * devices)
-    three, two = (make_plan("grid2d", replace(SPEC, layers=layers), cluster, 96) for layers in (3, 2))
+    three, two = (make_plan("grid2d", with_layers(SPEC, layers), cluster, 96) for layers in (3, 2))
     X = grid_rows(SPEC, devices)
 
-    layer = three.layer(0)
-    assert layer.attention.cut is layer.mlp.cut is Cut.GRID
-    assert layer.mlp.inner.counts == (3072 // devices,) * devices
-    assert layer.mlp.columns.counts == (768 // X,) * X
+    attention, mlp = three.layer(0)
+    assert attention.cut is mlp.cut is Cut.GRID
+    assert mlp.inner.counts == (3072 // devices,) * devices
+    assert mlp.columns.counts == (768 // X,) * X
     held = [weights_bytes(SPEC, three, rank) for rank in range(1, devices)]
     common = 6 * 768 * 4  # two norms and two last biases
     assert all(size == pytest.approx(3 * (12 * 768**2 / devices * 4 + common), rel=0.01) for size in held)
@@ -110,9 +110,9 @@ def test_a_grid_of_one_row_takes_as_long_as_blocks():
     """1 by p: the same products and the same bytes as Galaxy's cut; the activation is a pass of its own."""
     cluster, shares = pis(10, 20, 10), (0.25, 0.5, 0.25)
     heads, columns = Partition.of_counts([3, 6, 3]), Partition.of_counts([768, 1536, 768])
-    by_block = LayerPlan(*(BlockPlan(Cut.BLOCK, p, norm=Layout.ROWS, rows=shares) for p in (heads, columns)))
-    whole = Partition.of_counts([768])
-    by_grid = LayerPlan(*(BlockPlan(Cut.GRID, p, whole, Layout.ROWS, shares) for p in (heads, columns)))
+    whole, shared = Partition.of_counts([768]), (("attention", heads), ("mlp", columns))
+    by_block = tuple(BlockPlan(name, Cut.BLOCK, own, norm=Layout.ROWS, rows=shares) for name, own in shared)
+    by_grid = tuple(BlockPlan(name, Cut.GRID, own, whole, Layout.ROWS, shares) for name, own in shared)
 
     block, grid = (
         price(setting(SPEC, cluster, 96), uniform_plan(SPEC, cluster.names, layer)).prediction

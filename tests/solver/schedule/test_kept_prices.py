@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from solver.cluster.named import find_cluster
-from solver.model.spec import named_model
+from solver.model.named import named_model
 from solver.plan.file import plan_from_json
 from solver.schedule.stages import predict_plan
 from solver.systems import plan_that_fits

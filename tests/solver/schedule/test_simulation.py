@@ -7,17 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from solver.model.spec import named_model
+from solver.model.blocks import Axis
+from solver.model.named import named_model
 from solver.plan.plan import Wire
 from solver.plan.routes import Route
 from solver.plan.spans import largest_remainder
 from solver.schedule.cost import setting
-from solver.schedule.layer_table import KINDS, layer_seconds
-from solver.schedule.steps import Axis
+from solver.schedule.layer_table import kind_by_rows, layer_seconds
 from tests.solver.clusters import pis
 from tests.solver.schedule.simulation import seconds_per_layer
 
-BY_ROWS = next(kind for kind in KINDS if str(kind) == "rows/rows rr")
+BERT_LARGE = named_model("bert-large")
+BY_ROWS = kind_by_rows(BERT_LARGE.blocks)
 
 
 @pytest.mark.parametrize(("route", "mean", "worst"), [("direct", 0.08, 0.4), ("ring", 0.08, 0.4), ("relay", 0.08, 0.4)])
@@ -33,7 +34,7 @@ def test_seconds_of_a_layer_by_rows_are_those_of_its_simulation(route, mean, wor
             int(rng.choice([0, 64, 32, 16])),
             int(rng.choice([64, 128, 256])),
         )
-        s = setting(named_model("bert-large"), cluster, rows, Wire(wire), int(tile_rows))
+        s = setting(BERT_LARGE, cluster, rows, Wire(wire), int(tile_rows))
         shares = largest_remainder((speeds * rng.uniform(0.7, 1.4, devices)).tolist(), rows)
 
         simulated = seconds_per_layer(s, shares, Route(route))

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from solver.base.errors import HeptiError
-from solver.model.spec import named_model
+from solver.model.blocks import Cut
+from solver.model.named import named_model
 from solver.plan.holdings import weights_bytes
-from solver.plan.plan import BlockPlan, Cut, LayerPlan, Layout, Plan, Stage, uniform_plan
+from solver.plan.plan import BlockPlan, Plan, Stage, layer_by_rows, uniform_plan
 from solver.plan.spans import Partition, Span
 from solver.schedule.cost import predict, price, setting
 from solver.schedule.stages import chain, layer_seconds, predict_plan, price_plan
@@ -19,11 +20,6 @@ from tests.solver.clusters import pis
 SPEC = named_model("bert-base", layers=6)
 ROWS = 64
 ROW_BYTES = 4 * SPEC.hidden
-
-
-def rows_layer(*shares):
-    block = BlockPlan(Cut.ROWS, norm=Layout.ROWS, rows=shares)
-    return LayerPlan(block, block)
 
 
 @pytest.mark.parametrize("system", plans_for(SPEC))
@@ -145,8 +141,8 @@ def test_stages_of_several_devices_are_priced_as_models_of_their_own():
     """A first stage of two devices that ends in full, then one of rows on the two others."""
     cluster = pis(10, 20, 5, 5)
     heads, columns = Partition.of_counts((4, 8)), Partition.of_counts((1024, 2048))
-    tensor = LayerPlan(BlockPlan(Cut.BLOCK, heads), BlockPlan(Cut.BLOCK, columns))
-    rows = rows_layer(0.75, 0.25)
+    tensor = BlockPlan("attention", Cut.BLOCK, heads), BlockPlan("mlp", Cut.BLOCK, columns)
+    rows = layer_by_rows(SPEC.blocks, (0.75, 0.25))
     stages = (
         Stage(("pi-0", "pi-1"), ((Span(0, 4), tensor),)),
         Stage(("pi-2", "pi-3"), ((Span(4, 6), rows),)),

@@ -8,17 +8,19 @@ import pytest
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
 from solver.cluster.cluster import Cluster, Device, Link
-from solver.model.spec import decoupled, layer_parts, named_model, tensor_shapes
+from solver.model.blocks import Cut
+from solver.model.named import decoupled, named_model
+from solver.model.spec import layer_prefixes, tensor_shapes
 from solver.plan.file import plan_from_json, plan_to_json
 from solver.plan.holdings import weights_bytes
-from solver.plan.plan import Cut
 from solver.schedule.cost import plan_seconds, price, setting
-from solver.schedule.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, layer_seconds
+from solver.schedule.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, seconds_on_one
 from solver.schedule.memory import work_bytes
-from solver.schedule.stages import layer_seconds as layer_seconds_alone
+from solver.schedule.stages import seconds_on_one as layer_seconds_alone
 from solver.show.comparison import compare, winner
 from solver.systems import make_plan, plans_for
 from solver.systems.detransformer import Choices, able, choices, choose, ways
+from tests.plans import like
 from tests.solver.clusters import pis
 from tests.sweeps import ALL, seeds
 
@@ -31,15 +33,17 @@ MIB = 2**20
 
 def test_the_last_layer_of_every_group_is_original():
     assert (SPEC.groups, SPEC.sub_blocks, SPEC.layers) == (4, 4, 12)
-    assert [number for number in range(12) if not SPEC.is_decoupled(number)] == [2, 5, 8, 11]
-    assert not any(named_model("bert-base").is_decoupled(number) for number in range(12))
+    assert [number for number in range(12) if SPEC.run(number).parts == 1] == [2, 5, 8, 11]
+    assert {SPEC.run(number).parts for number in range(12)} == {1, 4}
+    assert {named_model("bert-base").run(number).parts for number in range(12)} == {1}
 
 
 def test_a_sub_block_has_the_widths_that_were_published():
     """DeTransformer, bert-base with N_div 4: 192 columns, 3 heads, 4224 columns of the MLP."""
-    part = SPEC.sub_block
+    attention, mlp = SPEC.part_blocks
 
-    assert (part.hidden, part.heads, part.head_dim, part.ffn) == (192, 3, 64, 4224)
+    assert (attention.hidden, attention.heads, attention.head_dim) == (192, 3, 64)
+    assert (mlp.hidden, mlp.ffn) == (192, 4224)
 
 
 @pytest.mark.parametrize("name", ["bert-base-decoupled-4x2", "bert-large-decoupled", "vit-base-decoupled-6x6"])
@@ -47,11 +51,12 @@ def test_matrices_of_a_decoupled_layer_have_as_many_parameters_as_those_of_an_or
     spec = named_model(name)
 
     def matrices(layer):
-        tensors = [tensor for _, part in layer_parts(spec, layer) for tensor in part.layer_tensors]
+        run = spec.run(layer)
+        tensors = [tensor for _ in layer_prefixes(run, layer) for tensor in run.tensors]
         return sum(np.prod(tensor.shape) for tensor in tensors if tensor.summed is not None)
 
     original = spec.layers // spec.groups - 1
-    assert matrices(0) == matrices(original) == 4 * spec.hidden**2 + 2 * spec.hidden * spec.ffn
+    assert matrices(0) == matrices(original) == 4 * spec.hidden**2 + 2 * spec.hidden * spec.blocks[1].ffn
 
 
 def test_names_say_how_a_model_is_decoupled():
@@ -78,7 +83,7 @@ def test_names_say_how_a_model_is_decoupled():
 )
 def test_what_does_not_divide_is_refused(changes, message):
     with pytest.raises(HeptiError, match=message):
-        replace(SPEC, **changes)
+        like(SPEC, **changes)
 
 
 # Its plans.
@@ -102,7 +107,7 @@ def changed(plan, layer, block, **changes):
     """Return the plan with a run's block changed."""
     (stage,) = plan.stages
     runs = [
-        (span, replace(cuts, **{block: replace(getattr(cuts, block), **changes)}) if number == layer else cuts)
+        (span, tuple(replace(cut, **changes) if (number, cut.block) == (layer, block) else cut for cut in cuts))
         for number, (span, cuts) in enumerate(stage.layers)
     ]
     return replace(plan, stages=(replace(stage, layers=tuple(runs)),))
@@ -118,10 +123,11 @@ def test_plans_that_do_not_fit_the_groups_are_refused():
          "layer 0 of model .* is not decoupled: its cut must not"),
         (replace(by_rows, model_fingerprint="", model_name=SPEC.name), SPEC,
          "layer 0 of model .* is decoupled: its cut must be sub_blocks"),
-        (changed(plan, 0, "mlp", inner=swapped.layer(0).mlp.inner), SPEC, r"attention are \[0, 1\), .* be the same"),
-        (changed(plan, 1, "mlp", cut=Cut.BLOCK, inner=make_plan("megatron", ordinary, pis(1, 1), 8).layer(0).mlp.inner),
-         SPEC, "attention is cut whole, mlp block: cut both so, or neither"),
-        (replace(plan, model_fingerprint=""), replace(SPEC, sub_blocks=6), "cover 4 sub-blocks, .* has 6"),
+        (changed(plan, 0, "mlp", inner=swapped.layer(0)[1].inner), SPEC,
+         r"sub_blocks of attention \[0, 1\), .* be the same"),
+        (changed(plan, 1, "mlp", cut=Cut.BLOCK, inner=make_plan("megatron", ordinary, pis(1, 1), 8).layer(0)[1].inner),
+         SPEC, "attention is cut whole, mlp is cut block: cut all so, or none"),
+        (replace(plan, model_fingerprint=""), like(SPEC, sub_blocks=6), "cover 4 sub-blocks, .* has 6"),
         (replace(plan, devices=(*plan.devices, "pi-9")), SPEC, "needs one stage of all devices"),
     ]  # fmt: skip
 
@@ -149,7 +155,7 @@ def test_every_sub_block_is_held_once_and_whole_layers_by_all_who_have_any():
 def test_a_layer_alone_costs_what_the_cost_model_says_elsewhere():
     cluster, spec = pis(24.6, 70, 10), named_model("bert-base")
 
-    found = layer_seconds(setting(spec, cluster, 100), spec)
+    found = seconds_on_one(setting(spec, cluster, 100), spec.blocks)
 
     assert found == pytest.approx(layer_seconds_alone(spec, cluster, 100))
 
@@ -238,7 +244,7 @@ def test_choices_by_hand():
     given = choices(SPEC, cluster, rows, [0, 1])
     way = given.counts.tolist().index([1, 3])
     s = setting(SPEC, cluster, rows)
-    part_s, whole_s = layer_seconds(s, SPEC.sub_block), layer_seconds(s, SPEC)
+    part_s, whole_s = seconds_on_one(s, SPEC.part_blocks), seconds_on_one(s, SPEC.blocks)
     chunk_s = 4 * rows * 192 / (20e6 / 8)
     to_first, to_second = 3 * chunk_s + 200e-6, chunk_s + 200e-6
     done = 2 * part_s * [1, 3]  # when they have done the two decoupled layers of a group
@@ -314,7 +320,7 @@ def test_single_has_everything_on_the_fastest():
     plan = make_plan("single", SPEC, pis(10, 70, 20), 128)
 
     assert plan.stages[0].active == (1,)
-    assert plan.layer(0).attention.inner.counts == (0, 4, 0)
+    assert plan.layer(0)[0].inner.counts == (0, 4, 0)
     # There and back: the other ranks have nothing to do with it.
     assert plan.predicted.bytes_on_wire == 2 * 4 * 128 * 768
     assert make_plan("single:pi-2", SPEC, pis(10, 70, 20), 128).stages[0].active == (2,)

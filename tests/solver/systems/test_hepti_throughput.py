@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from solver.base.errors import InfeasiblePlanError
-from solver.model.spec import named_model
+from solver.model.named import named_model
 from solver.programs.planner import solve
 from solver.schedule.memory import ends_bytes, holds_all, lacks, weights_room, whole_layer_bytes, work_bytes
 from solver.schedule.stages import price_plan
-from solver.show.comparison import Entry, compare, ranked, winner, winners
+from solver.show.comparison import ComparedSystem, compare, ranked, winner, winners
 from solver.systems import PLANNERS, hepti_throughput, make_plan
 from solver.systems.hepti_throughput import _best_partition, solve_throughput
 from tests.solver.clusters import pis
@@ -191,10 +191,10 @@ def test_ours_wins_among_those_that_differ_by_rounding_alone(objective, ours):
     """And what cannot be run stands behind all that can, however fast it would be."""
     names = ["edgeshard", "single:pi-1", "hepti-throughput", "hepti", "data"]
     seconds = [1.0, 1.0005, 1.0009, 1.0009, 1.002]
-    entries = [Entry(name, time_s, 1 / time_s, 0, (1,)) for name, time_s in zip(names, seconds, strict=True)]
+    entries = [ComparedSystem(name, time_s, 1 / time_s, 0, (1,)) for name, time_s in zip(names, seconds, strict=True)]
     entries += [
-        Entry("galaxy", 0.1, 10, 0, (1,), "does not fit"),
-        Entry("detransformer", 0.5, 2, 0, (1,), "", "another"),
+        ComparedSystem("galaxy", 0.1, 10, 0, (1,), "does not fit"),
+        ComparedSystem("detransformer", 0.5, 2, 0, (1,), "", "another"),
     ]
 
     order = [entry.system for entry in ranked(entries, objective)]

@@ -10,8 +10,8 @@ import pytest
 
 from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import MIB
+from solver.model.named import named_model
 from solver.model.precision import PRECISIONS
-from solver.model.spec import named_model
 from solver.schedule.memory import does_not_fit
 from solver.systems import THROUGHPUT, plan_that_fits, plans_for
 from tests.solver.clusters import pis

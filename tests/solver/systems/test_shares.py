@@ -10,13 +10,14 @@ import pytest
 
 from solver.base.errors import InfeasiblePlanError
 from solver.cluster.curves import Kernel
-from solver.model.spec import named_model
-from solver.plan.plan import Cut, Keys, Layout
+from solver.model.blocks import Axis, Cut
+from solver.model.named import named_model
+from solver.model.spec import with_layers
+from solver.plan.plan import Keys, Layout
 from solver.plan.spans import largest_remainder
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import layer_table
 from solver.schedule.memory import weights_room, whole_layer_bytes
-from solver.schedule.steps import Axis
 from solver.systems import make_plan
 from solver.systems.galaxy import allocate
 from solver.systems.hepti_additive import STRATEGIES, additive_seconds, least
@@ -29,12 +30,12 @@ SPEC = named_model("bert-base", layers=3)
 
 
 def test_sequence_gives_equal_chunks_or_chunks_by_speed():
-    layer = make_plan("sequence", SPEC, pis(10, 20, 90), 96).layer(0)
+    attention, mlp = make_plan("sequence", SPEC, pis(10, 20, 90), 96).layer(0)
 
-    assert layer.attention.row_partition(96).counts == layer.mlp.row_partition(96).counts == (32, 32, 32)
-    assert layer.attention.cut is Cut.ROWS
+    assert attention.row_partition(96).counts == mlp.row_partition(96).counts == (32, 32, 32)
+    assert attention.cut is Cut.ROWS
     weighted = make_plan("sequence-weighted", SPEC, pis(10, 20, 90), 96).layer(0)
-    assert weighted.attention.row_partition(96).counts == (8, 16, 72)
+    assert weighted[0].row_partition(96).counts == (8, 16, 72)
 
 
 @pytest.mark.parametrize("system", ["sequence", "sequence-weighted"])
@@ -42,7 +43,7 @@ def test_keys_and_values_are_all_that_cutting_by_rows_sends(system):
     """systems.md 8.5: 2 (p - 1)/p S H elements from every device in a layer, with equal shares."""
     cluster = pis(10, 10, 10)
     three, two = (
-        make_plan(system, replace(SPEC, layers=layers), cluster, 96).predicted.bytes_on_wire for layers in (3, 2)
+        make_plan(system, with_layers(SPEC, layers), cluster, 96).predicted.bytes_on_wire for layers in (3, 2)
     )
 
     assert three - two == 3 * 2 * 2 / 3 * 96 * 768 * 4
@@ -52,7 +53,7 @@ def test_voltage_sends_half_of_what_keys_and_values_are():
     """One all-gather of the rows a layer, beside what rank 0 hands out and gets back."""
     cluster = pis(10, 20, 5)
     plan = make_plan("voltage", SPEC, cluster, 96)
-    rows = plan.layer(0).attention.row_partition(96).counts
+    rows = plan.layer(0)[0].row_partition(96).counts
 
     away = 2 * sum(rows[1:])
     assert plan.predicted.bytes_on_wire == 4 * SPEC.hidden * (SPEC.layers * 2 * 96 + away)
@@ -83,7 +84,7 @@ def test_voltage_counts_keys_and_values_of_all_rows_or_none():
 def test_voltage_takes_the_order_of_less_work():
     """Multiplications of one head, counted: K, scores, context and V in one order and in the other."""
     for spec, rows in ((SPEC, 96), (SPEC, 20), (named_model("minilm-l6"), 300)):
-        H, d = spec.hidden, spec.head_dim
+        H, d = spec.hidden, spec.blocks[0].head_dim
         for own in range(1, rows + 1):
             projected = 2 * rows * H * d + 2 * own * rows * d
             avoided = 2 * own * d * H + 2 * own * rows * H
@@ -92,10 +93,10 @@ def test_voltage_takes_the_order_of_less_work():
 
 def test_voltage_gives_every_device_its_order():
     """A device ten times as slow has few rows, and does without K and V."""
-    layer = make_plan("voltage", SPEC, pis(50, 5), 256).layer(0)
+    attention, mlp = make_plan("voltage", SPEC, pis(50, 5), 256).layer(0)
 
-    assert layer.attention.keys == (Keys.PROJECTED, Keys.AVOIDED)
-    assert layer.mlp.keys is None
+    assert attention.keys == (Keys.PROJECTED, Keys.AVOIDED)
+    assert mlp.keys is None
 
 
 def test_voltage_makes_the_slowest_as_fast_as_can_be():
@@ -103,7 +104,7 @@ def test_voltage_makes_the_slowest_as_fast_as_can_be():
     seconds = device_seconds(SPEC, cluster, 24)
     every = [(a, b, 24 - a - b) for a in range(25) for b in range(25 - a)]
 
-    counts = make_plan("voltage", SPEC, cluster, 24).layer(0).attention.row_partition(24).counts
+    counts = make_plan("voltage", SPEC, cluster, 24).layer(0)[0].row_partition(24).counts
 
     def makespan(shares):
         return max(seconds[count, device] for device, count in enumerate(shares))
@@ -116,7 +117,7 @@ def test_voltage_leaves_out_devices_that_do_not_hold_the_model():
     small = replace(cluster.devices[1], memory_bytes=200 * 2**20)
     cluster = replace(cluster, devices=(cluster.devices[0], small, cluster.devices[2]))
 
-    counts = make_plan("voltage", SPEC, cluster, 24).layer(0).attention.row_partition(24).counts
+    counts = make_plan("voltage", SPEC, cluster, 24).layer(0)[0].row_partition(24).counts
 
     assert counts[1] == 0
     # Rank 0 lacks memory for the embeddings, the other for all layers.
@@ -151,13 +152,13 @@ def test_galaxy_allocates_by_capacity_then_by_memory():
 
 def test_galaxy_measures_capacity_on_both_blocks():
     cluster = pis(10, 20, 10)
-    layer = make_plan("galaxy", SPEC, cluster, 96).layer(0)
+    attention, mlp = make_plan("galaxy", SPEC, cluster, 96).layer(0)
 
     # Derived curves make seconds proportional to speed: 12 heads and 48 tiles as 1 : 2 : 1, rows equal.
-    assert layer.attention.inner.counts == (3, 6, 3)
-    assert layer.mlp.inner.counts == (768, 1536, 768)
-    assert layer.attention.rows == layer.mlp.rows == (1 / 3, 1 / 3, 1 / 3)
-    assert (layer.attention.cut, layer.attention.norm, layer.mlp.norm) == (Cut.BLOCK, Layout.ROWS, Layout.ROWS)
+    assert attention.inner.counts == (3, 6, 3)
+    assert mlp.inner.counts == (768, 1536, 768)
+    assert attention.rows == mlp.rows == (1 / 3, 1 / 3, 1 / 3)
+    assert (attention.cut, attention.norm, mlp.norm) == (Cut.BLOCK, Layout.ROWS, Layout.ROWS)
 
 
 def test_galaxys_capacity_is_one_over_the_seconds_of_both_blocks():
@@ -180,8 +181,8 @@ def test_galaxys_capacity_is_one_over_the_seconds_of_both_blocks():
     def shared(capacity, total):
         return tuple(largest_remainder(capacity.tolist(), total))
 
-    assert layer.attention.inner.counts == shared(1 / (mha + mlp), A)
-    assert layer.mlp.inner.counts == tuple(64 * tiles for tiles in shared(1 / (mha + mlp), F // 64))
+    assert layer[0].inner.counts == shared(1 / (mha + mlp), A)
+    assert layer[1].inner.counts == tuple(64 * tiles for tiles in shared(1 / (mha + mlp), F // 64))
     assert shared(1 / (mha + mlp), F // 64) not in (shared(1 / mha, F // 64), shared(1 / mlp, F // 64))
 
 
@@ -190,7 +191,7 @@ def test_tensor_parallelism_sends_two_all_reduces_a_layer(system):
     """systems.md 8.5: 4 (p - 1)/p S H elements from every device in a layer, all-reduced or scattered and gathered."""
     cluster = pis(10, 10, 10)
     three, two = (
-        make_plan(system, replace(SPEC, layers=layers), cluster, 96).predicted.bytes_on_wire for layers in (3, 2)
+        make_plan(system, with_layers(SPEC, layers), cluster, 96).predicted.bytes_on_wire for layers in (3, 2)
     )
 
     assert three - two == 3 * 4 * 2 / 3 * 96 * 768 * 4
@@ -204,10 +205,10 @@ def test_galaxy_fits_where_memory_is_scarce():
     devices = (cluster.devices[0], replace(cluster.devices[1], memory_bytes=short), cluster.devices[2])
     cluster = replace(cluster, devices=devices)
 
-    layer = make_plan("galaxy", SPEC, cluster, 96).layer(0)
+    attention, mlp = make_plan("galaxy", SPEC, cluster, 96).layer(0)
 
-    assert layer.attention.inner.counts == (2, 8, 2)  # columns went first, and were enough
-    assert layer.mlp.inner.counts[1] < 0.5 * 3072
+    assert attention.inner.counts == (2, 8, 2)  # columns went first, and were enough
+    assert mlp.inner.counts[1] < 0.5 * 3072
 
 
 def test_additive_accounting_reproduces_the_papers_best_ratio():
@@ -280,8 +281,8 @@ def test_additive_takes_the_cut_that_memory_allows():
     room_gib = 8 - weights_room(SPEC, pis(20, 20), 96)[0] / 2**30
     scarce = make_plan("hepti-additive", SPEC, pis(20, 20, memory_gib=room_gib + 0.7 * model_gib), 96).layer(0)
 
-    assert plenty.attention.cut is Cut.ROWS
-    assert scarce.attention.cut is not Cut.ROWS
+    assert plenty[0].cut is Cut.ROWS
+    assert scarce[0].cut is not Cut.ROWS
     with pytest.raises(InfeasiblePlanError, match="hepti-additive, in any of the three cuts, does not fit: "):
         make_plan("hepti-additive", SPEC, pis(20, 20, memory_gib=0.2), 96)
 

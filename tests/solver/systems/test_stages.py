@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from solver.base.errors import InfeasiblePlanError
-from solver.model.spec import named_model
+from solver.model.named import named_model
+from solver.model.spec import with_layers
 from solver.plan.plan import Wire
 from solver.plan.spans import Span
 from solver.schedule.memory import weights_room, whole_layer_bytes
 from solver.schedule.stages import chain, chain_of_sublayers, layer_seconds, price_plan, sublayer_seconds
 from solver.systems import make_plan
 from solver.systems.edgeshard import least_sum
-from solver.systems.pipeedge import Boards, Units, best_stages, device_types, fewer_types, units_of
+from solver.systems.pipeedge import Boards, StageUnits, best_stages, device_types, fewer_types, units_of
 from solver.systems.prima import halda
 from tests.solver.clusters import pis
 from tests.sweeps import seeds
@@ -42,7 +43,7 @@ def with_memory(cluster, layers):
 
 def alike_units(count, sent_bytes):
     """Return units of no weight; behind each the same bytes are sent."""
-    return Units(np.zeros(count), np.zeros(count + 1), np.full(count + 1, sent_bytes))
+    return StageUnits(np.zeros(count), np.zeros(count + 1), np.full(count + 1, sent_bytes))
 
 
 def test_pipeedge_by_hand():
@@ -63,7 +64,7 @@ def test_pipeedge_counts_weights_and_buffers_by_hand():
     Two units and their ends, 1 and three times 1, have 24 bytes; the second board has three times what comes in, too.
     Behind the first unit lie 5 bytes: with it, in three buffers, they take 26, and with the two others 38.
     """
-    units = Units(np.full(3, 10.0), np.array([1, 5, 1, 1.0]), np.ones(4))
+    units = StageUnits(np.full(3, 10.0), np.array([1, 5, 1, 1.0]), np.ones(4))
     boards = [Boards((0, 1), np.ones(3), 10.0, 26.0)]
 
     assert best_stages(boards, units) == (2.0, [(0, 2), (0, 1)])
@@ -75,7 +76,7 @@ def test_pipeedge_is_as_good_as_exhaustive_search(seed):
     """Units of any seconds and bytes, boards of any room; of as good plans none has fewer stages, or sends less."""
     rng = np.random.default_rng(seed)
     count, devices, boards, rank = int(rng.integers(1, 8)), [], [], 0
-    units = Units(rng.uniform(1, 5, count), rng.uniform(0, 1, count + 1), rng.choice([2.0, 5, 20], count + 1))
+    units = StageUnits(rng.uniform(1, 5, count), rng.uniform(0, 1, count + 1), rng.choice([2.0, 5, 20], count + 1))
     for _ in range(rng.integers(1, 4)):
         ranks = tuple(range(rank, rank := rank + int(rng.integers(1, 3))))
         boards.append(Boards(ranks, rng.uniform(0.1, 3, count), rng.uniform(1, 10), rng.uniform(5, 40)))
@@ -129,7 +130,7 @@ def test_sublayers_take_and_weigh_what_a_layer_does():
 
 def test_pipeedge_cuts_within_layers_where_that_balances():
     """Two equal boards and three layers: one and a half each, cut where only the stream travels."""
-    spec = replace(SPEC, layers=3)
+    spec = with_layers(SPEC, 3)
     cluster = pis(10, 10)
 
     plan = make_plan("pipeedge", spec, cluster, 32)
@@ -283,7 +284,7 @@ def test_a_model_that_no_stages_hold_is_refused(system):
 
 def test_edgeshard_fills_many_small_devices():
     """More devices than the dynamic program sees are needed: 6 layers on boards of half a layer's room and one each."""
-    spec = replace(SPEC, layers=12)
+    spec = with_layers(SPEC, 12)
     cluster = with_memory(pis(*[10.0] * 14), [1] * 14)
 
     plan = make_plan("edgeshard", spec, cluster, 32)

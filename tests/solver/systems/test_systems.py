@@ -1,14 +1,17 @@
 """The published systems give the shares that the papers' rules give by hand."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import GIB, Cluster, Device, Link
-from solver.model.spec import named_model
+from solver.model.blocks import Cut
+from solver.model.named import named_model
 from solver.plan.file import plan_from_json, plan_to_json
-from solver.plan.plan import Cut, Layout
+from solver.plan.plan import Layout
 from solver.systems import make_plan, plans_for
 from tests.sweeps import count
 
@@ -28,47 +31,47 @@ def cuts(system, *gflops, rows=128):
 
 
 def test_megatron_shares_equally():
-    layer = cuts("megatron", 10, 20, 90)
+    attention, mlp = cuts("megatron", 10, 20, 90)
 
-    assert (layer.attention.cut, layer.mlp.cut) == (Cut.BLOCK, Cut.BLOCK)
-    assert (layer.attention.norm, layer.mlp.norm) == (Layout.FULL, Layout.FULL)
-    assert layer.attention.inner.counts == (4, 4, 4)
-    assert layer.mlp.inner.counts == (1024, 1024, 1024)
+    assert (attention.cut, mlp.cut) == (Cut.BLOCK, Cut.BLOCK)
+    assert (attention.norm, mlp.norm) == (Layout.FULL, Layout.FULL)
+    assert attention.inner.counts == (4, 4, 4)
+    assert mlp.inner.counts == (1024, 1024, 1024)
 
 
 def test_megatron_gives_whole_heads_and_the_rest_to_the_first():
-    layer = cuts("megatron", *[1] * 5)
+    attention, mlp = cuts("megatron", *[1] * 5)
 
-    assert layer.attention.inner.counts == (3, 3, 2, 2, 2)
-    assert layer.mlp.inner.counts == (615, 615, 614, 614, 614)
+    assert attention.inner.counts == (3, 3, 2, 2, 2)
+    assert mlp.inner.counts == (615, 615, 614, 614, 614)
 
 
 def test_more_devices_than_heads_leave_some_without():
-    assert cuts("megatron", *[1] * 14).attention.inner.counts == (1,) * 12 + (0, 0)
+    assert cuts("megatron", *[1] * 14)[0].inner.counts == (1,) * 12 + (0, 0)
 
 
 def test_megatron_weighted_shares_by_speed():
     """Speeds 24.6, 70, 24.6, 10: heads 2.28, 6.50, 2.28, 0.93 are rounded by the largest remainder."""
-    layer = cuts("megatron-weighted", 24.6, 70, 24.6, 10)
+    attention, mlp = cuts("megatron-weighted", 24.6, 70, 24.6, 10)
 
-    assert layer.attention.inner.counts == (2, 7, 2, 1)
-    assert layer.mlp.inner.counts == (585, 1664, 585, 238)
-    assert layer.attention.cut is layer.mlp.cut is Cut.BLOCK
+    assert attention.inner.counts == (2, 7, 2, 1)
+    assert mlp.inner.counts == (585, 1664, 585, 238)
+    assert attention.cut is mlp.cut is Cut.BLOCK
 
 
 def test_rows_shares_rows_by_speed():
-    layer = cuts("sequence-weighted", 10, 20, 10)
+    attention, mlp = cuts("sequence-weighted", 10, 20, 10)
 
-    assert layer.attention == layer.mlp
-    assert layer.mlp.cut is Cut.ROWS
-    assert layer.mlp.rows == (0.25, 0.5, 0.25)
-    assert layer.mlp.row_partition(511).counts == (128, 255, 128)
+    assert replace(attention, block="mlp") == mlp
+    assert mlp.cut is Cut.ROWS
+    assert mlp.rows == (0.25, 0.5, 0.25)
+    assert mlp.row_partition(511).counts == (128, 255, 128)
 
 
 def test_single_takes_the_fastest():
-    assert cuts("single", 10, 90, 20).mlp.rows == (0, 1, 0)
+    assert cuts("single", 10, 90, 20)[1].rows == (0, 1, 0)
     # Equally fast: one of them, not both.
-    assert cuts("single", 90, 90).attention.row_partition(7).counts == (7, 0)
+    assert cuts("single", 90, 90)[0].row_partition(7).counts == (7, 0)
 
 
 def test_single_takes_the_device_that_is_named():

@@ -1,0 +1,52 @@
+"""Multi-head attention of an encoder: every row attends to all rows of its request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+from solver.base.errors import HeptiError
+from solver.model.blocks import Axis, Block, Inner, Part, Tensor, norm_tensors, product
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention(Block):
+    """Q, K and V by heads, scores and context, and the product of the context; its heads, A, can be shared out."""
+
+    name: ClassVar[str] = "attention"
+    inner_key: ClassVar[str] = "heads"
+    heads: int
+
+    def check(self) -> None:
+        """Refuse widths that fit nothing."""
+        Block.check(self)
+        if self.hidden % self.heads:
+            raise HeptiError(f"hidden {self.hidden} is not a multiple of heads {self.heads}")
+
+    @property
+    def head_dim(self) -> int:
+        """Head width d."""
+        return self.hidden // self.heads
+
+    @property
+    def inner(self) -> Inner:
+        """Heads, each of d columns."""
+        return Inner(Axis.HEADS, Axis.CONTEXT, self.heads, self.head_dim)
+
+    @property
+    def work_columns(self) -> int:
+        """Q, K, V and context."""
+        return 4 * self.hidden
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Q, K, V, output and norm."""
+        return _tensors(self.hidden, self.inner)
+
+
+@cache
+def _tensors(H: int, heads: Inner) -> tuple[Tensor, ...]:
+    into = [product(f"attention/{name}", (H, H), Part.INTO, heads) for name in ("query", "key", "value")]
+    out = product("attention/output", (H, H), Part.OUT, heads)
+    return (*sum(into, ()), *out, *norm_tensors("attention/norm", H))
