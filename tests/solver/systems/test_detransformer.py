@@ -16,7 +16,7 @@ from solver.plan.holdings import weights_bytes
 from solver.schedule.cost import plan_seconds, price, setting
 from solver.schedule.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, seconds_on_one
 from solver.schedule.memory import work_bytes
-from solver.schedule.stages import seconds_on_one as layer_seconds_alone
+from solver.schedule.stages import layer_seconds as layer_seconds_alone
 from solver.show.comparison import compare, winner
 from solver.systems import make_plan, plans_for
 from solver.systems.detransformer import Choices, able, choices, choose, ways
