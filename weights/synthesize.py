@@ -17,7 +17,7 @@ from numpy.random import SFC64, Generator
 
 from solver.base.arrays import Array
 from solver.base.progress import progress
-from solver.model.spec import INPUTS_FIRST, ModelSpec, tensor_shapes
+from solver.model.spec import ModelSpec, inputs_first, tensor_shapes
 from solver.plan.spans import Span
 from weights.file.layout import row_spans
 from weights.file.store import WeightsWriter
@@ -84,5 +84,5 @@ def _scale(name: str, shape: tuple[int, ...]) -> float:
         return 0.1
     if name.startswith("embeddings/") and not name.startswith("embeddings/patch"):
         return 0.5
-    inputs = shape[0] if name.endswith(INPUTS_FIRST) else shape[1]
+    inputs = shape[0] if inputs_first(name) else shape[1]
     return 0.64 / math.sqrt(inputs)

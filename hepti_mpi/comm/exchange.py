@@ -25,7 +25,7 @@ from solver.plan.spans import Partition, Span, tiles
 Product = Callable[[Span], Array]  # rows -> [rows, width]
 
 
-class Blocks(Protocol):
+class RowBlocks(Protocol):
     """Rows on their way or being computed: `array` [rows, width] fills as one iterates over its spans."""
 
     array: Array
@@ -58,7 +58,7 @@ class Tiles:
         return self._spans
 
 
-def whole(blocks: Blocks) -> Array:
+def whole(blocks: RowBlocks) -> Array:
     """Return the array once all of it is there."""
     for _ in blocks:
         pass
@@ -76,7 +76,7 @@ def merged(spans: Sequence[Span]) -> list[Span]:
     return found
 
 
-def in_order(blocks: Blocks, tiles: Sequence[Span]) -> Iterator[Span]:
+def in_order(blocks: RowBlocks, tiles: Sequence[Span]) -> Iterator[Span]:
     """Yield tiles that cover the array, in order, each once it is filled; in the end the blocks are exhausted."""
     filled: list[Span] = []
     spans = iter(blocks)
@@ -136,8 +136,8 @@ class Gather:
 
     A message's tag says whose rows it has, and no more: MPI keeps what one rank sends another under one tag in order,
     so the n-th that is sent is the n-th that was asked for. Both ends count the same way. A rank asks for an owner's
-    tiles in ascending order, one gather after the other. It sends its own so, as they are put, and passes on others'
-    so: a tile that comes before one with a lower number, by another way or since that is longer, waits for it. This
+    tiles in ascending order, one gather after the other. It sends its own in that order, as they are put, and passes on
+    others' in that order: tiles of one owner may arrive out of order, and an early one waits for the lower ones. This
     ends: the lowest waits for none, and every other for lower ones only. What is put in one gather is put before
     anything is put in the next; one that passes on is iterated to its end before that.
 
@@ -237,8 +237,8 @@ class Gather:
 
 
 def gather_rows(
-    group: Group, x: Blocks, have: Partition, want: Sequence[Span], tile_rows: int = 0, route: Route = Route.DIRECT
-) -> Blocks:
+    group: Group, x: RowBlocks, have: Partition, want: Sequence[Span], tile_rows: int = 0, route: Route = Route.DIRECT
+) -> RowBlocks:
     """Give every rank the rows of x that it wants: its own once they are computed, then the others' as they come.
 
     Arguments as in `Gather`; `x` are this rank's rows. Every rank has to exhaust what it gets: its own rows are sent

@@ -56,7 +56,7 @@ class Group:
 
     def post_send(self, message: Message, peer: int, tag: int) -> None:
         """Begin to send a C-contiguous array."""
-        # One look at all of them: every one of its own would move whatever there is to move.
+        # All that are on their way are tested in one call: each call lets MPI move everything that it can.
         for number in sorted(MPI.Request.Testsome([request for request, _ in self._sending]) or [], reverse=True):
             del self._sending[number]
         self._sending.append((self._comm.Isend(message, peer, tag), message))

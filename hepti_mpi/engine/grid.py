@@ -20,7 +20,7 @@ from itertools import chain
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import Blocks, Gather, gather_columns, in_order, reduce_columns, reduce_rows
+from hepti_mpi.comm.exchange import Gather, RowBlocks, gather_columns, in_order, reduce_columns, reduce_rows
 from hepti_mpi.comm.group import Group
 from hepti_mpi.kernels.products import Graph
 from solver.base.arrays import Array
@@ -65,7 +65,7 @@ class Grid:
         self._in_crew = [has and rank in crew for rank, has in enumerate(self._has_tile)]
         self._width = inner.size * unit
 
-    def enter(self, x: Blocks, product: Graph) -> Array:
+    def enter(self, x: RowBlocks, product: Graph) -> Array:
         """Bring columns of all rows to the tiles, and compute this rank's summand of the first product.
 
         Parameters

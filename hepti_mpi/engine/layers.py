@@ -23,12 +23,26 @@ from solver.plan.plan import Plan
 class BlockKernels:
     """A rank's share of one block, ready to compute.
 
-    `into` is, for attention by rows, (K and V, Q), where K and V are avoided Q alone; for attention by heads, all three
-    at once; for the MLP, up and its activation; for cut grid, without bias and activation, which go on the sum.
-    `into_bias` is that bias, of the columns that the rank adds up. `out` is the attention output or down, a summand or
-    some columns, without bias. `last` makes the stream of what is computed, and of the residual: by rows it is all from
-    the context on, or the whole MLP; else what stands behind the exchange. `norm` is the norm in front, if it is there.
-    `width` is the columns between the two products. `avoided` are K's and V's weights where these are not projected.
+    Parameters
+    ----------
+    into
+        The first products. Of attention by rows: K and V together, then Q; Q alone where K and V are avoided. Of
+        attention by heads: all three at once. Of the MLP: up and its activation; by rows nothing, since `last` has it.
+        Of cut grid: without bias and activation, which go on the sum.
+    into_bias
+        Of cut grid: that bias, of the columns that the rank adds up.
+    out
+        The second product, without bias: of all rows and some inner columns, a summand; or some output columns. Not
+        used by rows, where `last` has it.
+    last
+        Makes the stream that leaves the block, given the residual. By rows it computes everything behind the context
+        (attention), or the whole block (MLP). Under other cuts it adds bias and residual, and norms.
+    norm
+        The norm in front, if there is one.
+    width
+        Columns between the two products.
+    avoided
+        K's and V's weights, where these are not projected.
     """
 
     into: tuple[Graph, ...]

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from hepti_mpi.comm.exchange import (
-    Blocks,
     Gather,
+    RowBlocks,
     Tiles,
     all_reduce,
     gather_columns,
@@ -34,11 +34,11 @@ from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Block, Cut
 from solver.model.mlp import Mlp
 from solver.model.spec import ModelSpec
-from solver.model.sublayers import BLOCK
+from solver.model.sublayers import HALVES
 from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage, block_by_rows
 from solver.plan.spans import Partition, Span, tiles
 from solver.schedule import steps
-from solver.schedule.steps import WHOLE, block_steps
+from solver.schedule.steps import BOTH_HALVES, block_steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,7 +100,7 @@ def run_layers(
             run = replace(run, tile_rows=plan.tile_rows)
         blocks = zip(share.blocks[number], share.layers[number], share.cuts[number], strict=True)
         for place, (block, kernels, cut) in enumerate(blocks):
-            both = Span(place, place + 1).scaled(BLOCK)
+            both = Span(place, place + 1).scaled(HALVES)
             halves = part.intersect(both)
             if halves.size:
                 compute = partial(run_block, x, block, kernels, cut, run, halves.within(both))
@@ -112,7 +112,7 @@ def run_layers(
 
 
 def run_block(
-    x: Stream, block: Block, parts: Sequence[BlockKernels], plan: BlockPlan, run: Pass, halves: Span = WHOLE
+    x: Stream, block: Block, parts: Sequence[BlockKernels], plan: BlockPlan, run: Pass, halves: Span = BOTH_HALVES
 ) -> Stream:
     """Run the steps of a block, or of a half of one, and return the stream that it leaves.
 
@@ -131,7 +131,7 @@ def run_block(
         here.take_over()
     for step in block_steps(block, plan, halves):
         STEPS[type(step)](here, step)
-    if halves.stop < BLOCK:
+    if halves.stop < HALVES:
         here.hand_over()
     return here.x
 
@@ -169,7 +169,7 @@ class BlockState:
     plan: BlockPlan
     run: Pass
     rows: Partition | None
-    incoming: Blocks = field(default_factory=lambda: Tiles.here(NOTHING))
+    incoming: RowBlocks = field(default_factory=lambda: Tiles.here(NOTHING))
     residual: Array = field(default_factory=lambda: NOTHING)
     inner: Array = field(default_factory=lambda: NOTHING)
     result: Iterator[tuple[Span, Array]] | None = None
@@ -227,7 +227,11 @@ def _lay(here: BlockState, step: steps.Lay) -> None:
 
 
 def _by_tiles(here: BlockState, step: steps.ByTiles) -> None:
-    """Compute by tiles; what the last graph computes itself is handed on as it is."""
+    """Set `result` to the tiles of the first product.
+
+    Where the block's last graph contains the products, as it does of blocks by rows, tiles pass unchanged: `_close`
+    computes all of them, tile by tile, when the next block's exchange asks for it.
+    """
     if here.result is None:
         x = here.incoming
         up = here.w.into[0] if here.w.into else None
@@ -272,7 +276,10 @@ def _gather_input(here: BlockState, step: steps.GatherInput) -> None:
 
 
 def _gather_rows(here: BlockState, step: steps.GatherRows) -> None:
-    """Compute the first product of all rows [S, columns], on rows as they arrive."""
+    """Compute the first product of all rows [S, columns], on rows as they arrive.
+
+    It is as wide as the step's first call says; further calls, as an activation, are in the same graph.
+    """
     run, shares = here.run, here.plan.inner
     assert shares is not None
     everything = Span(0, run.batch.rows)

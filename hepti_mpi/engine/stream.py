@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import Blocks, Patch, Tiles, gather_rows, regrid, whole
+from hepti_mpi.comm.exchange import Patch, RowBlocks, Tiles, gather_rows, regrid, whole
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.kernels.products import Backend, Graph
@@ -23,7 +23,7 @@ class Stream:
     The blocks are this rank's `rows`, or all rows of its `columns`; neither: everything.
     """
 
-    blocks: Blocks
+    blocks: RowBlocks
     rows: Partition | None = None
     columns: Partition | None = None
 
@@ -39,7 +39,7 @@ class Pass:
     backend: Backend
 
 
-def bring(x: Stream, wanted: Sequence[Span], route: Route, run: Pass) -> Blocks:
+def bring(x: Stream, wanted: Sequence[Span], route: Route, run: Pass) -> RowBlocks:
     """Bring every rank the rows that it wants."""
     if x.rows is None:
         return Tiles.here(whole(x.blocks)[wanted[run.group.rank].slice])
@@ -78,7 +78,7 @@ def from_columns(x: Stream, rows: Partition | None, run: Pass) -> Stream:
     return Stream(Tiles.here(regrid(run.group, whole(x.blocks), have, want)), rows)
 
 
-def computed(x: Blocks, graph: Graph) -> Blocks:
+def computed(x: RowBlocks, graph: Graph) -> RowBlocks:
     """Return what a graph makes of blocks, each as it is asked for."""
     done = np.empty(x.array.shape, np.float32)
 

@@ -55,7 +55,7 @@ class BatchReports:
         return number in self._begun
 
     def complete(self) -> Iterator[tuple[Begun, Mapping[int, PartialReport] | None]]:
-        """Yield batches of which something is known of all ranks, with what they told up to a layer; None: of all."""
+        """Yield a batch whenever all its ranks have reported up to a layer, with these reports; None: of all of it."""
         for begun in list(self._begun.values()):
             for layer, parts in sorted(begun.parts.items()):
                 if len(parts) < len(begun.plan.stages[0].active):

@@ -26,7 +26,7 @@ LOOK_EVERY_S = 0.06
 # Of a smaller part than a quarter only a speed that falls to less than half can be told from noise
 # (`solver.live.tracker`).
 PARTS = 4
-HALVES = (Span(0, 1), Span(1, 2))  # of a block
+EACH_HALF = (Span(0, 1), Span(1, 2))  # of a block
 
 
 def looks(layers: int, seconds: float) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ def done_before(spec: ModelSpec, plan: Plan, rows: int, layer: int) -> Floats:
         for block, cut in zip(spec.run(start).blocks, cuts, strict=True):
             shared = cut.shared(rows)
             first, second = (
-                flop_of_rows(block, half, rows) * np.array(shared.counts) / shared.total for half in HALVES
+                flop_of_rows(block, half, rows) * np.array(shared.counts) / shared.total for half in EACH_HALF
             )
             flop = flop + first + second
             if all(isinstance(step, Lay | ByTiles | Close) for step in block_steps(block, cut)):

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import Blocks, Tiles, gather_rows, whole
+from hepti_mpi.comm.exchange import RowBlocks, Tiles, gather_rows, whole
 from hepti_mpi.comm.group import Group, world
 from hepti_mpi.kernels import backends
 from hepti_mpi.kernels.products import Graph
@@ -65,7 +65,7 @@ def offload(x: Array, chain: Sequence[Graph], parts: Partition, group: Group, wa
     tile_rows = TILE_ROWS if way == "tiles" else 0
     compute_s = 0.0
 
-    def computed(x_rows: Blocks) -> Iterator[Span]:
+    def computed(x_rows: RowBlocks) -> Iterator[Span]:
         nonlocal compute_s
         for span in x_rows:
             computing = clock.now()

@@ -16,6 +16,7 @@ class Attention(Block):
 
     name: ClassVar[str] = "attention"
     inner_key: ClassVar[str] = "heads"
+    inputs_first: ClassVar[tuple[str, ...]] = ("attention/output/weight",)
     heads: int
 
     def check(self) -> None:

@@ -102,6 +102,7 @@ class Block:
 
     name: ClassVar[str]  # of the kind, and in front of its tensors' names
     inner_key: ClassVar[str] = "inner"  # the name of its heads or columns in a plan file
+    inputs_first: ClassVar[tuple[str, ...]] = ()  # names of its matrices that lie as [in, out]
     hidden: int
     norm: str = "post"
     norm_eps: float = 1e-12

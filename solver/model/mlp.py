@@ -17,6 +17,7 @@ class Mlp(Block):
 
     name: ClassVar[str] = "mlp"
     inner_key: ClassVar[str] = "ffn"
+    inputs_first: ClassVar[tuple[str, ...]] = ("mlp/down/weight",)
     ffn: int
     activation: str = "gelu"
 

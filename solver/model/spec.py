@@ -425,10 +425,7 @@ def _checked(value: Checked) -> Checked:
 # By the name under which a weights file has it.
 KINDS: dict[str, type[Block]] = {kind.name: kind for kind in (Attention, Mlp)}
 
-# Names, behind their layer's prefix, of the matrices that lie as [in, out].
-INPUTS_FIRST = tuple(
-    tensor.name
-    for block in (Attention(hidden=1, heads=1), Mlp(hidden=1, ffn=1))
-    for tensor in block.tensors
-    if tensor.summed == 0
-)
+
+def inputs_first(name: str) -> bool:
+    """Return whether a tensor lies as [in, out], by its name."""
+    return any(name.endswith(f"/{own}") for kind in KINDS.values() for own in kind.inputs_first)

@@ -19,11 +19,11 @@ from collections.abc import Sequence
 
 from solver.model.blocks import Block
 
-BLOCK = 2  # sub-layers of a block
+HALVES = 2  # sub-layers of a block
 LEGEND = "Layer.sub-layer: .0 Q, K, V, context; .1 output; .2 MLP up; .3 MLP down."
 
 
 def widths(blocks: Sequence[Block], done: int) -> tuple[int, ...]:
     """Return the width of every tensor that travels where a stage begins, with so many sub-layers of a layer done."""
-    block = blocks[done // BLOCK]
-    return (block.inner_columns, block.hidden) if done % BLOCK else (block.hidden,)
+    block = blocks[done // HALVES]
+    return (block.inner_columns, block.hidden) if done % HALVES else (block.hidden,)

@@ -143,9 +143,10 @@ class Holdings:
         return sum(share.held_bytes() for shares in self.lacking(spec, plan, rank).values() for share in shares)
 
     def source(self, plan: Plan, rank: int, frees: Collection[int] = ()) -> Plan:
-        """Return the plan that says what a rank holds under another: where that only takes its rows, the last.
+        """Return the plan that says what a rank holds under another plan, which is that one in general.
 
-        Unless it frees what it does not need.
+        Where the other plan only takes this rank's rows away, the rank keeps the weights of its former plan of that
+        sort, unless it frees what it does not need: then that one is returned.
         """
         kept = self._plans[rank].get(all_by_rows(plan))
         idle = rank not in frees and any(rows and not rows[rank] for rows in _rows(plan))

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from solver.model.blocks import Cut, Part, Tensor
 from solver.model.precision import FLOAT32, Precision
 from solver.model.spec import ModelSpec, layer_prefixes, tensor_shapes
-from solver.model.sublayers import BLOCK
+from solver.model.sublayers import HALVES
 from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage
 from solver.plan.spans import Span
 
@@ -70,7 +70,7 @@ def layer_slices(spec: ModelSpec, plan: Plan, layer: int, rank: int) -> list[Ten
         piece
         for number, (block, cut) in enumerate(zip(run.blocks, cuts, strict=True))
         for tensor in block.tensors
-        if part.start <= BLOCK * number + tensor.sublayer(block.norm) < part.stop
+        if part.start <= HALVES * number + tensor.sublayer(block.norm) < part.stop
         for piece in _slices(prefix, tensor, cut, within)
     ]
 

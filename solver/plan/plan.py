@@ -16,7 +16,7 @@ from typing import Any
 from solver.base.errors import HeptiError, InfeasiblePlanError
 from solver.model.blocks import Block, Cut
 from solver.model.spec import ModelSpec, Run
-from solver.model.sublayers import BLOCK
+from solver.model.sublayers import HALVES
 from solver.plan.routes import Route
 from solver.plan.spans import Partition, Span
 
@@ -241,7 +241,7 @@ class Stage:
                 f"{touched.stop - 1}: there are {self.per_layer} a layer"
             )
         for end, block in ((self.sublayers.start, self.first), (self.sublayers.stop, self.last)):
-            if end % BLOCK and block.cut is not Cut.ROWS:
+            if end % HALVES and block.cut is not Cut.ROWS:
                 raise HeptiError(
                     f"plan: the stage of {', '.join(self.devices)} is cut at sub-layer {end}, within a block that is "
                     f"cut by {block.cut}: only blocks that are cut by rows can be"
@@ -255,7 +255,7 @@ class Stage:
     @property
     def per_layer(self) -> int:
         """Sub-layers of a layer; a model whose layers have more blocks here than there has whole stages only."""
-        return BLOCK * len(self.layers[0][1])
+        return HALVES * len(self.layers[0][1])
 
     @property
     def is_whole(self) -> bool:
@@ -265,7 +265,7 @@ class Stage:
     @property
     def first(self) -> BlockPlan:
         """The block that it begins with, or in."""
-        return self.layers[0][1][self.begins // BLOCK]
+        return self.layers[0][1][self.begins // HALVES]
 
     @property
     def begins(self) -> int:
@@ -275,7 +275,7 @@ class Stage:
     @property
     def last(self) -> BlockPlan:
         """The block that it ends with, or in."""
-        return self.layers[-1][1][-1 if self.is_whole else (self.sublayers.stop - 1) % self.per_layer // BLOCK]
+        return self.layers[-1][1][-1 if self.is_whole else (self.sublayers.stop - 1) % self.per_layer // HALVES]
 
     @property
     def label(self) -> str:
@@ -290,7 +290,7 @@ class Stage:
     def part(self, layer: int) -> Span:
         """Return which of the sub-layers of a layer it computes."""
         if self.is_whole:
-            return Span(0, BLOCK * len(self.layer(layer) or ()))
+            return Span(0, HALVES * len(self.layer(layer) or ()))
         own = Span(layer, layer + 1).scaled(self.per_layer)
         return own.intersect(self.sublayers).within(own)
 

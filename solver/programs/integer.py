@@ -1,7 +1,7 @@
 """The integer program: how many layers of which configuration, under every device's memory.
 
-A configuration is a layer with whole shares: a pair of cuts, and who takes part with how many rows, heads (of whole
-KV groups) and tiles. With c over the configurations, i over the devices, t_c the seconds and w_ci the bytes of weights
+A configuration is a layer with whole shares: a cut of every block, and who takes part with how many rows, heads and
+tiles. With c over the configurations, i over the devices, t_c the seconds and w_ci the bytes of weights
 of a layer, L the layers and M_i the bytes that device i has for them:
 
     minimise    sum_c t_c n_c + sum_i P_i s_i

@@ -48,11 +48,11 @@ ROUNDS = 12  # of column generation
 WORTH = 1e-4  # of a layer's seconds: what a further configuration has to save at the current prices
 NEIGHBOURS = 60  # configurations near those used that the integer program may choose besides
 GAP_SHORT = 1e-2  # of what is missing; to the last MiB takes seconds
-CLOSE = 1.2  # times the seconds of the best layer: others' plans are priced, too,
-WITH_ENDS = 8  # the fastest of them: where memory is scarce there are 20, at 5 ms each
+CLOSE = 1.2  # layers that take at most so many times the seconds of the best one: their plans are priced whole, too
+WITH_ENDS = 8  # the fastest of those layers: where memory is scarce there are 20, at 5 ms each
 ENDS = 0.1  # of a plan's seconds, before and behind its layers: where they are more, other devices are looked at
-TILE_ROWS = 0  # of plans while layers are sought; the best get those that are best for them
-SENT = 3  # layers that are
+TILE_ROWS = 0  # while layers are sought
+SENT = 3  # of the best layers: they get the tiles and routes that are best for them
 TO_ROOT = (16, 4, 1)  # rows that are moved to rank 0 at a time
 KEPT = 4  # configurations beside those of the plan, for a later solve
 

@@ -6,7 +6,7 @@ What is sought is the least of
 
 where prices are seconds per byte: what memory is worth to layers of other kinds (`solver.programs.integer`). Starts
 are, for every crew, the shares with the least makespan of the compute on each axis: the least T for which the largest
-shares within T add up to the whole (systems.md 8.2). From the best starts units move from device to device, all that
+shares within T add up to the whole. From the best starts units move from device to device, all that
 one has if need be, as long as that pays; where no move pays and devices are few, two moves at a time. All candidates
 are priced together, by the tables of `solver.schedule.layer_table`. Where there are few shares at all, all are tried.
 """

@@ -17,7 +17,7 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Bank, Floats, Kernel
 from solver.model.blocks import Axis, Block, Cut
 from solver.model.spec import ImageInput, ModelSpec
-from solver.model.sublayers import BLOCK
+from solver.model.sublayers import HALVES
 from solver.model.work import Work
 from solver.plan.holdings import alike, weights_bytes
 from solver.plan.plan import BlockPlan, Keys, Plan, Prediction, Wire
@@ -143,7 +143,7 @@ def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int
     """Yield all steps of a request: where, how often in a row, which."""
     stage = plan.stages[0]
     known: dict[Partition, Floats] = {}
-    first = _values(s.spec.run(stage.span.start).blocks[stage.begins // BLOCK], stage.first, s.rows, known)
+    first = _values(s.spec.run(stage.span.start).blocks[stage.begins // HALVES], stage.first, s.rows, known)
     # Columns are dealt out by the first device that takes part.
     dealer = s.rows * (np.arange(s.devices) == np.argmax(active)).astype(float)
     pricer = Pricer(s, first, dealer if Axis.SUB_BLOCKS in first else first.get(Axis.ROWS), active)
@@ -156,7 +156,7 @@ def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int
         # they exchange nothing, all belongs to the exchange behind them.
         for done in range(count):
             for place, (block, own) in enumerate(zip(blocks, layer, strict=True)):
-                both = Span(place, place + 1).scaled(BLOCK)
+                both = Span(place, place + 1).scaled(HALVES)
                 if (halves := part.intersect(both)).size:
                     pricer.values, pricer.route, pricer.avoids = values[place], own.route, _avoids(own)
                     pricer.add(block, block_steps(block, own, halves.within(both)))

@@ -410,7 +410,7 @@ def seconds_alone(
 ) -> Floats:
     """Return what blocks' steps by rows take on every device alone, [..., p], of so many rows, [..., 1].
 
-    `avoids` as above.
+    `avoids` says who computes the context without K and V, [p].
     """
     pricer = Pricer(s, {Axis.ROWS: rows}, rows, np.ones(1, bool))
     pricer.avoids = avoids

@@ -28,7 +28,7 @@ from solver.cluster.cluster import Cluster, Device
 from solver.cluster.curves import Floats
 from solver.model.blocks import Block, Cut
 from solver.model.spec import ModelSpec
-from solver.model.sublayers import BLOCK, widths
+from solver.model.sublayers import HALVES, widths
 from solver.plan.holdings import all_weights_bytes
 from solver.plan.plan import (
     STAGE_WIRES,
@@ -218,7 +218,7 @@ def sublayer_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
         own = cut_steps(block, Cut.ROWS, Layout.ROWS, Span(half, half + 1))
         return np.asarray(seconds_alone(s, every, [(block, own)])[0])
 
-    return np.stack([seconds(block, half) for block in spec.blocks for half in range(BLOCK)])
+    return np.stack([seconds(block, half) for block in spec.blocks for half in range(HALVES)])
 
 
 def chain(spec: ModelSpec, cluster: Cluster, parts: Iterable[tuple[int, int]], system: str, rows: int) -> Plan:
@@ -226,7 +226,7 @@ def chain(spec: ModelSpec, cluster: Cluster, parts: Iterable[tuple[int, int]], s
 
     Where the layers are used up, the next part begins another replica.
     """
-    sublayers = [(rank, BLOCK * len(spec.blocks) * count) for rank, count in parts]
+    sublayers = [(rank, HALVES * len(spec.blocks) * count) for rank, count in parts]
     return chain_of_sublayers(spec, cluster, sublayers, system, rows)
 
 
@@ -235,7 +235,7 @@ def chain_of_sublayers(
 ) -> Plan:
     """Return the same of parts (rank, number of sub-layers)."""
     stages, start, layer = [], 0, layer_by_rows(spec.blocks, [1.0])
-    per_layer = BLOCK * len(layer)
+    per_layer = HALVES * len(layer)
     for rank, count in parts:
         touched = Span(start // per_layer, -(-(start + count) // per_layer))
         stages.append(Stage((cluster.names[rank],), ((touched, layer),), Span(start, start + count)))

@@ -28,7 +28,7 @@ from solver.cluster.curves import Bank, Floats, Kernel
 from solver.model.attention import Attention
 from solver.model.blocks import Axis, Block, Cut
 from solver.model.mlp import Mlp
-from solver.model.sublayers import BLOCK
+from solver.model.sublayers import HALVES
 from solver.plan.plan import BlockPlan, Layout
 from solver.plan.spans import Span
 
@@ -200,17 +200,17 @@ Step = (
     | Enter | AddUp | Spread | Leave | DealColumns | GatherAll | Alone | Close
 )  # fmt: skip
 Halves = tuple[Sequence[Step], Sequence[Step]]
-WHOLE = Span(0, BLOCK)  # of a block's halves
+BOTH_HALVES = Span(0, HALVES)  # of a block's halves
 
 
-def block_steps(block: Block, plan: BlockPlan, halves: Span = WHOLE) -> tuple[Step, ...]:
+def block_steps(block: Block, plan: BlockPlan, halves: Span = BOTH_HALVES) -> tuple[Step, ...]:
     """Return the steps of a block under a plan, or of one of its halves."""
     return cut_steps(block, plan.cut, plan.norm, halves, input_gathered=plan.keys is not None)
 
 
 @lru_cache(maxsize=256)
 def cut_steps(
-    block: Block, cut: Cut, norm: Layout, halves: Span = WHOLE, *, input_gathered: bool = False
+    block: Block, cut: Cut, norm: Layout, halves: Span = BOTH_HALVES, *, input_gathered: bool = False
 ) -> tuple[Step, ...]:
     """Return the same of a cut."""
     if cut is Cut.SUB_BLOCKS:
@@ -218,7 +218,7 @@ def cut_steps(
     if cut is Cut.WHOLE:
         return GatherAll(), Alone(block, Axis.FIXED)
     first, second = KINDS[type(block)](block, cut, norm, input_gathered)
-    return (*(first if halves.start == 0 else ()), *(second if halves.stop == BLOCK else ()))
+    return (*(first if halves.start == 0 else ()), *(second if halves.stop == HALVES else ()))
 
 
 def attention(block: Attention, cut: Cut, norm: Layout, input_gathered: bool) -> Halves:

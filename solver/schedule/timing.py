@@ -7,9 +7,10 @@ A step ends when every device has ended it: where the next begins, each needs wh
     gather   max(before_i + during_i, A_i + edge_i),  A_i = max(max_j≠i (before_j + l_j), E_i begun at first_j)
     reduce   max(max_j (before_j + during_j), max_j (before_j + edge_j) + E_i) + after_i
 
-and all of them the jitter later that is largest among the devices that compute and take part in the exchange: what a
-device takes differs from step to step, and the slowest one counts every time. But who has waited computes faster for
-a moment, by up to its rest: so all of them are as much earlier as each of these devices is, after its wait.
+and every device later by a jitter: what a device takes differs from step to step, and the slowest one counts every
+time. Among the devices that compute and take part in the exchange it is the second largest jitter that counts, each
+less what its device is ahead of the slowest (`_late`). But who has waited computes faster for a moment, by up to its
+rest: so all of them are as much earlier as each of these devices is, after its wait.
 
 In a gather, `before` is computed tile by tile and every tile is sent at once, `first` is its first tile; i computes on
 what it has while the rest arrives, and `edge` is what it still computes on the last to arrive. In a reduce, summands

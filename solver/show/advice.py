@@ -14,7 +14,7 @@ from solver.programs.planner import Solution
 from solver.schedule.cost import Price
 from solver.schedule.memory import holds_all
 from solver.schedule.stages import PricedPlan
-from solver.schedule.steps import WHOLE, flop_of_rows
+from solver.schedule.steps import BOTH_HALVES, flop_of_rows
 from solver.show.comparison import ComparedSystem, compare
 from solver.systems import DEFAULT, plans_for
 from solver.systems.hepti import plan_hepti
@@ -54,7 +54,7 @@ def alternatives(
 def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price | PricedPlan) -> Bounds:
     """Return the lower bounds of a plan."""
     flop_of_row = sum(
-        run.layers * run.parts * flop_of_rows(block, WHOLE, rows) for run in spec.runs for block in run.blocks
+        run.layers * run.parts * flop_of_rows(block, BOTH_HALVES, rows) for run in spec.runs for block in run.blocks
     )
     flop = rows * flop_of_row
     bandwidth = np.array([cluster.bandwidth(rank) for rank in range(len(cluster.devices))])

@@ -32,7 +32,7 @@ from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
-from solver.model.sublayers import BLOCK, widths
+from solver.model.sublayers import HALVES, widths
 from solver.plan.plan import Plan, Wire
 from solver.schedule.layer_table import Integers
 from solver.schedule.memory import layers_do_not_fit, weights_room, whole_layer_bytes
@@ -86,7 +86,7 @@ class StageUnits:
 
 def plan_pipeedge(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan:
     """Choose stages by the dynamic program over device types; what adapts counts with its fewest bits."""
-    per_layer = BLOCK * len(spec.blocks)
+    per_layer = HALVES * len(spec.blocks)
     size = 1 if all(block.inner for block in spec.blocks) else per_layer
     boards = device_types(spec, cluster, rows, size)
     if size < per_layer and _states(boards, per_layer * spec.layers) > FINE:
@@ -142,7 +142,7 @@ def fewer_types(boards: list[Boards], units: int) -> list[Boards]:
 def units_of(spec: ModelSpec, rows: int, wire: Wire, size: int) -> StageUnits:
     """Return what stages are made of; a unit has so many sub-layers."""
     wire = Wire.INT2 if wire is Wire.ADAPTIVE else wire
-    per_layer = BLOCK * len(spec.blocks)
+    per_layer = HALVES * len(spec.blocks)
     handed = [widths(spec.blocks, end % per_layer) for end in range(0, per_layer * spec.layers + 1, size)]
     return StageUnits(
         _units(np.tile(_sublayer_bytes(spec), spec.layers), size),
@@ -234,7 +234,7 @@ def _sublayer_bytes(spec: ModelSpec) -> list[int]:
     return [
         sum(tensor.held_bytes() for tensor in block.shared if tensor.sublayer(block.norm) == number)
         for block in spec.blocks
-        for number in range(BLOCK)
+        for number in range(HALVES)
     ]
 
 

@@ -8,7 +8,7 @@ from hepti_mpi.engine import load
 from hepti_mpi.leader import Model
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import GIB, Cluster, Device, Link
-from solver.model.sublayers import BLOCK
+from solver.model.sublayers import HALVES
 from solver.plan.changes import layer_shares
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import Plan, Stage
@@ -55,7 +55,7 @@ def stages_within_blocks(ranks):
     """Return a plan of as many stages, most of which begin and end within a layer, some of them within a block."""
     cluster = Cluster(tuple(Device(f"pi-{rank}", 1e10, GIB) for rank in range(ranks)), Link(1e8, 1e-4))
     counts = Partition.of_shares(
-        [1 + rank % 2 / 3 for rank in range(ranks)], BLOCK * len(POST.blocks) * POST.layers
+        [1 + rank % 2 / 3 for rank in range(ranks)], HALVES * len(POST.blocks) * POST.layers
     ).counts
     return chain_of_sublayers(POST, cluster, list(enumerate(counts)), "by hand", 40)
 

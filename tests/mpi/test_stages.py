@@ -21,7 +21,7 @@ from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.live.member import follow
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.spec import tensor_shapes, with_layers
-from solver.model.sublayers import BLOCK
+from solver.model.sublayers import HALVES
 from solver.plan.plan import STAGE_WIRES, Plan, Stage, Wire
 from solver.plan.spans import Span
 from solver.schedule.stages import chain_of_sublayers, price_plan
@@ -154,7 +154,7 @@ def test_what_goes_between_stages_is_sent_in_pieces(at, world, monkeypatch):
     monkeypatch.setattr(Group, "post_send", noted)
     monkeypatch.setattr(stack, "MOVED_FLOATS", 500)
     devices = tuple(Device(f"pi-{rank}", 1e10, GIB) for rank in range(world.size))
-    parts = [(1, at), (0, BLOCK * len(SPEC.blocks) * SPEC.layers - at)]
+    parts = [(1, at), (0, HALVES * len(SPEC.blocks) * SPEC.layers - at)]
     plan = chain_of_sublayers(SPEC, Cluster(devices, Link(1e8, 1e-4)), parts, "by hand", 40)
 
     check(SPEC, plan, [[40], [7, 30]], world)

@@ -12,7 +12,7 @@ import numpy as np
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.base.progress import progress
-from solver.model.spec import INPUTS_FIRST, ModelSpec, TextInput, tensor_shapes
+from solver.model.spec import ModelSpec, TextInput, inputs_first, tensor_shapes
 from solver.plan.spans import Span
 from weights.convert.checkpoint import StoredTensors, read_json, weight_files
 from weights.convert.families import build_spec, find_family, skipped_positions
@@ -127,7 +127,7 @@ def _source(
     if name not in tensors:
         raise HeptiError(f"{directory} has no tensor for {name}: the checkpoint is incomplete")
     tensor = tensors[name]
-    if name.endswith(INPUTS_FIRST):
+    if inputs_first(name):
         return Source(tensor.shape[::-1], lambda rows: tensor[:, rows.slice].T)
     if name == "embeddings/patch/weight":  # [H, channels, patch, patch]
         width = math.prod(tensor.shape[1:])

@@ -4,7 +4,7 @@ One `Family` a `model_type`. Its table of replacements turns a checkpoint's name
 `solver.model.spec.tensor_shapes`: from top to bottom, then every dot that is left becomes a slash; names that come out
 unknown (language model heads, position buffers) belong to nothing that is computed.
 
-A checkpoint of any family may have decoupled layers (`solver.model.spec.ModelSpec.is_decoupled`): config.json then says
+A checkpoint of any family may have decoupled layers (`solver.model.spec.Run.parts`): config.json then says
 `num_decoupled_groups` and `num_sub_blocks`, and sub-block 2 of layer 0 has the names of a layer under the layer's, as
 `encoder.layer.0.2.attention.self.query.weight` for BERT: what a list of lists of the library's own layers is saved as.
 """

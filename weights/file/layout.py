@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.base.arrays import Array
-from solver.model.spec import INPUTS_FIRST
+from solver.model.spec import inputs_first
 from solver.plan.holdings import TensorSlice
 from solver.plan.spans import Span
 
@@ -35,7 +35,7 @@ def chunk_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the shape of the pieces that a dataset is stored, and checked, in."""
     if len(shape) == 1:
         return (min(shape[0], 1 << 16),)
-    tiles = -(-shape[1] // _TILE_COLUMNS) if name.endswith(INPUTS_FIRST) else 1
+    tiles = -(-shape[1] // _TILE_COLUMNS) if inputs_first(name) else 1
     return min(shape[0], _CHUNK_ROWS), -(-shape[1] // tiles)  # equal tiles: 384 as 256 + 128 would be stored as 512
 
 

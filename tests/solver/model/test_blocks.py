@@ -11,7 +11,7 @@ from solver.model.blocks import Part
 from solver.model.mlp import Mlp
 from solver.model.named import named_model
 from solver.model.precision import FLOAT32, INT8
-from solver.model.spec import INPUTS_FIRST, tensor_shapes
+from solver.model.spec import inputs_first, tensor_shapes
 
 BLOCKS = st.one_of(
     st.builds(lambda heads, d: Attention(hidden=heads * d, heads=heads), st.integers(1, 16), st.integers(1, 64)),
@@ -41,7 +41,7 @@ def test_matrices_are_shared_out_and_vectors_only_where_they_lie_along_the_axis(
     for tensor in block.tensors:
         assert (tensor.summed is None) == (len(tensor.shape) == 1)
         assert (tensor.inner is None) == (tensor.summed is None and tensor.part is not Part.INTO)
-        assert (tensor.summed == 0) == (tensor.name in INPUTS_FIRST)
+        assert (tensor.summed == 0) == inputs_first(f"layers/0/{tensor.name}")
 
 
 @pytest.mark.parametrize("name", ["bert-base", "vit-large", "bert-base-decoupled"])
