@@ -28,11 +28,6 @@ def joined(name, *specs):
     return dataclasses.replace(specs[0], name=name, runs=tuple(run for spec in specs for run in spec.runs))
 
 
-def of_each(spec, plan):
-    """Return the plan of a layer each of whose blocks is cut so."""
-    return tuple(dataclasses.replace(plan, block=block.name) for block in spec.blocks)
-
-
 def shares(ranks):
     weights = st.lists(st.integers(0, 9), min_size=ranks, max_size=ranks).filter(any)
     return weights.map(lambda given: tuple(weight / sum(given) for weight in given))

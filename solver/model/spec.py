@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
 from solver.model.attention import Attention
@@ -216,18 +216,15 @@ class ModelSpec:
             source = fields.pop("input")
             kind: type[TextInput | ImageInput] = {"text": TextInput, "image": ImageInput}[source.pop("kind")]
             fields["input"] = kind(**source)
-            _checked(fields["input"])
-            if "runs" not in fields:
-                spec = encoder(**fields)
-                for run in spec.runs:
-                    _checked(run)
-                    for block in run.blocks:
-                        _checked(block)
-                return _checked(spec)
-            fields["runs"] = tuple(
-                _checked(Run(**{**run, "blocks": tuple(map(_block_of, run["blocks"]))})) for run in fields["runs"]
-            )
-            return _checked(cls(**fields))
+            if "runs" in fields:
+                fields["runs"] = tuple(
+                    Run(**{**run, "blocks": tuple(KINDS[block.pop("kind")](**block) for block in run["blocks"])})
+                    for run in fields["runs"]
+                )
+            spec = cls(**fields) if "runs" in fields else encoder(**fields)
+            for value in (spec, spec.input, *spec.runs, *(block for run in spec.runs for block in run.blocks)):
+                _check_types(value)
+            return spec
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise HeptiError(f"model description is damaged or of a newer version: {error}") from error
 
@@ -403,23 +400,13 @@ def _tuples(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _block_of(table: dict[str, Any]) -> Block:
-    """Read a block; its kind says of which class it is."""
-    kind = table.pop("kind")
-    return _checked(KINDS[kind](**table))
-
-
-Checked = TypeVar("Checked", ModelSpec, TextInput, ImageInput, Run, Block)
-
-
-def _checked(value: Checked) -> Checked:
+def _check_types(value: ModelSpec | TextInput | ImageInput | Run | Block) -> None:
     """Refuse fields of another type than they are declared."""
     kinds = {"int": (int,), "float": (int, float), "str": (str,), "bool": (bool,), "tuple[str, ...]": (tuple,)}
     for field in dataclasses.fields(value):
         found = getattr(value, field.name)
         if type(found) not in kinds.get(str(field.type), (type(found),)):
             raise TypeError(f"{field.name} is {found!r}, must be {field.type}")
-    return value
 
 
 # By the name under which a weights file has it.
