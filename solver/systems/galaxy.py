@@ -39,7 +39,7 @@ KIND = LayerKind((BLOCK_ROWS, BLOCK_ROWS))
 
 def plan_galaxy(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Share heads and columns by capacity, then repair what memory does not hold."""
-    encoder_blocks(spec)
+    encoder_blocks(spec)  # its cuts are of these two blocks
     s, everyone = setting(spec, cluster, rows), np.ones(len(cluster.devices), bool)
     axes = (Axis.FFN, Axis.HEADS)  # columns are repaired first
     equal = np.array(largest_remainder([1.0] * everyone.size, rows))

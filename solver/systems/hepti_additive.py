@@ -49,7 +49,7 @@ OVERFLOW = 1e-3  # seconds a byte above what a device has: more than any byte ca
 
 def plan_hepti_additive(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Take the cut and the ratios of least T."""
-    encoder_blocks(spec)
+    encoder_blocks(spec)  # its cuts are of these two blocks
     s, speeds = setting(spec, cluster, rows), np.array([device.compute_flop_per_s for device in cluster.devices])
     crew = np.sort(np.argsort(-speeds, kind="stable")[:PERCENT])  # no more can have a percent each
     room = weights_room(spec, cluster, rows)[crew]

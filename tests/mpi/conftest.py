@@ -4,6 +4,8 @@ import io
 import os
 import shutil
 import tempfile
+import threading
+import traceback
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from hepti_mpi.comm import group as comm  # noqa: E402
 from hepti_mpi.comm.wires import EXACT  # noqa: E402
 
 HERE = Path(__file__).parent
+ALONE_S = 20.0  # until a rank that failed takes it that the others wait for it
 
 # Every rank is a pytest session: in one folder their clean-ups at the end meet, and remove the same link.
 ROOT = Path(tempfile.gettempdir(), f"pytest-of-rank-{MPI.COMM_WORLD.rank}")
@@ -42,13 +45,22 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """Reduce the verdict: where one rank fails, all fail, and none waits for it in the next test."""
+    """Reduce the verdict: where one rank fails, all fail, and none waits for it in the next test.
+
+    Where the others wait for what this rank would have sent, nobody hears of its error: it says so, and ends the job.
+    """
     if not pyfuncitem.path.is_relative_to(HERE):
         return (yield)
     try:
         result = yield
     except Exception as error:
-        parallel_assert(False, f"rank {MPI.COMM_WORLD.rank}: {error}")
+        alone = threading.Timer(ALONE_S, end_job, [pyfuncitem, traceback.format_exc()])
+        alone.daemon = True
+        alone.start()
+        try:
+            parallel_assert(False, f"rank {MPI.COMM_WORLD.rank}: {error}")
+        finally:
+            alone.cancel()
         raise
     parallel_assert(True)
     return result
@@ -86,3 +98,10 @@ def folder(world, shared_folder):
 def world(all_ranks):
     all_ranks.coding = EXACT  # a test before may have left another
     return all_ranks
+
+
+def end_job(item, error):
+    """Say what failed on this rank, past what captures output, and end it: mpirun ends the others."""
+    item.config.pluginmanager.getplugin("capturemanager").suspend_global_capture()
+    os.write(2, f"{item.nodeid}: rank {MPI.COMM_WORLD.rank} failed alone\n{error}".encode())
+    os._exit(1)
