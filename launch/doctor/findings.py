@@ -10,10 +10,8 @@ from typing import Any
 
 from launch.start.hostfile import HostfileEntry
 from solver.base.threads import thread_count
-from solver.cluster.cluster import GIB
+from solver.cluster.cluster import GIB, PROGRAM_BYTES
 
-# What Python, numpy and MPI take before the first weight.
-PROGRAM_BYTES = GIB // 4
 HOT_C = 80.0
 # The firmware's bits that say "now"; the same 16 places higher mean "since it was switched on".
 THROTTLE_BITS = {0: "under-voltage", 1: "frequency capped", 2: "throttled", 3: "too hot"}

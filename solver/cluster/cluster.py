@@ -43,6 +43,8 @@ from solver.model.precision import FLOAT32, PRECISIONS, Precision
 
 FORMAT = "hepti-cluster/1"
 MIB, GIB = 2**20, 2**30
+# Of a device's memory: the interpreter, numpy, MPI and its socket buffers, beside weights and activations.
+PROGRAM_BYTES = 150 * MIB
 # The numbers of the file: which field of a device or a link each is, what that is in our units, and its limits. Beyond
 # these a number is a slip of the pen (a wrong unit, a lost digit), not a board or a network.
 QUANTITIES: Mapping[str, tuple[str, Callable[[float], float], float, float]] = {

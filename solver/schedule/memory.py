@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from solver.base.errors import InfeasiblePlanError
 from solver.base.phrases import counted
-from solver.cluster.cluster import MIB, Cluster, Device
+from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster, Device
 from solver.cluster.curves import Floats
 from solver.model.precision import FLOAT32, Precision
 from solver.model.spec import ModelSpec
@@ -19,8 +19,6 @@ from solver.plan.plan import Plan
 from solver.schedule.exchange import Mask
 from solver.schedule.timing import FLOAT_BYTES
 
-# The interpreter, numpy, MPI and its socket buffers, beside weights and activations.
-PROGRAM_BYTES = 150 * MIB
 SLIP_BYTES = 1  # that an integer program may be off
 MOST_NAMED = 4  # devices in an error, of 1024 that lack memory
 

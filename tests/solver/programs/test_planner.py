@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from solver.base.errors import InfeasiblePlanError
-from solver.cluster.cluster import GIB
+from solver.cluster.cluster import GIB, PROGRAM_BYTES
 from solver.cluster.curves import Curve, Curves, Kernel, derived_curves
 from solver.model.blocks import Axis, Cut
 from solver.model.named import named_model
@@ -23,7 +23,7 @@ from solver.programs.lengths import PlansByLength
 from solver.programs.planner import solve
 from solver.programs.search import Terms
 from solver.schedule.cost import predict, setting
-from solver.schedule.memory import PROGRAM_BYTES, lacks, needed_bytes, weights_room, work_bytes
+from solver.schedule.memory import lacks, needed_bytes, weights_room, work_bytes
 from solver.systems import make_plan, plan_that_fits, plans_for
 from tests.plans import like
 from tests.solver.clusters import pis
