@@ -87,7 +87,7 @@ UNLIKE = ModelSpec(
     (Run(1, (GATE,)), Run(2, (ATTENTION, MLP)), Run(1, (Attention(hidden=H, heads=8), GATE)), Run(1, (GATE,))),
     TEXT,
 )
-SPEEDS = (20, 60, 5, 40, 30)
+SPEEDS = (20, 60, 5, 40, 30, 25, 70, 10)
 
 
 @cache
