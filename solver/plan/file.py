@@ -98,6 +98,8 @@ def plan_to_json(plan: Plan) -> str:
 def _plan(table: dict[str, Any]) -> Plan:
     model, cluster = _get(table, "model", dict), _get(table, "cluster", dict, {})
     stages = tuple(_stage(entry) for entry in _get(table, "stages", list))
+    if not stages:
+        raise HeptiError("the plan has no stages: write one at least, of all devices and layers")
     devices = _devices(table) if "devices" in table else ()
     for name in (name for stage in stages for name in stage.devices if devices and name not in devices):
         raise HeptiError(f"plan: a stage has device {name}, devices are {', '.join(devices)}")
@@ -107,7 +109,7 @@ def _plan(table: dict[str, Any]) -> Plan:
         model_fingerprint=_get(model, "fingerprint", str, ""),
         cluster_fingerprint=_get(cluster, "fingerprint", str, ""),
         system=_get(table, "system", str, ""),
-        rows=_get(table, "rows", int, 0),
+        rows=_not_negative(_get(table, "rows", int, 0), "rows"),
         tile_rows=_not_negative(_get(table, "tile_rows", int, 0), "tile_rows"),
         wire=Wire(_one_of(_get(table, "wire", str, "float32"), "wire", list(Wire))),
         predicted=_prediction(_get(table, "predicted", dict)) if "predicted" in table else None,
@@ -132,6 +134,8 @@ def _stage(entry: Any) -> Stage:
 
 def _devices(entry: Any) -> tuple[str, ...]:
     devices = tuple(_is(name, str, "the name of a device") for name in _get(entry, "devices", list))
+    if not devices:
+        raise HeptiError("plan: devices is empty: write the names of those that take part")
     if len(set(devices)) < len(devices):
         raise HeptiError(f"plan: devices {', '.join(devices)}: one is named twice")
     return devices
@@ -139,6 +143,8 @@ def _devices(entry: Any) -> tuple[str, ...]:
 
 def _run(entry: Any) -> tuple[Span, LayerPlan]:
     span = _span(_get(entry, "layers", list))
+    if not span.size:
+        raise HeptiError(f"plan: layers [{span.start}, {span.stop}] are none: the second one is that behind the last")
     where, blocks = f"plan: layers {span.start} to {span.stop - 1}", []
     for name in entry:
         if name == "layers":

@@ -489,7 +489,10 @@ def _check_replica(replica: Sequence[Stage], spec: ModelSpec) -> None:
             run = spec.run(number)
             has, needs = (", ".join(names) for names in ([b.block for b in layer], [b.name for b in run.blocks]))
             if has != needs:
-                raise HeptiError(f"{where}: a layer of {has}; layer {number} of model {spec.name} is of {needs}")
+                raise HeptiError(
+                    f"{where}: a layer has blocks {has}, layer {number} of model {spec.name} has {needs}: write these, "
+                    f"in this order"
+                )
             _check_decoupled(number, run, layer, where, spec)
             for block, plan in zip(run.blocks, layer, strict=True):
                 _check_block(plan, block, f"{where}, {block.name}", spec, devices)

@@ -212,6 +212,10 @@ def test_a_plan_written_by_hand_is_read():
         (changed(*FIRST, "attention", "heads", value=[]), "heads: there are no spans"),
         (changed(*FIRST, "attention", "heads", 0, value=[0, 2.5]), "the end of a span is 2.5, must be a whole"),
         (changed(*FIRST, "attention", "heads", 0, value=[0]), r"\[0\] is not a span: write \[start, stop\]"),
+        (changed("stages", value=[]), "the plan has no stages: write one at least"),
+        (changed("stages", 0, "devices", value=[]), "plan: devices is empty: write the names"),
+        (changed("rows", value=-4), "rows is -4, must not be negative"),
+        (changed(*FIRST, "layers", value=[0, 0]), r"plan: layers \[0, 0\] are none"),
     ],
 )  # fmt: skip
 def test_json_that_is_no_plan_is_refused(table, message):
@@ -236,13 +240,13 @@ OTHER = {"name": "bert-base", "fingerprint": "0123456789ab"}
         (WRITTEN, 2, "the plan is for 3 devices, the job has 2 ranks"),
         (
             changed(*FIRST, "mlp", drop=True), 3,
-            "plan: layers 0 to 2: a layer of attention; layer 0 of model tiny is of attention, mlp",
+            "plan: layers 0 to 2: a layer has blocks attention, layer 0 of model tiny has attention, mlp: write",
         ),
         (
             changed(*LAST, "attention", drop=True), 3,
-            "plan: layers 3 to 3: a layer of mlp; layer 3 of model tiny is of attention, mlp",
+            "plan: layers 3 to 3: a layer has blocks mlp, layer 3 of model tiny has attention, mlp: write",
         ),
-        (changed("stages", value=[]), 0, "plan: layers: there are no spans"),
+        (changed("stages", value=[]), 0, "the plan has no stages"),
         (changed(*LAST, "layers", value=[2, 4]), 3, r"plan: layers: spans \[0, 3\) and \[2, 4\) overlap"),
         (changed(*FIRST, "layers", value=[0, 2]), 3, r"plan: layers: nobody has \[2, 3\)"),
         (changed(*LAST, drop=True), 3, "the plan has 3 layers, model tiny has 4"),
@@ -305,15 +309,15 @@ BOTH = ("attention", "mlp")
     [
         (
             ATTENTION_ONLY, by_block(5, (0, 4, BOTH)),
-            "plan: layers 0 to 3: a layer of attention, mlp; layer 0 of model tiny is of attention$",
+            "plan: layers 0 to 3: a layer has blocks attention, mlp, layer 0 of model tiny has attention: write",
         ),
         (
             SHORTER, by_block(5, (0, 4, BOTH)),
-            "plan: layers 0 to 3: a layer of attention, mlp; layer 2 of model shorter is of attention$",
+            "plan: layers 0 to 3: a layer has blocks attention, mlp, layer 2 of model shorter has attention: write",
         ),
         (
             SHORTER, by_block(5, (0, 3, BOTH), (3, 4, BOTH[:1])),
-            "plan: layers 0 to 2: a layer of attention, mlp; layer 2 of model shorter is of attention$",
+            "plan: layers 0 to 2: a layer has blocks attention, mlp, layer 2 of model shorter has attention: write",
         ),
         (MORE_HEADS, by_block(5, (0, 4, BOTH)), "layers 0 to 3, attention: the spans cover 5 heads, model .* has 10"),
         (MORE_HEADS, by_block(10, (0, 4, BOTH)), "layers 0 to 3, attention: the spans cover 10 heads, model .* has 5"),
