@@ -66,8 +66,9 @@ def attempt(command: Command, timeout_s: float = 60.0, stdin: str = "") -> tuple
 
 
 def start(command: Command) -> Process:
-    """Start a program to talk to line by line; its errors go where ours go."""
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+    """Start a program to talk to line by line; its errors go where ours go. A terminal's Ctrl-C is for us alone."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, process_group=0)
 
 
 def start_logged(command: Command, environment: Mapping[str, str], log: Path) -> Process:

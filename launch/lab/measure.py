@@ -6,6 +6,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,8 @@ class _Probes:
     def __enter__(self) -> _Probes:
         try:
             self._answers()
-        except BaseException:
-            self.__exit__()
+        except BaseException as error:
+            self.__exit__(type(error))
             raise
         return self
 
@@ -152,9 +153,12 @@ class _Probes:
         except json.JSONDecodeError as error:
             raise HeptiError(f"a measuring program on a host said {error.doc.strip()!r}, not JSON") from error
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         for process in self.processes:
             assert process.stdin is not None
-            process.stdin.close()
+            if error is not None:
+                process.kill()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
         for process in self.processes:
             process.wait(timeout=30)
