@@ -1,6 +1,7 @@
 """Nothing outlives its command: not a run that is killed, not a lab that is down or has crashed."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,21 @@ def test_up_run_down_leaves_nothing(tmp_path):
             assert lab.json("speed.py", 0.3)
 
         assert leftovers(own("cycle")) == []
+
+
+@pytest.mark.parametrize("seconds", [1.5, 3])
+def test_ctrl_c_while_a_lab_comes_up_is_one_line(seconds, tmp_path):
+    """As a terminal sends it: to all processes of the group, those that measure among them."""
+    path = write_cluster(tmp_path / f"{own('stop')}.toml", **SMALL)
+    command = [sys.executable, "-m", "launch", "lab", "up", str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+
+    assert (process.returncode, errors.splitlines()[-1:]) == (130, ["python -m launch: interrupted"])
+    assert "Traceback" not in errors
+    assert leftovers(own("stop")) == []
 
 
 @pytest.fixture(scope="module")
