@@ -21,7 +21,7 @@ OUTSIDE = "outside the layers"
 class Trace:
     """One request on one rank, in seconds of its own clock: what it was at from when to when, and when it waited.
 
-    RowBlocks are computed when their tiles are asked for, so that the work on one is cut up by that on another.
+    Blocks are computed when their tiles are asked for, so that the work on one is cut up by that on another.
     """
 
     slices: list[tuple[str, float, float]] = field(default_factory=list)

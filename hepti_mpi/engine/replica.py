@@ -74,9 +74,9 @@ class ReplicaPath:
 
     def widths(self, spec: ModelSpec, hop: int) -> tuple[int, ...]:
         """Return the width of every tensor that a hop brings."""
-        if hop == self.hops - 1 or not (stage := self.stages[hop]).begins:
+        if hop == self.hops - 1:
             return (spec.hidden,)
-        return widths(spec.run(stage.span.start).blocks, stage.begins)
+        return widths(spec, self.stages[hop].span.start, self.stages[hop].begins)
 
     def source(self, hop: int, rows: int, rank: int) -> int | None:
         """Return the first rank from which a rank receives rows in a hop; None where it waits for nobody."""

@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
@@ -124,6 +125,11 @@ class ModelSpec:
         """How many layers it has, L."""
         return sum(run.layers for run in self.runs)
 
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The first layer of every run."""
+        return tuple(accumulate((run.layers for run in self.runs[:-1]), initial=0))
+
     def run(self, layer: int) -> Run:
         """Return the run that a layer is of."""
         for run in self.runs:
@@ -151,12 +157,11 @@ class ModelSpec:
 
     def only(self, start: int, stop: int) -> ModelSpec:
         """Return the model of its layers from one up to another."""
-        runs, first = [], 0
-        for run in self.runs:
-            if (count := min(stop, first + run.layers) - max(start, first)) > 0:
-                runs.append(replace(run, layers=count))
-            first += run.layers
-        return replace(self, runs=tuple(runs))
+        within = (
+            (run, min(stop, first + run.layers) - max(start, first))
+            for first, run in zip(self.starts, self.runs, strict=True)
+        )
+        return replace(self, runs=tuple(replace(run, layers=count) for run, count in within if count > 0))
 
     @property
     def groups(self) -> int:

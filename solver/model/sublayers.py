@@ -15,15 +15,14 @@ and columns, and the residual by rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from solver.model.blocks import Block
+from solver.model.spec import ModelSpec
 
 HALVES = 2  # sub-layers of a block
 LEGEND = "Layer.sub-layer: .0 Q, K, V, context; .1 output; .2 MLP up; .3 MLP down."
 
 
-def widths(blocks: Sequence[Block], done: int) -> tuple[int, ...]:
+def widths(spec: ModelSpec, layer: int, done: int) -> tuple[int, ...]:
     """Return the width of every tensor that travels where a stage begins, with so many sub-layers of a layer done."""
-    block = blocks[done // HALVES]
-    return (block.inner_columns, block.hidden) if done % HALVES else (block.hidden,)
+    if done % HALVES == 0:
+        return (spec.hidden,)
+    return spec.run(layer).blocks[done // HALVES].inner_columns, spec.hidden

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from solver.model.blocks import Cut, Part, Tensor
 from solver.model.precision import FLOAT32, Precision
@@ -44,8 +44,7 @@ def end_slices(spec: ModelSpec) -> tuple[TensorSlice, ...]:
 
 def alike(spec: ModelSpec, stage: Stage) -> Iterator[tuple[int, int, LayerPlan]]:
     """Yield runs of layers that cost the same: the first of them, how many, and their cuts."""
-    ends = [*accumulate(run.layers for run in spec.runs)]
-    ends += () if stage.is_whole else (stage.span.start + 1, stage.span.stop - 1)
+    ends = spec.starts if stage.is_whole else (*spec.starts, stage.span.start + 1, stage.span.stop - 1)
     for span, layer in stage.layers:
         stops = sorted({span.start, span.stop, *(end for end in ends if span.start < end < span.stop)})
         yield from ((start, stop - start, layer) for start, stop in pairwise(stops))

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import accumulate
 from typing import Any
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
@@ -447,10 +446,8 @@ def uniform_plan(spec: ModelSpec, devices: Sequence[str], layer: LayerPlan, **fa
 
 def blockwise_plan(spec: ModelSpec, devices: Sequence[str], cut: Callable[[Block], BlockPlan], **facts: Any) -> Plan:
     """Return the plan that cuts every block of `spec` by one rule, in one stage; its layers need not be alike."""
-    runs, start = [], 0
-    for run in spec.runs:
-        runs.append((Span(start, start + run.layers), tuple(map(cut, run.blocks))))
-        start += run.layers
+    starts = zip(spec.starts, spec.runs, strict=True)
+    runs = [(Span(start, start + run.layers), tuple(map(cut, run.blocks))) for start, run in starts]
     return _one_stage(spec, devices, runs, **facts)
 
 
@@ -485,7 +482,7 @@ def _check_replica(replica: Sequence[Stage], spec: ModelSpec) -> None:
         raise HeptiError(f"the plan has {covered.total} {unit}, model {spec.name} has {total}")
     for span, layer, devices in runs:
         where = f"plan: layers {span.start} to {span.stop - 1}"
-        for number in sorted({span.start, *_starts_of_runs(spec, span)}):
+        for number in (span.start, *(start for start in spec.starts if span.start < start < span.stop)):
             run = spec.run(number)
             has, needs = (", ".join(names) for names in ([b.block for b in layer], [b.name for b in run.blocks]))
             if has != needs:
@@ -498,22 +495,16 @@ def _check_replica(replica: Sequence[Stage], spec: ModelSpec) -> None:
                 _check_block(plan, block, f"{where}, {block.name}", spec, devices)
 
 
-def _starts_of_runs(spec: ModelSpec, span: Span) -> list[int]:
-    """Return the layers of a span with which others begin than those before."""
-    starts = accumulate((run.layers for run in spec.runs), initial=0)
-    return [start for start in starts if span.start <= start < span.stop]
-
-
 def _check_decoupled(number: int, run: Run, layer: LayerPlan, where: str, spec: ModelSpec) -> None:
     """Refuse a decoupled layer that is cut otherwise than by sub-blocks, and others that are."""
     cuts = {block.cut for block in layer}
-    named = ", ".join(f"{block.name} is cut {plan.cut}" for block, plan in zip(run.blocks, layer, strict=True))
     if Cut.WHOLE in cuts and not spec.groups:
         raise HeptiError(f"{where}: cut whole is for models with decoupled layers, model {spec.name} has none")
     if len(cuts) > 1 and {Cut.WHOLE, Cut.SUB_BLOCKS} & cuts:
+        named = ", ".join(f"{plan.block} is cut {plan.cut}" for plan in layer)
         raise HeptiError(f"{where}: {named}: cut all so, or none")
     if Cut.SUB_BLOCKS in cuts and len({plan.inner for plan in layer}) > 1:
-        named = ", ".join(f"of {block.name} {plan.inner}" for block, plan in zip(run.blocks, layer, strict=True))
+        named = ", ".join(f"of {plan.block} {plan.inner}" for plan in layer)
         raise HeptiError(f"{where}: sub_blocks {named}: must be the same")
     decoupled = run.parts > 1
     if decoupled != (Cut.SUB_BLOCKS in cuts):

@@ -8,7 +8,6 @@ the decoupled layers of a group nothing is sent: every device computes its sub-b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -19,9 +18,8 @@ from solver.plan.plan import BlockPlan, LayerPlan, Layout, Plan, Stage, layer_by
 from solver.plan.spans import Partition, Span, largest_remainder
 from solver.schedule.exchange import Mask
 from solver.schedule.layer_table import Integers
-from solver.schedule.pricing import seconds_alone
+from solver.schedule.pricing import block_seconds
 from solver.schedule.setting import Setting
-from solver.schedule.steps import cut_steps
 
 # How an original layer is computed, where not on one device.
 WHOLE, TENSOR_PARALLEL = -2, -1
@@ -29,8 +27,7 @@ WHOLE, TENSOR_PARALLEL = -2, -1
 
 def seconds_on_one(s: Setting, blocks: Sequence[Block]) -> Floats:
     """Return the seconds in which every device computes a layer, or a sub-block of one, alone, [p]."""
-    own = [(block, cut_steps(block, Cut.ROWS, Layout.ROWS)) for block in blocks]
-    return np.asarray(seconds_alone(replace(s, tile_rows=0), np.full((1, 1), float(s.rows)), own)[0])
+    return np.asarray(sum(block_seconds(s, block) for block in blocks))
 
 
 def tensor_shares(s: Setting, taking: Mask) -> dict[Axis, list[int]]:

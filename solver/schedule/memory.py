@@ -141,7 +141,7 @@ def holds_all(spec: ModelSpec, cluster: Cluster, rows: int) -> Mask:
 
 
 def all_layers_bytes(spec: ModelSpec) -> int:
-    """Return the same of all layers."""
+    """Return the bytes of all layers' weights, as `whole_layer_bytes` counts those of one."""
     blocks = [(run.layers * run.parts, block) for run in spec.runs for block in run.blocks]
     return sum(count * tensor.held_bytes() for count, block in blocks for tensor in block.shared)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from solver.model.attention import Attention
 from solver.model.blocks import Axis, Block, Cut
 from solver.plan.plan import Layout
 from solver.plan.routes import Route
+from solver.plan.spans import Span
 from solver.schedule import steps
 from solver.schedule.exchange import Exchange, Mask, gather, move, of_matrix, scatter, tile_counts
 from solver.schedule.grid import GridExchanges
@@ -230,10 +232,8 @@ class Pricer:
             self.stream = None
 
     def _alone(self, step: steps.Alone) -> None:
-        s, parts = self._setting, self.values.get(step.axis, np.ones(1))
-        own = [(step.block, steps.cut_steps(step.block, Cut.ROWS, Layout.ROWS))]
-        seconds = seconds_alone(replace(s, tile_rows=0), np.full((1, 1), float(s.rows)), own)[0]
-        self._compute(Axis.FIXED, parts * seconds, step.block.name)
+        parts = self.values.get(step.axis, np.ones(1))
+        self._compute(Axis.FIXED, parts * block_seconds(self._setting, step.block), step.block.name)
 
     def _reduce(self, step: steps.Reduce) -> None:
         if step.norm is Layout.ROWS:
@@ -423,6 +423,13 @@ def seconds_alone(
             for seconds in load.values():
                 found += seconds
     return found
+
+
+@lru_cache(maxsize=64)
+def block_seconds(s: Setting, block: Block, halves: Span = steps.BOTH_HALVES) -> Floats:
+    """Return the seconds in which every device computes a block, or a half of it, of all rows alone, [p]; kept."""
+    own = steps.cut_steps(block, Cut.ROWS, Layout.ROWS, halves)
+    return np.asarray(seconds_alone(replace(s, tile_rows=0), np.full((1, 1), float(s.rows)), [(block, own)])[0])
 
 
 def _without_keys(s: Setting, step: steps.GatherInput, rows: Floats) -> Floats:

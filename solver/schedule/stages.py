@@ -26,14 +26,12 @@ import numpy as np
 
 from solver.cluster.cluster import Cluster, Device
 from solver.cluster.curves import Floats
-from solver.model.blocks import Block, Cut
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import HALVES, widths
 from solver.plan.holdings import all_weights_bytes
 from solver.plan.plan import (
     STAGE_WIRES,
     BlockPlan,
-    Layout,
     Plan,
     Prediction,
     Stage,
@@ -45,9 +43,8 @@ from solver.plan.plan import (
 from solver.plan.spans import Partition, Span
 from solver.schedule.cost import Price, PricedStep, price, setting
 from solver.schedule.exchange import Exchange, move, of_matrix, tile_counts
-from solver.schedule.pricing import seconds_alone
+from solver.schedule.pricing import block_seconds
 from solver.schedule.setting import Setting
-from solver.schedule.steps import cut_steps
 from solver.schedule.timing import TimedStep, Times, Transfer, step_times
 
 
@@ -212,13 +209,8 @@ def layer_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
 
 def sublayer_seconds(spec: ModelSpec, cluster: Cluster, rows: int) -> Floats:
     """Return the seconds of a layer's sub-layers on every device alone, [sub-layers, p]."""
-    s, every = setting(spec, cluster, rows), np.full((1, 1), float(rows))
-
-    def seconds(block: Block, half: int) -> Floats:
-        own = cut_steps(block, Cut.ROWS, Layout.ROWS, Span(half, half + 1))
-        return np.asarray(seconds_alone(s, every, [(block, own)])[0])
-
-    return np.stack([seconds(block, half) for block in spec.blocks for half in range(HALVES)])
+    s, halves = setting(spec, cluster, rows), [Span(half, half + 1) for half in range(HALVES)]
+    return np.stack([block_seconds(s, block, half) for block in spec.blocks for half in halves])
 
 
 def chain(spec: ModelSpec, cluster: Cluster, parts: Iterable[tuple[int, int]], system: str, rows: int) -> Plan:
@@ -307,7 +299,7 @@ def _replica(s: Setting, cluster: Cluster, plan: Plan, stages: tuple[Stage, ...]
     for stage, own in zip(stages, layers, strict=True):
         ranks = plan.ranks(stage)
         active = [ranks[within] for within in stage.active]
-        width = widths(s.spec.run(stage.span.start).blocks, stage.begins)
+        width = widths(s.spec, stage.span.start, stage.begins)
         enter = _hand(s, have, _lies(s, stage.first, ranks), active, width, slowest_s)
         found.append(PricedStage(stage, ranks, enter, own))
         lies = _lies(s, stage.last, ranks)

@@ -143,7 +143,7 @@ def units_of(spec: ModelSpec, rows: int, wire: Wire, size: int) -> StageUnits:
     """Return what stages are made of; a unit has so many sub-layers."""
     wire = Wire.INT2 if wire is Wire.ADAPTIVE else wire
     per_layer = HALVES * len(spec.blocks)
-    handed = [widths(spec.blocks, end % per_layer) for end in range(0, per_layer * spec.layers + 1, size)]
+    handed = [widths(spec, *divmod(end, per_layer)) for end in range(0, per_layer * spec.layers + 1, size)]
     return StageUnits(
         _units(np.tile(_sublayer_bytes(spec), spec.layers), size),
         np.array([rows * FLOAT_BYTES * sum(own) for own in handed], float),

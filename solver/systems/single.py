@@ -7,9 +7,10 @@ import numpy as np
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
-from solver.plan.plan import Plan, block_by_rows, blockwise_plan
+from solver.plan.plan import Plan
 from solver.schedule.cost import setting
 from solver.schedule.decoupled import decoupled_plan
+from solver.systems.sequence import rows_plan
 
 
 def plan_single(spec: ModelSpec, cluster: Cluster, rows: int, name: str = "") -> Plan:
@@ -28,8 +29,4 @@ def plan_single(spec: ModelSpec, cluster: Cluster, rows: int, name: str = "") ->
     if spec.groups:
         sub_blocks = np.array([spec.sub_blocks * (rank == chosen) for rank in range(len(cluster.devices))])
         return decoupled_plan(setting(spec, cluster, rows), cluster, system, sub_blocks, [chosen] * spec.groups)
-    shares = [float(rank == chosen) for rank in range(len(cluster.devices))]
-    return blockwise_plan(
-        spec, cluster.names, lambda block: block_by_rows(block, shares),
-        system=system, rows=rows, cluster_fingerprint=cluster.fingerprint,
-    )  # fmt: skip
+    return rows_plan(system, spec, cluster, rows, [float(rank == chosen) for rank in range(len(cluster.devices))])

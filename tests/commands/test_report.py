@@ -136,7 +136,7 @@ def test_the_report_of_standard_input_lists_what_was_answered(converted, tmp_pat
 
 
 def test_the_trace_covers_the_last_request_on_every_rank(converted, tmp_path):
-    """RowBlocks follow each other without gaps, layer by layer; waits lie within; the clocks agree."""
+    """Blocks follow each other without gaps, layer by layer; waits lie within; the clocks agree."""
     checkpoint = converted("bert")
     plan = write_mixed_plan(tmp_path / "plan.json", checkpoint, RANKS, seed=4)
     succeeded(

@@ -347,7 +347,7 @@ def test_a_link_that_is_whole_again_under_another_plan_is_seen_by_what_it_carrie
 
 
 def test_small_messages_show_latency_not_a_slow_link():
-    """RowBlocks of a few kilobytes never fill a link; a new plan with larger ones does not make it faster either."""
+    """Blocks of a few kilobytes never fill a link; a new plan with larger ones does not make it faster either."""
     cluster = pis(24.6, 70)
     drift, small, large = (
         Drift(SPEC, cluster),
