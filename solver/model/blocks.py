@@ -28,9 +28,10 @@ class Cut(StrEnum):
 
 
 class Axis(StrEnum):
-    """What is shared out; `FIXED` is what depends on no share, but on taking part at all."""
+    """What is shared out; FIXED is what depends on no share, but on taking part at all, ROOT what rank 0 alone has."""
 
     FIXED = "fixed"
+    ROOT = "rank 0"
     ROWS = "rows"
     HEADS = "heads"
     CONTEXT = "attention output columns"

@@ -1,6 +1,7 @@
 """Candidate layers: which kinds and which crews are worth a search.
 
-A crew is a set of devices that may share a layer. Few devices: all crews. More: the fastest n of them, for some n.
+A crew is a set of devices that may share a layer. Few devices: all crews. Some more: all pairs, and the fastest n of
+them for all n. Many: the fastest n, for some n.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Block
-from solver.programs.search import JOINING, Configuration, Draft, Terms, drafts, finish, improved, redraft
+from solver.programs.search import JOINING, MANY, Configuration, Draft, Terms, drafts, finish, improved, redraft
 from solver.schedule.layer_table import (
     BLOCK_FULL,
     BLOCK_ROWS,
@@ -32,12 +33,9 @@ from solver.schedule.timing import FLOAT_BYTES
 
 Found = TypeVar("Found", Draft, Configuration)
 
-FINISHED = 4  # drafts that are improved
-KINDS_IMPROVED = 4  # where memory is scarce, the best draft of each
 NEARBY = 4  # kinds of former layers
 AGAIN = 3  # in a solve that begins with the layers of another
-THOROUGH = 2  # of them by two moves at a time
-FEW = 4  # devices, up to which all crews, groups and moves by two are tried
+FEW = 4  # devices, up to which all crews and groups are tried
 LARGEST = 128  # crew, of many devices; what more would compute, their messages cost
 HOPELESS = 1.5  # times the best score of smaller crews: larger ones are not tried
 
@@ -56,25 +54,12 @@ def main_kinds(blocks: tuple[Block, ...]) -> tuple[LayerKind, ...]:
 
 
 def candidates(s: Setting, terms: Terms) -> list[Configuration]:
-    """Return the best layers of the most promising kinds and crews."""
-    scarce = bool(np.isfinite(terms.caps).all())
-    # Tight caps make odd kinds best; prices alone seldom do.
-    every = scarce and s.devices <= FEW and not terms.prices.any()
-    kinds, main = layer_kinds(s.spec.blocks), main_kinds(s.spec.blocks)
-    found = _drafts(s, kinds if every else main, terms)
-    if scarce:
-        # First shares that break caps say little about what moves can mend: improve those of every such kind.
-        drafted = one_of_each_kind(found)
-        fitting = [draft for draft in drafted if draft.fits(terms)]
-        broken = [draft for draft in drafted if not draft.fits(terms)]
-        thorough = 0 if terms.prices.any() else THOROUGH
-        return finished(s, fitting[:KINDS_IMPROVED] + broken, terms, thorough)
-    crew = np.isin(np.arange(s.devices), found[0].devices)
-    others = [draft for kind in kinds if kind not in main for draft in drafts(s, kind, [crew], terms)]
-    chosen = sorted(found[:FINISHED] + others, key=lambda draft: draft.score)[:FINISHED]
-    # Moves, and tiles, which come later, may do most for a kind that begins behind.
-    are = {draft.kind for draft in chosen}
-    return finished(s, chosen + [draft for draft in one_of_each_kind(found) if draft.kind not in are], terms)
+    """Return the best layers that are found: of every kind one, and one of several devices if that has one alone."""
+    kinds = layer_kinds(s.spec.blocks) if s.devices <= MANY else main_kinds(s.spec.blocks)
+    found = _drafts(s, kinds, terms)
+    together = [draft for draft in found if np.count_nonzero(taking(draft.units)) > 1]
+    best = list(dict.fromkeys(one_of_each_kind(found) + one_of_each_kind(together)))
+    return finished(s, best, terms)
 
 
 def again(s: Setting, layers: Sequence[Configuration], terms: Terms) -> list[Configuration]:
@@ -89,7 +74,7 @@ def again(s: Setting, layers: Sequence[Configuration], terms: Terms) -> list[Con
         fresh = [draft for kind in kinds for draft in drafts(s, kind, list(crews.values()), terms)]
         found += one_of_each_kind(sorted(fresh, key=lambda draft: draft.score))
     found.sort(key=lambda draft: draft.score)
-    better = [improved(draft, terms, by_two=False) for draft in found[:AGAIN]]
+    better = [improved(draft, terms) for draft in found[:AGAIN]]
     # Where memory has a price, what the mix is made of has to stay, good or not.
     better += found[AGAIN:] if terms.prices.any() else []
     return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]
@@ -106,7 +91,7 @@ def nearby(s: Setting, layers: Sequence[Configuration], terms: Terms) -> list[Co
     """Return the best layer of each of the best kinds, at these terms, with units moved as long as that pays."""
     ordered = sorted(layers, key=terms.cost)
     drafted = [redraft(s, layer.kind, layer.units, terms) for layer in one_of_each_kind(ordered)[:NEARBY]]
-    return finished(s, drafted, terms, thorough=0)
+    return finished(s, drafted, terms)
 
 
 def one_of_each_kind(found: Iterable[Found]) -> list[Found]:
@@ -119,8 +104,12 @@ def one_of_each_kind(found: Iterable[Found]) -> list[Found]:
 
 def _drafts(s: Setting, kinds: Sequence[LayerKind], terms: Terms) -> list[Draft]:
     """Return first shares of every kind among every crew, the best first."""
-    if s.devices <= FEW:
-        sets = [members for size in range(1, s.devices + 1) for members in combinations(range(s.devices), size)]
+    if s.devices <= MANY:
+        # Of more devices than a few all pairs, and the fastest of them.
+        sizes = range(1, s.devices + 1 if s.devices <= FEW else 3)
+        sets = [members for size in sizes for members in combinations(range(s.devices), size)]
+        if s.devices > FEW:
+            sets += [tuple(order[:size]) for order in _orders(s, terms) for size in range(3, s.devices + 1)]
         crews = [np.isin(np.arange(s.devices), members) for members in sets]
         found = [draft for kind in kinds for draft in drafts(s, kind, crews, terms)]
     else:
@@ -160,9 +149,7 @@ def _orders(s: Setting, terms: Terms) -> list[NDArray[np.intp]]:
     return [order, np.lexsort((seconds, small))] if small.any() else [order]
 
 
-def finished(s: Setting, found: Sequence[Draft], terms: Terms, thorough: int = THOROUGH) -> list[Configuration]:
-    """Improve drafts, the best of them thoroughly."""
-    better = sorted((improved(draft, terms, by_two=False) for draft in found), key=lambda draft: draft.score)
-    if s.devices <= FEW:
-        better[:thorough] = [improved(draft, terms, by_two=True) for draft in better[:thorough]]
+def finished(s: Setting, found: Sequence[Draft], terms: Terms) -> list[Configuration]:
+    """Improve drafts."""
+    better = sorted((improved(draft, terms) for draft in found), key=lambda draft: draft.score)
     return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]

@@ -2,9 +2,9 @@
 
 Sets: devices i that take part, steps s of the layer, axes a (rows, heads, tiles). Variables: shares x_a,i in units;
 seconds b, h, d, e, f of `before`, `first`, `during`, `edge` and `after`; exchanges E_s,i, those of last tiles l_s,i;
-the seconds T_s of a step.
+the seconds T_s of a step, which comes o_s times in a request, for every layer of it.
 
-    minimise    sum_s T_s + sum_i price_i w_i(x)
+    minimise    sum_s o_s T_s + sum_i price_i w_i(x)
     subject to  (C1)  sum_i x_a,i = U_a,   least <= x_a,i <= U_a     for who takes part in axis a, else x_a,i = 0
                 (C2)  w_i(x) <= cap_i                                bytes of weights, linear in x
                 (C3)  every part >= slope x_a,i + intercept          the lower hull of its curve from `least` on
@@ -98,11 +98,11 @@ def relax(table: LayerTable, takes: Mapping[Axis, Mask], terms: Terms, least_row
     return program.solve(table)
 
 
-Shape = tuple[tuple[tuple[str, Axis], ...], Axis | None, bool, bool]
+Shape = tuple[tuple[tuple[str, Axis], ...], Axis | None, bool, bool, float]
 
 
 def _shape(step: TableStep) -> Shape:
-    """Return what of a step decides the form of its program: its parts, and its transfer's axis, direction and use."""
+    """Return what of a step decides its program: its parts, how it exchanges, and how often it comes."""
     parts = {
         (part, axis)
         for axis, load in step.loads.items()
@@ -110,11 +110,11 @@ def _shape(step: TableStep) -> Shape:
         if load[..., number].any() and not (step.reduces and part == "first")
     }
     if step.transfer is None:
-        return tuple(sorted(parts)), None, False, False
+        return tuple(sorted(parts)), None, False, False, step.per_layer
     # Posting messages, adding summands, the wire's format.
     added = ("during", "after") if step.reduces else ("before", "first", "during", "last")
     parts |= {(part, step.transfer.axis) for part in added}
-    return tuple(sorted(parts)), step.transfer.axis, step.transfer.scatters, step.reduces
+    return tuple(sorted(parts)), step.transfer.axis, step.transfer.scatters, step.reduces, step.per_layer
 
 
 @cache
@@ -141,9 +141,9 @@ class _Program:
             for constraint in (cp.sum(x) == self.total[axis], x >= self.least[axis], x <= self.most[axis])
         ]  # (C1)
         self.memory = sum(self.weight[axis] * x for axis, x in self.x.items()) <= self.cap  # (C2)
-        self.steps = [_Step(self.x, n, pairs, *shape) for shape in shapes]
+        self.steps = [_Step(self.x, n, pairs, *shape[:-1]) for shape in shapes]
         constraints += [self.memory, *(constraint for step in self.steps for constraint in step.constraints)]
-        self.time = sum(step.seconds for step in self.steps)
+        self.time = sum(shape[-1] * step.seconds for shape, step in zip(shapes, self.steps, strict=True))
         charged = sum(self.charge[axis] @ x for axis, x in self.x.items())
         self.problem = cp.Problem(cp.Minimize(self.time + charged), constraints)
 
@@ -171,7 +171,8 @@ class _Program:
                 f"the convex program for {table.kind} is {self.problem.status}: the caps are too low"
             )
         return Relaxed(
-            seconds=float(self.time.value) / MS + sum(step.late_s for step in self.steps),
+            seconds=float(self.time.value) / MS
+            + sum(step.late_s * priced.per_layer for step, priced in zip(self.steps, table.steps, strict=True)),
             units={axis: np.asarray(x.value) for axis, x in self.x.items()},
             per_byte=np.asarray(self.memory.dual_value) / MIB / MS,
             by_speed=np.asarray(sum(step.by_speed() for step in self.steps)) / MS,

@@ -16,7 +16,7 @@ from solver.schedule.layer_table import Integers, LayerTable, Units
 def starts_of(table: LayerTable, crew: Mask, seconds: Mapping[Axis, Floats], caps: Floats) -> list[Units]:
     """Return first shares of a crew: every axis by the makespan of its compute; the same with equal shares of rows.
 
-    Where rows are only exchanged, the largest share is what counts. All rows on one device are tried, too.
+    Where rows are only exchanged, the largest share is what counts. All of an axis on one device is tried, too.
 
     Where caps bind, axes are shared out one after the other, each within the room that those before it leave, or each
     within a like part of the room.
@@ -35,11 +35,11 @@ def starts_of(table: LayerTable, crew: Mask, seconds: Mapping[Axis, Floats], cap
             units[axis] = least_makespan(seconds[axis], most, table.units[axis])
         else:
             starts.append({axis: units[axis] for axis in axes})
-    if Axis.ROWS not in axes:
-        return starts
-    others = [{**units, Axis.ROWS: _equal(units[Axis.ROWS])} for units in starts]
+    others: list[Units] = []
+    if Axis.ROWS in axes:
+        others += [{**units, Axis.ROWS: _equal(units[Axis.ROWS])} for units in starts]
     if len(axes) > 1:
-        others += [{**units, Axis.ROWS: _on_one(units[Axis.ROWS])} for units in starts]
+        others += [{**units, axis: alone} for units in starts for axis in axes for alone in _on_one(units[axis])]
     return starts + others
 
 
@@ -48,9 +48,8 @@ def _equal(counts: Integers) -> Integers:
 
 
 def _on_one(counts: Integers) -> Integers:
-    alone = np.zeros_like(counts)
-    alone[counts.argmax()] = counts.sum()
-    return alone
+    """Return the counts with all on one device, for every device that has some, [n, p]."""
+    return np.asarray(counts.sum() * np.eye(counts.size, dtype=np.int64)[counts > 0])
 
 
 def _room(table: LayerTable, axis: Axis, caps: Floats, given: Units | None) -> Integers:

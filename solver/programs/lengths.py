@@ -91,7 +91,7 @@ def _other_rows(
     draft = redraft(s.only(crew), kind, mine, Terms(free, free + np.inf))
     # Those at work hold no more than now.
     terms = Terms(free, np.where(np.isin(crew, [*joining]), np.inf, draft.table.held_bytes(mine)))
-    found = improved(draft, terms, by_two=False, axes=(Axis.ROWS,))
+    found = improved(draft, terms, axes=(Axis.ROWS,))
     counts = np.zeros(s.devices, np.int64)
     counts[crew] = found.units[Axis.ROWS]
     other = layer_plan(s, kind, {**units, Axis.ROWS: counts})

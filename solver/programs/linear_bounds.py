@@ -30,7 +30,8 @@ def own_exchange(table: LayerTable, transfer: Transfer, takes: Mapping[Axis, Mas
         return Exchange(sent, received, messages, once.between, encoded, tiles, last)
     total, size = table.units[transfer.axis], table.sizes[transfer.axis]
     count, unit = np.arange(total + 1.0)[:, None], transfer.unit_bytes * size
-    owners, peers = takes[transfer.axis], takes.get(transfer.peers, everyone)
+    root = np.arange(everyone.size) == 0
+    owners, peers = takes[transfer.axis], root if transfer.peers is Axis.ROOT else takes.get(transfer.peers, everyone)
     others, copies = owners.sum() - owners, peers.sum() - peers
     own = owners * (unit * count + transfer.scale_bytes * (count > 0))
     tiles = owners * tile_counts(count * size, transfer.tile_rows)

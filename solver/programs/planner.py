@@ -1,6 +1,7 @@
-"""The planner: candidate layers, the convex program's shares and bound, the integer program's mix, the plan.
+"""The planner: candidate layers, the integer program's mix of them, the plan, and the convex program's bound.
 
-For plenty of memory the best layer is the plan, in every layer. Where it does not fit, the integer program's prices of
+What a layer costs is its part of a whole request, with what stands before the first layer and behind the last. For
+plenty of memory the best layer is the plan, in every layer, with the tiles and routes that are best for it. Where it does not fit, the integer program's prices of
 memory ask for layers that need less of what is scarce, until none is worth its price (column generation: Gilmore and
 Gomory, "A Linear Programming Approach to the Cutting-Stock Problem", Operations Research 9, 1961); then it chooses
 whole numbers of layers. So rows turn into mixtures and these into cuts that share the weights out, as memory shrinks.
@@ -18,26 +19,25 @@ import numpy as np
 from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
-from solver.model.blocks import Axis
+from solver.model.blocks import Axis, Cut
 from solver.model.spec import ModelSpec
-from solver.plan.plan import Plan, Stage, Wire
-from solver.plan.spans import Span, largest_remainder
+from solver.plan.plan import Layout, Plan, Stage, Wire
+from solver.plan.routes import Route
+from solver.plan.spans import Span
 from solver.programs import integer
-from solver.programs.candidates import FEW, again, alone, candidates, finished, nearby, one_of_each_kind
+from solver.programs.candidates import again, alone, candidates, finished, nearby, one_of_each_kind
 from solver.programs.search import (
     JOINING,
     Configuration,
     Terms,
     few_shares,
-    finish,
-    improved,
     neighbours,
     redraft,
     undominated,
 )
-from solver.programs.tiles_and_routes import best_sending, best_sent, sent
-from solver.schedule.cost import plan_seconds, price, setting
-from solver.schedule.layer_table import kind_by_rows, layer_kinds, layer_plan, layer_seconds, layer_table, taking
+from solver.programs.tiles_and_routes import TILE_ROWS, best_sending, best_sent, sent
+from solver.schedule.cost import price, setting
+from solver.schedule.layer_table import layer_kinds, layer_plan, layer_table, taking
 from solver.schedule.memory import SLIP_BYTES, does_not_fit, packing, weights_room
 from solver.schedule.setting import Setting
 
@@ -48,13 +48,11 @@ ROUNDS = 12  # of column generation
 WORTH = 1e-4  # of a layer's seconds: what a further configuration has to save at the current prices
 NEIGHBOURS = 60  # configurations near those used that the integer program may choose besides
 GAP_SHORT = 1e-2  # of what is missing; to the last MiB takes seconds
-CLOSE = 1.2  # layers that take at most so many times the seconds of the best one: their plans are priced whole, too
-WITH_ENDS = 8  # the fastest of those layers: where memory is scarce there are 20, at 5 ms each
-ENDS = 0.1  # of a plan's seconds, before and behind its layers: where they are more, other devices are looked at
-TILE_ROWS = 0  # while layers are sought
-SENT = 3  # of the best layers: they get the tiles and routes that are best for them
-TO_ROOT = (16, 4, 1)  # rows that are moved to rank 0 at a time
+SENT = 2  # of the best layers: they get the tiles and routes that are best for them
 KEPT = 4  # configurations beside those of the plan, for a later solve
+
+
+Runs = Sequence[tuple[Configuration, int]]  # layers of equal shares, and how many
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,7 +132,7 @@ def solve(
         raise InfeasiblePlanError(
             f"{spec.name} has decoupled layers: hepti has no plan for them, --system detransformer has"
         )
-    tile_rows = TILE_ROWS if before is None else before.plan.tile_rows
+    tile_rows = 0 if before is None else before.plan.tile_rows
     s, room = setting(spec, cluster, rows, wire, tile_rows), weights_room(spec, cluster, rows)
     lacking = np.maximum(-room, 0.0)
     # A device that lacks even what comes before weights takes no part, not by rows without weights either; rank 0 has
@@ -146,7 +144,8 @@ def solve(
         found = candidates(s, Terms(prices, np.full(s.devices, np.inf)))
         fastest = min(found, key=lambda layer: layer.seconds)
         if (fastest.held_bytes * spec.layers > room).any():
-            found, prices, mix_bound_s = _scarce(s, room, found)
+            fitting = found + candidates(s, Terms(prices, np.maximum(room, 0.0) / spec.layers))
+            found, prices, mix_bound_s = _scarce(s, room, fitting)
         else:
             s, found = _sent_best(s, found, np.full(s.devices, np.inf))
             found += alone(s, _terms(prices, room))
@@ -156,11 +155,10 @@ def solve(
     able = [layer for layer in found if not taking(layer.units)[out].any()]
     if before is not None and not able:  # none of them fits any more
         return solve(spec, cluster, rows, wire=wire)
-    found = able or found  # where there is none, the others say what is missing
+    every = able or found  # where there is none, the others say what is missing
+    found = _undominated(every)
     terms = _terms(prices, room)
     best = min(found, key=terms.cost)
-    if before is None:
-        found += _rounded(s, best, terms)
     # Beyond every plan's seconds the relaxed mix lacks memory: nothing fits, and what is missing needs no last MiB.
     short = mix_bound_s > spec.layers * max(layer.seconds for layer in found)
     mix = _mix(s, found, room, GAP_SHORT if short else integer.GAP)
@@ -171,36 +169,71 @@ def solve(
         raise does_not_fit(spec.name, cluster, short_bytes / packing(spec, cluster))
     if not able:
         raise does_not_fit(spec.name, cluster, lacking / packing(spec, cluster))
-    runs = sorted(
-        ((layer, count) for layer, count in zip(found, mix.layers, strict=True) if count), key=lambda run: -run[1]
-    )
-    if before is None and len(runs) == 1:
-        layer = _without_narrow_links(s, cluster, found, runs[0][0], room)
-        runs = [(_rows_to_root(s, cluster, layer, room), spec.layers)]
-    used = [layer for layer, _ in runs]
-    others = sorted((layer for layer in found if layer not in used), key=lambda layer: layer.seconds)
-    plan = _plan(s, cluster, runs)
-    plans = [plan, _sent(s, plan, runs)] if before is None and s.devices <= JOINING else [plan]
-    priced = [replace(plan, predicted=price(s, plan).prediction) for plan in plans]
-    plan = min(priced, key=lambda plan: plan.predicted_s)
+    runs = _runs(found, mix)
+    plan = _best_of_runs(s, cluster, runs, resend=before is None)
     if before is None and mix_bound_s:
-        uniform = _uniform(s, cluster, found, room)
+        # What layers cost among unlike ones may be more than among their like.
+        if len(runs) > 1 and (others := _mixable(found)) and len(others) < len(found):
+            other = _mix(s, others, room, GAP_SHORT)
+            if other.short_bytes.max() <= SLIP_BYTES:
+                other_runs = _runs(others, other)
+                other_plan = _best_of_runs(s, cluster, other_runs, resend=True)
+                plan, runs = min((plan, runs), (other_plan, other_runs), key=lambda one: one[0].predicted_s)
+        uniform = _uniform(s, cluster, fitting, room)
         if uniform is not None and uniform[1].predicted_s < plan.predicted_s:
             s, plan, only = uniform
-            runs, used = [(only, spec.layers)], [only]
+            runs = [(only, spec.layers)]
+    used = [layer for layer, _ in runs]
+    others = sorted((layer for layer in every if layer not in used), key=lambda layer: layer.seconds)
     layers = (*used, *others[:KEPT])
     return Solution(plan, tuple(runs), layers, prices, best, s, terms, mix.gap, mix.seconds, mix_bound_s)
 
 
+def _undominated(layers: Sequence[Configuration]) -> list[Configuration]:
+    """Return the layers of which no other is as fast and as light; of equal ones that by rows, which may change."""
+    by_kind = sorted(layers, key=lambda layer: sum(cut is not Cut.ROWS for cut, _ in layer.kind.cuts))
+    kept: list[Configuration] = []
+    for layer in sorted(by_kind, key=lambda layer: float(f"{layer.seconds:.9g}")):
+        if not any((other.held_bytes <= layer.held_bytes).all() for other in kept):
+            kept.append(layer)
+    return kept
+
+
+def _runs(found: Sequence[Configuration], mix: integer.Mix) -> Runs:
+    """Return the layers of a mix, and how many of each, the most first."""
+    runs = [(layer, count) for layer, count in zip(found, mix.layers, strict=True) if count]
+    return sorted(runs, key=lambda run: -run[1])
+
+
+def _best_of_runs(s: Setting, cluster: Cluster, runs: Runs, *, resend: bool) -> Plan:
+    """Return the plan of some runs; also with other tiles and routes, if that is asked for and devices are few."""
+    plan = _plan(s, cluster, runs)
+    plans = [plan, _sent(s, plan, runs)] if resend and s.devices <= JOINING else [plan]
+    return min((replace(p, predicted=price(s, p).prediction) for p in plans), key=lambda plan: plan.predicted_s)
+
+
 def _sent_best(s: Setting, found: Sequence[Configuration], caps: Floats) -> tuple[Setting, list[Configuration]]:
-    """Return the tiles that are best for the best layers, and these with their best routes, improved."""
-    order = sorted(found, key=lambda layer: layer.seconds)
-    best = order[:SENT] + [layer for layer in order[SENT:] if layer.kind == kind_by_rows(s.spec.blocks)][:1]
-    ways = [best_sent(s, layer.kind, layer.units) for layer in best]
-    s = replace(s, tile_rows=min(ways, key=lambda way: way[2])[0])
+    """Return the tiles that are best for the best layers, and these with all routes; improved for each of them."""
     terms = Terms(np.zeros(s.devices), caps)
-    drafts = [redraft(s, kind, layer.units, terms) for layer, (_, kind, _) in zip(best, ways, strict=True)]
-    return s, finished(s, drafts, terms)
+    best = _fastest(found) + _fastest(alone(s, terms))[:1]
+
+    def tiled(tile_rows: int) -> tuple[Setting, list[Configuration]]:
+        other = replace(s, tile_rows=tile_rows)
+        return other, finished(other, [redraft(other, layer.kind, layer.units, terms) for layer in best], terms)
+
+    # Who has fewer rows than one tile and a half sends them in one.
+    most = max(int(layer.units.get(Axis.ROWS, np.zeros(1)).max()) for layer in best)
+    sizes = [tile_rows for tile_rows in TILE_ROWS if 1.5 * tile_rows <= most]
+    s, layers = min(map(tiled, sizes), key=lambda one: _fastest(one[1])[0].seconds)
+    fastest = _fastest(layers)[0]
+    kinds = [replace(fastest.kind, route=route) for route in (Route.RING, Route.RELAY)]
+    if np.count_nonzero(taking(fastest.units)) > 2:
+        layers += finished(s, [redraft(s, kind, fastest.units, terms) for kind in kinds], terms)
+    return s, layers
+
+
+def _fastest(layers: Sequence[Configuration]) -> list[Configuration]:
+    return sorted(layers, key=lambda layer: layer.seconds)[:SENT]
 
 
 def _uniform(
@@ -215,81 +248,18 @@ def _uniform(
     if not fitting:
         return None
     s, layers = _sent_best(s, one_of_each_kind(sorted(fitting, key=lambda layer: layer.seconds)), caps)
-    layer = _best_with_ends(s, cluster, layers, min(layers, key=lambda layer: layer.seconds), room)
-    layer = _rows_to_root(s, cluster, layer, room)
+    layer = min(layers, key=lambda layer: layer.seconds)
     plan = _plan(s, cluster, [(layer, s.spec.layers)])
     return s, replace(plan, predicted=price(s, plan).prediction), layer
 
 
-def _sent(s: Setting, plan: Plan, runs: Sequence[tuple[Configuration, int]]) -> Plan:
+def _sent(s: Setting, plan: Plan, runs: Runs) -> Plan:
     """Return the plan with the best tiles and routes; of several runs, with those that are best for the longest."""
     if len(runs) == 1:
         return best_sending(s, plan)
     longest, _ = runs[0]
     tile_rows, kind, _ = best_sent(s, longest.kind, longest.units)
     return sent(plan, tile_rows, kind.route)
-
-
-def _best_with_ends(
-    s: Setting, cluster: Cluster, found: Sequence[Configuration], best: Configuration, room: Floats
-) -> Configuration:
-    """Return the layer whose plan is fastest with all that stands before and behind the layers; it may be another."""
-    fitting = [layer for layer in found if (layer.held_bytes * s.spec.layers <= room).all()]
-    close = [layer for layer in fitting if layer.seconds <= CLOSE * best.seconds]
-    # Where rank 0 computes all there are no ends.
-    by_root = [layer for layer in fitting if _crew(layer) == (0,)][:1]
-    tried = sorted(close, key=lambda layer: layer.seconds)[:WITH_ENDS] + by_root
-    return min(tried, key=lambda layer: _with_ends_s(s, cluster, layer))
-
-
-def _with_ends_s(s: Setting, cluster: Cluster, layer: Configuration) -> float:
-    """Return the seconds of the plan all of whose layers are this one."""
-    return plan_seconds(s, _plan(s, cluster, [(layer, s.spec.layers)]))
-
-
-def _without_narrow_links(
-    s: Setting, cluster: Cluster, found: Sequence[Configuration], fastest: Configuration, room: Floats
-) -> Configuration:
-    """Return the layer whose plan is fastest, also of those without the narrowest links, where ways to it take long.
-
-    Layers by themselves do not show that: a device that computes all of them exchanges nothing but what comes and goes.
-    """
-    best, caps = _best_with_ends(s, cluster, found, fastest, room), room / s.spec.layers
-    best_s = _with_ends_s(s, cluster, best)
-    while others := [rank for rank in _crew(fastest) if rank]:
-        if s.spec.layers * fastest.seconds > (1 - ENDS) * _with_ends_s(s, cluster, fastest):
-            break
-        caps[min(others, key=cluster.bandwidth)] = 0.0
-        if not (found := candidates(s, Terms(np.zeros(s.devices), caps))):
-            break
-        fastest = min(found, key=lambda layer: layer.seconds)
-        other = _best_with_ends(s, cluster, found, fastest, room)
-        seconds = _with_ends_s(s, cluster, other)
-        if seconds >= best_s:
-            break
-        best, best_s = other, seconds
-    return best
-
-
-def _rows_to_root(s: Setting, cluster: Cluster, layer: Configuration, room: Floats) -> Configuration:
-    """Return the layer with rows moved to rank 0, whose own are not sent in and out, as long as the plan gains."""
-    rows = layer.units.get(Axis.ROWS)
-    if rows is None or s.devices > FEW:
-        return layer
-    best_s = _with_ends_s(s, cluster, layer)
-    for size in TO_ROOT:
-        for giver in range(1, s.devices):
-            while layer.units[Axis.ROWS][giver] > size:
-                moved = layer.units[Axis.ROWS].copy()
-                moved[[0, giver]] += size, -size
-                units = {**layer.units, Axis.ROWS: moved}
-                held = layer_table(s, layer.kind).held_bytes(units)
-                other = Configuration(layer.kind, units, float(layer_seconds(s, layer.kind, units)), held)
-                seconds = _with_ends_s(s, cluster, other)
-                if seconds >= best_s or (held * s.spec.layers > room).any():
-                    break
-                layer, best_s = other, seconds
-    return layer
 
 
 def _terms(prices: Floats, room: Floats) -> Terms:
@@ -325,21 +295,6 @@ def _relaxed(s: Setting, best: Configuration, terms: Terms) -> Relaxed:
     return relax(table, takes, terms.only(crew), least_rows=2 if rows[rows > 0].min(initial=2) >= 2 else 1)
 
 
-def _rounded(s: Setting, best: Configuration, terms: Terms) -> list[Configuration]:
-    """Return the convex program's shares in whole units, improved; nothing if that breaks a cap."""
-    units = {axis: np.zeros(s.devices, np.int64) for axis in best.units}
-    crew = list(_crew(best))
-    try:
-        relaxed = _relaxed(s, best, terms)
-    except InfeasiblePlanError:  # no shares of these cuts fit: what is missing of all the mix says
-        return []
-    for axis, shares in relaxed.units.items():
-        units[axis][crew] = largest_remainder(np.maximum(shares, 0.0).tolist(), int(best.units[axis].sum()))
-    draft = improved(redraft(s, best.kind, units, terms), terms, by_two=False)
-    layer = finish(draft, terms, s.devices)
-    return [] if layer is None else [layer]
-
-
 def _scarce(s: Setting, room: Floats, found: list[Configuration]) -> tuple[list[Configuration], Floats, float]:
     """Return layers worth choosing from where memory is scarce, its prices, and the seconds of the relaxed mix."""
     whole = np.maximum(room, 0.0)
@@ -348,7 +303,7 @@ def _scarce(s: Setting, room: Floats, found: list[Configuration]) -> tuple[list[
         duals = _prices(s, found, room)
         return found, duals.per_byte, duals.bound_s
     free = np.zeros(s.devices)
-    found = found + candidates(s, Terms(free, whole / s.spec.layers)) + alone(s, Terms(free, whole))
+    found = found + alone(s, Terms(free, whole))
     for _ in range(ROUNDS):
         duals = _prices(s, found, room)
         terms = Terms(duals.per_byte, whole)
@@ -365,12 +320,20 @@ def _scarce(s: Setting, room: Floats, found: list[Configuration]) -> tuple[list[
     return found, duals.per_byte, _prices(s, found, room).bound_s
 
 
+def _mixable(layers: Sequence[Configuration]) -> list[Configuration]:
+    """Return the layers that cost among any others what they cost among their like.
+
+    A norm on full is computed by all who take part in any layer, and needs what comes to it.
+    """
+    return [layer for layer in layers if all(norm is Layout.ROWS for _, norm in layer.kind.cuts)]
+
+
 def _below(layers: Sequence[Configuration], terms: Terms, limit: float) -> list[Configuration]:
     """Return the layers whose seconds and charges are less than `limit`."""
     return [layer for layer in layers if terms.cost(layer) < limit]
 
 
-def _plan(s: Setting, cluster: Cluster, runs: Sequence[tuple[Configuration, int]]) -> Plan:
+def _plan(s: Setting, cluster: Cluster, runs: Runs) -> Plan:
     """Lay the runs one behind the other; kinds that leave the stream in rows stand together."""
     ordered = sorted(runs, key=lambda run: (run[0].kind.ends_by_rows, str(run[0].kind)))
     spans, start = [], 0

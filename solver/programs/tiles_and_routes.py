@@ -50,8 +50,6 @@ def best_sent(s: Setting, kind: LayerKind, units: Units) -> tuple[int, LayerKind
 
 def _best(devices: int, by: Callable[[int, Route], Sent], seconds: Callable[[Sent], float]) -> Sent:
     """Return what is fastest, tiles first: routes are tried with those that are best without."""
-    if devices == 1:
-        return by(0, Route.DIRECT)
     times = {tile_rows: seconds(by(tile_rows, Route.DIRECT)) for tile_rows in TILE_ROWS}
     order = sorted(TILE_ROWS, key=lambda tile_rows: times[tile_rows])
     found = [(times[order[0]], by(order[0], Route.DIRECT))]

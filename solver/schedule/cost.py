@@ -14,19 +14,20 @@ import numpy as np
 
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
-from solver.cluster.curves import Bank, Floats, Kernel
+from solver.cluster.curves import Bank, Floats
 from solver.model.blocks import Axis, Block, Cut
-from solver.model.spec import ImageInput, ModelSpec
+from solver.model.spec import ModelSpec
 from solver.model.sublayers import HALVES
 from solver.model.work import Work
 from solver.plan.holdings import alike, weights_bytes
-from solver.plan.plan import BlockPlan, Keys, Plan, Prediction, Wire
+from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Prediction, Wire
 from solver.plan.spans import Partition, Span
-from solver.schedule.exchange import Exchange, Mask, Network, of_matrix, tile_counts
+from solver.schedule.exchange import Mask, Network
 from solver.schedule.pricing import Pricer
+from solver.schedule.request import CutBlock, LayerRun, request_steps
 from solver.schedule.setting import Setting
 from solver.schedule.steps import block_steps
-from solver.schedule.timing import Machine, TimedStep, Times, Transfer, Values, step_times
+from solver.schedule.timing import Machine, TimedStep, Times, Values, step_times
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,26 +148,17 @@ def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int
     # Columns are dealt out by the first device that takes part.
     dealer = s.rows * (np.arange(s.devices) == np.argmax(active)).astype(float)
     pricer = Pricer(s, first, dealer if Axis.SUB_BLOCKS in first else first.get(Axis.ROWS), active)
-    yield "start", 1, _enter(s, pricer.stream, active)
-    for number, count, layer in alike(s.spec, stage):
-        label = f"layers {number}-{number + count - 1}" if count > 1 else f"layer {number}"
-        blocks, part = s.spec.run(number).blocks, stage.part(number)
-        values = [_values(block, plan, s.rows, known) for block, plan in zip(blocks, layer, strict=True)]
-        # The first layer of a run finds the stream as others left it, all others of the run as it does itself. Where
-        # they exchange nothing, all belongs to the exchange behind them.
-        for done in range(count):
-            for place, (block, own) in enumerate(zip(blocks, layer, strict=True)):
-                both = Span(place, place + 1).scaled(HALVES)
-                if (halves := part.intersect(both)).size:
-                    pricer.values, pricer.route, pricer.avoids = values[place], own.route, _avoids(own)
-                    pricer.add(block, block_steps(block, own, halves.within(both)))
-            found = pricer.taken()
-            repeats = count - 1 if done and found else 1
-            yield from ((label, repeats, step) for step in found)
-            if done and found:
-                break
-    pricer.send("hand in", _hand_in(s, pricer.stream, active))
-    yield from (("end", 1, step) for step in pricer.taken())
+
+    def blocks(number: int, layer: LayerPlan) -> Iterator[CutBlock]:
+        part = stage.part(number)
+        for place, (block, own) in enumerate(zip(s.spec.run(number).blocks, layer, strict=True)):
+            both = Span(place, place + 1).scaled(HALVES)
+            if (halves := part.intersect(both)).size:
+                values = _values(block, own, s.rows, known)
+                yield CutBlock(block, block_steps(block, own, halves.within(both)), values, own.route, _avoids(own))
+
+    runs = (LayerRun(number, count, tuple(blocks(number, layer))) for number, count, layer in alike(s.spec, stage))
+    yield from request_steps(s, pricer, runs)
 
 
 def _avoids(block: BlockPlan) -> Mask | None:
@@ -186,36 +178,6 @@ def _values(block: Block, plan: BlockPlan, S: int, known: dict[Partition, Floats
         for axis, partition in partitions.items()
         if partition is not None
     }
-
-
-def _enter(s: Setting, stream: Floats | None, active: Mask) -> TimedStep:
-    """Rank 0 embeds the request and sends every active device its rows of the first block, or all rows."""
-    H, source, every = s.spec.hidden, s.spec.input, np.ones(s.devices)
-    if isinstance(source, ImageInput):
-        embedding = s.machine.bank.seconds(Kernel.PROJECT, s.rows * every, H * source.channels * source.patch**2)
-    else:
-        # Looked up, added and normalised: about as long as two norms of a layer.
-        embedding = 2 * s.machine.bank.seconds(Kernel.NORM, s.rows * H * every)
-    root = np.arange(s.devices) == 0
-    wanted = s.rows * active if stream is None else stream
-    moved = of_matrix(s.row_bytes(H) * wanted * (root[:, None] & ~root))
-    # Rank 0 embeds also where it takes no part in the layers.
-    embed = {Axis.ROWS: embedding * root}
-    return TimedStep(
-        "hand out",
-        computes=("embed",),
-        before=embed,
-        first=embed,
-        transfer=Transfer(lambda values, active: moved, wire=s.wire),
-    )
-
-
-def _hand_in(s: Setting, stream: Floats | None, active: Mask) -> Exchange:
-    """Rank 0 gathers the last hidden state; where all have it, from the first active device."""
-    root = np.arange(s.devices) == 0
-    have = s.rows * (np.arange(s.devices) == np.argmax(active)) if stream is None else stream
-    moved = s.row_bytes(s.spec.hidden) * have[:, None] * (~root[:, None] & root)
-    return of_matrix(moved, tile_counts(have.astype(float), s.tile_rows if stream is not None else 0))
 
 
 def _moved(step: TimedStep, active: Mask) -> tuple[Floats, Floats]:

@@ -1,13 +1,13 @@
-"""Kinds of layers, and what a layer of a kind costs for any whole shares: tables that planners look up.
+"""Kinds of layers, and what a request all of whose layers are of a kind costs for any whole shares: in tables.
 
-A kind is a cut of every block with the place of its norm, a route, and what attention by rows gathers. A layer of a
-kind finds the stream as a layer of that kind leaves it. Shares are counted in units: rows, heads, tiles of F or output
-columns.
+A kind is a cut of every block with the place of its norm, a route, and what attention by rows gathers. Shares are
+counted in units: rows, heads, tiles of F or output columns. Seconds are those of a layer, with its part of what stands
+before the first one and behind the last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -23,7 +23,8 @@ from solver.plan.plan import BlockPlan, Keys, LayerPlan, Layout
 from solver.plan.routes import Route
 from solver.plan.spans import Partition
 from solver.schedule.exchange import Mask
-from solver.schedule.pricing import Pricer, avoiding
+from solver.schedule.pricing import Pricer, any_blocks, avoiding
+from solver.schedule.request import CutBlock, LayerRun, request_steps
 from solver.schedule.setting import Setting
 from solver.schedule.steps import Step, cut_steps
 from solver.schedule.timing import (
@@ -61,6 +62,11 @@ class LayerKind:
         cuts, norms = "/".join(cut for cut, _ in self.cuts), "".join(norm[0] for _, norm in self.cuts)
         route = f" {self.route}" if self.route is not Route.DIRECT else ""
         return f"{cuts} {norms}{route}" + (" input gathered" if self.input_gathered else "")
+
+    @property
+    def begins_by_rows(self) -> bool:
+        """Whether the request is handed out by rows."""
+        return self.cuts[0][1] is Layout.ROWS
 
     @property
     def ends_by_rows(self) -> bool:
@@ -164,16 +170,20 @@ class TableStep:
     ----------
     loads : [blocks + 1 or 1, units + 1, p, parts]
         Where products run on blocks of rows, they depend on how many there are.
+    per_layer
+        How often the step comes in a request, for every layer of it.
     """
 
+    name: str
     loads: Mapping[Axis, Floats]
     transfer: Transfer | None
     reduces: bool
     blocks: BlockCount | None
+    per_layer: float
 
 
 class LayerTable:
-    """What a layer of a kind costs for any shares.
+    """What a layer of a kind costs for any shares, among layers of its kind.
 
     Parameters
     ----------
@@ -190,26 +200,33 @@ class LayerTable:
         self.weights = layer_weights(setting, kind)
         self._devices = np.arange(setting.devices)
         values = {axis: np.arange(total + 1.0)[:, None] * self.sizes[axis] for axis, total in self.units.items()}
-        self.steps = [self._table(step) for step in layer_steps(setting, kind, values, None)]
+        steps = kind_steps(setting, kind, values, None)
+        self.steps = _merged(self._table(step, repeats / setting.spec.layers) for repeats, step in steps)
 
     def seconds(self, units: Units) -> Floats:
         """Return the seconds of one layer, [...]."""
         return np.asarray(sum(end.max(-1) for end in self.step_ends(units)))
 
     def step_ends(self, units: Units) -> list[Floats]:
-        """Return when every device ends each step, [..., p]."""
-        return [ends(*arguments) for arguments in self._priced(units)]
+        """Return how much of a layer's seconds every device takes for each step, [..., p]."""
+        return [often * ends(*arguments) for often, arguments in self._priced(units)]
 
-    def step_times(self, units: Units) -> list[Times]:
-        """Return what every device does in each step, [..., p]; `step_ends` takes two thirds of the time."""
-        return [times(*arguments) for arguments in self._priced(units)]
+    def step_times(self, units: Units) -> list[tuple[float, Times]]:
+        """Return what every device does in each step, [..., p], and how often for a layer.
+
+        `step_ends` takes two thirds of the time.
+        """
+        return [(often, times(*arguments)) for often, arguments in self._priced(units)]
 
     def axis_seconds(self, axis: Axis, owners: int) -> Floats:
         """Return what every share of an axis costs in compute, [units + 1, p], where so many devices have rows."""
         tile_rows = self.setting.tile_rows
         blocks = {True: max(owners, round(self.setting.rows / tile_rows) if tile_rows else 0), False: owners}
-        loads = ((step.loads[axis], blocks[step.reduces]) for step in self.steps if axis in step.loads)
-        seconds = sum(load[count if len(load) > 1 else 0][..., [0, 2]].sum(-1) for load, count in loads)
+        seconds = sum(
+            step.per_layer * load[blocks[step.reduces] if len(load) > 1 else 0][..., [0, 2]].sum(-1)
+            for step in self.steps
+            if (load := step.loads.get(axis)) is not None
+        )
         # One row more may need fewer, larger tiles.
         return np.maximum.accumulate(np.asarray(seconds), axis=0)
 
@@ -220,26 +237,28 @@ class LayerTable:
             held = held + self.weights.whole * (units[Axis.ROWS] > 0)
         return np.asarray(held, float)
 
-    def _priced(self, units: Units) -> Iterator[tuple[list[Floats], Transfer | None, bool, Values, Mask, Machine]]:
-        """Yield the arguments of `ends` for every step."""
+    def _priced(
+        self, units: Units
+    ) -> Iterator[tuple[float, tuple[list[Floats], Transfer | None, bool, Values, Mask, Machine]]]:
+        """Yield how often every step comes for a layer, and the arguments of `ends` for it."""
         values = {axis: counts.astype(float) * self.sizes[axis] for axis, counts in units.items()}
         active = taking(units)
         for step in self.steps:
             loads = self._loads(step, units, values, active)
-            yield loads, step.transfer, step.reduces, values, active, self.setting.machine
+            yield step.per_layer, (loads, step.transfer, step.reduces, values, active, self.setting.machine)
 
     def _loads(self, step: TableStep, units: Units, values: Values, active: Mask) -> list[Floats]:
         blocks = 0 if step.blocks is None else step.blocks(values, active).astype(np.intp)
         parts = [
             table[blocks if len(table) > 1 else 0, units[axis], self._devices]
             if axis in units
-            else table[0, 0] * active[..., None]
+            else table[0, 0] * (active[..., None] if axis is Axis.FIXED else 1.0)
             for axis, table in step.loads.items()
         ]
         load = np.add.reduce(np.broadcast_arrays(*parts)) if parts else np.zeros((*active.shape, len(PARTS)))
         return [load[..., part] for part in range(len(PARTS))]
 
-    def _table(self, step: TimedStep) -> TableStep:
+    def _table(self, step: TimedStep, per_layer: float) -> TableStep:
         def stacked(axis: Axis) -> Floats:
             def part(load: Load) -> Floats:
                 return np.asarray(load.get(axis, np.zeros(())))
@@ -249,27 +268,60 @@ class LayerTable:
             return np.stack([np.broadcast_to(values, shape) for values in parts], -1)
 
         axes = {*step.before, *step.during}
-        return TableStep({axis: stacked(axis) for axis in sorted(axes)}, step.transfer, step.reduces, step.blocks)
+        loads = {axis: stacked(axis) for axis in sorted(axes)}
+        return TableStep(step.name, loads, step.transfer, step.reduces, step.blocks, per_layer)
 
 
-def layer_steps(setting: Setting, kind: LayerKind, values: Values, active: Mask | None) -> list[TimedStep]:
-    """Return the steps of a layer of a kind among its like; arguments as in `Pricer`."""
-    pricer = Pricer(setting, values, values[Axis.ROWS] if kind.ends_by_rows else None, active)
-    pricer.route = kind.route
-    for block, own in kind.steps(setting.spec.blocks):
-        pricer.avoids = None
+def _merged(steps: Iterable[TableStep]) -> list[TableStep]:
+    """Return the steps, each once: those of the first layer are those of all others, but where it begins."""
+    found: list[TableStep] = []
+    for step in steps:
+        alike = next((number for number, other in enumerate(found) if _alike(step, other)), None)
+        if alike is None:
+            found.append(step)
+        else:
+            found[alike] = replace(step, per_layer=found[alike].per_layer + step.per_layer)
+    return found
+
+
+def _alike(step: TableStep, other: TableStep) -> bool:
+    """Return whether two steps take the same time for any shares."""
+
+    def form(step: TableStep) -> tuple[Any, ...]:
+        moved = step.transfer
+        how = None if moved is None else (moved.scatters, moved.axis, moved.unit_bytes, moved.scale_bytes, moved.peers)
+        return step.name, step.reduces, how, *step.loads
+
+    return form(step) == form(other) and all(
+        np.array_equal(load, other.loads[axis]) for axis, load in step.loads.items()
+    )
+
+
+def kind_steps(
+    setting: Setting, kind: LayerKind, values: Values, active: Mask | None
+) -> Iterator[tuple[int, TimedStep]]:
+    """Yield the steps of a request all of whose layers are of a kind, and how often; arguments as in `Pricer`."""
+
+    def avoids(block: Block) -> Mask | None:
         if isinstance(block, Attention) and kind.input_gathered:
-            pricer.avoids = avoiding(setting, block, values[Axis.ROWS], setting.devices)
-        pricer.add(block, own)
-    return pricer.closed()
+            rows = values[Axis.ROWS]
+            owners = any_blocks(setting) if active is None else (rows > 0).sum(-1, keepdims=True)
+            return avoiding(setting, block, rows, owners)
+        return None
+
+    blocks = [CutBlock(block, own, values, kind.route, avoids(block)) for block, own in kind.steps(setting.spec.blocks)]
+    pricer = Pricer(setting, values, values[Axis.ROWS] if kind.begins_by_rows else None, active)
+    for _, repeats, step in request_steps(setting, pricer, [LayerRun(0, setting.spec.layers, blocks)]):
+        yield repeats, step
 
 
 def layer_seconds(setting: Setting, kind: LayerKind, units: Units) -> Floats:
     """Return the seconds of a layer of a kind without its table, [...]: for few shares; of many, a table is faster."""
     values = {axis: counts.astype(float) * unit_size(setting, axis) for axis, counts in units.items()}
-    active = taking(units)
-    steps = layer_steps(setting, kind, values, active)
-    return np.asarray(sum(step_times(step, values, active, setting.machine).end.max(-1) for step in steps))
+    active, machine = taking(units), setting.machine
+    steps = kind_steps(setting, kind, values, active)
+    seconds = sum(repeats * step_times(step, values, active, machine).end.max(-1) for repeats, step in steps)
+    return np.asarray(seconds / setting.spec.layers)
 
 
 @lru_cache(maxsize=64)

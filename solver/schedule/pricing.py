@@ -345,6 +345,11 @@ class Pricer:
         """Add an exchange that is known."""
         self._exchange(TimedStep(name, transfer=self._known(exchange)))
 
+    def hand_in(self, transfer: Transfer) -> None:
+        """Add the last exchange of a request."""
+        counted = None if self.stream is None else self._owners_of(self.stream)
+        self._exchange(TimedStep("hand in", transfer=transfer, blocks=counted))
+
     def _known(self, exchange: Exchange) -> Transfer:
         return Transfer(lambda values, active: exchange, wire=self._setting.wire)
 
@@ -402,7 +407,7 @@ class Pricer:
         """Return how to count blocks, and their number; in a table, every number there may be, [blocks + 1, 1, 1]."""
         if self._active is not None:
             return count, np.maximum(count(self.values, self._active), 1)
-        return count, np.maximum(np.arange(most_blocks(self._setting) + 1.0), 1)[:, None, None]
+        return count, any_blocks(self._setting)
 
 
 def seconds_alone(
@@ -440,7 +445,7 @@ def _without_keys(s: Setting, step: steps.GatherInput, rows: Floats) -> Floats:
     return np.asarray(2 * wide + 2 * bank.seconds(Kernel.CONTRACT, rows, H * H) + bank.attend(rows, keys, A, 0))
 
 
-def avoiding(s: Setting, block: Attention, rows: Any, devices: int) -> Mask:
+def avoiding(s: Setting, block: Attention, rows: Any, devices: Any) -> Mask:
     """Return for whom, with so many rows of its own, it is less time to avoid K and V than to compute them of all.
 
     They are computed while the input arrives, from so many devices, but for its last block; without them all of it has
@@ -453,6 +458,11 @@ def avoiding(s: Setting, block: Attention, rows: Any, devices: int) -> Mask:
     arriving = s.row_bytes(s.spec.hidden) * (s.rows - own) / s.machine.network.bandwidth
     left = np.maximum(devices * piece - arriving, piece)
     return np.asarray(_without_keys(s, step, own) < left + step.attend.seconds(bank, own, keys=s.work.keys))
+
+
+def any_blocks(s: Setting) -> Floats:
+    """Return every number of blocks of rows that there may be, in a table, [blocks + 1, 1, 1]."""
+    return np.asarray(np.maximum(np.arange(most_blocks(s) + 1.0), 1)[:, None, None])
 
 
 def most_blocks(s: Setting) -> int:

@@ -77,7 +77,7 @@ class Transfer:
     axis, unit_bytes, scale_bytes
         A device's block is `unit_bytes` times its share of this axis, and `scale_bytes` if it has one; FIXED: another.
     peers
-        The other side is who has a share of this axis; FIXED: all active devices.
+        The other side is who has a share of this axis; FIXED: all active devices; ROOT: rank 0.
     wire, tile_rows, route
         How it is sent.
     """

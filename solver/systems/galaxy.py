@@ -27,8 +27,8 @@ from solver.schedule.layer_table import (
     BLOCK_ROWS,
     Integers,
     LayerKind,
+    kind_steps,
     layer_plan,
-    layer_steps,
     layer_weights,
     unit_count,
 )
@@ -45,8 +45,9 @@ def plan_galaxy(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     equal = np.array(largest_remainder([1.0] * everyone.size, rows))
     # Every device as if it had all of a layer.
     values = {Axis.ROWS: equal.astype(float), **{axis: s.length(axis) * everyone.astype(float) for axis in axes}}
-    loads = [load for step in layer_steps(s, KIND, values, everyone) for load in (step.before, step.during)]
-    whole = sum(load[axis] for load in loads for axis in axes if axis in load)
+    steps = kind_steps(s, KIND, values, everyone)
+    loads = [(often, load) for often, step in steps for load in (step.before, step.during)]
+    whole = sum(often * load[axis] for often, load in loads for axis in axes if axis in load)
     room = weights_room(spec, cluster, rows)
     sizes, totals = [layer_weights(s, KIND).per_unit[axis] for axis in axes], [unit_count(s, axis) for axis in axes]
     of_layer = np.maximum(room, 0.0) / spec.layers

@@ -85,7 +85,8 @@ def plan_hepti_additive(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
 
 def additive_seconds(table: LayerTable, units: Units) -> Floats:
     """Return T of a layer, [...]: in every step the slowest compute, then the slowest exchange."""
-    return np.asarray(sum(step.compute.max(-1) + step.exchange.max(-1) for step in table.step_times(units)))
+    steps = table.step_times(units)
+    return np.asarray(sum(often * (step.compute.max(-1) + step.exchange.max(-1)) for often, step in steps))
 
 
 def least(cost: Callable[[Integers], Floats], start: Integers) -> Integers:

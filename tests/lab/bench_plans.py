@@ -67,7 +67,7 @@ def rivals(spec: ModelSpec, cluster: Cluster, rows: int, solution: Solution) -> 
     everyone = np.ones(s.devices, bool)
     for attention, mlp in product((Cut.ROWS, Cut.BLOCK, Cut.COLUMNS), repeat=2):
         kinds = [kind for kind in layer_kinds(spec.blocks) if [cut for cut, _ in kind.cuts] == [attention, mlp]]
-        found = [improved(draft, terms, by_two=False) for kind in kinds for draft in drafts(s, kind, [everyone], terms)]
+        found = [improved(draft, terms) for kind in kinds for draft in drafts(s, kind, [everyone], terms)]
         layer = finish(min(found, key=lambda draft: draft.score), terms, s.devices)
         yield f"{attention}/{mlp}", best_sending(s, one_kind(cluster, s, layer))
     for name in cluster.names[1:]:

@@ -476,7 +476,7 @@ def test_why_a_system_cannot_be_run_stands_in_a_line_of_its_own(cluster):
 @pytest.mark.parametrize("way", [[], ["--json"]])
 def test_advice_is_given_where_another_systems_plan_won(way, cluster, capsys):
     """Half of the model on each of two boards on a slow network: stages, and more memory or links would save them."""
-    small = ["--set", "pi-0.memory_gib=0.45", "--set", "pi-1.memory_gib=0.45", "--set", "network.bandwidth_mbps=20"]
+    small = ["--set", "pi-0.memory_gib=0.45", "--set", "pi-1.memory_gib=0.45", "--set", "network.bandwidth_mbps=5"]
 
     assert main(["--model", "bert-base", "--cluster", str(cluster), *small, *way]) == 0
 
