@@ -1,10 +1,11 @@
 """The planner: candidate layers, the integer program's mix of them, the plan, and the convex program's bound.
 
 What a layer costs is its part of a whole request, with what stands before the first layer and behind the last. For
-plenty of memory the best layer is the plan, in every layer, with the tiles and routes that are best for it. Where it does not fit, the integer program's prices of
-memory ask for layers that need less of what is scarce, until none is worth its price (column generation: Gilmore and
-Gomory, "A Linear Programming Approach to the Cutting-Stock Problem", Operations Research 9, 1961); then it chooses
-whole numbers of layers. So rows turn into mixtures and these into cuts that share the weights out, as memory shrinks.
+plenty of memory the best layer is the plan, in every layer, with the tiles and routes that are best for it. Where it
+does not fit, the integer program's prices of memory ask for layers that need less of what is scarce, until none is
+worth its price (column generation: Gilmore and Gomory, "A Linear Programming Approach to the Cutting-Stock Problem",
+Operations Research 9, 1961); then it chooses whole numbers of layers. So rows turn into mixtures and these into cuts
+that share the weights out, as memory shrinks.
 """
 
 from __future__ import annotations
