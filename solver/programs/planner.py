@@ -174,7 +174,7 @@ def solve(
     plan = _best_of_runs(s, cluster, runs, resend=before is None)
     if before is None and mix_bound_s:
         # What layers cost among unlike ones may be more than among their like.
-        if len(runs) > 1 and (others := _mixable(found)) and len(others) < len(found):
+        if len(runs) > 1 and (others := _undominated(_mixable(every))):
             other = _mix(s, others, room, GAP_SHORT)
             if other.short_bytes.max() <= SLIP_BYTES:
                 other_runs = _runs(others, other)
@@ -191,8 +191,12 @@ def solve(
 
 
 def _undominated(layers: Sequence[Configuration]) -> list[Configuration]:
-    """Return the layers of which no other is as fast and as light; of equal ones that by rows, which may change."""
-    by_kind = sorted(layers, key=lambda layer: sum(cut is not Cut.ROWS for cut, _ in layer.kind.cuts))
+    """Return the layers of which no other is as fast and as light; of equal ones that most by rows: it may change."""
+
+    def rank(layer: Configuration) -> int:
+        return sum((norm is not Layout.ROWS) + (cut is not Cut.ROWS) for cut, norm in layer.kind.cuts)
+
+    by_kind = sorted(layers, key=rank)
     kept: list[Configuration] = []
     for layer in sorted(by_kind, key=lambda layer: float(f"{layer.seconds:.9g}")):
         if not any((other.held_bytes <= layer.held_bytes).all() for other in kept):
