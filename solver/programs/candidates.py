@@ -33,6 +33,7 @@ from solver.schedule.timing import FLOAT_BYTES
 
 Found = TypeVar("Found", Draft, Configuration)
 
+LIKELIEST = 3  # kinds whose drafts are improved, where devices are many
 NEARBY = 4  # kinds of former layers
 AGAIN = 3  # in a solve that begins with the layers of another
 FEW = 4  # devices, up to which all crews and groups are tried
@@ -57,6 +58,8 @@ def candidates(s: Setting, terms: Terms) -> list[Configuration]:
     """Return the best layers that are found: of every kind one, and one of several devices if that has one alone."""
     kinds = layer_kinds(s.spec.blocks) if s.devices <= MANY else main_kinds(s.spec.blocks)
     found = _drafts(s, kinds, terms)
+    if s.devices > MANY:
+        return finished(s, one_of_each_kind(found)[:LIKELIEST], terms)
     together = [draft for draft in found if np.count_nonzero(taking(draft.units)) > 1]
     best = list(dict.fromkeys(one_of_each_kind(found) + one_of_each_kind(together)))
     return finished(s, best, terms)

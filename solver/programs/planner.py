@@ -29,6 +29,7 @@ from solver.programs import integer
 from solver.programs.candidates import again, alone, candidates, finished, nearby, one_of_each_kind
 from solver.programs.search import (
     JOINING,
+    MANY,
     Configuration,
     Terms,
     few_shares,
@@ -229,6 +230,8 @@ def _sent_best(s: Setting, found: Sequence[Configuration], caps: Floats) -> tupl
     # Who has fewer rows than one tile and a half sends them in one.
     most = max(int(layer.units.get(Axis.ROWS, np.zeros(1)).max()) for layer in best)
     sizes = [tile_rows for tile_rows in TILE_ROWS if 1.5 * tile_rows <= most]
+    if s.devices > MANY:  # to improve shares for every size takes seconds
+        sizes = list({best_sent(s, layer.kind, layer.units)[0] for layer in best})
     s, layers = min(map(tiled, sizes), key=lambda one: _fastest(one[1])[0].seconds)
     fastest = _fastest(layers)[0]
     kinds = [replace(fastest.kind, route=route) for route in (Route.RING, Route.RELAY)]

@@ -238,6 +238,8 @@ def _moves(table: LayerTable, units: Units, axes: Collection[Axis]) -> Integers:
         moves[row, number, giver], moves[row, number, taker] = -size, size
     counts = np.stack(list(units.values()))
     chosen = [number for number, axis in enumerate(units) if axis in axes]
+    if devices > MANY:  # to solve again for 32 devices takes ten times as long with the others
+        return moves
     whole = _crew_moves(counts, givers, takers) if len(chosen) == len(units) else []
     return np.concatenate([moves, *_spreads(counts, chosen, givers, takers), *whole])
 
