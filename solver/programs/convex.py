@@ -40,7 +40,7 @@ from solver.plan.routes import Route
 from solver.programs.linear_bounds import LINES, lower_lines, own_exchange
 from solver.programs.search import Terms
 from solver.schedule.exchange import Exchange, Mask
-from solver.schedule.layer_table import PARTS, LayerTable, TableStep
+from solver.schedule.layer_table import PARTS, LayerTable, TableStep, taking
 from solver.schedule.pricing import most_blocks
 from solver.schedule.timing import Transfer, cpu_seconds
 
@@ -78,7 +78,7 @@ def relax(table: LayerTable, takes: Mapping[Axis, Mask], terms: Terms, least_row
     Parameters
     ----------
     table
-        The kind of layer, on devices of which every one takes part in some axis.
+        The kind of layer, on rank 0 and the devices that take part in some axis.
     takes : [p]
         Who takes part in each axis.
     terms
@@ -226,7 +226,7 @@ class _Step:
 
     def set(self, table: LayerTable, step: TableStep, takes: Mapping[Axis, Mask], least_rows: int) -> None:
         """Give the parameters their values."""
-        everyone = np.ones(table.setting.devices, bool)
+        active = taking(takes)
         extra: dict[tuple[str, Axis], Floats] = {}
         if step.transfer is not None and self.exchange is not None:
             own, machine = own_exchange(table, step.transfer, takes), table.setting.machine
@@ -244,13 +244,14 @@ class _Step:
             extra = {(part, step.transfer.axis): seconds for part, seconds in costs.items()}
         for part, axis in self.parts:
             load = step.loads.get(axis)
-            seconds = np.zeros((1, everyone.size))
+            seconds = np.zeros((1, active.size))
             if load is not None and part in PARTS:
                 blocks = _blocks(table, step, takes) if len(load) > 1 else slice(None)
-                seconds = seconds + load[blocks][..., PARTS.index(part)].min(0)
+                own_load = load[blocks][..., PARTS.index(part)].min(0)
+                seconds = seconds + (own_load * active if axis is Axis.FIXED else own_load)
             seconds = seconds + extra.get((part, axis), 0.0)
             least = least_rows if axis is Axis.ROWS else 1
-            slope, fixed = lower_lines(seconds * MS, takes.get(axis, everyone), least)
+            slope, fixed = lower_lines(seconds * MS, takes.get(axis, active), least)
             self.slope[part, axis].value, self.fixed[part, axis].value = slope, fixed
 
     def by_link(self) -> Floats | float:
@@ -274,16 +275,16 @@ class _Step:
 
 def _meets(loads: Mapping[Axis, Floats], axis: Axis, takes: Mapping[Axis, Mask], own: Exchange) -> Mask:
     """Return who computes in a step and takes part in its exchange over `axis`, whatever the shares, [p]."""
-    devices = own.messages.shape[-1]
+    active = taking(takes)
 
     def with_a_share(values: Floats, axis: Axis) -> Floats:
-        shares = takes.get(axis, np.ones(devices, bool)).astype(np.intp)
-        return np.asarray(values[np.minimum(shares, len(values) - 1), np.arange(devices)])
+        shares = takes.get(axis, active).astype(np.intp)
+        return np.asarray(values[np.minimum(shares, len(values) - 1), np.arange(active.size)])
 
-    computes = np.zeros(devices, bool)
+    computes = np.zeros(active.size, bool)
     for on, load in loads.items():
         seconds = load[..., [PARTS.index("before"), PARTS.index("during")]].sum(-1).min(0)
-        computes |= (with_a_share(seconds, on) > 0) & takes.get(on, True)
+        computes |= (with_a_share(seconds, on) > 0) & takes.get(on, active if on is Axis.FIXED else True)
     return np.asarray(computes & (with_a_share(own.messages, axis) > 0))
 
 
@@ -294,7 +295,7 @@ def _blocks(table: LayerTable, step: TableStep, takes: Mapping[Axis, Mask]) -> s
         return slice(owners, owners + 1)
     if step.transfer is not None and step.transfer.axis is Axis.FIXED and step.blocks is not None:
         # On full, rows are shared out equally among all.
-        blocks = int(step.blocks({}, np.ones(s.devices, bool))[0])
+        blocks = int(step.blocks({}, taking(takes))[0])
         return slice(blocks, blocks + 1)
     least = max(owners, int(np.ceil(s.rows / s.tile_rows - owners / 2))) if s.tile_rows else owners
     return slice(least, most_blocks(s) + 1 if s.tile_rows else owners + 1)
@@ -339,9 +340,8 @@ class _Exchange:
     def set(self, table: LayerTable, transfer: Transfer, own: Exchange) -> None:
         """Give the parameters their values; `own` is what every device sends and receives for any share of its own."""
         network = table.setting.machine.network
-        receives = own.received.max(0) > 0
-        self.receives.value = receives.astype(float)
-        self.sends.value = (own.sent.max(0) > 0).astype(float)
+        receives, sends = own.received.max(0) > 0, own.sent.max(0) > 0
+        self.receives.value, self.sends.value = receives.astype(float), sends.astype(float)
         self.latency.value = receives * float(np.max(own.hops)) * network.latency_s * MS
         for bytes_moved, slope, fixed in (
             (own.received, self.slope_in, self.fixed_in),
@@ -356,7 +356,8 @@ class _Exchange:
             # What is passed on may go another way.
             direct = transfer.route is Route.DIRECT
             size = direct * transfer.unit_bytes * table.sizes.get(transfer.axis, 0) * MS
-            self.slope_pair.value = np.array([size * receives[i] / width[frozenset((j, i))] for j, i in self.ways])
+            meet = {(j, i): size * sends[j] * receives[i] for j, i in self.ways}
+            self.slope_pair.value = np.array([most / width[frozenset(way)] for way, most in meet.items()])
 
     def by_link(self) -> Floats:
         """Return the milliseconds that every device's link is worth: duals of (C4) and (C5) times what they bound."""

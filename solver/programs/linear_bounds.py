@@ -10,7 +10,7 @@ from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
 from solver.plan.routes import Route
 from solver.schedule.exchange import Exchange, Mask, tile_counts
-from solver.schedule.layer_table import LayerTable
+from solver.schedule.layer_table import LayerTable, taking
 from solver.schedule.timing import Transfer
 
 LINES = 6  # that stand for a curve
@@ -22,22 +22,23 @@ def own_exchange(table: LayerTable, transfer: Transfer, takes: Mapping[Axis, Mas
     Where that depends on the others' shares, it is the least that it can be: in how many tiles they send, and what
     they have passed on.
     """
-    everyone = np.ones(table.setting.devices, bool)
+    active = taking(takes)
     if transfer.axis is Axis.FIXED:
-        once = transfer.exchange({axis: mask.astype(float) for axis, mask in takes.items()}, everyone)
+        once = transfer.exchange({axis: mask.astype(float) for axis, mask in takes.items()}, active)
         arrays = (once.sent, once.received, once.messages, once.encoded, once.tiles, once.last)
         sent, received, messages, encoded, tiles, last = (values[None] for values in arrays)
         return Exchange(sent, received, messages, once.between, encoded, tiles, last)
     total, size = table.units[transfer.axis], table.sizes[transfer.axis]
     count, unit = np.arange(total + 1.0)[:, None], transfer.unit_bytes * size
-    root = np.arange(everyone.size) == 0
-    owners, peers = takes[transfer.axis], root if transfer.peers is Axis.ROOT else takes.get(transfer.peers, everyone)
+    root = np.arange(active.size) == 0
+    owners, peers = takes[transfer.axis], root if transfer.peers is Axis.ROOT else takes.get(transfer.peers, active)
     others, copies = owners.sum() - owners, peers.sum() - peers
     own = owners * (unit * count + transfer.scale_bytes * (count > 0))
     tiles = owners * tile_counts(count * size, transfer.tile_rows)
     rest = (total - count) * size / transfer.tile_rows - others / 2 if transfer.tile_rows else 0.0
-    arriving = peers * np.maximum(others, rest)
-    received = peers * (unit * (total - count) + transfer.scale_bytes * others)
+    receives = peers * (others > 0)  # the only owner has all, whatever else its table says
+    arriving = receives * np.maximum(others, rest)
+    received = receives * (unit * (total - count) + transfer.scale_bytes * others)
     last = own / np.maximum(tiles, 1) * copies
     if transfer.scatters:
         back, none = own * copies, np.zeros_like(received)
@@ -45,7 +46,7 @@ def own_exchange(table: LayerTable, transfer: Transfer, takes: Mapping[Axis, Mas
     once = own * (copies > 0)
     if transfer.route is Route.DIRECT:
         return Exchange(own * copies, received, tiles * copies + arriving, _unknown, once, tiles, last)
-    hops = float(copies.max()) if transfer.route is Route.RING else 1.0
+    hops = float((copies * owners).max()) if transfer.route is Route.RING else 1.0
     return Exchange(once, received, tiles + arriving, _unknown, once, tiles, last, hops)
 
 

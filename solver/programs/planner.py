@@ -39,7 +39,7 @@ from solver.programs.search import (
 )
 from solver.programs.tiles_and_routes import TILE_ROWS, best_sending, best_sent, sent
 from solver.schedule.cost import price, setting
-from solver.schedule.layer_table import layer_kinds, layer_plan, layer_table, taking
+from solver.schedule.layer_table import layer_kinds, layer_plan, layer_table, over_all, taking, with_root
 from solver.schedule.memory import SLIP_BYTES, does_not_fit, packing, weights_room
 from solver.schedule.setting import Setting
 
@@ -91,7 +91,7 @@ class Solution:
 
     @property
     def relaxed(self) -> Relaxed:
-        """The convex program for the cuts and the devices of the best layer, solved when first asked for."""
+        """The convex program for the cuts and devices of the best layer, of all ranks; solved when first asked for."""
         return _relaxed(self.setting, self.best, self.terms)
 
     @property
@@ -292,15 +292,20 @@ def _crew(layer: Configuration) -> tuple[int, ...]:
 @lru_cache(maxsize=8)
 def _relaxed(s: Setting, best: Configuration, terms: Terms) -> Relaxed:
     """Solve the convex program for a layer's cuts and devices."""
-    from solver.programs.convex import (
-        relax,  # imports cvxpy, which takes a second: for those who plan, not for those who read
-    )
+    # Imports cvxpy, which takes a second: for those who plan, not for those who read.
+    from solver.programs.convex import Relaxed, relax
 
-    crew = np.array(_crew(best))
-    takes = {axis: counts[crew] > 0 for axis, counts in best.units.items()}
+    devices = with_root(taking(best.units))
+    takes = {axis: counts[devices] > 0 for axis, counts in best.units.items()}
     rows = best.units.get(Axis.ROWS, np.zeros(1, np.int64))
-    table = layer_table(s.only(crew), best.kind)
-    return relax(table, takes, terms.only(crew), least_rows=2 if rows[rows > 0].min(initial=2) >= 2 else 1)
+    table, least_rows = layer_table(s.only(devices), best.kind), 2 if rows[rows > 0].min(initial=2) >= 2 else 1
+    relaxed = relax(table, takes, terms.only(devices), least_rows)
+
+    def of_all(values: Floats) -> Floats:
+        return over_all(values, devices, s.devices)
+
+    worth = (of_all(values) for values in (relaxed.per_byte, relaxed.by_speed, relaxed.by_link))
+    return Relaxed(relaxed.seconds, {axis: of_all(shares) for axis, shares in relaxed.units.items()}, *worth)
 
 
 def _scarce(s: Setting, room: Floats, found: list[Configuration]) -> tuple[list[Configuration], Floats, float]:

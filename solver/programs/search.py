@@ -21,7 +21,6 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +29,17 @@ from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
 from solver.programs.first_shares import starts_of
 from solver.schedule.exchange import Mask
-from solver.schedule.layer_table import Integers, LayerKind, LayerTable, Units, layer_table, taking, unit_count
+from solver.schedule.layer_table import (
+    Integers,
+    LayerKind,
+    LayerTable,
+    Units,
+    layer_table,
+    over_all,
+    taking,
+    unit_count,
+    with_root,
+)
 from solver.schedule.setting import Setting
 
 # Seconds per byte above a cap: more than any byte can save.
@@ -115,11 +124,6 @@ def drafts(setting: Setting, kind: LayerKind, crews: Sequence[Mask], terms: Term
     return [Draft(table, devices, start, float(score)) for start, score in zip(starts, scores, strict=True)]
 
 
-def with_root(crew: Mask) -> NDArray[np.intp]:
-    """Return the devices of a crew, [p], and rank 0: requests come from it, and go back."""
-    return np.flatnonzero(crew | (np.arange(crew.size) == 0))
-
-
 def few_shares(setting: Setting, kinds: Iterable[LayerKind]) -> bool:
     """Return whether all shares of all kinds can be tried."""
     return all(_ways(setting, kind) <= ALL_WAYS for kind in kinds)
@@ -174,14 +178,9 @@ def finish(draft: Draft, terms: Terms, devices: int) -> Configuration | None:
     if not draft.fits(terms):
         return None
     table, units = draft.table, draft.units
-
-    def spread(values: Any) -> Any:
-        everyone = np.zeros(devices, values.dtype)
-        everyone[draft.devices] = values
-        return everyone
-
-    everywhere = {axis: spread(counts) for axis, counts in units.items()}
-    return Configuration(table.kind, everywhere, float(table.seconds(units)), spread(table.held_bytes(units)))
+    held = over_all(table.held_bytes(units), draft.devices, devices)
+    everywhere = {axis: over_all(counts, draft.devices, devices) for axis, counts in units.items()}
+    return Configuration(table.kind, everywhere, float(table.seconds(units)), held)
 
 
 def _layer(kind: LayerKind, units: Units, seconds: Floats, held: Floats, number: int) -> Configuration:

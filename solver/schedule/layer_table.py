@@ -335,6 +335,18 @@ def taking(units: Mapping[Axis, Any]) -> Mask:
     return np.asarray(np.logical_or.reduce([counts > 0 for counts in units.values()]))
 
 
+def with_root(crew: Mask) -> NDArray[np.intp]:
+    """Return the devices of a crew, [p], and rank 0: requests come from it, and go back."""
+    return np.flatnonzero(crew | (np.arange(crew.size) == 0))
+
+
+def over_all(values: NDArray[Any], devices: NDArray[np.intp], ranks: int) -> NDArray[Any]:
+    """Return values of some devices as values of all ranks, [p]; nothing for the others."""
+    every = np.zeros(ranks, values.dtype)
+    every[devices] = values
+    return every
+
+
 def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
     """Return the plan of a layer with these shares, [p]."""
     parts = {axis: Partition.of_counts((counts * unit_size(setting, axis)).tolist()) for axis, counts in units.items()}

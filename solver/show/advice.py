@@ -64,11 +64,11 @@ def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price | PricedP
 
 def limits(cluster: Cluster, solution: Solution) -> list[str]:
     """Return in words what a layer's time is spent on, from the convex program's duals; the largest first."""
-    relaxed, names = solution.relaxed, [cluster.names[rank] for rank in solution.crew]
+    relaxed = solution.relaxed
     parts = [
         (seconds, f"{1e3 * seconds:.1f} ms {what} of {name}")
         for what, values in (("compute", relaxed.by_speed), ("link", relaxed.by_link))
-        for name, seconds in zip(names, values, strict=True)
+        for name, seconds in zip(cluster.names, values, strict=True)
         if seconds > WORTH * relaxed.seconds
     ]
     return [words for _, words in sorted(parts, reverse=True)]
@@ -97,18 +97,18 @@ def _scarce(spec: ModelSpec, cluster: Cluster, rows: int) -> Iterator[tuple[str,
 
 def _limiting(cluster: Cluster, solution: Solution) -> Iterator[tuple[str, Cluster]]:
     """Yield the changes that the duals point at: memory that has a price, the dearest link, the dearest speed."""
-    relaxed, crew = solution.relaxed, solution.crew
+    by_link = solution.relaxed.by_link
     for rank in np.argsort(-solution.prices)[:2].tolist():
         if solution.prices[rank] > 0:
             name = cluster.devices[rank].name
             yield f"{name}'s memory is the limit: 1 GiB more", _with_more_memory(cluster, rank)
-    for rank in (crew[place] for place in np.argsort(-relaxed.by_link)[:2] if relaxed.by_link[place] > 0):
+    for rank in (rank for rank in np.argsort(-by_link)[:2].tolist() if by_link[rank] > 0):
         now_mbps = cluster.bandwidth(rank) * 8 / 1e6
         mbps = next((link for link in LINKS_MBPS if link > 1.1 * now_mbps), None)
         if mbps is not None:
             wider = cluster.with_device(rank, bandwidth_bytes_per_s=mbps * 1e6 / 8)
             yield f"a link of {mbps} Mbps to {cluster.names[rank]}", wider
-    yield from _of_all(cluster, links=len(crew) > 1)
+    yield from _of_all(cluster, links=len(solution.crew) > 1)
 
 
 def _of_all(cluster: Cluster, links: bool = True) -> Iterator[tuple[str, Cluster]]:

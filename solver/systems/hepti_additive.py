@@ -33,6 +33,8 @@ from solver.schedule.layer_table import (
     Units,
     layer_plan,
     layer_table,
+    over_all,
+    with_root,
 )
 from solver.schedule.memory import does_not_fit, packing, weights_room
 
@@ -51,7 +53,8 @@ def plan_hepti_additive(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """Take the cut and the ratios of least T."""
     encoder_blocks(spec)  # its cuts are of these two blocks
     s, speeds = setting(spec, cluster, rows), np.array([device.compute_flop_per_s for device in cluster.devices])
-    crew = np.sort(np.argsort(-speeds, kind="stable")[:PERCENT])  # no more can have a percent each
+    # No more can have a percent each.
+    crew = with_root(np.isin(np.arange(speeds.size), np.argsort(-speeds, kind="stable")[:PERCENT]))
     room = weights_room(spec, cluster, rows)[crew]
     found, short = [], []
     for kind in STRATEGIES:
@@ -74,9 +77,7 @@ def plan_hepti_additive(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
         what = f"{spec.name} by hepti-additive, in any of the three cuts,"
         raise does_not_fit(what, cluster, missing / packing(spec, cluster))
     _, kind, of_crew = min(found, key=lambda one: one[0])
-    units = {axis: np.zeros(speeds.size, int) for axis in of_crew}
-    for axis, counts in of_crew.items():
-        units[axis][crew] = counts
+    units = {axis: over_all(counts, crew, speeds.size) for axis, counts in of_crew.items()}
     return uniform_plan(
         spec, cluster.names, layer_plan(s, kind, units),
         system="hepti-additive", rows=rows, cluster_fingerprint=cluster.fingerprint,
