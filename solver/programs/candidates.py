@@ -66,16 +66,8 @@ def candidates(s: Setting, terms: Terms) -> list[Configuration]:
 
 
 def again(s: Setting, layers: Sequence[Configuration], terms: Terms) -> list[Configuration]:
-    """Price the layers of a former solution anew, and improve the likeliest of them and of some fresh drafts."""
+    """Price the layers of a former solution anew, and improve the likeliest of them."""
     found = [redraft(s, layer.kind, layer.units, terms) for layer in layers]
-    if s.devices <= FEW and not np.isfinite(terms.caps).all():
-        # Shares may have to change much; who takes part seldom does, and moves let devices leave and join.
-        crews = {tuple(taking(layer.units)): taking(layer.units) for layer in layers}
-        crews[(True,) * s.devices] = np.ones(s.devices, bool)
-        # The input is gathered on slow links, which seldom change as a whole: there it is among the former layers.
-        kinds = [kind for kind in main_kinds(s.spec.blocks) if not kind.input_gathered]
-        fresh = [draft for kind in kinds for draft in drafts(s, kind, list(crews.values()), terms)]
-        found += one_of_each_kind(sorted(fresh, key=lambda draft: draft.score))
     found.sort(key=lambda draft: draft.score)
     better = [improved(draft, terms) for draft in found[:AGAIN]]
     # Where memory has a price, what the mix is made of has to stay, good or not.

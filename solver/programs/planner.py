@@ -51,7 +51,7 @@ WORTH = 1e-4  # of a layer's seconds: what a further configuration has to save a
 NEIGHBOURS = 60  # configurations near those used that the integer program may choose besides
 GAP_SHORT = 1e-2  # of what is missing; to the last MiB takes seconds
 SENT = 2  # of the best layers: they get the tiles and routes that are best for them
-KEPT = 4  # configurations beside those of the plan, for a later solve
+KEPT = 4  # configurations of other kinds than those of the plan, for a later solve
 
 
 Runs = Sequence[tuple[Configuration, int]]  # layers of equal shares, and how many
@@ -68,7 +68,7 @@ class Solution:
     runs
         Layers of equal shares, and how many, the most first.
     layers
-        These layers and the fastest of the others; a later solve begins with them.
+        These layers and the fastest of some other kinds; a later solve begins with them.
     prices : [p]
         Seconds that a byte more saves on every device, of float32 weights; zero where memory does not limit.
     best, setting, terms
@@ -187,7 +187,8 @@ def solve(
             runs = [(only, spec.layers)]
     used = [layer for layer, _ in runs]
     others = sorted((layer for layer in every if layer not in used), key=lambda layer: layer.seconds)
-    layers = (*used, *others[:KEPT])
+    unlike = [layer for layer in one_of_each_kind(used + others) if layer not in used]
+    layers = (*used, *unlike[:KEPT])
     return Solution(plan, tuple(runs), layers, prices, best, s, terms, mix.gap, mix.seconds, mix_bound_s)
 
 

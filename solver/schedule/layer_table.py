@@ -174,7 +174,6 @@ class TableStep:
         How often the step comes in a request, for every layer of it.
     """
 
-    name: str
     loads: Mapping[Axis, Floats]
     transfer: Transfer | None
     reduces: bool
@@ -201,7 +200,7 @@ class LayerTable:
         self._devices = np.arange(setting.devices)
         values = {axis: np.arange(total + 1.0)[:, None] * self.sizes[axis] for axis, total in self.units.items()}
         steps = kind_steps(setting, kind, values, None)
-        self.steps = _merged(self._table(step, repeats / setting.spec.layers) for repeats, step in steps)
+        self.steps = [self._table(step, repeats / setting.spec.layers) for repeats, step in _merged(steps)]
 
     def seconds(self, units: Units) -> Floats:
         """Return the seconds of one layer, [...]."""
@@ -269,32 +268,15 @@ class LayerTable:
 
         axes = {*step.before, *step.during}
         loads = {axis: stacked(axis) for axis in sorted(axes)}
-        return TableStep(step.name, loads, step.transfer, step.reduces, step.blocks, per_layer)
+        return TableStep(loads, step.transfer, step.reduces, step.blocks, per_layer)
 
 
-def _merged(steps: Iterable[TableStep]) -> list[TableStep]:
-    """Return the steps, each once: those of the first layer are those of all others, but where it begins."""
-    found: list[TableStep] = []
-    for step in steps:
-        alike = next((number for number, other in enumerate(found) if _alike(step, other)), None)
-        if alike is None:
-            found.append(step)
-        else:
-            found[alike] = replace(step, per_layer=found[alike].per_layer + step.per_layer)
-    return found
-
-
-def _alike(step: TableStep, other: TableStep) -> bool:
-    """Return whether two steps take the same time for any shares."""
-
-    def form(step: TableStep) -> tuple[Any, ...]:
-        moved = step.transfer
-        how = None if moved is None else (moved.scatters, moved.axis, moved.unit_bytes, moved.scale_bytes, moved.peers)
-        return step.name, step.reduces, how, *step.loads
-
-    return form(step) == form(other) and all(
-        np.array_equal(load, other.loads[axis]) for axis, load in step.loads.items()
-    )
+def _merged(steps: Iterable[tuple[int, TimedStep]]) -> list[tuple[int, TimedStep]]:
+    """Return the steps, each once: the first layer and its like have the same ones, but where they begin."""
+    often: dict[TimedStep, int] = {}
+    for repeats, step in steps:
+        often[step] = often.get(step, 0) + repeats
+    return [(repeats, step) for step, repeats in often.items()]
 
 
 def kind_steps(

@@ -7,7 +7,7 @@ before left it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -35,6 +35,16 @@ class Pending:
     all: Load = field(default_factory=dict)
     first: Load = field(default_factory=dict)
     names: tuple[str, ...] = ()
+
+    def then(self, load: Load, first: Load, *names: str) -> Pending:
+        """Return this compute and what follows it."""
+        return Pending(plus(self.all, load), plus(self.first, first), (*self.names, *names))
+
+    def before(self, steps: Sequence[TimedStep]) -> list[TimedStep]:
+        """Return the steps, this compute before the first of them; where there are none, one step without exchange."""
+        own, *others = steps or [TimedStep("go on")]
+        every = self.then(own.before, own.first, *own.computes)
+        return [replace(own, before=every.all, first=every.first, computes=every.names), *others]
 
 
 class Pricer:
@@ -83,21 +93,16 @@ class Pricer:
             steps.Close: self._close,
         }
 
-    def taken(self) -> list[TimedStep]:
-        """Return the steps since the last call; what no exchange follows yet belongs to the next one."""
-        taken, self._steps = self._steps, []
-        return taken
-
-    def closed(self) -> list[TimedStep]:
-        """Return the steps of a layer among layers of its kind: what it ends with stands before its first exchange."""
-        if not self._steps:  # nothing is exchanged
-            self._exchange(TimedStep("go on"))
-            return self.taken()
-        first, *others = self.taken()
+    def taken(self) -> tuple[list[TimedStep], Pending]:
+        """Return the steps since the last call, and the compute that no exchange follows yet."""
+        steps, self._steps = self._steps, []
         pending, self._pending = self._pending, Pending()
-        before, begun = plus(pending.all, first.before), plus(pending.first, first.first)
-        names = (*pending.names, *first.computes)
-        return [replace(first, before=before, first=begun, computes=names), *others]
+        return steps, pending
+
+    @property
+    def lies(self) -> tuple[Floats | None, Region | None]:
+        """How the residual stream lies: by rows, by columns, or in full. Where these are others, rows may move."""
+        return self.stream, self._columns
 
     def add(self, block: Block, own: Iterable[steps.Step]) -> None:
         """Add the steps of a block, or of a half of one, whose shares `values` has."""
@@ -355,23 +360,19 @@ class Pricer:
 
     def _exchange(self, step: TimedStep) -> None:
         """Add an exchange; the compute since the last one stands before it."""
-        pending = self._pending
-        self._steps.append(replace(step, before=pending.all, first=pending.first, computes=pending.names))
+        self._steps += self._pending.before([step])
         self._pending = Pending()
 
     def _compute(self, axis: Axis, seconds: Floats, *names: str) -> None:
         """Add compute that is not done by tiles of rows."""
-        load, pending = {axis: seconds}, self._pending
-        self._pending = Pending(plus(pending.all, load), plus(pending.first, load), (*pending.names, *names))
+        self._pending = self._pending.then({axis: seconds}, {axis: seconds}, *names)
 
     def _by_rows(self, call: steps.Call) -> None:
         """Add compute on the stream's rows, tile by tile."""
         assert self.stream is not None
         tiles = np.maximum(tile_counts(self.stream, self._setting.tile_rows), 1)
         tile = call.seconds(self._bank, self.stream / tiles)
-        whole, first = {Axis.ROWS: tiles * tile}, {Axis.ROWS: tile}
-        pending = self._pending
-        self._pending = Pending(plus(pending.all, whole), plus(pending.first, first), (*pending.names, call.name))
+        self._pending = self._pending.then({Axis.ROWS: tiles * tile}, {Axis.ROWS: tile}, call.name)
 
     def _lay_by_rows(self) -> Floats:
         """Bring the stream to this block's rows; nothing moves where it lies so already, or in full."""
@@ -423,7 +424,7 @@ def seconds_alone(
         pricer.add(block, own)
     pricer.send("hand on", of_matrix(np.zeros((s.devices, s.devices))))
     found = np.zeros((*rows.shape[:-1], s.devices))
-    for step in pricer.taken():
+    for step in pricer.taken()[0]:
         for load in (step.before, step.during):
             for seconds in load.values():
                 found += seconds

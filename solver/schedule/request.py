@@ -7,6 +7,7 @@ last of all.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from solver.model.blocks import Axis, Block
 from solver.model.spec import ImageInput
 from solver.plan.routes import Route
 from solver.schedule.exchange import Exchange, Mask, gather, scatter, tile_counts
-from solver.schedule.pricing import Pricer
+from solver.schedule.pricing import Pending, Pricer
 from solver.schedule.setting import Setting
 from solver.schedule.steps import Step
 from solver.schedule.timing import TimedStep, Transfer, Values
@@ -52,20 +53,32 @@ class LayerRun:
 def request_steps(s: Setting, pricer: Pricer, runs: Iterable[LayerRun]) -> Iterator[tuple[str, int, TimedStep]]:
     """Yield all steps of a request: where, how often in a row, which. The pricer has the stream as it is handed out."""
     yield "start", 1, _hand_out(s, pricer.stream)
+    waiting = Pending()  # compute that no exchange follows yet
     for run in runs:
-        # The first layer of a run finds the stream as others left it, all others of the run as it does itself. Where
-        # they exchange nothing, all belongs to the exchange behind them.
-        for done in range(run.layers):
-            for cut in run.blocks:
-                pricer.values, pricer.route, pricer.avoids = cut.values, cut.route, cut.avoids
-                pricer.add(cut.block, cut.steps)
-            found = pricer.taken()
-            repeats = run.layers - 1 if done and found else 1
-            yield from ((run.label, repeats, step) for step in found)
-            if done and found:
-                break
+        # The first layer of a run finds the stream as others left it, all others of the run as it does itself.
+        lay = pricer.lies
+        steps, last = _of_layer(pricer, run)
+        if not steps:  # nothing is exchanged: all belongs to the exchange behind the run
+            for _ in range(run.layers):
+                waiting = waiting.then(last.all, last.first, *last.names)
+            continue
+        yield from ((run.label, 1, step) for step in waiting.before(steps))
+        if run.layers > 1 and any(map(operator.is_not, pricer.lies, lay)):
+            steps, last = _of_layer(pricer, run)
+        if run.layers > 1:
+            yield from ((run.label, run.layers - 1, step) for step in last.before(steps))
+        waiting = last
     pricer.hand_in(_hand_in(s, pricer.stream))
-    yield from (("end", 1, step) for step in pricer.taken())
+    steps, _ = pricer.taken()
+    yield from (("end", 1, step) for step in waiting.before(steps))
+
+
+def _of_layer(pricer: Pricer, run: LayerRun) -> tuple[list[TimedStep], Pending]:
+    """Return the steps of a layer, and the compute that it ends with."""
+    for cut in run.blocks:
+        pricer.values, pricer.route, pricer.avoids = cut.values, cut.route, cut.avoids
+        pricer.add(cut.block, cut.steps)
+    return pricer.taken()
 
 
 def _hand_out(s: Setting, stream: Floats | None) -> TimedStep:

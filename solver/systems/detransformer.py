@@ -206,7 +206,9 @@ def _tensor_parallel(s: Setting, active: Mask) -> tuple[Floats, Floats]:
     pricer = Pricer(s, values, None, active)
     for block in s.spec.blocks:
         pricer.add(block, cut_steps(block, Cut.BLOCK, Layout.FULL))
-    seconds = sum(step_times(step, values, active, s.machine).end.max(1) for step in pricer.closed())
+    # Among its like: what the layer ends with stands before its first exchange.
+    steps, last = pricer.taken()
+    seconds = sum(step_times(step, values, active, s.machine).end.max(1) for step in last.before(steps))
     unit_bytes = [sum(tensor.held_bytes(units=1) for tensor in block.shared) for block in s.spec.blocks]
     return np.asarray(seconds), np.asarray(sum(map(operator.mul, unit_bytes, values.values())))
 
