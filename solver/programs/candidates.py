@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Block
+from solver.plan.routes import Route
 from solver.programs.search import JOINING, MANY, Configuration, Draft, Terms, drafts, finish, improved, redraft
 from solver.schedule.layer_table import (
     BLOCK_FULL,
@@ -43,7 +44,7 @@ HOPELESS = 1.5  # times the best score of smaller crews: larger ones are not tri
 
 @lru_cache(maxsize=16)
 def main_kinds(blocks: tuple[Block, ...]) -> tuple[LayerKind, ...]:
-    """Return the kinds that are priced for every crew; the others, seldom best, only for the crew of the best of these.
+    """Return the kinds that are tried where devices are many: the others are seldom best.
 
     All by rows, one or all by blocks, all by blocks with the norm on full, and all by rows with the input gathered.
     """
@@ -90,10 +91,10 @@ def nearby(s: Setting, layers: Sequence[Configuration], terms: Terms) -> list[Co
 
 
 def one_of_each_kind(found: Iterable[Found]) -> list[Found]:
-    """Return the first of every kind."""
+    """Return the first of every kind, by whatever route."""
     first: dict[LayerKind, Found] = {}
     for one in found:
-        first.setdefault(one.kind, one)
+        first.setdefault(replace(one.kind, route=Route.DIRECT), one)
     return list(first.values())
 
 

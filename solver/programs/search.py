@@ -217,43 +217,39 @@ def _score(table: LayerTable, units: Units, terms: Terms) -> Floats:
 
 def _moves(table: LayerTable, units: Units, axes: Collection[Axis]) -> Integers:
     """Return moves of units, [moves, axes, p], each a change of the counts that adds up to zero."""
-    devices = table.setting.devices
+    devices, chosen = table.setting.devices, [number for number, axis in enumerate(units) if axis in axes]
     givers = takers = np.arange(devices)
     if devices > MANY:
         every_end = np.stack(table.step_ends(units))
         order = np.argsort(every_end, axis=1)
         givers, takers = np.unique(order[:, -4:]), np.unique(order[:, :4])
+    counts = np.stack(list(units.values()))
     listed = [
         (number, giver, taker, size)
-        for number, (axis, counts) in enumerate(units.items())
-        if axis in axes
+        for number in chosen
         for giver in givers
-        for size in _sizes(int(counts[giver]))
+        for size in _sizes(int(counts[number, giver]))
         for taker in takers
         if taker != giver
     ]
     moves = np.zeros((len(listed), len(units), devices), np.int64)
     for row, (number, giver, taker, size) in enumerate(listed):
         moves[row, number, giver], moves[row, number, taker] = -size, size
-    counts = np.stack(list(units.values()))
-    chosen = [number for number, axis in enumerate(units) if axis in axes]
     if devices > MANY:  # to solve again for 32 devices takes ten times as long with the others
         return moves
-    whole = _crew_moves(counts, givers, takers) if len(chosen) == len(units) else []
-    return np.concatenate([moves, *_spreads(counts, chosen, givers, takers), *whole])
+    whole = _crew_moves(counts) if len(chosen) == len(units) else []
+    return np.concatenate([moves, *_spreads(counts, chosen), *whole])
 
 
-def _spreads(
-    counts: Integers, chosen: Sequence[int], givers: NDArray[np.intp], takers: NDArray[np.intp]
-) -> Iterator[Integers]:
+def _spreads(counts: Integers, chosen: Sequence[int]) -> Iterator[Integers]:
     """Yield moves on an axis between one device and all others, in proportion to what these have, [moves, axes, p]."""
-    devices = counts.shape[1]
+    every = np.arange(counts.shape[1])
     for number in chosen:
         own = counts[number]
-        listed = [(device, -size) for device in givers for size in _sizes(int(own[device]))]
-        listed += [(device, size) for device in takers for size in _sizes(int(own.sum() - own[device]) // 2)]
+        listed = [(device, -size) for device in every for size in _sizes(int(own[device]))]
+        listed += [(device, size) for device in every for size in _sizes(int(own.sum() - own[device]) // 2)]
         device, size = np.array(listed, np.int64).reshape(-1, 2).T
-        others = np.where(np.arange(devices) == device[:, None], 0, own)
+        others = np.where(every == device[:, None], 0, own)
         some = others.any(1)
         device, size, others = device[some], size[some], others[some]
         after = _in_proportion(others, others.sum(1) - size)
@@ -263,7 +259,7 @@ def _spreads(
         yield moved
 
 
-def _crew_moves(counts: Integers, givers: NDArray[np.intp], takers: NDArray[np.intp]) -> Iterator[Integers]:
+def _crew_moves(counts: Integers) -> Iterator[Integers]:
     """Yield moves on several axes at once, [moves, axes, p]: who takes part changes; `counts` is [axes, p].
 
     A device hands all that it has over to another; or swaps with it; or leaves some axes, where the others have more
@@ -271,8 +267,8 @@ def _crew_moves(counts: Integers, givers: NDArray[np.intp], takers: NDArray[np.i
     """
     totals, devices = counts.sum(1), np.arange(counts.shape[1])
     has: Mask = np.asarray(counts.any(0))
-    for giver in givers[has[givers]]:
-        others = takers[takers != giver]
+    for giver in np.flatnonzero(has):
+        others = devices[devices != giver]
         moved = np.zeros((others.size, *counts.shape), np.int64)
         moved[:, :, giver] = -counts[:, giver]
         moved[np.arange(others.size), :, others] = counts[:, giver]
@@ -283,11 +279,11 @@ def _crew_moves(counts: Integers, givers: NDArray[np.intp], takers: NDArray[np.i
         yield (counts[:, order] - counts)[None]
     for axes in (list(some) for size in range(2, len(counts) + 1) for some in combinations(range(len(counts)), size)):
         own = counts[axes]
-        for giver in givers[own[:, givers].all(0)]:
+        for giver in np.flatnonzero(own.all(0)):
             rest = np.where(devices == giver, 0, own)
             if rest.any(1).all():
                 yield _changed(counts, axes, _in_proportion(rest, totals[axes]))
-        for taker in takers[~own[:, takers].any(0)]:
+        for taker in np.flatnonzero(~own.any(0)):
             for part in JOINS_WITH:
                 share = (part * totals[axes] / (own.any(0).sum() + 1)).astype(np.int64)
                 after = _in_proportion(own, totals[axes] - share)
