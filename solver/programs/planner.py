@@ -33,6 +33,7 @@ from solver.programs.search import (
     Configuration,
     Terms,
     few_shares,
+    lighter,
     neighbours,
     redraft,
     undominated,
@@ -172,19 +173,15 @@ def solve(
     if not able:
         raise does_not_fit(spec.name, cluster, lacking / packing(spec, cluster))
     runs = _runs(found, mix)
-    plan = _best_of_runs(s, cluster, runs, resend=before is None)
+    ways = [(s, _best_of_runs(s, cluster, runs, resend=before is None), runs)]
     if before is None and mix_bound_s:
         # What layers cost among unlike ones may be more than among their like.
-        if len(runs) > 1 and (others := _undominated(_mixable(every))):
-            other = _mix(s, others, room, GAP_SHORT)
-            if other.short_bytes.max() <= SLIP_BYTES:
-                other_runs = _runs(others, other)
-                other_plan = _best_of_runs(s, cluster, other_runs, resend=True)
-                plan, runs = min((plan, runs), (other_plan, other_runs), key=lambda one: one[0].predicted_s)
-        uniform = _uniform(s, cluster, fitting, room)
-        if uniform is not None and uniform[1].predicted_s < plan.predicted_s:
-            s, plan, only = uniform
-            runs = [(only, spec.layers)]
+        by_rows = _undominated(_mixable(every)) if len(runs) > 1 else []
+        if by_rows and (mix_by_rows := _mix(s, by_rows, room, GAP_SHORT)).short_bytes.max() <= SLIP_BYTES:
+            runs = _runs(by_rows, mix_by_rows)
+            ways.append((s, _best_of_runs(s, cluster, runs, resend=True), runs))
+        ways += _uniform(s, cluster, fitting, room)
+    s, plan, runs = min(ways, key=lambda way: way[1].predicted_s)
     used = [layer for layer, _ in runs]
     others = sorted((layer for layer in every if layer not in used), key=lambda layer: layer.seconds)
     unlike = [layer for layer in one_of_each_kind(used + others) if layer not in used]
@@ -198,12 +195,8 @@ def _undominated(layers: Sequence[Configuration]) -> list[Configuration]:
     def rank(layer: Configuration) -> int:
         return sum((norm is not Layout.ROWS) + (cut is not Cut.ROWS) for cut, norm in layer.kind.cuts)
 
-    by_kind = sorted(layers, key=rank)
-    kept: list[Configuration] = []
-    for layer in sorted(by_kind, key=lambda layer: float(f"{layer.seconds:.9g}")):
-        if not any((other.held_bytes <= layer.held_bytes).all() for other in kept):
-            kept.append(layer)
-    return kept
+    ordered = sorted(layers, key=lambda layer: (float(f"{layer.seconds:.9g}"), rank(layer)))
+    return [ordered[number] for number in lighter(range(len(ordered)), np.array([one.held_bytes for one in ordered]))]
 
 
 def _runs(found: Sequence[Configuration], mix: integer.Mix) -> Runs:
@@ -230,9 +223,10 @@ def _sent_best(s: Setting, found: Sequence[Configuration], caps: Floats) -> tupl
 
     # Who has fewer rows than one tile and a half sends them in one.
     most = max(int(layer.units.get(Axis.ROWS, np.zeros(1)).max()) for layer in best)
-    sizes = [tile_rows for tile_rows in TILE_ROWS if 1.5 * tile_rows <= most]
     if s.devices > MANY:  # to improve shares for every size takes seconds
         sizes = list({best_sent(s, layer.kind, layer.units)[0] for layer in best})
+    else:
+        sizes = [tile_rows for tile_rows in TILE_ROWS if 1.5 * tile_rows <= most]
     s, layers = min(map(tiled, sizes), key=lambda one: _fastest(one[1])[0].seconds)
     fastest = _fastest(layers)[0]
     kinds = [replace(fastest.kind, route=route) for route in (Route.RING, Route.RELAY)]
@@ -247,19 +241,20 @@ def _fastest(layers: Sequence[Configuration]) -> list[Configuration]:
 
 def _uniform(
     s: Setting, cluster: Cluster, found: Sequence[Configuration], room: Floats
-) -> tuple[Setting, Plan, Configuration] | None:
-    """Return the best plan of equal layers where memory is scarce, with its own tiles; None if none fits.
+) -> list[tuple[Setting, Plan, Runs]]:
+    """Return the best plan of equal layers where memory is scarce, with its own tiles, if one fits.
 
     Tiles change what a mix costs by up to a fifth, but a mix is chosen without.
     """
     caps = np.maximum(room, 0.0) / s.spec.layers
     fitting = [layer for layer in found if (layer.held_bytes <= caps).all()]
     if not fitting:
-        return None
+        return []
     s, layers = _sent_best(s, one_of_each_kind(sorted(fitting, key=lambda layer: layer.seconds)), caps)
     layer = min(layers, key=lambda layer: layer.seconds)
-    plan = _plan(s, cluster, [(layer, s.spec.layers)])
-    return s, replace(plan, predicted=price(s, plan).prediction), layer
+    runs = [(layer, s.spec.layers)]
+    plan = _plan(s, cluster, runs)
+    return [(s, replace(plan, predicted=price(s, plan).prediction), runs)]
 
 
 def _sent(s: Setting, plan: Plan, runs: Runs) -> Plan:

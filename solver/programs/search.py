@@ -135,11 +135,17 @@ def undominated(setting: Setting, kind: LayerKind, room: Floats) -> list[Configu
     units = _all_shares(table)
     seconds, held = table.seconds(units), table.held_bytes(units)
     order = np.lexsort((held.sum(1), seconds))
+    fitting = order[(held[order] <= room).all(1)].tolist()
+    return [_layer(kind, units, seconds, held, number) for number in lighter(fitting, held)]
+
+
+def lighter(fastest_first: Iterable[int], held: Floats) -> list[int]:
+    """Return the layers of which no faster one holds as little on every device; `held` is [layers, p]."""
     kept: list[int] = []
-    for number in order[(held[order] <= room).all(1)]:
+    for number in fastest_first:
         if not (held[kept] <= held[number]).all(1).any():
-            kept.append(int(number))
-    return [_layer(kind, units, seconds, held, number) for number in kept]
+            kept.append(number)
+    return kept
 
 
 def redraft(setting: Setting, kind: LayerKind, units: Units, terms: Terms) -> Draft:

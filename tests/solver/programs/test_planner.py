@@ -390,7 +390,7 @@ def test_who_lacks_memory_for_anything_gets_no_rows_without_weights_either(monke
 
     offered = []
     monkeypatch.setattr(planner, "candidates", tempting)
-    monkeypatch.setattr(planner, "_uniform", lambda *_: None)  # it takes the layers for what they cost
+    monkeypatch.setattr(planner, "_uniform", lambda *_: [])  # it takes the layers for what they cost
     plan = solve(spec, cluster, rows).plan
 
     assert offered
