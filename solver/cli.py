@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,10 +23,13 @@ from solver.model.named import named_model
 from solver.model.spec import DEFAULT_ROWS, ModelSpec, request_rows
 from solver.plan.file import plan_to_json, read_plan
 from solver.plan.plan import Plan, Wire
+from solver.programs.candidates import kinds_to_try
+from solver.programs.planner import Solution
 from solver.schedule.memory import lacks
 from solver.schedule.stages import PricedPlan, price_plan
 from solver.show.advice import Upgrade, alternatives, bounds, limits, other_systems, upgrades
 from solver.show.comparison import compare, compared, winners
+from solver.show.explanation import explain, explanation_to_json, print_explanation
 from solver.show.pictures import SUFFIXES, check_pictures, plot_timeline, plot_winners
 from solver.show.plan_tables import (
     priced_to_json,
@@ -83,6 +87,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--schedule", nargs="?", const="", metavar="DEVICE", help="print what the plan does step by step, on a device"
     )
+    parser.add_argument("--explain", action="store_true", help="print how the plan was found, and what limits it")
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan")
     parser.add_argument("--json", action="store_true", help="print the plan and all about it as JSON, not as tables")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg|png|pdf", help="draw the timeline (needs matplotlib)")
@@ -116,11 +121,11 @@ def _check(options: argparse.Namespace) -> None:
     """Refuse, before anything is planned, what cannot be written and options that say nothing beside others."""
     if options.compare or options.map:
         other = "--compare" if options.compare else "--map"
-        for name in ("system", "out", "plot", "schedule"):
-            if getattr(options, name) is not None:
+        for name in ("system", "out", "plot", "schedule", "explain"):
+            if getattr(options, name) not in (None, False):
                 raise HeptiError(f"--{name} is for one plan, {other} is about all systems: leave one of the two out")
     if options.price:
-        for name in ("system", "out", "plot", "map", "compare"):
+        for name in ("system", "out", "plot", "map", "compare", "explain"):
             if getattr(options, name):
                 raise HeptiError(f"--{name} is for planning, --price is about a plan that is there: leave one out")
     elif options.model is None:
@@ -134,6 +139,9 @@ def _check(options: argparse.Namespace) -> None:
                     f"--set {setting}: --map draws links of {MAP_MBPS[0]} to {MAP_MBPS[-1]} Mbps, whatever they are: "
                     f"leave one of the two out"
                 )
+    if options.explain and (options.system not in (None, DEFAULT) or options.objective == "throughput"):
+        system = options.system or THROUGHPUT
+        raise HeptiError(f"--explain is about --system {DEFAULT} for one request, not about {system}: leave it out")
     if options.objective == "throughput" and options.system not in (None, DEFAULT, THROUGHPUT):
         raise HeptiError(f"--objective throughput is for --system hepti, {options.system} has its own objective")
     for path in (options.plot, options.map):
@@ -161,6 +169,9 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
     if options.schedule is not None:
         _show_schedule(options, cluster, found)
         return
+    if options.explain:
+        _explain(options, spec, cluster, plan, solution)
+        return
     better = upgrades(spec, cluster, rows, plan, solution) if system == DEFAULT else []
     if not plan.in_one:
         _show_stages(options, spec, cluster, plan, found, better)
@@ -185,6 +196,25 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
     if solution:
         print_limits(console, solution, limits(cluster, solution))
     print_upgrades(console, plan, better)
+
+
+def _explain(
+    options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, plan: Plan, solution: Solution | None
+) -> None:
+    if solution is None:
+        raise HeptiError(
+            "--explain is about shares and mixes of layers: for so little memory another system's stages are faster, "
+            "and this plan is made as they are"
+        )
+    kinds = kinds_to_try(solution.setting)
+    with progress("explaining", len(kinds), unit="kinds of layers") as advance:
+        found = explain(solution, advance)
+    if options.json:
+        print(json.dumps(explanation_to_json(cluster, solution, found), indent=1))
+        return
+    console = Console(highlight=False)
+    console.print(_title(options, spec, plan.rows) + _links(cluster), markup=False, soft_wrap=True)
+    print_explanation(console, cluster, solution, found)
 
 
 def _price(options: argparse.Namespace, cluster: Cluster) -> None:

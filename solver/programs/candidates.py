@@ -57,13 +57,20 @@ def main_kinds(blocks: tuple[Block, ...]) -> tuple[LayerKind, ...]:
 
 def candidates(s: Setting, terms: Terms) -> list[Configuration]:
     """Return the best layers that are found: of every kind one, and one of several devices if that has one alone."""
-    kinds = layer_kinds(s.spec.blocks) if s.devices <= MANY else main_kinds(s.spec.blocks)
+    first = first_drafts(s, kinds_to_try(s), terms)
+    return finished(s, first if s.devices <= MANY else first[:LIKELIEST], terms)
+
+
+def kinds_to_try(s: Setting) -> tuple[LayerKind, ...]:
+    """Return the kinds that are worth a search on so many devices."""
+    return layer_kinds(s.spec.blocks) if s.devices <= MANY else main_kinds(s.spec.blocks)
+
+
+def first_drafts(s: Setting, kinds: Sequence[LayerKind], terms: Terms) -> list[Draft]:
+    """Return the best first shares of every kind; behind them those of several devices, where one alone is best."""
     found = _drafts(s, kinds, terms)
-    if s.devices > MANY:
-        return finished(s, one_of_each_kind(found)[:LIKELIEST], terms)
     together = [draft for draft in found if np.count_nonzero(taking(draft.units)) > 1]
-    best = list(dict.fromkeys(one_of_each_kind(found) + one_of_each_kind(together)))
-    return finished(s, best, terms)
+    return list(dict.fromkeys(one_of_each_kind(found) + one_of_each_kind(together)))
 
 
 def again(s: Setting, layers: Sequence[Configuration], terms: Terms) -> list[Configuration]:

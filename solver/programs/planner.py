@@ -74,8 +74,8 @@ class Solution:
         Seconds that a byte more saves on every device, of float32 weights; zero where memory does not limit.
     best, setting, terms
         The layer that is best at these prices, and what its convex program is for.
-    mix_gap, mix_s, mix_bound_s
-        How far the program of the mix says to be from its best, its seconds, and those of the relaxed mix where memory
+    mix_s, mix_bound_s
+        Seconds of the mix, layers taken for what they cost among their like, and those of the relaxed mix where memory
         is scarce, else 0.
     """
 
@@ -86,14 +86,13 @@ class Solution:
     best: Configuration
     setting: Setting
     terms: Terms
-    mix_gap: float
     mix_s: float
     mix_bound_s: float
 
     @property
     def relaxed(self) -> Relaxed:
         """The convex program for the cuts and devices of the best layer, of all ranks; solved when first asked for."""
-        return _relaxed(self.setting, self.best, self.terms)
+        return relaxed(self.setting, self.best, self.terms)
 
     @property
     def crew(self) -> tuple[int, ...]:
@@ -102,12 +101,13 @@ class Solution:
 
     @property
     def gap(self) -> float:
-        """By how much the layers may be from the best, relative.
+        """By how much the plan may be from the bound, relative."""
+        return max(0.0, 1 - self.bound_s / self.plan.predicted_s)
 
-        Against the convex bound for their cuts and devices, or, where memory is scarce, against the relaxed mix.
-        """
-        bound_s = self.mix_bound_s if self.prices.any() else self.relaxed.seconds * self.setting.spec.layers
-        return max(self.mix_gap, 1 - bound_s / self.mix_s) if bound_s else self.mix_gap
+    @property
+    def bound_s(self) -> float:
+        """Seconds of the relaxed mix where memory is scarce, else of fractional shares for its cuts and devices."""
+        return self.mix_bound_s or self.relaxed.seconds * self.setting.spec.layers
 
 
 def solve(
@@ -186,7 +186,7 @@ def solve(
     others = sorted((layer for layer in every if layer not in used), key=lambda layer: layer.seconds)
     unlike = [layer for layer in one_of_each_kind(used + others) if layer not in used]
     layers = (*used, *unlike[:KEPT])
-    return Solution(plan, tuple(runs), layers, prices, best, s, terms, mix.gap, mix.seconds, mix_bound_s)
+    return Solution(plan, tuple(runs), layers, prices, best, s, terms, mix.seconds, mix_bound_s)
 
 
 def _undominated(layers: Sequence[Configuration]) -> list[Configuration]:
@@ -286,22 +286,28 @@ def _crew(layer: Configuration) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=8)
-def _relaxed(s: Setting, best: Configuration, terms: Terms) -> Relaxed:
-    """Solve the convex program for a layer's cuts and devices."""
+def relaxed(s: Setting, layer: Configuration, terms: Terms) -> Relaxed:
+    """Solve the convex program for the cuts and devices of a layer; arrays are of all ranks.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If the caps of the terms leave no solution.
+    """
     # Imports cvxpy, which takes a second: for those who plan, not for those who read.
     from solver.programs.convex import Relaxed, relax
 
-    devices = with_root(taking(best.units))
-    takes = {axis: counts[devices] > 0 for axis, counts in best.units.items()}
-    rows = best.units.get(Axis.ROWS, np.zeros(1, np.int64))
-    table, least_rows = layer_table(s.only(devices), best.kind), 2 if rows[rows > 0].min(initial=2) >= 2 else 1
-    relaxed = relax(table, takes, terms.only(devices), least_rows)
+    devices = with_root(taking(layer.units))
+    takes = {axis: counts[devices] > 0 for axis, counts in layer.units.items()}
+    rows = layer.units.get(Axis.ROWS, np.zeros(1, np.int64))
+    table, least_rows = layer_table(s.only(devices), layer.kind), 2 if rows[rows > 0].min(initial=2) >= 2 else 1
+    found = relax(table, takes, terms.only(devices), least_rows)
 
     def of_all(values: Floats) -> Floats:
         return over_all(values, devices, s.devices)
 
-    worth = (of_all(values) for values in (relaxed.per_byte, relaxed.by_speed, relaxed.by_link))
-    return Relaxed(relaxed.seconds, {axis: of_all(shares) for axis, shares in relaxed.units.items()}, *worth)
+    worth = (of_all(values) for values in (found.per_byte, found.by_speed, found.by_link))
+    return Relaxed(found.seconds, {axis: of_all(shares) for axis, shares in found.units.items()}, *worth)
 
 
 def _scarce(s: Setting, room: Floats, found: list[Configuration]) -> tuple[list[Configuration], Floats, float]:

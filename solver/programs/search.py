@@ -170,8 +170,8 @@ def improved(draft: Draft, terms: Terms, axes: Collection[Axis] = tuple(Axis)) -
         units = {axis: counts[winner] for axis, counts in candidates.items()}
 
 
-def neighbours(setting: Setting, layer: Configuration, terms: Terms, most: int) -> list[Configuration]:
-    """Return the best `most` of the layers that one move makes of a layer, by seconds and charges."""
+def neighbours(setting: Setting, layer: Configuration, terms: Terms, most: int | None = None) -> list[Configuration]:
+    """Return the best `most` of the layers that one move makes of a layer, by seconds and charges; or all."""
     table = layer_table(setting, layer.kind)
     units = _after(layer.units, _moves(table, layer.units, tuple(Axis)))
     seconds, held = table.seconds(units), table.held_bytes(units)

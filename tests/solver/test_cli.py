@@ -357,6 +357,9 @@ def test_the_map_says_how_far_it_is_and_where_it_was_written(cluster, tmp_path, 
         (["--map", "map.svg", "--set", "network.bandwidth_mbps=9"], "--map draws links of 10 to 2350 Mbps"),
         (["--map", "map.svg", "--set", "pi-0.bandwidth_mbps=9"], "--map draws links of 10 to 2350 Mbps"),
         (["--objective", "throughput", "--system", "prima"], "prima has its own objective"),
+        (["--compare", "--explain"], "--explain is for one plan, --compare is about all systems"),
+        (["--explain", "--system", "galaxy"], "--explain is about --system hepti for one request, not about galaxy"),
+        (["--explain", "--objective", "throughput"], "not about hepti-throughput"),
     ],
 )
 def test_options_that_would_be_ignored_beside_others_are_refused(arguments, complaint, cluster, capsys):
@@ -556,6 +559,22 @@ def test_the_schedule_adds_up_to_the_prediction(system, cluster, tmp_path):
         sent = sum(step["repeats"] * step["sent_bytes"] for step in steps)
         assert sent == pytest.approx(plan["bytes_on_wire"], rel=1e-6)
     assert f"{1e3 * (plan['seconds'] - embed_s):.1f} ms in all." in solver(*words, "--schedule").stdout
+
+
+def test_how_the_plan_was_found_is_explained(cluster):
+    where = ["--model", "bert-base", "--cluster", cluster, "--rows", 64, "--add", "pi3", "--set", "pi3-0.gflops=0.5"]
+
+    printed = solver(*where, "--explain").stdout
+    explained = json.loads(solver(*where, "--explain", "--json").stdout)
+
+    best, *others = explained["kinds"]
+    assert all(best["best_s"] <= other["best_s"] for other in others)
+    assert explained["bound_s"] <= best["best_s"]
+    (idle,) = explained["idle"]
+    assert idle["device"] == "pi3-0"
+    assert f"pi3-0 has nothing: the best share for it makes a request {1e3 * idle['added_s']:.1f} ms longer" in printed
+    assert {limit["device"] for limit in explained["limits"]} <= {"pi-0", "pi-1"}
+    assert best["kind"] in printed
 
 
 def test_the_schedule_is_of_a_device_that_is_there(cluster):

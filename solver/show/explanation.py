@@ -1,0 +1,111 @@
+"""How a plan was found, for a person and for a program: `python -m solver … --explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from solver.base.tables import new_table
+from solver.cluster.cluster import GIB, Cluster
+from solver.programs.explain import KindTried, kinds_tried, least_shares
+from solver.programs.planner import Solution
+
+WORTH = 0.005  # of a layer's seconds: what a limit has to cost to be told
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Explanation:
+    """Every kind of layer that was tried, the best first, and for who has no share what the best for it would cost."""
+
+    kinds: tuple[KindTried, ...]
+    least_shares: dict[int, float]
+
+
+def explain(solution: Solution, advance: Callable[[int], None]) -> Explanation:
+    """Search all kinds once more, which takes seconds; `advance` is called with 1 after each."""
+    kinds = sorted(kinds_tried(solution, advance), key=lambda kind: kind.best_s)
+    return Explanation(tuple(kinds), least_shares(solution))
+
+
+def print_explanation(console: Console, cluster: Cluster, solution: Solution, found: Explanation) -> None:
+    """Print the kinds, what limits the best of them, what shares cost for being whole, and why some have nothing."""
+    headings = ("cuts, norms", "on ranks", "first\nshares ms", "after\nmoves ms", "bound\nms", "gap\n%", "CPU\nms")
+    table = new_table("layers that were tried, for a request of their like", *headings, words=2)
+    for kind in _once_alone(found.kinds):
+        table.add_row(
+            kind.kind,
+            " ".join(map(str, kind.ranks)),
+            _ms(kind.start_s) if np.isfinite(kind.start_s) else "-",
+            _ms(kind.best_s),
+            _ms(kind.bound_s),
+            f"{100 * max(0.0, 1 - kind.bound_s / kind.best_s):.1f}",
+            f"{1e3 * kind.cpu_s:.0f}",
+        )
+    console.print(table)
+    console.print(
+        "Norms: r on rows, f on full. Bound: of all shares for these cuts and ranks, fractions too. "
+        "All layers of one rank alone are one line."
+    )
+    if solution.prices.any():
+        console.print("Memory is scarce: milliseconds are with what a layer's bytes are worth to the others.")
+    _print_limits(console, cluster, solution)
+    _print_gap(console, solution)
+    for rank, added_s in found.least_shares.items():
+        console.print(
+            f"{cluster.names[rank]} has nothing: the best share for it makes a request {_ms(added_s)} ms longer."
+        )
+
+
+def explanation_to_json(cluster: Cluster, solution: Solution, found: Explanation) -> dict[str, Any]:
+    """Return what is printed, for a program; seconds, ranks, and names of devices."""
+    return {
+        "kinds": [
+            asdict(kind) | {"start_s": kind.start_s if np.isfinite(kind.start_s) else None} for kind in found.kinds
+        ],
+        "limits": _limits(cluster, solution),
+        "gap": solution.gap,
+        "bound_s": solution.bound_s,
+        "idle": [{"device": cluster.names[rank], "added_s": added_s} for rank, added_s in found.least_shares.items()],
+    }
+
+
+def _once_alone(kinds: Sequence[KindTried]) -> list[KindTried]:
+    """Return the kinds; of those on one rank alone, which are all the same, the best."""
+    first = {kind.ranks: kind for kind in reversed(kinds)}
+    return [kind for kind in kinds if len(kind.ranks) > 1 or first[kind.ranks] is kind]
+
+
+def _limits(cluster: Cluster, solution: Solution) -> list[dict[str, Any]]:
+    """Return for every device what of the best layer its speed and its link bind, and what a GiB more would save."""
+    relaxed = solution.relaxed
+    values = zip(cluster.names, relaxed.by_speed, relaxed.by_link, solution.prices, strict=True)
+    return [
+        {"device": name, "compute_s": float(speed), "link_s": float(link), "saved_s_per_gib": float(price * GIB)}
+        for name, speed, link, price in values
+        if max(speed, link) > WORTH * relaxed.seconds or price > 0
+    ]
+
+
+def _print_limits(console: Console, cluster: Cluster, solution: Solution) -> None:
+    headings = ("device", "its speed\nbinds ms", "its link\nbinds ms", "1 GiB more\nsaves ms")
+    table = new_table(f"what limits a layer of {_ms(solution.relaxed.seconds)} ms", *headings)
+    for limit in _limits(cluster, solution):
+        saved = _ms(limit["saved_s_per_gib"]) if limit["saved_s_per_gib"] > 0 else ""
+        table.add_row(limit["device"], _ms(limit["compute_s"]), _ms(limit["link_s"]), saved)
+    console.print(table)
+
+
+def _print_gap(console: Console, solution: Solution) -> None:
+    plan_s, gap = solution.plan.predicted_s, 100 * solution.gap
+    against = "the relaxed mix of layers" if solution.mix_bound_s else "fractional shares of its cuts on its devices"
+    console.print(
+        f"The plan takes {_ms(plan_s)} ms, {against} {_ms(solution.bound_s)}: at most {gap:.1f} % could be saved."
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f}"

@@ -1,0 +1,45 @@
+"""How a plan was found: what is said of the search is what the planner does, and what a share would cost is so."""
+
+import numpy as np
+import pytest
+
+from solver.model.named import named_model
+from solver.programs.explain import kinds_tried, least_shares
+from solver.programs.planner import solve
+from solver.schedule.layer_table import layer_seconds, taking
+from tests.solver.clusters import pis
+from tests.solver.programs.many_clusters import instance
+
+BERT_LARGE = named_model("bert-large")
+
+
+@pytest.mark.parametrize("seed", [3, 5, 28])
+def test_no_kind_is_below_its_bound_or_better_than_the_plan(seed):
+    solution = solve(*instance(seed))
+    kinds = list(kinds_tried(solution))
+
+    assert kinds
+    assert len({kind.kind for kind in kinds}) == len(kinds)
+    for kind in kinds:
+        assert kind.bound_s <= kind.best_s * (1 + 1e-6)
+        assert kind.best_s <= kind.start_s * (1 + 1e-3)
+        if not solution.prices.any():
+            assert kind.best_s >= solution.plan.predicted_s * (1 - 5e-3)
+
+
+def test_a_device_without_a_share_would_make_a_request_longer():
+    cluster = pis(24.6, 70, 1.0, mbps=240)
+    solution = solve(BERT_LARGE, cluster, 64)
+    s, best = solution.setting, solution.best
+    assert not taking(best.units)[2]
+
+    added_s = least_shares(solution)[2]
+
+    # Every way to hand one unit of an axis to it takes at least so much longer.
+    for axis, counts in best.units.items():
+        for giver in np.flatnonzero(counts):
+            moved = counts.copy()
+            moved[giver] -= 1
+            moved[2] += 1
+            layer_s = float(layer_seconds(s, best.kind, best.units | {axis: moved}))
+            assert BERT_LARGE.layers * (layer_s - best.seconds) >= added_s > 0
