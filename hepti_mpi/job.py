@@ -35,8 +35,7 @@ from solver.plan.changes import BlockShare, all_bytes
 from solver.plan.plan import Plan
 from weights.file.store import WeightsFile
 
-# A share of fewer bytes does not say how fast a rank reads; a card in a Raspberry Pi reads so much, if none does.
-MUCH_BYTES, USUAL_BYTES_PER_S = 16 << 20, 50e6
+MUCH_BYTES = 16 << 20  # a share of fewer bytes does not say how fast a rank reads
 
 
 def run_job(options: argparse.Namespace, group: Group) -> int:
@@ -54,9 +53,9 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     cluster = None
     if group.from_root((lambda: leader.needs_profile) if leader else None):
         cluster = measured_cluster(model.spec, options.backend, options.precision, group, leader)
-    plan, spare = group.from_root((lambda: leader.plan(cluster)) if leader else None)
+    plans = group.from_root((lambda: leader.plan(cluster)) if leader else None)
+    plan = plans[0]
     computes = backend(options.backend, options.precision)
-    plans = [plan] if spare is None else [plan, spare]
     make = partial(block_kernels, computes.graph)
     started = clock.now()
     weights, source = load_share(model, plans, make, group, leader.console if leader else None)
@@ -66,8 +65,10 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     tensors = weights.ends
     trace = stack.trace = Trace() if options.trace else None
     member, speeds = None, []
-    if options.replan != "off":
-        mover = Mover(model.spec, stack, source, make, weights.layers, spare)
+    if options.replan == "off":
+        stack.loaded = {n: rank_layers(model.spec, held, group.rank, weights.layers) for n, held in enumerate(plans)}
+    else:
+        mover = Mover(model.spec, stack, source, make, weights.layers, *plans[1:])
         member = Member(group, stack, mover, Monitor(model.spec, computes))
         speeds = reading_speeds(group.on_all(lambda: loaded))
     del weights, layers  # layers that a change of plan replaces are freed
@@ -84,7 +85,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
         group.from_root((lambda: write(chrome_trace(plan.devices, traces))) if leader else None)
     if source.file is not None:
         source.file.close()
-    held = stack.plan if member else plan  # plans for other lengths leave the weights where they are
+    held = stack.plan if member else plans[stack.number]  # plans for other lengths leave the weights where they are
     ranks = group.on_all(lambda: rank_report(model.spec, held, stack.meter, group.rank, options))
     code = group.from_root((lambda: leader.close(ranks, places)) if leader else None)
     return code if leader else 0
@@ -156,5 +157,5 @@ def load_share(
 def reading_speeds(loaded: Sequence[tuple[int, float]]) -> list[float]:
     """Return how fast each rank gets weights, of the bytes and seconds of its share; little says little."""
     speeds = [size / seconds if size >= MUCH_BYTES else 0.0 for size, seconds in loaded]
-    usual = statistics.median([speed for speed in speeds if speed] or [USUAL_BYTES_PER_S])
+    usual = statistics.median([speed for speed in speeds if speed] or [defaults.READ_BYTES_PER_S])
     return [speed or usual for speed in speeds]

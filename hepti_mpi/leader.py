@@ -40,7 +40,7 @@ from solver.plan.plan import Plan, Wire
 from weights.file.store import WeightsFile
 
 if TYPE_CHECKING:
-    from solver.programs.lengths import PlansByLength
+    from solver.live.trials import Trials
     from solver.programs.planner import Solution
 
 # A request that takes this many times what was predicted speaks against the profile, not of noise or a first run.
@@ -80,7 +80,7 @@ class Leader:
         self._kept = Kept(with_hidden=self._writes_hidden)
         self._busy_s = 0.0  # of what was asked last: of all passes that count
         self._rounding: float | None = None
-        self._by_length: PlansByLength | None = None  # where batches of other lengths run under others
+        self._trials: Trials | None = None  # where batches of other lengths run under others, and several are tried
         self._solution: Solution | None = None  # where the plan may change
         self._spare: Plan | None = None
         self._conductor: Conductor | None = None
@@ -126,8 +126,8 @@ class Leader:
         options = self._options
         return options.cluster is None and options.plan is None and options.model is not None
 
-    def plan(self, measured: Cluster | None) -> tuple[Plan, Plan | None]:
-        """Read or make the plan of the first batch, and that for which ranks hold weights besides, if any.
+    def plan(self, measured: Cluster | None) -> tuple[Plan, ...]:
+        """Read or make the plan of the first batch, and those for which ranks hold weights besides, if any.
 
         `measured` is what to plan for where no file says so.
 
@@ -138,18 +138,19 @@ class Leader:
         """
         lengths = [rows_of(batch) for batch in batches_of(self._requests)]
         rows = lengths[0] if lengths else 0
-        choice = choose(self._options, self._spec, rows, self._group.size, measured, self.say)
-        self._plan, self._cluster, self._by_length = choice.plan, choice.cluster, choice.by_length
+        requests = len(lengths) * (self._options.warmup + self._options.repeat)
+        choice = choose(self._options, self._spec, rows, requests, self._group.size, measured, self.say)
+        self._plan, self._cluster, self._trials = choice.plan, choice.cluster, choice.trials
         self._solution, self._spare, self._boards = choice.solution, choice.spare, choice.boards
         for rows in lengths:
             self._plan_of(rows)  # made before anything waits for it
-        return self._plan, self._spare
+        return choice.plans
 
     def lead(
         self, stack: Stack, tensors: embeddings.EndTensors, member: Member | None, read_bytes_per_s: Sequence[float]
     ) -> None:
         """Run every batch on all ranks, and answer it; where the plan lives, let it follow what they measure."""
-        engine = Engine(self._spec, tensors, stack, self._group, self._by_length.of if self._by_length else None)
+        engine = Engine(self._spec, tensors, stack, self._group, self._trials)
         batches = list(batches_of(self._requests))
         # What adapts begins with all bits: the report says what came of it.
         if self._options.wire not in (Wire.FLOAT32, Wire.ADAPTIVE) and batches:
@@ -171,6 +172,9 @@ class Leader:
                 self._busy_s = clock.now() - started
         if self._conductor:
             self._plan = stack.plan
+        if self._trials and self._trials.several:
+            self._plan = self._trials.plan
+            self.say(self._trials.line)
         self._group.orders.send(None, self._group.others())
 
     def _sources(self, batches: Batches, engine: Engine) -> list[tuple[Iterator[Batches], bool]]:
@@ -201,6 +205,7 @@ class Leader:
         report |= prediction(self._spec, self._cluster, self._plan, self._tally.rows, self._plan_of)
         report["predicted_for"] = None if report["predicted_seconds"] is None else self._boards
         report["wire_rounding"] = self._rounding
+        report["trials"] = self._trials.to_table() if self._trials and self._trials.several else []
         report["replans"] = [*self._conductor.decisions] if self._conductor else []
         report["replans_decided"] = self._conductor.decided if self._conductor else 0
         report["requests_per_s"] = None if self._serves else self._tally.count / self._busy_s
@@ -226,7 +231,7 @@ class Leader:
 
     def _plan_of(self, rows: int) -> Plan:
         """Return the plan under which batches of so many rows run."""
-        return self._plan if self._by_length is None else self._by_length.of(rows)
+        return self._plan if self._trials is None else self._trials.of(rows)
 
     def _doubt_profile(self, seconds: float, predicted: float | None) -> None:
         """Say so where a kept profile cannot hold any more."""

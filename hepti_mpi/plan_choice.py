@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,12 +11,14 @@ from hepti_mpi import defaults
 from solver.cluster.cluster import Cluster
 from solver.cluster.named import find_cluster
 from solver.model.spec import ModelSpec
+from solver.plan.changes import all_bytes
 from solver.plan.file import read_plan
 from solver.plan.plan import Plan
 from solver.systems import DEFAULT, plan_that_fits
+from solver.systems.hepti import solve_hepti
 
 if TYPE_CHECKING:
-    from solver.programs.lengths import PlansByLength
+    from solver.live.trials import Trials
     from solver.programs.planner import Solution
 
 # What is planned for where nothing is known of the requests: standard input.
@@ -35,8 +37,8 @@ class Choice:
         Whose seconds are predicted, in words.
     solution, spare
         Where devices that change may change the plan; the plan by rows whose weights ranks hold besides.
-    by_length
-        Where batches of other lengths run under plans of their own.
+    trials
+        Where batches of other lengths run under plans of their own, and several plans may be tried.
     """
 
     plan: Plan
@@ -44,18 +46,28 @@ class Choice:
     boards: str
     solution: Solution | None = None
     spare: Plan | None = None
-    by_length: PlansByLength | None = None
+    trials: Trials | None = None
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """All plans that ranks hold weights for, the first to run in front."""
+        if self.trials is not None:
+            return self.trials.plans
+        return (self.plan,) if self.spare is None else (self.plan, self.spare)
 
 
 def choose(
     options: argparse.Namespace,
     spec: ModelSpec,
     rows: int,
+    requests: int,
     ranks: int,
     measured: Cluster | None,
     say: Callable[[str], object],
 ) -> Choice:
-    """Read or make the plan for requests of `rows` rows, 0 if unknown; `measured` is planned for if no file says more.
+    """Read or make the plan for so many requests of `rows` rows, 0 if unknown.
+
+    `measured` is planned for if no file says more.
 
     Raises
     ------
@@ -80,9 +92,7 @@ def choose(
         if may_change:
             choice = _living(spec, cluster, boards, rows or TYPICAL_ROWS, options)
         else:
-            plan = plan_that_fits(options.system, spec, cluster, rows or TYPICAL_ROWS, options.wire)
-            follows = options.replan == "off" and options.system == DEFAULT and plan.in_one
-            choice = Choice(plan, cluster, boards, by_length=_by_length(spec, cluster, plan) if follows else None)
+            choice = _lasting(spec, cluster, boards, rows or TYPICAL_ROWS, requests, options)
     choice.plan.check(spec, ranks)
     if choice.plan.in_one:
         options.wire.check_one_stage()
@@ -109,7 +119,27 @@ def _living(spec: ModelSpec, cluster: Cluster, boards: str, rows: int, options: 
     return Choice(solution.plan, cluster, boards, solution, spare)
 
 
-def _by_length(spec: ModelSpec, cluster: Cluster, plan: Plan) -> PlansByLength:
-    from solver.programs.lengths import PlansByLength  # the solvers are for rank 0 alone
+def _lasting(
+    spec: ModelSpec, cluster: Cluster, boards: str, rows: int, requests: int, options: argparse.Namespace
+) -> Choice:
+    """Make a plan that stays, or several of which one will, once they have been tried."""
+    if options.system != DEFAULT:
+        return Choice(plan_that_fits(options.system, spec, cluster, rows, options.wire), cluster, boards)
+    from solver.live.trials import Trials, plans_to_try  # the solvers are for rank 0 alone
 
-    return PlansByLength(spec, cluster, plan)
+    plan, solution = solve_hepti(spec, cluster, rows, options.wire)
+    if not plan.in_one or options.replan != "off":
+        return Choice(plan, cluster, boards)
+    plans = [plan] if solution is None or options.plan_by == "estimate" else plans_to_try(spec, cluster, solution)
+    if options.plan_by is None and not _pays(spec, plans, requests, len(cluster.devices)):
+        plans = [plan]
+    return Choice(plan, cluster, boards, trials=Trials(spec, cluster, plans))
+
+
+def _pays(spec: ModelSpec, plans: Sequence[Plan], requests: int, ranks: int) -> bool:
+    """Return whether what the best of these plans may save of so many requests makes up for reading its weights."""
+    from solver.live.trials import ERROR, TURNS
+
+    read_bytes = max(all_bytes(spec, plans, rank) - all_bytes(spec, plans[:1], rank) for rank in range(ranks))
+    left = requests - len(plans) * TURNS
+    return left * ERROR * plans[0].predicted_s > read_bytes / defaults.READ_BYTES_PER_S

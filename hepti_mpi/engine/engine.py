@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -14,7 +14,7 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.flow import BatchOrder, Flow
 from hepti_mpi.engine.layers import LayerKernels
-from hepti_mpi.engine.stack import Stack
+from hepti_mpi.engine.stack import PlanOrder, Stack
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.requests.answers import Answer, entry_of
 from hepti_mpi.requests.inputs import Request
@@ -42,6 +42,28 @@ class LivePlan(Protocol):
         """Change the plan, if it should be another, behind a batch that is answered."""
 
 
+class PlanSource(Protocol):
+    """Says under which plan the next batch runs: `solver.live.trials`."""
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one plan."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether one stays; until then batches run one by one, each followed by `ran`."""
+
+    @property
+    def number(self) -> int:
+        """Which of the plans that were loaded the next batch runs under."""
+
+    def of(self, rows: int) -> Plan:
+        """Return that plan, with shares for so many rows."""
+
+    def ran(self, rows: int, seconds: float) -> object:
+        """Take how long a batch of so many rows took."""
+
+
 @dataclass(slots=True, eq=False)
 class Submitted:
     """A batch of requests, arguments of `Engine.submit`, and when it began."""
@@ -67,8 +89,8 @@ class Engine:
         Rank 0's.
     group
         All ranks.
-    plan_of
-        The plan under which batches of so many rows run; None: that of the stack.
+    plans
+        Says under which plan batches run; None: that of the stack.
     """
 
     def __init__(
@@ -77,11 +99,11 @@ class Engine:
         tensors: embeddings.EndTensors,
         stack: Stack,
         group: Group,
-        plan_of: Callable[[int], Plan] | None = None,
+        plans: PlanSource | None = None,
     ) -> None:
         self.live: LivePlan | None = None
         self._spec, self._tensors, self._stack, self._group = spec, tensors, stack, group
-        self._plan_of = plan_of or (lambda _: stack.plan)
+        self._plans, self._order = plans, PlanOrder(stack.plan)
         self._flow = Flow(stack, group)
         self._waiting: deque[Submitted] = deque()
         self._under_way: deque[Submitted] = deque()
@@ -104,7 +126,10 @@ class Engine:
         self._admit()
         answers: list[Answer] = []
         for hidden in self._flow.step(self.live.meanwhile if self.live else None):
-            answers += self._answers(self._under_way.popleft(), hidden)
+            submitted = self._under_way.popleft()
+            if self._plans and not submitted.exact:
+                self._plans.ran(len(hidden), clock.now() - submitted.began)
+            answers += self._answers(submitted, hidden)
             self._follows = self.live is not None
         return answers
 
@@ -125,16 +150,23 @@ class Engine:
         while self._waiting:
             submitted = self._waiting[0]
             lengths = tuple(request.rows for request in submitted.requests)
-            plan = self._plan_of(sum(lengths))
-            if self._under_way and (live or plan != stack.plan):
+            order = self._order_for(sum(lengths))
+            if self._under_way and (live or order != self._order or (self._plans and not self._plans.settled)):
                 return
-            if plan != stack.plan:  # ranks without a share hear of it, too
-                self._group.orders.send(plan, self._group.others())
-                stack.adopt(plan, stack.layers)
+            if order != self._order:  # ranks without a share hear of it, too
+                self._group.orders.send(order, self._group.others())
+                stack.follow(order)
+                self._order = order
             tell, looks, look = (live.begin(sum(lengths)), live.looks, live.look) if live else (None, (), None)
             step = BatchOrder(lengths, submitted.count, submitted.exact, tell, looks)
             self._flow.submit(step, partial(self._embed, submitted), look)
             self._under_way.append(self._waiting.popleft())
+
+    def _order_for(self, rows: int) -> PlanOrder:
+        """Return under which plan a batch of so many rows runs."""
+        if (plans := self._plans) is None:
+            return self._order
+        return PlanOrder(plans.of(rows), plans.number, plans.several and plans.settled)
 
     def _embed(self, submitted: Submitted) -> Array:
         submitted.began = clock.now()

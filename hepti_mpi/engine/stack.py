@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from hepti_mpi.base.memory import give_back
 from hepti_mpi.comm.adaptive import Adaptive, SendRate, to_ranks
 from hepti_mpi.comm.exchange import Tiles, gather_rows, whole
 from hepti_mpi.comm.group import Group
@@ -34,6 +35,25 @@ Carrying = Generator[tuple[int, int | None], None, Array]
 # In a message between stages: what is larger than MPI's eager limit, 8 MiB, does not travel before the next stage asks
 # for it, and that computes. The inner columns of 512 rows of bert-large are: a stage waited 90 of 490 ms for them.
 MOVED_FLOATS = (4 << 20) // FLOAT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOrder:
+    """Rank 0's word to the others: from now on batches run under this plan.
+
+    Parameters
+    ----------
+    plan
+        Among those that were loaded, or one of them with other shares of rows.
+    number
+        Which of those that were loaded has its weights.
+    stays
+        Whether the weights of the others are freed.
+    """
+
+    plan: Plan
+    number: int = 0
+    stays: bool = False
 
 
 @dataclass(slots=True)
@@ -95,7 +115,17 @@ class Stack:
         self._bits: Counter[int] = Counter()  # as in `Meter`, since it was asked
         self._metered_since = 0.0
         self._groups: dict[tuple[int, ...], Group | None] = {}  # one for every set of ranks that ever shared a stage
+        self.loaded: Mapping[int, Sequence[LayerKernels]] = {}  # by the number of the plan they are for
+        self.number = 0  # of these plans
         self.adopt(plan, layers)
+
+    def follow(self, order: PlanOrder) -> None:
+        """Go on as rank 0 says; all ranks call this, between the same two batches."""
+        self.number = order.number
+        if order.stays:
+            self.loaded = {order.number: self.loaded[order.number]}
+            give_back()
+        self.adopt(order.plan, self.loaded[order.number])
 
     def adopt(self, plan: Plan, layers: Sequence[LayerKernels]) -> None:
         """Go on with another plan and this rank's share under it; all ranks call this, between the same two batches."""

@@ -14,7 +14,7 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.flow import BatchOrder
 from hepti_mpi.engine.layers import LayerKernels
-from hepti_mpi.engine.stack import Stack
+from hepti_mpi.engine.stack import PlanOrder, Stack
 from hepti_mpi.live.change_over import Adopt, Mover, Prepare
 from hepti_mpi.live.monitor import Measured, Monitor, PartialReport
 from hepti_mpi.live.within_request import HOLDS
@@ -94,18 +94,15 @@ class Member:
 
 
 def follow(group: Group, stack: Stack, member: Member | None = None) -> None:
-    """Do what rank 0 says until it says that all is done; where the plan lives, prepare changes meanwhile.
-
-    A plan is its word that the batches that follow run under it, with the weights that every rank has.
-    """
+    """Do what rank 0 says until it says that all is done; where the plan lives, prepare changes meanwhile."""
     while (word := group.orders.take(member.idle if member else None)) is not None:
         if isinstance(word, BatchOrder):
             look = partial(member.look, word) if member and word.looks else None
             stack.run(Batch.of_lengths(word.lengths), None, count=word.count, exact=word.exact, look=look)
             if member:
                 member.ran(word.tell)
-        elif isinstance(word, Plan):
-            stack.adopt(word, stack.layers)
+        elif isinstance(word, PlanOrder):
+            stack.follow(word)
         else:
             assert member is not None
             member.change_plan(word)

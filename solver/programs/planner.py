@@ -68,8 +68,8 @@ class Solution:
         With its prediction.
     runs
         Layers of equal shares, and how many, the most first.
-    layers
-        These layers and the fastest of some other kinds; a later solve begins with them.
+    layers, kinds
+        These layers and the fastest of some other kinds, with which a later solve begins; the fastest of every kind.
     prices : [p]
         Seconds that a byte more saves on every device, of float32 weights; zero where memory does not limit.
     best, setting, terms
@@ -82,6 +82,7 @@ class Solution:
     plan: Plan
     runs: tuple[tuple[Configuration, int], ...]
     layers: tuple[Configuration, ...]
+    kinds: tuple[Configuration, ...]
     prices: Floats
     best: Configuration
     setting: Setting
@@ -150,11 +151,12 @@ def solve(
             fitting = found + candidates(s, Terms(prices, np.maximum(room, 0.0) / spec.layers))
             found, prices, mix_bound_s = _scarce(s, room, fitting)
         else:
+            fitting = found
             s, found = _sent_best(s, found, np.full(s.devices, np.inf))
             found += alone(s, _terms(prices, room))
     else:
         prices = before.prices
-        found = again(s, before.layers, _terms(prices, room))
+        fitting = found = again(s, before.layers, _terms(prices, room))
     able = [layer for layer in found if not taking(layer.units)[out].any()]
     if before is not None and not able:  # none of them fits any more
         return solve(spec, cluster, rows, wire=wire)
@@ -173,20 +175,21 @@ def solve(
     if not able:
         raise does_not_fit(spec.name, cluster, lacking / packing(spec, cluster))
     runs = _runs(found, mix)
-    ways = [(s, _best_of_runs(s, cluster, runs, resend=before is None), runs)]
+    ways = [(s, best_plan_of(s, cluster, runs, resend=before is None), runs)]
     if before is None and mix_bound_s:
         # What layers cost among unlike ones may be more than among their like.
         by_rows = _undominated(_mixable(every)) if len(runs) > 1 else []
         if by_rows and (mix_by_rows := _mix(s, by_rows, room, GAP_SHORT)).short_bytes.max() <= SLIP_BYTES:
             runs = _runs(by_rows, mix_by_rows)
-            ways.append((s, _best_of_runs(s, cluster, runs, resend=True), runs))
+            ways.append((s, best_plan_of(s, cluster, runs, resend=True), runs))
         ways += _uniform(s, cluster, fitting, room)
     s, plan, runs = min(ways, key=lambda way: way[1].predicted_s)
     used = [layer for layer, _ in runs]
-    others = sorted((layer for layer in every if layer not in used), key=lambda layer: layer.seconds)
+    others = sorted(every, key=lambda layer: layer.seconds)
     unlike = [layer for layer in one_of_each_kind(used + others) if layer not in used]
+    kinds = one_of_each_kind(sorted((*every, *fitting), key=lambda layer: layer.seconds))
     layers = (*used, *unlike[:KEPT])
-    return Solution(plan, tuple(runs), layers, prices, best, s, terms, mix.seconds, mix_bound_s)
+    return Solution(plan, tuple(runs), layers, tuple(kinds), prices, best, s, terms, mix.seconds, mix_bound_s)
 
 
 def _undominated(layers: Sequence[Configuration]) -> list[Configuration]:
@@ -205,7 +208,7 @@ def _runs(found: Sequence[Configuration], mix: integer.Mix) -> Runs:
     return sorted(runs, key=lambda run: -run[1])
 
 
-def _best_of_runs(s: Setting, cluster: Cluster, runs: Runs, *, resend: bool) -> Plan:
+def best_plan_of(s: Setting, cluster: Cluster, runs: Runs, *, resend: bool) -> Plan:
     """Return the plan of some runs; also with other tiles and routes, if that is asked for and devices are few."""
     plan = _plan(s, cluster, runs)
     plans = [plan, _sent(s, plan, runs)] if resend and s.devices <= JOINING else [plan]

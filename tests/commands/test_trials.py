@@ -1,0 +1,95 @@
+"""`--plan-by measure`: several plans in turn, each with its weights, and the fastest stays; answers are the same."""
+
+import json
+
+import pytest
+
+from solver.cluster.cluster import write_cluster
+from solver.live.trials import TURNS, cuts_of
+from solver.plan.file import plan_from_json
+from tests.commands.cli import complaints, hepti, succeeded
+from tests.commands.requests import check_answer, check_answers, from_lines, to_lines
+from tests.solver.clusters import pis
+
+RANKS = 3
+
+
+@pytest.fixture
+def job(converted, tmp_path):
+    """Return a checkpoint, and the words of a job on boards for which several kinds of plans are about as fast."""
+    write_cluster(pis(*[0.003] * RANKS, mbps=300), tmp_path / "boards.toml")
+    checkpoint = converted("bert")
+    return checkpoint, (
+        "--model", checkpoint.path, "--cluster", tmp_path / "boards.toml", "--report", tmp_path / "report.json",
+    )  # fmt: skip
+
+
+def requests(*lengths):
+    return [{"id": number, "tokens": [7 + row % 40 for row in range(rows)]} for number, rows in enumerate(lengths)]
+
+
+def test_every_answer_is_right_under_every_plan_and_one_stays(job, tmp_path):
+    """On standard input, of many lengths: also of those that each plan has other shares for."""
+    checkpoint, words = job
+    lines = requests(*(20 + 37 * number % 230 for number in range(4 * TURNS)))
+
+    done = succeeded(hepti(RANKS, *words, "--input", "-", "--plan-by", "measure", stdin=to_lines(lines)))
+
+    for answer, line in zip(from_lines(done.stdout), lines, strict=True):
+        check_answer(answer, checkpoint.expected(line["tokens"]))
+    trials = json.loads((tmp_path / "report.json").read_text())["trials"]
+    assert len(trials) > 1
+    assert [entry["turns"] for entry in trials] == [TURNS] * len(trials)
+    (stays,) = (entry for entry in trials if entry["stays"])
+    assert stays["seconds"] == min(entry["seconds"] for entry in trials)
+    assert f"{len(trials)} plans tried in turn" in done.stderr
+    assert f"{stays['cuts']} stays" in done.stderr
+
+
+def test_the_plan_that_stays_is_that_of_the_report(job, tmp_path):
+    checkpoint, words = job
+    path, lines = tmp_path / "requests.jsonl", requests(128)
+    path.write_text(to_lines(lines))
+    answers = tmp_path / "answers.jsonl"
+
+    again = ("--input", path, "--output", answers, "--repeat", 4 * TURNS)
+    succeeded(hepti(RANKS, *words, *again, "--plan-by", "measure"))
+
+    check_answers(answers.read_text(), {0: checkpoint.expected(lines[0]["tokens"])})
+    report = json.loads((tmp_path / "report.json").read_text())
+    (stays,) = (entry for entry in report["trials"] if entry["stays"])
+    assert cuts_of(plan_from_json(json.dumps(report["plan"]))) == stays["cuts"]
+
+
+def test_few_requests_are_not_worth_the_weights_of_other_plans(job, tmp_path):
+    _, words = job
+
+    succeeded(hepti(RANKS, *words, "--random", 128, "--repeat", 2))
+
+    assert json.loads((tmp_path / "report.json").read_text())["trials"] == []
+
+
+def test_many_requests_are_worth_trying_plans_unless_a_person_says_otherwise(job, tmp_path):
+    _, words = job
+    tried = []
+    for more in ((), ("--plan-by", "estimate")):
+        succeeded(hepti(RANKS, *words, "--random", 128, "--repeat", 60, *more))
+        tried.append(len(json.loads((tmp_path / "report.json").read_text())["trials"]))
+
+    assert tried[0] > 1
+    assert tried[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "complaint"),
+    [
+        (("--system", "galaxy", "--plan-by", "measure"), "says how hepti chooses its plan: leave out --system galaxy"),
+        (("--plan", "plan.json", "--plan-by", "estimate"), "says how hepti chooses its plan: leave out --plan"),
+        (("--replan", "auto", "--plan-by", "measure"), "goes by what is measured already: leave out --plan-by measure"),
+    ],
+)
+def test_what_says_nothing_beside_others_is_refused(more, complaint):
+    done = hepti(2, *more)
+
+    assert done.returncode == 2
+    assert complaint in complaints(done)[0]
