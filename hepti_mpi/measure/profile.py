@@ -7,6 +7,7 @@ measure their kernels at the same time, as they will compute.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ from solver.cluster.cluster import Cluster, Device
 from solver.cluster.curves import Bank, Curves, Kernel
 from solver.model.spec import ModelSpec, encoder_blocks
 
+MEASURES = 2  # version of what a profile says: others are measured anew
 SPEED_ROWS = 256  # what a device's GFLOP/s are those of
 ALIKE = (Kernel.PROJECT, Kernel.CONTRACT, Kernel.ATTEND)  # what nearly all of a layer's time goes to
 # Half of the ratios of two devices' points lie so near their median. Ranks of one host 0.005 to 0.04, equal boards of a
@@ -33,6 +35,8 @@ ALIKE = (Kernel.PROJECT, Kernel.CONTRACT, Kernel.ATTEND)  # what nearly all of a
 SCATTER = 0.05
 # How far speeds may be apart at most; less where the devices' steps vary less. In a lab they vary by 13 to 25 %.
 APART = 0.1
+# By how many times the jitter of two devices the steps of one vary: the standard deviation of Gumbel's distribution.
+DEVIATION = math.pi / math.sqrt(6) / math.log(2)
 
 
 def fingerprint(spec: ModelSpec, group: Group, backend: str, precision: str = "float32") -> str:
@@ -40,7 +44,7 @@ def fingerprint(spec: ModelSpec, group: Group, backend: str, precision: str = "f
     computes = (backend, precision)
     threads = os.environ.get("OPENBLAS_NUM_THREADS")
     hosts = group.on_all(lambda: (host_name(), os.cpu_count(), threads, computes, trial.identity()))
-    facts = (hosts, spec.fingerprint, encoder_blocks(spec)[1].activation, library())
+    facts = (hosts, spec.fingerprint, encoder_blocks(spec)[1].activation, library(), MEASURES)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
@@ -108,7 +112,7 @@ def kinds(curves: Sequence[Curves], jitter_s: Sequence[float]) -> list[list[int]
 
     def are_alike(rank: int, other: int) -> bool:
         ratios = points[rank] - points[other]
-        apart, varies = np.median(ratios), (jitter_s[rank] + jitter_s[other]) / 2 / STEP_S
+        apart, varies = np.median(ratios), DEVIATION * (jitter_s[rank] + jitter_s[other]) / 2 / STEP_S
         return bool(apart <= min(APART, varies) and np.median(np.abs(ratios - apart)) <= SCATTER)
 
     found: list[list[int]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -177,7 +178,10 @@ def measure_unrest(spec: ModelSpec, backend: Backend, group: Group) -> tuple[flo
 
 
 def _jitter_s(compute: Callable[[], float], group: Group) -> float:
-    """Return by how much steps are longer than the slowest rank's mean compute; less for ranks that vary less."""
+    """Return by how much the later of two such ranks is later than both on average; less for ranks that vary less.
+
+    n that are equally fast are later by log n / log 2 times as much (`solver.schedule.timing`).
+    """
     blocks, everyone = Partition.of_counts([1] * group.size), [Span(0, group.size)] * group.size
     own, steps = [], []
     for _ in range(WARM_STEPS + STEPS):
@@ -191,7 +195,7 @@ def _jitter_s(compute: Callable[[], float], group: Group) -> float:
     own, steps = own[WARM_STEPS:], steps[WARM_STEPS:]
     varies = statistics.stdev(own)
     late = max(statistics.mean(steps) - group.slowest(statistics.mean(own)), 0.0)
-    return group.slowest(late) * varies / group.slowest(varies)
+    return group.slowest(late) * math.log(2) / math.log(group.size) * varies / group.slowest(varies)
 
 
 def _rest_s(compute: Callable[[], float]) -> float:

@@ -74,8 +74,8 @@ class Device:
     curves
         Measured seconds of every kernel; None: derived from the speed.
     jitter_s
-        By how much a step ends later, where others wait for this device, than its compute says: no two of its steps
-        take the same time, and the slowest device counts every time.
+        By how much later than their compute says two such devices that take equally long are done, on average: no two
+        steps take the same time, and the slower one counts every time.
     rest_s
         By how much compute is shorter after a wait: a CPU quota saves up.
     """

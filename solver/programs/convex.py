@@ -13,8 +13,10 @@ the seconds T_s of a step, which comes o_s times in a request, for every layer o
       gather    (C6)  T_s >= b_i + d_i,    T_s >= E_s,i + e_i,    T_s >= b_j + l_j + e_i  (j ≠ i)
       reduce    (C7)  T_s >= D_s + f_i,    T_s >= K_s + E_s,i + f_i,    D_s >= b_j + d_j,    K_s >= b_j + e_j
 
-Jitter depends on who takes part, but not on shares, and is added to the optimum; the most that all can gain by rest is
-taken off.
+      jitter    (C8)  T_s >= sum_i (b_i + d_i + f_i) / n + g_s log n   of the n devices at work: how much later a step
+                      is, g_s log sum_i exp(· / g_s), is convex (`solver.schedule.timing`)
+
+The most that all can gain by rest is taken off the optimum.
 
 A curve's lower hull never exceeds the curve, so the optimum is a lower bound for all whole shares of these devices.
 Everything measured is a parameter: a program is built once for a kind and a number of devices, and re-solved in
@@ -25,6 +27,7 @@ The only module that imports cvxpy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -172,7 +175,7 @@ class _Program:
             )
         return Relaxed(
             seconds=float(self.time.value) / MS
-            + sum(step.late_s * priced.per_layer for step, priced in zip(self.steps, table.steps, strict=True)),
+            + sum(-step.rest_s * priced.per_layer for step, priced in zip(self.steps, table.steps, strict=True)),
             units={axis: np.asarray(x.value) for axis, x in self.x.items()},
             per_byte=np.asarray(self.memory.dual_value) / MIB / MS,
             by_speed=np.asarray(sum(step.by_speed() for step in self.steps)) / MS,
@@ -188,9 +191,10 @@ class _Step:
         parts: Sequence[tuple[str, Axis]], axis: Axis | None, scatters: bool, reduces: bool,
     ) -> None:  # fmt: skip
         self.parts = parts
-        self.late_s = 0.0
+        self.rest_s = 0.0
         self.seconds = cp.Variable()
         self.constraints: list[cp.Constraint] = []
+        self.at_work, self.later = cp.Parameter(n), cp.Parameter()
         self.slope = {key: cp.Parameter((LINES, n)) for key in parts}
         self.fixed = {key: cp.Parameter((LINES, n)) for key in parts}
         self.lines: dict[tuple[str, Axis], cp.Constraint] = {}
@@ -207,6 +211,7 @@ class _Step:
             spent[part] = spent[part] + self.spent[key][0]
         self.constraints += self.lines.values()
         before, during, edge, after = (spent[part] for part in ("before", "during", "edge", "after"))
+        self.constraints.append(self.at_work @ (before + during + after) + self.later <= self.seconds)  # (C8)
         begun = None if reduces else spent["first"]
         self.exchange = None if axis is None else _Exchange(x, n, pairs, axis, scatters, begun)
         if self.exchange is None:
@@ -227,13 +232,13 @@ class _Step:
     def set(self, table: LayerTable, step: TableStep, takes: Mapping[Axis, Mask], least_rows: int) -> None:
         """Give the parameters their values."""
         active = taking(takes)
+        at_work = np.zeros(active.size, bool)
         extra: dict[tuple[str, Axis], Floats] = {}
         if step.transfer is not None and self.exchange is not None:
             own, machine = own_exchange(table, step.transfer, takes), table.setting.machine
             self.exchange.set(table, step.transfer, own)
             at_work = _meets(step.loads, step.transfer.axis, takes, own)
-            # Of unsteady devices one alone may be late, and then none waits for a second.
-            self.late_s = -float(machine.rest[at_work].min()) if at_work.any() else 0.0
+            self.rest_s = float(machine.rest[at_work].min()) if at_work.any() else 0.0
             self.latency_s = float(np.max(own.hops)) * machine.network.latency_s
             encode, messages, decode, add = cpu_seconds(own, step.transfer.wire, machine.bank, adds=step.reduces)
             if step.reduces:
@@ -242,6 +247,11 @@ class _Step:
                 costs = {"before": encode, "first": encode / np.maximum(own.tiles, 1), "during": messages + decode}
                 costs["last"] = own.last_seconds(machine.network)
             extra = {(part, step.transfer.axis): seconds for part, seconds in costs.items()}
+        devices = max(int(at_work.sum()), 1)
+        self.at_work.value = at_work / devices
+        # Others may be at work besides, and vary less.
+        least_scale = float(table.setting.machine.late_scale(at_work)[0]) * math.sqrt(devices / active.size)
+        self.later.value = least_scale * math.log(devices) * MS
         for part, axis in self.parts:
             load = step.loads.get(axis)
             seconds = np.zeros((1, active.size))
@@ -284,7 +294,7 @@ def _meets(loads: Mapping[Axis, Floats], axis: Axis, takes: Mapping[Axis, Mask],
     computes = np.zeros(active.size, bool)
     for on, load in loads.items():
         seconds = load[..., [PARTS.index("before"), PARTS.index("during")]].sum(-1).min(0)
-        computes |= (with_a_share(seconds, on) > 0) & takes.get(on, active if on is Axis.FIXED else True)
+        computes |= (with_a_share(seconds, on) > 0) & (active if on is Axis.FIXED else True)
     return np.asarray(computes & (with_a_share(own.messages, axis) > 0))
 
 

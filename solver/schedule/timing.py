@@ -7,9 +7,8 @@ A step ends when every device has ended it: where the next begins, each needs wh
     gather   max(before_i + during_i, A_i + edge_i),  A_i = max(max_j≠i (before_j + l_j), E_i begun at first_j)
     reduce   max(max_j (before_j + during_j), max_j (before_j + edge_j) + E_i) + after_i
 
-and every device later by a jitter: what a device takes differs from step to step, and the slowest one counts every
-time. Among the devices that compute and take part in the exchange it is the second largest jitter that counts, each
-less what its device is ahead of the slowest (`_late`). But who has waited computes faster for a moment, by up to its
+and every device later by what the largest of times that vary is later than the largest of their means, of the devices
+that compute and take part in the exchange (`lateness`). But who has waited computes faster for a moment, by up to its
 rest: so all of them are as much earlier as each of these devices is, after its wait.
 
 In a gather, `before` is computed tile by tile and every tile is sent at once, `first` is its first tile; i computes on
@@ -39,6 +38,7 @@ CODING = {Wire.FLOAT32: 0, Wire.FLOAT16: 1, Wire.INT8: 2, Wire.INT6: 6, Wire.INT
 # Who passes a tile on does it when a tile of its own is done: half of one later, on average.
 PASSING = 0.5
 RESTED = 0.5  # of a second's wait: what a device gains by it, up to its rest
+NEVER_S, TINY_S = 1e9, 1e-12
 
 
 Values = Mapping[Axis, Floats]  # who has how much of every axis, [..., p]
@@ -58,6 +58,15 @@ class Machine:
     def devices(self) -> int:
         """Number of devices, p."""
         return int(self.network.bandwidth.size)
+
+    def late_scale(self, at_work: Mask) -> Floats:
+        """Return the scale of Gumbel's distribution by which devices that work together vary, [..., 1] seconds.
+
+        Of two that differ it is the root of the mean square: how much later the later of two is depends on how their
+        difference varies.
+        """
+        squares, devices = at_work * (self.jitter / np.log(2)) ** 2, at_work.sum(-1, keepdims=True)
+        return np.asarray(np.sqrt(squares.sum(-1, keepdims=True) / np.maximum(devices, 1)))
 
     def only(self, devices: NDArray[np.intp]) -> Machine:
         """Return some of the devices."""
@@ -178,29 +187,33 @@ def _timed(
     if reduces:
         during, after, seconds = during + encode + messages, decode + add, exchange.seconds(machine.network)
         compute, end = before + during + after, reduce_ends(before, during, edge, after, seconds)
-        return compute, end + _late(at_work, compute, end, machine)
+        return compute, end + lateness(at_work, compute, end, machine)
     before, first, during = before + encode, first + encode / np.maximum(exchange.tiles, 1), during + messages + decode
     first = first * (1 + PASSING * (exchange.hops - 1) * (exchange.tiles > 1))
     arrival = exchange.arrival(machine.network, first)
     compute, end = before + during, gather_ends(before, during, edge, arrival, exchange.last_seconds(machine.network))
-    return compute, end + _late(at_work, compute, end, machine)
+    return compute, end + lateness(at_work, compute, end, machine)
 
 
-def _late(at_work: Mask, compute: Floats, end: Floats, machine: Machine) -> Floats:
+def lateness(at_work: Mask, compute: Floats, end: Floats, machine: Machine) -> Floats:
     """Return by how much a step ends later than the formulas for `end` say, [..., 1].
 
-    A device that computes longer than the others by more than they vary makes nobody later than it takes on average:
-    only a second one that is as late counts.
+    The largest of several times that vary is later than the largest of their means: with Gumbel's distribution of scale
+    b, by b log sum_i exp((t_i - max t) / b), that is b log n for n devices that take equally long, and nothing for one
+    that takes much longer than all others (McFadden, "Conditional Logit Analysis of Qualitative Choice Behavior",
+    1974, section III). It is convex in the times: to let one device be late alone saves nothing.
     """
-    if compute.shape[-1] < 2:
-        return np.zeros((*compute.shape[:-1], 1))
-    behind = compute.max(-1, keepdims=True) - compute
-    late = np.partition(at_work * np.maximum(machine.jitter - behind, 0.0), -2, axis=-1)[..., -2, None]
+    late = np.zeros((*compute.shape[:-1], 1))
+    if machine.jitter.any():
+        scale = machine.late_scale(at_work)
+        behind = np.where(at_work, compute, -np.inf)
+        behind = behind - behind.max(-1, keepdims=True, initial=-NEVER_S)
+        late = scale * np.log(np.maximum(np.exp(behind / np.maximum(scale, TINY_S)).sum(-1, keepdims=True), 1.0))
     if not machine.rest.any():
         return late
     rested = np.minimum(machine.rest, RESTED * (end.max(-1, keepdims=True) - compute))
     early = np.min(np.where(at_work, rested, np.inf), axis=-1, keepdims=True)
-    return late - np.where(np.isfinite(early), early, 0.0)
+    return np.asarray(late - np.where(np.isfinite(early), early, 0.0))
 
 
 def step_times(step: TimedStep, values: Values, active: Mask, machine: Machine) -> Times:

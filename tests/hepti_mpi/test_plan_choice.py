@@ -24,11 +24,12 @@ SPEC = encoder("small", hidden=64, ffn=256, heads=4, layers=4, input=TextInput(v
 )
 def test_plans_for_other_lengths_are_heptis_own_where_devices_do_not_change_them(words, follow):
     """A published system's shares stay its own; a plan that lives is changed by what is measured."""
-    choice = choose(cli.parse(words), SPEC, 100, 3, pis(1, 2, 1), lambda line: None)
+    choice = choose(cli.parse(words), SPEC, 100, 1, 3, pis(1, 2, 1), lambda line: None)
 
-    assert (choice.by_length is not None) == follow
+    assert (choice.trials is not None) == follow
     if follow:
-        assert choice.by_length.of(128) is choice.plan
+        assert choice.plans == (choice.plan,)
+        assert choice.trials.of(128) is choice.plan
 
 
 @pytest.mark.parametrize("measured", ["float32", "int8"])
@@ -38,7 +39,7 @@ def test_memory_is_that_of_the_precision_that_a_run_has_whatever_was_measured(me
 
     def chosen(precision):
         words = ["--system", "single", "--precision", precision, "--backend", "onnxruntime"]
-        return choose(cli.parse(words), named_model("bert-large"), 128, 1, cluster, lambda line: None)
+        return choose(cli.parse(words), named_model("bert-large"), 128, 1, 1, cluster, lambda line: None)
 
     with pytest.raises(HeptiError, match="bert-large by single does not fit: "):
         chosen("float32")
@@ -52,7 +53,7 @@ def test_devices_of_the_file_that_have_no_rank_are_named(tmp_path):
     path, said = tmp_path / "pis.toml", []
     write_cluster(pis(10, 20, 30), path)
 
-    choice = choose(cli.parse(["--cluster", str(path)]), SPEC, 100, 2, None, said.append)
+    choice = choose(cli.parse(["--cluster", str(path)]), SPEC, 100, 1, 2, None, said.append)
 
     assert choice.plan.devices == ("pi-0", "pi-1")
     assert said == [f"note: 2 ranks, 3 devices in {path}: without pi-2"]
@@ -75,7 +76,7 @@ def test_what_is_predicted_is_for_named_boards(words, measured, boards, tmp_path
     plan = rows_plan("rows", SPEC, pis(10, 20), 100, [1.0, 1.0])
     (tmp_path / "plan.json").write_text(plan_to_json(plan))
 
-    choice = choose(cli.parse(words), SPEC, 100, 2, measured, lambda line: None)
+    choice = choose(cli.parse(words), SPEC, 100, 1, 2, measured, lambda line: None)
 
     assert choice.boards == boards
 
@@ -86,6 +87,6 @@ def test_an_unknown_system_is_refused_before_hosts_are_measured():
 
 
 def test_a_ready_cluster_goes_by_its_name():
-    choice = choose(cli.parse(["--cluster", "mixed4"]), SPEC, 100, 3, None, lambda line: None)
+    choice = choose(cli.parse(["--cluster", "mixed4"]), SPEC, 100, 1, 3, None, lambda line: None)
 
     assert choice.cluster == find_cluster("mixed4").first(3, "mixed4").holding("float32")

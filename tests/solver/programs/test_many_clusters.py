@@ -1,6 +1,8 @@
 """Plans for random clusters: none slower than the planner before made, whose plans are kept, nor below the bound."""
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,3 +53,24 @@ def test_convex_bound_is_never_above_the_layer_that_it_bounds(solutions):
     worst = max(above, key=above.__getitem__)
     assert above[worst] <= 1 + 1e-6, worst
     assert any(0 not in one.crew for one in free.values())
+
+
+def test_convex_bound_is_never_above_the_layer_of_unsteady_devices_either():
+    above = {}
+    for seed in range(200, 200 + count(10, 60)):
+        spec, cluster, rows = instance(seed)
+        rng = np.random.default_rng(seed)
+        boards = tuple(
+            replace(
+                board, jitter_s=rng.choice([0, 1e-3, 4e-3]) * rng.random(), rest_s=rng.choice([0, 4e-3]) * rng.random()
+            )
+            for board in cluster.devices
+        )
+        with suppress(InfeasiblePlanError):
+            solution = solve(spec, replace(cluster, devices=boards), rows)
+            if not solution.prices.any():
+                above[seed] = solution.relaxed.seconds / solution.best.seconds
+
+    assert len(above) >= 5
+    worst = max(above, key=above.__getitem__)
+    assert above[worst] <= 1 + 1e-6, worst

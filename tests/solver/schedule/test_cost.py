@@ -21,7 +21,7 @@ from solver.plan.spans import Partition, Span, tiles
 from solver.schedule.cost import predict, price, setting
 from solver.schedule.exchange import Network, gather, move, scatter, tile_counts
 from solver.schedule.stages import predict_plan
-from solver.schedule.timing import gather_ends, reduce_ends
+from solver.schedule.timing import Machine, gather_ends, lateness, reduce_ends
 from solver.systems import make_plan, plans_for
 from tests.plans import joined, rank_slices
 from tests.solver.clusters import pis
@@ -119,21 +119,49 @@ def test_reduce_ends_with_the_last_summand():
     assert reduce_ends(before, during, edge, after, np.array([3.0, 9.0])).tolist() == [9, 13]
 
 
-def test_a_step_is_as_late_as_the_second_most_unsteady_of_those_that_compute_and_exchange():
-    """Of two the slower counts. Who takes no part makes nobody late, nor who has time to spare."""
-    steady, jitter_s = pis(10, 10, 10), (0.001, 0.003, 0.002)
-    boards = zip(steady.devices, jitter_s, strict=True)
-    unsteady = replace(steady, devices=tuple(replace(device, jitter_s=own_s) for device, own_s in boards))
+def unsteady(cluster, jitter_s):
+    return replace(cluster, devices=tuple(replace(device, jitter_s=jitter_s) for device in cluster.devices))
+
+
+def test_a_step_is_as_late_as_the_largest_of_times_that_vary():
+    """Two that take equally long by their jitter, more by more. Who takes no part makes nobody late."""
+    cluster, jitter_s = pis(10, 10, 10), 0.002
 
     def later(*shares):
-        plan = uniform_plan(SPEC, steady.names, by_rows(*shares))
-        return predict(SPEC, unsteady, plan, 96).seconds - predict(SPEC, steady, plan, 96).seconds
+        plan = uniform_plan(SPEC, cluster.names, by_rows(*shares))
+        return predict(SPEC, unsteady(cluster, jitter_s), plan, 96).seconds - predict(SPEC, cluster, plan, 96).seconds
 
     # Rank 0 alone hands rows out; K and V are gathered in every layer; all hand in, rank 0 with a little more to do.
-    assert later(1, 1, 1) == pytest.approx((SPEC.layers + 1) * 0.002, abs=0.0005)
-    assert later(1, 0, 1) == pytest.approx((SPEC.layers + 1) * 0.001, abs=0.0005)
-    assert later(30, 1, 1) == 0
+    assert later(1, 1, 1) == pytest.approx((SPEC.layers + 1) * jitter_s * math.log2(3), abs=0.0005)
+    assert later(1, 0, 1) == pytest.approx((SPEC.layers + 1) * jitter_s, abs=0.0005)
+    assert 0 <= later(30, 1, 1) < 1e-6
     assert later(1, 0, 0) == 0
+
+
+def test_how_late_a_step_is_agrees_with_drawing_times():
+    """Of devices with as much to do and less, equally unsteady; and of two that are not."""
+    rng = np.random.default_rng(4)
+    for compute, scales in (([0.05, 0.048, 0.03], [0.002] * 3), ([0.05, 0.05], [0.004, 0.001])):
+        compute, scales = np.array(compute), np.array(scales)
+        drawn = compute + scales * (rng.gumbel(size=(200_000, compute.size)) - np.euler_gamma)
+        machine = Machine(None, None, scales * math.log(2), np.zeros(compute.size))
+
+        late = lateness(np.ones(compute.size, bool), compute, compute, machine)
+
+        assert late[0] == pytest.approx(drawn.max(1).mean() - compute.max(), rel=0.05)
+
+
+@pytest.mark.parametrize("rest_s", [0, 0.005])
+def test_equal_shares_are_the_best_of_equal_devices_that_vary(rest_s):
+    """By the second largest jitter one device would have got more: no second one would have been late."""
+    machine, every = Machine(None, None, np.full(4, 0.0035), np.full(4, rest_s)), np.ones(4, bool)
+
+    def seconds(compute):
+        return compute.max() + lateness(every, compute, compute, machine)[0]
+
+    balanced = seconds(np.full(4, 0.02))
+    for more_s in (0.0001, 0.001, 0.002, 0.005):
+        assert seconds(0.02 + more_s * np.array([3, -1, -1, -1])) > balanced
 
 
 @pytest.mark.parametrize("route", Route)
