@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -155,15 +155,17 @@ class Leader:
         # What adapts begins with all bits: the report says what came of it.
         if self._options.wire not in (Wire.FLOAT32, Wire.ADAPTIVE) and batches:
             self._rounding = _measured_rounding(batches[0], engine)
-        if member is not None and self._solution is not None and self._cluster is not None:
-            from solver.live.replan import Replanner
+        with ExitStack() as last, self._watch or nullcontext(), self._sinks() as sinks:
+            if member is not None and self._solution is not None and self._cluster is not None:
+                from solver.live.planning import own_process  # the solvers are for rank 0 alone
+                from solver.live.replan import Replanner
 
-            replanner = Replanner(self._spec, self._cluster, self._solution, self._spare, read_bytes_per_s)
-            self._conductor = Conductor(self._spec, member, replanner, self._options.replan == "auto", self.say)
-            engine.live = self._conductor
-            if self._watch:
-                self._conductor.show = partial(self._watch.show, stack)
-        with self._watch or nullcontext(), self._sinks() as sinks:
+                solves = last.enter_context(own_process())
+                replanner = Replanner(self._spec, self._cluster, self._solution, self._spare, read_bytes_per_s, solves)
+                self._conductor = Conductor(self._spec, member, replanner, self._options.replan == "auto", self.say)
+                engine.live = self._conductor
+                if self._watch:
+                    self._conductor.show = partial(self._watch.show, stack)
             for source, count in self._sources(batches, engine):
                 started = clock.now()
                 for answer in engine.serve(source, count=count):

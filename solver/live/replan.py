@@ -1,9 +1,9 @@
 """When a plan is changed while it runs: what changed, what another plan would save, what changing to it costs.
 
 A device's factors move (`solver.live.drift`); once they are far from those that the plan was last solved for, it is
-solved again: at once for plans whose weights all ranks hold, and later, if the change has lasted, for all else. A plan
-is taken if what it saves over the requests that are expected is more than the seconds that moving costs, and is worth
-the trouble at all.
+solved again: at once for plans whose weights all ranks hold, and later, if the change has lasted, for all else; that
+takes long, and goes on in another process while requests run (`solver.live.planning`). A plan is taken if what it saves
+over the requests that are expected is more than the seconds that moving costs, and is worth the trouble at all.
 """
 
 from __future__ import annotations
@@ -11,23 +11,25 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from concurrent.futures import BrokenExecutor, Executor, Future
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from solver.base.errors import InfeasiblePlanError
+from solver.base.errors import HeptiError, InfeasiblePlanError
 from solver.cluster.cluster import GIB, Cluster
 from solver.cluster.curves import Floats
 from solver.live.decision import Decision, shares
 from solver.live.drift import Drift
-from solver.live.first_plan import among, plan_to_begin_with
+from solver.live.first_plan import among
+from solver.live.planning import solved_again
 from solver.live.tracker import SLIGHT
 from solver.model.spec import ModelSpec
 from solver.plan.changes import Holdings, all_by_rows
 from solver.plan.holdings import all_weights_bytes
 from solver.plan.plan import Plan
 from solver.programs.lengths import for_rows
-from solver.programs.planner import Solution, solve
+from solver.programs.planner import Solution
 from solver.schedule.cost import plan_seconds, predict, setting
 from solver.schedule.exchange import Mask
 from solver.schedule.memory import holds_all, needed_bytes
@@ -53,6 +55,20 @@ AGAIN, MENDED = 5, math.log(1.05)
 KNOWN = 8
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Solving:
+    """A solve under way, and what it is for: the devices, who could run other rows at once, what changed, how much."""
+
+    solution: Future[Solution]
+    now: Cluster
+    factors: Floats
+    at_once: Mask
+    why: str
+    shifted: bool
+    lasted: bool
+    moved: float
+
+
 class Replanner:
     """Follows the devices and decides about plans; pure, for rank 0.
 
@@ -68,6 +84,8 @@ class Replanner:
         The plan by rows whose weights ranks hold besides.
     read_bytes_per_s : [p]
         How fast each rank gets weights, from its file or from rank 0.
+    solves
+        Runs what takes long: `solver.live.planning.own_process`.
     """
 
     def __init__(
@@ -77,8 +95,10 @@ class Replanner:
         solution: Solution,
         spare: Plan | None,
         read_bytes_per_s: Sequence[float],
+        solves: Executor,
     ) -> None:
-        self._spec = spec
+        self._spec, self._solves = spec, solves
+        self._solving: Solving | None = None
         self.drift = Drift(spec, cluster)
         # The latest first, with the logarithms of the factors that they were solved for.
         self._solutions = deque([(np.zeros((2, len(cluster.devices))), solution)], KNOWN)
@@ -111,7 +131,7 @@ class Replanner:
         return bool(self.drift.computed(plan, rows, compute_s, wait_s, done))
 
     def decide(self, aim: Plan | None = None, *, now_only: bool = False) -> Decision | None:
-        """Solve again if a factor has moved far enough; None if none has.
+        """Solve again if a factor has moved far enough; None if none has, and as long as a solve is under way.
 
         Parameters
         ----------
@@ -125,8 +145,10 @@ class Replanner:
         Decision
             The caller acts on it, and says so by `take` where the plan changes.
         """
+        if self._solving is not None:
+            return self._solved_for(aim)
         factors = self._factors()
-        moved = np.abs(factors - self._solved).max()
+        moved = float(np.abs(factors - self._solved).max())
         shifted = moved >= SHIFT or self._memory_shifted()
         lasted = self._since >= LEAST_HORIZON
         if not shifted and (now_only or not 0 < self._again_at <= self._requests):
@@ -152,17 +174,46 @@ class Replanner:
             self._again_at = self._requests + LEAST_HORIZON
             changes = "what else could run is got again"
             return Decision(self.plan, True, why, changes, before_s, before_s, self.moving_s(spare), spare=spare)
-        short = self._short(now, self._held_bytes())
         plan = self._at_once(now, factors, at_once) if shifted or not lasted else None
         if not shifted and not lasted and others_could.any():
             plan = min(filter(None, (plan, self._among_all(now))), key=lambda plan: plan.predicted_s, default=None)
         if plan is not None:
             self._again_at = due if shifted else self._requests + LEAST_HORIZON
-        else:
-            try:
-                plan = self._of_all(now, factors, at_once, before_s)
-            except InfeasiblePlanError as error:
-                return Decision(self.plan, False, f"{why} ({error})", "", before_s, before_s, 0.0)
+            return self._conclude(plan, aim, now, why, shifted, lasted, moved)
+        former = self._nearest(factors)[1]
+        solution = self._solves.submit(solved_again, self._spec, now, self.plan.rows, former, self.plan.wire)
+        self._solving = Solving(solution, now, factors, at_once, why, shifted, lasted, moved)
+        return self._solved_for(aim)
+
+    def _solved_for(self, aim: Plan | None) -> Decision | None:
+        """Decide about what the solve under way has found; None if it is not done.
+
+        That is the best plan of all, or the best at once where that one is not worth it, and this is.
+        """
+        due = self._solving
+        if due is None or not due.solution.done():
+            return None
+        self._solving, before_s = None, self._seconds(due.now, self.plan)
+        try:
+            solution = due.solution.result()
+        except InfeasiblePlanError as error:
+            return Decision(self.plan, False, f"{due.why} ({error})", "", before_s, before_s, 0.0)
+        except BrokenExecutor as error:
+            raise HeptiError(
+                f"the process that plans has ended, for lack of memory? Or say --replan off: {error}"
+            ) from error
+        self._solutions.appendleft((due.factors, solution))
+        plan = solution.plan
+        if not self._is_worth(plan, before_s):
+            held = self._at_once(due.now, due.factors, due.at_once)
+            plan = held if held is not None and self._is_worth(held, before_s) else plan
+        return self._conclude(plan, aim, due.now, due.why, due.shifted, due.lasted, due.moved)
+
+    def _conclude(
+        self, plan: Plan, aim: Plan | None, now: Cluster, why: str, shifted: bool, lasted: bool, moved: float
+    ) -> Decision:
+        """Decide whether a plan is taken."""
+        before_s, short = self._seconds(now, self.plan), self._short(now, self._held_bytes())
         least_gain = LEAST_GAIN if lasted or (shifted and moved < SLIGHT) else CHANGED_GAIN
         taken = (self._is_worth(plan, before_s, least_gain) or bool(short)) and self._fits(plan, now)
         if aim is not None:
@@ -237,21 +288,6 @@ class Replanner:
 
     def _lack(self, plan: Plan, ranks: Collection[int]) -> bool:
         return any(self._holdings.lacking(self._spec, plan, rank) for rank in ranks)
-
-    def _of_all(self, now: Cluster, factors: Floats, whole: Mask, before_s: float) -> Plan:
-        """Solve again; return the best plan of all, or the best at once where that one is not worth it, and this is.
-
-        Raises
-        ------
-        InfeasiblePlanError
-            If none fits.
-        """
-        solution = solve(self._spec, now, self.plan.rows, self._nearest(factors)[1], self.plan.wire)
-        solution, _ = plan_to_begin_with(self._spec, now, solution)
-        self._solutions.appendleft((factors, solution))
-        best = solution.plan
-        held = None if self._is_worth(best, before_s) else self._at_once(now, factors, whole)
-        return held if held is not None and self._is_worth(held, before_s) else best
 
     def _among_all(self, now: Cluster) -> Plan | None:
         """Return the best plan by rows among all that could have the weights; None where that is not what runs."""

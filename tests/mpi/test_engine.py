@@ -1,5 +1,7 @@
 """Requests may be submitted at any time: answers come in the order of submission, and are the oracle's."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -70,10 +72,18 @@ def test_a_batch_of_another_plan_waits_until_nothing_is_under_way(world, files):
     """Those of the plan that runs do not wait; all ranks change over together."""
     short, long = (rows_plan([*weights]) for weights in ([1.0] + [0.0] * (world.size - 1), [1.0] * world.size))
     run = Run(POST, long, world, files)
+    run.stack.loaded = {0: run.stack.layers}
     if world.rank:
         follow(run.world, run.stack)
         return
-    engine = Engine(POST, tensors_of(POST), run.stack, run.world, lambda rows: long if rows > 8 else short)
+    plans = SimpleNamespace(
+        several=False,
+        settled=True,
+        number=0,
+        of=lambda rows: long if rows > 8 else short,
+        ran=lambda rows, seconds: None,
+    )
+    engine = Engine(POST, tensors_of(POST), run.stack, run.world, plans)
     answers, answered, adopt = [], [], run.stack.adopt
 
     def noted(plan, layers):

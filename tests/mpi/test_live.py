@@ -2,7 +2,7 @@
 
 import gc
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from hepti_mpi import cli, job, leader
 from hepti_mpi.comm import group as comm
 from hepti_mpi.engine.engine import Engine
 from hepti_mpi.engine.layers import BlockKernels
+from hepti_mpi.engine.stack import PlanOrder
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.live import conductor as conducting
 from hepti_mpi.live import monitor
@@ -18,10 +19,13 @@ from hepti_mpi.live.conductor import Conductor
 from hepti_mpi.live.member import MOST_PROBES, Member, follow
 from hepti_mpi.live.monitor import Monitor
 from solver.cluster.cluster import write_cluster
+from solver.live import trials
 from solver.live.decision import Decision
 from solver.live.replan import Replanner
 from solver.programs.planner import solve
 from solver.schedule.cost import predict
+from solver.systems import make_plan
+from tests.at_once import AtOnce
 from tests.mpi.requests import hidden_states
 from tests.mpi.test_layers import POST, expected, tensors_of
 from tests.mpi.test_move import Run, files, lengths_of, random_plan, rows_plan
@@ -41,7 +45,7 @@ class Forced(Replanner):
     """Changes to plans at random, whatever was measured."""
 
     def __init__(self, cluster, solution, plans, rng):
-        super().__init__(POST, cluster, solution, None, [1e9] * len(cluster.devices))
+        super().__init__(POST, cluster, solution, None, [1e9] * len(cluster.devices), AtOnce())
         self._cluster, self._plans, self._rng = cluster, plans, rng
 
     def decide(self, aim=None, *, now_only=False):
@@ -111,7 +115,9 @@ def test_what_ranks_measure_arrives_and_changes_nothing_without_a_change(world, 
     if world.rank:
         follow(run.world, run.stack, member_of(run))
         return
-    conductor = lead(run, Replanner(POST, cluster, solution, None, [1e9] * world.size), np.random.default_rng(8))
+    conductor = lead(
+        run, Replanner(POST, cluster, solution, None, [1e9] * world.size, AtOnce()), np.random.default_rng(8)
+    )
 
     assert len(conductor.latest) == world.size
     assert all(measured.room_bytes > 0 for measured in conductor.latest)
@@ -130,7 +136,9 @@ def test_rank_0_without_a_share_measures_itself_while_it_waits(world, files, mon
     if world.rank:
         follow(run.world, run.stack, member_of(run))
         return
-    conductor = lead(run, Watching(POST, cluster, solution, None, [1e9] * world.size), np.random.default_rng(9))
+    conductor = lead(
+        run, Watching(POST, cluster, solution, None, [1e9] * world.size, AtOnce()), np.random.default_rng(9)
+    )
 
     probed = conductor.drift.compute[0].factor != 1.0
     assert probed  # alone it has a share, and is measured as it computes
@@ -150,7 +158,9 @@ def test_a_rank_without_a_share_says_how_fast_it_is_and_falls_silent_where_nothi
             pass
         assert asked <= member.probes == MOST_PROBES
         return
-    conductor = lead(run, Watching(POST, cluster, solution, None, [1e9] * world.size), np.random.default_rng(9))
+    conductor = lead(
+        run, Watching(POST, cluster, solution, None, [1e9] * world.size, AtOnce()), np.random.default_rng(9)
+    )
 
     assert all(tracker.factor != 1.0 for tracker in conductor.drift.compute[1:])
 
@@ -185,6 +195,7 @@ def test_layers_that_a_change_of_plan_replaces_are_freed(world, files, monkeypat
 
     def lead(self, stack, *rest):
         kept = count()
+        stack.loaded = {}
         stack.adopt(stack.plan, ())
         found.append(kept - count())
         self._group.orders.send(None, self._group.others())
@@ -198,6 +209,37 @@ def test_layers_that_a_change_of_plan_replaces_are_freed(world, files, monkeypat
     assert job.run_job(cli.parse([*words, "--replan", "off"]), comm.world()) == 0
 
     assert found == [2 * POST.layers] * (world.rank == 0)
+
+
+def test_the_plan_that_stays_frees_the_layers_of_the_others(world, files, monkeypatch, tmp_path):
+    found = []
+
+    def count(stack):
+        return sum(len(layers) for layers in stack.loaded.values())
+
+    def lead(self, stack, *rest):
+        found.append(count(stack))
+        order = PlanOrder(self._trials.plans[1], number=1, stays=True)
+        self._group.orders.send(order, self._group.others())
+        stack.follow(order)
+        found.append(count(stack))
+        self._group.orders.send(None, self._group.others())
+
+    monkeypatch.setattr(leader.Leader, "lead", lead)
+    monkeypatch.setattr(leader.Leader, "close", lambda self, ranks, places: 0)
+    blocks = partial(make_plan, "megatron")
+    monkeypatch.setattr(
+        trials,
+        "plans_to_try",
+        lambda spec, cluster, solution: [solution.plan, blocks(spec, cluster, solution.plan.rows)],
+    )
+    cluster = tmp_path / "boards.toml"
+    write_cluster(pis(*[0.003] * world.size, mbps=300), cluster)
+    words = ["--model", str(files[POST.name].path), "--random", "48", "--cluster", str(cluster), "--backend", "numpy"]
+
+    assert job.run_job(cli.parse([*words, "--plan-by", "measure"]), comm.world()) == 0
+
+    assert found == [2 * POST.layers, POST.layers] * (world.rank == 0)
 
 
 __all__ = ["files"]

@@ -23,6 +23,7 @@ from solver.plan.routes import Route
 from solver.programs.planner import solve
 from solver.schedule.cost import predict
 from tests import sweeps
+from tests.at_once import AtOnce
 from tests.mpi.requests import requests_of
 from tests.mpi.test_layers import expected, tensors_of
 from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, random_plan, rows_plan
@@ -88,7 +89,7 @@ class Chance(Replanner):
     """Changes to plans by chance, whatever was measured."""
 
     def __init__(self, cluster, solution, spare, rng):
-        super().__init__(LONG, cluster, solution, spare, [1e9] * len(cluster.devices))
+        super().__init__(LONG, cluster, solution, spare, [1e9] * len(cluster.devices), AtOnce())
         self._cluster, self._rng, self._cut = cluster, rng, solution.plan
 
     def observe_part(self, *arguments):
@@ -192,7 +193,7 @@ def test_in_short_requests_nobody_looks_up(world, files, monkeypatch):
     if world.rank:
         follow(run.world, run.stack, member_of(run))
         return
-    replanner = Replanner(LONG, cluster, solution, None, [1e9] * world.size)
+    replanner = Replanner(LONG, cluster, solution, None, [1e9] * world.size, AtOnce())
     conductor, _ = lead(run, replanner, random_requests(np.random.default_rng(13), 10))
 
     assert conductor.looks == ()
@@ -256,7 +257,9 @@ def test_a_board_that_becomes_slow_has_other_rows_in_the_same_request(world, fil
         run.stack.run = slowed
         follow(run.world, run.stack, member_of(run))
         return
-    replanner = InProportion(LONG, cluster, replace(solve(LONG, cluster, 64), plan=plan), None, [1e9] * world.size)
+    replanner = InProportion(
+        LONG, cluster, replace(solve(LONG, cluster, 64), plan=plan), None, [1e9] * world.size, AtOnce()
+    )
     conductor, seconds = lead(run, replanner, [(64,)] * (calm + slow))
 
     calm_s = statistics.median(seconds[:calm])

@@ -18,6 +18,7 @@ from solver.programs.planner import solve
 from solver.schedule.cost import predict, price, setting
 from solver.schedule.memory import work_bytes
 from solver.systems import make_plan
+from tests.at_once import AtOnce
 from tests.solver.clusters import pis
 from tests.sweeps import ALL, seeds
 
@@ -38,10 +39,10 @@ def begun(cluster):
 class Simulation:
     """A cluster that computes as its true factors say; what a request takes is what it costs there."""
 
-    def __init__(self, cluster, read_bytes_per_s=1e9, seed=0, looks=()):
+    def __init__(self, cluster, read_bytes_per_s=1e9, seed=0, looks=(), solves=None):
         self.cluster = cluster
         solution, spare = begun(cluster)
-        self.replanner = Replanner(SPEC, cluster, solution, spare, [read_bytes_per_s] * 4)
+        self.replanner = Replanner(SPEC, cluster, solution, spare, [read_bytes_per_s] * 4, solves or AtOnce())
         self.holdings = Holdings(solution.plan, 4, spare)
         self.decisions = []
         self.at_layers = []  # from which the plans hold that came within a request
@@ -205,7 +206,10 @@ def test_a_device_given_up_beside_other_cuts_has_rows_again_at_once_when_it_is_b
     """It has kept the weights; so nothing is read, and no request runs under the old plan meanwhile."""
     spec, cluster = named_model("bert-large", 8), pis(24.6, 70, 35, 10, mbps=300)
     solution, spare = plan_to_begin_with(spec, cluster, solve(spec, cluster, 256))
-    replanner, holdings = Replanner(spec, cluster, solution, spare, [1e9] * 4), Holdings(solution.plan, 4, spare)
+    replanner, holdings = (
+        Replanner(spec, cluster, solution, spare, [1e9] * 4, AtOnce()),
+        Holdings(solution.plan, 4, spare),
+    )
     assert not all_by_rows(solution.plan)
     for _ in range(FIRST):
         replanner.drift.probed(2, 1.0)
