@@ -49,7 +49,7 @@ OVERFLOW = 1e-3
 SLACK = 1e-4
 ALL_WAYS = 20_000  # shares, up to which all are tried
 JOINING = 64  # devices, up to which all stay candidates of a later solve
-JOINS_WITH = (1, 1 / 2, 1 / 4, 1 / 8)  # of an equal share
+JOINS_WITH = np.array([1, 1 / 2, 1 / 4, 1 / 8])  # of an equal share
 MANY = 8  # devices, beyond which units move only from the slowest and to the fastest
 
 
@@ -284,33 +284,34 @@ def _crew_moves(counts: Integers) -> Iterator[Integers]:
         order[[one, other]] = other, one
         yield (counts[:, order] - counts)[None]
     for axes in (list(some) for size in range(2, len(counts) + 1) for some in combinations(range(len(counts)), size)):
-        own = counts[axes]
-        for giver in np.flatnonzero(own.all(0)):
-            rest = np.where(devices == giver, 0, own)
-            if rest.any(1).all():
-                yield _changed(counts, axes, _in_proportion(rest, totals[axes]))
-        for taker in np.flatnonzero(~own.any(0)):
-            for part in JOINS_WITH:
-                share = (part * totals[axes] / (own.any(0).sum() + 1)).astype(np.int64)
-                after = _in_proportion(own, totals[axes] - share)
-                after[:, taker] += share
-                yield _changed(counts, axes, after)
+        own, total = counts[axes], totals[axes]
+        leaving = np.flatnonzero(own.all(0))
+        rest = np.where(devices == leaving[:, None, None], 0, own)
+        rest = rest[np.all(rest.any(2), axis=1)]
+        if len(rest):
+            yield _changed(counts, axes, _in_proportion(rest, np.broadcast_to(total, rest.shape[:2])))
+        joining = np.flatnonzero(~own.any(0))
+        if joining.size:
+            shares = (JOINS_WITH[:, None] * total / (own.any(0).sum() + 1)).astype(np.int64)
+            others = _in_proportion(np.broadcast_to(own, (len(shares), *own.shape)), total - shares)
+            after = others + shares[..., None] * (devices == joining[:, None, None, None])
+            yield _changed(counts, axes, after.reshape(-1, *own.shape))
 
 
 def _changed(counts: Integers, axes: Sequence[int], after: Integers) -> Integers:
-    """Return the move to other counts on some axes, [1, axes, p]."""
-    moved = np.zeros((1, *counts.shape), np.int64)
-    moved[0, axes] = after - counts[axes]
+    """Return the moves to other counts on some axes, [moves, axes, p]."""
+    moved = np.zeros((len(after), *counts.shape), np.int64)
+    moved[:, axes] = after - counts[axes]
     return moved
 
 
 def _in_proportion(counts: Integers, totals: Integers) -> Integers:
-    """Return whole counts of these totals, [n], in proportion to `counts`, [n, p]; the largest remainders count."""
-    exact = counts * (totals / counts.sum(1))[:, None]
+    """Return whole counts of these totals, [...], in proportion to `counts`, [..., p]; the largest remainders count."""
+    exact = counts * (totals / counts.sum(-1))[..., None]
     whole = np.floor(exact).astype(np.int64)
-    order = np.argsort(whole - exact, axis=1, kind="stable")
-    rank = np.argsort(order, axis=1, kind="stable")
-    return np.asarray(whole + (rank < (totals - whole.sum(1))[:, None]))
+    order = np.argsort(whole - exact, axis=-1, kind="stable")
+    rank = np.argsort(order, axis=-1, kind="stable")
+    return np.asarray(whole + (rank < (totals - whole.sum(-1))[..., None]))
 
 
 def _sizes(have: int) -> list[int]:
