@@ -137,9 +137,13 @@ def _lasting(
 
 
 def _pays(spec: ModelSpec, plans: Sequence[Plan], requests: int, ranks: int) -> bool:
-    """Return whether what the best of these plans may save of so many requests makes up for reading its weights."""
+    """Return whether what the best of these plans may save of so many requests makes up for trying them all.
+
+    That is for reading their weights, and for running those that are predicted to be slower.
+    """
     from solver.live.trials import ERROR, TURNS
 
     read_bytes = max(all_bytes(spec, plans, rank) - all_bytes(spec, plans[:1], rank) for rank in range(ranks))
-    left = requests - len(plans) * TURNS
-    return left * ERROR * plans[0].predicted_s > read_bytes / defaults.READ_BYTES_PER_S
+    least_s = plans[0].predicted_s
+    lost_s = read_bytes / defaults.READ_BYTES_PER_S + TURNS * sum(plan.predicted_s - least_s for plan in plans)
+    return (requests - len(plans) * TURNS) * ERROR * least_s > lost_s

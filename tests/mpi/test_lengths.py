@@ -43,6 +43,7 @@ def run(world, files, tmp_path, speeds, lengths):
     words = {
         "--model": files[POST.name].path, "--cluster": tmp_path / "boards.toml", "--input": tmp_path / "in.jsonl",
         "--output": tmp_path / "out.npz", "--report": tmp_path / "report.json", "--backend": "numpy", "--repeat": 2,
+        "--plan-by": "estimate",
     }  # fmt: skip
 
     assert job.run_job(cli.parse([str(word) for pair in words.items() for word in pair]), comm.world()) == 0
