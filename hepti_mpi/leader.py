@@ -17,7 +17,7 @@ from hepti_mpi import defaults
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.engine.engine import Engine
-from hepti_mpi.engine.stack import Stack
+from hepti_mpi.engine.stack import PlanOrder, Stack
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.live.conductor import Conductor
 from hepti_mpi.live.member import Member
@@ -176,6 +176,9 @@ class Leader:
             self._plan = stack.plan
         if self._trials and self._trials.several:
             self._plan = self._trials.plan
+            order = PlanOrder(self._plan, self._trials.stays, self._trials.settled)
+            self._group.orders.send(order, self._group.others())  # what they report is of this plan
+            stack.follow(order)
             self.say(self._trials.line)
         self._group.orders.send(None, self._group.others())
 
@@ -233,7 +236,7 @@ class Leader:
 
     def _plan_of(self, rows: int) -> Plan:
         """Return the plan under which batches of so many rows run."""
-        return self._plan if self._trials is None else self._trials.of(rows)
+        return self._plan if self._trials is None else self._trials.lasting(rows)
 
     def _doubt_profile(self, seconds: float, predicted: float | None) -> None:
         """Say so where a kept profile cannot hold any more."""

@@ -93,6 +93,8 @@ def choose(
             choice = _living(spec, cluster, boards, rows or TYPICAL_ROWS, options)
         else:
             choice = _lasting(spec, cluster, boards, rows or TYPICAL_ROWS, requests, options)
+            if options.plan_by == "measure" and len(choice.plans) == 1:
+                say("note: --plan-by measure tries no other plan: none is likely to be faster, or memory holds none")
     choice.plan.check(spec, ranks)
     if choice.plan.in_one:
         options.wire.check_one_stage()

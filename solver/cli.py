@@ -139,6 +139,9 @@ def _check(options: argparse.Namespace) -> None:
                     f"--set {setting}: --map draws links of {MAP_MBPS[0]} to {MAP_MBPS[-1]} Mbps, whatever they are: "
                     f"leave one of the two out"
                 )
+    for name in ("plot", "schedule"):
+        if options.explain and getattr(options, name) is not None:
+            raise HeptiError(f"--explain prints how the plan was found, and no more: leave out --{name}")
     if options.explain and (options.system not in (None, DEFAULT) or options.objective == "throughput"):
         system = options.system or THROUGHPUT
         raise HeptiError(f"--explain is about --system {DEFAULT} for one request, not about {system}: leave it out")
@@ -210,7 +213,8 @@ def _explain(
     with progress("explaining", len(kinds), unit="kinds of layers") as advance:
         found = explain(solution, advance)
     if options.json:
-        print(json.dumps(explanation_to_json(cluster, solution, found), indent=1))
+        explained = {"explanation": explanation_to_json(cluster, solution, found)}
+        print(json.dumps(json.loads(plan_to_json(plan)) | explained, indent=1))
         return
     console = Console(highlight=False)
     console.print(_title(options, spec, plan.rows) + _links(cluster), markup=False, soft_wrap=True)

@@ -85,9 +85,18 @@ class Trials:
         return min(range(len(turns)), key=self._seconds) if self.several else 0
 
     @property
+    def stays(self) -> int:
+        """Which plan is the one that runs, as far as is known: the first one, until all have had their turns."""
+        return self.number if self.settled else 0
+
+    @property
     def plan(self) -> Plan:
-        """The plan that the next request runs under, as it is for the rows that all were made for."""
-        return self.plans[self.number]
+        """That plan, as it is for the rows that all were made for."""
+        return self.plans[self.stays]
+
+    def lasting(self, rows: int) -> Plan:
+        """Return that plan for requests of so many rows."""
+        return self._by_length[self.stays].of(rows)
 
     def of(self, rows: int) -> Plan:
         """Return the plan for the next request, of so many rows."""
@@ -119,8 +128,12 @@ class Trials:
             f"{entry['cuts']} {_ms(entry['seconds'])} (predicted {_ms(entry['predicted_s'])})"
             for entry in self.to_table()
         )
-        stays = f"{cuts_of(self.plan)} stays" if self.settled else "too few requests to say which is the fastest"
-        return f"{counted(len(self.plans), 'plan')} tried in turn, ms a request: {tried}; {stays}"
+        if not self.settled:
+            stays = "too few requests to say which is the fastest"
+        else:
+            stays = f"{cuts_of(self.plan)} stays; times of all requests are with the first {TURNS * len(self.plans)}"
+        rows = counted(self.plans[0].rows, "row")
+        return f"{counted(len(self.plans), 'plan')} tried in turn, ms for {rows}: {tried}; {stays}"
 
     def _seconds(self, number: int) -> float:
         """Return what requests took under a plan, of the rows that it was made for: the least but for the first.

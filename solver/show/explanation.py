@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from solver.base.phrases import counted
 from solver.base.tables import new_table
-from solver.cluster.cluster import GIB, Cluster
+from solver.cluster.cluster import MIB, Cluster
 from solver.programs.explain import KindTried, kinds_tried, least_shares
 from solver.programs.planner import Solution
 
@@ -51,13 +52,14 @@ def print_explanation(console: Console, cluster: Cluster, solution: Solution, fo
         "All layers of one rank alone are one line."
     )
     if solution.prices.any():
-        console.print("Memory is scarce: milliseconds are with what a layer's bytes are worth to the others.")
+        console.print(
+            "Memory is scarce: to the milliseconds of a layer is added what the memory that it takes would save others."
+        )
+    _print_plan(console, solution)
     _print_limits(console, cluster, solution)
     _print_gap(console, solution)
-    for rank, added_s in found.least_shares.items():
-        console.print(
-            f"{cluster.names[rank]} has nothing: the best share for it makes a request {_ms(added_s)} ms longer."
-        )
+    for name, added_s in _idle(cluster, solution, found).items():
+        console.print(f"{name} has nothing: the best share for it makes a request {_ms(added_s)} ms longer.")
 
 
 def explanation_to_json(cluster: Cluster, solution: Solution, found: Explanation) -> dict[str, Any]:
@@ -69,8 +71,15 @@ def explanation_to_json(cluster: Cluster, solution: Solution, found: Explanation
         "limits": _limits(cluster, solution),
         "gap": solution.gap,
         "bound_s": solution.bound_s,
-        "idle": [{"device": cluster.names[rank], "added_s": added_s} for rank, added_s in found.least_shares.items()],
+        "runs": [{"kind": str(layer.kind), "layers": layers} for layer, layers in solution.runs],
+        "idle": [{"device": name, "added_s": added_s} for name, added_s in _idle(cluster, solution, found).items()],
     }
+
+
+def _idle(cluster: Cluster, solution: Solution, found: Explanation) -> dict[str, float]:
+    """Return what the best share would cost the devices that have none in any layer of the plan, by name."""
+    (stage,) = solution.plan.stages
+    return {cluster.names[rank]: added_s for rank, added_s in found.least_shares.items() if rank not in stage.active}
 
 
 def _once_alone(kinds: Sequence[KindTried]) -> list[KindTried]:
@@ -80,31 +89,45 @@ def _once_alone(kinds: Sequence[KindTried]) -> list[KindTried]:
 
 
 def _limits(cluster: Cluster, solution: Solution) -> list[dict[str, Any]]:
-    """Return for every device what of the best layer its speed and its link bind, and what a GiB more would save."""
+    """Return for every device what of the best layer its speed and its link bind, and what a MiB more would save.
+
+    The seconds of speeds and links are of the layer, those of memory of a request, for the next MiB alone.
+    """
     relaxed = solution.relaxed
     values = zip(cluster.names, relaxed.by_speed, relaxed.by_link, solution.prices, strict=True)
     return [
-        {"device": name, "compute_s": float(speed), "link_s": float(link), "saved_s_per_gib": float(price * GIB)}
+        {"device": name, "compute_s": float(speed), "link_s": float(link), "saved_s_per_mib": float(price * MIB)}
         for name, speed, link, price in values
         if max(speed, link) > WORTH * relaxed.seconds or price > 0
     ]
 
 
 def _print_limits(console: Console, cluster: Cluster, solution: Solution) -> None:
-    headings = ("device", "its speed\nbinds ms", "its link\nbinds ms", "1 GiB more\nsaves ms")
-    table = new_table(f"what limits a layer of {_ms(solution.relaxed.seconds)} ms", *headings)
-    for limit in _limits(cluster, solution):
-        saved = _ms(limit["saved_s_per_gib"]) if limit["saved_s_per_gib"] > 0 else ""
-        table.add_row(limit["device"], _ms(limit["compute_s"]), _ms(limit["link_s"]), saved)
+    table = new_table("what limits a layer", "device", "its speed\nbinds ms", "its link\nbinds ms")
+    limits = _limits(cluster, solution)
+    for limit in limits:
+        table.add_row(limit["device"], _ms(limit["compute_s"]), _ms(limit["link_s"]))
     console.print(table)
+    for limit in limits:
+        if limit["saved_s_per_mib"] > 0:
+            saved = f"{1e3 * limit['saved_s_per_mib']:.3g} ms of a request"
+            console.print(f"The next MiB of memory on {limit['device']} saves {saved}.")
 
 
 def _print_gap(console: Console, solution: Solution) -> None:
-    plan_s, gap = solution.plan.predicted_s, 100 * solution.gap
-    against = "the relaxed mix of layers" if solution.mix_bound_s else "fractional shares of its cuts on its devices"
-    console.print(
-        f"The plan takes {_ms(plan_s)} ms, {against} {_ms(solution.bound_s)}: at most {gap:.1f} % could be saved."
-    )
+    if solution.mix_bound_s:
+        said = "If layers could be mixed in fractions, without tiles and routes, a request would take"
+        console.print(f"{said} {_ms(solution.bound_s)} ms.")
+        return
+    said = "Fractional shares of its cuts on its devices would take at least"
+    console.print(f"{said} {_ms(solution.bound_s)} ms: whole ones cost {100 * solution.gap:.1f} % at most.")
+
+
+def _print_plan(console: Console, solution: Solution) -> None:
+    plan = solution.plan
+    runs = ", ".join(f"{counted(layers, 'layer')} of {layer.kind}" for layer, layers in solution.runs)
+    tiles = f", in tiles of about {counted(plan.tile_rows, 'row')}" if plan.tile_rows else ""
+    console.print(f"The plan takes {_ms(plan.predicted_s)} ms: {runs}{tiles}.")
 
 
 def _ms(seconds: float) -> str:

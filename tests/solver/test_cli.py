@@ -357,6 +357,7 @@ def test_the_map_says_how_far_it_is_and_where_it_was_written(cluster, tmp_path, 
         (["--map", "map.svg", "--set", "network.bandwidth_mbps=9"], "--map draws links of 10 to 2350 Mbps"),
         (["--map", "map.svg", "--set", "pi-0.bandwidth_mbps=9"], "--map draws links of 10 to 2350 Mbps"),
         (["--objective", "throughput", "--system", "prima"], "prima has its own objective"),
+        (["--explain", "--schedule"], "--explain prints how the plan was found, and no more: leave out --schedule"),
         (["--compare", "--explain"], "--explain is for one plan, --compare is about all systems"),
         (["--explain", "--system", "galaxy"], "--explain is about --system hepti for one request, not about galaxy"),
         (["--explain", "--objective", "throughput"], "not about hepti-throughput"),
@@ -565,7 +566,8 @@ def test_how_the_plan_was_found_is_explained(cluster):
     where = ["--model", "bert-base", "--cluster", cluster, "--rows", 64, "--add", "pi3", "--set", "pi3-0.gflops=0.5"]
 
     printed = solver(*where, "--explain").stdout
-    explained = json.loads(solver(*where, "--explain", "--json").stdout)
+    plan = json.loads(solver(*where, "--explain", "--json").stdout)
+    explained = plan["explanation"]
 
     best, *others = explained["kinds"]
     assert all(best["best_s"] <= other["best_s"] for other in others)
@@ -575,6 +577,7 @@ def test_how_the_plan_was_found_is_explained(cluster):
     assert f"pi3-0 has nothing: the best share for it makes a request {1e3 * idle['added_s']:.1f} ms longer" in printed
     assert {limit["device"] for limit in explained["limits"]} <= {"pi-0", "pi-1"}
     assert best["kind"] in printed
+    assert f"The plan takes {1e3 * plan['predicted']['seconds']:.1f} ms: 12 layers of " in printed
 
 
 def test_the_schedule_is_of_a_device_that_is_there(cluster):
