@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 
 # The shape of one rank's share in a BERT-Large layer; 0.54 GFLOP.
 ROWS, INNER, COLUMNS = 256, 1024, 1024
@@ -53,7 +54,8 @@ def send(peer: str, seconds: float) -> None:
     """Send zeros for so long."""
     block = bytes(2**20)
     stop = time.monotonic() + seconds
-    with socket.create_connection((peer, PORT), timeout=10) as connection:
+    # A peer that has been ended has no answer to give, which who asks sees: this thread has nothing to add.
+    with suppress(ConnectionError), socket.create_connection((peer, PORT), timeout=10) as connection:
         while time.monotonic() < stop:
             connection.sendall(block)
 
