@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -56,10 +57,13 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
     try:
         _handle(heeded, interrupt)
         code = main(sys.argv[1:])
+        sys.stdout.flush()
         _handle(heeded, leave)
         signal.setitimer(signal.ITIMER_REAL, 0)
-    except BaseException:  # what a library makes of an interruption may be another error
+    except BaseException as error:  # what a library makes of an interruption may be another error
         if not asked:
+            if isinstance(error, BrokenPipeError) and _nobody_reads():
+                os._exit(128 + signal.SIGPIPE)
             raise
         signal.setitimer(signal.ITIMER_REAL, 0)
         _handle(heeded, leave)
@@ -71,6 +75,13 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
         # Not by way of the interpreter's end: MPI's waits for the other ranks.
         os._exit(128 + asked[0])
     sys.exit(code)
+
+
+def _nobody_reads() -> bool:
+    """Return whether what is printed goes to a pipe whose other end is closed, as behind `| head`."""
+    output = select.poll()
+    output.register(1, select.POLLOUT)
+    return any(event & select.POLLERR for _, event in output.poll(0))
 
 
 def _interrupted(error: BaseException | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -146,6 +147,16 @@ def test_weights_file_says_what_model_it_is(cluster, tmp_path):
     )
 
     assert table["model"]["name"] == "minilm-l6"
+
+
+def test_who_reads_no_further_is_told_nothing(cluster):
+    """As behind `| head`: no traceback, and the exit code that SIGPIPE gives other programs."""
+    command = [sys.executable, "-m", "solver", "--model", "bert-base", "--cluster", str(cluster), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+
+    assert (process.returncode, errors) == (128 + signal.SIGPIPE, "")
 
 
 def test_named_model_needs_neither_mpi_nor_weights_files(cluster):
