@@ -127,14 +127,17 @@ def _lasting(
     """Make a plan that stays, or several of which one will, once they have been tried."""
     if options.system != DEFAULT:
         return Choice(plan_that_fits(options.system, spec, cluster, rows, options.wire), cluster, boards)
-    from solver.live.trials import Trials, plans_to_try  # the solvers are for rank 0 alone
+    from solver.live.trials import TURNS, Trials, plans_to_try  # the solvers are for rank 0 alone
 
     plan, solution = solve_hepti(spec, cluster, rows, options.wire)
     if not plan.in_one or options.replan != "off":
         return Choice(plan, cluster, boards)
-    plans = [plan] if solution is None or options.plan_by == "estimate" else plans_to_try(spec, cluster, solution)
-    if options.plan_by is None and not _pays(spec, plans, requests, len(cluster.devices)):
-        plans = [plan]
+    plans = [plan]
+    # To look for others takes a third of a second: not where two would have all requests for themselves.
+    if solution is not None and (options.plan_by == "measure" or (options.plan_by is None and requests > 2 * TURNS)):
+        plans = plans_to_try(spec, cluster, solution)
+        if options.plan_by is None and not _pays(spec, plans, requests, len(cluster.devices)):
+            plans = [plan]
     return Choice(plan, cluster, boards, trials=Trials(spec, cluster, plans))
 
 
