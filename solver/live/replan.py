@@ -56,10 +56,9 @@ KNOWN = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Solving:
-    """A solve under way, and what it is for: the devices, who could run other rows at once, what changed, how much."""
+class Change:
+    """What a plan is sought for: the devices, who could run other rows at once, what changed, and how much."""
 
-    solution: Future[Solution]
     now: Cluster
     factors: Floats
     at_once: Mask
@@ -98,7 +97,7 @@ class Replanner:
         solves: Executor,
     ) -> None:
         self._spec, self._solves = spec, solves
-        self._solving: Solving | None = None
+        self._solving: tuple[Future[Solution], Change] | None = None
         self.drift = Drift(spec, cluster)
         # The latest first, with the logarithms of the factors that they were solved for.
         self._solutions = deque([(np.zeros((2, len(cluster.devices))), solution)], KNOWN)
@@ -146,7 +145,7 @@ class Replanner:
             The caller acts on it, and says so by `take` where the plan changes.
         """
         if self._solving is not None:
-            return self._solved_for(aim)
+            return self._solved_for(*self._solving, aim)
         factors = self._factors()
         moved = float(np.abs(factors - self._solved).max())
         shifted = moved >= SHIFT or self._memory_shifted()
@@ -174,59 +173,57 @@ class Replanner:
             self._again_at = self._requests + LEAST_HORIZON
             changes = "what else could run is got again"
             return Decision(self.plan, True, why, changes, before_s, before_s, self.moving_s(spare), spare=spare)
-        plan = self._at_once(now, factors, at_once) if shifted or not lasted else None
+        change = Change(now, factors, at_once, why, shifted, lasted, moved)
+        plan = self._at_once(change) if shifted or not lasted else None
         if not shifted and not lasted and others_could.any():
             plan = min(filter(None, (plan, self._among_all(now))), key=lambda plan: plan.predicted_s, default=None)
         if plan is not None:
             self._again_at = due if shifted else self._requests + LEAST_HORIZON
-            return self._conclude(plan, aim, now, why, shifted, lasted, moved)
+            return self._conclude(plan, before_s, aim, change)
         former = self._nearest(factors)[1]
         solution = self._solves.submit(solved_again, self._spec, now, self.plan.rows, former, self.plan.wire)
-        self._solving = Solving(solution, now, factors, at_once, why, shifted, lasted, moved)
-        return self._solved_for(aim)
+        self._solving = solution, change
+        return self._solved_for(solution, change, aim)
 
-    def _solved_for(self, aim: Plan | None) -> Decision | None:
+    def _solved_for(self, future: Future[Solution], change: Change, aim: Plan | None) -> Decision | None:
         """Decide about what the solve under way has found; None if it is not done.
 
         That is the best plan of all, or the best at once where that one is not worth it, and this is.
         """
-        due = self._solving
-        if due is None or not due.solution.done():
+        if not future.done():
             return None
-        self._solving, before_s = None, self._seconds(due.now, self.plan)
+        self._solving, before_s = None, self._seconds(change.now, self.plan)
         try:
-            solution = due.solution.result()
+            solution = future.result()
         except InfeasiblePlanError as error:
-            return Decision(self.plan, False, f"{due.why} ({error})", "", before_s, before_s, 0.0)
+            return Decision(self.plan, False, f"{change.why} ({error})", "", before_s, before_s, 0.0)
         except BrokenExecutor as error:
             raise HeptiError(
                 f"the process that plans has ended, for lack of memory? Or say --replan off: {error}"
             ) from error
-        self._solutions.appendleft((due.factors, solution))
+        self._solutions.appendleft((change.factors, solution))
         plan = solution.plan
         if not self._is_worth(plan, before_s):
-            held = self._at_once(due.now, due.factors, due.at_once)
+            held = self._at_once(change)
             plan = held if held is not None and self._is_worth(held, before_s) else plan
-        return self._conclude(plan, aim, due.now, due.why, due.shifted, due.lasted, due.moved)
+        return self._conclude(plan, before_s, aim, change)
 
-    def _conclude(
-        self, plan: Plan, aim: Plan | None, now: Cluster, why: str, shifted: bool, lasted: bool, moved: float
-    ) -> Decision:
-        """Decide whether a plan is taken."""
-        before_s, short = self._seconds(now, self.plan), self._short(now, self._held_bytes())
-        least_gain = LEAST_GAIN if lasted or (shifted and moved < SLIGHT) else CHANGED_GAIN
+    def _conclude(self, plan: Plan, before_s: float, aim: Plan | None, change: Change) -> Decision:
+        """Decide whether a plan is taken; under what runs a request takes `before_s`."""
+        now, short = change.now, self._short(change.now, self._held_bytes())
+        least_gain = LEAST_GAIN if change.lasted or (change.shifted and change.moved < SLIGHT) else CHANGED_GAIN
         taken = (self._is_worth(plan, before_s, least_gain) or bool(short)) and self._fits(plan, now)
         if aim is not None:
             aim_s, aim_fits = self._seconds(now, aim), self._fits(aim, now)
             taken = taken and (plan.predicted_s <= (1 - LEAST_GAIN) * aim_s or not aim_fits)
             if not taken and aim != self.plan and not (aim_fits and aim_s < before_s):
-                return Decision(self.plan, True, why, "what was begun is given up", aim_s, before_s, 0.0)
-        if not shifted and not taken and plan.predicted_s < (1 - LEAST_GAIN) * before_s:
+                return Decision(self.plan, True, change.why, "what was begun is given up", aim_s, before_s, 0.0)
+        if not change.shifted and not taken and plan.predicted_s < (1 - LEAST_GAIN) * before_s:
             self._again_at = self._requests + self.horizon  # too dear so far
         cost_s = self.moving_s(plan)
         frees = tuple(self._short(now, self._held_bytes(plan)))
         changes = shares(self.plan, plan) if plan != self.plan else "what else could run is freed"
-        return Decision(plan, taken, why, changes, before_s, plan.predicted_s, cost_s, frees)
+        return Decision(plan, taken, change.why, changes, before_s, plan.predicted_s, cost_s, frees)
 
     def _seconds(self, now: Cluster, plan: Plan) -> float:
         """Return what a request takes under a plan."""
@@ -249,13 +246,14 @@ class Replanner:
         apart, solution = self._nearest(factors)
         return apart < SHIFT and all_by_rows(self.plan) == all_by_rows(solution.plan)
 
-    def _at_once(self, now: Cluster, factors: Floats, whole: Mask) -> Plan | None:
+    def _at_once(self, change: Change) -> Plan | None:
         """Return the best plan for which nobody lacks weights; None if none fits.
 
         The cuts that run, all by rows, or the other cuts that ranks hold: each with other shares of rows, of which
-        those may have some, too, that have all weights, [p]. What was solved for nearly these speeds before, in place
+        those may have some, too, that have all weights. What was solved for nearly these speeds before, in place
         of what is hardly better.
         """
+        now, whole = change.now, change.at_once
         others = [plan for plan in self._holdings.plans(0) if not all_by_rows(plan) and plan != self.plan]
         if whole.any():
             others.append(self._by_rows(now, whole))
@@ -271,7 +269,7 @@ class Replanner:
             if not self._lack(other, joined) and self._fits(other, now):
                 found.append(other)
         best = min(found, key=lambda plan: plan.predicted_s, default=None)
-        known = self._known(now, factors)
+        known = self._known(now, change.factors)
         hardly = known is not None and best is not None and best.predicted_s > (1 - LEAST_GAIN) * known.predicted_s
         return known if hardly else best
 
