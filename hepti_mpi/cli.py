@@ -36,11 +36,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     check_precision(options.precision, options.backend)
     planner_of(options.system)  # here, before hosts are measured
     hepti = options.plan is None and options.system == DEFAULT
+    given = "--plan" if options.plan is not None else f"--system {options.system}"
     if options.replan != "off" and not hepti:
-        given = "--plan" if options.plan is not None else f"--system {options.system}"
         raise HeptiError(f"--replan {options.replan} changes plans of one stage that hepti makes: leave out {given}")
     if options.plan_by is not None and not hepti:
-        given = "--plan" if options.plan is not None else f"--system {options.system}"
         raise HeptiError(f"--plan-by {options.plan_by} says how hepti chooses its plan: leave out {given}")
     if options.plan_by == "measure" and options.replan != "off":
         raise HeptiError(f"--replan {options.replan} goes by what is measured already: leave out --plan-by measure")

@@ -60,13 +60,13 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     started = clock.now()
     weights, source = load_share(model, plans, make, group, leader.console if leader else None)
     loaded = all_bytes(model.spec, plans, group.rank), clock.now() - started
-    layers = rank_layers(model.spec, plan, group.rank, weights.layers)
-    stack = Stack(model.spec, plan, layers, group, computes, options.wire)
+    layers = [rank_layers(model.spec, held, group.rank, weights.layers) for held in plans]
+    stack = Stack(model.spec, plan, layers[0], group, computes, options.wire)
     tensors = weights.ends
     trace = stack.trace = Trace() if options.trace else None
     member, speeds = None, []
     if options.replan == "off":
-        stack.loaded = {n: rank_layers(model.spec, held, group.rank, weights.layers) for n, held in enumerate(plans)}
+        stack.loaded = dict(enumerate(layers))
     else:
         mover = Mover(model.spec, stack, source, make, weights.layers, *plans[1:])
         member = Member(group, stack, mover, Monitor(model.spec, computes))

@@ -176,9 +176,8 @@ class Leader:
             self._plan = stack.plan
         if self._trials and self._trials.several:
             self._plan = self._trials.plan
-            order = PlanOrder(self._plan, self._trials.stays, self._trials.settled)
-            self._group.orders.send(order, self._group.others())  # what they report is of this plan
-            stack.follow(order)
+            # What ranks report is of this plan.
+            engine.run_by(PlanOrder(self._plan, self._trials.stays, self._trials.settled))
             self.say(self._trials.line)
         self._group.orders.send(None, self._group.others())
 

@@ -133,6 +133,12 @@ class Engine:
             self._follows = self.live is not None
         return answers
 
+    def run_by(self, order: PlanOrder) -> None:
+        """Let all ranks go on under a plan; those without a share hear of it, too."""
+        self._group.orders.send(order, self._group.others())
+        self._stack.follow(order)
+        self._order = order
+
     def serve(
         self, source: Iterable[Iterable[Sequence[Request]]], *, count: bool = True, exact: bool = False
     ) -> Iterator[Answer]:
@@ -146,17 +152,15 @@ class Engine:
 
     def _admit(self) -> None:
         """Let batches begin, in order, that may run beside what is under way: those of the same plan, if it stays."""
-        live, stack = self.live, self._stack
+        live = self.live
         while self._waiting:
             submitted = self._waiting[0]
             lengths = tuple(request.rows for request in submitted.requests)
             order = self._order_for(sum(lengths))
             if self._under_way and (live or order != self._order or (self._plans and not self._plans.settled)):
                 return
-            if order != self._order:  # ranks without a share hear of it, too
-                self._group.orders.send(order, self._group.others())
-                stack.follow(order)
-                self._order = order
+            if order != self._order:
+                self.run_by(order)
             tell, looks, look = (live.begin(sum(lengths)), live.looks, live.look) if live else (None, (), None)
             step = BatchOrder(lengths, submitted.count, submitted.exact, tell, looks)
             self._flow.submit(step, partial(self._embed, submitted), look)

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from solver.base.phrases import counted
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
@@ -20,7 +18,7 @@ from solver.plan.plan import Plan
 from solver.programs.lengths import PlansByLength
 from solver.programs.planner import Solution, best_plan_of
 from solver.schedule.cost import predict
-from solver.schedule.layer_table import taking
+from solver.schedule.layer_table import kind_of
 from solver.schedule.memory import SLIP_BYTES, short_bytes
 
 ERROR = 0.07  # of a prediction, on average of many measured points: what differs by less than twice that may be faster
@@ -36,7 +34,7 @@ def plans_to_try(spec: ModelSpec, cluster: Cluster, solution: Solution) -> list[
     others = (
         best_plan_of(solution.setting, cluster, [(layer, spec.layers)], resend=True)
         for layer in solution.kinds[: 2 * MOST]
-        if layer.kind.cuts not in used and tuple(np.flatnonzero(taking(layer.units)).tolist()) != alone
+        if layer.kind.cuts not in used and layer.crew != alone
     )
     for plan in sorted(others, key=lambda plan: plan.predicted_s):
         every = [*plans, plan]
@@ -148,7 +146,5 @@ def _ms(seconds: float | None) -> str:
 
 
 def cuts_of(plan: Plan) -> str:
-    """Return how the blocks of a plan's first layer are cut, and where their norms are, as `LayerKind` is printed."""
-    layer = plan.layer(0)
-    norms = "".join(block.norm[0] for block in layer)
-    return f"{'/'.join(block.cut for block in layer)} {norms}"
+    """Return in words how the blocks of a plan's first layer are cut, and where their norms are."""
+    return str(kind_of(plan.layer(0)))

@@ -60,7 +60,7 @@ def kinds_tried(solution: Solution, advance: Callable[[int], None] = lambda _: N
         start_s = min((terms.cost(start) for start in starts if start is not None), default=np.inf)
         yield KindTried(
             str(kind),
-            tuple(np.flatnonzero(taking(layer.units)).tolist()),
+            layer.crew,
             s.spec.layers * start_s,
             s.spec.layers * terms.cost(layer),
             s.spec.layers * float(bound_s),

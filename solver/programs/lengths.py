@@ -20,7 +20,7 @@ from solver.plan.spans import Partition, largest_remainder
 from solver.programs.search import Terms, improved, redraft
 from solver.programs.tiles_and_routes import best_sending
 from solver.schedule.cost import price, setting
-from solver.schedule.layer_table import LayerKind, Units, layer_plan, unit_size
+from solver.schedule.layer_table import Units, kind_of, layer_plan, unit_size
 from solver.schedule.setting import Setting
 
 SHORTEST = 16  # rows of the smallest bucket
@@ -78,9 +78,7 @@ def _other_rows(
     """
     if any(block.cut is Cut.GRID for block in layer):
         return layer
-    gathers = any(block.keys is not None for block in layer)
-    kind = LayerKind(tuple((block.cut, block.norm) for block in layer), input_gathered=gathers)
-    units = _units(s, layer)
+    kind, units = kind_of(layer), _units(s, layer)
     if Axis.ROWS not in units or _plain(layer_plan(s, kind, units), s.rows) != _plain(layer, s.rows):
         return layer
     if not resend:

@@ -98,7 +98,7 @@ class Solution:
     @property
     def crew(self) -> tuple[int, ...]:
         """Ranks of the devices of the best layer."""
-        return _crew(self.best)
+        return self.best.crew
 
     @property
     def gap(self) -> float:
@@ -148,15 +148,15 @@ def solve(
         found = candidates(s, Terms(prices, np.full(s.devices, np.inf)))
         fastest = min(found, key=lambda layer: layer.seconds)
         if (fastest.held_bytes * spec.layers > room).any():
-            fitting = found + candidates(s, Terms(prices, np.maximum(room, 0.0) / spec.layers))
-            found, prices, mix_bound_s = _scarce(s, room, fitting)
+            searched = found + candidates(s, Terms(prices, np.maximum(room, 0.0) / spec.layers))
+            found, prices, mix_bound_s = _scarce(s, room, searched)
         else:
-            fitting = found
+            searched = found
             s, found = _sent_best(s, found, np.full(s.devices, np.inf))
             found += alone(s, _terms(prices, room))
     else:
         prices = before.prices
-        fitting = found = again(s, before.layers, _terms(prices, room))
+        searched = found = again(s, before.layers, _terms(prices, room))
     able = [layer for layer in found if not taking(layer.units)[out].any()]
     if before is not None and not able:  # none of them fits any more
         return solve(spec, cluster, rows, wire=wire)
@@ -182,12 +182,12 @@ def solve(
         if by_rows and (mix_by_rows := _mix(s, by_rows, room, GAP_SHORT)).short_bytes.max() <= SLIP_BYTES:
             runs = _runs(by_rows, mix_by_rows)
             ways.append((s, best_plan_of(s, cluster, runs, resend=True), runs))
-        ways += _uniform(s, cluster, fitting, room)
+        ways += _uniform(s, cluster, searched, room)
     s, plan, runs = min(ways, key=lambda way: way[1].predicted_s)
     used = [layer for layer, _ in runs]
     others = sorted(every, key=lambda layer: layer.seconds)
     unlike = [layer for layer in one_of_each_kind(used + others) if layer not in used]
-    kinds = one_of_each_kind(sorted((*every, *fitting), key=lambda layer: layer.seconds))
+    kinds = one_of_each_kind(sorted((*every, *searched), key=lambda layer: layer.seconds))
     layers = (*used, *unlike[:KEPT])
     return Solution(plan, tuple(runs), layers, tuple(kinds), prices, best, s, terms, mix.seconds, mix_bound_s)
 
@@ -282,10 +282,6 @@ def _mix(s: Setting, found: Sequence[Configuration], room: Floats, gap: float) -
 def _prices(s: Setting, found: Sequence[Configuration], room: Floats) -> integer.Prices:
     seconds, held = [layer.seconds for layer in found], [layer.held_bytes for layer in found]
     return integer.prices(seconds, held, room, s.spec.layers)
-
-
-def _crew(layer: Configuration) -> tuple[int, ...]:
-    return tuple(np.flatnonzero(taking(layer.units)).tolist())
 
 
 @lru_cache(maxsize=8)

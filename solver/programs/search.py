@@ -62,6 +62,11 @@ class Configuration:
     seconds: float
     held_bytes: Floats  # [p]
 
+    @property
+    def crew(self) -> tuple[int, ...]:
+        """Ranks that have a share."""
+        return tuple(np.flatnonzero(taking(self.units)).tolist())
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:

@@ -329,6 +329,12 @@ def over_all(values: NDArray[Any], devices: NDArray[np.intp], ranks: int) -> NDA
     return every
 
 
+def kind_of(layer: LayerPlan) -> LayerKind:
+    """Return how a layer of a plan is cut, by whatever route."""
+    gathers = any(block.keys is not None for block in layer)
+    return LayerKind(tuple((block.cut, block.norm) for block in layer), input_gathered=gathers)
+
+
 def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
     """Return the plan of a layer with these shares, [p]."""
     parts = {axis: Partition.of_counts((counts * unit_size(setting, axis)).tolist()) for axis, counts in units.items()}

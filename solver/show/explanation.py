@@ -14,8 +14,7 @@ from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.programs.explain import KindTried, kinds_tried, least_shares
 from solver.programs.planner import Solution
-
-WORTH = 0.005  # of a layer's seconds: what a limit has to cost to be told
+from solver.show.advice import WORTH
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,11 @@ import numpy as np
 from tests.checkpoints import LABELS
 
 
+def of_lengths(*lengths):
+    """Return requests of so many tokens, numbered."""
+    return [{"id": number, "tokens": [7 + row % 40 for row in range(rows)]} for number, rows in enumerate(lengths)]
+
+
 def to_lines(entries):
     return "".join(json.dumps(entry) + "\n" for entry in entries)
 

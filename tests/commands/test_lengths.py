@@ -6,7 +6,7 @@ import pytest
 
 from solver.cluster.cluster import write_cluster
 from tests.commands.cli import hepti, mpirun, start, succeeded
-from tests.commands.requests import check_answer, from_lines, to_lines
+from tests.commands.requests import check_answer, from_lines, of_lengths, to_lines
 from tests.solver.clusters import pis
 
 RANKS = 3
@@ -23,13 +23,9 @@ def job(converted, tmp_path):
     )  # fmt: skip
 
 
-def requests(*lengths):
-    return [{"id": number, "tokens": [7 + row % 40 for row in range(rows)]} for number, rows in enumerate(lengths)]
-
-
 def test_every_line_is_answered_at_once_whatever_its_length(job, tmp_path):
     checkpoint, words = job
-    lines = requests(20, 250, 60, 500, 20)
+    lines = of_lengths(20, 250, 60, 500, 20)
 
     with start(*mpirun(RANKS, *words)) as process:
         for line in lines:
@@ -51,13 +47,13 @@ def test_boards_of_no_use_to_short_requests_do_nothing_for_them(job, tmp_path):
     checkpoint, words = job
     # By rows only: who has heads computes for all lengths.
     write_cluster(pis(*[0.1] * RANKS, mbps=10), tmp_path / "boards.toml")
-    lines = requests(20, 18)
+    lines = of_lengths(20, 18)
 
     done = succeeded(hepti(RANKS, *words, stdin=to_lines(lines)))
     for answer, line in zip(from_lines(done.stdout), lines, strict=True):
         check_answer(answer, checkpoint.expected(line["tokens"]))
     short = json.loads((tmp_path / "report.json").read_text())
-    succeeded(hepti(RANKS, *words, stdin=to_lines(requests(120))))
+    succeeded(hepti(RANKS, *words, stdin=to_lines(of_lengths(120))))
     long = json.loads((tmp_path / "report.json").read_text())
 
     at_work = [sum(entry["compute_s"] > 0 for entry in report["per_rank"]) for report in (short, long)]

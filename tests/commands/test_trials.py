@@ -8,7 +8,7 @@ from solver.cluster.cluster import write_cluster
 from solver.live.trials import TURNS, cuts_of
 from solver.plan.file import plan_from_json
 from tests.commands.cli import complaints, hepti, succeeded
-from tests.commands.requests import check_answer, check_answers, from_lines, to_lines
+from tests.commands.requests import check_answer, check_answers, from_lines, of_lengths, to_lines
 from tests.solver.clusters import pis
 
 RANKS = 3
@@ -24,14 +24,10 @@ def job(converted, tmp_path):
     )  # fmt: skip
 
 
-def requests(*lengths):
-    return [{"id": number, "tokens": [7 + row % 40 for row in range(rows)]} for number, rows in enumerate(lengths)]
-
-
 def test_every_answer_is_right_under_every_plan_and_one_stays(job, tmp_path):
     """On standard input, of many lengths: also of those that each plan has other shares for."""
     checkpoint, words = job
-    lines = requests(*(20 + 37 * number % 230 for number in range(4 * TURNS)))
+    lines = of_lengths(*(20 + 37 * number % 230 for number in range(4 * TURNS)))
 
     done = succeeded(hepti(RANKS, *words, "--input", "-", "--plan-by", "measure", stdin=to_lines(lines)))
 
@@ -48,7 +44,7 @@ def test_every_answer_is_right_under_every_plan_and_one_stays(job, tmp_path):
 
 def test_the_plan_that_stays_is_that_of_the_report(job, tmp_path):
     checkpoint, words = job
-    path, lines = tmp_path / "requests.jsonl", requests(128)
+    path, lines = tmp_path / "requests.jsonl", of_lengths(128)
     path.write_text(to_lines(lines))
     answers = tmp_path / "answers.jsonl"
 
