@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     Run = Callable[[Namespace, Group], int]
 
 from solver.base.threads import thread_count  # without numpy, which reads them when it is imported
+
+# Another rank has gone, and says itself why, or mpirun does, which then ends this one: only where it does not, this
+# one speaks.
+GONE_S = 3.0
 
 
 def limit_threads() -> None:
@@ -64,6 +69,9 @@ def main(arguments: Sequence[str]) -> int:
             traceback.print_exc()
         print(f"python -m hepti_mpi: {error}", file=sys.stderr, flush=True)
         return 2
+    except ConnectionError as error:
+        time.sleep(GONE_S)
+        group.abort(str(error), code=1)
     except Exception as error:  # any other rank would wait for this one for ever
         if "--debug" in arguments:
             traceback.print_exc()
@@ -73,11 +81,16 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _command(arguments: Sequence[str]) -> tuple[Callable[[], Parser], Parse, Run, list[str]]:
-    """Return the parser of the main job or of `profile`, what reads its words, what runs it, and its words."""
+    """Return the parser of the job that is asked for, what reads its words, what runs it, and its words."""
     if arguments[:1] == ["profile"]:
         from hepti_mpi.measure import profile_command
 
         return profile_command.parser, profile_command.parse, profile_command.run, list(arguments[1:])
+    if arguments[:1] == ["generate"]:
+        from hepti_mpi import decoder_job as generation
+        from hepti_mpi.decoding import cli as generate
+
+        return generate.parser, generate.parse, generation.run, list(arguments[1:])
     from hepti_mpi import cli, job
 
     return cli.parser, cli.parse, job.run_job, list(arguments)

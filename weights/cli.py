@@ -1,14 +1,16 @@
-"""The command line of `python -m weights`: convert, synthesize, inspect and verify weights files."""
+"""The command line of `python -m weights`: convert, synthesize, export, inspect and verify weights files."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import math
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +22,41 @@ from solver.base.command import Parser
 from solver.base.errors import HeptiError
 from solver.base.phrases import counted
 from solver.base.progress import progress
+from solver.base.spans import Span
+from solver.model.convnet import HEADS, ConvNet
+from solver.model.decoder import PRECISIONS
 from solver.model.named import DECOUPLED_NAMES, NAMED_MODELS, named_model
+from solver.model.named_decoders import NAMED_DECODERS, named_decoder
 from solver.model.spec import ModelSpec, TextInput, encoder_blocks, tensor_shapes
 from solver.plan.holdings import TensorSlice
 from weights.convert.convert import convert
+from weights.convert.networks import convert_network
+from weights.decoders import report
+from weights.decoders.convert import is_language_model, open_checkpoint, write_checkpoint
+from weights.decoders.export import export
+from weights.decoders.file import DecoderFile, holds_decoder
+from weights.decoders.gguf import ENDING as GGUF_ENDING
+from weights.decoders.gguf import open_gguf
+from weights.decoders.loss import loss, random_tokens, text_tokens
 from weights.file.layout import row_spans
-from weights.file.store import DTYPES, FORMAT, WeightsFile
-from weights.synthesize import synthesize
+from weights.file.networks import NetworkFile, holds_network, write_network
+from weights.file.store import DTYPES, FORMAT, TensorFile, WeightsFile
+from weights.network_report import stretches, tail
+from weights.networks_zoo import ZOO, zoo_network
+from weights.synthesize import synthesize, synthesize_decoder
 
 EXAMPLE = """examples:
   python -m weights convert checkpoints/all-MiniLM-L6-v2 minilm.h5
   python -m weights synthesize bert-large bert-large.h5 --layers 4
+  python -m weights convert resnet.onnx resnet.h5 --labels imagenet.txt
+  python -m weights synthesize mobilenetv2 mobilenetv2.h5
+  python -m weights convert Llama-3.2-1B-Instruct llama.h5 --precision int4 --text sample.txt
+  python -m weights convert Llama-3.2-1B-Instruct-Q4_0.gguf llama.h5
+  python -m weights synthesize llama-3.2-1b llama.h5 --precision int4
   python -m weights inspect minilm.h5
   python -m weights verify minilm.h5
 """
+PRECISION_HELP = "of a language model's matrices: in blocks of 32, or float32 (the default, of a GGUF file its own)"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -59,6 +82,21 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _convert(options: argparse.Namespace) -> None:
+    of_networks = {name: getattr(options, name) for name in ("size", "labels", "head", "picture", "anchors")}
+    gguf = options.checkpoint.suffix == GGUF_ENDING
+    if not gguf and (options.checkpoint.is_file() or options.checkpoint.suffix == ".onnx"):
+        if options.dtype != "float32":
+            raise HeptiError(f"--dtype {options.dtype} is for transformers, networks of ONNX are stored as float32")
+        net = convert_network(options.checkpoint, options.model, **of_networks)
+        print(f"{options.model}: {_network_sentence(net)}, {_mib(options.model.stat().st_size)}")
+        return
+    if given := [name for name, value in of_networks.items() if value]:
+        raise HeptiError(f"--{given[0]} is for ONNX files, {options.checkpoint} is none")
+    if gguf or is_language_model(options.checkpoint):
+        _convert_decoder(options)
+        return
+    if options.precision or options.text:
+        raise HeptiError(f"--precision and --text are for language models, {options.checkpoint} is none")
     spec = convert(options.checkpoint, options.model, options.dtype)
     print(f"{options.model}: {_sentence(spec)}, {_mib(options.model.stat().st_size)}")
     with WeightsFile(options.model) as weights:
@@ -66,36 +104,120 @@ def _convert(options: argparse.Namespace) -> None:
             print(f"{options.checkpoint} has no tokenizer.json: the model will read token ids only", file=sys.stderr)
 
 
+def _convert_decoder(options: argparse.Namespace) -> None:
+    opened = open_gguf if options.checkpoint.suffix == GGUF_ENDING else open_checkpoint
+    with opened(options.checkpoint) as checkpoint:
+        precision = options.precision or checkpoint.precision
+        model, tokenizer = checkpoint.model, checkpoint.texts.tokenizer
+        tokens = text_tokens(model, tokenizer, options.text) if options.text else random_tokens(model)
+        write_checkpoint(checkpoint, options.model, precision, options.dtype)
+        print(f"{options.model}: {report.sentence(model)}, {precision}, {_mib(options.model.stat().st_size)}")
+        for note in checkpoint.notes(precision):
+            print(f"{options.checkpoint} {note}", file=sys.stderr)
+        if options.text or checkpoint.loses(precision) or options.dtype != "float32":
+            with DecoderFile(options.model) as weights:
+                found = loss(model, checkpoint.read, weights.read, tokens)
+            what = options.text.name if options.text else "random words"
+            report.show_loss(found, f"{counted(len(tokens), 'token')} of {what}", bool(options.text))
+
+
 def _synthesize(options: argparse.Namespace) -> None:
+    if options.name in NAMED_DECODERS or (
+        options.name not in (*NAMED_MODELS, *ZOO) and get_close_matches(options.name, NAMED_DECODERS, 1)
+    ):
+        if options.size is not None:
+            raise HeptiError(f"--size is for convolutional networks: {', '.join(ZOO)}")
+        model = named_decoder(options.name, options.layers)
+        synthesize_decoder(options.model, model, options.seed, options.precision or "float32", options.dtype)
+        print(f"{options.model}: {report.sentence(model)}, {_mib(options.model.stat().st_size)}")
+        return
+    if options.precision is not None:
+        raise HeptiError(f"--precision is for language models: {', '.join(NAMED_DECODERS)}")
+    if options.name in ZOO or (options.name not in NAMED_MODELS and get_close_matches(options.name, ZOO, 1)):
+        if options.layers is not None or options.dtype != "float32":
+            raise HeptiError(f"--layers and --dtype are for transformers, {options.name} is a convolutional network")
+        net, tensors = zoo_network(options.name, options.size, options.seed)
+        write_network(options.model, net, tensors, f"synthesized {net.name}, seed {options.seed}")
+        print(f"{options.model}: {_network_sentence(net)}, {_mib(options.model.stat().st_size)}")
+        return
+    if options.size is not None:
+        raise HeptiError(f"--size is for convolutional networks: {', '.join(ZOO)}")
     spec = named_model(options.name, options.layers)
     synthesize(options.model, spec, options.seed, options.dtype)
     print(f"{options.model}: {_sentence(spec)}, {_mib(options.model.stat().st_size)}")
 
 
+def _export(options: argparse.Namespace) -> None:
+    export(options.model, options.out)
+    print(f"{options.out}: {_mib(options.out.stat().st_size)}")
+
+
 def _inspect(options: argparse.Namespace) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # inspect | head
+    if holds_network(options.model):
+        _inspect_network(options)
+        return
+    if holds_decoder(options.model):
+        if options.json:
+            print(json.dumps(report.facts(options.model)))
+        else:
+            report.show(options.model)
+        return
     with WeightsFile(options.model) as weights:
         shapes = tensor_shapes(weights.spec)
         stored = {name: weights.stored_bytes(name) for name in shapes}
         if options.json:
             facts = {
-                "path": str(options.model),
-                "format": FORMAT,
-                "source": weights.source,
-                "dtype": weights.dtype,
-                "fingerprint": weights.fingerprint,
+                **_facts(weights, stored, shapes),
                 "tokenizer": weights.tokenizer is not None,
-                "bytes": options.model.stat().st_size,
-                "parameters": _parameters(weights.spec),
                 "model": json.loads(weights.spec.to_json()),
-                "tensors": {name: {"shape": shape, "bytes": stored[name]} for name, shape in shapes.items()},
             }
             print(json.dumps(facts))
             return
         _print_tables(options.model, weights, stored)
 
 
+def _inspect_network(options: argparse.Namespace) -> None:
+    with NetworkFile(options.model) as weights:
+        net = weights.net
+        if not options.json:
+            _print_network(weights)
+            return
+        stored = {name: weights.stored_bytes(name) for name in net.tensors}
+        ending = tail(net)
+        facts = {
+            **_facts(weights, stored, net.tensors),
+            "model": json.loads(net.to_json()),
+            "stretches": [
+                {**dataclasses.asdict(stretch), "nodes": [stretch.nodes.start, stretch.nodes.stop]}
+                for stretch in stretches(net)
+            ],
+            "row_part_ends": ending and dict(zip(("node", "operator", "work_share"), ending, strict=True)),
+        }
+        print(json.dumps(facts))
+
+
+def _facts(weights: TensorFile, stored: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Return what is known of a file of either kind."""
+    return {
+        "path": str(weights.path),
+        "format": FORMAT,
+        "source": weights.source,
+        "dtype": weights.dtype,
+        "fingerprint": weights.fingerprint,
+        "bytes": weights.path.stat().st_size,
+        "parameters": sum(map(math.prod, shapes.values())),
+        "tensors": {name: {"shape": shape, "bytes": stored[name]} for name, shape in shapes.items()},
+    }
+
+
 def _verify(options: argparse.Namespace) -> None:
+    if holds_network(options.model):
+        _verify_network(options.model)
+        return
+    if holds_decoder(options.model):
+        print(report.verify(options.model))
+        return
     with WeightsFile(options.model) as weights:
         shapes = tensor_shapes(weights.spec)
         total = sum(4 * math.prod(shape) for shape in shapes.values())
@@ -108,6 +230,66 @@ def _verify(options: argparse.Namespace) -> None:
             f"{options.model}: {len(shapes)} tensors{' and the tokenizer' if text else ''} are whole, "
             f"{_mib(total * np.dtype(weights.dtype).itemsize // 4)}, fingerprint {weights.fingerprint}"
         )
+
+
+def _verify_network(path: Path) -> None:
+    with NetworkFile(path) as weights:
+        total = sum(map(math.prod, weights.net.tensors.values()))
+        with progress("verifying", total) as advance:
+            for name, shape in weights.net.tensors.items():
+                for rows in row_spans(shape) if shape else (Span(0, 1),):
+                    advance(weights.read(name, rows).size)
+        print(
+            f"{path}: {len(weights.net.tensors)} tensors are whole, {_mib(4 * total)}, "
+            f"fingerprint {weights.fingerprint}"
+        )
+
+
+def _print_network(weights: NetworkFile) -> None:
+    net = weights.net
+    facts = Table("", "", title=str(weights.path), show_header=False, title_justify="left")
+    _, height, width = net.shapes[net.input]
+    result = ", ".join(_shape(net.shapes[name]) for name in net.outputs)
+    labels = f", {len(net.labels)} labels" if net.labels else ""
+    anchors = f", {counted(len(net.anchors), 'anchor')}" if net.anchors else ""
+    ending = tail(net)
+    if ending is None:
+        rows = "all of it"
+    else:
+        name, operator, share = ending
+        rows = f"up to {name} ({operator}); {share:.1%} of the work is from there on"
+    for title, text in (
+        ("network", _network_sentence(net)),
+        ("source", weights.source),
+        ("reads", f"images of {height} by {width}"),
+        ("result", f"{result}, {net.head}{labels}{anchors}"),
+        ("shared by rows", rows),
+        ("stored as", f"{weights.dtype}, {_mib(weights.path.stat().st_size)}"),
+        ("fingerprint", weights.fingerprint),
+    ):
+        facts.add_row(title, text)
+    table = Table("nodes", "map", "MFLOP", "weights", "depends on", title="stretches", title_justify="left")
+    for stretch in stretches(net):
+        names = stretch.first if stretch.nodes.size == 1 else f"{stretch.first} … {stretch.last}"
+        field = "everything" if stretch.field is None else _shape(stretch.field)
+        work = f"{stretch.flop / 1e6:.1f}"
+        table.add_row(names, _shape(stretch.shape), work, _mib(stretch.weights_bytes), field)
+    console = Console(markup=False, emoji=False)
+    console.print(facts)
+    console.print(table)
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape))  # noqa: RUF001
+
+
+def _network_sentence(net: ConvNet) -> str:
+    work = sum(stretch.flop for stretch in stretches(net))
+    parameters = sum(map(math.prod, net.tensors.values()))
+    return (
+        f"{net.name}, {counted(len(net.nodes), 'node')}, image {_shape(net.shapes[net.input])}, "
+        f"{work / 1e9:.2f} GFLOP, {parameters / 1e6:.1f} million parameters"
+    )
 
 
 def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> None:
@@ -143,8 +325,7 @@ def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> N
         originals = "original" if spec.groups else f"0-{spec.layers - 1}"
         groups.setdefault(re.sub(r"^layers/\d+/", f"layers/{originals}/", kind), []).append(name)
     for group, names in groups.items():
-        shape = " × ".join(map(str, shapes[names[0]]))  # noqa: RUF001
-        tensors.add_row(group, shape, str(len(names)), _mib(sum(stored[name] for name in names)))
+        tensors.add_row(group, _shape(shapes[names[0]]), str(len(names)), _mib(sum(stored[name] for name in names)))
     console = Console(markup=False, emoji=False)
     console.print(facts)
     console.print(tensors)
@@ -184,16 +365,38 @@ def _parser() -> Parser:
         one.add_argument("--debug", action="store_true", help="show a traceback with an error")
         return one
 
-    one = command("convert", _convert, "Make a weights file of a checkpoint directory.")
-    one.add_argument("checkpoint", type=Path, help="directory as transformers or sentence-transformers saves it")
+    one = command("convert", _convert, "Make a weights file of a checkpoint directory, a GGUF file or an ONNX file.")
+    one.add_argument(
+        "checkpoint",
+        type=Path,
+        help="directory as transformers or sentence-transformers saves it, GGUF file of a language model, "
+        "or ONNX file of a convolutional network",
+    )
     one.add_argument("model", type=Path, help="the .h5 file to write")
     one.add_argument("--dtype", choices=DTYPES, default="float32", help="as stored (default: %(default)s)")
+    decoders = one.add_argument_group("language models")
+    decoders.add_argument("--precision", choices=tuple(PRECISIONS), help=PRECISION_HELP)
+    decoders.add_argument("--text", type=Path, metavar="FILE", help="say the perplexity of this text")
+    networks = one.add_argument_group("convolutional networks")
+    networks.add_argument("--size", type=_size, metavar="HxW", help="of the image, where the ONNX file leaves it open")
+    networks.add_argument("--labels", type=Path, metavar="FILE", help="a class in every line")
+    networks.add_argument("--head", choices=HEADS, help="what the first output means (default: scores if a vector)")
+    networks.add_argument("--anchors", type=_anchors, metavar="W,H,…", default=(), help="of a head of boxes, in cells")
+    networks.add_argument(
+        "--picture", type=Path, metavar="FILE", help="JSON with torchvision's resize_size, crop_size, mean, std, ..."
+    )
     one = command("synthesize", _synthesize, "Make a weights file of random numbers for a well-known architecture.")
-    one.add_argument("name", help=f"{', '.join(sorted(NAMED_MODELS))}; {DECOUPLED_NAMES}")
+    names = ", ".join((*sorted(NAMED_MODELS), *NAMED_DECODERS, *ZOO))
+    one.add_argument("name", help=f"{names}; {DECOUPLED_NAMES}")
     one.add_argument("model", type=Path, help="the .h5 file to write")
     one.add_argument("--layers", type=int, help="another number of layers than the architecture's")
+    one.add_argument("--size", type=int, help="height and width of the image of a convolutional network")
     one.add_argument("--seed", type=_seed, default=0, help="of the random numbers (default: %(default)s)")
     one.add_argument("--dtype", choices=DTYPES, default="float32", help="as stored (default: %(default)s)")
+    one.add_argument("--precision", choices=tuple(PRECISIONS), help=PRECISION_HELP)
+    one = command("export", _export, "Write a language model of int4 blocks for another engine, without loss.")
+    one.add_argument("model", type=Path, help="the .h5 file")
+    one.add_argument("out", type=Path, help=".m (distributed-llama, with a .t of made-up words) or .gguf (llama.cpp)")
     one = command("inspect", _inspect, "Show what a weights file holds.")
     one.add_argument("model", type=Path, help="the .h5 file")
     one.add_argument("--json", action="store_true", help="as one JSON object")
@@ -206,3 +409,20 @@ def _seed(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
     return int(text)
+
+
+def _size(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not height and width, as 224x224")
+    return int(found[1]), int(found[2])
+
+
+def _anchors(text: str) -> tuple[tuple[float, float], ...]:
+    try:
+        numbers = [float(number) for number in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or len(numbers) % 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not width and height of every box, as 1.08,1.19,3.42,4.41")
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))

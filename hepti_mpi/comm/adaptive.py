@@ -17,8 +17,8 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.tcp import Connection, carried, open_sockets
 from hepti_mpi.comm.wires import Cast, Message, coding
 from solver.base.arrays import Array
+from solver.base.spans import Partition, Span
 from solver.plan.plan import STAGE_WIRES
-from solver.plan.spans import Partition, Span
 
 HEADER_BYTES = 8  # bits and seconds a row, float32
 WINDOW = 10  # batches, as QuantPipe has it

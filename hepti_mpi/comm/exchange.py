@@ -1,6 +1,6 @@
 """Exchanges between layouts: nonblocking messages with true, nonuniform counts, a tile at a time.
 
-A rank's rows come in tiles (`solver.plan.spans.tiles`): a finished tile is on its way while the next is computed, and a
+A rank's rows come in tiles (`solver.base.spans.tiles`): a finished tile is on its way while the next is computed, and a
 layer computes on those that are here while others are on the wire. An empty span sends nothing. What has been handed
 to an exchange is not changed afterwards: it may still be on its way.
 """
@@ -19,8 +19,8 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import Message
 from solver.base.arrays import Array
+from solver.base.spans import Partition, Span, tiles
 from solver.plan.routes import Route, of_owner, sources
-from solver.plan.spans import Partition, Span, tiles
 
 Product = Callable[[Span], Array]  # rows -> [rows, width]
 

@@ -101,9 +101,17 @@ class Group:
         """Return the numbers of the receives that have ended since they were asked for last."""
         return MPI.Request.Testsome(requests) or []
 
+    def all_here(self, requests: Sequence[MPI.Request]) -> bool:
+        """Return whether all of the receives have ended; `arrived` will still say so."""
+        return all(request.Get_status() for request in requests)
+
     def wait_some(self, requests: list[MPI.Request]) -> list[int]:
         """Wait until one or more of the receives have ended and return their numbers."""
         return self.traffic.wait(lambda: self.arrived(requests), LONGEST_PAUSE_S)
+
+    def wait_all(self, requests: list[MPI.Request]) -> None:
+        """Wait until all of the receives have ended."""
+        self.traffic.wait(lambda: MPI.Request.Testall(requests), LONGEST_PAUSE_S)
 
     def has_rows(self, peer: int) -> bool:
         """Return whether rows of a rank, sent by itself, are here, and nobody has asked for them yet."""

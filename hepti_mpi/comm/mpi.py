@@ -34,7 +34,13 @@ class Tag(IntEnum):
     CLOCK = 4  # to rank 0 and back: what its clock shows
     WHOLE = 5  # what is exchanged in the layers, but for rows in tiles
     NOTHING = 6  # no message: who looks for one lets MPI move all others
-    ROWS = 7  # rows in tiles, their owner's rank added: the last one
+    TILE = 7  # of segments that are cut by tiles: from rank 0 which, and what it needs; to rank 0 what came out
+    SUMMAND = 8  # of decoders: its part of the rows of a rank's summand of a half layer
+    SUMMED = 9  # and the sums of some rows
+    PASS = 10  # of decoders, from rank 0: the embedded rows of what is to be computed next
+    STREAM = 11  # from one stage to the next
+    CACHE = 12  # keys and values, to who has their heads under another plan
+    ROWS = 13  # rows in tiles, their owner's rank added: the last one
 
 
 def check_tags(ranks: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from solver.plan.spans import Partition, Span
+from solver.base.spans import Partition, Span
 
 
 @dataclass(frozen=True, slots=True)

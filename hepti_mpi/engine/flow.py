@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.replica import ReplicaPath
-from hepti_mpi.engine.stack import Carrying, Stack
+from hepti_mpi.engine.stack import Carrying
 from hepti_mpi.engine.steps import Look
 from solver.base import clock
 from solver.base.arrays import Array
@@ -42,24 +43,43 @@ class BatchOrder:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A batch under way: before which hop it stands, for whose rows it waits there (if any), and what came of it."""
+    """A batch under way: before which hop it stands, what says that it can go on there, and what came of it."""
 
     rows: int
     count: bool
     carrying: Carrying
     dealt: float
     hop: int = 0
-    waits_for: int | None = None
+    can_go_on: Callable[[], bool] | None = None
     begun: bool = False
     longest_s: float = 0.0  # for which rank 0 was at it and could not deal
     result: Array | None = None
+
+
+class ReplicaWay(Protocol):
+    """A replica's way through the ranks."""
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The ranks that take part."""
+
+    @property
+    def stages(self) -> Sequence[object]:
+        """Its stages."""
+
+    @property
+    def hops(self) -> int:
+        """How many hops there are."""
+
+    def stage_of(self, rank: int) -> int | None:
+        """Return the number of the stage in which a rank has a share; None where it has none."""
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
     """What rank 0 knows of a replica: the batches in its hands, and lately done rows and the seconds that they took."""
 
-    path: ReplicaPath
+    path: ReplicaWay
     leads: bool  # rank 0 is in it
     jobs: deque[Job] = field(default_factory=deque)
     rows: float = 0.0
@@ -92,18 +112,34 @@ class Replica:
         self.ended = now
 
 
+class Carrier(Protocol):
+    """Rank 0's part of the replicas: a transformer's `Stack`, or a network's `NetworkReplicas`."""
+
+    @property
+    def paths(self) -> Sequence[ReplicaWay]:
+        """The replicas; others only while nothing is under way."""
+
+    def carry(
+        self, path: Any, batch: Batch, x: Array | None, *, exact: bool = False, look: Look | None = None
+    ) -> Carrying:
+        """Carry a batch through a replica as far as rank 0 takes part in it."""
+
+    def metered(self, count: bool, *, begins: bool = True) -> AbstractContextManager[None]:
+        """Count what is done within, if it counts."""
+
+
 class Flow:
     """Deals batches out; on rank 0 only.
 
     Parameters
     ----------
     stack
-        Rank 0's. Another plan is adopted only while nothing is under way.
+        Rank 0's part. Another plan is adopted only while nothing is under way.
     group
         All ranks.
     """
 
-    def __init__(self, stack: Stack, group: Group) -> None:
+    def __init__(self, stack: Carrier, group: Group) -> None:
         self._stack, self._group = stack, group
         self._replicas: list[Replica] = []
         self._coming: deque[tuple[BatchOrder, Callable[[], Array], Look | None]] = deque()
@@ -191,7 +227,7 @@ class Flow:
             free = replica.path.hops  # those before it have passed all hops below
             for job in list(replica.jobs):
                 if job.result is None and job.hop < free:
-                    if job.waits_for is None or self._group.has_rows(job.waits_for):
+                    if job.can_go_on is None or job.can_go_on():
                         self._advance(replica, job)
                         moved = True
                     if job.result is None:
@@ -215,9 +251,9 @@ class Flow:
         with self._stack.metered(job.count, begins=not job.begun):
             job.begun = True
             try:
-                job.hop, job.waits_for = next(job.carrying)
+                job.hop, job.can_go_on = next(job.carrying)
             except StopIteration as end:
-                job.waits_for, job.result = None, end.value
+                job.can_go_on, job.result = None, end.value
         if replica.leads:
             job.longest_s = max(job.longest_s, clock.now() - started)
             self._away_s = max(self._away_s, job.longest_s)

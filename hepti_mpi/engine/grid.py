@@ -24,8 +24,8 @@ from hepti_mpi.comm.exchange import Gather, RowBlocks, gather_columns, in_order,
 from hepti_mpi.comm.group import Group
 from hepti_mpi.kernels.products import Graph
 from solver.base.arrays import Array
+from solver.base.spans import Partition, Span
 from solver.plan.plan import BlockPlan
-from solver.plan.spans import Partition, Span
 
 
 class Grid:

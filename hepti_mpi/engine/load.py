@@ -95,11 +95,16 @@ def open_weights(path: Path, fingerprint: str) -> WeightsFile | None:
         return None
     file = WeightsFile(path)
     if file.fingerprint != fingerprint:
-        raise HeptiError(
-            f"{path} differs from rank 0's: fingerprint {file.fingerprint[:12]} against {fingerprint[:12]}; "
-            f"copy rank 0's file, or remove this one and rank 0 will send the share"
-        )
+        raise differs(path, file.fingerprint, fingerprint)
     return file
+
+
+def differs(path: Path, own: str, fingerprint: str) -> HeptiError:
+    """Return the complaint of a rank whose file is another than rank 0's."""
+    return HeptiError(
+        f"{path} differs from rank 0's: fingerprint {own[:12]} against {fingerprint[:12]}; "
+        f"copy rank 0's file, or remove this one and rank 0 will send the share"
+    )
 
 
 def load(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from solver.base.spans import Partition, Span
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import widths
 from solver.plan.plan import Layout, Plan, Stage
-from solver.plan.spans import Partition, Span
 
 
 class ReplicaPath:

@@ -30,13 +30,13 @@ from hepti_mpi.engine.stream import Pass, Stream, bring, computed, from_columns,
 from hepti_mpi.kernels import numpy_kernels
 from hepti_mpi.kernels.products import Backend
 from solver.base.arrays import Array
+from solver.base.spans import Partition, Span, tiles
 from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Block, Cut
 from solver.model.mlp import Mlp
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import HALVES
 from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage, block_by_rows
-from solver.plan.spans import Partition, Span, tiles
 from solver.schedule import steps
 from solver.schedule.steps import BOTH_HALVES, block_steps
 

@@ -11,9 +11,9 @@ from hepti_mpi.comm.exchange import Patch, RowBlocks, Tiles, gather_rows, regrid
 from hepti_mpi.comm.group import Group
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.kernels.products import Backend, Graph
+from solver.base.spans import Partition, Span
 from solver.model.spec import ModelSpec
 from solver.plan.routes import Route
-from solver.plan.spans import Partition, Span
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hepti_mpi.base.memory import keep_freed
 from hepti_mpi.comm.group import Group, SharedError, host_name
@@ -10,7 +10,8 @@ from hepti_mpi.kernels import trial
 from hepti_mpi.kernels.products import NUMPY, Backend
 from solver.base.errors import HeptiError
 
-NAMES = ("auto", "numpy", "onnxruntime")
+ONNXRUNTIME = "onnxruntime"
+NAMES = ("auto", "numpy", ONNXRUNTIME)
 INSTALL = "pip install 'hepti[fast]'"
 
 
@@ -52,6 +53,35 @@ def agree(name: str, precision: str, group: Group) -> tuple[list[str], list[str]
         without = {}  # numpy everywhere is somebody's choice
     notes = [f"{host} computes with numpy: {trouble}: {mend(trouble)}" for host, trouble in without.items()]
     return ["numpy" if trouble else "onnxruntime" for _, trouble in found], notes
+
+
+def need_onnxruntime(model: str, asked: str, group: Group, note: Callable[[Sequence[str]], object] | None) -> None:
+    """Refuse ranks that cannot compute a model for which there is no other backend; a collective step.
+
+    Parameters
+    ----------
+    model
+        Its name.
+    asked
+        What `--backend` says.
+    note
+        Rank 0's: takes what the person should be told.
+
+    Raises
+    ------
+    SharedError
+        If a rank has numpy only, or it is asked for.
+    """
+    names, notes = agree(asked, "float32", group)
+    if note:
+        note(notes)
+
+    def check() -> None:
+        if names[group.rank] != ONNXRUNTIME:
+            help_by = INSTALL if asked == "auto" else f"leave out --backend {asked}"
+            raise HeptiError(f"{model} needs {ONNXRUNTIME}: {help_by}")
+
+    group.on_all(check)
 
 
 def troubles(group: Group) -> list[tuple[str, str]]:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from solver.base.spans import Span
 from solver.cluster.curves import Floats
 from solver.model.blocks import Cut
 from solver.model.spec import ModelSpec
 from solver.plan.holdings import alike
 from solver.plan.plan import Plan
-from solver.plan.spans import Span
 from solver.schedule.steps import ByTiles, Close, Lay, block_steps, flop_of_rows
 
 HEARD, HOLDS = 1, 2

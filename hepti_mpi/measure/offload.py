@@ -27,7 +27,7 @@ from hepti_mpi.kernels.products import Graph
 from solver.base import clock
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError
-from solver.plan.spans import Partition, Span
+from solver.base.spans import Partition, Span
 
 WIDTH = 1024
 # Waiting for each other spends a host's CPU quota: without a rest of one of its periods a run begins with none, and by

@@ -24,7 +24,7 @@ from hepti_mpi.measure.profile_kernels import STEP_S, measure_kernels, measure_u
 from hepti_mpi.measure.profile_links import measure_links, measure_messages
 from solver.base import clock
 from solver.cluster.cluster import Cluster, Device
-from solver.cluster.curves import Bank, Curves, Kernel
+from solver.cluster.curves import Bank, Curves, Floats, Kernel
 from solver.model.spec import ModelSpec, encoder_blocks
 
 MEASURES = 2  # version of what a profile says: others are measured anew
@@ -60,12 +60,12 @@ def profile(spec: ModelSpec, group: Group, backend: str, precision: str = "float
     kernels_here, pace = measure_kernels(spec, computes, group)
     links = measure_links(group)
     messages = measure_messages(group, links, pace)
-    unrest = measure_unrest(spec, computes, group)
+    unrest = measure_unrest(spec.hidden, computes, group)
     curves = Curves(encoder_blocks(spec)[0].head_dim, {**kernels_here.kernels, Kernel.MESSAGE: messages})
     give_back()  # what was measured with, 100 MiB of bert-large, would not count as free
     measured = group.on_all(lambda: (host_name(), free_bytes(), curves, unrest))
     hosts, memories, all_curves, all_unrest = zip(*measured, strict=True)
-    ranks_on, names = Counter(hosts), _names(hosts)
+    ranks_on, names = Counter(hosts), names_of(hosts)
     computing = pooled(all_curves, all_unrest)
     devices = tuple(
         Device(name, flop_per_s(own_curves, spec), memory // ranks_on[host], own_link, own_curves, jitter_s, rest_s)
@@ -73,18 +73,24 @@ def profile(spec: ModelSpec, group: Group, backend: str, precision: str = "float
             names, hosts, memories, links.own, computing, strict=True
         )
     )
-    facts = {
-        "backend": backends.of_all(group.on_all(lambda: backend)),
+    computed_by = backends.of_all(group.on_all(lambda: backend))
+    facts = profile_facts(spec.name, computed_by, fingerprint(spec, group, backend, precision), precision)
+    return Cluster(devices, links.network, links.exceptions(names), facts)
+
+
+def profile_facts(model: str, backend: str, known_by: str, precision: str = "float32") -> dict[str, str]:
+    """Return how a profile came about, as its file says it; `known_by` is its fingerprint."""
+    return {
+        "backend": backend,
         "precision": precision,
-        "model": spec.name,
+        "model": model,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "python": python_version(),
         "numpy": np.__version__,
         "mpi": library(),
-        "fingerprint": fingerprint(spec, group, backend, precision),
+        "fingerprint": known_by,
         "lab_scale": f"{clock.SCALE:g}",
     }
-    return Cluster(devices, links.network, links.exceptions(names), facts)
 
 
 def pooled(curves: Sequence[Curves], unrest: Sequence[tuple[float, float]]) -> list[tuple[Curves, float, float]]:
@@ -96,19 +102,27 @@ def pooled(curves: Sequence[Curves], unrest: Sequence[tuple[float, float]]) -> l
     equal rows: in a noisy hour 3, 5, 5 and 3 heads were predicted 410 ms and took 456.
     """
     found: dict[int, tuple[Curves, float, float]] = {}
-    for kind in kinds(curves, [jitter_s for jitter_s, _ in unrest]):
+    points = [np.concatenate([np.ravel(own.kernels[kernel].seconds) for kernel in ALIKE]) for own in curves]
+    for kind in kinds(points, [jitter_s for jitter_s, _ in unrest]):
         jitter_s, rest_s = np.mean([unrest[rank] for rank in kind], axis=0).tolist()
         found |= dict.fromkeys(kind, (_mean([curves[rank] for rank in kind]), jitter_s, rest_s))
     return [found[rank] for rank in range(len(curves))]
 
 
-def kinds(curves: Sequence[Curves], jitter_s: Sequence[float]) -> list[list[int]]:
+def kinds(seconds: Sequence[Floats], jitter_s: Sequence[float]) -> list[list[int]]:
     """Return the devices' numbers by kind, the fastest first: every device is like the fastest of its kind.
 
     Two devices are of a kind if their curves have one shape, and their speeds differ by no more than their steps do
     from one to the next. Those of a board of its own hardly do: there a slower one stays a slower one.
+
+    Parameters
+    ----------
+    seconds
+        The points of every device's curves, [points].
+    jitter_s
+        Of every device.
     """
-    points = np.log([np.concatenate([np.ravel(own.kernels[kernel].seconds) for kernel in ALIKE]) for own in curves])
+    points = np.log(seconds)
 
     def are_alike(rank: int, other: int) -> bool:
         ratios = points[rank] - points[other]
@@ -139,7 +153,7 @@ def flop_per_s(curves: Curves, spec: ModelSpec) -> float:
     return float(2 * SPEED_ROWS * weights / seconds[0])
 
 
-def _names(hosts: Sequence[str]) -> list[str]:
+def names_of(hosts: Sequence[str]) -> list[str]:
     """Call devices after their hosts, numbered where a host has several ranks."""
     several = {host for host, count in Counter(hosts).items() if count > 1}
     return [f"{host}-{rank}" if host in several else host for rank, host in enumerate(hosts)]

@@ -12,10 +12,15 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.kernels.backends import NAMES, agree, check_precision
 from hepti_mpi.measure.profile import profile
 from solver.base.command import Parser, check_path
+from solver.base.errors import HeptiError
 from solver.cluster.cluster import write_cluster
+from solver.model.convnet import ConvNet
+from solver.model.decoder import PRECISIONS, Decoder
 from solver.model.named import named_model
-from solver.model.precision import PRECISIONS
+from solver.model.named_decoders import NAMED_DECODERS
+from solver.model.precision import FLOAT32
 from solver.model.spec import ModelSpec
+from solver.schedule.decoders.asked import TokenRequest
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -27,7 +32,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         If an option is unknown, malformed or missing.
     """
     options = parser().parse_args(arguments)
-    check_precision(options.precision, options.backend)
+    check_precision(options.precision or FLOAT32.name, options.backend)
     return options
 
 
@@ -44,7 +49,11 @@ def parser() -> Parser:
     )
     parser.add_argument("--out", required=True, type=Path, metavar="CLUSTER.toml", help="the cluster file to write")
     parser.add_argument("--backend", choices=NAMES, default="auto", help="kernels (default: %(default)s)")
-    parser.add_argument("--precision", choices=PRECISIONS, default="float32", help="of products (default: %(default)s)")
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        help="of products (default: float32; of a language model as its file has it, int4 where it is named)",
+    )
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -52,18 +61,27 @@ def parser() -> Parser:
 def run(options: argparse.Namespace, group: Group) -> int:
     """Measure the cluster and write it down; return the exit code."""
 
-    def prepare() -> ModelSpec:
-        from weights.file.store import WeightsFile
-
+    def prepare() -> tuple[ModelSpec | ConvNet | Decoder, str]:
         check_path(options.out, (".toml",))
-        if Path(options.model).suffix or Path(options.model).exists():
-            with WeightsFile(Path(options.model)) as file:
-                return file.spec
-        return named_model(options.model)
+        model, stored = _described(options.model)
+        precision = options.precision or stored
+        if precision == "int4" and not isinstance(model, Decoder):
+            raise HeptiError(f"--precision int4 is for language models, {model.name} is none: take int8 or float32")
+        return model, precision
 
-    spec = group.from_root(prepare if group.rank == 0 else None)
-    backends, notes = agree(options.backend, options.precision, group)
-    cluster = profile(spec, group, backends[group.rank], options.precision)
+    model, precision = group.from_root(prepare if group.rank == 0 else None)
+    # A language model is computed by onnxruntime in any precision, as int8 is.
+    backends, notes = agree(options.backend, "int8" if isinstance(model, Decoder) else precision, group)
+    if isinstance(model, ConvNet):
+        from hepti_mpi.measure.profile_network import profile_network
+
+        cluster = profile_network(model, group)
+    elif isinstance(model, Decoder):
+        from hepti_mpi.measure.profile_decoder import profile_decoder
+
+        cluster = profile_decoder(model, precision, group)
+    else:
+        cluster = profile(model, group, backends[group.rank], precision)
     group.from_root((lambda: write_cluster(cluster, options.out)) if group.rank == 0 else None)
     if group.rank == 0:
         from hepti_mpi.report import tables
@@ -72,3 +90,25 @@ def run(options: argparse.Namespace, group: Group) -> int:
             tables.terminal(stderr=True).print(f"note: {note}", soft_wrap=True)
         tables.show_cluster(tables.terminal(stderr=False), cluster)
     return 0
+
+
+def _described(name: str) -> tuple[ModelSpec | ConvNet | Decoder, str]:
+    """Return what a file, or a name, describes, and what its weights are held in where nothing else is asked for."""
+    from weights.convert.networks import network_path
+    from weights.decoders.file import DecoderFile, holds_decoder
+    from weights.file.networks import NetworkFile, holds_network
+    from weights.file.store import WeightsFile
+
+    if name in NAMED_DECODERS:
+        return NAMED_DECODERS[name], TokenRequest().precision
+    path = Path(name)
+    if path.suffix == ".onnx" or holds_network(path):
+        with NetworkFile(network_path(path)) as network:
+            return network.net, FLOAT32.name
+    if holds_decoder(path):
+        with DecoderFile(path) as weights:
+            return weights.model, weights.precision
+    if path.suffix or path.exists():
+        with WeightsFile(path) as file:
+            return file.spec, FLOAT32.name
+    return named_model(name), FLOAT32.name

@@ -20,11 +20,11 @@ from hepti_mpi.kernels.products import AddResidual, Backend, Norm
 from hepti_mpi.measure.timing import TimedCall, seconds_of
 from solver.base import clock
 from solver.base.arrays import Array
+from solver.base.spans import Partition, Span
 from solver.cluster.curves import Curve, Curves, Floats, Kernel
 from solver.model.blocks import Cut
 from solver.model.spec import ModelSpec, encoder_blocks
 from solver.plan.plan import BlockPlan, Layout
-from solver.plan.spans import Partition, Span
 
 # No multiples of 4, but for the last: a kernel works on so many rows at once, and shares are seldom multiples. 40 rows
 # take onnxruntime 3 % less than the line through 37 and 44 says.
@@ -147,8 +147,10 @@ def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Ker
     }
 
 
-def measure_unrest(spec: ModelSpec, backend: Backend, group: Group) -> tuple[float, float]:
+def measure_unrest(width: int, backend: Backend, group: Group) -> tuple[float, float]:
     """Return this device's `jitter_s` and `rest_s` (`solver.cluster.cluster.Device`); every rank calls this.
+
+    Steps are products as wide as the model.
 
     A board of its own has next to none of either. Under a CPU quota a process is stopped, and goes on, at ticks of the
     kernel: no two steps take the same time, and the slowest device counts every time. Who waits saves up what it may
@@ -156,7 +158,7 @@ def measure_unrest(spec: ModelSpec, backend: Backend, group: Group) -> tuple[flo
     """
     if group.size == 1:
         return 0.0, 0.0
-    numbers = np.resize(random_numbers(), (spec.hidden + STEP_ROWS, spec.hidden))
+    numbers = np.resize(random_numbers(), (width + STEP_ROWS, width))
     product, x = backend.product(numbers[STEP_ROWS:], None), numbers[:STEP_ROWS]
     product(x)
     group.barrier()

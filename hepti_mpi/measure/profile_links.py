@@ -13,9 +13,9 @@ from hepti_mpi.comm.exchange import Gather, Tiles, gather_rows, whole
 from hepti_mpi.comm.group import Group
 from hepti_mpi.measure.timing import fitting_clock
 from solver.base import clock
+from solver.base.spans import Partition, Span
 from solver.cluster.cluster import Link
 from solver.cluster.curves import Curve
-from solver.plan.spans import Partition, Span
 
 ROUNDS, MOST_ROUNDS, AGREEMENT = 3, 8, 0.05  # until the best two agree
 PING_BYTES = 4

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from hepti_mpi.base.launcher import straight_to
 from hepti_mpi.requests.inputs import Request
 from solver.base.phrases import counted
 from solver.base.tables import new_table
@@ -31,17 +30,17 @@ def terminal(stderr: bool) -> Console:
     """
     number = 2 if stderr else 1
     started_by_mpi = "OMPI_COMM_WORLD_RANK" in os.environ or "PMI_RANK" in os.environ
-    where = f"/proc/{os.getppid() if started_by_mpi else 'self'}/fd/{number}"
-    width = 0
-    with suppress(OSError):  # no /proc, another user's mpirun, or no terminal: a plain file
-        if Path(where).is_char_device():
-            descriptor = os.open(where, os.O_RDONLY | os.O_NOCTTY)
-            width = os.get_terminal_size(descriptor).columns
-            os.close(descriptor)
+    where = straight_to(number) if started_by_mpi else number
+    width, file = 0, None
+    if where is not None and os.isatty(where):
+        width = os.get_terminal_size(where).columns
+        # Bars, which have no line end; tables on standard output stay in order with what mpirun forwards.
+        file = os.fdopen(where, "w", encoding="utf-8") if started_by_mpi and stderr else None
     # No markup, no emoji: brackets and colons in a person's texts stay what they are.
     return Console(
-        stderr=stderr, highlight=False, markup=False, emoji=False, force_terminal=width > 0, width=width or WIDTH
-    )
+        stderr=stderr, file=file, highlight=False, markup=False, emoji=False, force_terminal=width > 0,
+        width=width or WIDTH,
+    )  # fmt: skip
 
 
 def show_answers(console: Console, requests: Sequence[Request], answers: Sequence[dict[str, Any]]) -> None:
@@ -117,7 +116,9 @@ def by_bits(ranks: Sequence[Mapping[str, Any]]) -> str:
 def show_cluster(console: Console, cluster: Cluster) -> None:
     """Print what was measured."""
     of = cluster.profile
-    title = f"what was measured for {of['model']} with {of['backend']} in {of['precision']}"
+    decoder = cluster.devices[0].decoder
+    precision = of["precision"] if decoder is None else decoder.precision
+    title = f"what was measured for {of['model']} with {of['backend']} in {precision}"
     table = new_table(title, "device", "GFLOP/s", "free GiB", "own link Mbps")
     for rank, device in enumerate(cluster.devices):
         own = f"{cluster.bandwidth(rank) * 8 / 1e6:.0f}" if len(cluster.devices) > 1 else "-"

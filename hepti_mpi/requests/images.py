@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
+from solver.model.convnet import Picture
 from solver.model.spec import ImageInput
 
 try:
-    from PIL import Image
+    from PIL import Image, ImageOps, UnidentifiedImageError
 except ModuleNotFoundError:  # the extra `vision` is not installed; said when an image is asked for
     Image = None  # type: ignore[assignment]
+
+# What Pillow calls images of so many channels.
+MODES = {1: "L", 3: "RGB"}
+# A strip one pixel wide would become gigabytes when its shorter side is made as long as the network wants it.
+MOST_PIXELS = 50_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Which part of an image a network sees.
+
+    Parameters
+    ----------
+    width, height
+        Of the image, upright, in its own pixels.
+    corner
+        Where the upper left corner of the network's input lies in it, across and down; below 0 where the input goes
+        beyond the image.
+    step
+        From one pixel of the input to the next, across and down, in pixels of the image.
+    """
+
+    width: int
+    height: int
+    corner: tuple[float, float] = (0.0, 0.0)
+    step: tuple[float, float] = (1.0, 1.0)
+
+    def in_image(self, edges: Array) -> Array:
+        """Return boxes (left, top, right, bottom) [n, 4] of the input in the image's own pixels, as far as it goes."""
+        corner, step, size = (np.array([*of, *of], np.float32) for of in (self.corner, self.step, self._size))
+        found: Array = np.clip(edges * step + corner, 0, size)
+        return found
+
+    @property
+    def _size(self) -> tuple[int, int]:
+        return self.width, self.height
 
 
 def below(folder: Path, path: str) -> Path:
@@ -45,14 +87,8 @@ def read_image(path: Path, source: ImageInput) -> Array:
     HeptiError
         If there is no such image, it is no regular file (a pipe may never end), or Pillow is not installed.
     """
-    if Image is None:
-        raise HeptiError("reading images needs Pillow: pip install 'hepti[vision]'")
-    # Pillow's ways to refuse.
-    with explained(f"cannot read image {path}", (OSError, SyntaxError, ValueError, Image.DecompressionBombError)):
-        if path.exists() and not path.is_file():
-            raise HeptiError(f"cannot read image {path}: it is no regular file")
-        with Image.open(path) as file:
-            image = file.convert("RGB")
+    with _opened(path) as file:
+        image = file.convert("RGB")
     height, width = source.resize or (source.height, source.width)
     image = image.resize((width, height), Image.Resampling[source.resample.upper()])
     top, left = (height - source.height) // 2, (width - source.width) // 2
@@ -61,3 +97,73 @@ def read_image(path: Path, source: ImageInput) -> Array:
     pixels -= np.asarray(source.mean, np.float32)
     pixels /= np.asarray(source.std, np.float32)
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def read_pixels(path: Path, shape: tuple[int, ...], picture: Picture) -> tuple[NDArray[np.uint8], Frame]:
+    """Read an image file as a convolutional network takes it, not normalised yet.
+
+    It is turned upright, resized and cropped as torchvision's Resize and CenterCrop do, black where it is smaller than
+    the crop. One that has the network's size stays as it is.
+
+    Parameters
+    ----------
+    shape
+        Channels, height and width of the network's input.
+
+    Returns
+    -------
+    [channels, height, width] uint8, and which part of the image that is
+
+    Raises
+    ------
+    HeptiError
+        As `read_image`; or if images do not have so many channels, or it is too long for its width.
+    """
+    channels, height, width = shape
+    if channels not in MODES:
+        raise HeptiError(f"cannot read image {path}: the network reads {channels} channels, an image has 1 or 3")
+    with _opened(path) as file:
+        image = ImageOps.exif_transpose(file).convert(MODES[channels])
+    frame = Frame(*image.size)
+    if image.size != (width, height):
+        size = _resized(image.width, image.height, picture.resize or (height, width))
+        if size[0] * size[1] > MOST_PIXELS:
+            raise HeptiError(f"cannot read image {path}: it would be {size[0]} by {size[1]} pixels when resized")
+        image = image.resize(size, Image.Resampling[picture.interpolation.upper()])
+        left, top = _crop_start(image.width, width), _crop_start(image.height, height)
+        image = image.crop((left, top, left + width, top + height))
+        across, down = frame.width / size[0], frame.height / size[1]
+        frame = Frame(frame.width, frame.height, (left * across, top * down), (across, down))
+    pixels = np.asarray(image).reshape(height, width, channels)
+    return np.ascontiguousarray(pixels.transpose(2, 0, 1)), frame
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """Open an image file; what Pillow refuses within is one line."""
+    if Image is None:
+        raise HeptiError("reading images needs Pillow: pip install 'hepti[vision]'")
+    # Pillow's ways to refuse; the last is of a damaged orientation.
+    refusals = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, struct.error)
+    with explained(f"cannot read image {path}", refusals):
+        if path.exists() and not path.is_file():
+            raise HeptiError(f"cannot read image {path}: it is no regular file")
+        try:
+            file = Image.open(path)
+        except UnidentifiedImageError:
+            raise HeptiError(f"cannot read image {path}: it is none") from None
+        with file:
+            yield file
+
+
+def _resized(width: int, height: int, resize: tuple[int, ...]) -> tuple[int, int]:
+    """Return the width and height that an image gets: its shorter side (n,), or (height, width)."""
+    if len(resize) == 2:
+        return resize[1], resize[0]
+    shorter, longer = resize[0], int(resize[0] * max(width, height) / min(width, height))
+    return (shorter, longer) if width <= height else (longer, shorter)
+
+
+def _crop_start(size: int, cropped: int) -> int:
+    """Return where the middle begins, with torchvision's rounding; before the image, where that is smaller."""
+    return round((size - cropped) / 2) if size >= cropped else -((cropped - size) // 2)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -79,11 +79,10 @@ class Reader:
     ) -> None:
         self._spec = spec
         self._images = images
-        self._complain = complain
+        self._reader = LineReader[Request](complain, by_id=by_id)
         self._tokenizer = None
         if tokenizer is not None and isinstance(spec.input, TextInput):
             self._tokenizer = Tokenizer(tokenizer, spec.input.max_rows)
-        self._seen: dict[str, str] | None = {} if by_id else None
 
     def texts(self, texts: Iterable[str]) -> list[Request]:
         """Make requests of texts given on the command line.
@@ -122,26 +121,11 @@ class Reader:
         if path.suffix not in (".txt", ".jsonl"):
             raise HeptiError(f"--input {path}: not a .txt, a .jsonl or an image, nor - for standard input")
         with explained(f"cannot read --input {path}", OSError), path.open("rb") as lines:
-            yield from self._lines(lines, path.name, json_lines=path.suffix == ".jsonl")
+            yield from self._reader.of(lines, path.name, self._json if path.suffix == ".jsonl" else self._plain)
 
     def standard_input(self) -> Iterator[Request]:
         """Yield the requests of JSON lines on standard input, each as soon as it is there."""
-        return self._lines(read_lines(), "standard input", json_lines=True)
-
-    def _lines(self, lines: Iterable[bytes], source: str, *, json_lines: bool) -> Iterator[Request]:
-        for number, line in enumerate(lines, start=1):
-            try:
-                request = self._json(number, line) if json_lines else self._plain(number, line)
-                self._check_id(request, f"line {number}")
-            except HeptiError as error:
-                self._complain(f"{source}, line {number}: {error}")
-            else:
-                yield request
-
-    def _check_id(self, request: Request, where: str) -> None:
-        first = where if self._seen is None else self._seen.setdefault(str(request.id), where)
-        if first != where:
-            raise HeptiError(f"id {request.id!r} stands on {first} already: give each request its own")
+        return self._reader.of(read_lines(), "standard input", self._json)
 
     def _plain(self, number: int, line: bytes) -> Request:
         with explained("not UTF-8", UnicodeDecodeError):
@@ -151,16 +135,7 @@ class Reader:
         return self._text(number, text)
 
     def _json(self, number: int, line: bytes) -> Request:
-        if not line.strip():
-            raise HeptiError("the line is empty")
-        with explained("not JSON", (ValueError, RecursionError)):
-            entry = json.loads(line)
-        if not isinstance(entry, dict):
-            raise HeptiError('not an object like {"id": 1, "text": "…"}')
-        name = entry.get("id", number)
-        if isinstance(name, bool) or not isinstance(name, str | int):
-            raise HeptiError(f"id {name!r} is neither a string nor an integer")
-        _check_unicode(str(name), "the id")
+        name, entry = named_entry(number, line, '{"id": 1, "text": "…"}')
         image = isinstance(self._spec.input, ImageInput)
         for key, make in (("image", self._named_image),) if image else (("text", self._text), ("tokens", self._tokens)):
             if key in entry:
@@ -172,7 +147,7 @@ class Reader:
             raise HeptiError(
                 "the text is empty" if text in ("", None) or isinstance(text, str) else "text is no string"
             )
-        _check_unicode(text, "the text")
+        check_unicode(text, "the text")
         if isinstance(self._spec.input, ImageInput):
             raise HeptiError(f"model {self._spec.name} reads images, not texts")
         if self._tokenizer is None:
@@ -186,15 +161,9 @@ class Reader:
     def _tokens(self, name: str | int, ids: Any) -> Request:
         source = self._spec.input
         assert isinstance(source, TextInput)
-        if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
-            raise HeptiError("tokens must be a list of at least one integer")
+        check_ids(ids, self._spec.name, source.vocab)
         if len(ids) > source.positions:
             raise HeptiError(f"{len(ids)} tokens, but {self._spec.name} has {source.positions} positions: shorten it")
-        for token in ids:
-            if not 0 <= token < source.vocab:
-                raise HeptiError(
-                    f"token {token} is out of range: {self._spec.name} has {source.vocab} tokens, from 0 on"
-                )
         return Request(name, ids, len(ids))
 
     def _named_image(self, name: str | int, path: Any) -> Request:
@@ -211,7 +180,80 @@ class Reader:
         return Request(name, read_image(path, self._spec.input), self._spec.input.rows, str(path))
 
 
-def _check_unicode(text: str, what: str) -> None:
+class HasId(Protocol):
+    """Something that is asked, by its id."""
+
+    @property
+    def id(self) -> str | int:
+        """Of the line, or its number."""
+
+
+Asked = TypeVar("Asked", bound=HasId)
+
+
+class LineReader(Generic[Asked]):
+    """Makes requests of lines; what is wrong with one is told by its number, and the others are still made.
+
+    Parameters
+    ----------
+    complain
+        Takes the one line that says what is wrong.
+    by_id
+        Whether no two lines may have the same id.
+    """
+
+    def __init__(self, complain: Callable[[str], object], *, by_id: bool) -> None:
+        self._complain = complain
+        self._seen: dict[str, int] | None = {} if by_id else None
+
+    def of(self, lines: Iterable[bytes], source: str, make: Callable[[int, bytes], Asked]) -> Iterator[Asked]:
+        """Yield what `make` makes of a line's number, from 1 on, and the line."""
+        for number, line in enumerate(lines, start=1):
+            try:
+                request = make(number, line)
+                self._check_id(request.id, number)
+            except HeptiError as error:
+                self._complain(f"{source}, line {number}: {error}")
+            else:
+                yield request
+
+    def _check_id(self, name: str | int, number: int) -> None:
+        first = number if self._seen is None else self._seen.setdefault(str(name), number)
+        if first != number:
+            raise HeptiError(f"id {name!r} stands on line {first} already: give each request its own")
+
+
+def named_entry(number: int, line: bytes, example: str) -> tuple[str | int, dict[str, Any]]:
+    """Return the id and the object of a JSON line; its number is its id where it has none.
+
+    Raises
+    ------
+    HeptiError
+        If it is no object like the example, or its id is none.
+    """
+    if not line.strip():
+        raise HeptiError("the line is empty")
+    with explained("not JSON", (ValueError, RecursionError)):
+        entry = json.loads(line)
+    if not isinstance(entry, dict):
+        raise HeptiError(f"not an object like {example}")
+    name = entry.get("id", number)
+    if isinstance(name, bool) or not isinstance(name, str | int):
+        raise HeptiError(f"id {name!r} is neither a string nor an integer")
+    check_unicode(str(name), "the id")
+    return name, entry
+
+
+def check_ids(ids: Any, model: str, vocab: int) -> None:
+    """Refuse what is no list of a model's token ids."""
+    if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
+        raise HeptiError("tokens must be a list of at least one integer")
+    for token in ids:
+        if not 0 <= token < vocab:
+            raise HeptiError(f"token {token} is out of range: {model} has {vocab} tokens, from 0 on")
+
+
+def check_unicode(text: str, what: str) -> None:
     """Refuse halves of surrogate pairs, which come from JSON's escapes and stray bytes: no file holds them."""
     with explained(f"{what} is not Unicode", UnicodeEncodeError):
         text.encode()

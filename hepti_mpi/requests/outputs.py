@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
+from hepti_mpi.base.launcher import straight_to
 from hepti_mpi.requests.answers import Answer, Sink
 from solver.base.command import whole_file
 from solver.base.errors import HeptiError, explained
@@ -74,6 +77,25 @@ def print_answer(answer: Answer) -> None:
     """
     with explained("cannot write an answer to standard output", OSError):
         print(json.dumps(answer.entry), flush=True)
+
+
+def print_text(text: str) -> None:
+    """Print a part of a text at once, under mpirun too.
+
+    Raises
+    ------
+    HeptiError
+        If nobody reads it any more.
+    """
+    with explained("cannot write an answer to standard output", OSError):
+        print(text, end="", file=_straight(), flush=True)
+
+
+@cache
+def _straight() -> TextIO | None:
+    """Return where mpirun itself writes; None: as everything else."""
+    descriptor = straight_to(1)
+    return None if descriptor is None else os.fdopen(descriptor, "w", encoding="utf-8", errors="replace")
 
 
 def write_json(path: Path, table: Mapping[str, Any]) -> None:

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from hepti_mpi.base.launcher import launcher
+
 # How long nothing must come before the launcher is asked, and what it forwards then has had time to arrive.
 QUIET_S = 0.3
-LAUNCHERS = ("prterun", "mpirun", "mpiexec", "orterun")
 
 
 def read_lines() -> Iterator[bytes]:
@@ -38,19 +39,19 @@ def read_lines() -> Iterator[bytes]:
 
 def _launcher_is_at_end() -> bool:
     """Tell whether the mpirun that started this rank has read its standard input to the end."""
-    launcher = Path("/proc") / str(os.getppid())
+    parent = launcher()
+    if parent is None:
+        return False
     try:
-        if (launcher / "comm").read_text().strip() not in LAUNCHERS:
-            return False
-        source = launcher / "fd" / "0"
+        source = parent / "fd" / "0"
         mode = source.stat().st_mode
         if stat.S_ISREG(mode):
-            position = (launcher / "fdinfo" / "0").read_text().split()[1]
+            position = (parent / "fdinfo" / "0").read_text().split()[1]
             return int(position) >= source.stat().st_size
         if stat.S_ISFIFO(mode):
             return _pipe_is_at_end(source)
         return source.samefile(os.devnull)
-    except OSError:  # no /proc, or another user's mpirun
+    except OSError:  # another user's mpirun
         return False
 
 

@@ -10,10 +10,13 @@ from solver.base.phrases import counted, mbps
 
 
 def heading(report: Mapping[str, Any]) -> str:
-    """Return what was measured where: model, layers, rows, cluster, a lab's scale, links."""
-    layers, rows = counted(report["layers"], "layer"), counted(report["rows"], "row")
+    """Return what was measured where: model, layers, rows or the image, cluster, a lab's scale, links."""
+    if "image" in report:
+        of = "image of " + "\N{MULTIPLICATION SIGN}".join(map(str, report["image"]))
+    else:
+        of = f"{counted(report['layers'], 'layer')}, {counted(report['rows'], 'row')}"
     links = f", {mbps(report['mbps'])}" if report["mbps"] else ""
-    return f"{report['model']}, {layers}, {rows} on {report['cluster']}{at_scale(report['lab_scale'])}{links}"
+    return f"{report['model']}, {of} on {report['cluster']}{at_scale(report['lab_scale'])}{links}"
 
 
 def rounds(report: Mapping[str, Any]) -> str:

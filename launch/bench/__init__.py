@@ -1,1 +1,1 @@
-"""The other suites of measurements: offloading, the papers' figures, plans that follow a change."""
+"""The other suites: offloading, the papers' figures, plans that follow a change, language models and their peers."""

@@ -102,12 +102,13 @@ def bench_paper(
     folder: Path,
     say: Callable[[str], None],
     keep: Callable[[dict[str, Any]], None],
-    stages: Callable[[str], AbstractContextManager[Callable[[Point, ModelSpec], BenchHosts]]] | None = None,
+    stages: Callable[[str], AbstractContextManager[Callable[[Point, int | None], BenchHosts]]] | None = None,
 ) -> dict[str, Any]:
     """Compare systems at every point and return the report; a point at which nobody comes through is in it, too.
 
     `beside` are the models with decoupled layers, as in `compare`. A point takes minutes: `keep` gets the report so far
-    behind every one. `stages` opens a cluster and yields what sets its limits for a point.
+    behind every one. `stages` opens a cluster and yields what sets its limits for a point, and a host's
+    memory; None: as much as its file says.
     """
     results: list[dict[str, Any]] = []
     absent: list[dict[str, Any]] = []
@@ -133,16 +134,17 @@ def bench_paper(
                     own = replace(own, many=MANY, repeat=1)
                 where = folder / f"{len(results) + len(absent):03}"
                 where.mkdir()
+                memory = None if point.fits is None else memory_that_fits(spec, point.fits)
                 try:
                     compared = compare(
-                        under(point, spec), models[point.model], own, where, say, beside.get(point.model)
+                        under(point, memory), models[point.model], own, where, say, beside.get(point.model)
                     )
                 except HeptiError as error:
                     absent.append({**facts, "system": "all", "why": str(error)})
                 else:
                     # Whatever runs beside stands at its point.
                     facts["lab_scale"] = compared["lab_scale"]
-                    results += [_without_samples(row) | facts for row in compared["results"]]
+                    results += [without_samples(row) | facts for row in compared["results"]]
                     absent += [row | facts for row in compared["absent"]]
                     report["versions"] = compared["versions"]
                 report["points"] += 1
@@ -155,17 +157,16 @@ def bench_paper(
 
 
 @contextmanager
-def lab_under(cluster: str) -> Iterator[Callable[[Point, ModelSpec], BenchHosts]]:
+def lab_under(cluster: str) -> Iterator[Callable[[Point, int | None], BenchHosts]]:
     """Yield what puts a lab under a point's limits and returns its hosts; a lab that was up gets its own ones back."""
     with lab_of(cluster) as lab:
         now = lab
 
-        def under(point: Point, spec: ModelSpec) -> BenchHosts:
+        def under(point: Point, memory: int | None) -> BenchHosts:
             nonlocal now
             for host in lab.hosts:
-                memory = host.memory_bytes if point.fits is None else memory_that_fits(spec, point.fits)
-                bandwidth = point.mbps * 1e6 / 8
-                now = lab_up.change(now, replace(host, bandwidth_bytes_per_s=bandwidth, memory_bytes=memory))
+                limits = replace(host, bandwidth_bytes_per_s=point.mbps * 1e6 / 8)
+                now = lab_up.change(now, limits if memory is None else replace(limits, memory_bytes=memory))
             return stage_of(now, point.hosts)
 
         try:
@@ -217,5 +218,6 @@ def _at(row: Mapping[str, Any]) -> list[Any]:
     return [row[key] for key in ("figure", "cluster", "model", "mbps", "hosts", "fits")]
 
 
-def _without_samples(row: Mapping[str, Any]) -> dict[str, Any]:
+def without_samples(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result without what fills pages."""
     return {key: value for key, value in row.items() if key not in ("seconds", "per_rank", "files")}

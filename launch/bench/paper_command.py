@@ -10,13 +10,27 @@ from typing import Any
 from launch.base.plot import PlottedCurve, draw
 from launch.base.tables import show
 from launch.base.titles import heading
+from launch.bench.network_papers import (
+    EDGELD,
+    EDGELD_NETWORK,
+    EDGELD_SYSTEMS,
+    ENERGY,
+    ENERGY_NETWORKS,
+    NETWORK_FIGURES,
+    assumed_cluster,
+    bench_edgeld,
+    draw_network_pictures,
+    energy_curve,
+    print_network_tables,
+)
 from launch.bench.paper import DIMENSION, MANY, bench_paper, points
 from launch.compare.compare import Contest
 from launch.compare.entrants import Kernels
-from launch.compare.model import bench_model, check_model, decoupled_model
+from launch.compare.model import BenchNetwork, bench_model, bench_network, check_model, decoupled_model
 from launch.compare.suite import Keep, Report, Suite, add_list, add_rounds, at_least, say
 from launch.lab.up import require_tools
 from solver.base.phrases import counted
+from solver.cluster.cluster import Cluster
 from solver.cluster.named import find_cluster
 from solver.systems import DECOUPLED, PLANNERS
 
@@ -26,7 +40,7 @@ UNITS = {"latency": "ms a request", "throughput": "requests/s", "memory": "ms a 
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    add_list(parser, "--figures", DIMENSION)
+    add_list(parser, "--figures", (*DIMENSION, *NETWORK_FIGURES))
     for option, default in (("--clusters", "pi4x4,mixed4"), ("--models", "bert-large,vit-large")):
         parser.add_argument(option, default=default, metavar="A,B,…", help="(default: %(default)s)")
     parser.add_argument(
@@ -39,15 +53,56 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _measure(options: argparse.Namespace, files: Path, keep: Keep) -> Report:
     at_least(options, runs=1, repeat=1, warmup=0)
-    clusters = {name: len(find_cluster(name).devices) for name in options.clusters.split(",")}
-    for name in options.models.split(","):
+    clusters = {name: find_cluster(name) for name in options.clusters.split(",")}
+    figures = [name for name in options.figures if name in DIMENSION]
+    for name in options.models.split(",") if figures else ():
         check_model(name, options.layers)
-    require_tools()
+    if options.figures != (ENERGY,):  # which is planned only
+        require_tools()
+    report = _transformers(options, figures, clusters, files, keep) if figures else _nothing(options)
+    if len(figures) < len(options.figures):
+        report["networks"] = {}
+        _networks(options, clusters, files, lambda found: keep({**report, "networks": found}), report["networks"])
+    return report
+
+
+def _nothing(options: argparse.Namespace) -> Report:
+    """Return a report without any figure of transformers."""
+    return {"suite": "paper", "runs": options.runs, "repeat": options.repeat, "results": [], "absent": []}
+
+
+def _networks(
+    options: argparse.Namespace, clusters: Mapping[str, Cluster], files: Path, keep: Keep, found: dict[str, Any]
+) -> None:
+    """Add the figures of networks that were asked for to what was found."""
+    if ENERGY in options.figures:
+        declared = {name: each for name, each in clusters.items() if any(own.compute_watts for own in each.devices)}
+        for name, cluster in (declared or {"its devices as assumed": assumed_cluster()}).items():
+            curves = [energy_curve(_network(word).net, name, cluster) for word in ENERGY_NETWORKS]
+            found["energy"] = found.get("energy", []) + curves
+        keep(found)
+    if EDGELD in options.figures:
+        kernels = [Kernels("auto", "float32")]
+        contest = Contest(EDGELD_SYSTEMS, kernels, ["float32"], [], 0, options.runs, options.repeat, options.warmup)
+        so_far = dict(found)
+        found |= bench_edgeld(_network(EDGELD_NETWORK), contest, files, say, lambda rows: keep({**so_far, **rows}))
+
+
+def _network(word: str) -> BenchNetwork:
+    network = bench_network(word, None)
+    assert network is not None
+    return network
+
+
+def _transformers(
+    options: argparse.Namespace, figures: Sequence[str], clusters: Mapping[str, Cluster], files: Path, keep: Keep
+) -> Report:
     models = {name: bench_model(name, options.layers) for name in options.models.split(",")}
     beside = {name: decoupled_model(name, options.layers) for name in models if DECOUPLED in options.systems}
     kernels = [Kernels("auto", "float32")]
     contest = Contest(options.systems, kernels, ["float32"], [], 0, options.runs, options.repeat, options.warmup)
-    measured = points(options.figures, clusters, {name: model.spec for name, model in models.items()}, options.mbps)
+    hosts = {name: len(cluster.devices) for name, cluster in clusters.items()}
+    measured = points(figures, hosts, {name: model.spec for name, model in models.items()}, options.mbps)
     return bench_paper(measured, models, beside, contest, files, say, keep)
 
 
@@ -73,8 +128,10 @@ def print_tables(report: Report) -> None:
     for figure in DIMENSION:
         for title, columns, rows in cells(report, figure):
             show(title, columns, rows)
-    title = f"times as good as the best of those beside it, the most at any of {counted(report['points'], 'point')}"
-    show(title, *claim_cells(report))
+    if "claims" in report:
+        title = f"times as good as the best of those beside it, the most at any of {counted(report['points'], 'point')}"
+        show(title, *claim_cells(report))
+    print_network_tables(report.get("networks", {}), report["runs"], report["repeat"])
 
 
 def cells(report: Mapping[str, Any], figure: str) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -124,6 +181,7 @@ def draw_pictures(report: Report, _: Path, out: Path) -> None:
             panels.append((_of(report, own).replace(" on ", "\non "), NAMES[key], curves))
         if panels:
             draw(f"{figure}: medians of {_rounds(report, figure)}", panels, UNITS[figure], out / f"paper-{figure}.png")
+    draw_network_pictures(report.get("networks", {}), out)
 
 
 def _of(report: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -158,7 +216,10 @@ def _value(rows: Sequence[Mapping[str, Any]], name: str, key: str, place: float,
 SUITE = Suite(
     name="paper",
     text="latency, throughput and memory of all systems, beside published figures",
-    example="example, as root: python -m launch bench paper --figures latency --layers 4 --out results",
+    example="""examples, as root:
+  python -m launch bench paper --figures latency --layers 4 --out results
+  python -m launch bench paper --figures edgeld --runs 5 --out results
+""",
     add_options=_add_options,
     measure=_measure,
     show=print_tables,

@@ -17,10 +17,12 @@ import numpy as np
 from launch.base import shell
 from launch.compare.checkout import AGAINST, HERE, THIS, in_checkout
 from launch.compare.entrants import Absent, Entrant, Kernels, RowName
-from launch.compare.model import BenchModel
+from launch.compare.model import AnyModel, BenchNetwork
+from launch.compare.networks import network_entrant
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import read_cluster
 from solver.plan.file import read_plan
+from solver.plan.segment_file import read_segments
 from solver.schedule.stages import price_plan
 from solver.show.advice import bounds
 
@@ -46,7 +48,7 @@ class OtherPlanner:
     """
 
     folder: Path
-    model_of: Callable[[RowName], BenchModel]
+    model_of: Callable[[RowName], AnyModel]
     profiles: Mapping[Kernels, Path]
     rows: int
     files: Path
@@ -62,14 +64,23 @@ class OtherPlanner:
         model, profile = self.model_of(entry), self.profiles[entry.kernels]
         path = self.files / f"{AGAINST}.plan.json"
         program = [sys.executable, "-m", "solver", "--model", str(model.path), "--cluster", str(profile)]
-        program += ["--rows", str(self.rows), "--system", entry.system.partition(":")[0], "--out", str(path)]
+        if isinstance(model, BenchNetwork):
+            program += ["--system", entry.system, "--out", str(path)]
+        else:
+            program += ["--rows", str(self.rows), "--system", entry.system.partition(":")[0], "--out", str(path)]
         program += [] if entry.wire == "float32" else ["--wire", entry.wire]  # the default of every version
         path.unlink(missing_ok=True)
         code, _, error = shell.attempt(in_checkout(self.folder, program), PLAN_S)
         if code:
             said = error.strip().splitlines() or [f"its planner ended with exit code {code}"]
             raise HeptiError(said[-1].removeprefix("python -m solver: "))
-        plan, cluster = read_plan(path), read_cluster(profile)
+        cluster = read_cluster(profile)
+        if isinstance(model, BenchNetwork):
+            segments = read_segments(path, model.net)
+            segments.check(model.net, len(cluster.devices))
+            who = network_entrant(entry, model.net, cluster, segments)
+            return replace(who, checkout=self.folder, plan_json=path.read_text())
+        plan = read_plan(path)
         plan.check(model.spec, len(cluster.devices))
         bound = bounds(model.spec, cluster, self.rows, price_plan(model.spec, cluster, plan, self.rows))
         predicted_s = None if plan.predicted is None else plan.predicted_s

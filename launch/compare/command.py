@@ -14,30 +14,40 @@ from launch.base.titles import heading
 from launch.compare.checkout import checkout
 from launch.compare.compare import Contest, compare
 from launch.compare.entrants import Kernels
-from launch.compare.model import bench_model, check_model, decoupled_model
+from launch.compare.model import BenchNetwork, bench_model, bench_network, check_model, decoupled_model
+from launch.compare.networks import SINGLE, SPLITS, is_single
 from launch.compare.plot import plot_bars, plot_trace
 from launch.compare.show import comparison_markdown, print_comparison, variant
 from launch.compare.stage import BenchHosts, hosts_stage, lab_stage
-from launch.compare.suite import Keep, Report, Suite, add_list, add_rounds, at_least, say, write_text
+from launch.compare.suite import Keep, Report, Suite, add_list, add_rounds, at_least, one_of_each, say, write_text
 from launch.lab.up import require_tools
 from launch.single.command import RUNTIMES
+from solver.base.errors import HeptiError
+from solver.base.phrases import did_you_mean
 from solver.cluster.named import find_cluster
 from solver.model.precision import PRECISIONS
 from solver.model.spec import request_rows
 from solver.plan.plan import Wire
 from solver.systems import DECOUPLED, PLANNERS
+from solver.systems.convnets import SYSTEMS
+from solver.systems.named import ALONE
 
 NONE = "none"
+# What of other options a convolutional network takes.
+NETWORKS = {"backends": ("auto", "onnxruntime"), "precisions": ("float32",), "wires": ("float32", "float16")}
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--cluster", default="mixed4", help="file of a lab, or a ready one (default: %(default)s)")
     where.add_argument("--hostfile", type=Path, metavar="F", help="real hosts, of which this machine is the first")
-    parser.add_argument("--model", default="bert-large", metavar="NAME|FILE", help="(default: %(default)s)")
+    text = "a transformer or a convolutional network (default: %(default)s)"
+    parser.add_argument("--model", default="bert-large", metavar="NAME|FILE", help=text)
     parser.add_argument("--layers", type=int, metavar="N", help="another layer count, for a named architecture")
     parser.add_argument("--rows", type=int, metavar="S", help="length of a request (default: 256)")
-    add_list(parser, "--systems", PLANNERS)
+    names = (*PLANNERS, *(name for name in SYSTEMS if name not in PLANNERS))
+    text = f"of {', '.join(PLANNERS)}; of networks {', '.join(SYSTEMS)}, {ALONE}DEVICE (default: all, and every device)"
+    parser.add_argument("--systems", type=one_of_each(names, ALONE), metavar="A,B,…", help=text)
     add_list(parser, "--backends", ("auto", "numpy", "onnxruntime"), "auto")
     add_list(parser, "--precisions", tuple(PRECISIONS), "float32")
     add_list(parser, "--wires", Wire, "float32")
@@ -49,11 +59,19 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
 
 def _measure(options: argparse.Namespace, files: Path, keep: Keep) -> Report:
     at_least(options, rows=1, runs=1, repeat=1, warmup=0)
+    if (network := bench_network(options.model, options.layers)) is not None:
+        contest = network_contest(network, options)
+        with _stage(options) as stage:
+            return compare(stage, network, contest, files, say, keep=keep)
     check_model(options.model, options.layers)
+    systems = PLANNERS if options.systems is None else options.systems
+    for word in systems:
+        if word not in PLANNERS:
+            raise HeptiError(f"--systems: {word} is of convolutional networks, {options.model} is a transformer")
     with _stage(options) as stage:
         model = bench_model(options.model, options.layers)
         contest = Contest(
-            systems=options.systems,
+            systems=tuple(systems),
             kernels=[Kernels(*pair) for pair in product(options.backends, options.precisions)],
             wires=options.wires,
             runtimes=[name for name in options.singles if name != NONE],
@@ -67,6 +85,51 @@ def _measure(options: argparse.Namespace, files: Path, keep: Keep) -> Report:
         return compare(stage, model, contest, files, say, beside, keep)
 
 
+def network_contest(network: BenchNetwork, options: argparse.Namespace) -> Contest:
+    """Return what is compared of a network.
+
+    Raises
+    ------
+    HeptiError
+        If an option is for transformers, or a device is not in the cluster.
+    """
+    name = network.net.name
+    if options.rows is not None:
+        raise HeptiError(f"--rows is for transformers, {name} reads images of its own size")
+    for option, known in NETWORKS.items():
+        for word in getattr(options, option):
+            if word not in known:
+                raise HeptiError(f"--{option}: {word} is for transformers, {name} takes {' or '.join(known)}")
+    if options.singles not in (tuple(RUNTIMES), (NONE,)):
+        raise HeptiError(f"--singles: of {name} devices run alone on Hepti's engine: leave it out, or say {NONE}")
+    singles = () if options.singles == (NONE,) else (SINGLE,)
+    if options.systems is None:
+        systems = (*SPLITS, ALONE) if singles else SPLITS
+    else:
+        systems = options.systems if any(map(is_single, options.systems)) else (*options.systems, *singles)
+    for word in systems:
+        if word not in SYSTEMS and not word.startswith(ALONE):
+            raise HeptiError(f"--systems: {word} is of transformers, {name} is a convolutional network")
+        device = word.removeprefix(ALONE)
+        if options.hostfile is None and device not in ("", word):
+            devices = find_cluster(options.cluster).names
+            if device not in devices:
+                raise HeptiError(
+                    f"--systems: {options.cluster} has no device {device!r}{did_you_mean(device, devices)}"
+                )
+    return Contest(
+        systems=systems,
+        kernels=[Kernels(backend, "float32") for backend in options.backends],
+        wires=options.wires,
+        runtimes=(),
+        rows=network.net.shapes[network.net.input][1],
+        runs=options.runs,
+        repeat=options.repeat,
+        warmup=options.warmup,
+        against=options.against,
+    )
+
+
 def write_numbers(report: Report, files: Path, out: Path) -> None:
     """Write table and JSON, and profiles and traces as the runs left them."""
     write_text(out / "results.json", json.dumps(report, indent=1))
@@ -75,6 +138,8 @@ def write_numbers(report: Report, files: Path, out: Path) -> None:
         shutil.copy(file, out)
     for _, label, trace in _traces(report, files):
         shutil.copy(trace, out / f"trace-{label}.json")
+    for name, label, _ in _runs(report) if "image" in report else ():
+        shutil.copy(files / f"{name}.plan.json", out / f"plan-{label}.json")
 
 
 def draw_pictures(report: Report, files: Path, out: Path) -> None:
@@ -86,10 +151,16 @@ def draw_pictures(report: Report, files: Path, out: Path) -> None:
 
 def _traces(report: Report, files: Path) -> Iterator[tuple[str, str, Path]]:
     """Yield who left a trace, the same as a part of a file's name, and the trace."""
+    for number, label, name in _runs(report):
+        if (trace := files / f"{number}.trace.json").exists():
+            yield name, label, trace
+
+
+def _runs(report: Report) -> Iterator[tuple[str, str, str]]:
+    """Yield the number of all who ran, what they are called as a part of a file's name, and in words."""
     for row in report["results"]:
-        if (trace := files / f"{row['files']}.trace.json").exists():
-            name = f"{row['system']} {variant(row)}"
-            yield name, name.replace(" ", "-").replace(":", "-"), trace
+        name = f"{row['system']} {variant(row)}"
+        yield row["files"], name.replace(" ", "-").replace(":", "-"), name
 
 
 def _stage(options: argparse.Namespace) -> AbstractContextManager[BenchHosts]:
@@ -106,6 +177,7 @@ SUITE = Suite(
     example="""examples:
   python -m launch bench compare --cluster mixed4 --layers 4 --out results       # as root
   python -m launch bench compare --hostfile pis --model bert-large.h5 --systems hepti,megatron
+  python -m launch bench compare --cluster pi4x4 --model resnet50 --systems hepti,coedge,single:pi-0
   git worktree add /tmp/before HEAD~20; python -m launch bench compare --systems hepti --against /tmp/before
 """,
     add_options=_add_options,

@@ -20,14 +20,16 @@ from typing import Any
 from launch.compare.against import OtherPlanner, ratios, twice
 from launch.compare.checkout import AGAINST, HERE, check_hosts, checkouts, in_checkout
 from launch.compare.entrants import Absent, Entrant, Kernels, RowName, alone, planned
-from launch.compare.model import BenchModel
+from launch.compare.model import AnyModel, BenchModel, BenchNetwork
+from launch.compare.networks import beside_best_single, planned_networks, whole_s
 from launch.compare.results import Samples, ranked, result
 from launch.compare.show import variant
 from launch.compare.stage import BenchHosts
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster, read_cluster
-from solver.model.spec import ModelSpec, TextInput
+from solver.model.spec import TextInput
 from solver.plan.file import plan_to_json
+from solver.plan.plan import Plan
 
 VERSIONS_OF = ("numpy", "onnxruntime", "torch", "mpi4py", "hepti")
 
@@ -54,7 +56,7 @@ class Contest:
 
 def compare(
     stage: BenchHosts,
-    model: BenchModel,
+    model: AnyModel,
     contest: Contest,
     folder: Path,
     say: Callable[[str], None],
@@ -75,22 +77,19 @@ def compare(
         check_hosts(stage, path)
     clusters, profiles, absent = _profiles(stage, model, contest, folder, say)
     entrants, unfit = _systems(model, beside, contest, clusters, profiles, folder)
-    entrants += alone(model.spec, clusters, contest.rows, contest.runtimes)
     absent += unfit
     found = {number: Samples() for number in range(len(entrants))}
-    devices = next(iter(clusters.values())).devices
+    cluster = next(iter(clusters.values()))
     facts = {
         "suite": "compare",
         "cluster": stage.name,
         "lab_scale": stage.scale,
-        "model": model.spec.name,
-        "rows": contest.rows,
-        "layers": model.spec.layers,
-        "mbps": next(iter(clusters.values())).links_mbps,
+        **_what(model, contest.rows),
+        "mbps": cluster.links_mbps,
         "runs_asked": contest.runs,
         "repeat": contest.repeat,
-        "device": [{"name": device.name, "gflops": device.compute_flop_per_s / 1e9} for device in devices],
-        "versions": _versions(),
+        "device": _devices(model, cluster),
+        "versions": versions(),
         **({"checkouts": checkouts(contest.against)} if contest.against is not None else {}),
     }
     report: dict[str, Any] = {}
@@ -114,37 +113,64 @@ def compare(
         rows = [{**result(entrants[number], samples), "files": f"{number:02}"} for number, samples in found.items()]
         missing = [{**absence.entry.facts, "why": absence.why} for absence in absent]
         report = {**facts, "runs": turn + 1, "results": ranked(rows), "absent": missing}
+        if isinstance(model, BenchNetwork):
+            report |= beside_best_single(report["results"], turn + 1)
         if contest.against is not None:
             report["ratios"] = ratios(report["results"], turn + 1)
         keep(report)
     return report
 
 
+def _what(model: AnyModel, rows: int) -> dict[str, Any]:
+    """Return what is computed; of a network rows are the image's, and layers there are none that plans are made of."""
+    if isinstance(model, BenchNetwork):
+        image = model.net.shapes[model.net.input]
+        return {"model": model.net.name, "rows": image[1], "layers": None, "image": list(image)}
+    return {"model": model.spec.name, "rows": rows, "layers": model.spec.layers}
+
+
+def _devices(model: AnyModel, cluster: Cluster) -> list[dict[str, Any]]:
+    """Return every device's speed, and what it takes for a whole network alone."""
+    found = [{"name": device.name, "gflops": device.compute_flop_per_s / 1e9} for device in cluster.devices]
+    if isinstance(model, BenchNetwork):
+        found = [entry | {"whole_s": own_s} for entry, own_s in zip(found, whole_s(model.net, cluster), strict=True)]
+    return found
+
+
 def _systems(
-    model: BenchModel,
+    model: AnyModel,
     beside: BenchModel | None,
     contest: Contest,
     clusters: Mapping[Kernels, Cluster],
     profiles: Mapping[Kernels, Path],
     folder: Path,
 ) -> tuple[list[Entrant], list[Absent]]:
-    """Return the systems that have a plan, by both planners where there is another checkout, and those without."""
-    other = None if beside is None else beside.spec
-    many = contest.many > 0
-    found = planned(model.spec, clusters, contest.rows, contest.systems, contest.wires, many=many, beside=other)
-    if contest.against is None:
-        return found
-    planner = OtherPlanner(contest.against, lambda entry: _model(entry, model, beside), profiles, contest.rows, folder)
-    return twice(*found, planner)
+    """Return who takes part, systems by both planners where there is another checkout, and those without a plan."""
+    if isinstance(model, BenchNetwork):
+        found, absent = planned_networks(model.net, clusters, contest.systems, contest.wires)
+    else:
+        other = None if beside is None else beside.spec
+        many = contest.many > 0
+        found, absent = planned(
+            model.spec, clusters, contest.rows, contest.systems, contest.wires, many=many, beside=other
+        )
+    if contest.against is not None:
+        planner = OtherPlanner(
+            contest.against, lambda entry: _model(entry, model, beside), profiles, contest.rows, folder
+        )
+        found, absent = twice(found, absent, planner)
+    if isinstance(model, BenchModel):
+        found = [*found, *alone(model.spec, clusters, contest.rows, contest.runtimes)]
+    return found, absent
 
 
-def _model(entry: RowName, model: BenchModel, beside: BenchModel | None) -> BenchModel:
+def _model(entry: RowName, model: AnyModel, beside: BenchModel | None) -> AnyModel:
     """Return the model that an entrant runs."""
     return beside if beside is not None and entry.model else model
 
 
 def _profiles(
-    stage: BenchHosts, model: BenchModel, contest: Contest, folder: Path, say: Callable[[str], None]
+    stage: BenchHosts, model: AnyModel, contest: Contest, folder: Path, say: Callable[[str], None]
 ) -> tuple[dict[Kernels, Cluster], dict[Kernels, Path], list[Absent]]:
     """Measure the hosts with all kernels, and return what was found and its files.
 
@@ -169,7 +195,7 @@ def _profiles(
     return clusters, files, absent
 
 
-def _profile(stage: BenchHosts, model: BenchModel, kernels: Kernels, out: Path) -> Cluster:
+def _profile(stage: BenchHosts, model: AnyModel, kernels: Kernels, out: Path) -> Cluster:
     """Measure the hosts with some kernels."""
     program = ["profile", "--model", str(model.path), "--out", str(out), *_kernel_words(kernels)]
     _mpirun(stage, program, out.with_suffix(".log"))
@@ -177,35 +203,49 @@ def _profile(stage: BenchHosts, model: BenchModel, kernels: Kernels, out: Path) 
 
 
 def _run(
-    stage: BenchHosts, model: BenchModel, contest: Contest, entrant: Entrant, samples: Samples, files: Path, last: bool
+    stage: BenchHosts,
+    model: AnyModel,
+    contest: Contest,
+    entrant: Entrant,
+    samples: Samples,
+    files: Path,
+    last: bool,
 ) -> list[float]:
     """Run one entrant once, the last time with a trace; return the seconds of its requests."""
     kernels = entrant.entry.kernels
     times = ["--warmup", str(contest.warmup), "--repeat", str(contest.repeat)]
     if entrant.plan is None:
+        assert isinstance(model, BenchModel)  # networks run alone by a plan
         program = ["launch.single", "--spec", model.spec.to_json(), "--rows", str(contest.rows), *times]
         program += ["--backend", kernels.backend, "--precision", kernels.precision]
         code, output, errors = stage.alone(entrant.host, [sys.executable, "-m", *program])
         if code:
-            raise HeptiError(_last_words(errors, code))
+            raise HeptiError(last_words(errors, code))
         return samples.add_alone(output)
     plan, report = files.with_suffix(".plan.json"), files.with_suffix(".report.json")
-    plan.write_text(entrant.plan_json or plan_to_json(entrant.plan))
+    if isinstance(entrant.plan, Plan) and not entrant.plan_json:
+        plan.write_text(plan_to_json(entrant.plan))
+    else:
+        plan.write_text(entrant.plan_json)
     report.unlink(missing_ok=True)
-    program = ["--model", str(model.path), *_asked(model.spec, contest, files), "--plan", str(plan), *times]
+    program = ["--model", str(model.path), *_asked(model, contest, files), "--plan", str(plan), *times]
     program += ["--report", str(report), "--wire", entrant.entry.wire, *_kernel_words(kernels)]
-    if last and entrant.entry.version != AGAINST:  # traces are no contract
+    # Traces are no contract, and networks record none.
+    if last and entrant.entry.version != AGAINST and isinstance(model, BenchModel):
         program += ["--trace", str(files.with_suffix(".trace.json"))]
     _mpirun(stage, program, files.with_suffix(".log"), entrant.checkout)
     return samples.add_report(report, many=contest.many > 0)
 
 
-def _asked(spec: ModelSpec, contest: Contest, files: Path) -> list[str]:
+def _asked(model: AnyModel, contest: Contest, files: Path) -> list[str]:
     """Return the words that say what is computed: one random request, or a file of many."""
+    if isinstance(model, BenchNetwork):
+        return ["--random", "1"]
     if not contest.many:
         return ["--random", str(contest.rows)]
-    assert isinstance(spec.input, TextInput)
-    tokens = [[(number + place) % spec.input.vocab for place in range(contest.rows)] for number in range(contest.many)]
+    text = model.spec.input
+    assert isinstance(text, TextInput)
+    tokens = [[(number + place) % text.vocab for place in range(contest.rows)] for number in range(contest.many)]
     path = files.with_suffix(".jsonl")
     path.write_text("".join(json.dumps({"id": number, "tokens": ids}) + "\n" for number, ids in enumerate(tokens)))
     return ["--input", str(path)]
@@ -214,7 +254,7 @@ def _asked(spec: ModelSpec, contest: Contest, files: Path) -> list[str]:
 def _mpirun(stage: BenchHosts, program: Sequence[str], log: Path, checkout: Path | None = None) -> None:
     code = stage.mpirun(in_checkout(checkout, [sys.executable, "-m", "hepti_mpi", *program]), log)
     if code:
-        raise HeptiError(_last_words(log.read_text(errors="replace"), code))
+        raise HeptiError(last_words(log.read_text(errors="replace"), code))
 
 
 def _kernel_words(kernels: Kernels) -> list[str]:
@@ -223,7 +263,7 @@ def _kernel_words(kernels: Kernels) -> list[str]:
     return ["--backend", kernels.backend, *precision]
 
 
-def _last_words(text: str, code: int) -> str:
+def last_words(text: str, code: int) -> str:
     """Return why a program ended: its own complaint, or else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     own = [line for line in lines if line.startswith("python -m ")]
@@ -234,7 +274,8 @@ def _last_words(text: str, code: int) -> str:
     return lines[-1] if lines else f"exit code {code}"
 
 
-def _versions() -> Mapping[str, str]:
+def versions() -> Mapping[str, str]:
+    """Return what measures, with its numbers."""
     found = {"python": python_version()}
     for package in VERSIONS_OF:
         try:

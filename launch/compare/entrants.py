@@ -14,6 +14,7 @@ from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Wire
+from solver.plan.segments import SegmentPlan
 from solver.schedule.cost import price, setting
 from solver.schedule.memory import lacks
 from solver.schedule.stages import price_plan
@@ -75,14 +76,14 @@ class Entrant:
     checkout
         The folder whose code runs it; None: as everything else here.
     plan_json
-        The plan file as another version wrote it; "" where this one writes it.
+        The plan file as another version wrote it, or a network's; "" where it is still to be written.
     """
 
     entry: RowName
     predicted_s: float | None
     compute_bound_s: float | None
     exchange_bound_s: float
-    plan: Plan | None = None
+    plan: Plan | SegmentPlan | None = None
     host: int = 0
     checkout: Path | None = None
     plan_json: str = ""
@@ -92,6 +93,8 @@ class Entrant:
         """How many devices have a share."""
         if self.plan is None:
             return 1
+        if isinstance(self.plan, SegmentPlan):
+            return len({rank for segment in self.plan.segments for rank in segment.active})
         return len({stage.devices[rank] for stage in self.plan.stages for rank in stage.active})
 
 

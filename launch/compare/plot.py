@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from launch.base.titles import heading, rounds
 from launch.compare.show import variant
 from solver.base.errors import HeptiError, explained
 from solver.show.pictures import new_figure, save_figure
+from solver.systems.named import ALONE
 
 # Paul Tol's bright colours, which the colour-blind can tell apart.
 COLORS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377")
@@ -27,7 +28,7 @@ def plot_bars(report: dict[str, Any], path: Path) -> None:
     A colour stands for a variant: kernels and wire. A mark across a bar is the compute bound of its own kernels, on all
     devices or on the one that is alone: int8 has another than float32.
     """
-    rows = sorted(report["results"], key=lambda row: not row["per_rank"])
+    rows = sorted(report["results"], key=_is_single)
     systems = list(dict.fromkeys(row["system"] for row in rows))
     colors = dict(zip(sorted({variant(row) for row in rows}), cycle(COLORS), strict=False))
     figure = new_figure(9, 1.5 + 0.27 * len(rows) + 0.1 * len(systems))
@@ -57,8 +58,13 @@ def _limit(rows: Sequence[dict[str, Any]]) -> float:
 
     A slow device alone would leave everything else a few pixels; it runs off the picture.
     """
-    splits = [float(row["high_s"]) for row in rows if row["per_rank"]]
+    splits = [float(row["high_s"]) for row in rows if not _is_single(row)]
     return 1.12e3 * max([*splits, min(float(row["high_s"]) for row in rows)])
+
+
+def _is_single(row: Mapping[str, Any]) -> bool:
+    """Return whether a device is alone: on a runtime of others, or, of networks, by its name on our own."""
+    return not row["per_rank"] or row["system"].startswith(ALONE)
 
 
 def _bar(axes: Any, y: float, row: dict[str, Any], color: str, limit: float) -> None:

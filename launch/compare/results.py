@@ -14,6 +14,7 @@ import numpy as np
 from launch.base.json_output import printed
 from launch.compare.entrants import Entrant
 from solver.base.errors import explained
+from solver.plan.segments import SegmentPlan
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ def result(entrant: Entrant, samples: Samples) -> dict[str, Any]:
     return {
         **entrant.entry.facts,
         "devices": entrant.devices,
+        **(_of_network(entrant.plan) if isinstance(entrant.plan, SegmentPlan) else {}),
         "median_s": median_s,
         "low_s": low_s,
         "high_s": high_s,
@@ -78,6 +80,12 @@ def result(entrant: Entrant, samples: Samples) -> dict[str, Any]:
         ],
         "seconds": samples.seconds,
     }
+
+
+def _of_network(plan: SegmentPlan) -> dict[str, Any]:
+    """Return how many segments a plan has, and the names of the devices with a share."""
+    active = sorted({rank for segment in plan.segments for rank in segment.active})
+    return {"segments": len(plan.segments), "active": [plan.devices[rank] for rank in active]}
 
 
 def ranked(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

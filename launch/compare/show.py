@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch.base.tables import markdown, show
@@ -30,6 +30,9 @@ def main_cells(report: dict[str, Any]) -> Cells:
     """Return the table of all entrants, fastest first."""
     columns = ["system", "kernels", "devices", "ms", "quartiles", "predicted", "compute bound", "exchange bound"]
     columns += ["to bound", "to best", "MiB sent"]
+    beside_single = report.get("best_single") is not None
+    if beside_single:
+        columns.append("times best device")
     rows = [
         [
             row["system"],
@@ -43,10 +46,15 @@ def main_cells(report: dict[str, Any]) -> Cells:
             f"{row['median_s'] / row['compute_bound_s']:.2f}" if row["compute_bound_s"] else "-",
             f"{row['ratio_to_best']:.2f}",
             f"{row['bytes_on_wire'] / MIB:.1f}",
+            *([_times_single(row)] if beside_single else []),
         ]
         for row in report["results"]
     ]
     return columns, rows
+
+
+def _times_single(row: Mapping[str, Any]) -> str:
+    return f"{row['times_single']:.2f} ({row['times_single_low']:.2f}-{row['times_single_high']:.2f})"
 
 
 def rank_cells(report: dict[str, Any]) -> Cells:
@@ -88,13 +96,31 @@ def _tables(report: dict[str, Any]) -> list[tuple[str, Cells]]:
 
 
 def _footnote(report: dict[str, Any]) -> str:
-    devices = ", ".join(f"{entry['name']} {entry['gflops']:.1f}" for entry in report["device"])
+    if "image" in report:
+        whole = ", ".join(f"{entry['name']} {_ms(entry['whole_s'])}" for entry in report["device"])
+        bound = f"what the whole network takes every device ({whole} ms), as summed speeds; of a device alone its own"
+        single = report["best_single"]
+        best = "" if single is None else f" Times best device: as fast as {single}, of the medians of every round."
+        best += _predicted(report["results"])
+    else:
+        devices = ", ".join(f"{entry['name']} {entry['gflops']:.1f}" for entry in report["device"])
+        bound, best = f"the work over the summed speeds (GFLOP/s: {devices})", ""
     versions = "".join(f"{version}: {folder}. " for version, folder in report.get("checkouts", {}).items())
     return (
         f"{versions}Medians and quartiles of {rounds(report)}, interleaved. "
-        f"Compute bound: the work over the summed speeds (GFLOP/s: {devices}). "
-        "Exchange bound: the plan's bytes at the devices' bandwidth. To best: of the same precision."
+        f"Compute bound: {bound}. "
+        f"Exchange bound: the plan's bytes at the devices' bandwidth. To best: of the same precision.{best}"
     )
+
+
+def _predicted(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return how far predictions are from medians, of the measured."""
+    apart = [(abs(row["predicted_s"] / row["median_s"] - 1), row["system"]) for row in results if row["predicted_s"]]
+    if not apart:
+        return ""
+    most, who = max(apart)
+    mean = sum(part for part, _ in apart) / len(apart)
+    return f" Predicted and measured are {100 * mean:.1f} % apart in the mean, {100 * most:.1f} % at most ({who})."
 
 
 def variant(row: Mapping[str, Any]) -> str:

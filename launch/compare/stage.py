@@ -40,6 +40,12 @@ class BenchHosts:
     scale: float = 1.0  # of a lab: all seconds are its own
 
 
+def host_count(cluster: str) -> int:
+    """Return how many hosts a lab has, or would have."""
+    name = lab_name(cluster)
+    return len(load_lab(name).hosts if name in running() else find_cluster(cluster).devices)
+
+
 @contextmanager
 def lab_of(cluster: str) -> Iterator[Lab]:
     """Yield the lab of a cluster file, or ready file; what is brought up here is taken down again."""

@@ -9,7 +9,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,18 +100,23 @@ def add_rounds(parser: argparse.ArgumentParser, runs: int, repeat: int, warmup: 
 def add_list(parser: argparse.ArgumentParser, option: str, known: Iterable[str], default: str = "") -> None:
     """Add an option of several words with commas between, each once; by default all that are known."""
     names = list(known)
+    text = f"of {', '.join(names)} (default: {default or 'all'})"
+    parser.add_argument(option, type=one_of_each(names), default=default or ",".join(names), metavar="A,B,…", help=text)
+
+
+def one_of_each(names: Sequence[str], beginning: str | None = None) -> Callable[[str], tuple[str, ...]]:
+    """Return what reads words with commas between, each once; known, or with a known beginning, for argparse."""
 
     def chosen(text: str) -> tuple[str, ...]:
         found = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
         for word in found:
-            if word not in names:
+            if word not in names and not (beginning and word.startswith(beginning)):
                 raise argparse.ArgumentTypeError(f"there is no {word!r}{did_you_mean(word, names)}")
         if not found:
             raise argparse.ArgumentTypeError(f"the list is empty{did_you_mean('', names)}")
         return found
 
-    text = f"of {', '.join(names)} (default: {default or 'all'})"
-    parser.add_argument(option, type=chosen, default=default or ",".join(names), metavar="A,B,…", help=text)
+    return chosen
 
 
 def at_least(options: argparse.Namespace, **least: int) -> None:

@@ -72,18 +72,17 @@ def kill_everything(groups: Iterable[Path], namespaces: Iterable[str]) -> int:
 def processes(group: Path) -> list[str]:
     """Return the process numbers in a cgroup and in those below it."""
     found: list[str] = []
-    for file in group.rglob("cgroup.procs"):
-        # A run that ends at this moment takes its group with it.
-        with suppress(OSError):
-            found += file.read_text().split()
+    for folder, _, files in os.walk(group):  # a run that ends at this moment takes its group with it: walk passes over
+        if "cgroup.procs" in files:
+            with suppress(OSError):
+                found += Path(folder, "cgroup.procs").read_text().split()
     return found
 
 
 def remove_groups(group: Path) -> None:
     """Remove a cgroup and those below it; a killed process holds its group for a moment."""
-    for child in sorted(group.rglob("*/"), reverse=True):
-        _remove_group(child)
-    _remove_group(group)
+    for folder, _, _ in os.walk(group, topdown=False):
+        _remove_group(Path(folder))
 
 
 def _remove_group(group: Path) -> None:

@@ -39,6 +39,13 @@ from solver.base.command import whole_file
 from solver.base.errors import HeptiError, explained
 from solver.base.phrases import did_you_mean
 from solver.cluster.curves import Curves, curves_from_table, curves_to_table, derived_curves
+from solver.cluster.decoder_curves import (
+    DecoderSpeeds,
+    decoder_from_table,
+    decoder_to_table,
+    derived_decoder_speeds,
+)
+from solver.cluster.nodes import NodeSpeeds, derived_speeds, speeds_from_table, speeds_to_table, twelve_digits
 from solver.model.precision import FLOAT32, PRECISIONS, Precision
 
 FORMAT = "hepti-cluster/1"
@@ -54,6 +61,8 @@ QUANTITIES: Mapping[str, tuple[str, Callable[[float], float], float, float]] = {
     "latency_us": ("latency_s", lambda value: value / 1e6, 0.0, 1e8),
     "jitter_us": ("jitter_s", lambda value: value / 1e6, 0.0, 1e8),
     "rest_us": ("rest_s", lambda value: value / 1e6, 0.0, 1e8),
+    "compute_watts": ("compute_watts", lambda value: value, 0.0, 1e5),
+    "transmit_watts": ("transmit_watts", lambda value: value, 0.0, 1e5),
 }
 
 
@@ -78,6 +87,12 @@ class Device:
         steps take the same time, and the slower one counts every time.
     rest_s
         By how much compute is shorter after a wait: a CPU quota saves up.
+    nodes
+        What nodes of a convolutional network were measured to take; None: derived from the speed.
+    decoder
+        What a language model was measured to take; None: derived from the speed.
+    compute_watts, transmit_watts
+        What it draws while it computes, and while it sends, as a person declares it; 0: not said.
     """
 
     name: str
@@ -87,11 +102,26 @@ class Device:
     curves: Curves | None = None
     jitter_s: float = 0.0
     rest_s: float = 0.0
+    nodes: NodeSpeeds | None = None
+    decoder: DecoderSpeeds | None = None
+    compute_watts: float = 0.0
+    transmit_watts: float = 0.0
 
     @property
     def kernels(self) -> Curves:
         """Measured curves, or the derived ones."""
         return self.curves or derived_curves(self.compute_flop_per_s)
+
+    @property
+    def node_speeds(self) -> NodeSpeeds:
+        """What nodes of a convolutional network take, measured or derived."""
+        return self.nodes or derived_speeds(self.compute_flop_per_s)
+
+    def decoder_speeds(self, precision: str) -> DecoderSpeeds:
+        """Return what a language model takes whose weights are held so: as measured where that was so, or derived."""
+        if self.decoder is not None and self.decoder.precision == precision:
+            return self.decoder
+        return derived_decoder_speeds(self.compute_flop_per_s, precision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,13 +268,25 @@ def _from_toml(table: dict[str, Any]) -> Cluster:
 def _device(entry: dict[str, Any], number: int) -> Device:
     name = entry.get("name")
     where = f"device {name}" if isinstance(name, str) else f"device number {number}"
-    optional = ("bandwidth_mbps", "jitter_us", "rest_us", "curves")
+    optional = (
+        "bandwidth_mbps",
+        "jitter_us",
+        "rest_us",
+        "compute_watts",
+        "transmit_watts",
+        "curves",
+        "nodes",
+        "decoder",
+    )
     _check_keys(entry, where, required=("name", "gflops", "memory_gib"), optional=optional)
     if not isinstance(name, str) or not name or any(letter.isspace() for letter in name):
         raise HeptiError(f"{where}: name must be one word")
     fields = quantities(entry, where)
     with explained(where, HeptiError):
-        return Device(name, curves=curves_from_table(entry["curves"]) if "curves" in entry else None, **fields)
+        curves = curves_from_table(entry["curves"]) if "curves" in entry else None
+        nodes = speeds_from_table(entry["nodes"]) if "nodes" in entry else None
+        decoder = decoder_from_table(entry["decoder"]) if "decoder" in entry else None
+        return Device(name, curves=curves, nodes=nodes, decoder=decoder, **fields)
 
 
 def quantities(entry: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -297,26 +339,28 @@ def _to_toml(cluster: Cluster) -> dict[str, Any]:
 def _device_to_toml(device: Device) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "name": device.name,
-        "gflops": _twelve_digits(device.compute_flop_per_s / 1e9),
+        "gflops": twelve_digits(device.compute_flop_per_s / 1e9),
         "memory_gib": device.memory_bytes / GIB,
     }
     if device.bandwidth_bytes_per_s is not None:
-        entry["bandwidth_mbps"] = _twelve_digits(device.bandwidth_bytes_per_s * 8 / 1e6)
+        entry["bandwidth_mbps"] = twelve_digits(device.bandwidth_bytes_per_s * 8 / 1e6)
     for key, seconds in (("jitter_us", device.jitter_s), ("rest_us", device.rest_s)):
         if seconds:
-            entry[key] = _twelve_digits(seconds * 1e6)
+            entry[key] = twelve_digits(seconds * 1e6)
+    for key, watts in (("compute_watts", device.compute_watts), ("transmit_watts", device.transmit_watts)):
+        if watts:
+            entry[key] = twelve_digits(watts)
     if device.curves is not None:
         entry["curves"] = curves_to_table(device.curves)
+    if device.nodes is not None:
+        entry["nodes"] = speeds_to_table(device.nodes)
+    if device.decoder is not None:
+        entry["decoder"] = decoder_to_table(device.decoder)
     return entry
 
 
 def _link_to_toml(link: Link) -> dict[str, float]:
     return {
-        "bandwidth_mbps": _twelve_digits(link.bandwidth_bytes_per_s * 8 / 1e6),
-        "latency_us": _twelve_digits(link.latency_s * 1e6),
+        "bandwidth_mbps": twelve_digits(link.bandwidth_bytes_per_s * 8 / 1e6),
+        "latency_us": twelve_digits(link.latency_s * 1e6),
     }
-
-
-def _twelve_digits(value: float) -> float:
-    """Drop the rounding of a change of units, so that a file read and written again has the same fingerprint."""
-    return float(f"{value:.12g}")

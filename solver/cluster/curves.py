@@ -114,6 +114,10 @@ class Curve:
         if not all(0 < value < 1e6 for row in self.seconds for value in row):
             raise HeptiError("a time is not above 0 s and below 1e6 s")
 
+    def slowed(self, factor: float) -> Curve:
+        """Return the curve of a device that takes `factor` times as long."""
+        return replace(self, seconds=tuple(tuple(factor * value for value in row) for row in self.seconds))
+
 
 @dataclass(frozen=True, slots=True)
 class Curves:
@@ -127,10 +131,7 @@ class Curves:
         if factor == 1:
             return self
 
-        def slower(curve: Curve) -> Curve:
-            return replace(curve, seconds=tuple(tuple(factor * value for value in row) for row in curve.seconds))
-
-        return replace(self, kernels={kernel: slower(curve) for kernel, curve in self.kernels.items()})
+        return replace(self, kernels={kernel: curve.slowed(factor) for kernel, curve in self.kernels.items()})
 
 
 @lru_cache(maxsize=64)  # a speed that is followed is another after every request

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
+from solver.base.spans import Span
 from solver.model.blocks import Block, Cut
 from solver.model.precision import FLOAT32, Precision
 from solver.model.spec import ModelSpec, layer_prefixes
 from solver.plan.holdings import TensorSlice, alike, layer_slices, weights_bytes
 from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Stage
-from solver.plan.spans import Span
 
 
 @dataclass(frozen=True, slots=True)

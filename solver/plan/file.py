@@ -12,19 +12,30 @@ A person can write one by hand:
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from solver.base.errors import HeptiError
+from solver.base.spans import Partition, Span
 from solver.model.attention import Attention
 from solver.model.blocks import Cut
 from solver.model.spec import KINDS
-from solver.plan.plan import BlockPlan, Keys, LayerPlan, Layout, Plan, Prediction, Stage, Wire
+from solver.plan.fields import (
+    FORMAT,
+    checked,
+    devices_of,
+    get,
+    named_in,
+    not_negative,
+    one_of,
+    plan_table,
+    prediction_of,
+    prediction_to_table,
+    read_with,
+    span_of,
+)
+from solver.plan.plan import BlockPlan, Keys, LayerPlan, Layout, Plan, Stage, Wire
 from solver.plan.routes import Route
-from solver.plan.spans import Partition, Span
-
-FORMAT = "hepti-plan/1"
 
 _NORMS = {Cut.ROWS: Layout.ROWS, Cut.GRID: Layout.ROWS, Cut.SUB_BLOCKS: Layout.COLS}  # where nothing is said
 
@@ -37,23 +48,14 @@ def read_plan(path: Path) -> Plan:
     HeptiError
         If the file is missing, is not JSON, or does not describe a plan.
     """
-    try:
-        return plan_from_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise HeptiError(f"cannot read plan {path}: {error.strerror}") from error
-    except (HeptiError, UnicodeDecodeError) as error:
-        raise HeptiError(f"{path}: {error}") from error
+    return read_with(path, plan_from_json)
 
 
 def plan_from_json(text: str) -> Plan:
     """Read a plan from JSON."""
-    try:
-        table = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise HeptiError(f"not JSON: {error}") from error
-    if not isinstance(table, dict) or table.get("format") != FORMAT:
-        found = table.get("format") if isinstance(table, dict) else None
-        raise HeptiError(f"format is {found!r}, this version reads {FORMAT!r}")
+    table = plan_table(text)
+    if "kind" in table:
+        raise HeptiError(f"this is the plan of a {table['kind']}, {named_in(table)}: here a transformer's is needed")
     try:
         return _plan(table)
     except KeyError as error:
@@ -84,65 +86,39 @@ def plan_to_json(plan: Plan) -> str:
         ],
     }
     if plan.predicted is not None:
-        facts = plan.predicted
-        table["predicted"] = {
-            "seconds": facts.seconds,
-            "compute_s": facts.compute_s,
-            "exchange_s": facts.exchange_s,
-            "weights_bytes": list(facts.weights_bytes),
-            "bytes_on_wire": facts.bytes_on_wire,
-        }
+        table["predicted"] = prediction_to_table(plan.predicted)
     return json.dumps(table, indent=1) + "\n"
 
 
 def _plan(table: dict[str, Any]) -> Plan:
-    model, cluster = _get(table, "model", dict), _get(table, "cluster", dict, {})
-    stages = tuple(_stage(entry) for entry in _get(table, "stages", list))
+    model, cluster = get(table, "model", dict), get(table, "cluster", dict, {})
+    stages = tuple(_stage(entry) for entry in get(table, "stages", list))
     if not stages:
         raise HeptiError("the plan has no stages: write one at least, of all devices and layers")
-    devices = _devices(table) if "devices" in table else ()
+    devices = devices_of(table) if "devices" in table else ()
     for name in (name for stage in stages for name in stage.devices if devices and name not in devices):
         raise HeptiError(f"plan: a stage has device {name}, devices are {', '.join(devices)}")
     return Plan(
         stages=stages,
-        model_name=_get(model, "name", str),
-        model_fingerprint=_get(model, "fingerprint", str, ""),
-        cluster_fingerprint=_get(cluster, "fingerprint", str, ""),
-        system=_get(table, "system", str, ""),
-        rows=_not_negative(_get(table, "rows", int, 0), "rows"),
-        tile_rows=_not_negative(_get(table, "tile_rows", int, 0), "tile_rows"),
-        wire=Wire(_one_of(_get(table, "wire", str, "float32"), "wire", list(Wire))),
-        predicted=_prediction(_get(table, "predicted", dict)) if "predicted" in table else None,
+        model_name=get(model, "name", str),
+        model_fingerprint=get(model, "fingerprint", str, ""),
+        cluster_fingerprint=get(cluster, "fingerprint", str, ""),
+        system=get(table, "system", str, ""),
+        rows=not_negative(get(table, "rows", int, 0), "rows"),
+        tile_rows=not_negative(get(table, "tile_rows", int, 0), "tile_rows"),
+        wire=Wire(one_of(get(table, "wire", str, "float32"), "wire", list(Wire))),
+        predicted=prediction_of(get(table, "predicted", dict)) if "predicted" in table else None,
         devices=devices,
     )
 
 
-def _prediction(entry: Any) -> Prediction:
-    return Prediction(
-        seconds=_get(entry, "seconds", int | float),
-        compute_s=_get(entry, "compute_s", int | float),
-        exchange_s=_get(entry, "exchange_s", int | float),
-        weights_bytes=tuple(_is(size, int, "weights_bytes") for size in _get(entry, "weights_bytes", list)),
-        bytes_on_wire=_get(entry, "bytes_on_wire", int),
-    )
-
-
 def _stage(entry: Any) -> Stage:
-    devices, runs = _devices(entry), tuple(_run(run) for run in _get(entry, "layers", list))
-    return Stage(devices, runs, _span(_get(entry, "sublayers", list, [0, 0])))
-
-
-def _devices(entry: Any) -> tuple[str, ...]:
-    devices = tuple(_is(name, str, "the name of a device") for name in _get(entry, "devices", list))
-    if not devices:
-        raise HeptiError("plan: devices is empty: write the names of those that take part")
-    if len(set(devices)) < len(devices):
-        raise HeptiError(f"plan: devices {', '.join(devices)}: one is named twice")
-    return devices
+    devices, runs = devices_of(entry), tuple(_run(run) for run in get(entry, "layers", list))
+    return Stage(devices, runs, span_of(get(entry, "sublayers", list, [0, 0])))
 
 
 def _run(entry: Any) -> tuple[Span, LayerPlan]:
-    span = _span(_get(entry, "layers", list))
+    span = span_of(get(entry, "layers", list))
     if not span.size:
         raise HeptiError(f"plan: layers [{span.start}, {span.stop}] are none: the second one is that behind the last")
     where, blocks = f"plan: layers {span.start} to {span.stop - 1}", []
@@ -150,7 +126,7 @@ def _run(entry: Any) -> tuple[Span, LayerPlan]:
         if name == "layers":
             continue
         try:
-            blocks.append(_block(_get(entry, _one_of(name, "block", list(KINDS)), dict), name))
+            blocks.append(_block(get(entry, one_of(name, "block", list(KINDS)), dict), name))
         except HeptiError as error:
             raise HeptiError(f"{where}, {name}: {error}") from error
     if not blocks:
@@ -159,24 +135,24 @@ def _run(entry: Any) -> tuple[Span, LayerPlan]:
 
 
 def _block(entry: dict[str, Any], block: str) -> BlockPlan:
-    cut = Cut(_one_of(_get(entry, "cut", str), "cut", list(Cut)))
+    cut = Cut(one_of(get(entry, "cut", str), "cut", list(Cut)))
     inner = _inner_key(block, cut)
     known = ("cut", inner, "columns", "norm", "rows", "route", *(["keys"] if block == Attention.name else []))
     for key in entry:
         if key not in known:
             raise HeptiError(f"unknown key {key!r} (known: {', '.join(known)})")
-    norm = _get(entry, "norm", str, _NORMS.get(cut, Layout.FULL))
+    norm = get(entry, "norm", str, _NORMS.get(cut, Layout.FULL))
     return BlockPlan(
         block,
         cut,
         inner=_partition(entry, inner),
         columns=_partition(entry, "columns"),
-        norm=Layout(_one_of(norm, "norm", list(Layout))),
-        rows=tuple(_is(share, int | float, "a share") for share in _get(entry, "rows", list))
+        norm=Layout(one_of(norm, "norm", list(Layout))),
+        rows=tuple(checked(share, int | float, "a share") for share in get(entry, "rows", list))
         if "rows" in entry
         else None,
-        route=Route(_one_of(_get(entry, "route", str, "direct"), "route", list(Route))),
-        keys=tuple(Keys(_one_of(way, "keys", list(Keys))) for way in _get(entry, "keys", list))
+        route=Route(one_of(get(entry, "route", str, "direct"), "route", list(Route))),
+        keys=tuple(Keys(one_of(way, "keys", list(Keys))) for way in get(entry, "keys", list))
         if "keys" in entry
         else None,
     )
@@ -186,42 +162,9 @@ def _partition(entry: dict[str, Any], name: str) -> Partition | None:
     if name not in entry:
         return None
     try:
-        return Partition(tuple(_span(span) for span in _get(entry, name, list)))
+        return Partition(tuple(span_of(span) for span in get(entry, name, list)))
     except HeptiError as error:
         raise HeptiError(f"{name}: {error}") from error
-
-
-def _span(value: Any) -> Span:
-    if not isinstance(value, list) or len(value) != 2:
-        raise HeptiError(f"{value!r} is not a span: write [start, stop]")
-    start, stop = (_is(end, int, "the end of a span") for end in value)
-    return Span(start, stop)
-
-
-def _get(entry: Any, key: str, kind: Any, *default: Any) -> Any:
-    """Return a value of the JSON; KeyError if it is not there and has no default."""
-    table = _is(entry, dict, f"what holds {key}")
-    return _is(table[key], kind, key) if key in table or not default else default[0]
-
-
-def _is(value: Any, kind: Any, what: str) -> Any:
-    """Refuse a value of another kind; true and false are no numbers."""
-    if not isinstance(value, kind) or isinstance(value, bool):
-        words = {dict: "a table", list: "a list", str: "a text", int: "a whole number"}
-        raise HeptiError(f"{what} is {value!r}, must be {words.get(kind, 'a number')}")
-    return value
-
-
-def _not_negative(value: int, what: str) -> int:
-    if value < 0:
-        raise HeptiError(f"{what} is {value}, must not be negative")
-    return value
-
-
-def _one_of(value: str, what: str, known: Sequence[str]) -> str:
-    if value not in known:
-        raise HeptiError(f"{what} {value!r} is not one of {', '.join(known)}")
-    return value
 
 
 def _inner_key(block: str, cut: Cut) -> str:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
+from solver.base.spans import Span
 from solver.model.blocks import Cut, Part, Tensor
 from solver.model.precision import FLOAT32, Precision
 from solver.model.spec import ModelSpec, layer_prefixes, tensor_shapes
 from solver.model.sublayers import HALVES
 from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage
-from solver.plan.spans import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from enum import StrEnum
 from typing import Any
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
+from solver.base.spans import Partition, Span
 from solver.model.blocks import Block, Cut
 from solver.model.spec import ModelSpec, Run
 from solver.model.sublayers import HALVES
 from solver.plan.routes import Route
-from solver.plan.spans import Partition, Span
 
 
 class Wire(StrEnum):

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from solver.base.spans import largest_remainder
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
-from solver.plan.spans import largest_remainder
 from solver.schedule.exchange import Mask
 from solver.schedule.layer_table import Integers, LayerTable, Units
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from solver.base.spans import Partition, largest_remainder
 from solver.cluster.cluster import Cluster
 from solver.model.blocks import Axis, Cut
 from solver.model.spec import ModelSpec
 from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage
 from solver.plan.routes import Route
-from solver.plan.spans import Partition, largest_remainder
 from solver.programs.search import Terms, improved, redraft
 from solver.programs.tiles_and_routes import best_sending
 from solver.schedule.cost import price, setting

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from solver.base.errors import InfeasiblePlanError
+from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Cut
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Layout, Plan, Stage, Wire
 from solver.plan.routes import Route
-from solver.plan.spans import Span
 from solver.programs import integer
 from solver.programs.candidates import again, alone, candidates, finished, nearby, one_of_each_kind
 from solver.programs.search import (

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solver.base.errors import HeptiError
+from solver.base.spans import Partition, Span
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Bank, Floats
 from solver.model.blocks import Axis, Block, Cut
@@ -21,7 +22,6 @@ from solver.model.sublayers import HALVES
 from solver.model.work import Work
 from solver.plan.holdings import alike, weights_bytes
 from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Prediction, Wire
-from solver.plan.spans import Partition, Span
 from solver.schedule.exchange import Mask, Network
 from solver.schedule.pricing import Pricer
 from solver.schedule.request import CutBlock, LayerRun, request_steps
@@ -65,7 +65,8 @@ class Price:
     def exchange_s(self) -> Floats:
         """Seconds that every device waits for an exchange that its compute does not hide, [p]."""
         waits = (
-            step.repeats * np.minimum(step.times.end - step.times.compute, step.times.exchange) for step in self.steps
+            step.repeats * np.minimum(np.maximum(step.times.end - step.times.compute, 0.0), step.times.exchange)
+            for step in self.steps
         )
         return np.asarray(sum(waits))
 
@@ -83,7 +84,8 @@ class Price:
     @property
     def prediction(self) -> Prediction:
         """What the plan file carries: the seconds of the slowest device's compute in every step, and the rest."""
-        compute_s = math.fsum(step.repeats * float(step.times.compute.max()) for step in self.steps)
+        # Where ranks begin steps at different times, as a network's, the slowest ones' compute may be longer than all.
+        compute_s = min(math.fsum(step.repeats * float(step.times.compute.max()) for step in self.steps), self.seconds)
         on_wire = sum(step.repeats * round(float(step.sent.sum())) for step in self.steps)
         return Prediction(self.seconds, compute_s, self.seconds - compute_s, self.weights_bytes, on_wire)
 

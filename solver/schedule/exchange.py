@@ -191,7 +191,7 @@ def of_matrix(moved: Floats, tiles: Floats | None = None) -> Exchange:
 
 
 def tile_counts(rows: Floats, tile_rows: int) -> Floats:
-    """Return in how many tiles so many rows are computed and sent: `solver.plan.spans.tiles`."""
+    """Return in how many tiles so many rows are computed and sent: `solver.base.spans.tiles`."""
     if not tile_rows:
         return (rows > 0).astype(float)
     return np.asarray(np.minimum(rows, np.maximum(np.round(rows / tile_rows), 1)))

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.base.spans import Partition
 from solver.cluster.curves import Floats
 from solver.model.attention import Attention
 from solver.model.blocks import Axis, Block, Cut, Part
 from solver.plan.plan import BlockPlan, Keys, LayerPlan, Layout
 from solver.plan.routes import Route
-from solver.plan.spans import Partition
 from solver.schedule.exchange import Mask
 from solver.schedule.pricing import Pricer, any_blocks, avoiding
 from solver.schedule.request import CutBlock, LayerRun, request_steps

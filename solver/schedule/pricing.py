@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from solver.base.spans import Span
 from solver.cluster.curves import Floats, Kernel
 from solver.model.attention import Attention
 from solver.model.blocks import Axis, Block, Cut
 from solver.plan.plan import Layout
 from solver.plan.routes import Route
-from solver.plan.spans import Span
 from solver.schedule import steps
 from solver.schedule.exchange import Exchange, Mask, gather, move, of_matrix, scatter, tile_counts
 from solver.schedule.grid import GridExchanges

@@ -24,6 +24,7 @@ from functools import partial
 
 import numpy as np
 
+from solver.base.spans import Partition, Span
 from solver.cluster.cluster import Cluster, Device
 from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
@@ -40,7 +41,6 @@ from solver.plan.plan import (
     blockwise_plan,
     layer_by_rows,
 )
-from solver.plan.spans import Partition, Span
 from solver.schedule.cost import Price, PricedStep, price, setting
 from solver.schedule.exchange import Exchange, move, of_matrix, tile_counts
 from solver.schedule.pricing import block_seconds

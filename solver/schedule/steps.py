@@ -24,13 +24,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from solver.base.spans import Span
 from solver.cluster.curves import Bank, Floats, Kernel
 from solver.model.attention import Attention
 from solver.model.blocks import Axis, Block, Cut
 from solver.model.mlp import Mlp
 from solver.model.sublayers import HALVES
 from solver.plan.plan import BlockPlan, Layout
-from solver.plan.spans import Span
 
 
 @dataclass(frozen=True, slots=True)

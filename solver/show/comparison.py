@@ -15,7 +15,9 @@ from solver.plan.plan import Wire
 from solver.schedule.memory import lacks
 from solver.schedule.stages import price_plan
 from solver.systems import DECOUPLED, DEFAULT, PLANNERS, THROUGHPUT, make_plan, plans_for
+from solver.systems.named import ALONE
 
+MOST_ALONE = 8  # devices of which each is compared alone; of more, only the best
 TIE = 1e-3  # of the best: plans that are alike differ by less, where seconds are summed in another order
 
 
@@ -85,6 +87,15 @@ def compare(
         found.append(_entry(system, spec, cluster, rows, wire))
         advance(1)
     return found
+
+
+def beside_devices(systems: Iterable[str], cluster: Cluster) -> tuple[str, ...]:
+    """Return what stands side by side: all systems, and where devices are few each of them instead of `single`."""
+    names = dict.fromkeys(systems)
+    if len(cluster.devices) <= MOST_ALONE:
+        names |= {f"{ALONE}{name}": None for name in cluster.names}
+        names.pop("single", None)
+    return tuple(names)
 
 
 def compared(spec: ModelSpec) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from solver.base.phrases import counted
+from solver.base.spans import Span
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.blocks import Cut
@@ -19,7 +20,7 @@ from solver.model.precision import FLOAT32
 from solver.plan.file import plan_to_json
 from solver.plan.plan import BlockPlan, LayerPlan, Plan, Wire
 from solver.plan.routes import Route
-from solver.plan.spans import Span
+from solver.plan.segments import SegmentPlan
 from solver.programs.planner import Solution
 from solver.schedule.cost import Price
 from solver.show.advice import Bounds, Upgrade
@@ -68,7 +69,9 @@ def _routes(plan: Plan) -> str:
     return " and ".join(sorted({str(block.route) for block in blocks} - {Route.DIRECT}))
 
 
-def print_comparison(console: Console, plan: Plan, others: Sequence[ComparedSystem], bound: Bounds) -> None:
+def print_comparison(
+    console: Console, plan: Plan | SegmentPlan, others: Sequence[ComparedSystem], bound: Bounds
+) -> None:
     """Print the plan beside what else there is, and what it cannot beat."""
     assert plan.predicted is not None
     table = new_table("predicted", "system", "ms", "this plan is")

@@ -13,7 +13,7 @@ from solver.base.errors import HeptiError
 from solver.base.phrases import did_you_mean
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
-from solver.schedule.cost import PricedStep
+from solver.schedule.cost import Price, PricedStep
 from solver.schedule.stages import PricedPlan
 
 
@@ -32,8 +32,8 @@ class Row:
     sent_bytes: int
 
 
-def schedule_rows(cluster: Cluster, priced: PricedPlan, device: str = "") -> list[Row]:
-    """Return the steps of a request on the fastest replica; `device` names one, "" takes all together.
+def schedule_rows(cluster: Cluster, priced: PricedPlan | Price, device: str = "") -> list[Row]:
+    """Return the steps of a request, of replicas on the fastest; `device` names one, "" takes all together.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def schedule_rows(cluster: Cluster, priced: PricedPlan, device: str = "") -> lis
     if device and device not in cluster.names:
         raise HeptiError(f"--schedule: there is no device {device}{did_you_mean(device, cluster.names)}")
     rank = cluster.names.index(device) if device else None
-    found = list(_rows(priced, rank))
+    found = [_row(step, rank) for step in priced.steps] if isinstance(priced, Price) else list(_rows(priced, rank))
     return [row for row in found if rank is None or row.compute_s or row.exchange_s or row.sent_bytes]
 
 
@@ -67,11 +67,14 @@ def _row(step: PricedStep, rank: int | None) -> Row:
     )  # fmt: skip
 
 
-def print_schedule(console: Console, found: list[Row], device: str) -> None:
-    """Print the steps, one a row; times and bytes are those of a device, or the slowest's and all bytes."""
+def print_schedule(console: Console, found: list[Row], device: str, parts: str = "layers") -> None:
+    """Print the steps, one a row; times and bytes are those of a device, or the slowest's and all bytes.
+
+    `parts` is what a model consists of.
+    """
     table = new_table(
         f"step by step on {device}" if device else "step by step: the slowest device's times, all bytes",
-        *("layers", "step", "compute\nms", "wire\nms", "ms", "MiB", "times"),
+        *(parts, "step", "compute\nms", "wire\nms", "ms", "MiB", "times"),
         words=2,
     )
     for row in found:

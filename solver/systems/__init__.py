@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
-from solver.base.phrases import did_you_mean
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Wire
@@ -21,6 +19,7 @@ from solver.systems.grid2d import plan_grid2d
 from solver.systems.hepti import plan_hepti, plan_hepti_throughput
 from solver.systems.hepti_additive import plan_hepti_additive
 from solver.systems.megatron import plan_megatron, plan_megatron_weighted
+from solver.systems.named import ALONE, planner_named
 from solver.systems.pipeedge import plan_pipeedge
 from solver.systems.prima import plan_prima
 from solver.systems.sequence import plan_sequence, plan_sequence_weighted
@@ -51,7 +50,6 @@ DEFAULT = "hepti"
 THROUGHPUT = "hepti-throughput"  # for many requests
 DECOUPLED = "detransformer"  # plans models with decoupled layers, and no others
 
-ALONE = "single:"  # and a device's name: all on that one
 SYSTEMS = f"{', '.join(PLANNERS)}; {ALONE}DEVICE"  # as a person reads what can be asked for
 
 
@@ -108,9 +106,4 @@ def planner_of(system: str) -> Planner:
     HeptiError
         If there is none of that name.
     """
-    if system in PLANNERS:
-        return PLANNERS[system]
-    device = system.removeprefix(ALONE)
-    if device and device != system:
-        return partial(plan_single, name=device)
-    raise HeptiError(f"unknown system {system!r}{did_you_mean(system, (*PLANNERS, f'{ALONE}DEVICE'))}")
+    return planner_named(system, PLANNERS, plan_single)

@@ -41,7 +41,6 @@ from solver.model.blocks import Axis, Cut
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Layout, Plan
 from solver.schedule.cost import setting
-from solver.schedule.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, seconds_on_one, tensor_shares
 from solver.schedule.exchange import Exchange, Mask, gather, scatter
 from solver.schedule.layer_table import Integers
 from solver.schedule.memory import nearest_lacks, weights_room, whole_layer_bytes
@@ -49,6 +48,7 @@ from solver.schedule.pricing import Pricer
 from solver.schedule.setting import Setting
 from solver.schedule.steps import cut_steps
 from solver.schedule.timing import FLOAT_BYTES, TimedStep, Transfer, step_times
+from solver.systems.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, seconds_on_one, tensor_shares
 
 MOST, WAYS = 8, 1 << 13
 

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from solver.base.spans import largest_remainder
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
 from solver.model.spec import ModelSpec, encoder_blocks
 from solver.plan.plan import Plan, uniform_plan
-from solver.plan.spans import largest_remainder
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import (
     BLOCK_ROWS,

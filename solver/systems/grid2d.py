@@ -19,11 +19,11 @@ columns, unless the number of devices is a prime.
 
 from __future__ import annotations
 
+from solver.base.spans import Partition, largest_remainder
 from solver.cluster.cluster import Cluster
 from solver.model.blocks import Block, Cut, inner_of
 from solver.model.spec import ModelSpec
 from solver.plan.plan import BlockPlan, Layout, Plan, blockwise_plan
-from solver.plan.spans import Partition, largest_remainder
 
 
 def plan_grid2d(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:

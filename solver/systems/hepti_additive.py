@@ -17,12 +17,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from solver.base.spans import largest_remainder
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Cut
 from solver.model.spec import ModelSpec, encoder_blocks
 from solver.plan.plan import Layout, Plan, uniform_plan
-from solver.plan.spans import largest_remainder
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import (
     BLOCK_FULL,

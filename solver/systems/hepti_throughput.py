@@ -13,7 +13,7 @@ one size, the best of several sizes. Of equal rates, the plan with fewer seconds
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,7 +44,7 @@ def solve_throughput(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     """
     groups = _Groups(spec, cluster, rows)
     p = len(cluster.devices)
-    ways = [_best_partition(groups, p)] if p <= FEW else list(_by_size(groups, spec, cluster, rows))
+    ways = [best_partition(groups.rate, p)] if p <= FEW else list(_by_size(groups, spec, cluster, rows))
     ways.append([tuple(range(min(p, ALL)))])
     plans = [groups.plan(way) for way in ways if all(groups.rate(group) for group in way) and way]
     if not plans:
@@ -135,8 +135,8 @@ def _shared(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
     return solve(spec, cluster, rows).plan
 
 
-def _best_partition(groups: _Groups, p: int) -> list[DeviceGroup]:
-    """Run the dynamic program over sets of devices."""
+def best_partition(rate_of: Callable[[DeviceGroup], float], p: int) -> list[DeviceGroup]:
+    """Run the dynamic program over sets of devices, given the rate of a group."""
     best: list[tuple[float, list[DeviceGroup]]] = [(0.0, [])]
     for members in range(1, 1 << p):
         low = members & -members
@@ -145,7 +145,7 @@ def _best_partition(groups: _Groups, p: int) -> list[DeviceGroup]:
         part = rest
         while True:  # all subsets of the rest, and the lowest device with them
             group = tuple(rank for rank in range(p) if (part | low) >> rank & 1)
-            rate = groups.rate(group)
+            rate = rate_of(group)
             left = best[rest ^ part]
             if rate and rate + left[0] > found[0]:
                 found = rate + left[0], [group, *left[1]]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from solver.base.spans import Partition
 from solver.cluster.cluster import Cluster
 from solver.model.blocks import Block, Cut, inner_of
 from solver.model.spec import ModelSpec
 from solver.plan.plan import BlockPlan, Plan, blockwise_plan
-from solver.plan.spans import Partition
 
 
 def plan_megatron(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:

@@ -9,7 +9,7 @@ from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan
 from solver.schedule.cost import setting
-from solver.schedule.decoupled import decoupled_plan
+from solver.systems.decoupled import decoupled_plan
 from solver.systems.sequence import rows_plan
 
 

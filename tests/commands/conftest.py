@@ -1,5 +1,6 @@
 """Checkpoints, converted once, that the tests of this folder share."""
 
+import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests import checkpoints
+from tests.commands.languages import make_tiny
 from weights import cli as weights
 
 POSITIONS = 512
@@ -40,3 +42,22 @@ def converted(tmp_path_factory):
         return Converted(family, folder, path, model)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """Return a tiny language model."""
+    return make_tiny(tmp_path_factory.mktemp("language") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def uneven(tiny, tmp_path_factory):
+    """Return the plan file of a tiny language model as a person writes one: three ranks, none of which has all."""
+    path = tmp_path_factory.mktemp("plan") / "plan.json"
+    table = {
+        "format": "hepti-plan/1", "kind": "decoder", "model": {"name": "tiny"}, "devices": ["a", "b", "c"],
+        "context": 128, "stages": [{"layers": [0, 3], "heads": [1, 4, 0], "columns": [32, 0, 64]}],
+        "words": [100, 0, tiny.model.config.vocab_size - 100],
+    }  # fmt: skip
+    path.write_text(json.dumps(table))
+    return path

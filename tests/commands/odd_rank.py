@@ -4,10 +4,12 @@
 """
 
 import sys
+from pathlib import Path
 
-from hepti_mpi import __main__, job
+from hepti_mpi import __main__, decoder_job, job, network_job
 from hepti_mpi.comm.mpi import MPI
 from hepti_mpi.engine import steps
+from hepti_mpi.engine.rank_file import RankFile
 
 block, calls = steps.run_block, []
 
@@ -24,4 +26,6 @@ if MPI.COMM_WORLD.rank == 1 and oddity == "fails":
     steps.run_block = fail_later
 if MPI.COMM_WORLD.rank == 1 and oddity == "no-file":
     job.open_weights = lambda path, fingerprint: None
+    for its_job in (network_job, decoder_job):
+        its_job.RankFile = lambda opened, _, fingerprint, group: RankFile(opened, Path("/none"), fingerprint, group)
 sys.exit(__main__.main(sys.argv[2:]))

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from solver.cluster.cluster import write_cluster
-from solver.live.trials import TURNS, cuts_of
+from solver.live.trials import cuts_of
+from solver.live.turns import TURNS
 from solver.plan.file import plan_from_json
 from tests.commands.cli import complaints, hepti, succeeded
 from tests.commands.requests import check_answer, check_answers, from_lines, of_lengths, to_lines

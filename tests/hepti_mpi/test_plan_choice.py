@@ -3,6 +3,8 @@
 import pytest
 
 from hepti_mpi import cli
+from hepti_mpi.comm.group import world
+from hepti_mpi.leader import Leader
 from hepti_mpi.plan_choice import choose
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import write_cluster
@@ -83,7 +85,7 @@ def test_what_is_predicted_is_for_named_boards(words, measured, boards, tmp_path
 
 def test_an_unknown_system_is_refused_before_hosts_are_measured():
     with pytest.raises(HeptiError, match=r"unknown system 'galxy' \(did you mean galaxy\?"):
-        cli.parse(["--system", "galxy"])
+        Leader(cli.parse(["--system", "galxy"]), world()).read()
 
 
 def test_a_ready_cluster_goes_by_its_name():

@@ -25,6 +25,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from solver.base.spans import Span
 from solver.cluster.cluster import Cluster, read_cluster, write_cluster
 from solver.cluster.named import find_cluster
 from solver.cluster.whatif import changed as what_if
@@ -33,7 +34,6 @@ from solver.model.named import named_model
 from solver.model.spec import ModelSpec
 from solver.plan.file import plan_to_json
 from solver.plan.plan import LayerPlan, Plan, Stage
-from solver.plan.spans import Span
 from solver.programs.planner import Solution, solve
 from solver.programs.search import Configuration, Terms, drafts, finish, improved
 from solver.programs.tiles_and_routes import best_sending

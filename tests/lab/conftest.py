@@ -144,10 +144,15 @@ def usual(tmp_path_factory):
         yield runner
 
 
+def cgroups():
+    """Return all cgroups; those that go meanwhile are passed over."""
+    return [Path(folder) for folder, _, _ in os.walk("/sys/fs/cgroup")]
+
+
 def leftovers(name):
     """Return everything on this machine that carries a lab's name: namespaces, links, cgroups, processes, files."""
     namespaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-    groups = [str(path) for path in Path("/sys/fs/cgroup").rglob(f"hepti-lab.{name}")]
+    groups = [str(group) for group in cgroups() if group.name == f"hepti-lab.{name}"]
     processes = [
         path.parent.name
         for path in Path("/proc").glob("[0-9]*/environ")

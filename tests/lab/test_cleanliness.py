@@ -11,11 +11,23 @@ import pytest
 
 from launch.lab.agent import on_host
 from launch.lab.down import machine_cgroups
+from launch.lab.down import processes as machine_processes
 from launch.lab.lab import load_lab
 from launch.lab.limits import cpu_files
 from launch.lab.up import another, awake
 from tests import sweeps
-from tests.lab.conftest import PROGRAMS, ROOT, LabRunner, kill, lab_up, leftovers, own, wait_until, write_cluster
+from tests.lab.conftest import (
+    PROGRAMS,
+    ROOT,
+    LabRunner,
+    cgroups,
+    kill,
+    lab_up,
+    leftovers,
+    own,
+    wait_until,
+    write_cluster,
+)
 
 CYCLES = sweeps.count(1, 10)
 SMALL = {"gflops": (24.6, 10.0), "mbps": 940, "memory_gib": 0.5}
@@ -64,8 +76,8 @@ def test_up_after_a_crash_starts_afresh(small):
 
 def processes(lab, host="*", run="run-*"):
     """Return the processes of runs on the hosts of a lab."""
-    files = Path("/sys/fs/cgroup").rglob(f"hepti-lab.{lab.name}/{host}/{run}/cgroup.procs")
-    return {int(line) for file in files for line in file.read_text().split()}
+    groups = [group for group in cgroups() if group.match(f"hepti-lab.{lab.name}/{host}/{run}")]
+    return {int(process) for group in groups for process in machine_processes(group)}
 
 
 @pytest.mark.parametrize("victim", ["launcher", "mpirun", "rank 0", "rank 1", "daemon"])

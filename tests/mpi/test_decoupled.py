@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from hepti_mpi.kernels.backends import backend
+from solver.base.spans import Partition, Span
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.blocks import Cut
 from solver.plan.plan import BlockPlan, Layout, Plan, Stage, Wire, layer_by_rows
-from solver.plan.spans import Partition, Span
 from solver.schedule.cost import price, setting
 from tests.mpi.test_layers import CUTS, POST, PRE, check, random_layer, shares
 from tests.plans import like

@@ -6,8 +6,8 @@ import pytest
 from hepti_mpi.comm import group as comm
 from hepti_mpi.comm.exchange import Tiles, gather_rows, whole
 from hepti_mpi.comm.group import Group
+from solver.base.spans import Partition, Span
 from solver.plan.routes import Route
-from solver.plan.spans import Partition, Span
 
 MANY = 1100
 

@@ -7,11 +7,11 @@ import pytest
 
 from hepti_mpi.kernels.backends import backend
 from hepti_mpi.kernels.products import NUMPY
+from solver.base.spans import Partition
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.blocks import Cut
 from solver.model.spec import with_layers
 from solver.plan.plan import BlockPlan, Layout, Wire, uniform_plan
-from solver.plan.spans import Partition
 from solver.schedule.cost import price, setting
 from tests.mpi.test_layers import POST, PRE, check, shares
 from tests.plans import like

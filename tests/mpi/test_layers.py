@@ -13,13 +13,13 @@ from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.kernels.backends import backend
 from hepti_mpi.kernels.products import NUMPY
+from solver.base.spans import Partition, Span
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.blocks import Cut
 from solver.model.spec import ImageInput, TextInput, encoder, tensor_shapes
 from solver.plan.file import read_plan
 from solver.plan.plan import BlockPlan, Keys, Layout, Plan, Stage, Wire, layer_by_rows
 from solver.plan.routes import Route
-from solver.plan.spans import Partition, Span
 from solver.schedule.cost import predict
 from tests import reference
 from tests.in_memory import layers_of

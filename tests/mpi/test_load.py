@@ -7,12 +7,12 @@ from hepti_mpi import job
 from hepti_mpi.engine import load
 from hepti_mpi.leader import Model
 from solver.base.errors import HeptiError
+from solver.base.spans import Partition, Span
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.sublayers import HALVES
 from solver.plan.changes import layer_shares
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import Plan, Stage
-from solver.plan.spans import Partition, Span
 from solver.schedule.stages import chain_of_sublayers
 from tests.mpi.test_decoupled import TEXTS, random_layers
 from tests.mpi.test_layers import CUTS, POST, random_layer, tensors_of

@@ -19,12 +19,12 @@ from hepti_mpi.kernels.backends import backend
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.live import change_over
 from hepti_mpi.live.change_over import Mover
+from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
 from solver.model.spec import with_layers
 from solver.plan.changes import blend
 from solver.plan.plan import BlockPlan, Layout, Plan, Stage, block_by_rows, layer_by_rows
 from solver.plan.routes import Route
-from solver.plan.spans import Partition, Span
 from tests import sweeps
 from tests.mpi.test_layers import CUTS, POST, PRE, expected, random_layer, tensors_of
 from tests.plans import like

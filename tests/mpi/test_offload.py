@@ -5,7 +5,7 @@ import pytest
 
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.measure.offload import WAYS, offload
-from solver.plan.spans import Partition
+from solver.base.spans import Partition
 
 WIDTH = 24
 

@@ -13,6 +13,7 @@ from hepti_mpi.engine.layers import BlockKernels
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels.backends import backend
 from hepti_mpi.kernels.products import AddResidual, Linear, Norm
+from solver.base.spans import Partition, Span
 from solver.cluster.curves import Kernel
 from solver.model import spec as model
 from solver.model.attention import Attention
@@ -21,7 +22,6 @@ from solver.model.mlp import Mlp
 from solver.model.spec import ModelSpec, Run, TextInput, tensor_shapes
 from solver.plan.file import plan_from_json, plan_to_json
 from solver.plan.plan import BlockPlan, Layout, block_by_rows, blockwise_plan
-from solver.plan.spans import Partition, Span
 from solver.programs.planner import solve
 from solver.schedule import steps
 from solver.schedule.cost import price, setting

@@ -89,7 +89,7 @@ def unrest(world, monkeypatch):
             return lambda x: time.sleep(next(seconds))
 
         monkeypatch.setattr(profile_kernels, "STEP_S", 0.0)
-        return world.on_all(partial(profile_kernels.measure_unrest, SPEC, replace(NUMPY, graph=graph), world))
+        return world.on_all(partial(profile_kernels.measure_unrest, SPEC.hidden, replace(NUMPY, graph=graph), world))
 
     return measured
 

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from hepti_mpi.__main__ import main
+from solver.base.spans import Span
 from solver.model.spec import TextInput, tensor_shapes
-from solver.plan.spans import Span
 from tests.commands.plans import PLAN, changed
 from tests.mpi.test_layers import POST, PRE
 from weights import cli as weights

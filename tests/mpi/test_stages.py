@@ -19,11 +19,11 @@ from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.live.member import follow
+from solver.base.spans import Span
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.spec import tensor_shapes, with_layers
 from solver.model.sublayers import HALVES
 from solver.plan.plan import STAGE_WIRES, Plan, Stage, Wire
-from solver.plan.spans import Span
 from solver.schedule.stages import chain_of_sublayers, price_plan
 from tests.hepti_mpi.comm.test_adaptive import connected
 from tests.mpi.requests import hidden_states, requests_of

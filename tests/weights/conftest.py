@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from solver.base.spans import Span
 from solver.model.spec import ImageInput, ModelSpec, TextInput, encoder, tensor_shapes
 from solver.plan.holdings import TensorSlice
-from solver.plan.spans import Span
 from tests import inside
 from weights.cli import main
 from weights.file.store import WeightsFile, WeightsWriter

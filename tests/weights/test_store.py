@@ -6,9 +6,9 @@ import h5py
 import numpy as np
 import pytest
 
+from solver.base.spans import Span
 from solver.model.spec import ModelSpec, tensor_shapes
 from solver.plan.holdings import TensorSlice
-from solver.plan.spans import Span
 from weights.file.disk import Disk
 from weights.file.layout import chunk_shape, is_finite, row_spans, steps, widen
 from weights.file.store import FORMAT, WeightsFile, WeightsWriter

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from solver.base.errors import HeptiError
+from solver.base.spans import Span
 from solver.model.spec import with_layers
 from solver.plan.holdings import TensorSlice
-from solver.plan.spans import Span
 from weights.file.store import WeightsFile, WeightsWriter
 
 NOT_ONE = "model.h5 is not a weights file: make one with python -m weights convert, .* or python -m weights synthesize"

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from solver.base.spans import Span
 from solver.model.named import NAMED_MODELS, named_model
 from solver.model.spec import tensor_shapes
-from solver.plan.spans import Span
 from weights.file.store import WeightsFile
 from weights.synthesize import BLOCK_ROWS, synthesize, synthetic_rows
 

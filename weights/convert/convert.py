@@ -12,8 +12,8 @@ import numpy as np
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.base.progress import progress
+from solver.base.spans import Span
 from solver.model.spec import ModelSpec, TextInput, inputs_first, tensor_shapes
-from solver.plan.spans import Span
 from weights.convert.checkpoint import StoredTensors, read_json, weight_files
 from weights.convert.families import build_spec, find_family, skipped_positions
 from weights.convert.sentence_encoders import SentenceHead, max_rows, sentence_modules, tokenizer_text

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.base.arrays import Array
+from solver.base.spans import Span
 from solver.model.spec import inputs_first
 from solver.plan.holdings import TensorSlice
-from solver.plan.spans import Span
 
 STEP_BYTES = 4 << 20
 
@@ -37,6 +37,12 @@ def chunk_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (min(shape[0], 1 << 16),)
     tiles = -(-shape[1] // _TILE_COLUMNS) if inputs_first(name) else 1
     return min(shape[0], _CHUNK_ROWS), -(-shape[1] // tiles)  # equal tiles: 384 as 256 + 128 would be stored as 512
+
+
+def row_chunk(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of such pieces of whole rows only, of about 256 KiB: a power of two, so that steps fit."""
+    rows = min(_CHUNK_ROWS, max(1, (1 << 16) // math.prod(shape[1:])))
+    return min(shape[0], 1 << (rows.bit_length() - 1)), *shape[1:]
 
 
 def steps(piece: TensorSlice, shape: tuple[int, ...], bytes_limit: int) -> Iterator[Span]:

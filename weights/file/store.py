@@ -12,9 +12,9 @@ import hashlib
 import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
+from solver.base.spans import Span
 from solver.model.spec import ModelSpec, tensor_shapes
 from solver.plan.holdings import TensorSlice
-from solver.plan.spans import Span
 from weights.file.disk import Disk, check_space, uninterrupted
 from weights.file.layout import STEP_BYTES, chunk_shape, is_finite, steps, widen
 
@@ -40,8 +40,14 @@ MAKE_ONE = (
 )
 
 
-class WeightsFile:
-    """A weights file, open for reading: `with WeightsFile(path) as weights`.
+# What a file holds, by how its description begins.
+KINDS = {'{"kind": "convnet"': "a convolutional network", '{"kind": "decoder"': "a language model"}
+NETWORK, LANGUAGE_MODEL = KINDS.values()
+TRANSFORMER = "a transformer"
+
+
+class TensorFile:
+    """A file of tensors, open for reading: `with TensorFile(path) as tensors`. What they are of, its classes know.
 
     Parameters
     ----------
@@ -56,6 +62,8 @@ class WeightsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # A matrix and its scales: each that is open holds chunks of up to 8 MiB.
+        self._dataset = lru_cache(2)(self._opened)
         with _named(f"cannot read weights file {path}"):
             if not path.is_file():
                 raise HeptiError(f"no weights file {path}: {MAKE_ONE}")
@@ -75,21 +83,128 @@ class WeightsFile:
             model = self._attribute("model")
             if self._attribute("model_sha256") != _sha256(model):
                 raise HeptiError(f"{path}: the model description is damaged: copy or convert the file again")
-            with explained(str(path), HeptiError):
-                self.spec = ModelSpec.from_json(model)
+            self.kind = next((kind for begin, kind in KINDS.items() if model.startswith(begin)), TRANSFORMER)
+            self._shapes = self._describe(model)
             self.source = self._attribute("source")
             self.dtype = self._attribute("dtype")
             self.fingerprint = self._attribute("fingerprint")
         except BaseException:
             self.close()
             raise
-        self._shapes = tensor_shapes(self.spec)
+
+    def _describe(self, model: str) -> Mapping[str, tuple[int, ...]]:
+        """Read the model's description; return the shapes that its tensors are stored in."""
+        return {}
+
+    def _need(self, kind: str) -> None:
+        """Refuse a file that holds something else."""
+        if self.kind != kind:
+            raise HeptiError(f"{self.path} is {self.kind}, here {kind} is needed")
+
+    def _text(self, name: str) -> str | None:
+        """Return a text that lies beside the tensors; None where there is none."""
+        with _named(f"{self.path}: the {name.replace('_', ' ')} is damaged"):
+            return bytes(self._file[name][:]).decode() if name in self._file else None
+
+    def _address(self, name: str) -> str:
+        """Return the name of a tensor's dataset."""
+        return name
+
+    def _fits(self, dtype: np.dtype[Any]) -> bool:
+        """Return whether a tensor may be stored so."""
+        return bool(dtype == self.dtype)
+
+    def read_pieces(self, piece: TensorSlice, bytes_limit: int, out: Array | None = None) -> Iterator[Array]:
+        """Yield a slice of a tensor in consecutive groups of rows, each of at most `bytes_limit` bytes.
+
+        A group has at least one row, however many bytes that takes. It lies in `out`, or is a new array. Numbers of
+        half precision become float32.
+        """
+        dataset = self._dataset(piece.name)
+        dtype = np.dtype(np.float32) if dataset.dtype == np.float16 else dataset.dtype
+        if out is not None and (out.shape != piece.shape or out.dtype != dtype or not out.flags.c_contiguous):
+            raise ValueError(f"{piece.name}: {piece.shape} {dtype} does not fit into {out.shape} {out.dtype}")
+        done = 0
+        for rows in steps(piece, dataset.shape, bytes_limit):
+            stop = done + rows.size
+            block = np.empty((rows.size, *piece.shape[1:]), dtype) if out is None else out[done:stop]
+            self._read_rows(dataset, piece, rows, block)
+            done = stop
+            yield block
+
+    def dtype_of(self, name: str) -> np.dtype[Any]:
+        """Return the type of a tensor's numbers, as stored."""
+        dtype: np.dtype[Any] = self._dataset(name).dtype
+        return dtype
+
+    def stored_bytes(self, name: str) -> int:
+        """Return how many bytes a tensor takes in the file."""
+        return int(self._dataset(name).id.get_storage_size())
+
+    def close(self) -> None:
+        """Close the file; reading ends."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _attribute(self, name: str) -> str:
+        with _named(f"{self.path} is damaged, copy or convert the file again: attribute {name}"):
+            return bytes(self._file.attrs[name]).decode()
+
+    def _opened(self, name: str) -> Any:
+        """Return a tensor's dataset; to open it is more than half of what reading a row takes."""
+        with _named(f"{self.path}: tensor {name} is missing or damaged"):
+            dataset = self._file[self._address(name)]
+            shape, dtype = dataset.shape, dataset.dtype
+        if shape != self._shapes[name] or not self._fits(dtype):
+            raise HeptiError(
+                f"{self.path}: tensor {name} is {shape} {dtype}, the model needs {self._shapes[name]} {self.dtype}"
+            )
+        return dataset
+
+    def _read_rows(self, dataset: Any, piece: TensorSlice, rows: Span, out: Array) -> None:
+        """Read some rows of a piece into `out` and refuse what is not finite."""
+        start = (rows.start, piece.columns.start if piece.columns else 0, *[0] * (out.ndim - 2))[: out.ndim]
+        half = dataset.dtype == np.float16
+        target: npt.NDArray[Any] = np.empty(out.shape, np.float16) if half else out
+        self._fill(dataset, piece.name, start, target)
+        if half:
+            widen(target, out)
+        if out.dtype.kind == "f" and not is_finite(out, limit=65536.0 if half else math.inf):
+            raise HeptiError(f"{self.path}: tensor {piece.name} has NaN or infinite values: convert it again")
+
+    def _fill(self, dataset: Any, name: str, start: tuple[int, ...], out: npt.NDArray[Any]) -> None:
+        """Read what lies in a dataset from `start` on, as it is stored."""
+        with _named(f"{self.path}: tensor {name} is damaged, copy or convert the file again"):
+            # h5py's own indexing costs 6 % of the reading time, here it is left out.
+            selection = dataset.id.get_space()
+            selection.select_hyperslab(start, out.shape)
+            dataset.id.read(h5py.h5s.create_simple(out.shape), selection, out)
+
+
+class WeightsFile(TensorFile):
+    """A transformer's weights file, open for reading: `with WeightsFile(path) as weights`.
+
+    Raises
+    ------
+    HeptiError
+        As `TensorFile`, or if it holds something else.
+    """
+
+    def _describe(self, model: str) -> Mapping[str, tuple[int, ...]]:
+        self._need(TRANSFORMER)
+        with explained(str(self.path), HeptiError):
+            self.spec = ModelSpec.from_json(model)
+        return tensor_shapes(self.spec)
 
     @property
     def tokenizer(self) -> str | None:
         """Text of the checkpoint's tokenizer.json; None where it had none."""
-        with _named(f"{self.path}: the tokenizer is damaged"):
-            return bytes(self._file["tokenizer"][:]).decode() if "tokenizer" in self._file else None
+        return self._text("tokenizer")
 
     def read(self, piece: TensorSlice, out: Array | None = None) -> Array:
         """Read a slice of a tensor as float32.
@@ -116,68 +231,9 @@ class WeightsFile:
             pass
         return out
 
-    def read_pieces(self, piece: TensorSlice, bytes_limit: int, out: Array | None = None) -> Iterator[Array]:
-        """Yield what `read` returns in consecutive groups of rows, each of at most `bytes_limit` bytes.
 
-        A group has at least one row, however many bytes that takes. It lies in `out`, or is a new array.
-        """
-        if out is not None and (out.shape != piece.shape or out.dtype != np.float32 or not out.flags.c_contiguous):
-            raise ValueError(f"{piece.name}: {piece.shape} float32 does not fit into {out.shape} {out.dtype}")
-        dataset = self._dataset(piece.name)
-        done = 0
-        for rows in steps(piece, dataset.shape, bytes_limit):
-            stop = done + rows.size
-            block = np.empty((rows.size, *piece.shape[1:]), np.float32) if out is None else out[done:stop]
-            self._read_rows(dataset, piece, rows, block)
-            done = stop
-            yield block
-
-    def stored_bytes(self, name: str) -> int:
-        """Return how many bytes a tensor takes in the file."""
-        return int(self._dataset(name).id.get_storage_size())
-
-    def close(self) -> None:
-        """Close the file; reading ends."""
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _attribute(self, name: str) -> str:
-        with _named(f"{self.path} is damaged, copy or convert the file again: attribute {name}"):
-            return bytes(self._file.attrs[name]).decode()
-
-    def _dataset(self, name: str) -> Any:
-        with _named(f"{self.path}: tensor {name} is missing or damaged"):
-            dataset = self._file[name]
-            shape, dtype = dataset.shape, dataset.dtype
-        if shape != self._shapes[name] or dtype != self.dtype:
-            raise HeptiError(
-                f"{self.path}: tensor {name} is {shape} {dtype}, the model needs {self._shapes[name]} {self.dtype}"
-            )
-        return dataset
-
-    def _read_rows(self, dataset: Any, piece: TensorSlice, rows: Span, out: Array) -> None:
-        """Read some rows of a piece into `out` and refuse what is not finite."""
-        start = (rows.start, piece.columns.start if piece.columns else 0)[: out.ndim]
-        half = dataset.dtype == np.float16
-        target: npt.NDArray[Any] = np.empty(out.shape, np.float16) if half else out
-        with _named(f"{self.path}: tensor {piece.name} is damaged, copy or convert the file again"):
-            # h5py's own indexing costs 6 % of the reading time, here it is left out.
-            selection = dataset.id.get_space()
-            selection.select_hyperslab(start, out.shape)
-            dataset.id.read(h5py.h5s.create_simple(out.shape), selection, target)
-        if half:
-            widen(target, out)
-        if not is_finite(out, limit=65536.0 if half else math.inf):
-            raise HeptiError(f"{self.path}: tensor {piece.name} has NaN or infinite values: convert it again")
-
-
-class WeightsWriter:
-    """Writes a weights file slice by slice: `with WeightsWriter(path, …) as weights`.
+class TensorWriter:
+    """Writes a weights file slice by slice: `with TensorWriter(path, …) as weights`.
 
     The file appears under its name when everything has been written; until then, and after any failure, only a
     temporary file lies beside it, and that is removed.
@@ -186,14 +242,20 @@ class WeightsWriter:
     ----------
     path
         The file to make; one that exists is replaced at the end.
-    spec
-        The model; its tensors must all be written.
+    model
+        Its description as JSON.
+    shapes
+        Of every tensor; all must be written.
     source
         Where the numbers come from.
     dtype
         float32 or float16, as stored.
-    tokenizer
-        Text of a tokenizer.json, if the model reads text.
+    dtypes
+        Of tensors that are stored as something else.
+    texts
+        What lies beside the tensors, such as the text of a tokenizer.json as `tokenizer`; None is left out.
+    attributes
+        Further ones of the file.
 
     Raises
     ------
@@ -202,16 +264,25 @@ class WeightsWriter:
     """
 
     def __init__(
-        self, path: Path, spec: ModelSpec, source: str, dtype: str = "float32", tokenizer: str | None = None
+        self,
+        path: Path,
+        model: str,
+        shapes: Mapping[str, tuple[int, ...]],
+        source: str,
+        dtype: str = "float32",
+        dtypes: Mapping[str, np.dtype[Any]] | None = None,
+        texts: Mapping[str, str | None] | None = None,
+        attributes: Mapping[str, str] | None = None,
     ) -> None:
         if dtype not in DTYPES:
             raise HeptiError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
         self.path = path
-        self._dtype = np.dtype(dtype)
-        self._shapes = tensor_shapes(spec)
-        self._tokenizer = None if tokenizer is None else np.frombuffer(tokenizer.encode(), np.uint8)
-        model = spec.to_json()
-        self._attributes = {"format": FORMAT, "model": model, "source": source, "dtype": dtype}
+        self._dtypes = {**dict.fromkeys(shapes, np.dtype(dtype)), **(dtypes or {})}
+        self._shapes = shapes
+        self._texts = {
+            name: np.frombuffer(text.encode(), np.uint8) for name, text in (texts or {}).items() if text is not None
+        }
+        self._attributes = {"format": FORMAT, "model": model, "source": source, "dtype": dtype, **(attributes or {})}
         # HDF5 keeps texts above 64 KiB, say 20,000 labels, where its own checksums do not reach.
         self._attributes["model_sha256"] = _sha256(model)
         self._written = dict.fromkeys(self._shapes, 0)
@@ -225,12 +296,12 @@ class WeightsWriter:
             raise HeptiError(f"cannot write {self.path}: it is a folder, name a file in it")
         try:
             with self._failures():
-                check_space(self.path, self._dtype.itemsize * sum(map(math.prod, self._shapes.values())))
+                check_space(self.path, self._bytes())
                 self._disk = Disk(self._temporary, "x+")
                 # Groups and chunk indices have checksums of their own from 1.10 on.
                 self._file = h5py.File(self._disk, "w", libver=("v110", "v110"))
-                if self._tokenizer is not None:
-                    self._create("tokenizer", self._tokenizer.shape, np.uint8)[:] = self._tokenizer
+                for name, text in self._texts.items():
+                    self._create(name, text.shape, np.uint8)[:] = text
         except BaseException:
             self._discard()
             raise
@@ -242,7 +313,7 @@ class WeightsWriter:
         Parameters
         ----------
         name
-            As in `solver.model.spec.tensor_shapes`.
+            The tensor.
         start
             First index along axis 0.
         block : [rows, …]
@@ -251,7 +322,7 @@ class WeightsWriter:
         if start != self._written[name]:
             raise ValueError(f"{name}: rows from {start} on, next are {self._written[name]}")
         with np.errstate(over="ignore"):
-            stored = np.ascontiguousarray(block, self._dtype)
+            stored = np.ascontiguousarray(block, self._dtypes[name])
         if not np.isfinite(stored).all():
             lost = np.isfinite(block).all()
             problem = "does not fit float16: use --dtype float32" if lost else "has NaN or infinite values"
@@ -284,8 +355,8 @@ class WeightsWriter:
     def _fingerprint(self) -> str:
         """Return sixteen hex digits of everything that the file says."""
         total = hashlib.sha256(self._attributes["model"].encode())
-        if self._tokenizer is not None:
-            total.update(self._tokenizer.data)
+        for text in self._texts.values():
+            total.update(text.data)
         for digest in self._hashes.values():
             total.update(digest.digest())
         return total.hexdigest()[:16]
@@ -300,11 +371,23 @@ class WeightsWriter:
 
     def _put(self, name: str, start: int, stored: npt.NDArray[Any]) -> None:
         """Write some rows; the dataset is closed, hence flushed, at the end."""
-        dataset = self._file[name] if start else self._create(name, self._shapes[name], self._dtype)
+        address = self._address(name)
+        dataset = self._file[address] if start else self._create(address, self._shapes[name], self._dtypes[name])
         dataset[start : start + len(stored)] = stored
 
     def _create(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
-        return self._file.create_dataset(name, shape, dtype, chunks=chunk_shape(name, shape), fletcher32=True)
+        return self._file.create_dataset(name, shape, dtype, chunks=self._chunk(name, shape), fletcher32=True)
+
+    def _address(self, name: str) -> str:
+        """Return the name of a tensor's dataset."""
+        return name
+
+    def _chunk(self, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the pieces that a dataset is stored, and checked, in."""
+        return chunk_shape(name, shape)
+
+    def _bytes(self) -> int:
+        return sum(self._dtypes[name].itemsize * math.prod(shape) for name, shape in self._shapes.items())
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -312,6 +395,26 @@ class WeightsWriter:
             yield
             if self._disk.failure:
                 raise self._disk.failure
+
+
+class WeightsWriter(TensorWriter):
+    """Writes a transformer's weights file: `with WeightsWriter(path, spec, …) as weights`.
+
+    Parameters
+    ----------
+    spec
+        The model; its tensors must all be written.
+    path, source, dtype
+        As of `TensorWriter`.
+    tokenizer
+        Text of a tokenizer.json, if the model reads text.
+    """
+
+    def __init__(
+        self, path: Path, spec: ModelSpec, source: str, dtype: str = "float32", tokenizer: str | None = None
+    ) -> None:
+        texts = {"tokenizer": tokenizer}
+        super().__init__(path, spec.to_json(), tensor_shapes(spec), source, dtype, texts=texts)
 
 
 def _sha256(text: str) -> str:

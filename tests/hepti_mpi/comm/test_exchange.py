@@ -8,8 +8,8 @@ import pytest
 
 from hepti_mpi.comm.exchange import Gather, whole
 from hepti_mpi.comm.wires import EXACT
+from solver.base.spans import Partition, Span
 from solver.plan.routes import Route
-from solver.plan.spans import Partition, Span
 
 LARGEST_TAG = 32767  # what MPI guarantees
 

@@ -15,11 +15,11 @@ from hepti_mpi.comm import group as comm
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels.backends import backend
+from solver.base.spans import Partition
 from solver.model.blocks import Cut
 from solver.model.named import named_model
 from solver.model.spec import tensor_shapes
 from solver.plan.plan import layer_by_rows, uniform_plan
-from solver.plan.spans import Partition
 from tests.in_memory import layers_of
 from tests.plans import like
 

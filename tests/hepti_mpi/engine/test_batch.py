@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hepti_mpi.engine.batch import Batch
-from solver.plan.spans import Span
+from solver.base.spans import Span
 
 
 @st.composite

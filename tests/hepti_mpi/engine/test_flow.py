@@ -2,6 +2,7 @@
 
 from collections import Counter, deque
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -56,7 +57,7 @@ class Boards:
         start = max(self._free[rank], self.now + self._wire_s)
         self._free[rank] = start + self._seconds(rank, number)
         self._done[rank].append(self._free[rank] + self._wire_s)
-        yield 1, rank
+        yield 1, partial(self.has_rows, rank)
         self._done[rank].popleft()
         return x
 
@@ -90,7 +91,7 @@ class Pipeline(Boards):
             self._free[rank] = max(self._free[rank], at) + self._seconds(rank, 0)
             at = self._free[rank] + self._wire_s
         self._done[4].append(at)
-        yield 1, 4
+        yield 1, partial(self.has_rows, 4)
         self._done[4].popleft()
         return x
 

@@ -8,7 +8,7 @@ from scipy.special import erf
 
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.kernels import numpy_kernels
-from solver.plan.spans import Span
+from solver.base.spans import Span
 from tests import reference
 
 RNG = np.random.default_rng(0)

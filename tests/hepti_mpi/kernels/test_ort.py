@@ -6,7 +6,7 @@ import pytest
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.kernels import int8, numpy_kernels, ort
 from hepti_mpi.kernels.products import NUMPY, AddResidual, Linear, Norm
-from solver.plan.spans import Span
+from solver.base.spans import Span
 
 RNG = np.random.default_rng(0)
 

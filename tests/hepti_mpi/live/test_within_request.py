@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from hepti_mpi.live.within_request import HOLDS, LOOK_EVERY_S, PARTS, done_before, looks
+from solver.base.spans import Partition
 from solver.model.blocks import Cut
 from solver.model.named import named_model
 from solver.plan.plan import BlockPlan, Layout, layer_by_rows, uniform_plan
-from solver.plan.spans import Partition
 from solver.systems import make_plan
 from tests.solver.clusters import pis
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hepti_mpi.measure.profile import kinds, pooled
+from hepti_mpi.measure.profile import ALIKE, kinds, pooled
 from solver.cluster.curves import Curves, derived_curves
 
 
@@ -43,7 +43,8 @@ RESTLESS, STEADY = 3e-3, 1e-4  # jitter of a host under a CPU quota, and of a bo
     ids=["equal", "restless", "steady", "mixed", "slower", "another shape", "the same", "alone"],
 )
 def test_devices_of_a_kind_differ_by_less_than_their_steps_do(curves, jitter_s, expected):
-    assert sorted(map(sorted, kinds(curves, [jitter_s] * len(curves)))) == expected
+    points = [np.concatenate([np.ravel(own.kernels[kernel].seconds) for kernel in ALIKE]) for own in curves]
+    assert sorted(map(sorted, kinds(points, [jitter_s] * len(points)))) == expected
 
 
 def test_those_of_a_kind_get_the_mean():

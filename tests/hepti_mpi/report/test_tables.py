@@ -8,10 +8,10 @@ from rich.console import Console
 
 from hepti_mpi.report.tables import show_answers, show_cluster, show_ranks, terminal
 from hepti_mpi.requests.inputs import Request
+from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
 from solver.model.named import named_model
 from solver.plan.plan import BlockPlan, Plan, Stage, layer_by_rows
-from solver.plan.spans import Partition, Span
 from tests.solver.clusters import pis
 
 BLOCKS = named_model("bert-base").blocks

@@ -96,6 +96,14 @@ def test_a_short_file_is_read_in_si_units(tmp_path):
     assert cluster.link(0, 2) == cluster.link(2, 0) == Link(30e6, 200e-6)
 
 
+def test_watts_are_read_and_written(tmp_path):
+    cluster = read(SHORT.replace("gflops = 10", "gflops = 10\ncompute_watts = 5.5\ntransmit_watts = 1.2"), tmp_path)
+    write_cluster(cluster, tmp_path / "again.toml")
+
+    assert [(d.compute_watts, d.transmit_watts) for d in cluster.devices] == [(0, 0), (5.5, 1.2), (0, 0)]
+    assert read_cluster(tmp_path / "again.toml") == cluster
+
+
 def test_a_latency_left_out_is_that_of_a_home_network(tmp_path):
     assert read(SHORT.replace("latency_us = 200", ""), tmp_path).network.latency_s == 200e-6
 
@@ -126,7 +134,7 @@ def test_fingerprints_tell_clusters_apart(tmp_path):
         ("gflops = 24.6", "", "device pi-0 has no gflops"),
         ("gflops = 24.6", "gflop = 24.6\ngflops = 24.6", r"device pi-0: unknown key 'gflop' \(did you mean gflops\?\)"),
         ("gflops = 24.6", "gflop = 24", r"device pi-0 has no gflops: unknown key 'gflop' \(did you mean gflops\?\)"),
-        ("gflops = 24.6", "gflops = 24.6\nzone = 3", "unknown key 'zone' .known: bandwidth_mbps, curves, gflops"),
+        ("gflops = 24.6", "gflops = 24.6\nzone = 3", "unknown key 'zone' .known: bandwidth_mbps, compute_watts"),
         ("memory_gib = 3.2", "memory_gib = 0", "device pi-0: memory_gib is 0, must be between"),
         ("memory_gib = 3.2", "memory_gib = 4e9", "device pi-0: memory_gib is 4000000000.0, must be between"),
         ("memory_gib = 3.2", "", "device pi-0 has no memory_gib"),

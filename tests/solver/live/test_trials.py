@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from solver.cluster.cluster import GIB
-from solver.live.trials import ERROR, MOST, TURNS, Trials, plans_to_try
+from solver.live.trials import Trials, plans_to_try
+from solver.live.turns import ERROR, MOST, TURNS
 from solver.model.named import named_model
 from solver.plan.changes import all_bytes
 from solver.programs.planner import solve

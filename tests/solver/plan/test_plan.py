@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solver.base.errors import HeptiError
+from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
 from solver.model.precision import INT8
 from solver.model.spec import Run, tensor_shapes, with_layers
 from solver.plan.file import plan_from_json, plan_to_json, read_plan
 from solver.plan.holdings import layer_slices, weights_bytes
 from solver.plan.plan import BlockPlan, Layout
-from solver.plan.spans import Partition, Span
 from tests.plans import SPEC, joined, like, plans, rank_slices
 from tests.sweeps import count
 

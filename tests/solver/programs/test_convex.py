@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from solver.base.errors import InfeasiblePlanError
+from solver.base.spans import largest_remainder
 from solver.model.blocks import Axis
 from solver.model.named import named_model
 from solver.plan.plan import Wire
 from solver.plan.routes import Route
-from solver.plan.spans import largest_remainder
 from solver.programs.convex import relax
 from solver.programs.search import Terms
 from solver.schedule.cost import setting

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
+from solver.base.spans import Partition, tiles
 from solver.cluster.curves import Kernel
 from solver.plan.routes import Route, of_owner, sources
-from solver.plan.spans import Partition, tiles
 from solver.schedule.setting import Setting
 
 LAYERS = 12

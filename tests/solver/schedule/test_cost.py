@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+from solver.base.spans import Partition, Span, tiles
 from solver.cluster.cluster import Link
 from solver.cluster.curves import Kernel
 from solver.model.blocks import Cut
@@ -17,7 +18,6 @@ from solver.model.spec import TextInput, encoder, tensor_shapes, with_layers
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import BlockPlan, Layout, Plan, Stage, layer_by_rows, uniform_plan
 from solver.plan.routes import Route, of_owner, sources
-from solver.plan.spans import Partition, Span, tiles
 from solver.schedule.cost import predict, price, setting
 from solver.schedule.exchange import Network, gather, move, scatter, tile_counts
 from solver.schedule.stages import predict_plan

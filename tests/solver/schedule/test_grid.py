@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from solver.base.spans import Partition
 from solver.model.blocks import Cut
 from solver.model.named import named_model
 from solver.model.spec import with_layers
 from solver.plan.changes import Holdings
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import BlockPlan, Layout, Wire, uniform_plan
-from solver.plan.spans import Partition
 from solver.programs.lengths import for_rows
 from solver.schedule.cost import price, setting
 from solver.schedule.grid import GridExchanges

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from solver.base.spans import largest_remainder
 from solver.model.blocks import Axis
 from solver.model.named import named_model
 from solver.plan.plan import Wire
 from solver.plan.routes import Route
-from solver.plan.spans import largest_remainder
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import kind_by_rows, layer_seconds
 from tests.solver.clusters import pis

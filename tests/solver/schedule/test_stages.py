@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from solver.base.errors import HeptiError
+from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
 from solver.model.named import named_model
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import BlockPlan, Plan, Stage, layer_by_rows, uniform_plan
-from solver.plan.spans import Partition, Span
 from solver.schedule.cost import predict, price, setting
 from solver.schedule.stages import chain, layer_seconds, predict_plan, price_plan
 from solver.systems import make_plan, plans_for

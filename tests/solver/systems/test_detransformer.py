@@ -14,11 +14,11 @@ from solver.model.spec import layer_prefixes, tensor_shapes
 from solver.plan.file import plan_from_json, plan_to_json
 from solver.plan.holdings import weights_bytes
 from solver.schedule.cost import plan_seconds, price, setting
-from solver.schedule.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, seconds_on_one
 from solver.schedule.memory import work_bytes
 from solver.schedule.stages import layer_seconds as layer_seconds_alone
 from solver.show.comparison import compare, winner
 from solver.systems import make_plan, plans_for
+from solver.systems.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, seconds_on_one
 from solver.systems.detransformer import Choices, able, choices, choose, ways
 from tests.plans import like
 from tests.solver.clusters import pis

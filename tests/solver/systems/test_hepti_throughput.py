@@ -15,7 +15,7 @@ from solver.schedule.memory import ends_bytes, holds_all, lacks, weights_room, w
 from solver.schedule.stages import price_plan
 from solver.show.comparison import ComparedSystem, compare, ranked, winner, winners
 from solver.systems import PLANNERS, hepti_throughput, make_plan
-from solver.systems.hepti_throughput import _best_partition, solve_throughput
+from solver.systems.hepti_throughput import best_partition, solve_throughput
 from tests.solver.clusters import pis
 from tests.sweeps import count, seeds
 
@@ -85,14 +85,9 @@ def test_devices_that_hold_the_model_each_are_not_planned_for_together(monkeypat
     assert all(len(names) == 1 for names in planned)
 
 
-class Rates:
-    """Groups of which the rates are given."""
-
-    def __init__(self, rates):
-        self._rates = rates
-
-    def rate(self, group):
-        return self._rates.get(group, 0.0)
+def rate_of(rates):
+    """Return what gives the rate of a group."""
+    return lambda group: rates.get(group, 0.0)
 
 
 def test_groups_by_hand():
@@ -100,10 +95,10 @@ def test_groups_by_hand():
     alone = {(rank,): 1.0 for rank in range(4)}
     pairs = alone | {(0, 2): 3.0, (1, 3): 3.0}
 
-    assert sorted(_best_partition(Rates(alone), 4)) == [(0,), (1,), (2,), (3,)]
-    assert sorted(_best_partition(Rates(pairs), 4)) == [(0, 2), (1, 3)]
-    assert sorted(_best_partition(Rates(pairs | {(0, 1, 3): 7.0}), 4)) == [(0, 1, 3), (2,)]
-    assert _best_partition(Rates({(2,): 1.0}), 3) == [(2,)]
+    assert sorted(best_partition(rate_of(alone), 4)) == [(0,), (1,), (2,), (3,)]
+    assert sorted(best_partition(rate_of(pairs), 4)) == [(0, 2), (1, 3)]
+    assert sorted(best_partition(rate_of(pairs | {(0, 1, 3): 7.0}), 4)) == [(0, 1, 3), (2,)]
+    assert best_partition(rate_of({(2,): 1.0}), 3) == [(2,)]
 
 
 def partitions(ranks):
@@ -127,7 +122,7 @@ def test_groups_are_those_of_exhaustive_search(seed):
     groups = [group for size in range(1, p + 1) for group in combinations(range(p), size)]
     rates = {group: float(rng.uniform(0, len(group))) for group in groups if rng.random() < 0.7}
 
-    found = _best_partition(Rates(rates), p)
+    found = best_partition(rate_of(rates), p)
 
     best = max(sum(rates.get(group, 0.0) for group in way) for way in partitions(list(range(p))))
     assert sum(rates[group] for group in found) == pytest.approx(best)

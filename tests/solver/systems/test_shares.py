@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from solver.base.errors import InfeasiblePlanError
+from solver.base.spans import largest_remainder
 from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Cut
 from solver.model.named import named_model
 from solver.model.spec import with_layers
 from solver.plan.plan import Keys, Layout
-from solver.plan.spans import largest_remainder
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import layer_table
 from solver.schedule.memory import weights_room, whole_layer_bytes

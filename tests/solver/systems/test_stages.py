@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from solver.base.errors import InfeasiblePlanError
+from solver.base.spans import Span
 from solver.model.named import named_model
 from solver.model.spec import with_layers
 from solver.plan.plan import Wire
-from solver.plan.spans import Span
 from solver.schedule.memory import weights_room, whole_layer_bytes
 from solver.schedule.stages import chain, chain_of_sublayers, layer_seconds, price_plan, sublayer_seconds
 from solver.systems import make_plan

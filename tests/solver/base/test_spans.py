@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from solver.base.errors import HeptiError
-from solver.plan.spans import Partition, Span, largest_remainder
+from solver.base.spans import Partition, Span, largest_remainder
 
 SHARES = st.lists(st.floats(0, 1e9, allow_subnormal=False), min_size=1, max_size=8).filter(any)
 COUNTS = st.lists(st.integers(0, 20), min_size=1, max_size=6)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from solver.base.spans import Partition, Span, largest_remainder
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Block, Cut
 from solver.plan.plan import BlockPlan, LayerPlan, Layout, Plan, Stage, layer_by_rows
-from solver.plan.spans import Partition, Span, largest_remainder
 from solver.schedule.exchange import Mask
 from solver.schedule.layer_table import Integers
 from solver.schedule.pricing import block_seconds

@@ -1,0 +1,93 @@
+"""`python -m hepti_mpi generate` on all ranks: rank 0 leads, and all ranks compute every token."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from hepti_mpi import defaults
+from hepti_mpi.comm import hosts
+from hepti_mpi.comm.direct import Direct
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.wires import coding
+from hepti_mpi.decoder_leader import DecoderLeader
+from hepti_mpi.decoding.ranks import Ranks
+from hepti_mpi.decoding.report import rank_report
+from hepti_mpi.decoding.share import DecoderShare
+from hepti_mpi.engine.rank_file import RankFile
+from hepti_mpi.kernels.backends import ONNXRUNTIME, backend, need_onnxruntime
+from solver.base import clock
+from solver.base.progress import progress
+from solver.cluster.cluster import Cluster
+from solver.model.decoder import Decoder
+from solver.plan.decoder_plan import DecoderPlan
+from solver.schedule.decoders.memory import rank_memory
+from weights.decoders.file import DecoderFile
+
+
+def run(options: argparse.Namespace, group: Group) -> int:
+    """Answer what is asked; return the exit code."""
+    places = group.on_all(hosts.place)
+    leader = DecoderLeader(options, group) if group.rank == 0 else None
+    if leader:
+        leader.say(hosts.describe(places))
+        leader.note(hosts.warnings(places))
+    path, model, precision, fingerprint = group.from_root(leader.read if leader else None)
+    need_onnxruntime(model.name, "auto", group, leader.note if leader else None)
+    cluster = None
+    if group.from_root((lambda: leader.needs_profile) if leader else None):
+        cluster = measured_cluster(model, precision, group, leader)
+    plan = group.from_root((lambda: leader.plan(cluster)) if leader else None)
+    load = partial(load_share, path, fingerprint, model, group)
+    started = clock.now()
+    share = load(plan, console=leader.console if leader else None)
+    load_s = group.slowest(clock.now() - started)
+    ranks = Ranks(share, group, Direct(group), coding(plan.wire, backend(ONNXRUNTIME).cast), load)
+    # What is there now stays: the garbage collector need not look through it.
+    gc.freeze()
+    group.traffic.reset()
+    if leader:
+        try:
+            leader.lead(ranks, load_s)
+        finally:
+            ranks.finish()
+    else:
+        ranks.follow()
+    group.finish_sending()
+    told = group.on_all(lambda: rank_report(model, ranks, group))
+    code = group.from_root((lambda: leader.close(told, places)) if leader else None)
+    return code if leader else 0
+
+
+def measured_cluster(model: Decoder, precision: str, group: Group, leader: DecoderLeader | None) -> Cluster:
+    """Return what was measured of these hosts for this model, now where it was not before."""
+    from hepti_mpi.measure.profile_decoder import decoder_fingerprint, profile_decoder
+
+    measure = partial(profile_decoder, model, precision, group)
+    fingerprint = decoder_fingerprint(model, precision, group)
+    return defaults.kept_profile(fingerprint, group, measure, leader.say if leader else None)
+
+
+def load_share(
+    path: Path,
+    fingerprint: str,
+    model: Decoder,
+    group: Group,
+    plan: DecoderPlan,
+    before: DecoderShare | None = None,
+    *,
+    console: Console | None = None,
+) -> DecoderShare:
+    """Load this rank's share, from its own file or, where it has none, from rank 0; a step of all ranks.
+
+    What it has under the plan before, it takes over. The `console` shows how it gets on.
+    """
+    source = RankFile(DecoderFile, path, fingerprint, group)
+    memory = rank_memory(model, plan)
+    total = sum(memory[rank].weights for rank in {group.rank, *source.without_file})
+    bar = progress("loading", total, console=console) if console else None
+    return source.load(lambda: DecoderShare(model, plan, group.rank, source, before), bar)

@@ -1,0 +1,336 @@
+"""Rank 0's side of `generate`: what is asked, under which plan, and what a person sees of the answers."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import textwrap
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.hosts import Place
+from hepti_mpi.decoding.cli import CACHE, SYSTEM
+from hepti_mpi.decoding.generation import Follow, Generation, TextAnswer
+from hepti_mpi.decoding.ranks import Embedding, Ranks
+from hepti_mpi.decoding.report import answer_entry, run_report, show_run, speed
+from hepti_mpi.report.speaker import Speaker
+from hepti_mpi.requests.ahead import Ahead
+from hepti_mpi.requests.answer_text import Ending
+from hepti_mpi.requests.answers import LAST
+from hepti_mpi.requests.answers import Answer as Entry
+from hepti_mpi.requests.outputs import as_they_come, print_answer, print_text, write_json, writing
+from hepti_mpi.requests.prompts import Prompt, PromptReader
+from hepti_mpi.requests.sampling import CANDIDATES, Sampling
+from hepti_mpi.requests.stdin import read_lines
+from solver.base.command import check_path
+from solver.base.errors import HeptiError
+from solver.base.phrases import counted
+from solver.base.progress import progress
+from solver.cluster.cluster import Cluster
+from solver.cluster.curves import Floats
+from solver.cluster.named import find_cluster
+from solver.model.decoder import Decoder
+from solver.plan.decoder_plan import DecoderPlan
+from solver.plan.plan import Wire
+from solver.schedule.decoders.asked import CONTEXT, PROMPT, TokenRequest
+from solver.schedule.decoders.memory import check_memory
+from weights.decoders.file import DecoderFile
+from weights.inputs.templates import ChatTemplate
+from weights.inputs.tokenize import PromptTokenizer
+
+TakeAnswer = Callable[[Entry], object]
+NOTHING = np.empty(0, np.float32)  # answers in words have no hidden states
+PROMPT_SHOWN = 70  # characters of a prompt above its answer, where there are several
+
+
+class DecoderLeader(Speaker):
+    """Reads, plans, asks all ranks, and answers; on rank 0 only.
+
+    Parameters
+    ----------
+    options
+        The command line, from `cli.parse`.
+    group
+        All ranks of the job.
+    """
+
+    def __init__(self, options: argparse.Namespace, group: Group) -> None:
+        self._options, self._group = options, group
+        self._serves = options.input == "-"
+        super().__init__()
+        self._complained = False
+        # Of a run that serves the last ones: it may serve for weeks.
+        self._answers: deque[dict[str, Any]] = deque(maxlen=LAST if self._serves else None)
+        self._cluster: Cluster | None = None
+        self._changes: list[dict[str, Any]] = []
+
+    def read(self) -> tuple[Path, Decoder, str, str]:
+        """Read the model, and what is asked of it; return its file, what it is, in which precision, its fingerprint.
+
+        Raises
+        ------
+        HeptiError
+            If nothing can be answered, or an output could not be written.
+        """
+        from solver.systems.decoders import planner_of
+
+        options = self._options
+        planner_of(options.system or SYSTEM)  # here, before hosts are measured
+        for path, suffix in ((options.output, ".jsonl"), (options.report, ".json")):
+            if path is not None:
+                check_path(path, (suffix,))
+        path = options.model.absolute()
+        self._file = file = DecoderFile(path)
+        self._model = model = file.model
+        if options.context is not None and options.context > model.positions:
+            raise HeptiError(f"--context is {options.context}, {model.name} has {model.positions} positions")
+        self._given = None if options.plan is None else self._read_plan()
+        self._context = options.context or (self._given.context if self._given else min(CONTEXT, model.positions))
+        self._tokenizer = None if file.tokenizer is None else PromptTokenizer(file.tokenizer)
+        if self._tokenizer is None and (options.prompt or options.chat or options.stop):
+            raise HeptiError(f"{options.model} came without a tokenizer: give --input with lines of tokens")
+        template = None
+        if file.chat_template is not None:
+            template = ChatTemplate(file.chat_template, file.special)
+        if options.chat and template is None:
+            raise HeptiError(f"{options.model} came without a chat template: give --prompt or --input")
+        self._ahead = Ahead[Prompt](self._complain)
+        complain = self._ahead.complain if self._serves else self._complain
+        self._reader = PromptReader(model, self._context, self._tokenizer, template, complain, by_id=not self._serves)
+        defaults = file.generation
+        temperature = defaults.get("temperature", 0.0) if options.temperature is None else options.temperature
+        top_p = defaults.get("top_p", 1.0) if options.top_p is None else options.top_p
+        top_k = min(int(defaults.get("top_k", 0)), CANDIDATES)
+        self._sampling = Sampling(temperature, top_p, top_k, options.seed)
+        self._ending = Ending(options.tokens, () if options.ignore_eos else model.eos, options.stop)
+        self._prompts: list[Prompt] | None = None
+        if options.prompt:
+            self._prompts = self._reader.texts(options.prompt)
+        elif options.input is not None and not self._serves:
+            self._prompts = list(self._reader.file(Path(options.input)))
+            if not self._prompts:
+                what = "has no line that can be answered" if self._complained else "is empty"
+                raise HeptiError(f"--input {options.input} {what}")
+        return path, model, file.precision, file.fingerprint
+
+    @property
+    def needs_profile(self) -> bool:
+        """Whether nothing says what to plan for."""
+        return self._options.cluster is None and self._options.plan is None
+
+    def plan(self, measured: Cluster | None) -> DecoderPlan:
+        """Read or make the plan; `measured` is what to plan for where no file says so.
+
+        Raises
+        ------
+        HeptiError
+            If there is no plan, or it does not fit.
+        """
+        options, ranks, model, plan = self._options, self._group.size, self._model, self._given
+        cluster = measured
+        if options.cluster is not None:
+            whole = find_cluster(options.cluster)
+            cluster = whole.first(ranks, options.cluster)
+            if left := whole.names[ranks:]:
+                self.note([f"{counted(ranks, 'rank')}, {len(whole.names)} devices: without {', '.join(left)}"])
+        self._cluster = cluster
+        if plan is None:
+            from solver.systems.decoders import plan_decoder
+
+            assert cluster is not None
+            plan = plan_decoder(options.system or SYSTEM, model, cluster, self._asked())
+            plan.check(model, ranks)
+        elif cluster is not None:
+            check_memory(model, cluster, plan)
+        self._plan = plan
+        return plan
+
+    def _read_plan(self) -> DecoderPlan:
+        """Read the plan that is given; what the command line says goes before what it says."""
+        from solver.plan.decoder_file import read_decoder_plan
+
+        options = self._options
+        plan = read_decoder_plan(options.plan, self._model)
+        if plan.precision != self._file.precision:
+            raise HeptiError(f"{options.plan} is for {plan.precision}, {options.model} is {self._file.precision}")
+        said = {name: getattr(options, name) for name in ("context", "sequences", "cache", "wire")}
+        said = {name: value for name, value in said.items() if value is not None}
+        plan = replace(plan, predicted=None, **said) if said else plan
+        plan.check(self._model, self._group.size)
+        return plan
+
+    def _asked(self) -> TokenRequest:
+        """Return what to plan for: the prompts that are known, and answers as long as they may be."""
+        options = self._options
+        lengths = [len(prompt.tokens) for prompt in self._prompts or ()]
+        prompt = min(int(statistics.median(lengths)) if lengths else PROMPT, max(self._context - 1, 1))
+        return TokenRequest(
+            prompt=prompt,
+            tokens=max(min(options.tokens, self._context - prompt), 1),
+            context=self._context,
+            sequences=options.sequences or 1,
+            precision=self._file.precision,
+            cache=options.cache or CACHE,
+            wire=options.wire or Wire.FLOAT32,
+        )
+
+    def lead(self, ranks: Ranks, load_s: float) -> None:
+        """Answer everything on all ranks; `load_s` is what loading took."""
+        options = self._options
+        embedding = Embedding(self._model, self._file)
+        generation = Generation(
+            self._model, ranks, embedding, self._tokenizer, self._ending, self._sampling,
+            speculates=options.lookup == "auto" and self._plan.sequences == 1, follows=self._follows(load_s),
+        )  # fmt: skip
+        if options.chat:
+            self._chat(generation)
+            return
+        with self._takers() as takers:
+            for answer in self._answered(generation):
+                entry = answer_entry(answer)
+                self._answers.append(entry)
+                for take in takers:
+                    take(Entry(entry, NOTHING))
+                if options.prompt:
+                    self._ends(answer)
+
+    def _follows(self, load_s: float) -> Follow | None:
+        """Return what lets the plan follow the devices, where it may change."""
+        options = self._options
+        if options.replan == "off" or self._group.size == 1:
+            return None
+        assert self._cluster is not None  # --replan goes with no --plan, and all else is planned for a cluster
+        from solver.live.decoder_replan import TokenFollower  # the solvers are for rank 0 alone
+
+        changes = options.replan == "auto"
+        follower = TokenFollower(self._model, self._cluster, self._asked(), self._plan, load_s, changes=changes)
+
+        def follow(compute_s: Floats, seconds: float, to_come: int) -> DecoderPlan | None:
+            change = follower.came(compute_s.tolist(), seconds, to_come)
+            if change is None:
+                return None
+            self._changes.append(change.to_table(len(self._answers)))
+            self.say(change.line)
+            if not change.taken:
+                return None
+            self._plan = change.plan
+            return change.plan
+
+        return follow
+
+    def close(self, told: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:
+        """Write and show what was asked for; return the exit code."""
+        from solver.plan.decoder_file import decoder_plan_table
+
+        options, plan, model = self._options, self._plan, self._model
+        table = decoder_plan_table(model, plan)
+        report = {"replans": self._changes} | run_report(
+            model, plan, table, self._answers, self._predicted(), told, places
+        )
+        self._file.close()
+        if options.report is not None:
+            write_json(options.report, report)
+        if self._answers and not self._serves:
+            show_run(self.console, report, model, plan)
+        return 2 if self._complained else 0
+
+    def _predicted(self) -> Mapping[str, float] | None:
+        """Return what the plan was predicted to take for prompts and answers as long as the median ones."""
+        if self._cluster is None or not self._answers:
+            return None
+        from solver.schedule.decoders.cost import first_seconds, setting_of, token_seconds
+
+        setting = setting_of(self._model, self._cluster, self._plan)
+        prompt = int(statistics.median(entry["prompt_tokens"] for entry in self._answers))
+        tokens = int(statistics.median(len(entry["new_tokens"]) for entry in self._answers))
+        return {
+            "token_s": token_seconds(setting, self._plan, prompt + tokens // 2),
+            "first_s": first_seconds(setting, self._plan, prompt),
+        }
+
+    def _answered(self, generation: Generation) -> Iterator[TextAnswer]:
+        """Yield the answers to what is asked, each as it ends."""
+        if self._prompts is None:
+            asked = self._ahead.of(self._reader.standard_input())
+            return generation.answer(asked, is_there=self._ahead.is_there)
+        if self._options.prompt and self._plan.sequences == 1:
+            return generation.answer(self._prompts, self._says)
+        return generation.answer(self._prompts)  # several at a time would come mixed up
+
+    def _says(self, answer: TextAnswer, text: str) -> None:
+        """Print the text of a prompt's answer as it comes."""
+        if len(answer.text.tokens) == 1:
+            self._begins(answer)
+        print_text(text)
+
+    def _begins(self, answer: TextAnswer) -> None:
+        """Print which prompt is answered, where there are several."""
+        if len(self._options.prompt) > 1:
+            asked = textwrap.shorten(answer.prompt.text, PROMPT_SHOWN, placeholder=" …")
+            print_text(f"[{answer.prompt.id}] {asked}\n")
+
+    def _ends(self, answer: TextAnswer) -> None:
+        """End a prompt's answer on the terminal."""
+        if self._plan.sequences > 1:
+            self._begins(answer)
+            print_text(answer.text.text)
+        print_text("\n\n" if len(self._options.prompt) > 1 else "\n")
+
+    def _chat(self, generation: Generation) -> None:
+        """Answer what a person says, line by line, until there is nothing more."""
+        messages: list[dict[str, str]] = []
+        self.say("say something; an empty line or Ctrl-D ends the conversation")
+        self._asks()
+        for line in read_lines():
+            text = line.decode(errors="replace").strip()
+            if not text:
+                break
+            messages.append({"role": "user", "content": text})
+            try:
+                prompt = self._reader.conversation(messages)
+            except HeptiError as error:
+                self._complain(str(error))
+                messages.pop()
+                self._asks()
+                continue
+            for answer in generation.answer([prompt], lambda answer, text: print_text(text)):
+                print_text("\n")
+                self._answers.append(answer_entry(answer))
+                messages.append({"role": "assistant", "content": answer.text.text})
+                said = speed(answer)
+                rate = f"{said:.1f} tokens a second, " if said else ""
+                self.say(f"[{rate}the first after {answer.first_s:.2f} s]")
+            self._asks()
+
+    def _asks(self) -> None:
+        if self.console.is_terminal:
+            self.console.print("> ", end="", markup=False)
+
+    def _complain(self, complaint: str) -> None:
+        self._complained = True
+        self.say(f"python -m hepti_mpi generate: {complaint}")
+
+    @contextmanager
+    def _takers(self) -> Iterator[Sequence[TakeAnswer]]:
+        """Give what takes answers: the file, standard output, and a bar where nothing else shows them."""
+        options = self._options
+        found: list[TakeAnswer] = []
+        if self._serves or (options.input is not None and options.output is None):
+            found.append(print_answer)
+        if options.output is None:
+            yield found
+            return
+        with as_they_come(options.output) if self._serves else writing(options.output) as write:
+            if self._serves or options.prompt:
+                yield [write, *found]
+                return
+            bar = progress("answering", len(self._prompts or ()), console=self.console, unit="answers")
+            with bar as done:
+                yield [write, lambda entry: done(1), *found]

@@ -1,0 +1,122 @@
+"""The command line of `python -m hepti_mpi generate`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from hepti_mpi.requests.answer_text import Ending
+from hepti_mpi.requests.sampling import Sampling
+from solver.base.command import Parser
+from solver.base.errors import HeptiError
+from solver.model.decoder import CACHES
+from solver.plan.decoder_file import WIRES
+from solver.plan.plan import Wire
+from solver.schedule.decoders.asked import CONTEXT, TOKENS
+
+SYSTEM = "hepti"
+CACHE = "float32"
+EXAMPLE = """examples:
+  mpirun -np 4 --hostfile pis python -m hepti_mpi generate --model llama.h5 --prompt "Once upon a time" --tokens 50
+  mpirun -np 4 --hostfile pis python -m hepti_mpi generate --model llama.h5 --chat
+  mpirun -np 4 --hostfile pis python -m hepti_mpi generate --model llama.h5 --input asked.jsonl --output answers.jsonl
+  echo '{"tokens": [1, 15043]}' | mpirun -np 4 --hostfile pis python -m hepti_mpi generate --model llama.h5 --input -
+"""
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line of `generate`.
+
+    Raises
+    ------
+    HeptiError
+        If an option is unknown, malformed, out of range, or contradicts another.
+    """
+    options = parser().parse_args(arguments)
+    sources = [name for name in ("prompt", "input", "chat") if getattr(options, name)]
+    if not sources:
+        raise HeptiError("nothing is asked: give --prompt, --input or --chat")
+    if len(sources) > 1:
+        raise HeptiError(f"--{sources[0]} and --{sources[1]} both say what to answer: give one")
+    if options.output is not None and options.chat:
+        raise HeptiError("--output is for answers to --prompt and --input, a chat is on the terminal")
+    if options.chat and options.sequences not in (None, 1):
+        raise HeptiError(f"--sequences {options.sequences} is for several prompts, a chat is one: leave it out")
+    if options.plan is not None and options.system is not None:
+        raise HeptiError(f"--plan and --system {options.system} both say who has what: give one")
+    if options.replan != "off" and (options.plan is not None or options.system not in (None, SYSTEM)):
+        given = "--plan" if options.plan is not None else f"--system {options.system}"
+        raise HeptiError(f"--replan {options.replan} changes plans that hepti makes: leave out {given}")
+    options.wire = None if options.wire is None else Wire(options.wire)
+    Ending(options.tokens, (), options.stop)
+    # Without these options the model's own defaults hold, which are checked when it is read.
+    Sampling(options.temperature or 0.0, 1.0 if options.top_p is None else options.top_p, 0, options.seed)
+    for name in ("context", "sequences"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least 1")
+    return options
+
+
+def parser() -> Parser:
+    """Return the parser of `generate`."""
+    parser = Parser(
+        prog="python -m hepti_mpi generate",
+        description="Let a language model, split over unequal ranks, answer prompts or chat.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what to answer")
+    what.add_argument(
+        "--model", type=Path, required=True, metavar="MODEL.h5", help="weights file, from python -m weights"
+    )
+    what.add_argument("--prompt", nargs="+", metavar="T", help="texts to continue")
+    what.add_argument(
+        "--input", metavar="FILE|-", help=".jsonl of prompts, tokens or messages; - answers lines as they come"
+    )
+    what.add_argument("--chat", action="store_true", help="a conversation, in the model's chat template")
+    what.add_argument("--output", type=Path, metavar="FILE.jsonl", help="write the answers, one a line")
+    how = parser.add_argument_group("how to answer")
+    how.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help="the most new ones (default: %(default)s)")
+    how.add_argument(
+        "--temperature", type=float, metavar="T", help="0: always the likeliest token (default: the model's, or 0)"
+    )
+    how.add_argument("--top-p", type=float, metavar="P", help="draw among the likeliest that reach P together")
+    how.add_argument("--seed", type=int, metavar="N", help="of what is drawn")
+    how.add_argument(
+        "--stop", action="append", default=[], metavar="S", help="a text that ends an answer; may be repeated"
+    )
+    how.add_argument("--ignore-eos", action="store_true", help="go on behind the token that ends an answer")
+    how.add_argument(
+        "--lookup", choices=("auto", "off"), default="auto",
+        help="try tokens together that followed the same ones before, where it pays (default: %(default)s)",
+    )  # fmt: skip
+    split = parser.add_argument_group("how to split it")
+    split.add_argument(
+        "--context",
+        type=int,
+        metavar="C",
+        help=f"tokens of a prompt and its answer (default: the plan's, or {CONTEXT}, or the model's if fewer)",
+    )
+    split.add_argument(
+        "--sequences", type=int, metavar="B", help="answer so many prompts at a time (default: the plan's, or 1)"
+    )
+    split.add_argument(
+        "--cache", choices=CACHES, help=f"what keys and values are kept in (default: the plan's, or {CACHE})"
+    )
+    split.add_argument(
+        "--cluster", metavar="CLUSTER.toml|NAME", help="what to plan for: a file, or a ready one: mixed4, …"
+    )
+    split.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
+    split.add_argument("--system", metavar="NAME", help=f"who plans: hepti, single, megatron, … (default: {SYSTEM})")
+    split.add_argument(
+        "--replan", choices=("off", "auto", "dry-run"), default="off",
+        help="change the shares when devices change, dry-run: only say so (default: %(default)s)",
+    )  # fmt: skip
+    split.add_argument(
+        "--wire", choices=[*map(str, WIRES)], help=f"how summands travel (default: the plan's, or {Wire.FLOAT32})"
+    )
+    measure = parser.add_argument_group("measuring")
+    measure.add_argument("--report", type=Path, metavar="FILE.json", help="write plan, times and bytes of every rank")
+    measure.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return parser

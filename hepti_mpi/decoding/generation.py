@@ -1,0 +1,290 @@
+"""Answers to prompts, token by token: what rank 0 does with all ranks as one model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from hepti_mpi.decoding.ranks import Candidates, Embedding, Ranks
+from hepti_mpi.requests.answer_text import AnswerText, Ending
+from hepti_mpi.requests.lookup import History, Lookup, Proposal
+from hepti_mpi.requests.prompts import Prompt
+from hepti_mpi.requests.sampling import CANDIDATES, Sampling, choose
+from solver.base import clock
+from solver.base.arrays import Array
+from solver.cluster.curves import Floats
+from solver.model.decoder import Decoder
+from solver.plan.decoder_plan import DecoderPlan
+from solver.schedule.decoders.asked import CHUNK_ROWS
+from weights.inputs.tokenize import PromptTokenizer
+
+GUESSED_ROWS = (1, 2, 4, 8)  # of passes that are timed, for what proposals cost
+TIMES = 3  # each
+SAMPLE = 128  # tokens by which an int8 cache's scales are chosen
+
+Follow = Callable[[Floats, float, int], DecoderPlan | None]
+
+
+@dataclass(slots=True, eq=False)
+class TextAnswer:
+    """An answer as it comes.
+
+    Parameters
+    ----------
+    prompt
+        What it continues.
+    text
+        Its tokens and text so far.
+    known
+        How many tokens of the prompt were in the cache already.
+    started, first_at, ended
+        When it began, when its first token was there, and when its last one; by the clock of `solver.base.clock`.
+    """
+
+    prompt: Prompt
+    text: AnswerText
+    started: float
+    known: int = 0
+    first_at: float = 0.0
+    ended: float = 0.0
+
+    @property
+    def first_s(self) -> float:
+        """Seconds from the prompt to the first token."""
+        return self.first_at - self.started
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds of all tokens but the first."""
+        return self.ended - self.first_at
+
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """Room for a sequence in the caches: the tokens whose keys and values are there, and who uses it."""
+
+    number: int
+    kept: list[int] = field(default_factory=list)
+    answer: TextAnswer | None = None
+    history: History | None = None
+    random: np.random.Generator | None = None
+    used_at: float = 0.0
+
+
+class Generation:
+    """Answers prompts, as many at a time as there is room for.
+
+    Parameters
+    ----------
+    model, ranks, embedding
+        The model, all ranks as one, and its tokens as rows.
+    tokenizer
+        Makes text of tokens; None: answers are token ids.
+    ending, sampling
+        What ends an answer, and how tokens are chosen.
+    speculates
+        Whether tokens that followed the same ones before are tried together (`requests.lookup`); never where tokens
+        are drawn, or several sequences share a pass.
+    follows
+        Hears of every token that was made alone what every rank computed [p], the seconds that it took, and how many
+        are still asked for; returns the plan to go on with, if it is another.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        ranks: Ranks,
+        embedding: Embedding,
+        tokenizer: PromptTokenizer | None,
+        ending: Ending,
+        sampling: Sampling,
+        *,
+        speculates: bool,
+        follows: Follow | None = None,
+    ) -> None:
+        self._model, self._ranks, self._embedding = model, ranks, embedding
+        self._tokenizer, self._ending, self._sampling = tokenizer, ending, sampling
+        plan = ranks.share.plan
+        self._context, self._follows = plan.context, follows
+        self._places = [_Place(number) for number in range(plan.sequences)]
+        self._count = 1 if sampling.greedy else CANDIDATES
+        if plan.cache == "int8":
+            self._choose_scales()
+        self._lookup = Lookup(self._measured()) if speculates and sampling.greedy else None
+
+    def answer(
+        self,
+        prompts: Iterable[Prompt],
+        said: Callable[[TextAnswer, str], object] = lambda answer, text: None,
+        *,
+        is_there: Callable[[], bool] = lambda: True,
+    ) -> Iterator[TextAnswer]:
+        """Yield the answers to prompts, each as it ends; `said` hears every piece of text.
+
+        A prompt is taken as soon as there is room, and it `is_there`: answers on their way do not wait for one that
+        a person has yet to write.
+        """
+        waiting = iter(prompts)
+        more = True
+        while more or any(place.answer for place in self._places):
+            free = [place for place in self._places if place.answer is None]
+            if more and free and (len(free) == len(self._places) or is_there()):
+                prompt = next(waiting, None)
+                if prompt is None:
+                    more = False
+                    continue
+                self._begin(prompt, free, said)
+            else:
+                self._step(said)
+            for place in self._places:
+                if place.answer is not None and place.answer.text.finish_reason is not None:
+                    answer, place.answer = place.answer, None
+                    answer.ended = place.used_at = clock.now()
+                    yield answer
+
+    def change(self, plan: DecoderPlan) -> None:
+        """Go on with another plan; what is in the caches goes with it."""
+        self._ranks.change(plan, [len(place.kept) for place in self._places])
+        if self._lookup is not None and (seconds := self._measured()):
+            self._lookup.measured(seconds)
+
+    def _begin(self, prompt: Prompt, free: Sequence[_Place], said: Callable[[TextAnswer, str], object]) -> None:
+        """Take a prompt, and make the first token of its answer: of the tokens in a cache only what differs is new."""
+        stream = None if self._tokenizer is None else self._tokenizer.stream(prompt.tokens)
+        # The last token of an answer is not computed: it needs no room.
+        tokens = min(self._ending.tokens, self._context - len(prompt.tokens) + 1)
+        answer = TextAnswer(prompt, AnswerText(stream, replace(self._ending, tokens=tokens)), clock.now())
+        # The place that has most of it; where none has any, the one that was used least lately.
+        place = max(free, key=lambda place: (_common(place.kept, prompt.tokens), -place.used_at))
+        # The last token is computed in any case: the first answer token stands behind it.
+        known = min(_common(place.kept, prompt.tokens), len(prompt.tokens) - 1)
+        answer.known = known
+        del place.kept[known:]
+        best = self._behind(place, prompt.tokens[known:])
+        place.answer, place.history = answer, History(prompt.tokens) if self._lookup else None
+        place.random = self._sampling.generator()
+        self._take(place, best, 0, said)
+        answer.first_at = clock.now()
+
+    def _behind(self, place: _Place, tokens: Sequence[int]) -> Candidates:
+        """Compute tokens behind those that a place has, chunk by chunk; return the candidates behind the last."""
+        best = None
+        for start in range(0, len(tokens), CHUNK_ROWS):
+            chunk = tokens[start : start + CHUNK_ROWS]
+            last = start + len(chunk) == len(tokens)
+            best = self._pass([place], [chunk], chosen=int(last))
+        assert best is not None
+        return best
+
+    def _step(self, said: Callable[[TextAnswer, str], object]) -> None:
+        """Make the next token of every answer on its way; of one alone also several, where they were guessed."""
+        active = [place for place in self._places if place.answer is not None]
+        started = clock.now()
+        if len(active) == 1 and self._lookup is not None:
+            alone = self._guess(active[0], self._lookup, said)
+        else:
+            self._step_all(active, said)
+            alone = len(active) == 1
+        if self._follows is not None and alone:
+            asked = self._ending.tokens - len(active[0].answer.text.tokens) if active[0].answer else 0
+            plan = self._follows(self._ranks.pass_s, clock.now() - started, asked)
+            if plan is not None:
+                self.change(plan)
+
+    def _step_all(self, active: Sequence[_Place], said: Callable[[TextAnswer, str], object]) -> None:
+        """Make one token of every answer on its way."""
+        first, last = active[0].number, active[-1].number
+        places = self._places[first : last + 1]
+        # A place between them that nobody uses computes something behind what it keeps, which nobody reads.
+        chunks = [[place.answer.text.tokens[-1] if place.answer else 0] for place in places]
+        best = self._pass(places, chunks, chosen=1)
+        for row, place in enumerate(places):
+            if place.answer is not None:
+                self._take(place, best, row, said)
+            else:
+                place.kept.pop()
+
+    def _guess(self, place: _Place, lookup: Lookup, said: Callable[[TextAnswer, str], object]) -> bool:
+        """Compute the last token and those that may follow it; take what the model says, as far as it was guessed.
+
+        Return whether it was one token.
+        """
+        assert place.answer is not None
+        assert place.history is not None
+        room = min(self._ending.tokens - len(place.answer.text.tokens), self._context - len(place.kept)) - 1
+        proposal = lookup.propose(place.history)
+        proposal = Proposal(proposal.tokens[: max(room, 0)], proposal.match)
+        last = place.answer.text.tokens[-1]
+        behind = len(place.kept)
+        best = self._pass([place], [[last, *proposal.tokens]], chosen=1 + len(proposal.tokens))
+        right = 0
+        for row, guessed in enumerate([*proposal.tokens, None]):
+            self._take(place, best, row, said)
+            if place.answer.text.finish_reason is not None or place.answer.text.tokens[-1] != guessed:
+                break
+            right += 1
+        del place.kept[behind + 1 + right :]
+        lookup.learn(proposal, right)
+        return not proposal.tokens
+
+    def _take(self, place: _Place, best: Candidates, row: int, said: Callable[[TextAnswer, str], object]) -> None:
+        """Choose the next token of an answer among the candidates of a row."""
+        answer = place.answer
+        assert answer is not None
+        assert place.random is not None
+        known = best.ids[row] >= 0
+        token = choose(best.ids[row][known], best.logits[row][known].astype(np.float32), self._sampling, place.random)
+        text = answer.text.take(token)
+        if place.history is not None:
+            place.history.extend([token])
+        said(answer, text)
+
+    def _pass(self, places: Sequence[_Place], chunks: Sequence[Sequence[int]], chosen: int) -> Candidates:
+        """Compute equally many new tokens of consecutive places."""
+        starts = [min(len(place.kept), self._context - len(chunk)) for place, chunk in zip(places, chunks, strict=True)]
+        stream: Array = np.empty((len(places), len(chunks[0]), self._model.hidden), np.float32)
+        for place, chunk, start, rows in zip(places, chunks, starts, stream, strict=True):
+            self._embedding(chunk, start, rows)
+            place.kept[start:] = chunk
+        return self._ranks.compute(places[0].number, stream, starts, chosen=chosen, count=self._count)
+
+    def _choose_scales(self) -> None:
+        """Choose an int8 cache's scales by a sample: what begins a text, and words from everywhere in the vocabulary.
+
+        The same sample always, so that answers do not depend on what was asked before.
+        """
+        rows = min(SAMPLE, self._context)
+        tokens = [number * self._model.vocab // rows for number in range(rows)]
+        tokens[0] = self._model.bos or 0
+        stream: Array = np.empty((1, rows, self._model.hidden), np.float32)
+        self._embedding(tokens, 0, stream[0])
+        self._ranks.compute(0, stream, [0], chosen=0, scales=True)
+
+    def _measured(self) -> dict[int, float]:
+        """Return the seconds of passes over one row and over a few, in the middle of TIMES each.
+
+        They are computed behind the sequence that has most room, and forgotten.
+        """
+        place = min(self._places, key=lambda place: len(place.kept))
+        behind = len(place.kept)
+        found = {}
+        for rows in GUESSED_ROWS:
+            times = []
+            for _ in range(TIMES * (behind + rows <= self._context)):
+                started = clock.now()
+                self._pass([place], [[0] * rows], chosen=rows)
+                times.append(clock.now() - started)
+                del place.kept[behind:]
+            if times:
+                found[rows] = sorted(times)[TIMES // 2]
+        return found
+
+
+def _common(kept: Sequence[int], tokens: Sequence[int]) -> int:
+    """Return how many tokens two texts begin with alike."""
+    for number, (one, other) in enumerate(zip(kept, tokens, strict=False)):
+        if one != other:
+            return number
+    return min(len(kept), len(tokens))

@@ -1,0 +1,272 @@
+"""All ranks as one language model: rank 0 says which new tokens, all compute, and rank 0 learns the likeliest words."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hepti_mpi.comm.direct import Direct
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.mpi import Tag
+from hepti_mpi.comm.wires import Coding
+from hepti_mpi.decoding.change_over import move_caches
+from hepti_mpi.decoding.passes import DecoderPass, PassShape
+from hepti_mpi.decoding.share import DecoderShare
+from solver.base import clock
+from solver.base.arrays import Array, Numbers
+from solver.base.spans import Span
+from solver.model.decoder import Decoder
+from solver.plan.decoder_plan import DecoderPlan
+from solver.schedule.decoders.memory import WORDS_KEPT
+
+SMALL_BYTES = 1 << 16  # of embedded rows that go with the word what to compute
+FACTS = 7  # of a pass: that it is one, its shape, and how many candidates a row has
+END, PASS, CHANGE = 0, 1, 2  # what rank 0 says: let go, a pass, another plan
+KEPT = 8  # passes of other shapes than a token's are made anew when so many others were in between
+
+
+class ReadsRows(Protocol):
+    """Where embedded tokens come from."""
+
+    def read(self, name: str, rows: Span | None = None) -> Array:
+        """Return some rows of a tensor."""
+
+
+LoadShare = Callable[[DecoderPlan, DecoderShare], DecoderShare]  # a step of all ranks
+
+
+class Embedding:
+    """Tokens as rows of the stream.
+
+    Parameters
+    ----------
+    model
+        The model.
+    reads
+        Its weights; stays open.
+    """
+
+    def __init__(self, model: Decoder, reads: ReadsRows) -> None:
+        self._model, self._reads = model, reads
+        # A row from the file takes 72 us of a core.
+        self._word = lru_cache(WORDS_KEPT)(self._read)
+
+    def __call__(self, tokens: Sequence[int], start: int, out: Array) -> None:
+        """Write the rows of consecutive tokens, the first of them behind `start` others, into `out` [tokens, H]."""
+        for row, token in zip(out, tokens, strict=True):
+            row[...] = self._word(token)
+        if self._model.learned_positions:
+            out += self._reads.read("positions/weight", Span(start, start + len(tokens)))
+
+    def _read(self, token: int) -> Array:
+        row: Array = self._reads.read("embedding/weight", Span(token, token + 1))[0]
+        row *= self._model.embedding_scale
+        return row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The likeliest words behind some rows, the likeliest first; of equal ones the lower number.
+
+    Parameters
+    ----------
+    ids, logits : [rows, n]
+        Where a vocabulary has fewer, -inf.
+    """
+
+    ids: NDArray[np.int64]
+    logits: NDArray[np.float64]
+
+
+class Ranks:
+    """A rank's part in all passes; rank 0 calls `compute`, `change` and `finish`, the others `follow`.
+
+    Parameters
+    ----------
+    share
+        This rank's.
+    group, direct, coding
+        All ranks, this one's connections to them, and how summands travel.
+    load
+        Loads this rank's share of another plan, of which it takes what it has already.
+
+    Attributes
+    ----------
+    compute_s
+        What this rank has computed.
+    pass_s : [p]
+        On rank 0, what every rank computed of the last pass with candidates; 0 of one without a share.
+    """
+
+    def __init__(
+        self, share: DecoderShare, group: Group, direct: Direct, coding: Coding, load: LoadShare | None = None
+    ) -> None:
+        self._group, self._direct, self._coding, self._load = group, direct, coding, load
+        self.compute_s = 0.0
+        self.pass_s = np.zeros(group.size)
+        self._facts = np.zeros(FACTS + share.plan.sequences, np.int64)  # of the pass that rank 0 says
+        self._passes: OrderedDict[PassShape, DecoderPass] = OrderedDict()
+        self._use(share)
+
+    def _use(self, share: DecoderShare) -> None:
+        self.share = share
+        stages = share.plan.stages
+        self._first = stages[0].ranks
+        self._at_work = sorted({rank for stage in stages for rank in stage.ranks})
+        self._words = {rank: words.size for rank, words in enumerate(share.plan.words)}
+
+    def compute(
+        self, first: int, stream: Array, starts: Sequence[int], *, chosen: int, count: int = 1, scales: bool = False
+    ) -> Candidates:
+        """Compute new tokens on all ranks.
+
+        Parameters
+        ----------
+        first
+            The place of the first sequence.
+        stream : [sequences, rows, H]
+            Their embedded tokens.
+        starts
+            How many tokens are before, of each sequence.
+        chosen
+            How many of the last rows of each sequence have candidates.
+        count
+            Of candidates a row.
+        scales
+            Whether an int8 cache's scales are chosen by these rows; before any that is to be kept.
+        """
+        group, (B, S, _) = self._group, stream.shape
+        shape = PassShape(first, B, S, B * chosen, scales)
+        self._facts[:FACTS] = PASS, first, B, S, shape.chosen, scales, count
+        self._facts[FACTS : FACTS + B] = starts
+        small = stream.nbytes <= SMALL_BYTES
+        with_rows = np.concatenate([self._facts.view(np.uint8), stream.reshape(-1).view(np.uint8)]) if small else None
+        for peer in group.others():
+            first_of_all = peer in self._first
+            self._direct.send(with_rows if with_rows is not None and first_of_all else self._facts, peer)
+            if first_of_all and not small:
+                group.post_send(stream, peer, Tag.PASS)
+        own = self._pass(shape)
+        if group.rank in self._first:
+            own.stream[...] = stream
+        size = 2 * shape.chosen * count
+        told = {peer: np.empty(1 + size * (self._words[peer] > 0)) for peer in self._at_work if chosen}
+        seconds = self._run(own, starts)
+        if group.rank in told:
+            told[group.rank] = self._told(own, seconds, count)
+        self._direct.exchange({}, {peer: message for peer, message in told.items() if peer != group.rank}).run()
+        group.finish_sending()
+        for peer, message in told.items():
+            self.pass_s[peer] = message[0]
+        parts = [told[peer][1:].reshape(shape.chosen, count, 2) for peer in sorted(told) if self._words[peer]]
+        return merged([np.empty((shape.chosen, 0, 2)), *parts], count)
+
+    def change(self, plan: DecoderPlan, kept: Sequence[int]) -> None:
+        """Go on with another plan on all ranks; rank 0 calls it.
+
+        Parameters
+        ----------
+        plan
+            Of the same context, sequences, precision and cache.
+        kept
+            How many tokens of every sequence are in the caches.
+        """
+        self._say(CHANGE)
+        self._group.orders.send((plan, kept), self._group.others())
+        self._change(plan, kept)
+
+    def _change(self, plan: DecoderPlan, kept: Sequence[int]) -> None:
+        assert self._load is not None
+        self._passes.clear()
+        share = self._load(plan, self.share)
+        move_caches(self.share, share, kept, self._group)
+        self.pass_s[:] = 0
+        self._use(share)
+
+    def finish(self) -> None:
+        """Let the other ranks go; rank 0 calls it."""
+        self._say(END)
+
+    def _say(self, word: int) -> None:
+        self._facts[0] = word
+        for peer in self._group.others():
+            self._direct.send(self._facts, peer)
+
+    def follow(self) -> None:
+        """Compute what rank 0 says until it lets this rank go."""
+        group, facts = self._group, self._facts
+        while True:
+            self._direct.receive(facts, 0)
+            word, first, B, S, chosen, scales, count = (int(fact) for fact in facts[:FACTS])
+            if word == END:
+                return
+            if word == CHANGE:
+                self._change(*group.orders.take())
+                continue
+            own = self._pass(PassShape(first, B, S, chosen, bool(scales)))
+            if group.rank in self._first:
+                if own.stream.nbytes <= SMALL_BYTES:
+                    self._direct.receive(own.stream, 0)
+                else:
+                    group.wait_all([group.post_receive(own.stream, 0, Tag.PASS)])
+            seconds = self._run(own, [int(start) for start in facts[FACTS : FACTS + B]])
+            if chosen and group.rank in self._at_work:
+                self._direct.send(self._told(own, seconds, count), 0)
+
+    def _run(self, own: DecoderPass, starts: Sequence[int]) -> float:
+        """Run a pass; return what this rank computed of it."""
+        traffic = self._group.traffic
+        started, waited_s = clock.now(), traffic.wait_s
+        own.run(starts)
+        seconds = clock.now() - started - (traffic.wait_s - waited_s)
+        self.compute_s += seconds
+        return seconds
+
+    def _told(self, own: DecoderPass, seconds: float, count: int) -> Numbers:
+        """Return what rank 0 hears of a pass: this rank's seconds, and the candidates among its words."""
+        if not own.logits:
+            return np.array([seconds])
+        best = best_of([likeliest(logits, count, first) for first, logits in own.logits], count)
+        return np.concatenate([[seconds], best.reshape(-1)])
+
+    def _pass(self, shape: PassShape) -> DecoderPass:
+        """Return the pass of a shape, made where it is not among the last ones."""
+        if shape not in self._passes:
+            if len(self._passes) == KEPT:
+                self._passes.popitem(last=False)
+            self._passes[shape] = DecoderPass(self.share, shape, self._group, self._direct, self._coding)
+        self._passes.move_to_end(shape)
+        return self._passes[shape]
+
+
+def likeliest(logits: Array, count: int, first: int) -> Numbers:
+    """Return the candidates among a rank's words, [rows, count, 2]: numbers, the first word's being `first`; logits."""
+    found = np.full((len(logits), count, 2), -np.inf)
+    if count == 1:
+        best = logits.argmax(1)[:, None]  # the first of equal ones
+    else:
+        some = min(count, logits.shape[1])
+        best = np.argpartition(-logits, some - 1, axis=1)[:, :some]
+    found[:, : best.shape[1], 0] = best + first
+    found[:, : best.shape[1], 1] = np.take_along_axis(logits, best, 1)
+    return found
+
+
+def best_of(parts: Sequence[Numbers], count: int) -> Numbers:
+    """Return the candidates among those of several parts of the vocabulary, each as of `likeliest`."""
+    both = np.concatenate(parts, 1)
+    order = np.lexsort((both[:, :, 0], -both[:, :, 1]), axis=1)[:, :count]
+    return np.take_along_axis(both, order[:, :, None], 1)
+
+
+def merged(parts: Sequence[Numbers], count: int) -> Candidates:
+    """Return the candidates among those of all ranks."""
+    best = best_of(parts, count)
+    ids = np.where(np.isfinite(best[:, :, 1]), best[:, :, 0], -1)
+    return Candidates(ids.astype(np.int64), best[:, :, 1])

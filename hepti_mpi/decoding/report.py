@@ -1,0 +1,119 @@
+"""The report of a run with a language model, and its table."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from hepti_mpi.comm.group import Group, library
+from hepti_mpi.comm.hosts import Place
+from hepti_mpi.decoding.generation import TextAnswer
+from hepti_mpi.decoding.ranks import Ranks
+from hepti_mpi.report.report import FORMAT
+from solver.base import clock
+from solver.base.phrases import counted
+from solver.base.tables import new_table
+from solver.cluster.cluster import MIB
+from solver.model.decoder import Decoder
+from solver.plan.decoder_plan import DecoderPlan
+from solver.schedule.decoders.memory import rank_memory
+
+
+def answer_entry(answer: TextAnswer) -> dict[str, Any]:
+    """Return an answer as a JSON line has it."""
+    tokens = answer.text.tokens
+    return {
+        "id": answer.prompt.id,
+        "text": answer.text.text,
+        "new_tokens": tokens,
+        "finish_reason": answer.text.finish_reason,
+        "seconds": answer.ended - answer.started,
+        "first_s": answer.first_s,
+        "tokens_per_s": speed(answer),
+        "prompt_tokens": len(answer.prompt.tokens),
+        "known": answer.known,
+    }
+
+
+def speed(answer: TextAnswer) -> float | None:
+    """Return the tokens a second behind the first one; None of an answer that has no other."""
+    tokens = len(answer.text.tokens) - 1
+    return tokens / answer.decode_s if tokens and answer.decode_s > 0 else None
+
+
+def rank_report(model: Decoder, ranks: Ranks, group: Group) -> dict[str, Any]:
+    """Return what a rank did in all answers."""
+    plan, rank, traffic = ranks.share.plan, group.rank, group.traffic
+    memory = rank_memory(model, plan)[rank]
+    return {
+        "rank": rank,
+        "device": plan.devices[rank],
+        "compute_s": ranks.compute_s,
+        "wait_s": traffic.wait_s,
+        "sent_bytes": traffic.sent_bytes,
+        "received_bytes": traffic.received_bytes,
+        "weights_bytes": memory.weights,
+        "cache_bytes": memory.cache,
+        "memory_bytes": memory.total,
+        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
+
+
+def run_report(
+    model: Decoder, plan: DecoderPlan, plan_table: Mapping[str, Any], answers: Collection[Mapping[str, Any]],
+    predicted: Mapping[str, float] | None, told: Sequence[dict[str, Any]], places: Sequence[Place],
+) -> dict[str, Any]:  # fmt: skip
+    """Return the report."""
+    speeds = [entry["tokens_per_s"] for entry in answers if entry["tokens_per_s"]]
+    return {
+        "format": FORMAT,
+        "model": model.name,
+        "mpi": library(),
+        "backend": "onnxruntime",
+        "precision": plan.precision,
+        "cache": plan.cache,
+        "wire": plan.wire,
+        "context": plan.context,
+        "sequences": plan.sequences,
+        "lab_scale": clock.SCALE,
+        "requests": [{key: value for key, value in entry.items() if key != "text"} for entry in answers],
+        "tokens_per_s_median": statistics.median(speeds) if speeds else None,
+        "first_s_median": statistics.median([entry["first_s"] for entry in answers]) if answers else None,
+        "predicted": predicted,
+        "per_rank": [entry | {"host": place.host} for entry, place in zip(told, places, strict=True)],
+        "plan": plan_table,
+    }
+
+
+def show_run(console: Console, report: Mapping[str, Any], model: Decoder, plan: DecoderPlan) -> None:
+    """Print who had what, and how fast tokens came."""
+    staged = len(plan.stages) > 1
+    shared = (*(["layers"] if staged else []), "heads", "columns", "words")
+    # In two lines, so that it fits 80 columns.
+    title = f"who had what of {model.name}, {counted(len(model.layers), 'layer')}"
+    table = new_table(title, "device", *shared, "peak\nMiB", "busy\ns", "wait\ns", "sent\nMiB")
+    for entry in report["per_rank"]:
+        rank = entry["rank"]
+        own = [stage for stage in plan.stages if rank in stage.ranks]
+        layers = f"{own[0].layers.start}-{own[-1].layers.stop - 1}" if own else "-"
+        shares = [own[0].heads[rank].size, own[0].columns[rank].size] if own else [0, 0]
+        table.add_row(
+            entry["device"], *([layers] if staged else []), *map(str, shares), str(plan.words[rank].size),
+            f"{entry['peak_rss_bytes'] / MIB:.0f}", f"{entry['compute_s']:.2f}", f"{entry['wait_s']:.2f}",
+            f"{entry['sent_bytes'] / MIB:.1f}",
+        )  # fmt: skip
+    console.print(table)
+    line = Text(counted(len(report["requests"]), "answer"))
+    if report["tokens_per_s_median"]:
+        line.append(", ").append(f"{report['tokens_per_s_median']:.2f} tokens a second", "bold")
+    if report["first_s_median"] is not None:
+        line.append(f", the first after {report['first_s_median']:.2f} s")
+    if report["predicted"]:
+        expected = report["predicted"]
+        line.append(f"; predicted {1 / expected['token_s']:.2f} and {expected['first_s']:.2f} s")
+    console.print(line)

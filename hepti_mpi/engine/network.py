@@ -1,0 +1,328 @@
+"""A convolutional network on a rank: segment by segment, what it needs comes, it computes, and others need of that.
+
+What every rank needs, computes and leaves says `solver.plan.segments`; a byte is sent in `comm.boxes`, a convolution is
+computed in `kernels.slab`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+
+from hepti_mpi.base.memory import give_back
+from hepti_mpi.comm.boxes import Arriving, BoxExchange, Incoming, Outgoing, View
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.trace import Trace
+from hepti_mpi.engine.batch import Batch
+from hepti_mpi.engine.stack import Carrying, Meter
+from hepti_mpi.engine.steps import Look
+from hepti_mpi.engine.tiles import TileTasks
+from hepti_mpi.kernels.slab import Placed, ReadTensor, Slab, index_of, part, shape_of
+from solver.base import clock
+from solver.base.arrays import Array, Numbers
+from solver.base.spans import Span
+from solver.model.convnet import Box, ConvNet
+from solver.plan.segments import THROUGHPUT, Boxes, Held, SegmentPlan, handed_in, image_on_root, unrolled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankStep:
+    """What a rank does of a segment: an exchange, and the pieces that it computes behind it."""
+
+    name: str
+    exchange: BoxExchange
+    slabs: Sequence[Slab | TileTasks]
+
+
+class NetworkShare:
+    """A rank's share of a convolutional network under a plan.
+
+    Parameters
+    ----------
+    net, plan
+        The network, and who computes what of it.
+    group
+        All ranks.
+    read
+        Reads tensors; called once, for what the rank's share needs.
+    """
+
+    def __init__(self, net: ConvNet, plan: SegmentPlan, group: Group, read: ReadTensor) -> None:
+        self.plan, self.meter, self._group = plan, Meter(), group
+        self.trace: Trace | None = None  # records the last image that counts, where one is asked for
+        rank, ranks = group.rank, range(group.size)
+        self.image: Numbers = np.empty(net.shapes[net.input] if rank == 0 else 0, np.uint8)
+        whole = net.extent(net.input)
+        have: list[Placed] = [{net.input: (whole, self.image)}] if rank == 0 else []
+        held: Mapping[str, Held] = image_on_root(net, group.size)
+        # Of every rank, the boxes that it has, piece by piece.
+        pieces: Sequence[Sequence[Mapping[str, Box]]] = [[{net.input: whole}] if peer == 0 else [] for peer in ranks]
+        self._steps: list[RankStep] = []
+        for shares in unrolled(net, plan):
+            slabs: Sequence[Slab | TileTasks] = (
+                [TileTasks(net, shares, group, read)]
+                if shares.tiles
+                else [Slab(net, shares, rank, piece, read) for piece in shares.pieces[rank]]
+            )
+            places = [slab.needs for slab in slabs]
+            exchange = _exchange(net, rank, held, shares.needs, pieces, have, places)
+            self._steps.append(RankStep(_name(net, shares.segment.nodes), exchange, slabs))
+            have, held = [slab.leaves for slab in slabs], shares.after
+            pieces = shares.left
+        needs = handed_in(net, held)
+        self.outputs: dict[str, Array] = {
+            value: np.empty(shape_of(net, value, boxes[rank]), np.float32)
+            for value, boxes in needs.items()
+            if boxes[rank].size
+        }
+        places = [{value: (needs[value][rank], array) for value, array in self.outputs.items()}]
+        self._steps.append(RankStep("", _exchange(net, rank, held, needs, pieces, have, places), ()))
+        for slab in (slab for step in self._steps for slab in step.slabs if isinstance(slab, Slab)):
+            slab.warm()
+
+    def run(self, *, counts: bool = True) -> float:
+        """Compute `outputs` of `image`, both on rank 0; every rank calls this. Where it counts, `meter` counts it.
+
+        Return the seconds that this rank computed.
+        """
+        with metered(self.meter if counts else Meter(), self._group, self.trace if counts else None) as spent:
+            self.compute()
+        return spent.compute_s
+
+    def compute(self) -> None:
+        """Compute as `run` does, without counting it."""
+        group = self._group
+        self.begin()
+        for number, step in enumerate(self._steps):
+            step.exchange.finish(group)
+            if step is self._steps[-1]:
+                break
+            following = self._steps[number + 1].exchange
+            following.post(group)
+            trace = group.traffic.trace
+            with nullcontext() if trace is None else trace.block(step.name):
+                for piece, slab in enumerate(step.slabs):
+                    slab.run()
+                    following.send(group, piece)
+
+    def begin(self) -> None:
+        """Send what others need of `image`, and post the receives of what this rank needs."""
+        exchange = self._steps[0].exchange
+        exchange.post(self._group)
+        for piece in range(len(exchange.sends)):
+            exchange.send(self._group, piece)
+
+    def has_outputs(self) -> bool:
+        """Return whether the outputs are here of the image that was begun first; on a rank that computes nothing."""
+        return self._steps[-1].exchange.here(self._group)
+
+    def take_outputs(self) -> None:
+        """Take them."""
+        self._steps[-1].exchange.finish(self._group)
+
+
+@contextmanager
+def metered(meter: Meter, group: Group, trace: Trace | None = None) -> Iterator[Meter]:
+    """Count what is done within, and record it where there is a trace; gives what it was, when it has ended."""
+    spent, started = Meter(), clock.now()
+    group.traffic.reset()
+    group.traffic.trace = trace
+    if trace is not None:
+        trace.begin()
+    try:
+        yield spent
+    finally:
+        group.traffic.trace = None
+        if trace is not None:
+            trace.end()
+        traffic = group.traffic
+        wait_s, sent, received = traffic.wait_s, traffic.sent_bytes, traffic.received_bytes
+        spent.add(Meter(clock.now() - started - wait_s, wait_s, sent, received))
+        meter.add(spent)
+
+
+class HeldPlans:
+    """A rank's shares of all plans for which ranks hold weights; what they count is one sum.
+
+    Parameters
+    ----------
+    plans
+        By number: the first to run in front.
+    load
+        Makes a share; a step of all ranks.
+    trace
+        Records the last image that counts; None: nothing does.
+    """
+
+    def __init__(
+        self, plans: Sequence[SegmentPlan], load: Callable[[SegmentPlan], NetworkShare], trace: Trace | None = None
+    ) -> None:
+        self._load, self._held = load, [load(plan) for plan in plans]
+        self._meter, self._trace = Meter(), trace
+        for share in self._held:
+            share.meter, share.trace = self._meter, trace
+
+    @property
+    def all(self) -> Sequence[NetworkShare]:
+        """All shares."""
+        return self._held
+
+    def own(self, rank: int) -> NetworkShare:
+        """Return the share of the replica that a rank is in; where there are none, of the plan that runs first."""
+        replicas = (share for share in self._held if share.plan.system == THROUGHPUT and rank in share.plan.active)
+        return next(replicas, self._held[0])
+
+    def of(self, number: int) -> NetworkShare:
+        """Return the share of a plan."""
+        return self._held[number]
+
+    def change(self, number: int, plan: SegmentPlan | None) -> None:
+        """Hold one plan alone: of these, or another; that one is a step of all ranks."""
+        kept = self._held[number] if plan is None else self._load(plan)
+        kept.meter, kept.trace = self._meter, self._trace
+        self._held = [kept]
+        give_back()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NetworkReplica:
+    """The ranks that share every image that `engine.flow` deals out to them; hop 0 brings it, hop 1 its outputs."""
+
+    share: NetworkShare
+    ranks: tuple[int, ...]
+    stages: tuple[None, ...] = (None,)  # one
+    hops: int = 2
+
+    def stage_of(self, rank: int) -> int | None:
+        """Return the number of the stage in which a rank has a share; None where it has none."""
+        return 0 if rank in self.ranks else None
+
+
+class NetworkReplicas:
+    """Rank 0's part of replicas: each has its own plan, of which no two have a rank in common.
+
+    Parameters
+    ----------
+    held
+        This rank's shares of all plans.
+    group
+        All ranks.
+    """
+
+    def __init__(self, held: HeldPlans, group: Group) -> None:
+        self.paths = tuple(NetworkReplica(share, share.plan.active) for share in held.all)
+        self._meter, self._group = held.of(0).meter, group
+
+    def carry(
+        self, path: NetworkReplica, batch: Batch, x: Numbers | None, *, exact: bool = False, look: Look | None = None
+    ) -> Carrying:
+        """Carry an image [C, H, W], uint8, through a replica; return all outputs, one behind the other."""
+        assert x is not None
+        share = path.share
+        share.image[...] = x
+        if self._group.rank in path.ranks:
+            with self._group.moving():  # what others need of their images, and their outputs
+                share.compute()
+        else:
+            share.begin()
+            yield 1, share.has_outputs
+            share.take_outputs()
+        return np.concatenate([array.reshape(-1) for array in share.outputs.values()])
+
+    @contextmanager
+    def metered(self, count: bool, *, begins: bool = True) -> Iterator[None]:
+        """Count what is done within, if it counts."""
+        with metered(self._meter if count else Meter(), self._group):
+            yield
+
+
+def _name(net: ConvNet, nodes: Span) -> str:
+    """Return a segment's name: of its first and last node."""
+    own = net.nodes[nodes.slice]
+    return " to ".join(dict.fromkeys([own[0].name, own[-1].name])) if own else "brings"
+
+
+def _exchange(
+    net: ConvNet,
+    rank: int,
+    held: Mapping[str, Held],
+    needs: Mapping[str, Boxes],
+    pieces: Sequence[Sequence[Mapping[str, Box]]],
+    have: Sequence[Placed],
+    places: Sequence[Placed],
+) -> BoxExchange:
+    """Return a rank's part in giving every rank the boxes that it needs.
+
+    Parameters
+    ----------
+    held, needs
+        Of every value, who has which box of it, or a summand, and who needs which box.
+    pieces
+        Of every rank, in which boxes it has values, piece by piece.
+    have, places
+        This rank's arrays: of the pieces that it has, and for what it needs.
+    """
+    sends: list[list[Outgoing]] = [[] for _ in have]
+    receives: list[Incoming] = []
+    kept: list[tuple[View, View]] = []
+    for peer, of_peer in enumerate(pieces):
+        for number, boxes in enumerate(of_peer):
+            for pixels in (True, False):
+                wanted = [value for value in needs if value in boxes and (value == net.input) is pixels]
+                if peer == rank:
+                    kept += _kept(net, wanted, have[number], places)
+                    sends[number] += _sends(net, rank, wanted, needs, have[number], pixels)
+                else:
+                    parts = [
+                        arriving
+                        for value in wanted
+                        if (arriving := _arriving(net, value, boxes[value].intersect(needs[value][rank]), places))
+                    ]
+                    receives += [Incoming(peer, parts, pixels)] if parts else []
+    adds = any(held[value].summands for value in needs if any(value in place for place in places))
+    summed = [array for place in places for _, array in place.values()] if adds else []
+    return BoxExchange(sends, receives, kept, summed)
+
+
+def _kept(net: ConvNet, wanted: Sequence[str], own: Placed, places: Sequence[Placed]) -> list[tuple[View, View]]:
+    """Return what of a piece this rank needs itself: from, to."""
+    return [
+        (part(net, value, own[value][1], own[value][0], common), part(net, value, array, box, common))
+        for value in wanted
+        for place in places
+        if value in place
+        for box, array in [place[value]]
+        if (common := own[value][0].intersect(box)).size
+    ]
+
+
+def _sends(
+    net: ConvNet, rank: int, wanted: Sequence[str], needs: Mapping[str, Boxes], own: Placed, pixels: bool
+) -> list[Outgoing]:
+    """Return the messages to others with what they need of a piece."""
+    found = []
+    ranks = len(next(iter(needs.values()))) if needs else 0
+    for peer in range(ranks):
+        views = [
+            part(net, value, own[value][1], own[value][0], common)
+            for value in wanted
+            if peer != rank and (common := own[value][0].intersect(needs[value][peer])).size
+        ]
+        found += [Outgoing(peer, views, pixels)] if views else []
+    return found
+
+
+def _arriving(net: ConvNet, value: str, common: Box, places: Sequence[Placed]) -> Arriving | None:
+    """Return where a box of a value that arrives goes: to every piece that needs some of it."""
+    if not common.size:
+        return None
+    shape = shape_of(net, value, common)
+    found = []
+    for place in places:
+        if value in place and (own := common.intersect(place[value][0])).size:
+            box, array = place[value]
+            found.append((index_of(net, value, own, common), part(net, value, array, box, own)))
+    return Arriving(shape, found)

@@ -1,0 +1,213 @@
+"""A segment that is cut by tiles, as a loop of tasks: rank 0 hands out tiles and puts together what comes back.
+
+DeepThings' fused tile partitioning and work stealing (Zhao, Barijough, Gerstlauer, TCAD 2018, sections IV-A and IV-B);
+rank 0 is the gateway, and has the image. All messages are `Tag.TILE`:
+
+1. Rank 0 sends a tile's number, then what the tile needs. A number below zero: there are no more.
+2. A rank computes it and sends back what it leaves, which asks for the next.
+3. Of its own tiles a rank has one ahead, so that it need not wait. Where there is stealing, who has no own ones left
+   gets the last of who has most left, when it has nothing else to do.
+
+Rank 0 computes tiles of its own in a thread, and looks for what comes meanwhile. All tiles of a rank use the same
+memory, one after the other, and those of one shape within the image the same session.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from hepti_mpi.comm.boxes import Arriving, Incoming, Outgoing
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.mpi import Tag
+from hepti_mpi.comm.wires import Message
+from hepti_mpi.kernels.slab import Placed, ReadTensor, Shared, Slab, part, shape_of
+from solver.base.arrays import Numbers
+from solver.model.convnet import Box, ConvNet
+from solver.plan.segments import Piece, SegmentShares
+
+NO_MORE = -1
+LOOK_S = 1e-3  # so often rank 0 looks for messages while it computes
+
+
+class TileTasks:
+    """What a rank does of a segment that is cut by tiles. The loop over segments takes it for a slab.
+
+    Parameters
+    ----------
+    net, shares, group
+        The network, what follows from the segment, and all ranks.
+    read
+        Reads tensors; called once for each that any tile of this rank needs.
+
+    Attributes
+    ----------
+    needs, leaves
+        On rank 0 all that comes in, and all that the segment leaves; on others nothing.
+    computed
+        How many tiles this rank has computed.
+    """
+
+    def __init__(self, net: ConvNet, shares: SegmentShares, group: Group, read: ReadTensor) -> None:
+        self.net, self.group, self.computed = net, group, 0
+        self.tiles, self.owners = shares.tiles, shares.owners
+        self.thieves = shares.segment.active if shares.segment.stealing else ()
+        rank = group.rank
+        self.needs: Placed = {
+            value: (boxes[rank], Shared().array(net, value, boxes[rank]))
+            for value, boxes in shares.needs.items()
+            if boxes[rank].size
+        }
+        self.leaves: Placed = {}
+        for value, held in shares.after.items() if rank == 0 else ():
+            made = np.empty(shape_of(net, value, held.boxes[0]), np.float32)
+            self.leaves[value] = self.needs[value] if value in shares.before else (held.boxes[0], made)
+        able, kept = shares.able(rank), cache(read)
+        shared = Shared(_room(net, shares, [self.tiles[number] for number in able]), in_place=True)
+        self._slabs = {number: Slab(net, shares, rank, self.tiles[number], kept, shared) for number in able}
+
+    def run(self) -> None:
+        """Compute tiles until there are no more; on rank 0, until all are there."""
+        if self.group.rank == 0:
+            Gateway(self).run()
+            return
+        while (number := int(self._receive(np.empty(1, np.int64))[0])) != NO_MORE:
+            slab = self._slabs[number]
+            for incoming in _incoming(self.net, 0, slab.needs):
+                incoming.take(self._receive(incoming.place(self.group.coding)), self.group.coding, adds=False)
+            slab.run()
+            self.computed += 1
+            for outgoing in _outgoing(self.net, 0, slab.leaves):
+                self.group.post_send(outgoing.message(self.group.coding), 0, Tag.TILE)
+
+    def _receive(self, message: Message) -> Message:
+        self.group.wait_some([self.group.post_receive(message, 0, Tag.TILE)])
+        return message
+
+    def compute_own(self, number: int) -> None:
+        """Compute a tile on rank 0."""
+        slab = self._slabs[number]
+        for value, (_, array) in slab.needs.items():
+            np.copyto(array, self.needed(number)[value][1])
+        slab.run()
+        for value, (_, array) in slab.leaves.items():
+            np.copyto(self.left(number)[value][1], array)
+        self.computed += 1
+
+    def needed(self, number: int) -> Placed:
+        """Return what a tile needs, of what rank 0 has."""
+        needs = self.tiles[number].walk.needs
+        return _parts(self.net, self.needs, {value: needs[value] for value in self.needs if value in needs})
+
+    def left(self, number: int) -> Placed:
+        """Return where on rank 0 goes what a tile leaves."""
+        return _parts(self.net, self.leaves, self.tiles[number].boxes)
+
+
+class Gateway:
+    """An image's tiles on rank 0: whose are left, who computes which, and what comes back."""
+
+    def __init__(self, tasks: TileTasks) -> None:
+        self._tasks, self._group, self._net = tasks, tasks.group, tasks.net
+        self._left: list[deque[int]] = [deque() for _ in range(tasks.group.size)]
+        for number, owner in enumerate(tasks.owners):
+            self._left[owner].append(number)
+        self._given: dict[int, deque[int]] = {peer: deque() for peer in self._group.others()}
+        self._coming: dict[int, tuple[Any, Incoming, Message]] = {}  # of who computes, what it leaves
+
+    def run(self) -> None:
+        """Hand out tiles, take back what comes of them, and compute what rank 0 has itself."""
+        for peer in self._given:
+            self._supply(peer)
+        with ThreadPoolExecutor(1) as thread:
+            own: Future[None] | None = None
+            while True:
+                if own is None and (number := self._next(0)) is not None:
+                    own = thread.submit(self._tasks.compute_own, number)
+                if own is None and not self._coming:
+                    return
+                self._look(own)
+                if own is not None and own.done():
+                    own.result()
+                    own = None
+
+    def _next(self, rank: int) -> int | None:
+        """Return the number of the tile that a rank computes next, if there is one for it."""
+        if self._left[rank]:
+            return self._left[rank].popleft()
+        most = max(self._left, key=len)
+        return most.pop() if rank in self._tasks.thieves and most else None
+
+    def _supply(self, peer: int) -> None:
+        """Hand a rank a tile, and one of its own ahead; or say that there are no more."""
+        given = self._given[peer]
+        while len(given) < (2 if self._left[peer] else 1):
+            number = self._next(peer)
+            if number is None:
+                self._group.post_send(np.array([NO_MORE]), peer, Tag.TILE)
+                return
+            self._group.post_send(np.array([number]), peer, Tag.TILE)
+            for outgoing in _outgoing(self._net, peer, self._tasks.needed(number)):
+                self._group.post_send(outgoing.message(self._group.coding), peer, Tag.TILE)
+            given.append(number)
+            if len(given) == 1:
+                self._expect(peer)
+
+    def _expect(self, peer: int) -> None:
+        """Post the receive of what the tile leaves that a rank computes."""
+        (incoming,) = _incoming(self._net, peer, self._tasks.left(self._given[peer][0]))
+        message = incoming.place(self._group.coding)
+        self._coming[peer] = self._group.post_receive(message, peer, Tag.TILE), incoming, message
+
+    def _look(self, own: Future[None] | None) -> None:
+        """Take what has come; wait for it, or a little for rank 0's own tile where it computes one."""
+        peers = list(self._coming)
+        requests = [self._coming[peer][0] for peer in peers]
+        if own is not None:
+            wait([own], LOOK_S)
+        for place in self._group.arrived(requests) if own is not None else self._group.wait_some(requests):
+            peer = peers[place]
+            _, incoming, message = self._coming.pop(peer)
+            incoming.take(message, self._group.coding, adds=False)
+            self._given[peer].popleft()
+            if self._given[peer]:
+                self._expect(peer)
+            self._supply(peer)
+
+
+def _parts(net: ConvNet, of: Placed, boxes: Mapping[str, Box]) -> Placed:
+    """Return boxes of values as views into arrays of larger ones."""
+    return {value: (box, part(net, value, of[value][1], of[value][0], box)) for value, box in boxes.items()}
+
+
+def _outgoing(net: ConvNet, peer: int, parts: Placed) -> list[Outgoing]:
+    """Return the messages with these parts, in the order of their names: pixels of the image, and numbers."""
+    found = [
+        Outgoing(peer, [parts[value][1] for value in sorted(parts) if (value == net.input) is pixels], pixels)
+        for pixels in (True, False)
+    ]
+    return [outgoing for outgoing in found if outgoing.views]
+
+
+def _incoming(net: ConvNet, peer: int, parts: Placed) -> list[Incoming]:
+    """Return the same where they arrive."""
+    return [
+        Incoming(peer, [Arriving(array.shape, [((), array)]) for array in outgoing.views], outgoing.pixels)
+        for outgoing in _outgoing(net, peer, parts)
+    ]
+
+
+def _room(net: ConvNet, shares: SegmentShares, tiles: Sequence[Piece]) -> dict[str, Numbers]:
+    """Return memory for the largest box of every value that a tile needs or leaves."""
+    most: dict[str, int] = {}
+    for tile in tiles:
+        needed = {value: box for value, box in tile.walk.needs.items() if value in shares.before}
+        for value, box in (needed | dict(tile.boxes)).items():
+            most[value] = max(most.get(value, 0), math.prod(shape_of(net, value, box)))
+    return {value: np.empty(size, np.uint8 if value == net.input else np.float32) for value, size in most.items()}

@@ -1,0 +1,437 @@
+"""What a rank computes of a segment of a network as one graph: from the boxes that it needs to those that it leaves.
+
+Every node computes just the box that is needed of it (`solver.model.operators.walk`): a window that reaches beyond the
+image is padded there, and nowhere else, since what lies beyond a rank's own rows came from the others. Where several
+nodes need different boxes of a value, the largest is computed, and each takes its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from hepti_mpi.kernels.ort import Session, make_session
+from solver.base.arrays import Numbers
+from solver.base.spans import Span
+from solver.model.convnet import Box, ConvNet, Node, Picture
+from solver.model.operators import BROADCAST, GLOBAL_POOLS, POOLS, Reach, Walk, windows
+from solver.plan.segments import Piece, SegmentShares
+
+LARGE = 1 << 22  # numbers of a product's weights that one session computes with
+SMALL = 1 << 16  # numbers; larger tensors are not copied into the graph
+SMALL_IN_PLACE = 1 << 10  # where many graphs have the same
+VERBATIM = "Verbatim:"  # in front of operators that are as they were in the model's file
+Placed = dict[str, tuple[Box, Numbers]]  # of values, a box and an array for it
+ReadTensor = Callable[[str, Span | None], Numbers]  # a tensor, or some of its first dimension
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BoundSession:
+    """A session, and where its inputs and outputs lie."""
+
+    session: Session
+    inputs: Mapping[str, Numbers]
+    outputs: Mapping[str, Numbers]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shared:
+    """What pieces have in common that are computed one after the other.
+
+    Parameters
+    ----------
+    room
+        By the value, memory for the box that each needs or leaves; a value that is not here has its own in each.
+    sessions
+        By their graphs.
+    in_place
+        Whether all sessions use the same weights, where they are.
+    """
+
+    room: Mapping[str, Numbers] = field(default_factory=dict)
+    sessions: dict[bytes, Session] = field(default_factory=dict)
+    in_place: bool = False
+
+    def array(self, net: ConvNet, value: str, box: Box) -> Numbers:
+        """Return an array for a box of a value; pixels of the image are uint8."""
+        shape = shape_of(net, value, box)
+        if value in self.room:
+            return self.room[value][: math.prod(shape)].reshape(shape)
+        return np.empty(shape, np.uint8 if value == net.input else np.float32)
+
+
+class Slab:
+    """A piece of what a rank computes of a segment.
+
+    Parameters
+    ----------
+    net, shares, rank
+        The network, what follows from the segment, and who computes.
+    piece
+        Which of its pieces.
+    read
+        Reads tensors.
+    shared
+        What it has in common with others.
+
+    Attributes
+    ----------
+    needs
+        Of every value that comes in, the box that the piece needs, and an array for it; the image's are uint8.
+    leaves
+        Of every value that it leaves, its box, or of all ranks' summands this one's, and an array. What needs no
+        computing lies where it came in.
+    """
+
+    def __init__(
+        self,
+        net: ConvNet,
+        shares: SegmentShares,
+        rank: int,
+        piece: Piece,
+        read: ReadTensor,
+        shared: Shared | None = None,
+    ) -> None:
+        shared = shared or Shared()
+        needed = {value: box for value, box in piece.walk.needs.items() if value in shares.before}
+        self.needs: Placed = {value: (box, shared.array(net, value, box)) for value, box in needed.items()}
+        runs = _runs(net, piece.walk)
+        between = {value for run in runs for value in _coming(net, run)} - needed.keys()
+        there = self.needs | {
+            value: (box, Shared().array(net, value, box)) for value, box in piece.walk.needs.items() if value in between
+        }
+        self.leaves: Placed = {}
+        for value, box in piece.boxes.items():
+            if value in there:
+                self.leaves[value] = box, part(net, value, there[value][1], there[value][0], box)
+            else:
+                self.leaves[value] = box, shared.array(net, value, box)
+        places = self.leaves | there
+        self._calls = [_Graph(net, run, shares.parts[rank], read).call(places, shared) for run in runs]
+
+    def warm(self) -> None:
+        """Compute once: a session's first run allocates what it keeps, and touches its weights."""
+        for _, array in self.needs.values():
+            array[...] = 0
+        self.run()
+
+    def run(self) -> None:
+        """Compute `leaves` of `needs`."""
+        for call in self._calls:
+            call.session.run(call.inputs, call.outputs, batch=(1,))
+
+
+def shape_of(net: ConvNet, value: str, box: Box) -> tuple[int, ...]:
+    """Return the shape of an array of a box of a value, without the batch."""
+    rank = len(net.shapes[value])
+    return box.shape if rank == 3 else (box.channels.size,) if rank == 1 else net.shapes[value]
+
+
+def part(net: ConvNet, value: str, array: Numbers, of: Box, box: Box) -> Numbers:
+    """Return a box of a value as a view into the array of a larger one, `of`."""
+    return array[index_of(net, value, box, of)]
+
+
+def index_of(net: ConvNet, value: str, box: Box, of: Box) -> tuple[slice, ...]:
+    """Return a box of a value as an index into the array of a larger one, `of`."""
+    rank = len(net.shapes[value])
+    return box.within(of) if rank == 3 else box.within(of)[:1] if rank == 1 else ()
+
+
+def _runs(net: ConvNet, walk: Walk) -> list[Walk]:
+    """Return what each session computes of a walk: one all of it, but for large products.
+
+    While a session is made there are three copies of its weights: as read, as the graph has them, as they are laid out
+    anew. So of a large product several sessions compute some columns each, made one after the other.
+    """
+    runs: list[dict[int, Reach]] = [{}]
+    for number in sorted(walk.made):
+        pieces = _by_columns(net, net.nodes[number], walk.made[number])
+        if len(pieces) == 1:
+            runs[-1][number] = walk.made[number]
+        else:
+            runs += [*({number: piece} for piece in pieces), {}]
+    return [Walk({**walk.needs, **_outputs(net, walk, made)}, made) for made in runs if made]
+
+
+def _outputs(net: ConvNet, walk: Walk, made: Mapping[int, Reach]) -> dict[str, Box]:
+    """Return what is needed of the outputs of some nodes, as far as these make it."""
+    values = ((net.nodes[number].output, reach.made) for number, reach in made.items())
+    return {value: walk.needs[value].intersect(box) for value, box in values}
+
+
+def _by_columns(net: ConvNet, node: Node, reach: Reach) -> list[Reach]:
+    """Return a node's box in one piece, or that of a large product in pieces for which few weights are read."""
+    own = reach.made.channels
+    pieces = -(-own.size * net.tensors[node.inputs[1]][1] // LARGE) if node.op == "Gemm" else 1
+    step = -(-own.size // max(pieces, 1))
+    return [
+        replace(reach, made=replace(reach.made, channels=Span(start, min(start + step, own.stop))))
+        for start in range(own.start, own.stop, step)
+    ]
+
+
+def _coming(net: ConvNet, walk: Walk) -> list[str]:
+    """Return the values that nodes of a walk need, and none of them makes."""
+    within = {net.nodes[number].output for number in walk.made}
+    of_nodes = [(net.values_of(net.nodes[number]), reach.needs) for number, reach in walk.made.items()]
+    used = {value for values, boxes in of_nodes for value, box in zip(values, boxes, strict=True) if box.size}
+    return [value for value in walk.needs if value in used - within]
+
+
+def _info(name: str, array: Numbers) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), [1, *array.shape])
+
+
+class _Graph:
+    """The nodes of a graph as they come together; a value has one name for each box of it that somebody needs."""
+
+    def __init__(self, net: ConvNet, walk: Walk, parts: Mapping[str, Box], read: ReadTensor) -> None:
+        self._net, self._walk, self._parts, self._read = net, walk, parts, read
+        self._nodes: list[NodeProto] = []
+        self._tensors: dict[str, Numbers] = {}
+        self._reads: dict[str, Callable[[], Numbers]] = {}  # tensors that a new session reads, by what they are
+        self._names: dict[tuple[str, Box], str] = {}
+
+    def call(self, places: Placed, shared: Shared) -> BoundSession:
+        """Return the session that computes what has a place, from what has one, and these places."""
+        net, needs = self._net, self._walk.needs
+        made = {net.nodes[number].output for number in self._walk.made}
+        left = {value: places[value][0].intersect(needs[value]) for value in places if value in made}
+        inputs = {name: places[value][1] for value, name in self._build(left).items()}
+        outputs = {f"out:{value}": part(net, value, places[value][1], places[value][0], left[value]) for value in left}
+        coming, going = ([_info(name, array) for name, array in arrays.items()] for arrays in (inputs, outputs))
+        return BoundSession(self._session(coming, going, shared), inputs, outputs)
+
+    def _build(self, left: Mapping[str, Box]) -> dict[str, str]:
+        """Make the nodes, and name the values that come in, as the graph's inputs."""
+        net = self._net
+        coming = {value: f"in:{value}" for value in _coming(net, self._walk)}
+        for value, name in coming.items():
+            self._names[value, self._walk.needs[value]] = (
+                self._normalised(name) if value == net.input else self._as_it_was(value, name)
+            )
+        for number in sorted(self._walk.made):
+            self._add(number, self._walk.made[number])
+        for value, box in left.items():
+            self._nodes.append(
+                helper.make_node("Cast", [self._box(value, box)], [f"cast:{value}"], to=TensorProto.FLOAT)
+            )
+            self._nodes.append(self._with_batch("Unsqueeze", value, f"cast:{value}", f"out:{value}"))
+        return coming
+
+    def _session(self, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto], shared: Shared) -> Session:
+        """Make the session, or return that of an equal graph."""
+        parts = [part.SerializeToString() for part in self._nodes]
+        parts += [info.SerializeToString() for info in (*inputs, *outputs)]
+        constants = [(name, array.shape, array.tobytes()) for name, array in self._tensors.items()]
+        key = repr((parts, constants, list(self._reads))).encode()
+        if key not in shared.sessions:
+            shared.sessions[key] = self._new_session(inputs, outputs, in_place=shared.in_place)
+        return shared.sessions[key]
+
+    def _new_session(
+        self, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto], *, in_place: bool
+    ) -> Session:
+        tensors = self._tensors | {name: read() for name, read in self._reads.items()}
+        small = SMALL_IN_PLACE if in_place else SMALL
+        large = {n: array for n, array in tensors.items() if array.size >= small and array.dtype == np.float32}
+        return make_session(
+            self._nodes,
+            inputs,
+            outputs,
+            [numpy_helper.from_array(array, name) for name, array in tensors.items() if name not in large],
+            large,
+            opset=self._net.opset,
+            passes_memory_on=True,
+            shares_constants=in_place,
+        )
+
+    def _add(self, number: int, reach: Reach) -> None:
+        """Add a node that computes a box of its output."""
+        net, node = self._net, self._net.nodes[number]
+        whole = self._walk.needs[node.output]
+        made = f"{node.output}" if reach.made == whole else f"{node.output}:made"
+        attributes = {key: value for key, value in node.attributes.items() if key != "group"}
+        part_of = self._parts.get(node.output)
+        values = [
+            self._box(value, box) for value, box in zip(net.values_of(node), reach.needs, strict=True) if box.size
+        ]
+        op = node.op
+        if op.startswith(VERBATIM):
+            inputs = [name if not name or name in net.shapes else self._tensor(name) for name in node.inputs]
+            op, attributes = op.removeprefix(VERBATIM), node.attributes["attributes"]
+            self._nodes.append(helper.make_node(op, inputs, [made], name=node.name, **attributes))
+        elif op in GLOBAL_POOLS and part_of is not None:
+            pixels = np.float32(1 / (net.extent(net.values_of(node)[0]).size // net.shapes[node.output][0]))
+            axes = self._constant(f"{made}:axes", np.array([2, 3], np.int64))
+            summed = f"{made}:sum"
+            self._nodes.append(helper.make_node("ReduceSum", [values[0], axes], [summed], keepdims=1))
+            scale = self._constant(f"{made}:scale", np.array(pixels))
+            self._nodes.append(helper.make_node("Mul", [summed, scale], [made]))
+        elif op == "Pad":
+            self._nodes.append(self._pad(values[0], reach.pads, node.attributes["value"], made))
+        elif op == "Slice":  # the box that it needs is the slice
+            self._nodes.append(helper.make_node("Identity", values, [made]))
+        else:
+            inputs, attributes = self._specific(node, reach, values, attributes, made)
+            self._nodes.append(helper.make_node(op, inputs, [made], name=node.name, **attributes))
+        self._names[node.output, reach.made] = made
+        if reach.made != whole:
+            self._names[node.output, whole] = self._slice(node.output, made, reach.made, whole, node.output)
+
+    def _specific(
+        self, node: Node, reach: Reach, values: list[str], attributes: dict[str, Any], made: str
+    ) -> tuple[list[str], dict[str, Any]]:
+        """Return a node's inputs and attributes for its box."""
+        net, op, channels = self._net, node.op, reach.made.channels
+        if op in ("Conv", "Gemm"):
+            summands = self._parts.get(node.output)
+            tensors = [self._tensor(node.inputs[1], channels, None if summands is None else summands.channels)]
+            # Only one of those that add up adds the bias.
+            if len(node.inputs) > 2 and node.inputs[2] and (summands is None or not summands.channels.start):
+                tensors.append(self._tensor(node.inputs[2], channels))
+            if op == "Gemm":
+                return [*values, *tensors], {"transB": 1}
+            group = node.attributes.get("group", 1)
+            group = group * channels.size // net.shapes[node.output][0] if group > 1 else 1
+            return [*values, *tensors], {**attributes, "pads": reach.pads, "group": group}
+        if op == "ConvTranspose":
+            pads, more = _cropped(net, node, reach)
+            tensors = [self._tensor(name) for name in node.inputs[1:] if name]
+            attributes |= {"pads": pads, "output_padding": more, "group": node.attributes.get("group", 1)}
+            return [*values, *tensors], attributes
+        if op in POOLS:
+            dilations = {} if op == "MaxPool" else {"dilations"}  # AveragePool has had them since opset 19 only
+            kept = {key: value for key, value in attributes.items() if key not in dilations}
+            if all(pad < node.attributes["kernel_shape"][axis % 2] for axis, pad in enumerate(reach.pads)):
+                return values, {**kept, "pads": reach.pads}
+            # onnxruntime refuses to pad as much as a kernel, also where dilation makes it span more.
+            self._nodes.append(self._pad(values[0], reach.pads, -np.inf, f"{made}:padded"))
+            return [f"{made}:padded"], {**kept, "pads": [0, 0, 0, 0]}
+        if op == "Resize":
+            scales = self._constant(f"{made}:scales", np.array([1, 1, *attributes["factors"]], np.float32))
+            kept = {key: value for key, value in attributes.items() if key not in ("factors", "exact")}
+            return [*values, "", scales], kept
+        if op == "Clip":
+            limits = [
+                self._constant(f"{made}:{end}", np.array(attributes[end], np.float32)) if end in attributes else ""
+                for end in ("min", "max")
+            ]
+            return [*values, *limits], {}
+        if op == "Concat":
+            return values, {"axis": 1}
+        if op in BROADCAST:
+            named = dict(zip([name for name in node.inputs if name in net.shapes], values, strict=True))
+            inputs = [named[name] if name in named else self._broadcast(name, reach.made) for name in node.inputs]
+            return inputs, attributes
+        return values, attributes
+
+    def _pad(self, value: str, pads: tuple[int, int, int, int], by: float, padded: str) -> NodeProto:
+        top, left, bottom, right = pads
+        ends = self._constant(f"{padded}:pads", np.array([0, 0, top, left, 0, 0, bottom, right], np.int64))
+        return helper.make_node(
+            "Pad", [value, ends, self._constant(f"{padded}:by", np.array(by, np.float32))], [padded]
+        )
+
+    def _as_it_was(self, value: str, name: str) -> str:
+        """Return a value that came in as the node made it: of its own type, and without a batch where it has none."""
+        node = self._net.nodes[self._net.made_by[value]]
+        kind = node.attributes.get("dtype", "float32")
+        if kind == "float32" and node.attributes.get("batch", True):
+            return name
+        self._nodes.append(self._with_batch("Squeeze", value, name, f"{name}:squeezed"))
+        to = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+        self._nodes.append(helper.make_node("Cast", [f"{name}:squeezed"], [f"{name}:cast"], to=to))
+        return f"{name}:cast"
+
+    def _with_batch(self, op: str, value: str, source: str, name: str) -> NodeProto:
+        """Return the node that adds or removes the batch of a value that has none of its own; else one that copies."""
+        made = self._net.made_by[value]
+        if made < 0 or self._net.nodes[made].attributes.get("batch", True):
+            return helper.make_node("Identity", [source], [name])
+        return helper.make_node(op, [source, self._constant(f"{name}:axis", np.array([0], np.int64))], [name])
+
+    def _normalised(self, name: str) -> str:
+        """Add what makes numbers of pixels."""
+        picture = self._net.picture or Picture()
+        channels = self._net.shapes[self._net.input][0]
+        self._nodes.append(helper.make_node("Cast", [name], ["pixels"], to=TensorProto.FLOAT))
+        value = "pixels"
+        steps: list[tuple[str, Any]] = [("Mul", picture.scale)]
+        if self._net.picture is not None:
+            steps += [("Sub", picture.mean), ("Div", picture.std)]
+        for number, (op, by) in enumerate(steps):
+            array = np.array(by, np.float32)
+            constant = self._constant(f"pixels:{op}", array.reshape(channels, 1, 1) if array.ndim else array)
+            self._nodes.append(helper.make_node(op, [value, constant], [f"pixels:{number}"]))
+            value = f"pixels:{number}"
+        return value
+
+    def _box(self, value: str, box: Box) -> str:
+        """Return the name of a box of a value."""
+        if (value, box) not in self._names:
+            whole = self._walk.needs[value]
+            name = f"{value}:{len(self._names)}"
+            self._names[value, box] = self._slice(value, self._names[value, whole], whole, box, name)
+        return self._names[value, box]
+
+    def _slice(self, value: str, source: str, of: Box, box: Box, name: str) -> str:
+        rank = len(self._net.shapes[value])
+        cut = [
+            (axis, own)
+            for axis, own, whole in zip(range(1, rank + 1), index_of(self._net, value, box, of), of.shape, strict=False)
+            if (own.start, own.stop) != (0, whole)
+        ]
+        arrays = [[own.start for _, own in cut], [own.stop for _, own in cut], [axis for axis, _ in cut]]
+        ends = [
+            self._constant(f"{name}:{key}", np.array(numbers, np.int64))
+            for key, numbers in zip(("from", "to", "axes"), arrays, strict=True)
+        ]
+        self._nodes.append(helper.make_node("Slice", [source, *ends], [name]))
+        return name
+
+    def _tensor(self, name: str, first: Span | None = None, second: Span | None = None) -> str:
+        """Name a tensor that is read, or some of its output and input channels."""
+        if first is not None and first.size == self._net.tensors[name][0]:
+            first = None
+        found = f"{name}:{first}:{second}"
+        self._reads[found] = partial(self._read_part, name, first, (slice(None), second.slice) if second else ())
+        return found
+
+    def _broadcast(self, name: str, box: Box) -> str:
+        """Name what of a tensor is read for a box: all where it is the same for all channels, rows or columns."""
+        shape = self._net.tensors[name]
+        spans = box.spans[: len(shape)]
+        cut = tuple(slice(None) if size == 1 else span.slice for size, span in zip(shape, spans, strict=False))
+        found = f"{name}:{cut}"
+        self._reads[found] = partial(self._read_part, name, None, cut)
+        return found
+
+    def _read_part(self, name: str, first: Span | None, index: tuple[slice, ...]) -> Numbers:
+        array = self._read(name, first)
+        return np.ascontiguousarray(array[index]) if index else array
+
+    def _constant(self, name: str, array: Numbers) -> str:
+        self._tensors[name] = array
+        return name
+
+
+def _cropped(net: ConvNet, node: Node, reach: Reach) -> tuple[list[int], list[int]]:
+    """Return what a transposed convolution leaves out at each end, and adds behind, to make its box."""
+    (needs,) = reach.needs
+    pads, more = [], []
+    for axis, window in enumerate(windows(node)):
+        stride, inside, made = window.per, needs.spans[1 + axis], reach.made.spans[1 + axis]
+        length = (node.attributes["kernel_shape"][axis] - 1) * node.attributes.get("dilations", (1, 1))[axis] + 1
+        begin = made.start - (inside.start * stride - window.behind)
+        end = (inside.size - 1) * stride + length - begin - made.size
+        pads.append((begin, max(end, 0)))
+        more.append(max(-end, 0))
+    return [pads[0][0], pads[1][0], pads[0][1], pads[1][1]], more

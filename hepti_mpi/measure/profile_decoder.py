@@ -1,0 +1,278 @@
+"""Measure a cluster for a language model: what half layers and logits take on shares of some sizes, and the links.
+
+What is measured is described at `solver.cluster.decoder_curves`.
+
+A token reads every weight once, so no call may find its weights in a cache. The graphs of all sizes are called in turn,
+for one row, then for two, and so on: between two calls of a graph those of all others pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+
+import numpy as np
+
+from hepti_mpi.base.memory import free_bytes, give_back
+from hepti_mpi.comm.direct import Direct
+from hepti_mpi.comm.group import Group, host_name, library
+from hepti_mpi.comm.summands import Summands
+from hepti_mpi.comm.wires import EXACT
+from hepti_mpi.decoding.ranks import Embedding, Ranks, merged
+from hepti_mpi.decoding.share import DecoderShare
+from hepti_mpi.kernels import backends, trial
+from hepti_mpi.measure.profile import kinds, names_of, profile_facts
+from hepti_mpi.measure.profile_kernels import ELEMENTS, measure_unrest, random_numbers
+from hepti_mpi.measure.profile_links import Links, measure_links, measure_messages
+from hepti_mpi.measure.random_decoder import RandomDecoder
+from hepti_mpi.measure.timing import TimedCall, seconds_of
+from solver.base import clock
+from solver.base.threads import omp_threads
+from solver.cluster.cluster import Cluster, Device
+from solver.cluster.curves import Curve, Kernel, derived_curves
+from solver.cluster.decoder_curves import (
+    CACHED_ROWS,
+    ROWS,
+    CachedCurve,
+    DecoderPart,
+    DecoderSpeeds,
+    derived_decoder_speeds,
+)
+from solver.model.decoder import CACHES, Decoder
+from solver.plan.decoder_plan import whole_on
+from solver.schedule.decoders.cost import SMALL_BYTES
+
+DECODER_MEASURES = 1  # version of what such a profile says: others are measured anew
+# A pass of so many rows waits for its weights, and needs more rounds than one that computes. Only such have logits.
+FEW_ROWS = 8
+BEHIND = (64, 2048)  # tokens in the cache: the difference is what they take
+SPEED_ROWS, SPEED_WIDTH = 256, 1024  # of the product that says how fast a device is
+UNREST_WIDTH = 512  # of the product by which it is found how steady it is
+# Exchanges of summands, between computing as long as the slowest rank with a small share: for so long, without what
+# they take longer, in some series.
+EXCHANGES_S, SERIES, LEAST_EXCHANGES = 0.8, 8, 8
+
+TimedPoint = tuple[object, ...]  # what a call measures
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderMeasures:
+    """What was measured on a rank.
+
+    Parameters
+    ----------
+    speeds
+        What a language model takes.
+    flop_per_s
+        Of a product in float32.
+    add
+        The curve of adding.
+    pace
+        As `timing.seconds_of`.
+    """
+
+    speeds: DecoderSpeeds
+    flop_per_s: float
+    add: Curve
+    pace: float
+
+
+def decoder_fingerprint(model: Decoder, precision: str, group: Group) -> str:
+    """Return twelve hex digits of all that a profile is for: hosts, cores, versions, kernels, model and precision."""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    boards = group.on_all(lambda: (host_name(), os.cpu_count(), threads, trial.identity()))
+    facts = (boards, model.fingerprint, precision, library(), DECODER_MEASURES)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
+def profile_decoder(model: Decoder, precision: str, group: Group) -> Cluster:
+    """Measure all ranks for a language model; every rank calls this and gets the same cluster.
+
+    Parameters
+    ----------
+    precision
+        What its weights are held in: float32, int8 or int4.
+    """
+    here = measure_decoder(model, precision, group)
+    give_back()
+    links = measure_links(group)
+    messages = measure_messages(group, links, here.pace)
+    message_s, latency_s = measure_exchange(model, precision, group, links, here)
+    here = replace(here, speeds=replace(here.speeds, message_s=message_s))
+    unrest = measure_unrest(UNREST_WIDTH, backends.backend("onnxruntime"), group)
+    give_back()
+    measured = group.on_all(lambda: (host_name(), free_bytes(), here, messages, unrest))
+    boards, memories, all_here, all_messages, all_unrest = zip(*measured, strict=True)
+    ranks_on, names = Counter(boards), names_of(boards)
+    points = [np.concatenate([np.ravel(curve.seconds) for curve in own.speeds.parts.values()]) for own in all_here]
+    found: dict[int, tuple[float, DecoderSpeeds, float, float]] = {}
+    for kind in kinds(points, [jitter_s for jitter_s, _ in all_unrest]):
+        alike = [all_here[rank] for rank in kind]
+        flop_per_s = float(np.mean([own.flop_per_s for own in alike]))
+        jitter_s, rest_s = np.mean([all_unrest[rank] for rank in kind], axis=0).tolist()
+        speeds = mean_decoder_speeds([own.speeds for own in alike])
+        found |= dict.fromkeys(kind, (flop_per_s, speeds, jitter_s, rest_s))
+    devices = []
+    for rank, (name, host, memory) in enumerate(zip(names, boards, memories, strict=True)):
+        flop_per_s, speeds, jitter_s, rest_s = found[rank]
+        derived = derived_curves(flop_per_s)
+        kernels = {**derived.kernels, Kernel.ADD: all_here[rank].add, Kernel.MESSAGE: all_messages[rank]}
+        curves, own_link = replace(derived, kernels=kernels), links.own[rank]
+        devices.append(
+            Device(
+                name, flop_per_s, memory // ranks_on[host], own_link, curves, jitter_s, rest_s, decoder=speeds
+            )
+        )  # fmt: skip
+    facts = profile_facts(model.name, "onnxruntime", decoder_fingerprint(model, precision, group))
+    network = replace(links.network, latency_s=latency_s)
+    return Cluster(tuple(devices), network, links.exceptions(names), facts)
+
+
+def mean_decoder_speeds(several: Sequence[DecoderSpeeds]) -> DecoderSpeeds:
+    """Return the mean of several devices' speeds, all on one grid."""
+    first = several[0]
+    parts, cached = {}, {}
+    for part, curve in first.parts.items():
+        seconds = np.mean([own.parts[part].seconds for own in several], axis=0)
+        parts[part] = replace(curve, seconds=tuple(map(tuple, seconds.tolist())))
+    for cache, of_rows in first.cached.items():
+        seconds = np.mean([own.cached[cache].seconds for own in several], axis=0)
+        cached[cache] = replace(of_rows, seconds=tuple(seconds.tolist()))
+    pass_s, message_s = np.mean([(own.pass_s, own.message_s) for own in several], axis=0).tolist()
+    return DecoderSpeeds(first.precision, parts, cached, pass_s, message_s)
+
+
+def measure_decoder(model: Decoder, precision: str, group: Group) -> DecoderMeasures:
+    """Measure graphs, and what rank 0 does between passes, while all ranks measure; messages are not measured yet."""
+    graphs = RandomDecoder(model, precision)
+    sizes = {part: graphs.sizes(part) for part in DecoderPart}
+    heads = sizes[DecoderPart.ATTENTION][-1]
+    few: dict[TimedPoint, TimedCall] = {}
+    many: dict[TimedPoint, TimedCall] = {}
+    # Rows outside: between two calls of a graph all others pass through the caches.
+    for rows in map(int, ROWS):
+        for part in DecoderPart:
+            if rows <= FEW_ROWS or part is not DecoderPart.HEAD:
+                calls = few if rows <= FEW_ROWS else many
+                calls |= {(part, rows, size): graphs.call(part, size, rows) for size in sizes[part]}
+    for cache in CACHES:
+        for rows in map(int, CACHED_ROWS):
+            calls = few if rows <= FEW_ROWS else many
+            for behind in BEHIND:
+                calls[cache, rows, behind] = graphs.call(DecoderPart.ATTENTION, heads, rows, behind, cache)
+    few["pass",] = _between_passes(graphs, group)
+    numbers = random_numbers()
+    one, other = (np.resize(numbers, max(ELEMENTS)) for _ in "ab")
+    few |= {("add", size): partial(np.add, one[:size], other[:size], one[:size]) for size in ELEMENTS}
+    product = backends.backend("onnxruntime").product(np.resize(numbers, (SPEED_WIDTH, SPEED_WIDTH)), None)
+    many["product",] = partial(product, np.resize(numbers, (SPEED_ROWS, SPEED_WIDTH)))
+    of_few, pace = seconds_of(list(few.values()), group)
+    of_many, _ = seconds_of(list(many.values()), group)
+    taken = dict(zip((*few, *many), (*of_few, *of_many), strict=True))
+    cached = {cache: _cached_curve(cache, taken, heads * _group_columns(model)) for cache in CACHES}
+    parts = {part: _curve(part, graphs, sizes[part], taken, cached["float32"]) for part in DecoderPart}
+    add = Curve(tuple(map(float, ELEMENTS)), (0.0, 1.0), tuple((taken["add", size],) * 2 for size in ELEMENTS))
+    flop_per_s = 2 * SPEED_ROWS * SPEED_WIDTH**2 / taken["product",]
+    return DecoderMeasures(DecoderSpeeds(precision, parts, cached, taken["pass",], 0.0), flop_per_s, add, pace)
+
+
+def _cached_curve(cache: str, taken: Mapping[TimedPoint, float], columns: int) -> CachedCurve:
+    """Return what a token in the cache takes, by the rows that see it and the columns of their query heads."""
+    few, many = BEHIND
+    seconds = [
+        max(taken[cache, int(rows), many] - taken[cache, int(rows), few], 0.0) / (rows * (many - few) * columns)
+        for rows in CACHED_ROWS
+    ]
+    return CachedCurve(CACHED_ROWS, tuple(seconds))
+
+
+def _curve(
+    part: DecoderPart,
+    graphs: RandomDecoder,
+    sizes: Sequence[int],
+    taken: Mapping[TimedPoint, float],
+    cached: CachedCurve,
+) -> Curve:
+    """Return the curve of a part; of attention without what its rows take to see each other."""
+    rows = [value for value in ROWS if (part, int(value), sizes[0]) in taken]
+    columns = _group_columns(graphs.model) if part is DecoderPart.ATTENTION else 0
+    table = []
+    for value in rows:
+        among_s = value * (value + 1) / 2 * columns * cached.at(value)
+        own = [(taken[part, int(value), size], size * among_s) for size in sizes]
+        table.append(tuple(max(seconds - among, 0.1 * seconds) for seconds, among in own))
+    return Curve(tuple(rows), tuple(float(graphs.bytes_of(part, size)) for size in sizes), tuple(table))
+
+
+def _group_columns(model: Decoder) -> int:
+    """Return the columns of the query heads that share a key and value head."""
+    attention = model.layers[0].attention
+    return attention.group * attention.head_dim
+
+
+def _between_passes(graphs: RandomDecoder, group: Group) -> TimedCall:
+    """Return what rank 0 does between two passes: it chooses a token, embeds it, and says what to compute."""
+    alone, model = group.alone, graphs.model
+    # Nothing of the model is on this rank.
+    share = DecoderShare(model, whole_on(model, ("here", "elsewhere"), 1), 0, graphs)
+    ranks, embed = Ranks(share, alone, Direct(alone), EXACT), Embedding(model, graphs)
+    stream, tokens = np.empty((1, 1, model.hidden), np.float32), count()
+    candidates = [np.zeros((1, 1, 2)) for _ in range(group.size)]
+
+    def between() -> None:
+        merged(candidates, 1)
+        embed([next(tokens)], 0, stream[0])  # one that is not in memory
+        ranks.compute(0, stream, [0], chosen=0)
+
+    return between
+
+
+def measure_exchange(
+    model: Decoder, precision: str, group: Group, links: Links, here: DecoderMeasures
+) -> tuple[float, float]:
+    """Return what a message of few KiB takes of this device, and what the exchange of half a layer lasts beside.
+
+    Ranks compute as long as each other, with exchanges between as in a pass, and without, in turn. What exchanges last
+    beyond the slowest rank's computing and messages, and the wire's bandwidth, is the latency: the wire's, that until a
+    rank is awake, and that of ranks whose computing takes another time every time, for the last of them. Under a CPU
+    quota this is most of it.
+    """
+    if group.size == 1:
+        return derived_decoder_speeds(here.flop_per_s, precision).message_s, links.network.latency_s
+    graphs = RandomDecoder(model, precision)
+    work = graphs.call(DecoderPart.MLP, graphs.sizes(DecoderPart.MLP)[0], 1)
+    direct, everyone = Direct(group), range(group.size)
+    summands = Summands(group, direct, everyone, everyone, 1, SMALL_BYTES // 4)
+    own_s = here.speeds.parts[DecoderPart.MLP].seconds[0][0]
+    slowest_s = group.slowest(own_s)
+    calls = max(1, round(slowest_s / own_s))
+    rounds = max(LEAST_EXCHANGES, round(EXCHANGES_S / SERIES / slowest_s))
+    messages = 2 * (group.size - 1)
+    of_messages, lasted = [], []
+    for _ in range(SERIES):
+        group.barrier()
+        began, begin = clock.now(), clock.cpu_now()
+        for _ in range(rounds * calls):
+            work()
+        working_s = clock.now() - began
+        pace = working_s / (clock.cpu_now() - begin) if omp_threads() == 1 else 1.0
+        group.barrier()
+        began, exchanging_s = clock.now(), 0.0
+        for _ in range(rounds):
+            for _ in range(calls):
+                work()
+            started = clock.cpu_now()
+            summands.run()
+            exchanging_s += clock.cpu_now() - started
+        wall_s = clock.now() - began
+        of_messages.append(pace * exchanging_s / rounds / messages)
+        lasted.append((group.slowest(wall_s) - group.slowest(working_s + pace * exchanging_s)) / rounds)
+    direct.close()
+    wire_s = (group.size - 1) * SMALL_BYTES / links.network.bandwidth_bytes_per_s
+    return statistics.median(of_messages), max(statistics.median(lasted) - wire_s, 0.0)

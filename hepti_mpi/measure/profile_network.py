@@ -1,0 +1,188 @@
+"""Measure a cluster for a convolutional network: what its nodes take on slabs of some rows, and the links.
+
+Nodes between two points where rows of others are needed run in one graph, whatever the plan: these graphs are timed, on
+some rows in the middle of the image, and a graph's time is divided among its nodes as their FLOP and kinds say. Then
+the graph of all of these nodes is timed by itself: what it takes less is the price of what enters a graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from hepti_mpi.base.memory import free_bytes, give_back
+from hepti_mpi.comm.group import Group, host_name, library
+from hepti_mpi.kernels import backends, trial
+from hepti_mpi.kernels.slab import Slab
+from hepti_mpi.measure.profile import kinds, names_of, profile_facts
+from hepti_mpi.measure.profile_kernels import ELEMENTS, measure_unrest, random_numbers
+from hepti_mpi.measure.profile_links import measure_links, measure_messages
+from hepti_mpi.measure.timing import seconds_of
+from solver.base.arrays import Numbers
+from solver.base.spans import Span
+from solver.cluster.cluster import Cluster, Device
+from solver.cluster.curves import Curve, Floats, Kernel, derived_curves
+from solver.cluster.nodes import RELATIVE, NodeCurve, NodeSpeeds, mean_speeds
+from solver.model.convnet import ConvNet
+from solver.model.operators import WorkKind, cut_points, flop, kind_of, signature
+from solver.plan.segments import Held, Segment, SegmentCut, SegmentShares, only_on, segment_shares
+
+NETWORK_MEASURES = 2  # version of what such a profile says: others are measured anew
+PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of the rows, on which nodes are timed
+CONNECTED = 1 << 22  # weights of a product of one row that is timed
+WIDTH = 512  # of the product by which it is found how steady a device is
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TimedSlab:
+    """A part of the rows of the graph between two points: what runs, and what it makes of the rows of every node."""
+
+    nodes: Span
+    part: float
+    slab: Slab
+    shares: SegmentShares
+
+    @property
+    def entering(self) -> int:
+        """How many numbers enter the graph."""
+        return sum(array.size for _, array in self.slab.needs.values())
+
+
+def network_fingerprint(net: ConvNet, group: Group) -> str:
+    """Return twelve hex digits of all that a profile is for: hosts, cores, versions, kernels, and the network."""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    hosts = group.on_all(lambda: (host_name(), os.cpu_count(), threads, trial.identity()))
+    facts = (hosts, net.fingerprint, library(), NETWORK_MEASURES)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
+def profile_network(net: ConvNet, group: Group) -> Cluster:
+    """Measure all ranks for a network; every rank calls this and gets the same cluster."""
+    speeds, add, pace = measure_nodes(net, group)
+    links = measure_links(group)
+    messages = measure_messages(group, links, pace)
+    unrest = measure_unrest(WIDTH, backends.backend("onnxruntime"), group)
+    give_back()
+    measured = group.on_all(lambda: (host_name(), free_bytes(), speeds, add, messages, unrest))
+    hosts, memories, all_speeds, adds, all_messages, all_unrest = zip(*measured, strict=True)
+    ranks_on, names = Counter(hosts), names_of(hosts)
+    points = [np.array([t for curve in own.curves.values() for t in curve.seconds]) for own in all_speeds]
+    found: dict[int, tuple[NodeSpeeds, float, float]] = {}
+    for kind in kinds(points, [jitter_s for jitter_s, _ in all_unrest]):
+        jitter_s, rest_s = np.mean([all_unrest[rank] for rank in kind], axis=0).tolist()
+        found |= dict.fromkeys(kind, (mean_speeds([all_speeds[rank] for rank in kind]), jitter_s, rest_s))
+    devices = []
+    for rank, (name, host, memory) in enumerate(zip(names, hosts, memories, strict=True)):
+        nodes, jitter_s, rest_s = found[rank]
+        flop_per_s = nodes.flop_per_s[WorkKind.CONVOLUTION]
+        derived = derived_curves(flop_per_s)
+        curves = replace(
+            derived, kernels={**derived.kernels, Kernel.ADD: adds[rank], Kernel.MESSAGE: all_messages[rank]}
+        )
+        device = Device(name, flop_per_s, memory // ranks_on[host], links.own[rank], curves, jitter_s, rest_s, nodes)
+        devices.append(device)
+    facts = profile_facts(net.name, "onnxruntime", network_fingerprint(net, group))
+    return Cluster(tuple(devices), links.network, links.exceptions(names), facts)
+
+
+def measure_nodes(net: ConvNet, group: Group) -> tuple[NodeSpeeds, Curve, float]:
+    """Measure while all ranks measure; return what nodes take, what adding takes, and the pace as `seconds_of`."""
+    numbers = 0.02 * random_numbers()
+    timed = [_timed_slab(net, nodes, part, numbers) for part in PARTS for nodes in _graphs(net)]
+    connected = backends.backend("onnxruntime").product(np.resize(numbers, (CONNECTED >> 12, 1 << 12)), None)
+    vector, one, other = np.resize(numbers, (1, CONNECTED >> 12)), *(np.resize(numbers, max(ELEMENTS)) for _ in "ab")
+    nothing = backends.backend("onnxruntime").product(np.resize(numbers, (1, 1)), None)
+    calls: list[Callable[[], object]] = [own.slab.run for own in timed]
+    calls += [partial(connected, vector), partial(nothing, np.resize(numbers, (1, 1)))]
+    calls += [partial(np.add, one[:size], other[:size], one[:size]) for size in ELEMENTS]
+    seconds, pace = seconds_of(calls, group)
+    of_slabs, connected_s, session_s, adds = (
+        seconds[: len(timed)],
+        seconds[len(timed)],
+        seconds[len(timed) + 1],
+        seconds[len(timed) + 2 :],
+    )
+    entering_s = _entering_s(net, timed, of_slabs, session_s, numbers, group)
+    points: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    work: dict[WorkKind, Floats] = {kind: np.zeros(2) for kind in WorkKind}
+    for own, slab_s in zip(timed, of_slabs, strict=True):
+        parts = _divided(net, own, max(slab_s - session_s - entering_s * own.entering, 0.1 * slab_s))
+        for number, (rows, node_s, node_flop) in parts.items():
+            points[signature(net, net.nodes[number])][rows].append(node_s)
+            work[kind_of(net, net.nodes[number])] += (node_flop, node_s)
+    work[WorkKind.CONNECTED] += (2 * CONNECTED, max(connected_s - session_s, 0.1 * connected_s))
+    curves = {
+        key: NodeCurve(
+            tuple(map(float, sorted(by_rows))), tuple(float(np.mean(by_rows[rows])) for rows in sorted(by_rows))
+        )
+        for key, by_rows in points.items()
+    }
+    add = Curve(tuple(map(float, ELEMENTS)), (0.0, 1.0), tuple((value, value) for value in adds))
+    return NodeSpeeds(_speeds(work), session_s, curves, entering_s), add, pace
+
+
+def _entering_s(
+    net: ConvNet, timed: Sequence[TimedSlab], seconds: Sequence[float], session_s: float, numbers: Numbers, group: Group
+) -> float:
+    """Return what a number that enters a graph takes: what the parts of the network take more than all in one graph."""
+    parts = [(own, own_s) for own, own_s in zip(timed, seconds, strict=True) if own.part == 1]
+    if len(parts) < 2:
+        return 0.0
+    whole = _timed_slab(net, Span(parts[0][0].nodes.start, parts[-1][0].nodes.stop), 1.0, numbers)
+    (whole_s,), _ = seconds_of([whole.slab.run], group)
+    more_s = sum(own_s - session_s for _, own_s in parts) - (whole_s - session_s)
+    more = sum(own.entering for own, _ in parts) - whole.entering
+    return max(more_s, 0.0) / more if more > 0 else 0.0
+
+
+def _speeds(work: Mapping[WorkKind, Floats]) -> dict[WorkKind, float]:
+    """Return the FLOP a second of every kind of work; of one that the network has not, by that of the others."""
+    known = {kind: float(flops / seconds) for kind, (flops, seconds) in work.items() if seconds > 0 and flops > 0}
+    usual = float(np.median([speed / RELATIVE[kind] for kind, speed in known.items()]))
+    return {kind: known.get(kind, usual * RELATIVE[kind]) for kind in WorkKind}
+
+
+def _graphs(net: ConvNet) -> Iterator[Span]:
+    """Yield the runs of nodes between points where rows of others are needed."""
+    return (Span(start, stop) for start, stop in pairwise(cut_points(net)) if start < stop)
+
+
+def _timed_slab(net: ConvNet, nodes: Span, part: float, numbers: Numbers) -> TimedSlab:
+    """Make the graph of a run of nodes for a part of the rows, in the middle."""
+    beside = (1 - part) / 2
+    segment = Segment(nodes, SegmentCut.ROWS, (beside, part, beside))
+    before = {value: Held(only_on(1, net.extent(value), 3)) for value in net.live(nodes.start)}
+    shares = segment_shares(net, segment, before)
+
+    def read(name: str, first: Span | None) -> Numbers:
+        return np.resize(numbers, net.tensors[name] if first is None else (first.size, *net.tensors[name][1:]))
+
+    slab = Slab(net, shares, 1, shares.pieces[1][0], read)
+    for _, array in slab.needs.values():
+        array[...] = 1
+    return TimedSlab(nodes, part, slab, shares)
+
+
+def _divided(net: ConvNet, timed: TimedSlab, seconds: float) -> dict[int, tuple[int, float, int]]:
+    """Return rows, seconds and FLOP of every node of a graph; seconds are of its whole width and all channels."""
+    walk, parts = timed.shares.walks[1], timed.shares.parts[1]
+    flops = {
+        number: flop(net, net.nodes[number], reach.made, parts.get(net.nodes[number].output))
+        for number, reach in walk.made.items()
+    }
+    weighed = {number: flops[number] / RELATIVE[kind_of(net, net.nodes[number])] for number in flops}
+    total = sum(weighed.values())
+    found = {}
+    for number, reach in walk.made.items():
+        node = net.nodes[number]
+        # A pool's seconds are of all of its input.
+        all_of_it = flop(net, node, reach.made) / max(flops[number], 1)
+        found[number] = (reach.made.rows.size, seconds * weighed[number] / total * all_of_it, flops[number])
+    return found

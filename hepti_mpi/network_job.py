@@ -1,0 +1,85 @@
+"""The main job with a convolutional network: rank 0 leads, and all ranks compute every image."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from hepti_mpi import defaults
+from hepti_mpi.comm import hosts
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.trace import Trace
+from hepti_mpi.comm.wires import coding
+from hepti_mpi.engine.flow import BatchOrder
+from hepti_mpi.engine.network import HeldPlans, NetworkShare
+from hepti_mpi.engine.rank_file import RankFile
+from hepti_mpi.kernels.backends import ONNXRUNTIME, backend, need_onnxruntime
+from hepti_mpi.measure.profile_network import network_fingerprint, profile_network
+from hepti_mpi.network_leader import NetworkLeader
+from hepti_mpi.report.network_report import network_rank_report
+from hepti_mpi.report.trace_file import write_trace
+from solver.cluster.cluster import Cluster
+from solver.model.convnet import ConvNet
+from solver.plan.segments import SegmentPlan
+from weights.file.networks import NetworkFile, holds_network
+
+
+def is_network(model: Path | None) -> bool:
+    """Return whether a model file is a convolutional network's, ONNX or weights."""
+    return model is not None and (model.suffix == ".onnx" or holds_network(model))
+
+
+def run_network(options: argparse.Namespace, group: Group) -> int:
+    """Run the main job of a network on all ranks; return the exit code."""
+    places = group.on_all(hosts.place)
+    leader = NetworkLeader(options, group) if group.rank == 0 else None
+    if leader:
+        leader.say(hosts.describe(places))
+        leader.note(hosts.warnings(places))
+    path, net, fingerprint = group.from_root(leader.read if leader else None)
+    need_onnxruntime(net.name, options.backend, group, leader.note if leader else None)
+    cluster = None
+    if group.from_root((lambda: leader.needs_profile) if leader else None):
+        cluster = measured_cluster(net, group, leader)
+    plans = group.from_root((lambda: leader.plan(cluster)) if leader else None)
+    group.coding = coding(plans[0].wire, backend(ONNXRUNTIME).cast)
+    trace = Trace() if options.trace else None
+    held = HeldPlans(plans, partial(load_share, path, fingerprint, net, group), trace)
+    if leader:
+        leader.lead(held)
+    else:
+        follow(held, group)
+    group.finish_sending()
+    if trace is not None:
+        write_trace(options.trace, plans[0].devices, trace, group)
+    own = held.own(group.rank)
+    ranks = group.on_all(lambda: network_rank_report(net, own.plan, own.meter, group.rank))
+    code = group.from_root((lambda: leader.close(ranks, places)) if leader else None)
+    return code if leader else 0
+
+
+def measured_cluster(net: ConvNet, group: Group, leader: NetworkLeader | None) -> Cluster:
+    """Return what was measured of these hosts for this network, now where it was not before."""
+    measure = partial(profile_network, net, group)
+    return defaults.kept_profile(network_fingerprint(net, group), group, measure, leader.say if leader else None)
+
+
+def load_share(path: Path, fingerprint: str, net: ConvNet, group: Group, plan: SegmentPlan) -> NetworkShare:
+    """Load this rank's share of a plan, from its own file or, where it has none, from rank 0; a step of all ranks."""
+    source = RankFile(NetworkFile, path, fingerprint, group)
+    return source.load(lambda: NetworkShare(net, plan, group, source.read))
+
+
+def follow(held: HeldPlans, group: Group) -> None:
+    """Compute with the other ranks what rank 0 orders, until it orders no more."""
+    while (order := group.orders.take()) is not None:
+        if isinstance(order, BatchOrder):
+            held.own(group.rank).run(counts=order.count)
+            continue
+        if order.stays:
+            held.change(order.number, order.plan)
+            continue
+        compute_s = held.of(order.number).run(counts=order.counts)
+        if order.tell:
+            group.reports.send((group.rank, compute_s), [0])

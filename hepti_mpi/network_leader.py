@@ -1,0 +1,455 @@
+"""Rank 0's side of the main job with a convolutional network: which images, under which plan, and what they show."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.hosts import Place
+from hepti_mpi.defaults import READ_BYTES_PER_S
+from hepti_mpi.engine.network import HeldPlans
+from hepti_mpi.network_flow import AHEAD, ImageFlow
+from hepti_mpi.report import tables
+from hepti_mpi.report.network_report import network_report, show_network
+from hepti_mpi.report.speaker import Speaker
+from hepti_mpi.requests.ahead import Ahead
+from hepti_mpi.requests.answers import Answer, Tally
+from hepti_mpi.requests.outputs import SUFFIXES, as_they_come, print_answer, write_json, writing
+from hepti_mpi.requests.picture_answers import as_answers, picture_answer, print_picture_answer
+from hepti_mpi.requests.pictures import PictureReader, PictureRequest
+from solver.base import clock
+from solver.base.arrays import Array
+from solver.base.command import check_path
+from solver.base.errors import HeptiError
+from solver.base.phrases import counted
+from solver.base.progress import progress
+from solver.cluster.cluster import Cluster
+from solver.cluster.named import find_cluster
+from solver.model.convnet import ConvNet
+from solver.plan.plan import Wire
+from solver.plan.segment_file import read_segments, segments_to_json
+from solver.plan.segments import THROUGHPUT, SegmentPlan
+from solver.schedule.segment_steps import net_setting, predicted, weights_of
+from solver.systems import DEFAULT
+from weights.convert.networks import network_path
+from weights.file.networks import NetworkFile
+
+if TYPE_CHECKING:
+    from solver.live.network_replan import NetworkFollower
+    from solver.live.turns import Turns
+    from solver.systems.convnets.hepti_throughput import Replicas
+
+# Options that say nothing of a network: what they are where nobody gives them, and why not.
+REFUSED: Mapping[str, tuple[Any, str]] = {
+    "text": (None, "reads images: give --input"),
+    "precision": ("float32", "computes in float32: leave it out"),
+    "watch": (False, "shows no devices: leave it out"),
+}
+WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)
+# So many images, of some 150 KiB to 1 MiB each, stay in memory where they are computed several times.
+KEPT = 100
+Take = Callable[[dict[str, Any], Mapping[str, Array]], object]  # of an answer and the network's outputs
+
+
+@dataclass(frozen=True, slots=True)
+class ImageOrder:
+    """Rank 0's word to the others: compute an image, or hold another plan from here on.
+
+    Parameters
+    ----------
+    counts
+        Whether the image counts in the report.
+    tell
+        Whether ranks tell how long they computed.
+    number
+        Of the plans that ranks hold, the one that this is about.
+    stays
+        Nothing is computed: from here on ranks hold that plan alone, or where there is another, that one.
+    plan
+        The other one.
+    """
+
+    counts: bool = True
+    tell: bool = False
+    number: int = 0
+    stays: bool = False
+    plan: SegmentPlan | None = None
+
+
+class NothingAnsweredError(Exception):
+    """There is no answer: a file of them is not to be written."""
+
+
+class NetworkLeader(Speaker):
+    """Reads, plans, feeds the ranks, and answers; on rank 0 only.
+
+    Parameters
+    ----------
+    options
+        The command line, from `cli.parse`.
+    group
+        All ranks of the job.
+    """
+
+    def __init__(self, options: argparse.Namespace, group: Group) -> None:
+        self._options, self._group = options, group
+        self._serves = options.input == "-"  # answers standard input line by line
+        super().__init__()
+        self._ahead = Ahead[PictureRequest](self._complain)
+        self._complained, self._complains = False, True
+        self._tally = Tally(serves=self._serves)
+        self._kept: list[PictureRequest] = []
+        self._busy_s = 0.0  # of all passes that count
+        self._cluster: Cluster | None = None
+        self._follower: NetworkFollower | None = None  # where the plan may change
+        self._changes: list[dict[str, Any]] = []
+        self._turns: Turns[SegmentPlan] | None = None  # where several plans may be tried
+        self._replicas: Replicas | None = None  # where several compute images side by side
+
+    def read(self) -> tuple[Path, ConvNet, str]:
+        """Read the network, and what is asked of it; return its file, what it says, and its fingerprint.
+
+        Raises
+        ------
+        HeptiError
+            If nothing can be computed, or an output could not be written.
+        """
+        options = self._options
+        for path, suffixes in ((options.output, SUFFIXES), (options.report, (".json",)), (options.trace, (".json",))):
+            if path is not None:
+                check_path(path, suffixes)
+        model = weights_file(options.model.absolute())
+        with NetworkFile(model) as file:
+            self._net, fingerprint = file.net, file.fingerprint
+        check_options(options, self._net)
+        by_id = not self._serves or (options.output is not None and options.output.suffix == ".npz")
+        self._reader = PictureReader(self._net, self._ahead.complain, by_id=by_id, images=options.images)
+        in_files = not self._serves and options.random is None
+        self._count = self._reader.count(Path(options.input)) if in_files else 1
+        return model, self._net, fingerprint
+
+    @property
+    def needs_profile(self) -> bool:
+        """Whether nothing says what to plan for."""
+        return self._options.cluster is None and self._options.plan is None
+
+    def plan(self, measured: Cluster | None) -> tuple[SegmentPlan, ...]:
+        """Read or make the plan, in front, and those that are tried besides.
+
+        `measured` is what to plan for where no file says so.
+
+        Raises
+        ------
+        HeptiError
+            If there is no plan, or it does not fit.
+        """
+        options, ranks = self._options, self._group.size
+        cluster, self._boards = measured, "these hosts"
+        if options.cluster is not None:
+            whole = find_cluster(options.cluster)
+            cluster, self._boards = whole.first(ranks, options.cluster), f"the boards of {options.cluster}"
+            if left := whole.names[ranks:]:
+                left_out = ", ".join(left)
+                self.note(
+                    [f"{counted(ranks, 'rank')}, {len(whole.names)} devices in {options.cluster}: without {left_out}"]
+                )
+        elif options.plan is not None:
+            self._boards = f"the boards of {options.plan}"
+        if options.plan is not None:
+            self._plan = plan_of_file(options, self._net, ranks, cluster)
+        elif options.system == THROUGHPUT:
+            from solver.systems.convnets.hepti_throughput import solve_replicas  # the solvers are for rank 0 alone
+
+            assert cluster is not None
+            self._replicas = solve_replicas(self._net, cluster, options.wire)
+            self._plan = self._replicas.plans[0]
+            return self._replicas.plans
+        else:
+            from solver.systems.convnets import plan_network  # the solvers are for rank 0 alone
+
+            assert cluster is not None
+            self._plan = plan_network(options.system, self._net, cluster, options.wire)
+            self._plan.check(self._net, ranks)
+        self._cluster = cluster
+        if options.plan is not None or cluster is None or options.replan != "off" or options.system != DEFAULT:
+            return (self._plan,)
+        return self._tried(cluster)
+
+    def _tried(self, cluster: Cluster) -> tuple[SegmentPlan, ...]:
+        """Return the plan, and those that are tried besides: where that is asked for, or enough images come."""
+        from solver.live.network_trials import networks_to_try, words_of  # the solvers are for rank 0 alone
+        from solver.live.turns import TURNS, Turns, pays
+
+        options, plans = self._options, [self._plan]
+        images = 0 if self._serves else self._count * (options.warmup + options.repeat)
+        if options.plan_by == "measure" or (options.plan_by is None and images > 2 * TURNS):
+            plans = networks_to_try(self._net, cluster, self._plan)
+        if options.plan_by is None:
+            read_bytes = max(
+                map(sum, zip(*(weights_of(self._net, plan) for plan in plans[1:]), strict=True)), default=0
+            )
+            if not pays([plan.predicted_s for plan in plans], read_bytes / READ_BYTES_PER_S, images):
+                plans = [self._plan]
+        if len(plans) > 1:
+            self._turns = Turns(plans, words_of)
+        elif options.plan_by == "measure":
+            self.note(["--plan-by measure tries no other plan: none is likely to be faster, or memory holds none"])
+        return tuple(plans)
+
+    def lead(self, held: HeldPlans) -> None:
+        """Compute every image on all ranks, and answer it; then let them go."""
+        self._follow_devices()
+        with self._progress() as done, suppress(NothingAnsweredError), self._takers() as takers:
+            passes = self._options.warmup + self._options.repeat
+            for number in range(passes):
+                counts, started = number >= self._options.warmup, clock.now()
+                for entry, outputs in self._answers(self._requests(number), held, counts=counts):
+                    for take in takers if number == passes - 1 else ():
+                        take(entry, outputs)
+                    done(1)
+                if counts:
+                    self._busy_s += clock.now() - started
+            if not (self._tally.count or self._serves):
+                raise NothingAnsweredError
+        if self._turns is not None:
+            self._plan = self._turns.plan
+            self.say(self._turns.line)
+        self._group.orders.send(None, self._group.others())
+
+    def _follow_devices(self) -> None:
+        """Let the plan follow the devices, where it may change."""
+        if self._options.replan == "off" or self._group.size == 1:
+            return
+        assert self._cluster is not None  # --replan goes with no --plan, and all else is planned for a cluster
+        from solver.live.network_replan import NetworkFollower  # the solvers are for rank 0 alone
+
+        changes = self._options.replan == "auto"
+        self._follower = NetworkFollower(self._net, self._cluster, self._plan, changes=changes)
+
+    def _change(self, held: HeldPlans) -> None:
+        """Change the plan on all ranks, if what the last image took says so."""
+        order = self._after_trials() if self._follower is None else self._followed()
+        if order is not None:
+            self._group.orders.send(order, self._group.others())
+            held.change(order.number, order.plan)
+
+    def _after_trials(self) -> ImageOrder | None:
+        """Return the order to hold the fastest plan alone, if the last image was the last to be tried."""
+        if self._turns is None or self._turns.settled:
+            return None
+        self._turns.took(self._image_s, self._turns.plans[self._turns.number].predicted_s)
+        return ImageOrder(number=self._turns.number, stays=True) if self._turns.settled else None
+
+    def _followed(self) -> ImageOrder | None:
+        """Return the order to hold another plan, if what ranks computed says so."""
+        assert self._follower is not None
+        told = dict(self._group.reports.take() for _ in self._group.others())
+        compute_s = [told.get(rank, self._own_s) for rank in range(self._group.size)]
+        change = self._follower.took(compute_s, self._image_s)
+        if change is None:
+            return None
+        self._changes.append(change.to_table(self._tally.count))
+        self.say(change.line)
+        if not change.taken:
+            return None
+        self._plan = change.plan
+        return ImageOrder(plan=change.plan, stays=True)
+
+    def close(self, ranks: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:
+        """Write and show what was asked for; return the exit code.
+
+        Raises
+        ------
+        HeptiError
+            If there was nothing to compute.
+        """
+        options = self._options
+        if not (self._tally.count or self._serves):
+            if self._complained:
+                return 2
+            raise HeptiError(f"--input {options.input} is empty")
+        report = network_report(self._net, self._plan, self._tally, ranks, places, options)
+        report["replans"] = self._changes
+        report["trials"] = [] if self._turns is None else self._turns.to_table()
+        report["predicted_for"] = None if self._plan.predicted is None else self._boards
+        report["requests_per_s"] = None if self._serves else self._tally.count / self._busy_s
+        report["predicted_requests_per_s"] = None
+        plans: Sequence[SegmentPlan] = (self._plan,)
+        if self._replicas is not None:
+            plans = self._replicas.plans
+            report["predicted_requests_per_s"], report["predicted_for"] = self._replicas.images_per_s, self._boards
+            report["predicted_seconds"] = None
+            report["replicas"] = [json.loads(segments_to_json(self._net, plan)) for plan in plans]
+        if options.report is not None:
+            write_json(options.report, report)
+        if not self._serves:
+            show_network(tables.terminal(stderr=False), report, self._net, plans)
+        return 2 if self._complained else 0
+
+    def _requests(self, number: int) -> Iterator[PictureRequest]:
+        """Yield the images of a pass over all of them; while one is computed the next is read."""
+        if self._kept:
+            yield from self._kept
+            return
+        options, source = self._options, self._reader
+        if self._serves:
+            requests = source.standard_input()
+        elif options.random is not None:
+            requests = iter([source.random(options.random)])
+        else:
+            requests = source.file(Path(options.input))
+        self._complains = number == 0  # once of what is read again
+        keeps = options.warmup + options.repeat > 1 and self._count <= KEPT
+        read = []
+        for request in self._ahead.of(requests):
+            yield request
+            read += [request] * keeps
+        self._kept = read
+
+    def _answers(
+        self, requests: Iterator[PictureRequest], held: HeldPlans, *, counts: bool
+    ) -> Iterator[tuple[dict[str, Any], Mapping[str, Array]]]:
+        """Yield the answer to every image, and the network's outputs; the plan may change behind each."""
+        if self._replicas is not None:
+            ahead = 0 if self._serves else AHEAD
+            for request, found, seconds in ImageFlow(held, self._group).answered(requests, ahead, counts=counts):
+                yield self._entry(request, found, seconds, counts=counts), found
+            return
+        for request in requests:
+            outputs = self._computed(request, held, counts=counts)
+            yield self._entry(request, outputs, self._image_s, counts=counts), outputs
+            self._change(held)
+
+    def _computed(self, request: PictureRequest, held: HeldPlans, *, counts: bool) -> Mapping[str, Array]:
+        """Compute an image on all ranks; return the network's outputs."""
+        started, number = clock.now(), 0
+        if self._turns is not None and not self._turns.settled:
+            number = self._turns.number
+        order = ImageOrder(counts, tell=self._follower is not None, number=number)
+        self._group.orders.send(order, self._group.others())
+        share = held.of(number)
+        share.image[...] = request.pixels
+        self._own_s = share.run(counts=counts)
+        self._image_s = clock.now() - started
+        return share.outputs
+
+    def _entry(
+        self, request: PictureRequest, outputs: Mapping[str, Array], seconds: float, *, counts: bool
+    ) -> dict[str, Any]:
+        """Return an image's answer, and count it."""
+        entry = picture_answer(self._net, request.id, seconds, outputs, request.frame)
+        self._tally.take(Answer(entry, np.empty(0, np.float32), counts=counts))
+        return entry
+
+    def _complain(self, complaint: str) -> None:
+        self._complained = True
+        if self._complains:
+            self.say(f"python -m hepti_mpi: {complaint}")
+
+    @contextmanager
+    def _takers(self) -> Iterator[Sequence[Take]]:
+        """Give what takes the answers of the last pass: the file, standard output, the person at the terminal."""
+        output = self._options.output
+        found: list[Take] = []
+        if self._serves:
+            found.append(lambda entry, _: print_answer(Answer(entry, np.empty(0, np.float32))))
+        elif output is None and self._options.random is None:
+            console = tables.terminal(stderr=False)
+            found.append(lambda entry, _: print_picture_answer(console, entry))
+        if output is None:
+            yield found
+            return
+        with as_they_come(output) if self._serves else writing(output) as write:
+
+            def write_all(entry: dict[str, Any], outputs: Mapping[str, Array]) -> None:
+                for answer in as_answers(entry, outputs, output.suffix):
+                    write(answer)
+
+            yield [write_all, *found]
+
+    @contextmanager
+    def _progress(self) -> Iterator[Callable[[int], object]]:
+        """Give what is called for every image; a bar goes on where no answers are printed meanwhile."""
+        options = self._options
+        silent = not self._serves and (options.output is not None or options.random is not None)
+        total = (options.warmup + options.repeat) * self._count
+        bar = progress("computing", total, console=self.console, unit="images")
+        with bar if silent else nullcontext(lambda _: None) as done:
+            yield done
+
+
+def weights_file(model: Path) -> Path:
+    """Return the weights file of a network; an ONNX file is converted to the user's cache when it is not there yet.
+
+    Raises
+    ------
+    HeptiError
+        If it cannot be converted, or not without more being said.
+    """
+    try:
+        return network_path(model)
+    except HeptiError as error:
+        if " --" in str(error):
+            raise HeptiError(f"{error}, of python -m weights convert") from error
+        raise
+
+
+def check_options(options: argparse.Namespace, net: ConvNet) -> None:
+    """Refuse options that say nothing of a network.
+
+    Raises
+    ------
+    HeptiError
+        Naming the first of them, or what is missing.
+    """
+    for name, (usual, why) in REFUSED.items():
+        if getattr(options, name) != usual:
+            raise HeptiError(f"--{name.replace('_', '-')}: {net.name} {why}")
+    check_wire(options.wire, net)
+    if options.plan is None:
+        from solver.systems.convnets import planner_of  # the solvers are for rank 0 alone
+
+        if options.system == THROUGHPUT and options.trace is not None:
+            raise HeptiError(f"--trace is of one image: leave out --system {THROUGHPUT}")
+        if options.system != THROUGHPUT:
+            planner_of(options.system)  # here, before hosts are measured
+    if options.images is not None and not options.images.is_dir():
+        raise HeptiError(f"there is no folder --images {options.images}")
+    if options.random is None and options.input is None:
+        raise HeptiError(f"{net.name} reads images: give --input FILE or FOLDER, or --random 0")
+
+
+def check_wire(wire: Wire, net: ConvNet) -> None:
+    """Refuse how numbers of a network do not travel.
+
+    Raises
+    ------
+    HeptiError
+        If they do not travel so.
+    """
+    if wire not in WIRES:
+        raise HeptiError(f"{wire} on the wire: {net.name} sends {', '.join(WIRES)}")
+
+
+def plan_of_file(options: argparse.Namespace, net: ConvNet, ranks: int, cluster: Cluster | None) -> SegmentPlan:
+    """Read the plan file; a wire that is asked for goes before the plan's, and what a cluster file says before both.
+
+    Raises
+    ------
+    HeptiError
+        If it does not fit the network or the number of ranks.
+    """
+    plan = read_segments(options.plan, net)
+    plan.check(net, ranks)
+    if options.wire not in (Wire.FLOAT32, plan.wire):
+        plan = replace(plan, wire=options.wire, predicted=None)
+    check_wire(plan.wire, net)
+    return plan if cluster is None else predicted(net_setting(net, cluster), plan)

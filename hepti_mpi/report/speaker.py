@@ -1,0 +1,29 @@
+"""What a leader tells the person at the terminal, beside answers and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hepti_mpi.report import tables
+
+
+class Speaker:
+    """Tells the person at the terminal; on rank 0 only.
+
+    Attributes
+    ----------
+    console
+        The terminal.
+    """
+
+    def __init__(self) -> None:
+        self.console = tables.terminal(stderr=True)
+
+    def say(self, line: str) -> None:
+        """Tell a line."""
+        self.console.print(line, soft_wrap=True)
+
+    def note(self, notes: Sequence[str]) -> None:
+        """Tell what may be a mistake, or is not as one would expect."""
+        for note in notes:
+            self.say(f"note: {note}")

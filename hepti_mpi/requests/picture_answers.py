@@ -1,0 +1,170 @@
+"""What a convolutional network answers: the labels of an image, the boxes in it, or just what it computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hepti_mpi.requests.answers import Answer
+from hepti_mpi.requests.images import Frame
+from solver.base.arrays import Array
+from solver.model.convnet import ConvNet
+
+LABELS = 5  # are told of an image
+# Nodes behind which scores are probabilities already, and those that leave numbers as they are.
+SCORING = ("Softmax", "Sigmoid")
+RESHAPING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze", "Identity", "Dropout")
+# As darknet has them: the least score of a box, and how much one may overlap a better one of its class, of their union.
+LEAST_SCORE = 0.25
+MOST_OVERLAP = 0.45
+# No box is e^10 anchors wide; e^100, which a network without training may say, is no float32.
+WIDEST = 10.0
+EDGES = ("left", "top", "right", "bottom")  # of a box, in this order
+
+
+def picture_answer(
+    net: ConvNet, request_id: str | int, seconds: float, outputs: Mapping[str, Array], frame: Frame | None = None
+) -> dict[str, Any]:
+    """Return a request's answer as it stands in the output.
+
+    Parameters
+    ----------
+    outputs
+        By name, each without the batch.
+    frame
+        Which part of an image the network saw: boxes are in that image's pixels; None: in those of the input.
+
+    Returns
+    -------
+    Id and seconds, and what the network's head says: label, score and `top5`; `boxes`; or the shapes of `outputs`.
+    A label is the number of its class where the network has no names of classes.
+    """
+    entry: dict[str, Any] = {"id": request_id, "seconds": seconds}
+    if net.head == "scores":
+        top = _top(net, outputs[net.outputs[0]].reshape(-1))
+        return entry | top[0] | {"top5": top}
+    if net.head == "boxes":
+        _, height, width = net.shapes[net.input]
+        return entry | {"boxes": _boxes(net, outputs[net.outputs[0]], frame or Frame(width, height))}
+    return entry | {"outputs": {name: [*outputs[name].shape] for name in net.outputs}}
+
+
+def as_answers(entry: dict[str, Any], outputs: Mapping[str, Array], suffix: str) -> Iterator[Answer]:
+    """Yield what the sinks of `outputs.py` write of an answer: a line (.jsonl), or arrays "<id>/<output>" (.npz)."""
+    if suffix == ".jsonl":
+        yield Answer(entry, np.empty(0, np.float32))
+    else:
+        for name, array in outputs.items():
+            yield Answer({"id": f"{entry['id']}/{name}"}, array)
+
+
+def print_picture_answer(console: Console, entry: Mapping[str, Any]) -> None:
+    """Print an answer for a person: the image's name, and below it what there is in it, line by line."""
+    console.print(Text(str(entry["id"]), "bold"), soft_wrap=True)
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    if "top5" in entry:
+        for one in entry["top5"]:
+            grid.add_row(f"{one['score']:.3f}", str(one["label"]))
+    elif entry.get("boxes"):
+        for _ in range(2):
+            grid.add_column()
+        for _ in EDGES:
+            grid.add_column(justify="right")
+        grid.add_row("", "", *EDGES, style="dim")
+        for one in entry["boxes"]:
+            edges = (f"{edge:.0f}" for edge in one["box"])
+            grid.add_row(f"{one['score']:.3f}", str(one["label"]), *edges)
+    elif "boxes" in entry:
+        grid.add_row("nothing found")
+    else:
+        for name, shape in entry["outputs"].items():
+            grid.add_row(name, ", ".join(map(str, shape)) or "one number")
+    console.print(Padding(grid, (0, 0, 0, 2), expand=False))
+
+
+def _top(net: ConvNet, scores: Array) -> list[dict[str, Any]]:
+    """Return the classes with the highest scores [classes], the highest first."""
+    scores = scores if _are_probabilities(net) else _softmax(scores)
+    best = np.argsort(-scores, kind="stable")[:LABELS]
+    return [{"label": _label(net, int(number)), "score": float(scores[number])} for number in best]
+
+
+def _are_probabilities(net: ConvNet) -> bool:
+    """Return whether the first output is softmaxed, whatever its shape was made then."""
+    value = net.outputs[0]
+    while (number := net.made_by[value]) >= 0:
+        node = net.nodes[number]
+        op = node.op.removeprefix("Verbatim:")
+        if op not in RESHAPING:
+            return op in SCORING
+        value = node.inputs[0]
+    return False
+
+
+def _label(net: ConvNet, number: int) -> str | int:
+    return net.labels[number] if number < len(net.labels) else number
+
+
+def _boxes(net: ConvNet, output: Array, frame: Frame) -> list[dict[str, Any]]:
+    """Return what a YOLOv2 head [A (5 + classes), h, w] finds, in pixels of the image, the surest first."""
+    _, height, width = net.shapes[net.input]
+    _, rows, columns = output.shape
+    anchors = np.array(net.anchors, np.float32)
+    raw = output.reshape(len(anchors), -1, rows, columns)
+    objectness = _sigmoid(raw[:, 4])
+    # No score is above its objectness: the rest need not be looked at.
+    places = np.nonzero(objectness > LEAST_SCORE)
+    anchor, row, column = places
+    cells = raw[anchor, :, row, column]  # [boxes, 5 + classes]
+    likely = _softmax(cells[:, 5:])
+    classes, scores = likely.argmax(axis=1), likely.max(axis=1) * objectness[places]
+    middles = np.stack([column, row], axis=1).astype(np.float32) + _sigmoid(cells[:, :2])
+    halves = anchors[anchor] * np.exp(np.minimum(cells[:, 2:4], WIDEST)) / 2
+    cell = np.array([width / columns, height / rows], np.float32)
+    edges = np.concatenate([(middles - halves) * cell, (middles + halves) * cell], axis=1)
+    kept = _without_doubles(edges, scores, classes)
+    edges = frame.in_image(edges)
+    return [
+        {"label": _label(net, int(classes[box])), "score": float(scores[box]), "box": edges[box].tolist()}
+        for box in kept
+    ]
+
+
+def _without_doubles(edges: Array, scores: Array, classes: NDArray[np.intp]) -> list[int]:
+    """Return which boxes stay, by score: each but those that overlap a better one of their class."""
+    left = np.argsort(-scores, kind="stable")
+    left = left[scores[left] > LEAST_SCORE]
+    kept = []
+    while left.size:
+        best, left = left[0], left[1:]
+        kept.append(int(best))
+        double = (classes[left] == classes[best]) & _doubles(edges[best], edges[left])
+        left = left[~double]
+    return kept
+
+
+def _doubles(box: Array, boxes: Array) -> NDArray[np.bool_]:
+    """Return which boxes [n, 4] have too much in common with one [4]."""
+    sides = np.minimum(box[2:], boxes[:, 2:]) - np.maximum(box[:2], boxes[:, :2])
+    common = np.maximum(sides, 0).prod(axis=1)
+    union = (box[2:] - box[:2]).prod() + (boxes[:, 2:] - boxes[:, :2]).prod(axis=1) - common
+    double: NDArray[np.bool_] = common > MOST_OVERLAP * union
+    return double
+
+
+def _sigmoid(x: Array) -> Array:
+    half: Array = np.tanh(0.5 * x)
+    return 0.5 + 0.5 * half
+
+
+def _softmax(x: Array) -> Array:
+    weights: Array = np.exp(x - x.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return weights

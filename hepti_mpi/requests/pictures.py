@@ -1,0 +1,184 @@
+"""What a convolutional network is asked: images, from files, folders, lists of paths and standard input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hepti_mpi.requests.images import Frame, below, read_pixels
+from hepti_mpi.requests.inputs import IMAGE_SUFFIXES
+from hepti_mpi.requests.stdin import read_lines
+from solver.base.arrays import Array
+from solver.base.errors import HeptiError, explained
+from solver.model.convnet import ConvNet, Picture
+
+LISTS = (".txt", ".jsonl")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PictureRequest:
+    """One image to compute."""
+
+    id: str | int
+    pixels: NDArray[np.uint8]  # [C, H, W], of the network's input
+    frame: Frame  # which part of the image that is
+
+
+def normalised(net: ConvNet, pixels: NDArray[np.uint8]) -> Array:
+    """Return what the network computes of: (pixels · scale - mean) / std, [..., C, H, W] float32."""
+    picture = net.picture or Picture()
+    mean, std = (np.array(of[: pixels.shape[-3]], np.float32)[:, None, None] for of in (picture.mean, picture.std))
+    numbers = pixels.astype(np.float32)
+    numbers *= picture.scale
+    numbers -= mean
+    numbers /= std
+    return numbers
+
+
+class PictureReader:
+    """Turns images into requests that the network can take.
+
+    Parameters
+    ----------
+    net
+        The network.
+    complain
+        Takes the one line that says what is wrong with a request that is left out; the others are still answered.
+    by_id
+        Whether answers are found by their ids, so that no two lines may have the same; else an id is only an echo.
+    images
+        The folder below which lines may name images, and where their paths begin; None: JSON lines and standard input
+        may name none, and a `.txt`, which lists paths as a command line does, any.
+    """
+
+    def __init__(
+        self, net: ConvNet, complain: Callable[[str], object], *, by_id: bool = True, images: Path | None = None
+    ) -> None:
+        self._net = net
+        self._complain = complain
+        self._images = images
+        self._seen: dict[str, int] | None = {} if by_id else None
+
+    def random(self, seed: int) -> PictureRequest:
+        """Make a request of random pixels, always the same of a seed."""
+        channels, height, width = self._net.shapes[self._net.input]
+        pixels = np.random.default_rng(seed).integers(0, 256, (channels, height, width), np.uint8)
+        return PictureRequest("random", pixels, Frame(width, height))
+
+    def count(self, path: Path) -> int:
+        """Return how many requests `file` yields, or complains of.
+
+        Raises
+        ------
+        HeptiError
+            As `file`.
+        """
+        if path.suffix not in LISTS:
+            return len(_images_of(path))
+        with explained(f"cannot read --input {path}", OSError), path.open("rb") as lines:
+            return sum(1 for _ in lines)
+
+    def file(self, path: Path) -> Iterator[PictureRequest]:
+        """Yield the requests of an image, of all images in a folder, or of a `.txt` or `.jsonl`, one a line.
+
+        Each is read when it is asked for. The same file may be read again.
+
+        Raises
+        ------
+        HeptiError
+            If the file cannot be read at all, or the folder has no images; what is wrong with one image goes to
+            `complain`.
+        """
+        if path.suffix in LISTS:
+            with explained(f"cannot read --input {path}", OSError), path.open("rb") as lines:
+                yield from self._lines(lines, path.name, self._json if path.suffix == ".jsonl" else self._listed)
+        else:
+            for name, image in _images_of(path):
+                yield from self._tried(self._picture, name, image)
+
+    def standard_input(self) -> Iterator[PictureRequest]:
+        """Yield the requests of lines on standard input, JSON or paths, each as soon as it is there."""
+        return self._lines(read_lines(), "standard input", self._json_or_path)
+
+    def _lines(
+        self, lines: Iterable[bytes], source: str, make: Callable[[int, str], PictureRequest]
+    ) -> Iterator[PictureRequest]:
+        for number, line in enumerate(lines, start=1):
+            yield from self._tried(self._line, f"{source}, line {number}", number, line, make)
+
+    def _tried(self, make: Callable[..., PictureRequest], *arguments: Any) -> Iterator[PictureRequest]:
+        try:
+            request = make(*arguments)
+        except HeptiError as error:
+            self._complain(str(error))
+        else:
+            yield request
+
+    def _line(self, where: str, number: int, line: bytes, make: Callable[[int, str], PictureRequest]) -> PictureRequest:
+        with explained(where, HeptiError):
+            with explained("not UTF-8", UnicodeDecodeError):
+                text = line.decode("utf-8-sig").rstrip("\r\n")
+            if not text.strip():
+                raise HeptiError("the line is empty")
+            request = make(number, text)
+            self._check_id(request, number)
+        return request
+
+    def _check_id(self, request: PictureRequest, number: int) -> None:
+        first = number if self._seen is None else self._seen.setdefault(str(request.id), number)
+        if first != number:
+            raise HeptiError(f"id {request.id!r} stands on line {first} already: give each request its own")
+
+    def _json_or_path(self, number: int, text: str) -> PictureRequest:
+        return self._json(number, text) if text.lstrip().startswith("{") else self._named(number, text)
+
+    def _json(self, number: int, text: str) -> PictureRequest:
+        with explained("not JSON", (ValueError, RecursionError)):
+            entry = json.loads(text)
+        if not isinstance(entry, dict):
+            raise HeptiError('not an object like {"id": 1, "image": "…"}')
+        name = entry.get("id", number)
+        if isinstance(name, bool) or not isinstance(name, str | int):
+            raise HeptiError(f"id {name!r} is neither a string nor an integer")
+        if "image" not in entry:
+            raise HeptiError(f"network {self._net.name} needs an image")
+        return self._named(name, entry["image"])
+
+    def _named(self, name: str | int, path: Any) -> PictureRequest:
+        """Read an image that a line names, which is data, of whoever sent it."""
+        if not isinstance(path, str):
+            raise HeptiError("image is no string")
+        if self._images is None:
+            raise HeptiError("lines may name images only below a folder that you name: add --images FOLDER")
+        return self._picture(name, below(self._images, path))
+
+    def _listed(self, number: int, text: str) -> PictureRequest:
+        return self._picture(number, Path(text)) if self._images is None else self._named(number, text)
+
+    def _picture(self, name: str | int, path: Path) -> PictureRequest:
+        # Halves of surrogate pairs come from JSON's escapes and stray bytes: no file holds them.
+        with explained("the id is not Unicode", UnicodeEncodeError):
+            str(name).encode()
+        net = self._net
+        return PictureRequest(name, *read_pixels(path, net.shapes[net.input], net.picture or Picture()))
+
+
+def _images_of(path: Path) -> list[tuple[str, Path]]:
+    """Return an image, or all in a folder and below it by their paths in it, each with its id."""
+    if path.is_dir():
+        found = sorted(image for image in path.rglob("*") if image.suffix.lower() in IMAGE_SUFFIXES)
+        images = [(image.relative_to(path).as_posix(), image) for image in found if not image.is_dir()]
+        if not images:
+            raise HeptiError(f"--input {path}: no images ({', '.join(IMAGE_SUFFIXES)}) in this folder")
+        return images
+    if not path.exists():
+        raise HeptiError(f"--input {path}: there is no such file or folder")
+    if path.suffix.lower() not in IMAGE_SUFFIXES:
+        raise HeptiError(f"--input {path}: not a .txt, a .jsonl, an image or a folder, nor - for standard input")
+    return [(path.stem, path)]

@@ -1,0 +1,157 @@
+"""What a language model is asked: texts, token ids and conversations, from the command line, files and standard input.
+
+A line of a file or of standard input is one of
+
+    {"id": 1, "prompt": "Once upon a time"}
+    {"id": 2, "tokens": [12, 5, 83]}
+    {"id": 3, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hepti_mpi.requests.inputs import LineReader, check_ids, check_unicode, named_entry
+from hepti_mpi.requests.stdin import read_lines
+from solver.base.errors import HeptiError, explained
+from solver.model.decoder import Decoder
+from weights.inputs.templates import ChatTemplate, Turn
+from weights.inputs.tokenize import PromptTokenizer
+
+EXAMPLE = '{"id": 1, "prompt": "…"}'
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What an answer continues."""
+
+    id: str | int
+    tokens: tuple[int, ...]
+    text: str = ""  # that the tokens are of; empty where they came as ids
+
+
+class PromptReader:
+    """Turns texts, ids and conversations into prompts that the model can take.
+
+    Parameters
+    ----------
+    model
+        The model.
+    context
+        The longest prompt, in tokens: what the cache holds.
+    tokenizer
+        The model's; None: token ids only.
+    template
+        The model's; None: no conversations.
+    complain
+        Takes the one line that says what is wrong with a line that is left out; the others are still answered.
+    by_id
+        Whether answers are found by their ids, so that none may come twice; else an id is only an echo.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        context: int,
+        tokenizer: PromptTokenizer | None,
+        template: ChatTemplate | None,
+        complain: Callable[[str], object],
+        *,
+        by_id: bool = True,
+    ) -> None:
+        self._model = model
+        self._context = context
+        self._tokenizer = tokenizer
+        self._template = template
+        self._reader = LineReader[Prompt](complain, by_id=by_id)
+
+    def texts(self, texts: Iterable[str]) -> list[Prompt]:
+        """Make prompts of texts given on the command line, numbered from 1 on.
+
+        Raises
+        ------
+        HeptiError
+            If one of them is empty, or longer than the context.
+        """
+        return [self._text(number, text) for number, text in enumerate(texts, start=1)]
+
+    def conversation(self, messages: Sequence[Turn], name: str | int = "chat") -> Prompt:
+        """Make the prompt of a conversation, which its answer continues.
+
+        Raises
+        ------
+        HeptiError
+            If the model has no template, its template refuses the conversation, or it is longer than the context.
+        """
+        if self._template is None:
+            raise HeptiError(f"the weights of {self._model.name} came without a chat template: give a prompt as text")
+        return self._encoded(name, self._template.render(messages), bos=None)
+
+    def file(self, path: Path) -> Iterator[Prompt]:
+        """Yield the prompts of a `.jsonl`, one a line.
+
+        Raises
+        ------
+        HeptiError
+            If the file cannot be read at all; what is wrong with one line goes to `complain`.
+        """
+        if path.suffix != ".jsonl":
+            raise HeptiError(f"--input {path}: not a .jsonl of lines like {EXAMPLE}, nor - for standard input")
+        with explained(f"cannot read --input {path}", OSError), path.open("rb") as lines:
+            yield from self._reader.of(lines, path.name, self._json)
+
+    def standard_input(self) -> Iterator[Prompt]:
+        """Yield the prompts of JSON lines on standard input, each as soon as it is there."""
+        return self._reader.of(read_lines(), "standard input", self._json)
+
+    def _json(self, number: int, line: bytes) -> Prompt:
+        name, entry = named_entry(number, line, EXAMPLE)
+        kinds = {"prompt": self._text, "tokens": self._tokens, "messages": self._messages}
+        given = [key for key in kinds if key in entry]
+        if len(given) != 1:
+            raise HeptiError(f"one of prompt, tokens and messages is needed, it has {' and '.join(given) or 'none'}")
+        return kinds[given[0]](name, entry[given[0]])
+
+    def _text(self, name: str | int, text: Any) -> Prompt:
+        if not isinstance(text, str):
+            raise HeptiError("prompt is no string")
+        if not text:
+            raise HeptiError("the prompt is empty")
+        return self._encoded(name, text, self._model.bos)
+
+    def _messages(self, name: str | int, messages: Any) -> Prompt:
+        if not isinstance(messages, list) or not messages:
+            raise HeptiError('messages must be a list like [{"role": "user", "content": "…"}]')
+        for number, message in enumerate(messages, start=1):
+            if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+                raise HeptiError(f'message {number} is not like {{"role": "user", "content": "…"}}')
+        return self.conversation(messages, name)
+
+    def _tokens(self, name: str | int, ids: Any) -> Prompt:
+        check_ids(ids, self._model.name, self._model.vocab)
+        return self._fitting(Prompt(name, tuple(ids)))
+
+    def _encoded(self, name: str | int, text: str, bos: int | None) -> Prompt:
+        if self._tokenizer is None:
+            raise HeptiError(
+                f"the weights of {self._model.name} came without a tokenizer: "
+                'give lines like {"id": 1, "tokens": [101, 102]}'
+            )
+        check_unicode(text, "the prompt")
+        ids = self._tokenizer.encode(text, bos)
+        if not ids:
+            raise HeptiError("the prompt is empty: its text has no tokens")
+        # A tokenizer may know more tokens than the model was trained with.
+        check_ids(list(ids), self._model.name, self._model.vocab)
+        return self._fitting(Prompt(name, ids, text))
+
+    def _fitting(self, prompt: Prompt) -> Prompt:
+        if len(prompt.tokens) > self._context:
+            raise HeptiError(
+                f"the prompt has {len(prompt.tokens)} tokens, the context {self._context}: "
+                "shorten it or give a longer --context"
+            )
+        return prompt

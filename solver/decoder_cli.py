@@ -1,0 +1,230 @@
+"""What `python -m solver` does where the model is a language model: plan, price, compare and show shares."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+
+from rich.console import Console
+
+from solver.base.command import check_path, whole_file
+from solver.base.errors import HeptiError
+from solver.base.progress import progress
+from solver.cluster.cluster import Cluster
+from solver.cluster.named import find_cluster
+from solver.cluster.whatif import changed
+from solver.model.decoder import Decoder
+from solver.model.named import NAMED_MODELS
+from solver.model.named_decoders import NAMED_DECODERS, named_decoder
+from solver.network_cli import PRINTED
+from solver.plan.decoder_file import WIRES, decoder_plan_to_json, planned_model, read_decoder_plan
+from solver.plan.decoder_plan import DecoderPlan
+from solver.plan.plan import Wire
+from solver.plan.segment_file import read_any_plan
+from solver.schedule.decoders.asked import CONTEXT, PROMPT, TOKENS, TokenRequest
+from solver.show.decoder_facts import PricedDecoder, compare_decoders, decoder_systems, priced_decoder
+from solver.show.decoder_tables import (
+    decoder_title,
+    decoder_to_json,
+    decoders_to_json,
+    print_beside,
+    print_decoder,
+    print_decoders,
+    print_shares_map,
+)
+from solver.show.schedule_table import print_schedule, schedule_rows, schedule_to_json
+from solver.show.titles import links, place
+from solver.systems import DEFAULT
+from solver.systems.decoders import plan_decoder
+
+PRECISION = "int4"  # of a model that is known by name
+# Options that are about other models, with what they are about.
+REFUSED = {
+    "rows": "the length of a text that is encoded",
+    "explain": "how an encoder's plan was found",
+    "deadline_ms": "images",
+    "plot": "encoders and convolutional networks",
+}
+# Options that only a language model has.
+OWN = ("precision", "prompt", "tokens", "context", "sequences", "cache")
+
+
+def is_about_decoder(options: argparse.Namespace) -> bool:
+    """Return whether the model, or where none is named the plan to be priced, is a language model's."""
+    model = options.model
+    if model is None:
+        return options.price is not None and isinstance(read_any_plan(options.price), DecoderPlan)
+    path = Path(model)
+    if model in NAMED_DECODERS:
+        return True
+    if path.suffix == ".h5" or path.exists():
+        return path.is_file() and bool(importlib.import_module("weights.decoders.file").holds_decoder(path))
+    return model not in NAMED_MODELS and bool(get_close_matches(model, NAMED_DECODERS, n=1, cutoff=0.8))
+
+
+def refuse_decoder_options(options: argparse.Namespace) -> None:
+    """Refuse what is for language models, where the model is none.
+
+    Raises
+    ------
+    HeptiError
+        Naming the option.
+    """
+    for name in OWN:
+        if getattr(options, name) is not None:
+            raise HeptiError(f"--{name} is for language models: leave it out")
+
+
+def run_decoder(options: argparse.Namespace) -> None:
+    """Do what the options say.
+
+    Raises
+    ------
+    HeptiError
+        If they do not fit a language model or each other, or there is no plan.
+    """
+    _check(options)
+    cluster = changed(find_cluster(options.cluster), options.set, options.add, options.without)
+    if options.price:
+        _price(options, cluster)
+        return
+    model, precision = _model(options.model, options.layers)
+    if options.precision is not None and precision not in (None, options.precision):
+        raise HeptiError(f"--precision {options.precision}: {options.model} is in {precision}: leave it out")
+    asked = _asked(options, model, precision or options.precision or PRECISION)
+    asked.check(model)
+    if options.compare:
+        _compare(options, model, cluster, asked)
+        return
+    plan = plan_decoder(options.system or DEFAULT, model, cluster, asked)
+    if options.out:
+        with whole_file(options.out) as temporary:
+            temporary.write_text(decoder_plan_to_json(model, plan), encoding="utf-8")
+    _show(options, priced_decoder(model, cluster, plan, asked), asked)
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what is for other models, cannot be written, or says nothing beside other options."""
+    for name, about in REFUSED.items():
+        if getattr(options, name) not in (None, False):
+            raise HeptiError(f"--{name.replace('_', '-')} is about {about}: for a language model leave it out")
+    if options.objective != "latency":
+        raise HeptiError(f"--objective {options.objective} is for encoders, a language model is planned for one answer")
+    if options.wire not in WIRES:
+        raise HeptiError(f"--wire {options.wire} is for an encoder's stages, a language model sends {', '.join(WIRES)}")
+    if options.map not in (None, PRINTED):
+        raise HeptiError(f"--map prints who has what of a language model: leave {options.map} out")
+    other = "--compare" if options.compare else "--price" if options.price else ""
+    own = ("precision", "context", "sequences", "cache") if options.price else ("schedule", "map", "price")
+    for name in ("system", "out", *own):
+        if other and getattr(options, name) is not None:
+            raise HeptiError(f"--{name} is for a plan that is made, {other} makes none: leave one of the two out")
+    printed = [name for name in ("json", "schedule", "map") if getattr(options, name) not in (None, False)]
+    if "map" in printed and len(printed) > 1:
+        raise HeptiError(f"--map prints who has what, and no more: leave out --{printed[0]}")
+    if options.out is not None:
+        check_path(options.out, (".json",))
+
+
+def _asked(options: argparse.Namespace, model: Decoder, precision: str) -> TokenRequest:
+    """Return what is asked for; what is not said fits the model's context."""
+    context = min(CONTEXT, model.positions) if options.context is None else options.context
+    prompt = min(PROMPT, max(context // 2, 1)) if options.prompt is None else options.prompt
+    return TokenRequest(
+        prompt=prompt,
+        tokens=min(TOKENS, max(context - prompt, 1)) if options.tokens is None else options.tokens,
+        context=context,
+        sequences=1 if options.sequences is None else options.sequences,
+        precision=precision,
+        cache=options.cache or "float32",
+        wire=Wire(options.wire),
+    )
+
+
+def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest) -> None:
+    title, console = _title(options, found.model, found.cluster, asked), Console(highlight=False)
+    if options.schedule is not None:
+        rows = schedule_rows(found.cluster, found.token, options.schedule)
+        if options.json:
+            print(schedule_to_json(rows), end="")
+        else:
+            print_schedule(console, rows, options.schedule)
+        return
+    if options.map:
+        console.print(title, markup=False, soft_wrap=True)
+        print_shares_map(console, found)
+        return
+    others = []
+    if not options.price:
+        systems = [name for name in decoder_systems(found.cluster) if name not in (DEFAULT, found.plan.system)]
+        with progress("comparing", len(systems), unit="systems") as advance:
+            others = compare_decoders(found.model, found.cluster, asked, systems, advance)
+    if options.json:
+        print(decoder_to_json(found, others), end="")
+        return
+    console.print(title, markup=False, soft_wrap=True)
+    print_decoder(console, found)
+    if others:
+        print_beside(console, found.plan, others)
+
+
+def _price(options: argparse.Namespace, cluster: Cluster) -> None:
+    """Show what a plan file would take; of the model that it names, where no other is given."""
+    if options.model is None:
+        name = planned_model(options.price)
+        if name not in NAMED_DECODERS:
+            raise HeptiError(f"{options.price}: {name} is no language model known by name: say --model MODEL.h5")
+        plan = read_decoder_plan(options.price)
+        model = named_decoder(name, options.layers or plan.stages[-1].layers.stop)
+    else:
+        model, _ = _model(options.model, options.layers)
+    plan = read_decoder_plan(options.price, model)
+    if plan.devices != cluster.names:
+        raise HeptiError(
+            f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"
+        )
+    plan.check(model, len(cluster.names))
+    room = plan.context - 1
+    prompt = min(PROMPT, room) if options.prompt is None else options.prompt
+    asked = TokenRequest(
+        prompt=prompt,
+        tokens=min(TOKENS, plan.context - prompt) if options.tokens is None else options.tokens,
+        context=plan.context,
+        sequences=plan.sequences,
+        precision=plan.precision,
+        cache=plan.cache,
+        wire=plan.wire,
+    )
+    asked.check(model)
+    found = priced_decoder(model, cluster, plan, asked)
+    if found.lacks:
+        print(f"note: {options.price} {found.lacks}", file=sys.stderr)
+    _show(options, found, asked)
+
+
+def _compare(options: argparse.Namespace, model: Decoder, cluster: Cluster, asked: TokenRequest) -> None:
+    systems = decoder_systems(cluster)
+    with progress("comparing", len(systems), unit="systems") as advance:
+        entries = compare_decoders(model, cluster, asked, systems, advance)
+    if options.json:
+        print(decoders_to_json(model, cluster, entries, asked), end="")
+    else:
+        print_decoders(Console(highlight=False), entries, _title(options, model, cluster, asked))
+
+
+def _title(options: argparse.Namespace, model: Decoder, cluster: Cluster, asked: TokenRequest) -> str:
+    return f"{decoder_title(model, asked)}, {place(options)}{links(cluster)}"
+
+
+def _model(argument: str, layers: int | None) -> tuple[Decoder, str | None]:
+    """Return a model that is known by name, or a weights file's, and what that is in."""
+    if not (Path(argument).suffix == ".h5" or Path(argument).exists()):
+        return named_decoder(argument, layers), None
+    if layers is not None:
+        raise HeptiError(f"--layers is for models known by name: {argument} has the layers that it has")
+    # As for other weights files (`solver.cli`): the room that knows them is met only where one is given.
+    with importlib.import_module("weights.decoders.file").DecoderFile(Path(argument)) as weights:
+        return weights.model, weights.precision

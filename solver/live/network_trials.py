@@ -1,0 +1,71 @@
+"""Which plans of a convolutional network are tried in turn: of all devices, of fewer, and of one alone.
+
+What exchanging costs is the least certain part of a prediction, so plans of fewer devices are those that may be faster
+all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+import numpy as np
+
+from solver.base.errors import InfeasiblePlanError
+from solver.base.phrases import counted
+from solver.base.spans import Span
+from solver.cluster.cluster import PROGRAM_BYTES, Cluster
+from solver.live.turns import ERROR
+from solver.model.convnet import ConvNet
+from solver.plan.segments import SegmentPlan, among
+from solver.programs.segments import solve_network
+from solver.schedule.segment_steps import memory_of, net_setting, predicted
+from solver.systems.convnets.single import alone
+
+NAMED = 4  # devices of a plan; more are counted
+
+
+def networks_to_try(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> list[SegmentPlan]:
+    """Return a plan, and the best of fewer devices and of one that may be faster, as far as memory holds all."""
+    limit_s = (1 + 2 * ERROR) * plan.predicted_s
+    plans = [plan]
+    kinds = (_of_fewer(net, cluster, plan), _alone(net, cluster, plan))
+    others = ([other for other in kind if other.active != plan.active] for kind in kinds)
+    bests = (min(kind, key=lambda other: other.predicted_s) for kind in others if kind)
+    for other in sorted(bests, key=lambda other: other.predicted_s):
+        if other.predicted_s <= limit_s and _fits(net, cluster, [*plans, other]):
+            plans.append(replace(other, system=plan.system))
+    return plans
+
+
+def words_of(plan: SegmentPlan) -> str:
+    """Return in words who computes by a plan."""
+    names = [plan.devices[rank] for rank in plan.active]
+    if len(names) == 1:
+        return f"{names[0]} alone"
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) <= NAMED else counted(len(names), "device")
+
+
+def _of_fewer(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> Iterator[SegmentPlan]:
+    """Yield the best plans of the fastest devices with rank 0."""
+    s = net_setting(net, cluster)
+    fastest = np.argsort(s.whole_s(Span(0, len(net.nodes)))[1:], kind="stable") + 1
+    for size in sorted({2, s.devices // 2, s.devices - 1} & {*range(2, s.devices)}):
+        group = (0, *sorted(fastest[: size - 1].tolist()))
+        with suppress(InfeasiblePlanError):
+            own = solve_network(net, cluster.only(group), plan.wire)
+            if len(own.active) > 1:
+                yield predicted(s, among(own, cluster.names, group))
+
+
+def _alone(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> Iterator[SegmentPlan]:
+    """Yield the plans of one device each."""
+    for rank in range(len(cluster.devices)):
+        with suppress(InfeasiblePlanError):
+            yield alone(net, cluster, rank, plan.wire)
+
+
+def _fits(net: ConvNet, cluster: Cluster, plans: Sequence[SegmentPlan]) -> bool:
+    needed = np.sum([memory_of(net, plan) for plan in plans], axis=0) + PROGRAM_BYTES
+    return all(own <= device.memory_bytes for own, device in zip(needed, cluster.devices, strict=True))

@@ -1,0 +1,246 @@
+"""What `python -m solver` does where the model is a convolutional network: plan, price, compare and draw segments."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from solver.base.command import check_path, whole_file
+from solver.base.errors import HeptiError
+from solver.base.progress import progress
+from solver.cluster.cluster import Cluster
+from solver.cluster.named import find_cluster
+from solver.cluster.whatif import changed
+from solver.model.convnet import ConvNet
+from solver.model.named import DECOUPLED_NAMES, NAMED_MODELS
+from solver.model.named_decoders import NAMED_DECODERS
+from solver.plan.plan import Wire
+from solver.plan.segment_file import read_any_plan, read_segments, segments_to_json
+from solver.plan.segments import THROUGHPUT, SegmentPlan
+from solver.show.network_facts import (
+    PricedNetwork,
+    compare_networks,
+    network_bounds,
+    network_systems,
+    priced_network,
+)
+from solver.show.network_pictures import plot_segments
+from solver.show.network_tables import (
+    in_words,
+    network_title,
+    network_to_json,
+    networks_to_json,
+    print_map,
+    print_network,
+    print_networks,
+    print_replicas,
+    replicas_to_json,
+)
+from solver.show.pictures import SUFFIXES, check_pictures
+from solver.show.plan_tables import print_comparison
+from solver.show.schedule_table import print_schedule, schedule_rows, schedule_to_json
+from solver.show.titles import links, place, say_drawn
+from solver.systems import DEFAULT
+from solver.systems.convnets import plan_network
+from solver.systems.convnets.coedge import plan_coedge
+from solver.systems.convnets.hepti_throughput import solve_replicas
+
+PRINTED = Path("-")  # the file of --map where none is named
+DECOUPLED = "-decoupled"  # in the names of transformers
+WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)
+# Options that are about transformers, with what they are about.
+REFUSED = {
+    "rows": "the length of a text",
+    "layers": "transformers, whose layers are alike",
+    "explain": "how a transformer's plan was found",
+}
+
+
+def is_about_network(options: argparse.Namespace) -> bool:
+    """Return whether the model, or where none is named the plan to be priced, is a convolutional network's."""
+    if options.model is None:
+        return options.price is not None and isinstance(read_any_plan(options.price), SegmentPlan)
+    return _is_network(options.model)
+
+
+def run_network(options: argparse.Namespace) -> None:
+    """Do what the options say.
+
+    Raises
+    ------
+    HeptiError
+        If they do not fit a network or each other, or there is no plan.
+    """
+    _check(options)
+    cluster = changed(find_cluster(options.cluster), options.set, options.add, options.without)
+    if options.price:
+        _show(options, _priced(options, cluster))
+        return
+    net = _network(options.model)
+    if options.objective == "throughput" or options.system == THROUGHPUT:
+        found = solve_replicas(net, cluster, Wire(options.wire))
+        if options.json:
+            print(replicas_to_json(net, found), end="")
+        else:
+            title = f"{network_title(net)} {place(options)}{links(cluster)}"
+            print_replicas(Console(highlight=False), title, net, found)
+        return
+    if options.compare:
+        _compare(options, net, cluster)
+        return
+    if options.deadline_ms is None:
+        plan = plan_network(options.system or DEFAULT, net, cluster, Wire(options.wire))
+    else:
+        plan = plan_coedge(net, cluster, Wire(options.wire), deadline_s=options.deadline_ms / 1e3)
+    if options.out:
+        with whole_file(options.out) as temporary:
+            temporary.write_text(segments_to_json(net, plan), encoding="utf-8")
+    _show(options, priced_network(net, cluster, plan))
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse what is for transformers, cannot be written, or says nothing beside other options."""
+    for name, about in REFUSED.items():
+        if getattr(options, name) not in (None, False):
+            raise HeptiError(f"--{name} is about {about}: for a convolutional network leave it out")
+    if options.objective == "throughput" or options.system == THROUGHPUT:
+        if options.system not in (None, DEFAULT, THROUGHPUT):
+            raise HeptiError(f"--objective throughput is for --system hepti, {options.system} is for one image")
+        for name in ("out", "plot", "schedule", "map", "price", "compare", "deadline_ms"):
+            if getattr(options, name) not in (None, False):
+                raise HeptiError(
+                    f"--{name.replace('_', '-')} is about a plan for one image: leave it out; "
+                    f"a run plans for many by itself, with --system {THROUGHPUT}"
+                )
+    if options.deadline_ms is not None:
+        if options.system != "coedge" or options.compare or options.price:
+            raise HeptiError("--deadline-ms is for least energy by --system coedge: add that, or leave it out")
+        if not options.deadline_ms > 0:
+            raise HeptiError(f"--deadline-ms is {options.deadline_ms:g}, must be above 0")
+    if options.wire not in WIRES:
+        raise HeptiError(f"--wire {options.wire} is for a transformer's stages, a network sends {', '.join(WIRES)}")
+    if options.map not in (None, PRINTED):
+        raise HeptiError(f"--map prints who has which rows of a network: leave {options.map} out, or draw by --plot")
+    other = "--compare" if options.compare else "--price" if options.price else ""
+    for name in ("system", "out", *(("plot", "schedule", "map", "price") if options.compare else ())):
+        if other and getattr(options, name) is not None:
+            raise HeptiError(f"--{name} is for a plan that is made, {other} makes none: leave one of the two out")
+    printed = [name for name in ("json", "schedule", "map") if getattr(options, name) not in (None, False)]
+    if "map" in printed and len(printed) > 1:
+        raise HeptiError(f"--map prints who has which rows, and no more: leave out --{printed[0]}")
+    if options.plot is not None:
+        check_path(options.plot, SUFFIXES)
+        check_pictures()
+    if options.out is not None:
+        check_path(options.out, (".json",))
+
+
+def _show(options: argparse.Namespace, found: PricedNetwork) -> None:
+    title = f"{network_title(found.net)} {place(options)}{links(found.cluster)}"
+    if options.plot:
+        facts = found.price.prediction
+        by = f" by {found.plan.system}" * bool(found.plan.system)
+        plot_segments(found, options.plot, f"{title}\npredicted{by}: {1e3 * facts.seconds:.1f} ms")
+        say_drawn(options, options.plot)
+    console = Console(highlight=False)
+    if options.schedule is not None:
+        rows = schedule_rows(found.cluster, in_words(found), options.schedule)
+        if options.json:
+            print(schedule_to_json(rows), end="")
+        else:
+            print_schedule(console, rows, options.schedule, "segment")
+        return
+    if options.map:
+        console.print(title, markup=False, soft_wrap=True)
+        print_map(console, found)
+        return
+    if options.price:
+        if options.json:
+            print(network_to_json(found), end="")
+            return
+        console.print(title, markup=False, soft_wrap=True)
+        print_network(console, found)
+        return
+    systems = [name for name in network_systems(found.cluster) if name not in (DEFAULT, found.plan.system)]
+    with progress("comparing", len(systems), unit="systems") as advance:
+        others = compare_networks(found.net, found.cluster, found.plan.wire, systems, advance)
+    bound = network_bounds(found)
+    if options.json:
+        print(network_to_json(found, others, bound), end="")
+        return
+    console.print(title, markup=False, soft_wrap=True)
+    print_network(console, found)
+    print_comparison(console, found.plan, others, bound)
+
+
+def _priced(options: argparse.Namespace, cluster: Cluster) -> PricedNetwork:
+    """Return what a plan file would take; of the network that it names, where no other is given."""
+    if options.model is None:
+        name = read_segments(options.price).model_name
+        if name not in _zoo().ZOO:
+            raise HeptiError(f"{options.price}: {name} is no network known by name: say --model NET.h5")
+        net = _network(name)
+    else:
+        net = _network(options.model)
+    plan = read_segments(options.price, net)
+    if plan.devices != cluster.names:
+        raise HeptiError(
+            f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"
+        )
+    plan.check(net, len(cluster.names))
+    found = priced_network(net, cluster, plan)
+    if found.lacks:
+        print(f"note: {options.price} {found.lacks}", file=sys.stderr)
+    return found
+
+
+def _compare(options: argparse.Namespace, net: ConvNet, cluster: Cluster) -> None:
+    systems, wire = network_systems(cluster), Wire(options.wire)
+    with progress("comparing", len(systems), unit="systems") as advance:
+        entries = compare_networks(net, cluster, wire, systems, advance)
+    if options.json:
+        print(networks_to_json(net, cluster, entries, wire), end="")
+    else:
+        title = f"{network_title(net)} {place(options)}{links(cluster)}"
+        print_networks(Console(highlight=False), entries, title)
+
+
+def _is_network(model: str) -> bool:
+    """Return whether a name is a network's rather than a transformer's, or a weights file holds a network."""
+    path = Path(model)
+    if path.suffix or path.exists():
+        holds = importlib.import_module("weights.file.networks").holds_network
+        return path.suffix == ".onnx" or (path.is_file() and bool(holds(path)))
+    if model in NAMED_MODELS or DECOUPLED in model:
+        return False
+    zoo = _zoo().ZOO
+    near = get_close_matches(model, (*NAMED_MODELS, *zoo), n=1)
+    if not near:
+        known = ", ".join((*sorted(NAMED_MODELS), *zoo, *NAMED_DECODERS))
+        raise HeptiError(f"unknown model {model}: known: {known}; {DECOUPLED_NAMES}")
+    return near[0] in zoo
+
+
+def _network(model: str) -> ConvNet:
+    """Return what a weights file, or an ONNX file, says of itself, or a network that is known by name."""
+    net: ConvNet
+    path = Path(model)
+    if path.suffix or path.exists():
+        if path.suffix == ".onnx":
+            path = importlib.import_module("weights.convert.networks").network_path(path)
+        with importlib.import_module("weights.file.networks").NetworkFile(path) as weights:
+            net = weights.net
+    else:
+        net = _zoo().zoo_graph(model)
+    return net
+
+
+def _zoo() -> Any:
+    """Return the room of networks that are known by name; the library `solver` knows none, as no weights files."""
+    return importlib.import_module("weights.networks_zoo")

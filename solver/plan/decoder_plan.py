@@ -1,0 +1,178 @@
+"""`DecoderPlan`: which rank has which heads, columns and words of a language model, stage by stage.
+
+Within a stage every rank has some query heads, with the key and value heads that these need, and some columns of the
+MLP; what they compute of a half layer are summands, which all ranks of the stage exchange. From stage to stage goes the
+stream. The ranks of the last stage share out the vocabulary. Rank 0 embeds tokens and chooses the next one, with or
+without a share.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from solver.base.errors import HeptiError, InfeasiblePlanError
+from solver.base.spans import Partition, Span
+from solver.model.blocks import one_of
+from solver.model.decoder import BLOCK, CACHES, PRECISIONS, Decoder, GroupedAttention
+from solver.model.precision import FLOAT32, Precision
+from solver.plan.plan import Wire
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderStage:
+    """Consecutive layers, and who has what of each of them.
+
+    Parameters
+    ----------
+    heads
+        Query heads, consecutive in rank order.
+    columns
+        Of the MLP.
+    """
+
+    layers: Span
+    heads: Partition
+    columns: Partition
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Who takes part."""
+        pairs = zip(self.heads, self.columns, strict=True)
+        return tuple(rank for rank, (heads, columns) in enumerate(pairs) if heads.size or columns.size)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderPrediction:
+    """What the planner expects of a generation.
+
+    Parameters
+    ----------
+    token_s
+        Of a token behind `behind` others.
+    first_s
+        From a prompt of `prompt` tokens to the first answer token.
+    compute_s, exchange_s
+        Parts of `token_s`.
+    memory_bytes
+        A device: weights, cache, activations.
+    """
+
+    token_s: float
+    first_s: float
+    compute_s: float
+    exchange_s: float
+    memory_bytes: tuple[int, ...]
+    prompt: int
+    behind: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderPlan:
+    """A language model on a cluster.
+
+    Parameters
+    ----------
+    devices
+        Names, in rank order.
+    stages
+        Cover the layers.
+    words
+        Rows of the head a rank; only ranks of the last stage have any.
+    wire
+        How summands travel.
+    precision, cache
+        What weights, and keys and values, are held in.
+    context
+        Tokens that there is room for, of one sequence.
+    sequences
+        How many sequences have room.
+    system
+        Who made the plan.
+    predicted
+        What was predicted for it, where it was.
+    """
+
+    system: str
+    devices: tuple[str, ...]
+    stages: tuple[DecoderStage, ...]
+    words: Partition
+    wire: Wire = Wire.FLOAT32
+    precision: str = "float32"
+    cache: str = "float32"
+    context: int = 4096
+    sequences: int = 1
+    predicted: DecoderPrediction | None = None
+
+    def check(self, model: Decoder, ranks: int) -> None:
+        """Refuse a plan that does not fit a model and a number of ranks.
+
+        Raises
+        ------
+        InfeasiblePlanError
+            Saying which number does not.
+        """
+        one_of("precision", self.precision, tuple(PRECISIONS))
+        one_of("cache", self.cache, CACHES)
+        if len(self.devices) != ranks:
+            raise InfeasiblePlanError(f"the plan is for {len(self.devices)} devices, the job has {ranks} ranks")
+        if [stage.layers.start for stage in self.stages] != [0, *(stage.layers.stop for stage in self.stages[:-1])]:
+            raise InfeasiblePlanError("the stages do not follow each other from layer 0 on")
+        if self.stages[-1].layers.stop != len(model.layers):
+            last = self.stages[-1].layers.stop
+            raise InfeasiblePlanError(f"the stages end at layer {last}, {model.name} has {len(model.layers)}")
+        for number, stage in enumerate(self.stages):
+            layers = model.layers[stage.layers.slice]
+            for what, partition, totals in (
+                ("heads", stage.heads, {layer.attention.heads for layer in layers}),
+                ("columns", stage.columns, {layer.mlp.ffn for layer in layers}),
+            ):
+                if len(partition) != ranks:
+                    raise InfeasiblePlanError(f"stage {number}: {what} of {len(partition)} devices, not of {ranks}")
+                if totals != {partition.total}:
+                    has = ", ".join(map(str, sorted(totals)))
+                    raise InfeasiblePlanError(f"stage {number}: {partition.total} {what}, {model.name} has {has}")
+            unit = head_unit(layers[0].attention, self.precision)
+            for what, partition, of in (
+                ("heads", stage.heads, unit),
+                ("columns", stage.columns, column_unit(self.precision)),
+            ):
+                for span in partition:
+                    if span.size and (span.start % of or (span.stop % of and span.stop != partition.total)):
+                        raise InfeasiblePlanError(
+                            f"stage {number}: {what} {span.start} to {span.stop} are cut within {of}, "
+                            f"of which {self.precision} makes blocks of {BLOCK}"
+                        )
+        if len(self.words) != ranks or self.words.total != model.vocab:
+            raise InfeasiblePlanError(f"{self.words.total} words, {model.name} has {model.vocab}")
+        idle = [rank for rank, words in enumerate(self.words) if words.size and rank not in self.stages[-1].ranks]
+        if idle:
+            raise InfeasiblePlanError(f"{self.devices[idle[0]]} has words, and no share of the last stage")
+        if not 1 <= self.context <= model.positions:
+            raise InfeasiblePlanError(f"a context of {self.context} tokens, {model.name} has {model.positions}")
+
+
+def head_unit(attention: GroupedAttention, precision: str | Precision) -> int:
+    """Return the query heads between which a cut may be: those of whole blocks of the output's summed axis."""
+    if precision in (FLOAT32, "float32"):
+        return 1
+    return BLOCK // math.gcd(BLOCK, attention.head_dim)
+
+
+def column_unit(precision: str | Precision) -> int:
+    """Return the columns of the MLP between which a cut may be."""
+    return 1 if precision in (FLOAT32, "float32") else BLOCK
+
+
+def whole_on(model: Decoder, devices: tuple[str, ...], rank: int, **facts: object) -> DecoderPlan:
+    """Return the plan of a device alone."""
+    ranks = len(devices)
+    if not 0 <= rank < ranks:
+        raise HeptiError(f"there is no rank {rank} of {ranks}")
+
+    def alone(total: int) -> Partition:
+        return Partition.of_counts([total * (other == rank) for other in range(ranks)])
+
+    layer = model.layers[0]
+    stage = DecoderStage(Span(0, len(model.layers)), alone(layer.attention.heads), alone(layer.mlp.ffn))
+    return DecoderPlan("single", devices, (stage,), alone(model.vocab), **facts)  # type: ignore[arg-type]

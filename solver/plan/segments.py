@@ -1,0 +1,429 @@
+"""`SegmentPlan`: how a convolutional network is split, and what every rank needs, computes and leaves of a segment.
+
+A segment is a run of nodes that every rank computes without hearing of the others. Behind it every value that is still
+needed lies in boxes, one a rank; or, where nodes add up over what ranks have a part of (a global pool over rows, a
+convolution over input channels), every rank has a summand of all of it. What a rank needs for the next segment, its own
+rows' receptive field, may be in others' boxes: that is what ranks exchange.
+
+    rows       every rank computes some rows of all values that the segment leaves
+    channels   every rank some channels, of all rows
+    sums       every rank has some input channels of the segment's first node: the sum over all is the result
+    tiles      every rank some tiles of a grid of rows and columns, one after the other
+
+Tiles are DeepThings' fused tile partitioning (Zhao, Barijough, Gerstlauer, TCAD 2018, section IV): rank 0 has all
+before and behind the segment, hands out what a tile needs, overlaps included, and puts together what comes back.
+
+Any of them gives the right result for any network: what cannot be shared out is computed by every rank that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import lru_cache, reduce
+from itertools import pairwise
+
+from solver.base.errors import HeptiError
+from solver.base.spans import Partition, Span
+from solver.model.convnet import NOTHING, Box, ConvNet
+from solver.model.operators import GLOBAL_POOLS, SUMS, Walk, walk
+from solver.plan.plan import Prediction, Wire
+
+Boxes = tuple[Box, ...]  # of every rank
+THROUGHPUT = "hepti-throughput"  # the system of plans that run side by side, each with images of its own
+
+
+class SegmentCut(StrEnum):
+    """What of a segment ranks share out."""
+
+    ROWS = "rows"
+    CHANNELS = "channels"
+    SUMS = "sums"
+    TILES = "tiles"
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A run of nodes, and who computes how much of what it leaves.
+
+    Parameters
+    ----------
+    nodes
+        By number; of none, where values are only brought elsewhere.
+    cut
+        What is shared out.
+    shares
+        Of every device; they add up to one. Of a value with so many rows or channels, whole ones by the largest
+        remainder; of tiles, which are consecutive, row by row.
+    edges_first
+        Whether ranks compute the rows that others need first, and send them while they compute the rest.
+    grid
+        Of tiles: how many there are one below the other, and side by side.
+    stealing
+        Whether who is done with its own tiles takes others' that are not begun; all who have a share can compute any.
+    """
+
+    nodes: Span
+    cut: SegmentCut
+    shares: tuple[float, ...]
+    edges_first: bool = False
+    grid: tuple[int, int] = (1, 1)
+    stealing: bool = False
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The ranks that have a share."""
+        return tuple(rank for rank, share in enumerate(self.shares) if share > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentPlan:
+    """Who computes what of a convolutional network; `devices` are names in rank order."""
+
+    segments: tuple[Segment, ...]
+    devices: tuple[str, ...]
+    model_name: str
+    model_fingerprint: str = ""
+    cluster_fingerprint: str = ""
+    system: str = "hepti"
+    wire: Wire = Wire.FLOAT32
+    predicted: Prediction | None = None
+
+    @property
+    def predicted_s(self) -> float:
+        """Predicted seconds of an image, of a plan that has been priced."""
+        assert self.predicted is not None
+        return self.predicted.seconds
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The ranks that compute."""
+        return tuple(sorted({rank for segment in self.segments for rank in segment.active}))
+
+    def check(self, net: ConvNet, ranks: int) -> None:
+        """Refuse a plan that does not fit a network or the number of ranks.
+
+        Raises
+        ------
+        HeptiError
+            Saying which number does not fit.
+        """
+        if self.model_fingerprint and self.model_fingerprint != net.fingerprint:
+            raise HeptiError(
+                f"the plan is for {self.model_name} with fingerprint {self.model_fingerprint}, "
+                f"{net.name} has {net.fingerprint}: plan again"
+            )
+        if len(self.devices) != ranks:
+            raise HeptiError(
+                f"the plan is for {len(self.devices)} devices, {ranks} ranks run: start {len(self.devices)}"
+            )
+        at = 0
+        for number, segment in enumerate(self.segments):
+            where = f"plan: segment {number}"
+            if segment.nodes.start != at:
+                raise HeptiError(f"{where} has nodes {_text(segment.nodes)}, the next is {at}")
+            at = segment.nodes.stop
+            if len(segment.shares) != len(self.devices):
+                raise HeptiError(f"{where} has {len(segment.shares)} shares, there are {len(self.devices)} devices")
+            if min(segment.shares) < 0 or abs(sum(segment.shares) - 1) > 1e-6:
+                raise HeptiError(
+                    f"{where}: shares must be at least 0 and add up to 1, they add up to {sum(segment.shares):g}"
+                )
+            if min(segment.grid) < 1 or (segment.cut is not SegmentCut.TILES and segment.grid != (1, 1)):
+                raise HeptiError(f"{where} is cut by {segment.cut}, its grid is {list(segment.grid)}")
+            if segment.cut is SegmentCut.SUMS and net.nodes[segment.nodes.start].op not in SUMS:
+                raise HeptiError(f"{where} is cut by sums, {net.nodes[segment.nodes.start].op} adds up nothing")
+            if segment.cut is SegmentCut.SUMS and segment.nodes.size > 1:
+                raise HeptiError(f"{where} is cut by sums and has {segment.nodes.size} nodes: it must have one")
+        if at != len(net.nodes):
+            raise HeptiError(f"plan: its segments end at node {at}, {net.name} has {len(net.nodes)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where a value lies: a box of every rank, or of every rank that has any, a summand of that box."""
+
+    boxes: Boxes
+    summands: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """What a rank computes at a time: the boxes that it leaves, and the walk from what is there."""
+
+    boxes: Mapping[str, Box]
+    walk: Walk
+
+
+Pieces = tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentShares:
+    """What follows from a segment of a plan: what there is before it, what ranks need, compute and leave.
+
+    Parameters
+    ----------
+    segment
+        It is of.
+    before, after
+        Of every value that is there before and behind the segment, where it lies.
+    needs
+        Of every value from before, the box that every rank needs.
+    parts
+        Of every rank, by the output of nodes that add up: the box of their input over which it does.
+    walks
+        What every rank computes in all; of one without a share, nothing. Of tiles, which overlap: see `pieces`.
+    pieces
+        In which pieces it does, one after the other.
+    tiles
+        Of a segment that is cut by tiles: all of them, row by row. `pieces` then says whose they are first, and what
+        passes the segment on rank 0.
+    """
+
+    segment: Segment
+    before: Mapping[str, Held]
+    needs: Mapping[str, Boxes]
+    parts: tuple[Mapping[str, Box], ...]
+    after: Mapping[str, Held]
+    walks: tuple[Walk, ...]
+    pieces: tuple[Pieces, ...]
+    tiles: Pieces = ()
+
+    @property
+    def owners(self) -> list[int]:
+        """Whose each tile is."""
+        owned = Partition.of_shares(self.segment.shares, len(self.tiles))
+        return [rank for rank, own in enumerate(owned) for _ in range(own.size)]
+
+    def able(self, rank: int) -> list[int]:
+        """Return which tiles a rank may compute: its own, and where there is stealing all, if it has a share."""
+        steals = self.segment.stealing and rank in self.segment.active
+        return [number for number, owner in enumerate(self.owners) if owner == rank or steals]
+
+    @property
+    def left(self) -> list[list[Mapping[str, Box]]]:
+        """What every rank has behind the segment, piece by piece; rank 0 puts tiles together."""
+        if self.tiles:
+            ranks = range(len(self.pieces))
+            whole = {value: held.boxes[0] for value, held in self.after.items()}
+            return [[{} if rank else whole] for rank in ranks]
+        return [[piece.boxes for piece in own] for own in self.pieces]
+
+
+def unrolled(net: ConvNet, plan: SegmentPlan) -> list[SegmentShares]:
+    """Return what follows from every segment; the image is on rank 0, and in the end so are the outputs."""
+    held: Mapping[str, Held] = image_on_root(net, len(plan.devices))
+    found: list[SegmentShares] = []
+    for segment in plan.segments:
+        shares = segment_shares(net, segment, held)
+        if found:
+            found[-1] = with_edges_first(net, found[-1], shares.needs)
+        found.append(shares)
+        held = shares.after
+    if found:
+        found[-1] = with_edges_first(net, found[-1], handed_in(net, held))
+    return found
+
+
+def image_on_root(net: ConvNet, ranks: int) -> dict[str, Held]:
+    """Return where values lie in the beginning: the image, on rank 0."""
+    return {net.input: Held(only_on(0, net.extent(net.input), ranks))}
+
+
+def handed_in(net: ConvNet, held: Mapping[str, Held]) -> dict[str, Boxes]:
+    """Return what ranks need in the end: rank 0 all outputs."""
+    ranks = len(next(iter(held.values())).boxes)
+    return {value: only_on(0, net.extent(value), ranks) for value in net.outputs}
+
+
+def only_on(rank: int, box: Box, ranks: int) -> Boxes:
+    """Return the box on one rank, nothing on all others."""
+    return tuple(box if other == rank else NOTHING for other in range(ranks))
+
+
+def segment_shares(net: ConvNet, segment: Segment, before: Mapping[str, Held]) -> SegmentShares:
+    """Return what follows from a segment where values lie so before it."""
+    if segment.cut is SegmentCut.TILES:
+        return _tiled(net, segment, before)
+    ranks = range(len(segment.shares))
+    parts = tuple(_parts(net, segment, rank) for rank in ranks)
+    added_up = {value for own in parts for value in own}
+    after = {value: Held(owned_boxes(net, segment, value)) for value in net.live(segment.nodes.stop)}
+    for value in added_up:  # every rank that has a part has a summand of all
+        boxes = tuple(net.extent(value) if value in parts[rank] else NOTHING for rank in ranks)
+        after[value] = Held(boxes, summands=True)
+    pieces = tuple(
+        _pieces(net, segment.nodes, [{value: held.boxes[rank] for value, held in after.items()}], parts[rank])
+        for rank in ranks
+    )
+    walks = tuple(own[0].walk if own else Walk({}, {}) for own in pieces)
+    needs = {value: tuple(walk.needs.get(value, NOTHING) for walk in walks) for value in before}
+    return SegmentShares(segment, before, needs, parts, after, walks, pieces)
+
+
+def _tiled(net: ConvNet, segment: Segment, before: Mapping[str, Held]) -> SegmentShares:
+    """Return what follows from a segment that is cut by tiles: all is on rank 0 before and behind it."""
+    ranks = len(segment.shares)
+    live = net.live(segment.nodes.stop)
+    passing = {value: net.extent(value) for value in live if value in before}
+    on_root = _pieces(net, segment.nodes, [passing], {})
+    tiles = _pieces(net, segment.nodes, tile_boxes(net, segment), {})
+    owned = Partition.of_shares(segment.shares, len(tiles))
+    pieces = tuple((*(on_root if rank == 0 else ()), *tiles[own.slice]) for rank, own in enumerate(owned))
+    needs = {}
+    for value in before:
+        hull = reduce(Box.hull, (piece.walk.needs.get(value, NOTHING) for piece in (*on_root, *tiles)), NOTHING)
+        needs[value] = only_on(0, hull, ranks)
+    after = {value: Held(only_on(0, net.extent(value), ranks)) for value in live}
+    parts: tuple[Mapping[str, Box], ...] = ({},) * ranks
+    return SegmentShares(segment, before, needs, parts, after, (Walk({}, {}),) * ranks, pieces, tiles)
+
+
+def tile_boxes(net: ConvNet, segment: Segment) -> list[dict[str, Box]]:
+    """Return of every tile, row by row, the boxes of what the segment makes and leaves; none is empty."""
+    down, across = segment.grid
+    made = [value for value in net.live(segment.nodes.stop) if net.made_by[value] >= segment.nodes.start]
+    cuts = {}
+    for value in made:
+        every = net.extent(value)
+        rows, columns = (
+            Partition.of_shares(equal_shares(range(count), count), span.stop)
+            for count, span in ((down, every.rows), (across, every.columns))
+        )
+        cuts[value] = (every.channels, rows, columns)
+    found = []
+    for row in range(down):
+        for column in range(across):
+            boxes = {
+                value: Box(channels, rows[row], columns[column]) for value, (channels, rows, columns) in cuts.items()
+            }
+            found.append({value: box for value, box in boxes.items() if box.size})
+    return [boxes for boxes in found if boxes]
+
+
+def _pieces(
+    net: ConvNet, nodes: Span, several: Sequence[Mapping[str, Box]], parts: Mapping[str, Box]
+) -> tuple[Piece, ...]:
+    """Return what leaves these boxes, one piece after the other; nothing where they are empty."""
+    full = ({value: box for value, box in boxes.items() if box.size} for boxes in several)
+    return tuple(Piece(boxes, _walk(net, nodes, tuple(boxes.items()), tuple(parts.items()))) for boxes in full if boxes)
+
+
+def with_edges_first(net: ConvNet, shares: SegmentShares, needed: Mapping[str, Boxes]) -> SegmentShares:
+    """Return a segment whose ranks compute first what others need of them next, if it is one of those.
+
+    Rows that those before a rank need are its upper edge, that those behind it need its lower one. What needs no
+    computing goes with the upper.
+    """
+    segment = shares.segment
+    if not segment.edges_first or segment.cut is not SegmentCut.ROWS or any(shares.parts):
+        return shares
+    pieces = []
+    for rank, own in enumerate(shares.pieces):
+        upper: dict[str, Box] = {}
+        lower: dict[str, Box] = {}
+        inner: dict[str, Box] = {}
+        for value, box in own[0].boxes.items() if own else ():
+            if value in shares.before:
+                upper[value] = box
+                continue
+            common = [box.intersect(other) for other in needed[value]]
+            first = max((own.rows.stop for own in common[:rank] if own.size), default=box.rows.start)
+            last = min((own.rows.start for own in common[rank + 1 :] if own.size), default=box.rows.stop)
+            last = max(first, last)
+            ends = (box.rows.start, first, last, box.rows.stop)
+            for part, rows in zip((upper, inner, lower), pairwise(ends), strict=True):
+                part[value] = replace(box, rows=Span(*rows))
+        pieces.append(_pieces(net, segment.nodes, [upper, lower, inner], {}))
+    return replace(shares, pieces=tuple(pieces))
+
+
+@lru_cache(maxsize=1 << 14)
+def _walk(net: ConvNet, nodes: Span, wanted: tuple[tuple[str, Box], ...], parts: tuple[tuple[str, Box], ...]) -> Walk:
+    return walk(net, nodes, dict(wanted), dict(parts))
+
+
+def owned_boxes(net: ConvNet, segment: Segment, value: str) -> Boxes:
+    """Return what of a value every rank has behind a segment."""
+    every = net.extent(value)
+    by_channels = segment.cut is not SegmentCut.ROWS
+    spans = Partition.of_shares(segment.shares, (every.channels if by_channels else every.rows).stop)
+    return tuple(
+        NOTHING
+        if not span.size
+        else Box(span, every.rows, every.columns)
+        if by_channels
+        else Box(every.channels, span, every.columns)
+        for span in spans
+    )
+
+
+def _parts(net: ConvNet, segment: Segment, rank: int) -> dict[str, Box]:
+    """Return over what of their inputs a rank's nodes add up, by their outputs."""
+    if len(segment.active) == 1:
+        return {}
+    if segment.cut is SegmentCut.SUMS:
+        node = net.nodes[segment.nodes.start]
+        own = owned_boxes(net, segment, net.values_of(node)[0])[rank]
+        return {node.output: own} if own.size else {}
+    if segment.cut is SegmentCut.CHANNELS:
+        return {}
+    found = {}
+    for number in pooled_in(net, segment.nodes):
+        node = net.nodes[number]
+        own = owned_boxes(net, segment, net.values_of(node)[0])[rank]
+        if own.size:
+            found[node.output] = own
+    return found
+
+
+def pooled_in(net: ConvNet, nodes: Span) -> list[int]:
+    """Return the global pools of a run of nodes that nothing within it needs: ranks can pool their rows."""
+    return [
+        number
+        for number in range(nodes.start, nodes.stop)
+        if net.nodes[number].op in GLOBAL_POOLS and net.first_use[net.nodes[number].output] >= nodes.stop
+    ]
+
+
+def moved_bytes(net: ConvNet, held: Mapping[str, Held], needs: Mapping[str, Boxes], wire: Wire) -> list[list[int]]:
+    """Return the bytes that every rank sends every other, [sender][receiver].
+
+    Pixels of the image travel as bytes, all else as `wire` says; a summand goes to all who need a part of it.
+    """
+    ranks = range(len(next(iter(held.values())).boxes))
+    moved = [[0 for _ in ranks] for _ in ranks]
+    for value, wanted in needs.items():
+        for sender, box in enumerate(held[value].boxes):
+            for receiver in ranks if box.size else ():
+                if sender != receiver and (common := box.intersect(wanted[receiver])).size:
+                    size = net.bytes_of(value, common) // 4
+                    moved[sender][receiver] += size if value == net.input else size * wire.bits // 8
+    return moved
+
+
+def among(plan: SegmentPlan, devices: Sequence[str], ranks: Sequence[int]) -> SegmentPlan:
+    """Return a plan of some devices as one of all of these; `ranks` are theirs, the first of them rank 0."""
+
+    def shares(segment: Segment) -> tuple[float, ...]:
+        own = dict(zip(ranks, segment.shares, strict=True))
+        return tuple(own.get(rank, 0.0) for rank in range(len(devices)))
+
+    segments = tuple(replace(segment, shares=shares(segment)) for segment in plan.segments)
+    return replace(plan, segments=segments, devices=tuple(devices), predicted=None)
+
+
+def equal_shares(devices: Sequence[int], ranks: int) -> tuple[float, ...]:
+    """Return the same share of some of the ranks."""
+    return tuple(1 / len(devices) if rank in devices else 0.0 for rank in range(ranks))
+
+
+def alone_on(rank: int, ranks: int) -> tuple[float, ...]:
+    """Return all on one rank."""
+    return equal_shares([rank], ranks)
+
+
+def _text(span: Span) -> str:
+    return f"[{span.start}, {span.stop})"

@@ -1,0 +1,112 @@
+"""What is done to a network's plan once it is cut: rows moved, edges first, shares for devices as they are now.
+
+Each on the price of the whole plan, in which ranks do not wait for all others (`solver.schedule.segment_steps.follow`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.base.spans import Partition
+from solver.cluster.curves import Floats
+from solver.plan.segments import SegmentCut, SegmentPlan, alone_on, segment_shares, unrolled
+from solver.schedule.segment_steps import NetSetting, SegmentStep, follow, network_steps, seconds_of, step_at
+
+Ints = NDArray[np.intp]
+CHANNEL_PARTS = 32  # of which shares of channels are made: multiples of 8 and 16, which kernels compute at a time
+
+
+def apportioned(rows: int, row_s: Floats, crew: Ints) -> Ints:
+    """Return whole rows of every device, [p], by which the slowest of the crew is as fast as can be."""
+    counts = np.zeros(row_s.size, np.intp)
+    speed = 1 / row_s[crew]
+    counts[crew] = np.floor(rows * speed / speed.sum() + 1e-9).astype(np.intp)
+    while counts.sum() < rows:
+        counts[crew[np.argmin((counts[crew] + 1) * row_s[crew])]] += 1
+    return counts
+
+
+def shared_out(s: NetSetting, plan: SegmentPlan, without: Sequence[int] = ()) -> SegmentPlan:
+    """Return the plan with the same segments, cuts and crews, some devices left out, and shares by what they take now.
+
+    Where only devices that are left out had a share, rank 0 has it.
+    """
+    segments = []
+    for segment, shares in zip(plan.segments, unrolled(s.net, plan), strict=True):
+        crew = np.array([rank for rank in segment.active if rank not in without] or [0])
+        heights = {s.net.extent(value).rows.stop for value in shares.after} - {1}
+        parts = min(heights, default=1) if segment.cut is SegmentCut.ROWS else CHANNEL_PARTS
+        if crew.size == 1 or not segment.nodes.size or segment.cut is SegmentCut.TILES:
+            alone = replace(segment, shares=alone_on(int(crew[0]), s.devices), edges_first=False)
+            segments.append(alone if crew.size == 1 and segment.cut is not SegmentCut.TILES else segment)
+            continue
+        shared = apportioned(parts, s.whole_s(segment.nodes) / parts, crew) / parts
+        segments.append(replace(segment, shares=tuple(shared.tolist())))
+    return balanced(s, replace(plan, segments=tuple(segments)))
+
+
+def balanced(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
+    """Return the plan with rows moved from who ends a segment last to who ends it first, where that makes it faster.
+
+    Ranks do not wait for all others: who has a row more in one segment may have one less in the next.
+    """
+    segments, every = list(plan.segments), unrolled(s.net, plan)
+    steps = network_steps(s, plan)
+    ended = [times.end for _, times in follow(s.machine, steps)]
+    best_s = seconds_of(s.machine, steps)
+    for number, segment in enumerate(plan.segments):
+        heights = {s.net.extent(value).rows.stop for value in every[number].after}
+        height, active = max(heights), np.array(segment.active)
+        if segment.cut is not SegmentCut.ROWS or active.size < 2:
+            continue
+        rows = np.array(Partition.of_shares(segment.shares, height).counts)
+        moved = height // min(heights - {1}, default=height)  # a row of the coarsest value
+        last, first = active[ended[number][active].argmax()], active[ended[number][active].argmin()]
+        if rows[last] <= moved:
+            continue
+        rows[last] -= moved
+        rows[first] += moved
+        other = replace(segment, shares=tuple((rows / height).tolist()))
+        own = segment_shares(s.net, other, every[number].before)
+        changed = [*every[:number], own, *every[number + 1 :]]
+        if number + 1 < len(every):
+            changed[number + 1] = replace(every[number + 1], before=own.after)
+        here = (step_at(s, changed, at, plan.wire) for at in (number, number + 1))
+        tried = [*steps[:number], *here, *steps[number + 2 :]]
+        if (other_s := seconds_of(s.machine, tried)) < best_s:
+            segments[number], every, steps, best_s = other, changed, tried, other_s
+            ended = [times.end for _, times in follow(s.machine, steps)]
+    return replace(plan, segments=tuple(segments))
+
+
+def edges_first(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
+    """Return the plan with edges first in those segments where that makes it faster."""
+    count, known = len(plan.segments), dict[tuple[int, bool, bool], SegmentStep]()
+
+    def with_edges(flags: Sequence[bool]) -> SegmentPlan:
+        own = (replace(segment, edges_first=flag) for segment, flag in zip(plan.segments, flags, strict=True))
+        return replace(plan, segments=tuple(own))
+
+    # A step depends on whether edges come first in its segment, and in the one before.
+    for flags in product([False, True], repeat=2):
+        alternating = [flags[number % 2] for number in range(count)]
+        for number, step in enumerate(network_steps(s, with_edges(alternating))):
+            before = alternating[number - 1] if number else False
+            known[number, before, alternating[number] if number < count else False] = step
+
+    def seconds(flags: Sequence[bool]) -> float:
+        ends = zip([False, *flags], [*flags, False], strict=True)
+        return seconds_of(s.machine, [known[number, *pair] for number, pair in enumerate(ends)])
+
+    best = [False] * count
+    best_s = seconds(best)
+    for turned in (range(count), *([number] for number in range(count))):
+        other = [flag is not (number in turned) for number, flag in enumerate(best)]
+        if (other_s := seconds(other)) < best_s:
+            best, best_s = other, other_s
+    return with_edges(best)

@@ -1,0 +1,466 @@
+"""Where a convolutional network is cut into segments, and who computes which rows of each: a shortest path.
+
+A state is a point of the graph and a crew, the devices that share out the rows there, or, where few rows are left, the
+channels; whole rows make the slowest of
+the crew as fast as can be. An edge is a segment: what it costs to bring its crew what that needs from where the crew
+before has it, and what the slowest computes, halos that fusing makes it compute twice included. Points are where rows
+of others are needed (`solver.model.operators.levels`); all that lies between is fused. Behind the rows every product
+is on one device, or by columns on several. So fusing against exchanging, who takes part where, and how deep rows are
+shared out are one search, exact for the crews and points that it has (as AOFL's over blocks, SEC 2019, section 4, but
+with halos from device to device).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from solver.base.spans import Partition, Span
+from solver.cluster.cluster import Cluster
+from solver.cluster.curves import Floats, Kernel
+from solver.model.convnet import FLOAT_BYTES, ConvNet, Node
+from solver.model.operators import GLOBAL_POOLS, channel_points, cut_points, windows
+from solver.plan.plan import Wire
+from solver.plan.segments import (
+    Held,
+    Segment,
+    SegmentCut,
+    SegmentPlan,
+    alone_on,
+    handed_in,
+    moved_bytes,
+    only_on,
+    segment_shares,
+)
+from solver.programs.segment_polish import CHANNEL_PARTS, Ints, apportioned, balanced, edges_first
+from solver.schedule.exchange import Exchange
+from solver.schedule.segment_steps import (
+    NetSetting,
+    check_memory,
+    compute_s,
+    lacking,
+    net_setting,
+    plan_seconds,
+    predicted,
+    run_bytes,
+    weights_bytes,
+    weights_of,
+)
+from solver.schedule.timing import Transfer, times
+
+FEW = 4  # devices of which every set is tried as a crew; of more, the fastest ones
+PRICES, RISE = 12, 3.0  # how often, and by how much, the price of memory rises
+FUSED = 8  # levels that a segment may have
+# Where fewer rows are left for each device, kernels lose by it: at 2 of 7 rows a sixth to a half.
+FEW_ROWS = 8
+
+
+def solve_network(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32) -> SegmentPlan:
+    """Return the plan of a network that should be fastest for one image.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If some device has no memory for it.
+    """
+    s = net_setting(net, cluster)
+    byte_s = np.zeros(s.devices)
+    for _ in range(PRICES):
+        best = balanced(s, min(Search(s, wire, byte_s).plans(cluster.names), key=lambda plan: plan_seconds(s, plan)))
+        short = lacking(net, cluster, best)
+        if not short:
+            break
+        # What a device lacks has its price, which rises until it does without: a Lagrangian relaxation.
+        first_s = plan_seconds(s, best) / sum(weights_of(net, best))
+        for rank in short:
+            byte_s[rank] = max(RISE * byte_s[rank], first_s)
+    check_memory(net, cluster, best)
+    early = edges_first(s, best)
+    return predicted(s, best if lacking(net, cluster, early) else early)
+
+
+# Rows and channels that the devices of crews have or need, [crews, p] each: rows from and to, channels from and to.
+Areas = tuple[Ints, Ints, Ints, Ints]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reached:
+    """What the crews at a point cost and need where the segment that ends there begins at another point.
+
+    Parameters
+    ----------
+    seconds : [crews, p]
+        What every device computes.
+    needs
+        Of every value that is there where the segment begins, what every device needs.
+    weights : [crews, p]
+        Bytes that every device holds.
+    """
+
+    seconds: Floats
+    needs: Mapping[str, Areas]
+    weights: Floats
+
+
+class Search:
+    """The shortest path over points and crews.
+
+    Parameters
+    ----------
+    s
+        The network and the cluster.
+    wire
+        How numbers travel.
+    byte_s : [p]
+        What a byte of weights costs on every device, in seconds: where memory is scarce.
+    """
+
+    def __init__(self, s: NetSetting, wire: Wire, byte_s: Floats | None = None) -> None:
+        self._s, self._net, self._wire = s, s.net, wire
+        self._byte_s = np.zeros(s.devices) if byte_s is None else byte_s
+        speed = self._speeds()
+        self._order = np.argsort(-speed, kind="stable")
+        self._crews = [np.array(sorted(crew), np.intp) for crew in self._crew_sets()]
+        levels = cut_points(s.net)
+        # Where few rows are left for each, channels may be shared out, from one node that needs all of them to the
+        # next.
+        few = (at for at in levels[1:] if self._height(at, levels) < FEW_ROWS * s.devices)
+        deep = next(few, levels[-1]) if s.devices > 1 else levels[-1]
+        self._points = sorted({*levels, *(at for at in channel_points(s.net) if at > deep)})
+        self._levels = {self._points.index(at) for at in levels}
+        self._deep = self._points.index(deep)
+        self._channel_shares = self._by_speed(speed)
+
+    def plans(self, devices: Sequence[str]) -> Iterator[SegmentPlan]:
+        """Yield the best path, and what rank 0 or the fastest device does alone, which is one segment."""
+        cost, came_from = self._through_rows()
+        every = Span(0, len(self._net.nodes))
+        alone = ([Segment(every, SegmentCut.ROWS, alone_on(rank, len(devices)))] for rank in {0, int(self._order[0])})
+        for segments in (self._to_the_end(cost, came_from), *alone):
+            plan = SegmentPlan(tuple(_merged(segments)), tuple(devices), self._net.name, self._net.fingerprint)
+            yield replace(plan, wire=self._wire)
+
+    def _speeds(self) -> Floats:
+        """Return the speed of every device, [p], by what all nodes take."""
+        every = Span(0, len(self._net.nodes))
+        return np.asarray(1 / np.maximum(self._s.whole_s(every), 1e-12))
+
+    def _crew_sets(self) -> Iterator[tuple[int, ...]]:
+        count, order = self._s.devices, self._order.tolist()
+        if count <= FEW:
+            sets = (crew for size in range(1, count + 1) for crew in combinations(range(count), size))
+            yield from (crew for crew in sets if self._takes_first(crew))
+            return
+        sizes = sorted({*range(1, FEW + 1), *(round(FEW * 1.5**step) for step in range(1, 12)), count})
+        yield from (tuple(order[:size]) for size in sizes if size <= count)
+        if order[0] != 0:
+            yield (0,)
+
+    def _takes_first(self, crew: Sequence[int]) -> bool:
+        """Return whether a crew has no device whose like, with the same links, stands before it and is not in it."""
+        s, network = self._s, self._s.machine.network
+        if network.narrow:
+            return True
+
+        def alike(one: int, other: int) -> bool:
+            return s.speeds[one] == s.speeds[other] and network.bandwidth[one] == network.bandwidth[other]
+
+        return not any(alike(rank, other) and other not in crew for rank in crew for other in range(rank))
+
+    def _by_speed(self, speed: Floats) -> Floats:
+        """Return the shares of channels of crews that may share them out, [crews, p]: parts of `CHANNEL_PARTS`."""
+        sizes = sorted({2, (1 + self._s.devices) // 2, self._s.devices} - {1})
+        crews = [np.sort(self._order[:size]) for size in sizes if 1 < size <= min(self._s.devices, CHANNEL_PARTS)]
+        counts = [apportioned(CHANNEL_PARTS, 1 / speed, crew) for crew in crews]
+        return np.array(counts, float).reshape(len(crews), self._s.devices) / CHANNEL_PARTS
+
+    # The part that is shared out by rows or channels.
+
+    def _through_rows(self) -> tuple[list[Floats], list[Ints]]:
+        """Return the least seconds to every point with every crew, [crews], and whence: point and crew, [crews, 2].
+
+        Crews that share out rows come first, then those that share out channels.
+        """
+        cost: list[Floats] = [np.zeros(1)]
+        came_from: list[Ints] = [np.zeros((1, 2), np.intp)]
+        rows, channels = len(self._crews), len(self._channel_shares)
+        for to in range(1, len(self._points)):
+            best, back = np.full(rows + channels, np.inf), np.zeros((rows + channels, 2), np.intp)
+            ways = [(slice(0, rows), at, found) for at, found in self._backwards(to)] if to in self._levels else []
+            if to > self._deep and channels:
+                ways.append((slice(rows, rows + channels), to - 1, self._by_channels(to)))
+            for crews, at, reached in ways:
+                before = np.flatnonzero(np.isfinite(cost[at]))
+                step = self._exchange_s(at, before, reached.needs)  # [crews before, crews]
+                total = cost[at][before, None] + step + reached.seconds.max(-1) + reached.weights @ self._byte_s
+                least = total.argmin(0)
+                found = total[least, np.arange(least.size)]
+                better = found < best[crews]
+                best[crews] = np.where(better, found, best[crews])
+                back[crews][better] = np.stack([np.full(least.size, at), before[least]], axis=1)[better]
+            cost.append(best)
+            came_from.append(back)
+        return cost, came_from
+
+    @cached_property
+    def _shares(self) -> Mapping[int, Floats]:
+        """The shares of rows of every crew at points between levels, [crews, p]: whole rows of the coarsest value."""
+        levels = sorted(self._levels)
+        found = {}
+        for before, at in pairwise(levels):
+            height = self._height(self._points[at], [self._points[level] for level in levels])
+            row_s = self._s.whole_s(Span(self._points[before], self._points[at])) / height
+            found[at] = np.array([apportioned(height, row_s, crew) for crew in self._crews]) / height
+        return found
+
+    def _height(self, at: int, levels: Sequence[int]) -> int:
+        """Return the rows of the coarsest value before a node; of what is pooled, before that."""
+        heights = [self._rows_of(self._pooled(value, at, levels) or value) for value in self._net.live(at)]
+        return min([rows for rows in heights if rows > 1], default=1)
+
+    def _rows_of(self, value: str) -> int:
+        return self._net.extent(value).rows.stop
+
+    def _pooled(self, value: str, at: int, points: Sequence[int] | None = None) -> str | None:
+        """Return what a value before a node is pooled of, where ranks that share out rows have summands of it there."""
+        made = self._net.made_by[value]
+        if made < 0 or self._net.nodes[made].op not in GLOBAL_POOLS or self._net.first_use[value] < at:
+            return None
+        levels = [self._points[level] for level in self._levels] if points is None else points
+        before = max(point for point in levels if point < at)
+        return self._net.values_of(self._net.nodes[made])[0] if made >= before else None
+
+    def _have(self, value: str, at: int) -> Areas:
+        """Return what of a value the devices of every crew have at a point; nothing where a crew is not there."""
+        every, devices = self._net.extent(value), self._s.devices
+        if at == 0:
+            root = (np.arange(devices) == 0).astype(np.intp)[None]
+            return 0 * root, every.rows.stop * root, 0 * root, every.channels.stop * root
+        shares = self._shares.get(at, np.zeros((len(self._crews), devices)))
+        rows = _spans(shares, every.rows.stop)
+        member = (shares > 0).astype(np.intp)
+        channels = _spans(self._channel_shares, every.channels.stop)
+        taking = (self._channel_shares > 0).astype(np.intp)
+        return (
+            np.concatenate([rows[0], 0 * taking]),
+            np.concatenate([rows[1], every.rows.stop * taking]),
+            np.concatenate([0 * member, channels[0]]),
+            np.concatenate([every.channels.stop * member, channels[1]]),
+        )
+
+    def _backwards(self, to: int) -> Iterator[tuple[int, Reached]]:
+        """Walk back from a point; yield every point before it with what the crews at `to` need and compute from there.
+
+        As `solver.model.operators.walk` does for one rank, for the rows of all crews' devices at once.
+        """
+        net, s, end = self._net, self._s, self._points[to]
+        shares, member = self._shares[to], (self._shares[to] > 0).astype(np.intp)
+        needs: dict[str, tuple[Ints, Ints]] = {}
+        pooled = {value: source for value in net.live(end) if (source := self._pooled(value, end)) is not None}
+        for value in net.live(end):
+            whole = pooled.get(value, value)
+            needs[whole] = _hull(needs.get(whole), _spans(shares, self._rows_of(whole)))
+        seconds, levels, weights = np.zeros(shares.shape), 0, 0
+        session_s = np.array([speeds.session_s for speeds in s.speeds])
+        entering_s = np.array([speeds.entering_s for speeds in s.speeds])
+        for at in range(to - 1, -1, -1):
+            for number in range(self._points[at + 1] - 1, self._points[at] - 1, -1):
+                node = net.nodes[number]
+                weights += weights_bytes(net, node)
+                if node.output in pooled:
+                    first, behind = needs[pooled[node.output]]
+                    part = (behind - first) / self._rows_of(pooled[node.output])
+                    seconds = seconds + part * self._rows_s(number, np.ones_like(first))
+                elif node.output in needs:
+                    first, behind = needs[node.output]
+                    seconds = seconds + self._rows_s(number, (behind - first) * member)
+                    for value in net.values_of(node):
+                        needs[value] = _hull(needs.get(value), self._needed(node, value, first, behind))
+            coming: dict[str, Areas] = {}
+            numbers = np.zeros(shares.shape)
+            for value in net.live(self._points[at]):
+                if value in needs:
+                    first, behind = needs[value][0] * member, needs[value][1] * member
+                    every = net.extent(value)
+                    coming[value] = first, behind, 0 * member, every.channels.stop * member
+                    numbers += (behind - first) * every.channels.stop * every.columns.stop
+            entering = s.machine.bank.seconds(Kernel.ADD, numbers) + entering_s * numbers
+            yield at, Reached((seconds + session_s + entering) * member, coming, np.asarray(weights * member, float))
+            levels += at in self._levels
+            if levels == FUSED:
+                return
+
+    def _by_channels(self, to: int) -> Reached:
+        """Return what crews that share out channels need and compute from the point before."""
+        net, devices = self._net, self._s.devices
+        nodes = Span(self._points[to - 1], self._points[to])
+        before = {value: Held(only_on(0, net.extent(value), devices)) for value in net.live(nodes.start)}
+        seconds, boxes = [], dict[str, list[list[tuple[int, int, int, int]]]]()
+        for shares in self._channel_shares:
+            found = segment_shares(net, Segment(nodes, SegmentCut.CHANNELS, tuple(shares.tolist())), before)
+            seconds.append(compute_s(self._s, found))
+            for value, own in found.needs.items():
+                ends = [(box.rows.start, box.rows.stop, box.channels.start, box.channels.stop) for box in own]
+                boxes.setdefault(value, []).append(ends)
+        areas = {value: np.moveaxis(np.array(ends, np.intp), -1, 0) for value, ends in boxes.items()}
+        needs = {value: (area[0], area[1], area[2], area[3]) for value, area in areas.items()}
+        weights = run_bytes(net, nodes)
+        return Reached(np.array(seconds), needs, weights * self._channel_shares)
+
+    def _rows_s(self, number: int, rows: Ints) -> Floats:
+        """Return the seconds of so many rows of a node, [crews, p]."""
+        table = self._s.table(number)
+        return np.asarray(table[np.arange(self._s.devices), np.minimum(rows, table.shape[1] - 1)])
+
+    def _needed(self, node: Node, value: str, first: Ints, behind: Ints) -> tuple[Ints, Ints]:
+        """Return the rows of a value that a node needs for these rows of its output."""
+        rows = self._rows_of(value)
+        if node.op in GLOBAL_POOLS or rows == 1:
+            return np.zeros_like(first), np.full_like(behind, rows)
+        over, _ = windows(node)
+        first = np.clip(over.start(first), 0, rows - 1)
+        return first, np.clip(over.stop(behind), first + 1, rows)
+
+    def _exchange_s(self, at: int, before: Ints, needs: Mapping[str, Areas]) -> Floats:
+        """Return the seconds to bring crews what they need from where some at a point have it, [before, crews]."""
+        net, devices = self._net, self._s.devices
+        here = next(iter(needs.values()))[0].shape[0]
+        moved = np.zeros((before.size, here, devices, devices))
+        for value, area in needs.items():
+            number_bytes = 1 if value == net.input else FLOAT_BYTES * self._wire.bits / 32
+            column_bytes = net.extent(value).columns.stop * number_bytes
+            have = self._have(value, at)
+            if at and self._pooled(value, self._points[at]) is not None:  # all who pooled rows have a summand of all
+                rows, every = slice(0, len(self._crews)), net.extent(value)
+                member = (self._shares.get(at, np.zeros((len(self._crews), devices))) > 0).astype(np.intp)
+                for end, of_all in zip(have, (0, every.rows.stop, 0, every.channels.stop), strict=True):
+                    end[rows] = of_all * member
+            first, behind, low, high = (
+                (own[before, None, :, None], wanted[None, :, None, :]) for own, wanted in zip(have, area, strict=True)
+            )
+            common = np.maximum(np.minimum(*behind) - np.maximum(*first), 0)
+            moved += column_bytes * common * np.maximum(np.minimum(*high) - np.maximum(*low), 0)
+        return self._step_s(moved)
+
+    def _step_s(self, moved: Floats) -> Floats:
+        """Return the seconds of an exchange of these bytes, [..., sender, receiver]."""
+        s = self._s
+        moved = moved * ~np.eye(s.devices, dtype=bool)
+        sent, received = moved.sum(-1), moved.sum(-2)
+        messages = ((moved > 0).sum(-1) + (moved > 0).sum(-2)).astype(float)
+        exchange = Exchange(
+            sent, received, messages, lambda j, i: np.asarray(moved[..., j, i]), sent, (sent > 0).astype(float), sent
+        )
+        nothing = np.zeros(sent.shape)
+        transfer = Transfer(lambda values, active: exchange, wire=self._wire)
+        found = times([nothing] * 4, transfer, False, {}, np.ones(sent.shape, bool), s.machine)
+        return np.asarray(found.end.max(-1))
+
+    # What stands behind the rows.
+
+    def _to_the_end(self, cost: list[Floats], came_from: list[Ints]) -> list[Segment]:
+        """Return the segments of the best path to the end."""
+        net = self._net
+        paths: list[tuple[float, list[Segment], Mapping[str, Held]]] = []
+        last = len(self._points) - 1
+        if not last:
+            image = {net.input: Held(only_on(0, net.extent(net.input), self._s.devices))}
+            paths = [(0.0, [], image)]
+        for crew in np.flatnonzero(np.isfinite(cost[last])).tolist() if last else ():
+            segments = self._path(came_from, last, crew)
+            held = {value: Held(()) for value in net.live(segments[-1].nodes.start)}
+            held = {value: Held(only_on(0, net.extent(value), self._s.devices)) for value in held}
+            paths.append((float(cost[last][crew]), segments, segment_shares(net, segments[-1], held).after))
+        for nodes in self._behind_rows():
+            paths = self._one_further(paths, nodes)
+        ends = [(seconds + self._moved_s(held, handed_in(net, held)), segments) for seconds, segments, held in paths]
+        return min(ends, key=lambda end: end[0])[1]
+
+    def _path(self, came_from: list[Ints], to: int, crew: int) -> list[Segment]:
+        segments: list[Segment] = []
+        while to:
+            at, before = came_from[to][crew].tolist()
+            nodes = Span(self._points[at], self._points[to])
+            if crew < len(self._crews):
+                segments.append(Segment(nodes, SegmentCut.ROWS, tuple(self._shares[to][crew].tolist())))
+            else:
+                shares = self._channel_shares[crew - len(self._crews)]
+                segments.append(Segment(nodes, SegmentCut.CHANNELS, tuple(shares.tolist())))
+            to, crew = at, before
+        return segments[::-1]
+
+    def _behind_rows(self) -> list[Span]:
+        """Return the runs of nodes behind the rows: from one product to the next."""
+        net, start = self._net, self._points[-1]
+        starts = [start, *(n for n in range(start + 1, len(net.nodes)) if net.nodes[n].op == "Gemm"), len(net.nodes)]
+        # What flattens stands with the product behind it.
+        if len(starts) > 2 and all(node.op == "Flatten" for node in net.nodes[starts[0] : starts[1]]):
+            del starts[1]
+        return [Span(*ends) for ends in pairwise(starts) if ends[0] < ends[1]]
+
+    def _one_further(
+        self, paths: list[tuple[float, list[Segment], Mapping[str, Held]]], nodes: Span
+    ) -> list[tuple[float, list[Segment], Mapping[str, Held]]]:
+        """Return the best way to every configuration of the next run of nodes."""
+        net, found = self._net, []
+        for segment in self._configurations(nodes):
+            shares = segment_shares(net, segment, paths[0][2])  # needs the same wherever it lies before
+            weights = run_bytes(net, nodes)
+            work_s = float(compute_s(self._s, shares).max() + weights * np.array(segment.shares) @ self._byte_s)
+            ways = [(seconds + self._moved_s(held, shares.needs), segments) for seconds, segments, held in paths]
+            seconds, segments = min(ways, key=lambda way: way[0])
+            found.append((seconds + work_s, [*segments, segment], shares.after))
+        return found
+
+    def _configurations(self, nodes: Span) -> Iterator[Segment]:
+        """Yield who may compute a run of nodes: one device, or several by columns, in proportion to their speed."""
+        s = self._s
+        for device in dict.fromkeys([0, *self._order[:FEW].tolist()]):
+            yield Segment(nodes, SegmentCut.ROWS, alone_on(device, s.devices))
+        if any(self._net.nodes[number].op == "Gemm" for number in range(nodes.start, nodes.stop)):
+            speed = 1 / s.whole_s(nodes)
+            for crew in self._crews:
+                if crew.size > 1:
+                    own = np.where(np.isin(np.arange(s.devices), crew), speed, 0.0)
+                    yield Segment(nodes, SegmentCut.CHANNELS, tuple((own / own.sum()).tolist()))
+
+    def _moved_s(self, held: Mapping[str, Held], needs: Mapping[str, tuple[object, ...]]) -> float:
+        moved = moved_bytes(self._net, held, needs, self._wire)  # type: ignore[arg-type]
+        return float(self._step_s(np.array(moved, float)))
+
+
+def _spans(shares: Floats, length: int) -> tuple[Ints, Ints]:
+    """Return who has which of so many rows or channels, [crews, p] from and to; a crew without shares nothing."""
+    ends = np.zeros((2, *shares.shape), np.intp)
+    for number, own in enumerate(shares):
+        if own.any():
+            spans = Partition.of_shares(tuple(own.tolist()), length)
+            ends[:, number] = np.array([(span.start, span.stop) for span in spans], np.intp).T
+    return ends[0], ends[1]
+
+
+def _hull(one: tuple[Ints, Ints] | None, other: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
+    """Return the spans that contain both; what is empty takes no room."""
+    if one is None:
+        return other
+    first = np.where(one[0] < one[1], one[0], other[0]), np.where(other[0] < other[1], other[0], one[0])
+    behind = np.where(one[0] < one[1], one[1], other[1]), np.where(other[0] < other[1], other[1], one[1])
+    return np.minimum(*first), np.maximum(*behind)
+
+
+def _merged(segments: Sequence[Segment]) -> Iterator[Segment]:
+    """Yield segments; those that one device has one behind the other as one."""
+    kept: Segment | None = None
+    for segment in segments:
+        if kept is not None and len(kept.active) == 1 and kept.shares == segment.shares:
+            kept = replace(kept, nodes=Span(kept.nodes.start, segment.nodes.stop))
+            continue
+        if kept is not None:
+            yield kept
+        kept = segment
+    if kept is not None:
+        yield kept

@@ -1,0 +1,68 @@
+"""`TokenRequest`: what a language model is planned for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from solver.base.errors import HeptiError
+from solver.model.blocks import one_of
+from solver.model.decoder import CACHES, PRECISIONS, Decoder
+from solver.plan.decoder_file import WIRES
+from solver.plan.plan import Wire
+
+CHUNK_ROWS = 256  # of a prompt go through the layers together
+PROMPT, TOKENS, CONTEXT = 64, 128, 4096  # where nothing else is asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRequest:
+    """What is asked for: an answer to a prompt, and what weights, cache and wire are in.
+
+    A plan is made for its seconds: those of the first token and of `tokens` more, each behind `behind` others.
+
+    Parameters
+    ----------
+    prompt, tokens
+        Of a text and its answer.
+    context
+        Tokens that there is to be room for, of one sequence.
+    sequences
+        How many sequences have room.
+    precision, cache, wire
+        As in `DecoderPlan`.
+    """
+
+    prompt: int = PROMPT
+    tokens: int = TOKENS
+    context: int = CONTEXT
+    sequences: int = 1
+    precision: str = "int4"
+    cache: str = "float32"
+    wire: Wire = Wire.FLOAT32
+
+    @property
+    def behind(self) -> int:
+        """How many tokens stand before one in the middle of the answer."""
+        return self.prompt + self.tokens // 2
+
+    def check(self, model: Decoder) -> None:
+        """Refuse what says nothing, or does not fit a model.
+
+        Raises
+        ------
+        HeptiError
+            Saying which number does not.
+        """
+        one_of("precision", self.precision, tuple(PRECISIONS))
+        one_of("cache", self.cache, CACHES)
+        one_of("wire", str(self.wire), tuple(map(str, WIRES)))
+        for what in ("prompt", "tokens", "context", "sequences"):
+            if getattr(self, what) < 1:
+                raise HeptiError(f"{what} is {getattr(self, what)}, must be at least 1")
+        if self.context > model.positions:
+            raise HeptiError(f"a context of {self.context} tokens, {model.name} has {model.positions}")
+        if self.prompt + self.tokens > self.context:
+            raise HeptiError(
+                f"a prompt of {self.prompt} tokens and an answer of {self.tokens} are {self.prompt + self.tokens}, "
+                f"the context has room for {self.context}: ask for fewer, or for a longer context"
+            )

@@ -1,0 +1,149 @@
+"""What memory a language model's plan needs on every rank, in bytes.
+
+Weights are counted as they are held (`Weight`, `Precision.bytes_of`), also of query heads that share a key and value
+head with another rank's: both hold it, and its cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from solver.base.errors import InfeasiblePlanError
+from solver.base.spans import Span
+from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
+from solver.model.decoder import (
+    PRECISIONS,
+    Decoder,
+    GatedMlp,
+    GroupedAttention,
+    Weight,
+    attention_tensors,
+    mlp_tensors,
+)
+from solver.plan.decoder_plan import DecoderPlan
+from solver.schedule.decoders.asked import CHUNK_ROWS
+
+FLOAT_BYTES = 4
+NUMBER_BYTES = {"float32": 4, "int8": 1}  # of a number in the cache
+WORDS_KEPT = 2048  # embedded words that stay in rank 0's memory
+# Of [rows, hidden]: what came in, what goes out, a sum; beside the summands of all ranks.
+STREAMS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """What a rank needs.
+
+    Parameters
+    ----------
+    weights
+        Of its halves and words.
+    embedding
+        Words that rank 0 keeps embedded.
+    cache
+        Keys and values of all sequences.
+    work
+        What it computes with, and the program.
+    """
+
+    weights: int
+    embedding: int
+    cache: int
+    work: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.embedding + self.cache + self.work
+
+
+def attention_bytes(model: Decoder, attention: GroupedAttention, heads: int, kv_heads: int, precision: str) -> int:
+    """Return the bytes of the weights of some query heads, and of the key and value heads that they need."""
+    return _bytes(attention_tensors(model, replace(attention, heads=heads, kv_heads=kv_heads)), precision) * (heads > 0)
+
+
+def mlp_bytes(model: Decoder, mlp: GatedMlp, columns: int, precision: str) -> int:
+    """Return the bytes of the weights of some columns."""
+    return _bytes(mlp_tensors(model, replace(mlp, ffn=columns)), precision) * (columns > 0)
+
+
+def words_bytes(model: Decoder, words: int, precision: str) -> int:
+    """Return the bytes of some rows of the head."""
+    return PRECISIONS[precision].bytes_of((words, model.hidden), 1)
+
+
+def embedding_bytes(model: Decoder) -> int:
+    """Return the bytes of the words that rank 0 has in memory; it reads a word from the file once."""
+    return FLOAT_BYTES * min(WORDS_KEPT, model.vocab) * model.hidden
+
+
+def cache_bytes(attention: GroupedAttention, kv_heads: int, cache: str, tokens: int) -> int:
+    """Return the bytes of so many tokens' keys and values of a layer."""
+    return 2 * kv_heads * attention.head_dim * tokens * NUMBER_BYTES[cache]
+
+
+def work_bytes(model: Decoder, ranks: int, width: int, words: int, context: int) -> int:
+    """Return what a rank computes with, at the most: a chunk's stream and summands, `width` columns, logits."""
+    rows = min(CHUNK_ROWS, context)
+    return PROGRAM_BYTES + FLOAT_BYTES * (rows * ((STREAMS + ranks) * model.hidden + width) + words)
+
+
+def widest(attention: GroupedAttention, mlp: GatedMlp, heads: int, columns: int) -> int:
+    """Return the columns of what a rank with so many heads and columns has at a time."""
+    kv = attention.kv_span(Span(0, heads)).size
+    return max((heads + 2 * kv) * attention.head_dim, (1 + mlp.gated) * columns)
+
+
+def rank_memory(model: Decoder, plan: DecoderPlan) -> tuple[RankMemory, ...]:
+    """Return what every rank needs; of one that takes no part and is not rank 0, nothing."""
+    return tuple(_of_rank(model, plan, rank) for rank in range(len(plan.devices)))
+
+
+def _of_rank(model: Decoder, plan: DecoderPlan, rank: int) -> RankMemory:
+    weights, cache, width, ranks = 0, 0, 0, 0
+    tokens, precision = plan.context * plan.sequences, plan.precision
+    for stage in plan.stages:
+        if rank not in stage.ranks:
+            continue
+        heads, columns, ranks = stage.heads[rank], stage.columns[rank].size, len(stage.ranks)
+        for layer, alike in groupby(model.layers[stage.layers.slice]):
+            kv, layers = layer.attention.kv_span(heads).size, len(list(alike))
+            weights += layers * attention_bytes(model, layer.attention, heads.size, kv, precision)
+            weights += layers * mlp_bytes(model, layer.mlp, columns, precision)
+            cache += layers * cache_bytes(layer.attention, kv, plan.cache, tokens)
+            width = max(width, widest(layer.attention, layer.mlp, heads.size, columns))
+    words = plan.words[rank].size
+    weights += words_bytes(model, words, precision)
+    embedding = embedding_bytes(model) if rank == 0 else 0
+    if not weights and not embedding:
+        return RankMemory(0, 0, 0, 0)
+    return RankMemory(weights, embedding, cache, work_bytes(model, ranks, width, words, plan.context))
+
+
+def decoder_lacks(cluster: Cluster, memory: tuple[RankMemory, ...]) -> str:
+    """Return what memory a plan lacks, in words, and where; "" where it fits."""
+    short = [
+        f"{(needs.total - has.memory_bytes) / MIB:.0f} MiB more on {has.name} (has {has.memory_bytes / MIB:.0f}, "
+        f"needs {needs.total / MIB:.0f}, {needs.cache / MIB:.0f} of it for the cache)"
+        for has, needs in zip(cluster.devices, memory, strict=True)
+        if needs.total > has.memory_bytes
+    ]
+    return f"does not fit: it would with {' and '.join(short)}" if short else ""
+
+
+def check_memory(model: Decoder, cluster: Cluster, plan: DecoderPlan) -> None:
+    """Refuse a plan for which devices lack memory.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        Naming them, with what they have and need.
+    """
+    if lacks := decoder_lacks(cluster, rank_memory(model, plan)):
+        raise InfeasiblePlanError(f"{model.name} by {plan.system} {lacks}")
+
+
+def _bytes(tensors: Mapping[str, Weight], precision: str) -> int:
+    return sum(PRECISIONS[precision].bytes_of(weight.shape, weight.summed) for weight in tensors.values())

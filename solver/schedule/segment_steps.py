@@ -1,0 +1,403 @@
+"""What a plan of a convolutional network costs: a step a segment, the exchange that brings what it needs, and compute.
+
+    segment 0  pixels of the image go from rank 0 to whose rows need them; each computes its share
+    segment k  what others' pieces have of what a rank needs comes to it; it computes, piece by piece
+    hand in    the outputs go to rank 0
+
+Tiles are priced as if rank 0 handed out all of them first, and whoever has computed one sent it to who needs it next.
+The engine hands out one at a time, while others are computed, and brings them back by way of rank 0.
+
+What every rank needs, computes and leaves says `solver.plan.segments`. Ranks do not wait for all others: each begins a
+segment when it has ended the one before, and has what it needs, which its neighbours have sent as soon as they had
+computed that piece (`follow`). So where edges come first, a neighbour may be late by all of its interior, and nobody
+waits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from solver.base.errors import InfeasiblePlanError
+from solver.base.spans import Span
+from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
+from solver.cluster.curves import Bank, Floats, Kernel
+from solver.cluster.nodes import NodeSpeeds
+from solver.model.convnet import FLOAT_BYTES, NOTHING, Box, ConvNet, Node
+from solver.model.operators import ELEMENTWISE, Reach, flop, tensors_of
+from solver.plan.plan import Prediction, Wire
+from solver.plan.segments import (
+    Boxes,
+    Held,
+    Piece,
+    SegmentPlan,
+    SegmentShares,
+    handed_in,
+    image_on_root,
+    moved_bytes,
+    only_on,
+    unrolled,
+)
+from solver.schedule.cost import Price, PricedStep
+from solver.schedule.exchange import Network
+from solver.schedule.timing import RESTED, Machine, Times
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NetSetting:
+    """A convolutional network and a cluster: all that a cost depends on besides the plan."""
+
+    net: ConvNet
+    machine: Machine
+    speeds: tuple[NodeSpeeds, ...]
+    tables: dict[int, Floats]  # by node, as they are asked for
+
+    @property
+    def devices(self) -> int:
+        """Number of devices, p."""
+        return len(self.speeds)
+
+    def table(self, number: int) -> Floats:
+        """Return the seconds of a node on every device for every number of its rows, [p, H + 1]."""
+        if number not in self.tables:
+            node = self.net.nodes[number]
+            alike = {id(speeds): speeds for speeds in self.speeds}
+            tables = {key: speeds.table(self.net, node) for key, speeds in alike.items()}
+            self.tables[number] = np.stack([tables[id(speeds)] for speeds in self.speeds])
+        return self.tables[number]
+
+    def whole_s(self, nodes: Span) -> Floats:
+        """Return what every device takes for a run of nodes alone, [p]."""
+        return sum((self.table(number)[:, -1] for number in range(nodes.start, nodes.stop)), np.zeros(self.devices))
+
+    def node_s(self, number: int, device: int, reach: Reach, part: Box | None) -> float:
+        """Return the seconds of a box of a node's output; of a summand, over a part of its input."""
+        net, node = self.net, self.net.nodes[number]
+        every, made = net.extent(node.output), reach.made
+        narrow = made.channels.size * made.columns.size / (every.channels.size * every.columns.size)
+        if part is not None:
+            narrow *= flop(net, node, made, part) / flop(net, node, made)
+        return float(self.table(number)[device, made.rows.size]) * narrow
+
+
+def net_setting(net: ConvNet, cluster: Cluster) -> NetSetting:
+    """Prepare to price plans of a network on a cluster."""
+    devices = cluster.devices
+    jitter, rest = (np.array(seconds) for seconds in zip(*((d.jitter_s, d.rest_s) for d in devices), strict=True))
+    machine = Machine(Bank([device.kernels for device in devices]), Network.of(cluster), jitter, rest)
+    return NetSetting(net, machine, tuple(device.node_speeds for device in devices), {})
+
+
+def pieces_s(s: NetSetting, shares: SegmentShares) -> list[list[float]]:
+    """Return what every device computes of a segment, piece by piece: nodes, the call, and what enters its graph."""
+    return [
+        [_piece_s(s, rank, piece, shares.parts[rank]) + _entering_s(s, rank, piece, shares.before) for piece in pieces]
+        for rank, pieces in enumerate(shares.pieces)
+    ]
+
+
+def compute_s(s: NetSetting, shares: SegmentShares) -> Floats:
+    """Return the same of all pieces, [p] seconds."""
+    return np.array([sum(own) for own in pieces_s(s, shares)])
+
+
+def _piece_s(s: NetSetting, rank: int, piece: Piece, parts: Mapping[str, Box]) -> float:
+    if not piece.walk.made:
+        return 0.0
+    nodes = (
+        s.node_s(number, rank, reach, parts.get(s.net.nodes[number].output))
+        for number, reach in piece.walk.made.items()
+    )
+    return sum(nodes) + s.speeds[rank].session_s
+
+
+def _entering_s(s: NetSetting, rank: int, piece: Piece, before: Mapping[str, Held]) -> float:
+    numbers = sum(box.size for value, box in piece.walk.needs.items() if value in before)
+    return float(s.machine.bank.seconds(Kernel.ADD, float(numbers))[rank]) + s.speeds[rank].entering_s * numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentStep:
+    """An exchange, and what ranks compute behind it.
+
+    Parameters
+    ----------
+    name, nodes
+        Of the segment, and its first and last node.
+    moved : [pieces, p, p] bytes
+        What each rank sends each other of each of the pieces that it computed before.
+    computes
+        Of every rank, the seconds of its pieces.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    moved: Floats
+    computes: Sequence[Sequence[float]]
+
+
+def network_steps(s: NetSetting, plan: SegmentPlan) -> list[SegmentStep]:
+    """Return the steps of an image."""
+    every = unrolled(s.net, plan)
+    return [step_at(s, every, number, plan.wire) for number in range(len(every) + 1)]
+
+
+def step_at(s: NetSetting, every: Sequence[SegmentShares], number: int, wire: Wire) -> SegmentStep:
+    """Return a step of an image, of what follows from every segment; the last brings the outputs to rank 0."""
+    ranks = range(s.devices)
+    image = {s.net.input: s.net.extent(s.net.input)}
+    pieces: list[list[Mapping[str, Box]]] = [[image] if rank == 0 else [] for rank in ranks]
+    if number:
+        pieces = [[piece.boxes for piece in own] for own in every[number - 1].pieces]
+    if number == len(every):
+        held = every[-1].after if every else image_on_root(s.net, s.devices)
+        return SegmentStep("hand in", (), _moved(s.net, pieces, handed_in(s.net, held), wire), [[] for _ in ranks])
+    own = every[number]
+    moved = _moved(s.net, pieces, own.needs, wire)
+    for rank, tiles in enumerate(own.pieces if own.tiles else ()):
+        for tile in tiles:
+            moved[0] += _from_root(s.net, tile, rank, own, wire)
+    return SegmentStep(f"segment {number}", _names(s.net, own), moved, pieces_s(s, own))
+
+
+def _from_root(net: ConvNet, tile: Piece, rank: int, shares: SegmentShares, wire: Wire) -> Floats:
+    """Return what rank 0 sends of what a rank's tile needs: all of it, overlaps included; [p, p]."""
+    ranks = len(shares.pieces)
+    held = {value: Held(only_on(0, net.extent(value), ranks)) for value in shares.before}
+    needs = {value: only_on(rank, tile.walk.needs.get(value, NOTHING), ranks) for value in shares.before}
+    return np.array(moved_bytes(net, held, needs, wire), float)
+
+
+def _moved(
+    net: ConvNet, pieces: Sequence[Sequence[Mapping[str, Box]]], needs: Mapping[str, Boxes], wire: Wire
+) -> Floats:
+    most = max(map(len, pieces))
+    moved = np.zeros((most, len(pieces), len(pieces)))
+    for number in range(most):
+        own = [pieces[rank][number] if number < len(pieces[rank]) else {} for rank in range(len(pieces))]
+        held = {value: Held(tuple(boxes.get(value, NOTHING) for boxes in own)) for value in needs}
+        if held:
+            moved[number] = moved_bytes(net, held, needs, wire)
+    return moved
+
+
+def follow(machine: Machine, steps: Iterable[SegmentStep]) -> Iterator[tuple[SegmentStep, Times]]:
+    """Yield every step with its seconds of compute, and of waiting, and by how much it ends after the one before.
+
+    A rank has a message when its sender has computed the piece and sent all that it had to send before, and when its
+    own link has taken all that came. Times vary: of those that a rank waits for, and its own, the latest is later than
+    the latest of their means, as in `solver.schedule.timing.lateness`; and who has waited computes faster for a moment.
+    """
+    network, devices = machine.network, machine.devices
+    ready = np.zeros(devices)
+    sent_at = np.zeros((1, devices))  # when pieces are computed
+    scale = float(machine.late_scale(np.ones(devices, bool))[0]) if devices > 1 else 0.0
+    for step in steps:
+        messages = step.moved > 0
+        cost = machine.bank.seconds(Kernel.MESSAGE, step.moved.sum(-1) / np.maximum(messages.sum(-1), 1))
+        sending = cost * messages.sum(-1)  # [pieces, p]
+        size = step.moved.sum((0, 1)) / np.maximum(messages.sum((0, 1)), 1)
+        taking = machine.bank.seconds(Kernel.MESSAGE, size) * messages.sum((0, 1))
+        arrival = _arrivals(network, step.moved, sent_at)
+        done = ready + sending.sum(0)
+        begin = np.array([_latest(scale, [done[i], *arrival[:, i][arrival[:, i] > 0]]) for i in range(devices)])
+        waited = begin - done
+        faster = np.minimum(machine.rest, RESTED * waited)
+        most = max((len(own) for own in step.computes), default=0)
+        sent_at, before = np.zeros((max(most, 1), devices)), ready.max()
+        compute = np.array([sum(own) for own in step.computes]) if most else np.zeros(devices)
+        ready = begin + taking + np.maximum(compute - faster, 0.5 * compute)
+        for rank, own in enumerate(step.computes):
+            for number in range(len(own)):
+                sent_at[number, rank] = ready[rank] - sum(own[number + 1 :])
+        yield step, Times(compute + taking + sending.sum(0), waited, ready - before)
+
+
+def _arrivals(network: Network, moved: Floats, sent_at: Floats) -> Floats:
+    """Return when what a rank sends another is there, [sender, receiver]; 0 where it sends nothing."""
+    sent, received = moved.sum(-1), moved.sum((0, 1))
+    devices = received.size
+    out = np.zeros(devices)
+    arrival = np.zeros((devices, devices))
+    for number in range(len(moved)):
+        out = np.where(sent[number] > 0, np.maximum(out, sent_at[number]) + sent[number] / network.bandwidth, out)
+        arrival = np.where(moved[number] > 0, out[:, None] + network.latency_s, arrival)
+    for one, other, bandwidth, latency_s in network.narrow:
+        for sender, receiver in ((one, other), (other, one)):
+            if (total := moved[:, sender, receiver].sum()) > 0:
+                late = sent_at[:, sender].min() + total / bandwidth + latency_s
+                arrival[sender, receiver] = max(arrival[sender, receiver], late)
+    for receiver in range(devices):
+        from_whom = arrival[:, receiver] > 0
+        if from_whom.any():
+            begun = sent_at[0, from_whom].min()
+            full = begun + received[receiver] / network.bandwidth[receiver] + network.latency_s
+            last = np.argmax(arrival[:, receiver])
+            arrival[last, receiver] = max(arrival[last, receiver], full)
+    return arrival
+
+
+def _latest(scale: float, moments: Sequence[float]) -> float:
+    """Return what is expected of the latest of moments that vary."""
+    latest = max(moments)
+    if scale <= 0 or len(moments) == 1:
+        return latest
+    return latest + scale * math.log(sum(math.exp((moment - latest) / scale) for moment in moments))
+
+
+def _names(net: ConvNet, shares: SegmentShares) -> tuple[str, ...]:
+    nodes = shares.segment.nodes
+    if not nodes.size:
+        return ()
+    first, last = net.nodes[nodes.start], net.nodes[nodes.stop - 1]
+    return (first.name,) if nodes.size == 1 else (f"{first.name} to {last.name}",)
+
+
+def plan_seconds(s: NetSetting, plan: SegmentPlan) -> float:
+    """Return the seconds of an image."""
+    return seconds_of(s.machine, network_steps(s, plan))
+
+
+def seconds_of(machine: Machine, steps: Iterable[SegmentStep]) -> float:
+    """Return the seconds of an image, by its steps."""
+    return math.fsum(float(times.end.max()) for _, times in follow(machine, steps))
+
+
+def price_segments(s: NetSetting, plan: SegmentPlan) -> Price:
+    """Price a plan, step by step."""
+    steps = [
+        PricedStep(step.name, step.name, step.nodes, (), 1, times, step.moved.sum((0, 2)), step.moved.sum((0, 1)))
+        for step, times in follow(s.machine, network_steps(s, plan))
+    ]
+    return Price(tuple(steps), tuple(weights_of(s.net, plan)))
+
+
+def weights_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
+    """Return the bytes of weights that every rank holds.
+
+    Every piece of a segment has its own graph, with its own weights; all tiles have the same.
+    """
+    needed = [0] * len(plan.devices)
+    for shares in unrolled(net, plan):
+        for rank in range(len(plan.devices)):
+            pieces = computed_by(shares, rank)
+            if shares.tiles and pieces:
+                pieces = [max(pieces, key=lambda tile: len(tile.walk.made))]
+            needed[rank] += sum(
+                held_bytes(net, net.nodes[number], reach, shares.parts[rank].get(net.nodes[number].output))
+                for piece in pieces
+                for number, reach in piece.walk.made.items()
+            )
+    return needed
+
+
+def computed_by(shares: SegmentShares, rank: int) -> Sequence[Piece]:
+    """Return what a rank may have to compute of a segment."""
+    return [shares.tiles[number] for number in shares.able(rank)] if shares.tiles else shares.pieces[rank]
+
+
+def weights_bytes(net: ConvNet, node: Node) -> int:
+    """Return the bytes of all of a node's tensors."""
+    return FLOAT_BYTES * sum(math.prod(net.tensors[name]) for name in tensors_of(net, node))
+
+
+def run_bytes(net: ConvNet, nodes: Span) -> int:
+    """Return the bytes of all tensors of a run of nodes."""
+    return sum(weights_bytes(net, net.nodes[number]) for number in range(nodes.start, nodes.stop))
+
+
+def held_bytes(net: ConvNet, node: Node, reach: Reach, part: Box | None) -> int:
+    """Return the bytes of a node's tensors that a rank holds for a box of its output: some output or input channels."""
+    total = 0
+    for name in tensors_of(net, node):
+        shape = net.tensors[name]
+        numbers = int(np.prod(shape))
+        if node.op in ("Conv", "Gemm") and shape:
+            numbers = numbers // shape[0] * reach.made.channels.size
+            if part is not None and len(shape) > 1:
+                numbers = numbers // shape[1] * part.channels.size
+        total += FLOAT_BYTES * numbers
+    return total
+
+
+def memory_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
+    """Return the bytes that every rank needs beside the program: weights, and what it needs and leaves of segments.
+
+    All tiles of a rank use the same memory, for what lies within them and for what they need and leave.
+    """
+    needed = weights_of(net, plan)
+    for shares in unrolled(net, plan):
+        for rank in range(len(plan.devices)):
+            boxes = [held.boxes[rank] for held in shares.after.values()]
+            boxes += [own[rank] for own in shares.needs.values()]
+            pieces = computed_by(shares, rank)
+            numbers = sum(box.size for box in boxes)
+            numbers += sum(room_of(shares, pieces).values()) if shares.tiles else 0
+            numbers += max((numbers_within(net, piece) for piece in pieces), default=0)
+            needed[rank] += FLOAT_BYTES * numbers
+    return needed
+
+
+def room_of(shares: SegmentShares, tiles: Sequence[Piece]) -> dict[str, int]:
+    """Return the numbers of the largest box of every value that one of these tiles needs or leaves."""
+    most: dict[str, int] = {}
+    for tile in tiles:
+        needs = {value: box for value, box in tile.walk.needs.items() if value in shares.before}
+        for value, box in (needs | dict(tile.boxes)).items():
+            most[value] = max(most.get(value, 0), box.size)
+    return most
+
+
+def numbers_within(net: ConvNet, piece: Piece) -> int:
+    """Return how many numbers that its nodes make a graph has at a time, at most.
+
+    A node's output is there until the last node that needs it; what is computed number by number takes its place.
+    """
+    made = piece.walk.made
+    last = {value: number for number in sorted(made) for value in net.values_of(net.nodes[number])}
+    lies: dict[str, int] = {}
+    most = 0
+    for number in sorted(made):
+        node = net.nodes[number]
+        ended = [value for value in net.values_of(node) if last[value] == number]
+        if node.op in ELEMENTWISE:
+            lies = {value: size for value, size in lies.items() if value not in ended}
+        lies[node.output] = made[number].made.size
+        most = max(most, sum(lies.values()))
+        lies = {value: size for value, size in lies.items() if value not in ended}
+    return most
+
+
+def lacking(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> dict[int, int]:
+    """Return the bytes that devices which take part need more than they have."""
+    found = {}
+    for rank, needed in enumerate(memory_of(net, plan)):
+        more = needed + PROGRAM_BYTES - cluster.devices[rank].memory_bytes
+        if rank in (0, *plan.active) and more > 0:
+            found[rank] = more
+    return found
+
+
+def check_memory(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> None:
+    """Refuse a plan that some device has no memory for.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        Naming the device, what it needs and what it has.
+    """
+    for rank, more in lacking(net, cluster, plan).items():
+        device = cluster.devices[rank]
+        raise InfeasiblePlanError(
+            f"{net.name} needs {(device.memory_bytes + more) / MIB:.0f} MiB on {device.name}, which has "
+            f"{device.memory_bytes / MIB:.0f} MiB free: add devices or memory"
+        )
+
+
+def predicted(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
+    """Return the plan with what is predicted of it."""
+    prediction: Prediction = price_segments(s, plan).prediction
+    return replace(plan, predicted=prediction)

@@ -1,0 +1,99 @@
+"""What a person wants to know of a language model's plan: a token's price by device, memory, and what else there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import Cluster
+from solver.model.decoder import Decoder
+from solver.plan.decoder_plan import DecoderPlan
+from solver.schedule.cost import Price
+from solver.schedule.decoders.asked import TokenRequest
+from solver.schedule.decoders.cost import predicted, price_pass, setting_of
+from solver.schedule.decoders.memory import RankMemory, decoder_lacks, rank_memory
+from solver.show.comparison import ComparedSystem, beside_devices
+from solver.systems.decoders import SYSTEMS, plan_decoder
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PricedDecoder:
+    """A language model's plan with what it takes.
+
+    Parameters
+    ----------
+    plan
+        With what is predicted.
+    token
+        A token in the middle of the answer.
+    memory
+        Of every device.
+    """
+
+    model: Decoder
+    cluster: Cluster
+    plan: DecoderPlan
+    token: Price
+    memory: tuple[RankMemory, ...]
+
+    @property
+    def lacks(self) -> str:
+        """What memory the plan lacks, in words, and where; "" where it fits."""
+        return decoder_lacks(self.cluster, self.memory)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedDecoder(ComparedSystem):
+    """A system's plan of a language model: its seconds, bytes and requests are a token's.
+
+    Parameters
+    ----------
+    first_s
+        From a prompt to the first token.
+    """
+
+    first_s: float = np.inf
+
+
+def priced_decoder(model: Decoder, cluster: Cluster, plan: DecoderPlan, asked: TokenRequest) -> PricedDecoder:
+    """Price a plan, whether or not memory suffices."""
+    s = setting_of(model, cluster, plan)
+    plan = predicted(s, plan, asked.prompt, asked.behind)
+    return PricedDecoder(model, cluster, plan, price_pass(s, plan, 1, asked.behind), rank_memory(model, plan))
+
+
+def decoder_systems(cluster: Cluster) -> tuple[str, ...]:
+    """Return what stands side by side: all systems, and single devices."""
+    return beside_devices(SYSTEMS, cluster)
+
+
+def compare_decoders(
+    model: Decoder,
+    cluster: Cluster,
+    asked: TokenRequest,
+    systems: Iterable[str],
+    advance: Callable[[int], None] = lambda _: None,
+) -> list[ComparedDecoder]:
+    """Plan by each of the systems, and predict what comes of it; `advance` is called with 1 after each."""
+    found = []
+    for system in systems:
+        found.append(_entry(system, model, cluster, asked))
+        advance(1)
+    return found
+
+
+def _entry(system: str, model: Decoder, cluster: Cluster, asked: TokenRequest) -> ComparedDecoder:
+    try:
+        plan = plan_decoder(system, model, cluster, asked)
+    except HeptiError as error:
+        why = str(error).removeprefix(model.name).removeprefix(f" by {system.partition(':')[0]}").lstrip(" ,:")
+        return ComparedDecoder(system, np.inf, 0.0, 0, (), why)
+    found = priced_decoder(model, cluster, plan, asked)
+    facts = found.plan.predicted
+    assert facts is not None
+    sent = found.token.prediction.bytes_on_wire
+    held = tuple(needs.weights for needs in found.memory)
+    return ComparedDecoder(system, facts.token_s, 1 / facts.token_s, sent, held, first_s=facts.first_s)

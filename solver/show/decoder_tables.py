@@ -1,0 +1,224 @@
+"""A language model's plan as tables and a map that a person reads, and as JSON that a program does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from solver.base.phrases import counted
+from solver.base.tables import new_table
+from solver.cluster.cluster import MIB, Cluster
+from solver.model.decoder import Decoder
+from solver.plan.decoder_file import decoder_plan_table
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage
+from solver.schedule.decoders.asked import TokenRequest
+from solver.show.decoder_facts import ComparedDecoder, PricedDecoder
+from solver.show.network_tables import bar, legend
+from solver.show.plan_tables import MOST_LISTED
+from solver.show.system_tables import print_lacking
+
+
+def decoder_title(model: Decoder, asked: TokenRequest) -> str:
+    """Return what is planned, in words."""
+    return (
+        f"{model.name} in {asked.precision}, {counted(len(model.layers), 'layer')}: {asked.tokens} tokens "
+        f"behind a prompt of {asked.prompt}"
+    )
+
+
+def print_decoder(console: Console, found: PricedDecoder) -> None:
+    """Print who has what, what every device does with the time of a token, and what is predicted."""
+    plan, facts = found.plan, found.plan.predicted
+    assert facts is not None
+    count = len(plan.devices)
+    taking = sorted({rank for stage in plan.stages for rank in stage.ranks})
+    listed = list(range(count)) if count <= MOST_LISTED else taking
+    console.print(_shares(found, listed))
+    console.print(_devices(found, listed))
+    if len(listed) < count:
+        console.print(f"The {count - len(listed)} others hold nothing.")
+    if len(taking) == 1 and count > 1:
+        console.print(f"By {plan.system or 'this plan'} all is on {plan.devices[taking[0]]}.")
+    of = f" for each of {plan.sequences} sequences" * (plan.sequences > 1)
+    console.print(f"There is room for {plan.context} tokens{of}; keys and values are kept in {plan.cache}.")
+    console.print(
+        f"[bold]{1 / facts.token_s:.2f} tokens a second[/] behind {facts.behind} others"
+        f"{f' by {plan.system}' * bool(plan.system)}: {_ms(facts.token_s)} ms a token, {_ms(facts.compute_s)} of them "
+        f"compute and {_ms(facts.exchange_s)} waiting for the wire; {_kib(found.token.prediction.bytes_on_wire)} KiB "
+        f"are sent. [bold]{facts.first_s:.2f} s[/] from a prompt of {counted(facts.prompt, 'token')} to the first."
+    )
+
+
+def _shares(found: PricedDecoder, listed: Sequence[int]) -> Table:
+    headings = ("device", "layers", "heads", "with keys\nof", "columns", "words")
+    table = new_table("who has what", *headings, words=2)
+    for rank in listed:
+        stages = [stage for stage in found.plan.stages if rank in stage.ranks]
+        words = str(found.plan.words[rank].size or "-")
+        if not stages:
+            table.add_row(found.plan.devices[rank], "-", "-", "-", "-", words)
+        for stage in stages:
+            heads = stage.heads[rank]
+            kv = found.model.layers[stage.layers.start].attention.kv_span(heads).size
+            table.add_row(
+                found.plan.devices[rank], _layers(stage),
+                *(str(number or "-") for number in (heads.size, kv, stage.columns[rank].size)), words,
+            )  # fmt: skip
+    return table
+
+
+def _layers(stage: DecoderStage) -> str:
+    return f"{stage.layers.start}" + f"-{stage.layers.stop - 1}" * (stage.layers.size > 1)
+
+
+def _devices(found: PricedDecoder, listed: Sequence[int]) -> Table:
+    headings = ("weights\nMiB", "cache\nMiB", "needs\nMiB", "free\nMiB", "compute\nms", "wire\nms", "idle\nms")
+    table = new_table("memory, and the time of a token", "device", *headings)
+    price = found.token
+    for rank in listed:
+        device, needs = found.cluster.devices[rank], found.memory[rank]
+        times = (price.compute_s[rank], price.exchange_s[rank], price.idle_s[rank])
+        sizes = (needs.weights, needs.cache, needs.total, device.memory_bytes)
+        table.add_row(
+            device.name, *(f"{size / MIB:.0f}" for size in sizes), *(_ms(float(seconds)) for seconds in times),
+            style="bold red" if needs.total > device.memory_bytes else "",
+        )  # fmt: skip
+    return table
+
+
+def decoder_to_json(found: PricedDecoder, others: Sequence[ComparedDecoder] = ()) -> str:
+    """Return the plan's JSON, which can be run as it is, with all that the tables say."""
+    table = decoder_plan_table(found.model, found.plan)
+    price = found.token
+    table["bytes_on_wire"] = price.prediction.bytes_on_wire
+    table["per_device"] = [
+        {
+            "device": device.name,
+            "weights_bytes": found.memory[rank].weights,
+            "cache_bytes": found.memory[rank].cache,
+            "memory_bytes": found.memory[rank].total,
+            "compute_s": float(price.compute_s[rank]),
+            "exchange_s": float(price.exchange_s[rank]),
+            "idle_s": float(price.idle_s[rank]),
+        }
+        for rank, device in enumerate(found.cluster.devices)
+    ]
+    if others:
+        table["alternatives"] = [_entry(other) for other in others]
+    return json.dumps(table, indent=1) + "\n"
+
+
+def print_beside(console: Console, plan: DecoderPlan, others: Sequence[ComparedDecoder]) -> None:
+    """Print the plan beside what else there is."""
+    facts = plan.predicted
+    assert facts is not None
+    table = new_table("predicted", "system", "tokens\na second", "first\ns", "this plan is")
+    own = ComparedDecoder(plan.system, facts.token_s, 1 / facts.token_s, 0, (0,), first_s=facts.first_s)
+    for entry in _ranked([own, *(other for other in others if other.system != plan.system)]):
+        compared = entry is not own and bool(entry.weights_bytes)
+        ratio = f"{entry.seconds / facts.token_s:.2f} times as fast" if compared else ""
+        table.add_row(*_figures(entry), ratio, style="bold" if entry is own else "dim" if entry.lacks else "")
+    console.print(table)
+    print_lacking(console, others)
+
+
+def print_decoders(console: Console, entries: Sequence[ComparedDecoder], title: str) -> None:
+    """Print every system's prediction, the fastest that can be run first; and who wins."""
+    console.print(title, markup=False, soft_wrap=True)
+    headings = ("system", "tokens\na second", "first\ns", "KiB sent\na token", "weights:\nmost MiB", "least MiB")
+    table = new_table("predicted", *headings)
+    entries = _ranked(entries)
+    for place, entry in enumerate(entries):
+        held = entry.weights_bytes
+        table.add_row(
+            *_figures(entry),
+            _kib(entry.bytes_on_wire) if held else "-",
+            *((f"{size / MIB:.0f}" for size in (max(held), min(held))) if held else "--"),
+            style="dim" if entry.lacks else "bold" if not place else "",
+        )
+    console.print(table)
+    print_lacking(console, entries)
+    best = entries[0]
+    if best.lacks:
+        console.print("None of them can be run.")
+    else:
+        console.print(f"{best.system} wins with {best.requests_per_s:.2f} tokens a second.")
+
+
+def decoders_to_json(model: Decoder, cluster: Cluster, entries: Sequence[ComparedDecoder], asked: TokenRequest) -> str:
+    """Return the same as JSON; the winner by name, null where nothing can be run."""
+    able = [entry for entry in _ranked(entries) if not entry.lacks]
+    table = {
+        "model": {"name": model.name, "fingerprint": model.fingerprint},
+        "cluster": {"fingerprint": cluster.fingerprint},
+        "precision": asked.precision,
+        "cache": asked.cache,
+        "wire": str(asked.wire),
+        "prompt": asked.prompt,
+        "tokens": asked.tokens,
+        "context": asked.context,
+        "sequences": asked.sequences,
+        "devices": list(cluster.names),
+        "systems": [_entry(entry) for entry in entries],
+        "winner": able[0].system if able else None,
+    }
+    return json.dumps(table, indent=1) + "\n"
+
+
+def _ranked(entries: Sequence[ComparedDecoder]) -> list[ComparedDecoder]:
+    return sorted(entries, key=lambda entry: (bool(entry.lacks), entry.seconds))
+
+
+def _figures(entry: ComparedDecoder) -> tuple[str, str, str]:
+    """Return a system's name, tokens a second, and seconds to the first."""
+    planned = bool(entry.weights_bytes)
+    return (
+        entry.system + " †" * bool(entry.lacks),
+        f"{entry.requests_per_s:.2f}" if planned else "-",
+        f"{entry.first_s:.2f}" if planned else "-",
+    )
+
+
+def _entry(entry: ComparedDecoder) -> dict[str, Any]:
+    planned = bool(np.isfinite(entry.seconds))
+    return {
+        "system": entry.system,
+        "token_s": entry.seconds if planned else None,
+        "first_s": entry.first_s if planned else None,
+        "bytes_on_wire": entry.bytes_on_wire,
+        "weights_bytes": list(entry.weights_bytes),
+        "lacks": entry.lacks,
+    }
+
+
+def print_shares_map(console: Console, found: PricedDecoder) -> None:
+    """Print who has which heads, columns and words of every stage, from the first, on the left, to the last."""
+    rows = [
+        (_layers(stage), f"{partition.total} {what}", partition.counts)
+        for stage in found.plan.stages
+        for what, partition in (("heads", stage.heads), ("columns", stage.columns))
+    ]
+    rows.append(("", f"{found.plan.words.total} words", found.plan.words.counts))
+    layers, shared = (max(len(str(row[place])) for row in rows) for place in (0, 1))
+    width = max(16, console.width - 10 - max(layers, len("layers")) - max(shared, len("shared out")))
+    table = new_table("who has what", "layers", "shared out", "first to last", words=3)
+    for column in table.columns:
+        column.no_wrap = True
+    for *words, parts in rows:
+        table.add_row(*words, bar(parts, width))
+    console.print(table)
+    console.print(Text(", ").join(legend(found.plan.devices)))
+
+
+def _kib(size: int) -> str:
+    return f"{size / 1024:.0f}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f}"

@@ -1,0 +1,142 @@
+"""What a person wants to know of a convolutional network's plan: its price by segment and device, and what else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from solver.base.errors import HeptiError
+from solver.base.spans import Span
+from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
+from solver.cluster.curves import Floats
+from solver.model.convnet import ConvNet
+from solver.model.operators import flop
+from solver.plan.plan import Wire
+from solver.plan.segments import SegmentPlan, SegmentShares, unrolled
+from solver.schedule.cost import Price, PricedStep
+from solver.schedule.segment_steps import NetSetting, memory_of, net_setting, price_segments
+from solver.show.advice import Bounds
+from solver.show.comparison import ComparedSystem, beside_devices
+from solver.systems.convnets import SYSTEMS, plan_network
+
+
+@dataclass(frozen=True, eq=False)
+class PricedNetwork:
+    """A network's plan with what it takes.
+
+    Parameters
+    ----------
+    plan
+        With what is predicted.
+    shares
+        Of every segment, what ranks need, compute and leave.
+    """
+
+    setting: NetSetting
+    cluster: Cluster
+    plan: SegmentPlan
+    price: Price
+    shares: tuple[SegmentShares, ...]
+
+    @property
+    def net(self) -> ConvNet:
+        """The network."""
+        return self.setting.net
+
+    @property
+    def steps(self) -> tuple[PricedStep, ...]:
+        """Of every segment the exchange that brings what it needs, and its compute."""
+        return self.price.steps[:-1]
+
+    @property
+    def handed_in(self) -> PricedStep:
+        """What brings the outputs to rank 0."""
+        return self.price.steps[-1]
+
+    @cached_property
+    def flop(self) -> Floats:
+        """The work of every device, [p], with what several of them compute."""
+        found = np.zeros(self.setting.devices)
+        for shares in self.shares:
+            for rank, pieces in enumerate(shares.pieces):
+                for number, reach in (made for piece in pieces for made in piece.walk.made.items()):
+                    node = self.net.nodes[number]
+                    found[rank] += flop(self.net, node, reach.made, shares.parts[rank].get(node.output))
+        return found
+
+    @property
+    def twice(self) -> float:
+        """What part of the network's work is computed by one device more."""
+        return max(0.0, float(self.flop.sum()) / work(self.net) - 1)
+
+    @cached_property
+    def memory(self) -> tuple[int, ...]:
+        """Bytes that every device needs, the program's among them; of one that takes no part, none."""
+        return tuple(needed and needed + PROGRAM_BYTES for needed in memory_of(self.net, self.plan))
+
+    @property
+    def image_rows(self) -> tuple[int, ...]:
+        """How many rows of the image every device needs."""
+        return tuple(box.rows.size for box in self.shares[0].needs[self.net.input])
+
+    @property
+    def lacks(self) -> str:
+        """What memory the plan lacks, in words, and where; "" where it fits."""
+        short = [
+            f"{(needed - has.memory_bytes) / MIB:.0f} MiB more on {has.name} (has {has.memory_bytes / MIB:.0f})"
+            for has, needed in zip(self.cluster.devices, self.memory, strict=True)
+            if needed > has.memory_bytes
+        ]
+        return f"does not fit: it would with {' and '.join(short)}" if short else ""
+
+
+def priced_network(net: ConvNet, cluster: Cluster, plan: SegmentPlan) -> PricedNetwork:
+    """Price a plan, whether or not memory suffices."""
+    s = net_setting(net, cluster)
+    price = price_segments(s, plan)
+    plan = replace(plan, predicted=price.prediction, cluster_fingerprint=cluster.fingerprint)
+    return PricedNetwork(s, cluster, plan, price, tuple(unrolled(net, plan)))
+
+
+def work(net: ConvNet) -> int:
+    """Return the floating-point operations of an image."""
+    return sum(flop(net, node, net.extent(node.output)) for node in net.nodes)
+
+
+def network_systems(cluster: Cluster) -> tuple[str, ...]:
+    """Return what stands side by side: all systems, and single devices."""
+    return beside_devices(SYSTEMS, cluster)
+
+
+def compare_networks(
+    net: ConvNet, cluster: Cluster, wire: Wire, systems: Iterable[str], advance: Callable[[int], None] = lambda _: None
+) -> list[ComparedSystem]:
+    """Plan by each of the systems, and predict what comes of it; `advance` is called with 1 after each."""
+    found = []
+    for system in systems:
+        found.append(_entry(system, net, cluster, wire))
+        advance(1)
+    return found
+
+
+def _entry(system: str, net: ConvNet, cluster: Cluster, wire: Wire) -> ComparedSystem:
+    try:
+        plan = plan_network(system, net, cluster, wire)
+    except HeptiError as error:
+        return ComparedSystem(system, np.inf, 0.0, 0, (), str(error).removeprefix(f"{net.name} "))
+    found = priced_network(net, cluster, plan)
+    facts = found.price.prediction
+    return ComparedSystem(
+        system, facts.seconds, 1 / facts.seconds, facts.bytes_on_wire, facts.weights_bytes, found.lacks
+    )
+
+
+def network_bounds(found: PricedNetwork) -> Bounds:
+    """Return the work over the summed speeds, each device's by what the whole network takes it alone; and the wire."""
+    s, cluster = found.setting, found.cluster
+    speeds = 1 / s.whole_s(Span(0, len(found.net.nodes)))
+    bandwidth = np.array([cluster.bandwidth(rank) for rank in range(s.devices)])
+    return Bounds(float(1 / sum(speeds)), float((found.price.moved_bytes / bandwidth).max()))

@@ -1,0 +1,143 @@
+"""What planners of language models share: what a layer takes on every device, room for it, and plans of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from solver.base.errors import InfeasiblePlanError
+from solver.base.phrases import counted
+from solver.base.spans import Partition, Span
+from solver.cluster.cluster import MIB, Cluster
+from solver.cluster.curves import Floats
+from solver.model.decoder import Decoder
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage
+from solver.schedule.decoders.asked import TokenRequest
+from solver.schedule.decoders.cost import DecoderSetting, chunks, predicted, setting_of
+from solver.schedule.decoders.memory import (
+    attention_bytes,
+    cache_bytes,
+    check_memory,
+    embedding_bytes,
+    mlp_bytes,
+    widest,
+    words_bytes,
+    work_bytes,
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WholeLayers:
+    """What whole layers take.
+
+    Parameters
+    ----------
+    seconds : [p]
+        Of a mean layer on every device, of all passes of an answer.
+    room : [p] bytes
+        For layers and their cache, beside all else: work, rank 0's embedding, and the head, which the last device of
+        a chain has; below zero where there is none.
+    size : bytes
+        Of the largest layer, with its cache.
+    """
+
+    seconds: Floats
+    room: Floats
+    size: int
+
+    def holds(self, layers: int) -> list[int]:
+        """Return how many of so many layers every device holds."""
+        return [int(count) for count in np.clip(self.room // self.size, 0, layers)]
+
+
+def whole_layers(s: DecoderSetting, cluster: Cluster, asked: TokenRequest) -> WholeLayers:
+    """Return what whole layers take on every device."""
+    model, seconds = s.model, np.zeros(s.devices)
+    passes = [(1, asked.behind, asked.tokens), *((rows, behind, 1) for rows, behind in chunks(asked.prompt))]
+    for layer in model.layers:
+        own = layer.attention
+        for rows, behind, often in passes:
+            seconds += often * s.attention_s(own, own.heads, own.kv_heads, rows, behind)
+            seconds += often * s.mlp_s(layer.mlp, layer.mlp.ffn, rows)
+    tokens = asked.context * asked.sequences
+    size = max(
+        attention_bytes(model, layer.attention, layer.attention.heads, layer.attention.kv_heads, asked.precision)
+        + mlp_bytes(model, layer.mlp, layer.mlp.ffn, asked.precision)
+        + cache_bytes(layer.attention, layer.attention.kv_heads, asked.cache, tokens)
+        for layer in set(model.layers)
+    )
+    width = max(widest(layer.attention, layer.mlp, layer.attention.heads, layer.mlp.ffn) for layer in set(model.layers))
+    taken = work_bytes(model, 1, width, model.vocab, asked.context) + words_bytes(model, model.vocab, asked.precision)
+    room = memory_room(model, cluster) - taken
+    return WholeLayers(seconds / len(model.layers), room, size)
+
+
+def memory_room(model: Decoder, cluster: Cluster) -> Floats:
+    """Return the bytes that every device has beside rank 0's embedding, [p]."""
+    room = np.array([float(device.memory_bytes) for device in cluster.devices])
+    room[0] -= embedding_bytes(model)
+    return room
+
+
+def plan_of(
+    asked: TokenRequest, devices: tuple[str, ...], stages: Iterable[DecoderStage], words: Partition, system: str
+) -> DecoderPlan:
+    """Return a plan as it is asked for."""
+    return DecoderPlan(
+        system, devices, tuple(stages), words,
+        wire=asked.wire, precision=asked.precision, cache=asked.cache,
+        context=asked.context, sequences=asked.sequences,
+    )  # fmt: skip
+
+
+def all_on(rank: int, ranks: int, total: int) -> Partition:
+    """Return the partition of which one rank has all."""
+    return Partition.of_counts([total * (other == rank) for other in range(ranks)])
+
+
+def chain(
+    model: Decoder, cluster: Cluster, asked: TokenRequest, parts: Sequence[tuple[int, int]], system: str
+) -> DecoderPlan:
+    """Return the plan of stages of one device each, (rank, number of layers) in turn; checked and predicted."""
+    ranks = len(cluster.devices)
+    stops = accumulate((count for _, count in parts), initial=0)
+    stages = [
+        DecoderStage(
+            Span(start, stop),
+            all_on(rank, ranks, model.layers[start].attention.heads),
+            all_on(rank, ranks, model.layers[start].mlp.ffn),
+        )
+        for (rank, _), (start, stop) in zip(parts, pairwise(stops), strict=True)
+    ]
+    words = all_on(parts[-1][0], ranks, model.vocab)
+    return finished(model, cluster, asked, plan_of(asked, cluster.names, stages, words, system))
+
+
+def finished(model: Decoder, cluster: Cluster, asked: TokenRequest, plan: DecoderPlan) -> DecoderPlan:
+    """Return a plan with what is predicted for it.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If devices lack memory for it.
+    """
+    plan.check(model, len(cluster.devices))
+    check_memory(model, cluster, plan)
+    return predicted(setting_of(model, cluster, plan), plan, asked.prompt, asked.behind)
+
+
+def layers_do_not_fit(
+    model: Decoder, cluster: Cluster, system: str, whole: WholeLayers, holds: Sequence[int]
+) -> InfeasiblePlanError:
+    """Return the error of a system of whole layers, of which devices would hold so many."""
+    missing = len(model.layers) - sum(holds)
+    least = (missing + np.array(holds)) * whole.size - whole.room
+    rank = int(least.argmin())
+    return InfeasiblePlanError(
+        f"{model.name} by {system}: the devices hold {sum(holds)} of {counted(len(model.layers), 'layer')} with their "
+        f"cache, {whole.size / MIB:.0f} MiB each: it would fit with {least[rank] / MIB:.0f} MiB more on "
+        f"{cluster.names[rank]} (has {cluster.devices[rank].memory_bytes / MIB:.0f}), or with less context"
+    )

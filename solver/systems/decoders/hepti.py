@@ -1,0 +1,230 @@
+"""Hepti's own plan of a language model: the best of shares in one stage, of any devices, and of stages.
+
+Shares: `solver.programs.decoder_shares`. Stages pay where memory has no room for shares of one, and where links are so
+slow that two exchanges a layer cost more than devices that wait. Layers go to stages by a dynamic program over the sets
+U of devices that are used and the layers j that are done; a stage is a set T of devices, c_T the seconds of a layer on
+them (in shares as fast as they are, with both sums), h_T of the hop to them, and m_T the layers that they hold:
+
+    f(0, {}) = 0
+    f(j, U + T) = min over i < j of f(i, U) + (j - i) c_T + h_T     if no device of T is in U, and j - i <= m_T
+    answer = min over U of f(L, U), where m_T of the last stage leaves room for the head
+
+Within a stage of several devices the shares are the integer program's. Of more than MOST devices it sees the fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import numpy as np
+
+from solver.base.errors import InfeasiblePlanError
+from solver.base.spans import Partition, Span
+from solver.cluster.cluster import MIB, Cluster
+from solver.model.decoder import Decoder
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage
+from solver.programs.decoder_shares import StageTask, best_shares, head_units, shares, units_of
+from solver.schedule.decoders.asked import TokenRequest
+from solver.schedule.decoders.cost import (
+    DecoderSetting,
+    answer_seconds,
+    chunks,
+    price_pass,
+    sent_over,
+    setting_of,
+    summed,
+)
+from solver.schedule.decoders.memory import decoder_lacks, rank_memory, words_bytes, work_bytes
+from solver.schedule.timing import FLOAT_BYTES
+from solver.systems.decoders.common import WholeLayers, all_on, finished, memory_room, plan_of, whole_layers
+
+MOST = 8  # devices that the program of stages sees: 3^8 steps
+MOST_SHARING = 12  # devices that the program of shares sees
+EXCHANGES = 0.25  # of a token's seconds: from there on stages are tried
+
+ChosenStage = tuple[tuple[int, ...], int]  # ranks, and the number of layers
+
+
+def plan_hepti(model: Decoder, cluster: Cluster, asked: TokenRequest) -> DecoderPlan:
+    """Choose the best of shares and stages.
+
+    Raises
+    ------
+    InfeasiblePlanError
+        If memory has no room: how long the context could be, or how much is missing.
+    """
+    s = setting_of(model, cluster, asked)
+    whole = whole_layers(s, cluster, asked)
+    task = _task(s, cluster, asked, whole)
+    found = [plan] if (plan := best_shares(task, cluster.names)) else []
+    if not found or _waits(s, found[0], asked):
+        found += [plan for plan in [_staged(s, cluster, asked, whole)] if plan is not None]
+    if not found:
+        raise _no_room(s, cluster, asked, task)
+    best = min(found, key=lambda plan: answer_seconds(s, plan, asked))
+    return finished(model, cluster, asked, replace(best, system="hepti"))
+
+
+def _task(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: WholeLayers) -> StageTask:
+    """Return all layers to be shared out among the fastest devices."""
+    room = memory_room(s.model, cluster)
+    room[np.argsort(whole.seconds, kind="stable")[MOST_SHARING:]] = -1.0
+    return StageTask(s, asked, room, Span(0, len(s.model.layers)))
+
+
+def _waits(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) -> bool:
+    """Return whether exchanges are so much of a token that stages may be better."""
+    token = price_pass(s, plan, 1, asked.behind).prediction
+    return len(plan.stages[0].ranks) > 1 and token.exchange_s > EXCHANGES * token.seconds
+
+
+def _staged(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: WholeLayers) -> DecoderPlan | None:
+    """Return the plan of the best stages, two or more; None where there are none."""
+    chosen = best_stages(_sets(s, cluster, asked, whole), len(s.model.layers))
+    if len(chosen) < 2:
+        return None
+    ranks, stages, words = s.devices, [], None
+    for (members, _), layers in zip(chosen, _spans(chosen), strict=True):
+        first = s.model.layers[layers.start]
+        last = layers.stop == len(s.model.layers)
+        if len(members) == 1:
+            heads, columns = (all_on(members[0], ranks, total) for total in (first.attention.heads, first.mlp.ffn))
+            words = all_on(members[0], ranks, s.model.vocab)
+        else:
+            room = np.where(np.isin(np.arange(ranks), members), memory_room(s.model, cluster), -1.0)
+            task = StageTask(s, asked, room, layers, words=last)
+            counts = shares(task, len(members), units_of(task, head_units(task)[0]))
+            if counts is None:
+                return None
+            heads, columns = (Partition.of_counts(own) for own in counts[:2])
+            words = Partition.of_counts(counts[2]) if last else None
+        stages.append(DecoderStage(layers, heads, columns))
+    assert words is not None
+    plan = plan_of(asked, cluster.names, stages, words, "hepti")
+    return None if decoder_lacks(cluster, rank_memory(s.model, plan)) else plan
+
+
+def _spans(chosen: list[ChosenStage]) -> Iterator[Span]:
+    stops = accumulate((count for _, count in chosen), initial=0)
+    return (Span(start, stop) for start, stop in pairwise(stops))
+
+
+@dataclass(frozen=True, slots=True)
+class StageSet:
+    """A set of devices as a stage: ranks, c_T, h_T, m_T within and at the end."""
+
+    ranks: tuple[int, ...]
+    layer_s: float
+    hop_s: float
+    holds: int
+    holds_last: int
+
+
+def _sets(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: WholeLayers) -> list[StageSet]:
+    """Return all sets of the fastest devices that hold a layer."""
+    model = s.model
+    head = words_bytes(model, model.vocab, asked.precision) + FLOAT_BYTES * model.vocab
+    free = memory_room(model, cluster)
+    able = [rank for rank in np.argsort(whole.seconds, kind="stable").tolist() if free[rank] > 0][:MOST]
+    passes = [(1, asked.tokens), *((rows, 1) for rows, _ in chunks(asked.prompt))]
+    found = []
+    for number in range(1, 1 << len(able)):
+        ranks = tuple(sorted(rank for place, rank in enumerate(able) if number >> place & 1))
+        exchanges = [(often, summed(s, ranks, ranks, rows)) for rows, often in passes if len(ranks) > 1]
+        sums = sum(often * float((own.before + own.wire + own.after).max()) for often, own in exchanges)
+        layer_s = 1 / float((1 / whole.seconds[list(ranks)]).sum()) + 2 * sums
+        room = float(np.maximum(free[list(ranks)] - work_bytes(model, len(ranks), 0, 0, asked.context), 0.0).sum())
+        held, held_last = (int(max(size, 0.0) // whole.size) for size in (room, room - head))
+        hop_s = sum(often * _hop_s(s, ranks, rows) for rows, often in passes)
+        if held:
+            found.append(StageSet(ranks, layer_s, hop_s, held, held_last))
+    return found
+
+
+def _hop_s(s: DecoderSetting, ranks: tuple[int, ...], rows: int) -> float:
+    """Return the seconds of the stream's way to a stage, from the device with the widest link of the others."""
+    others = [rank for rank in range(s.devices) if rank not in ranks]
+    if not others:
+        return 0.0
+    sender = max(others, key=lambda rank: float(s.network.bandwidth[rank]))
+    size = float(FLOAT_BYTES * s.model.hidden * rows)
+    moved = sent_over(s, [(sender, rank, size) for rank in ranks])
+    return float(moved.before.max() + (moved.wire + moved.after).max())
+
+
+def best_stages(sets: list[StageSet], layers: int) -> list[ChosenStage]:
+    """Run the dynamic program; no stages where memory has no room for the layers."""
+    done = np.arange(layers + 1)
+    count = done[None, :] - done[:, None]
+    costs = {
+        own.ranks: tuple(
+            np.where((count > 0) & (count <= holds), count * own.layer_s + own.hop_s, np.inf)
+            for holds in (own.holds, own.holds_last)
+        )
+        for own in sets
+    }
+    nothing = np.zeros(layers + 1, int)
+    # By the devices used: least seconds over the layers done, and for each the last stage and where it began.
+    table = {frozenset[int](): (np.where(done == 0, 0.0, np.inf), nothing, nothing)}
+    best, end = np.inf, (frozenset[int](), 0, 0)
+    for used in (frozenset[int](), *sorted((frozenset(own.ranks) for own in sets), key=len)):
+        if used not in table:
+            continue
+        reached = table[used][0]
+        for number, own in enumerate(sets):
+            if not used.isdisjoint(own.ranks):
+                continue
+            within, last = (reached[:, None] + cost for cost in costs[own.ranks])
+            if last[:, layers].min() < best:
+                best, end = float(last[:, layers].min()), (used, number, int(last[:, layers].argmin()))
+            after, seconds = used.union(own.ranks), within.min(0)
+            before, by, since = table.get(after, (np.full(layers + 1, np.inf), nothing, nothing))
+            nearer = seconds < before
+            by, since = np.where(nearer, number, by), np.where(nearer, within.argmin(0), since)
+            table[after] = np.where(nearer, seconds, before), by, since
+    if not np.isfinite(best):
+        return []
+    chosen: list[ChosenStage] = []
+    (used, number, begin), stop = end, layers
+    while True:
+        chosen.append((sets[number].ranks, stop - begin))
+        if not begin:
+            return chosen[::-1]
+        stop = begin
+        _, by, since = table[used]
+        number, begin = int(by[stop]), int(since[stop])
+        used = used.difference(sets[number].ranks)
+
+
+def _no_room(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, task: StageTask) -> InfeasiblePlanError:
+    """Return the error that says how long the context could be, or how much memory is missing."""
+    able = int((task.room > 0).sum())
+
+    def fits(context: int) -> bool:
+        shorter = replace(task, asked=replace(asked, context=context))
+        units = units_of(shorter, head_units(task)[0])
+        return any(shares(shorter, ranks, units) is not None for ranks in sorted({able, 1}) if ranks)
+
+    what = f"{s.model.name} in {asked.precision} with a {asked.cache} cache"
+    least, most = 0, asked.context
+    while most - least > max(least // 100, 1):
+        middle = (least + most) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle)
+    if least:
+        of = f" of each of {asked.sequences} sequences" * (asked.sequences > 1)
+        cache = ", or --cache int8" * (asked.cache != "int8")
+        return InfeasiblePlanError(
+            f"{what} has no room for a context of {asked.context} tokens{of}, for one of {least} it has: "
+            f"--context {least}{cache}"
+        )
+    one = plan_of(
+        asked, cluster.names, [DecoderStage(task.layers, *(all_on(0, s.devices, total) for total in task.totals[:2]))],
+        all_on(0, s.devices, s.model.vocab), "",
+    )  # fmt: skip
+    needed = rank_memory(s.model, replace(one, context=1))[0].total / MIB
+    has = sum(device.memory_bytes for device in cluster.devices) / MIB
+    return InfeasiblePlanError(
+        f"{what} needs {needed:.0f} MiB on one device without any context, more on several; all of them have {has:.0f}"
+    )

@@ -1,0 +1,142 @@
+"""Random convolutional networks, cut at random over one to eight ranks, equal one session of the whole network."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hepti_mpi.base.memory import freed_at_once
+from hepti_mpi.kernels import slab
+from hepti_mpi.kernels.slab import Shared, Slab
+from solver.model.convnet import ConvNet, Node
+from solver.plan.segments import unrolled
+from tests.convnet_reference import to_onnx
+from tests.convnets import Builder, emulate, plan_of, random_net, random_plan, reader
+from tests.solver.systems.convnets.chains import chain
+from tests.sweeps import count
+
+
+def whole_session(net, tensors, pixels):
+    """Return the outputs of the whole network in one session, of pixels / 255."""
+    session = onnxruntime.InferenceSession(to_onnx(net, tensors).SerializeToString())
+    found = session.run(list(net.outputs), {net.input: pixels[None].astype(np.float32) / np.float32(255)})
+    return dict(zip(net.outputs, (array[0] for array in found), strict=True))
+
+
+def assert_equal(outputs, whole):
+    """Errors of each output are at most 1e-5 of its largest number."""
+    for value, array in whole.items():
+        np.testing.assert_allclose(outputs[value], array, rtol=0, atol=1e-5 * max(np.abs(array).max(), 1e-6))
+
+
+@settings(max_examples=count(400, 4000), deadline=None)
+@given(seed=st.integers(0, 2**32), ranks=st.integers(1, 8))
+def test_random_networks(seed, ranks):
+    rng = np.random.default_rng(seed)
+    net, tensors = random_net(rng)
+    pixels = rng.integers(0, 256, net.shapes["x"], dtype=np.uint8)
+
+    outputs = emulate(net, tensors, random_plan(net, rng, ranks), pixels)
+
+    assert_equal(outputs, whole_session(net, tensors, pixels))
+
+
+@settings(max_examples=count(200, 2000), deadline=None)
+@given(seed=st.integers(0, 2**32), ranks=st.integers(1, 5))
+def test_random_networks_by_tiles(seed, ranks):
+    rng = np.random.default_rng(seed)
+    net, tensors = random_net(rng)
+    pixels = rng.integers(0, 256, net.shapes["x"], dtype=np.uint8)
+
+    outputs = emulate(net, tensors, random_plan(net, rng, ranks, tiles=True), pixels)
+
+    assert_equal(outputs, whole_session(net, tensors, pixels))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_products_that_several_sessions_compute(seed, monkeypatch):
+    monkeypatch.setattr(slab, "LARGE", 24)
+    rng = np.random.default_rng(seed)
+    net, tensors = products(rng) if seed % 3 else random_net(rng)
+    pixels = rng.integers(0, 256, net.shapes["x"], dtype=np.uint8)
+
+    outputs = emulate(net, tensors, random_plan(net, rng, 1 + seed % 5), pixels)
+
+    assert_equal(outputs, whole_session(net, tensors, pixels))
+
+
+def products(rng):
+    """Return a network of products one behind the other, one of which is an output, too, and its tensors."""
+    build = Builder(rng)
+    count = int(np.prod(build.shapes["x"]))
+    value = build.add("Flatten", ["x"], (count,))
+    outputs = []
+    for width in rng.integers(1, 30, 3).tolist():
+        weight = build.tensor(width, count, scale=count**-0.5)
+        outputs.append(build.add("Gemm", [value, weight, build.tensor(width)], (width,)))
+        value, count = build.add("Relu", [outputs[-1]], (width,)), width
+    return build.net([outputs[int(rng.integers(2))], value]), build.tensors
+
+
+def test_a_large_product_takes_little_more_memory_while_it_is_made():
+    """Of 128 MiB: as read, as the session has them, and as they are laid out, they would be 384."""
+    net = chain(("flatten",), ("gemm", 2048), size=64, channels=4)
+    (shares,) = unrolled(net, plan_of(net, [(2, "channels", [1.0])], 1))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew, with what there is
+    before = peak_bytes()
+
+    with freed_at_once():
+        made = Slab(net, shares, 0, shares.pieces[0][0], read_anew(net))
+
+    assert made.leaves.keys() == {"gemm1"}
+    assert 128 << 20 <= peak_bytes() - before <= 192 << 20
+
+
+def read_anew(net):
+    """Return what reads any tensor, as a new array."""
+
+    def read(name, first):
+        count, *others = net.tensors[name]
+        return np.ones((count if first is None else first.size, *others), np.float32)
+
+    return read
+
+
+def peak_bytes():
+    """Return the most that this process had in memory."""
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
+def test_tiles_of_one_shape_within_the_image_share_a_session():
+    """Of 5 × 5 tiles of 8 × 8 pixels corners and edges pad otherwise: nine graphs, of the same weights."""
+    net = chain(("conv", 4), ("relu",), ("conv", 4), size=40)
+    tensors = {name: np.ones(shape, np.float32) for name, shape in net.tensors.items()}
+    plan = plan_of(net, [(3, "tiles", [1.0], False, (5, 5))], 1)
+    (shares,) = unrolled(net, plan)
+    shared = Shared(in_place=True)
+
+    for tile in shares.tiles:
+        Slab(net, shares, 0, tile, reader(tensors), shared)
+
+    assert len(shared.sessions) == 9
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_zeros_in_the_place_of_neighbours_rows_would_be_seen(seed):
+    """The comparison above can fail."""
+    rng = np.random.default_rng(seed)
+    weight = rng.standard_normal((4, 3, 3, 3)).astype(np.float32)
+    window = {"kernel_shape": [3, 3], "strides": [1, 1], "dilations": [1, 1], "pads": [1, 1, 1, 1], "group": 1}
+    nodes = (Node("conv", "Conv", ("x", "w"), "y", window),)
+    net = ConvNet("one", "x", ("y",), nodes, {"x": (3, 8, 8), "y": (4, 8, 8)}, {"w": weight.shape})
+    pixels = rng.integers(1, 256, (3, 8, 8), dtype=np.uint8)
+    plan = plan_of(net, [(1, "rows", [0.5, 0.5])], 2)
+    whole = whole_session(net, {"w": weight}, pixels)
+
+    assert_equal(emulate(net, {"w": weight}, plan, pixels), whole)
+    with pytest.raises(AssertionError):
+        assert_equal(emulate(net, {"w": weight}, plan, pixels, with_neighbours=False), whole)

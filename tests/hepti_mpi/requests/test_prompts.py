@@ -1,0 +1,137 @@
+"""Prompts become tokens; what is wrong with one is told, and the others are still answered."""
+
+import json
+
+import pytest
+
+from hepti_mpi.requests.prompts import Prompt, PromptReader
+from solver.base.errors import HeptiError
+from solver.model.decoder import Decoder, DecoderLayer, GatedMlp, GroupedAttention
+from tests.hepti_mpi.requests.texts import TOKENIZERS
+from tests.weights.chat_templates import CHATML, LLAMA_2, SPECIAL
+from weights.inputs.templates import ChatTemplate
+from weights.inputs.tokenize import PromptTokenizer
+
+LAYER = DecoderLayer(attention=GroupedAttention(heads=2, kv_heads=1, head_dim=4), mlp=GatedMlp(ffn=8))
+
+
+@pytest.fixture(params=TOKENIZERS)
+def made(request):
+    return TOKENIZERS[request.param]()
+
+
+def reader(made, *, bos=0, context=50, vocab=None, template=CHATML, complain=pytest.fail):
+    model = Decoder(
+        name="odd", hidden=8, vocab=vocab or made.get_vocab_size(), positions=64, layers=(LAYER,), bos=bos, eos=(1,)
+    )
+    return PromptReader(model, context, PromptTokenizer(made.to_str()), ChatTemplate(template, SPECIAL), complain)
+
+
+def of_lines(tmp_path, made, *lines, **options):
+    path = tmp_path / "asked.jsonl"
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    complaints = []
+    return list(reader(made, complain=complaints.append, **options).file(path)), complaints
+
+
+def test_texts_begin_with_bos_once(made):
+    ids = tuple(made.encode("the end", add_special_tokens=False).ids)
+
+    assert reader(made).texts(["the end"]) == [Prompt(1, (0, *ids), "the end")]
+    assert reader(made, bos=None).texts(["the end"])[0].tokens == ids
+    assert reader(made).texts(["<s>the end"])[0].tokens.count(0) == 1
+
+
+def test_lines_are_texts_ids_and_conversations(tmp_path, made):
+    messages = [{"role": "user", "content": "hi"}]
+    found, complaints = of_lines(
+        tmp_path,
+        made,
+        {"id": "a", "prompt": "the end"},
+        {"tokens": [5, 4]},
+        {"id": 7, "messages": messages},
+        context=99,
+    )
+
+    text = ChatTemplate(CHATML, SPECIAL).render(messages)
+    assert found[:2] == [
+        *[Prompt("a", p.tokens, "the end") for p in reader(made).texts(["the end"])],
+        Prompt(2, (5, 4)),
+    ]
+    assert found[2] == Prompt(7, tuple(made.encode(text, add_special_tokens=False).ids), text)
+    assert not complaints
+
+
+def test_nothing_is_added_to_a_templates_text(made):
+    """Its own special tokens are tokens."""
+    found = reader(made, template=LLAMA_2).conversation([{"role": "user", "content": "the"}])
+
+    assert found.text == "<s>[INST] the [/INST]"
+    assert found.tokens[0] == 0
+    assert found.tokens.count(0) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "the line is empty"),
+        ("{", "not JSON"),
+        ("[1]", 'not an object like {"id": 1, "prompt": "…"}'),
+        ({"id": True, "prompt": "x"}, "id True is neither a string nor an integer"),
+        ({"id": 1}, "one of prompt, tokens and messages is needed, it has none"),
+        ({"prompt": "x", "tokens": [1]}, "one of prompt, tokens and messages is needed, it has prompt and tokens"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": 3}, "prompt is no string"),
+        ('{"prompt": "\\ud800"}', "the prompt is not Unicode"),
+        ({"tokens": []}, "tokens must be a list of at least one integer"),
+        ({"tokens": [1, "2"]}, "tokens must be a list of at least one integer"),
+        ({"tokens": [2, -1]}, "token -1 is out of range: odd has "),
+        ({"tokens": [1, 100_000]}, "token 100000 is out of range: odd has "),
+        ({"tokens": [5] * 51}, "the prompt has 51 tokens, the context 50: shorten it or give a longer --context"),
+        ({"prompt": "q" * 80}, "tokens, the context 50"),
+        ({"messages": []}, "messages must be a list like"),
+        ({"messages": [{"role": "user"}]}, 'message 1 is not like {"role": "user", "content": "…"}'),
+        ({"messages": [{"role": "user", "content": "x"}, 3]}, "message 2 is not like"),
+        ({"id": 9, "prompt": "x"}, "id 9 stands on line 1 already"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told_and_the_others_are_read(tmp_path, made, line, message):
+    found, complaints = of_lines(tmp_path, made, {"id": 9, "prompt": "the"}, line, {"id": 10, "tokens": [4]})
+
+    assert [prompt.id for prompt in found] == [9, 10]
+    assert len(complaints) == 1
+    assert complaints[0].startswith("asked.jsonl, line 2: ")
+    assert message in complaints[0]
+
+
+def test_a_template_that_refuses_is_told_by_its_line(tmp_path, made):
+    line = {"messages": [{"role": "assistant", "content": "x"}]}
+    _, complaints = of_lines(tmp_path, made, line, template=LLAMA_2)
+
+    assert complaints[0].startswith("asked.jsonl, line 1: the chat template refuses this conversation: Conversation")
+
+
+def test_a_prompt_as_long_as_the_context_is_taken(tmp_path, made):
+    assert of_lines(tmp_path, made, {"tokens": [4, 5, 6]}, context=3) == ([Prompt(1, (4, 5, 6))], [])
+
+
+def test_texts_need_a_tokenizer_and_conversations_a_template(made):
+    model = Decoder(name="odd", hidden=8, vocab=9, positions=64, layers=(LAYER,))
+    bare = PromptReader(model, 10, None, None, pytest.fail)
+
+    with pytest.raises(HeptiError, match="weights of odd came without a tokenizer"):
+        bare.texts(["x"])
+    with pytest.raises(HeptiError, match="weights of odd came without a chat template"):
+        bare.conversation([{"role": "user", "content": "x"}])
+
+
+def test_tokens_that_the_model_does_not_have_are_refused(made):
+    with pytest.raises(HeptiError, match="is out of range: odd has 4 tokens"):
+        reader(made, vocab=4).texts(["zebra"])
+
+
+def test_only_json_lines_are_read(tmp_path, made):
+    with pytest.raises(HeptiError, match=r"prompts\.txt: not a \.jsonl"):
+        list(reader(made).file(tmp_path / "prompts.txt"))
+    with pytest.raises(HeptiError, match=r"cannot read --input .*: No such file"):
+        list(reader(made).file(tmp_path / "none.jsonl"))

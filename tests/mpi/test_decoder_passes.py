@@ -1,0 +1,167 @@
+"""A language model over all ranks: the logits of its passes are those of the whole model, however it is split."""
+
+import numpy as np
+import pytest
+
+from hepti_mpi.comm.direct import Direct
+from hepti_mpi.comm.wires import coding
+from hepti_mpi.decoding.ranks import Embedding, Ranks, likeliest, merged
+from hepti_mpi.decoding.share import DecoderShare
+from solver.base.spans import Partition, Span, largest_remainder
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage, column_unit, head_unit
+from solver.plan.plan import Wire
+from tests import sweeps
+from tests.decoders import MODELS, Weights, logits
+
+CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill behind others
+
+
+def random_plan(world, model, rng, *, stages=1, **facts):
+    """Return a plan with shares of any size, also none; every rank is in one stage at most."""
+    ranks = range(world.size)
+    stages = min(stages, world.size, len(model.layers))
+    of_stage = [rank % stages if rank < stages else int(rng.integers(stages)) for rank in ranks]
+
+    def cut(total, stage, unit):
+        shares = [rng.random() * (rng.random() < 0.7) * (of_stage[rank] == stage) for rank in ranks]
+        shares[stage] += 0.3
+        stops = np.cumsum(largest_remainder(shares, -(-total // unit))) * unit
+        return Partition.of_counts(np.diff(np.minimum(stops, total), prepend=0).tolist())
+
+    precision = facts.get("precision", "float32")
+    edges = [len(model.layers) * number // stages for number in range(stages + 1)]
+    layer = model.layers[0]
+    made = tuple(
+        DecoderStage(
+            Span(edges[n], edges[n + 1]),
+            cut(layer.attention.heads, n, head_unit(layer.attention, precision)),
+            cut(layer.mlp.ffn, n, column_unit(precision)),
+        )
+        for n in range(stages)
+    )
+    words = [rng.random() * (rank in made[-1].ranks) for rank in ranks]
+    words = Partition.of_counts(largest_remainder(words, model.vocab))
+    names = tuple(f"board-{rank}" for rank in ranks)
+    plan = DecoderPlan("test", names, made, words, **{"context": 64, "sequences": 3, **facts})
+    plan.check(model, world.size)
+    return plan
+
+
+def on_ranks(world, weights, plan, lead, wire=Wire.FLOAT32):
+    """Call `lead` with all ranks as one model on rank 0, and return on all ranks what it returns."""
+    direct = Direct(world)
+
+    def load(plan, before=None):
+        return DecoderShare(weights.model, plan, world.rank, weights, before)
+
+    ranks = Ranks(load(plan), world, direct, coding(wire), load)
+    result = None
+    if world.rank == 0:
+        try:
+            result = lead(ranks, Embedding(weights.model, weights))
+        finally:
+            ranks.finish()
+    else:
+        ranks.follow()
+    direct.close()
+    return world.from_root((lambda: result) if world.rank == 0 else None)
+
+
+def in_chunks(weights, tokens, place=1):
+    """Return what computes all logits of a text in chunks: candidates are the whole vocabulary."""
+    model = weights.model
+
+    def lead(ranks, embed):
+        found, start = [], 0
+        for rows in CHUNKS:
+            stream = np.empty((1, rows, model.hidden), np.float32)
+            embed(tokens[start : start + rows], start, stream[0])
+            best = ranks.compute(place, stream, [start], chosen=rows, count=model.vocab)
+            own = np.empty(best.logits.shape)
+            np.put_along_axis(own, best.ids, best.logits, 1)
+            found.append(own)
+            start += rows
+        return np.concatenate(found)
+
+    return lead
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("seed", sweeps.seeds(2, 20))
+def test_logits_are_those_of_the_whole_model(name, seed, world):
+    rng = np.random.default_rng(seed)
+    weights = Weights(MODELS[name], seed)
+    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    plan = random_plan(world, weights.model, rng, stages=1 + seed % 2)
+
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens))
+
+    expected = logits(weights, tokens)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("wire", "within"), [(Wire.FLOAT16, 0.02), (Wire.INT8, 0.2)])
+def test_thin_wires_cost_little(wire, within, world):
+    """And give the same on all ranks, or their streams would drift apart."""
+    rng = np.random.default_rng(7)
+    weights = Weights(MODELS["llama"])
+    tokens = [int(token) for token in rng.integers(0, 50, sum(CHUNKS))]
+
+    found = on_ranks(world, weights, random_plan(world, weights.model, rng), in_chunks(weights, tokens), wire)
+
+    expected = logits(weights, tokens)
+    assert np.abs(found - expected).max() < within * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_several_sequences_in_one_pass_do_not_feel_each_other(name, world):
+    rng = np.random.default_rng(3)
+    weights = Weights(MODELS[name])
+    model = weights.model
+    texts = [[int(token) for token in rng.integers(0, model.vocab, size)] for size in (9, 20, 1)]
+
+    def lead(ranks, embed):
+        for place, text in enumerate(texts):
+            stream = np.empty((1, len(text), model.hidden), np.float32)
+            embed(text, 0, stream[0])
+            ranks.compute(place, stream, [0], chosen=1, count=1)
+        stream = np.empty((3, 1, model.hidden), np.float32)
+        for place, text in enumerate(texts):
+            embed([5], len(text), stream[place])
+        return ranks.compute(0, stream, [len(text) for text in texts], chosen=1, count=2)
+
+    best = on_ranks(world, weights, random_plan(world, model, rng), lead)
+
+    for place, text in enumerate(texts):
+        expected = logits(weights, [*text, 5])[-1]
+        assert list(best.ids[place]) == list(np.argsort(-expected)[:2])
+        assert best.logits[place] == pytest.approx(np.sort(expected)[:-3:-1], rel=1e-5)
+
+
+def test_what_is_forgotten_is_overwritten(world):
+    """A guess that was wrong leaves keys behind: the next pass starts before them."""
+    rng = np.random.default_rng(4)
+    weights = Weights(MODELS["qwen3"])
+    tokens = [int(token) for token in rng.integers(0, 50, 12)]
+
+    def lead(ranks, embed):
+        for start, rows in ((0, tokens[:8]), (8, [1, 2, 3, 4]), (8, tokens[8:])):
+            stream = np.empty((1, len(rows), weights.model.hidden), np.float32)
+            embed(rows, start, stream[0])
+            best = ranks.compute(0, stream, [start], chosen=1, count=1)
+        return best
+
+    best = on_ranks(world, weights, random_plan(world, weights.model, rng), lead)
+
+    assert best.ids[0, 0] == logits(weights, tokens)[-1].argmax()
+
+
+def test_candidates_of_ranks_become_those_of_all():
+    values = np.random.default_rng(0).standard_normal((3, 20)).astype(np.float32)
+    values[:, 7] = values[:, 15] = 9.0  # equal ones: the lower number first
+    parts = [likeliest(values[:, :3], 5, 0), likeliest(values[:, 3:12], 5, 3), likeliest(values[:, 12:], 5, 12)]
+
+    best = merged(parts, 5)
+
+    assert best.ids.tolist() == np.argsort(-values, 1, kind="stable")[:, :5].tolist()
+    assert merged([likeliest(values, 1, 0)], 1).ids[:, 0].tolist() == [7, 7, 7]

@@ -1,0 +1,27 @@
+"""Random convolutional networks under random plans give what one rank alone gives, for any number of ranks."""
+
+import numpy as np
+import pytest
+
+from hepti_mpi.engine.network import NetworkShare
+from tests.convnets import emulate, plan_of, random_net, random_plan, reader
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("tiles", [False, True])
+def test_ranks_compute_what_one_rank_does(seed, tiles, world):
+    rng = np.random.default_rng([seed, world.size])
+    net, tensors = random_net(rng)
+    pixels = rng.integers(0, 256, net.shapes["x"], dtype=np.uint8)
+    plan = random_plan(net, rng, world.size, tiles=tiles)
+    network = NetworkShare(net, plan, world, reader(tensors))
+    if world.rank == 0:
+        network.image[...] = pixels
+    for _ in range(2):  # the second time arrays have numbers of the first
+        network.run()
+    world.finish_sending()
+
+    if world.rank == 0:
+        whole = emulate(net, tensors, plan_of(net, [(len(net.nodes), "rows", [1.0])], 1), pixels)
+        for value, array in network.outputs.items():
+            np.testing.assert_allclose(array, whole[value], rtol=0, atol=1e-5 * max(np.abs(whole[value]).max(), 1e-6))

@@ -1,0 +1,32 @@
+"""A profile for a convolutional network: the same on all ranks, of every node, and good to plan for."""
+
+import numpy as np
+
+from hepti_mpi.measure import timing
+from hepti_mpi.measure.profile_network import profile_network
+from solver.cluster.cluster import read_cluster, write_cluster
+from solver.model.operators import in_levels, row_part, signature
+from solver.programs.segments import solve_network
+from tests.convnets import random_net
+
+
+def test_a_network_is_profiled_and_planned(world, tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "LEAST_S", 0.02)
+    monkeypatch.setattr(timing, "MOST_S", 0.1)
+    net = in_levels(random_net(np.random.default_rng(5), most=12)[0])
+
+    cluster = profile_network(net, world)
+
+    assert len(set(world.on_all(lambda: cluster.fingerprint))) == 1
+    for device in cluster.devices:
+        assert device.nodes is not None
+        measured = {signature(net, node) for node in net.nodes[: row_part(net)]}
+        assert measured <= set(device.nodes.curves)
+        assert device.nodes.session_s > 0
+    path = tmp_path / "cluster.toml"
+    write_cluster(cluster, path)
+    assert read_cluster(path).fingerprint == cluster.fingerprint
+    plan = solve_network(net, cluster)
+    plan.check(net, world.size)
+    assert plan.predicted is not None
+    assert plan.predicted.seconds > 0

@@ -1,0 +1,94 @@
+"""A network's plan follows its devices: a change is seen within three images, and noise is none."""
+
+import numpy as np
+import pytest
+
+from solver.cluster.cluster import Cluster, Device, Link
+from solver.live.cusum import Cusum, threshold
+from solver.live.follower import AGAIN
+from solver.live.network_replan import NetworkFollower
+from solver.programs.segments import solve_network
+from weights.networks_zoo import zoo_network
+
+
+@pytest.fixture(scope="module")
+def net():
+    return zoo_network("tiny-yolov2", 160)[0]
+
+
+@pytest.fixture
+def follower(net):
+    """Return a follower of four equal boards, which has seen what is usual: 20 ms each, 30 ms an image."""
+    cluster = Cluster(tuple(Device(f"pi-{n}", 25e9, 4 << 30) for n in range(4)), Link(940e6 / 8, 2e-4))
+    follower = NetworkFollower(net, cluster, solve_network(net, cluster))
+    usual(follower)
+    return follower
+
+
+def usual(follower):
+    for _ in range(follower.first):
+        assert follower.took([0.02] * 4, 0.03) is None
+
+
+def rows(plan):
+    return np.mean([segment.shares for segment in plan.segments], axis=0)
+
+
+def test_a_board_at_a_quarter_of_its_speed_has_fewer_rows_within_three_images(follower):
+    """The others wait for it, and are faster by that."""
+    before = rows(follower.plan)
+
+    changes = [change for _ in range(3) if (change := follower.took([0.012, 0.012, 0.08, 0.012], 0.09))]
+
+    assert changes[0].taken
+    assert changes[0].why == "pi-2 takes 4.0 times as long"
+    assert rows(follower.plan)[2] < 0.6 * before[2]
+    assert changes[0].after_s < changes[0].before_s
+
+
+def test_noise_is_no_change(follower):
+    rng = np.random.default_rng(0)
+
+    changes = [
+        follower.took(0.02 * np.exp(rng.normal(0, 0.4, 4)), 0.03 * np.exp(rng.normal(0, 0.1))) for _ in range(500)
+    ]
+
+    assert not any(changes)
+
+
+def test_a_board_that_is_back_gets_its_rows_back(follower):
+    """Where it was left out it is tried again, first after some images; where it has rows, it computes faster."""
+    before = rows(follower.plan)
+    for _ in range(3):
+        follower.took([0.012, 0.012, 0.08, 0.012], 0.09)
+    usual(follower)
+    left_out = not rows(follower.plan)[2]
+
+    seconds = [0.02, 0.02, 0.0 if left_out else 0.005, 0.02]
+    changes = [change for _ in range(AGAIN) if (change := follower.took(seconds, 0.03))]
+
+    assert changes[0].why == ("pi-2 is tried again" if left_out else "pi-2 is 4.0 times as fast")
+    np.testing.assert_allclose(rows(follower.plan), before, atol=0.05)
+
+
+def test_a_slower_network_moves_no_rows(follower):
+    """No device computes longer."""
+    assert not any(follower.took([0.015] * 4, 0.09) for _ in range(20))
+
+
+@pytest.mark.parametrize(("change", "sigma"), [(0.4, 0.15), (0.2, 0.1), (0.4, 0.4)])
+def test_a_cusum_is_wrong_as_rarely_as_it_says(change, sigma):
+    """Of normal numbers, within the scatter of 300 runs and the approximation's error."""
+    rng, often = np.random.default_rng(1), 200
+    runs = []
+    for _ in range(300):
+        cusum, count = Cusum(change, sigma, often), 1
+        while cusum.take(rng.normal(0, sigma)) is None:
+            count += 1
+        runs.append(count)
+
+    assert np.mean(runs) == pytest.approx(often, rel=0.35)
+
+
+def test_the_threshold_grows_with_what_it_promises():
+    assert threshold(0.2, 0.15, 100) < threshold(0.2, 0.15, 1000) < threshold(0.2, 0.3, 1000)

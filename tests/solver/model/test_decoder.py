@@ -1,0 +1,68 @@
+"""The description of a language model: its tensors, its JSON, and what is refused."""
+
+import math
+
+import pytest
+
+from solver.base.errors import HeptiError
+from solver.base.spans import Span
+from solver.model.decoder import (
+    PRECISIONS,
+    Decoder,
+    DecoderLayer,
+    GatedMlp,
+    GroupedAttention,
+    Rope,
+    Weight,
+    decoder_tensors,
+)
+
+
+def model(**facts):
+    attention = GroupedAttention(heads=6, kv_heads=2, head_dim=24, rope=Rope(frequencies=(1.0, 0.1)), qk_norm=True)
+    layers = (
+        DecoderLayer(attention=attention, mlp=GatedMlp(ffn=96)),
+        DecoderLayer(attention=GroupedAttention(heads=6, kv_heads=2, head_dim=24, window=8), mlp=GatedMlp(ffn=96)),
+    )
+    return Decoder(**{"name": "m", "hidden": 40, "vocab": 50, "positions": 64, "layers": layers * 2, **facts})
+
+
+def test_a_description_is_read_as_it_was_written():
+    before = model(eos=(1, 2), tied=True, post_norms=True, norm="layer")
+
+    assert Decoder.from_json(before.to_json()) == before
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"kind": "convnet"}', model().to_json()[:-1], '{"kind": "decoder"}'])
+def test_what_describes_no_decoder_is_refused(text):
+    with pytest.raises(HeptiError, match="damaged"):
+        Decoder.from_json(text)
+
+
+def test_a_span_of_query_heads_needs_the_groups_it_touches():
+    attention = model().layers[0].attention
+
+    assert [attention.kv_span(Span(*ends)) for ends in ((0, 3), (2, 4), (5, 6), (4, 4))] == [
+        Span(0, 1), Span(0, 2), Span(1, 2), Span(0, 0)
+    ]  # fmt: skip
+
+
+def test_a_tied_model_has_no_matrix_for_its_head():
+    assert set(decoder_tensors(model())) - set(decoder_tensors(model(tied=True))) == {"head/weight"}
+
+
+def test_blocks_lie_along_the_summed_axis():
+    int4 = PRECISIONS["int4"]
+
+    assert Weight((50, 40), 1).stored(int4) == {"": (50, 2, 16), "/scale": (50, 2)}
+    assert Weight((144, 40), 0).stored(int4) == {"": (5, 40, 16), "/scale": (5, 40)}
+    assert Weight((40,)).stored(int4) == {"": (40,)}
+    assert math.prod(Weight((50, 40), 1).stored(PRECISIONS["int8"])[""]) == 50 * 64
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"), [({"vocab": 0}, "vocab is 0"), ({"layers": ()}, "layers is 0"), ({"norm": "batch"}, "batch")]
+)
+def test_what_fits_nothing_is_refused_by_name(facts, says):
+    with pytest.raises(HeptiError, match=f"model m: .*{says}"):
+        model(**facts)

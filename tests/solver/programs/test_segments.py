@@ -1,0 +1,117 @@
+"""Cutting a network into segments: the shortest path is the best of all paths, and no device alone is faster."""
+
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+
+from solver.base.errors import InfeasiblePlanError
+from solver.base.spans import Span
+from solver.cluster.cluster import PROGRAM_BYTES, Cluster, Device, Link
+from solver.model.convnet import ConvNet, Node
+from solver.model.operators import in_levels
+from solver.plan.plan import Wire
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
+from solver.programs.segment_polish import apportioned
+from solver.programs.segments import Search, solve_network
+from solver.schedule.segment_steps import memory_of, net_setting, price_segments, weights_of
+from tests.convnets import random_net
+from weights.networks_zoo import zoo_network
+
+MEMORY = 4 << 30
+
+
+def cluster_of(gflops, mbps, latency_us=200.0):
+    """Return devices of these speeds on a network."""
+    devices = tuple(Device(f"pi-{rank}", 1e9 * speed, MEMORY) for rank, speed in enumerate(gflops))
+    return Cluster(devices, Link(mbps * 1e6 / 8, latency_us / 1e6))
+
+
+def chain(layers, channels, height, width):
+    """Return a chain of convolutions 3 by 3."""
+    window = {"kernel_shape": [3, 3], "strides": [1, 1], "dilations": [1, 1], "pads": [1, 1, 1, 1], "group": 1}
+    shapes = {"x": (3, height, width)} | {f"v{n}": (channels, height, width) for n in range(layers)}
+    nodes, tensors, value = [], {}, "x"
+    for n in range(layers):
+        tensors[f"w{n}"] = (channels, shapes[value][0], 3, 3)
+        nodes.append(Node(f"conv{n}", "Conv", (value, f"w{n}"), f"v{n}", window))
+        value = f"v{n}"
+    return ConvNet("chain", "x", (value,), tuple(nodes), shapes, tensors)
+
+
+def every_plan(search, devices):
+    """Yield every way to cut at the search's points with its crews."""
+    inner = range(1, len(search._points) - 1)
+    for kept in product([False, True], repeat=len(inner)):
+        ends = [at for at, keep in zip(inner, kept, strict=True) if keep] + [len(search._points) - 1]
+        for crews in product(range(len(search._crews)), repeat=len(ends)):
+            start, segments = 0, []
+            for end, crew in zip(ends, crews, strict=True):
+                shares = tuple(search._shares[end][crew].tolist())
+                segments.append(Segment(Span(start, search._points[end]), SegmentCut.ROWS, shares))
+                start = search._points[end]
+            yield SegmentPlan(tuple(segments), devices, "chain")
+
+
+@pytest.mark.parametrize(
+    ("gflops", "mbps", "latency_us"),
+    [((20, 20), 100, 200), ((30, 10), 20, 200), ((10, 30, 20), 300, 1000), ((25, 24, 5), 940, 50), ((5, 40), 5, 200)],
+)
+@pytest.mark.parametrize("height", [6, 17])
+def test_the_best_of_all_paths_is_found(gflops, mbps, latency_us, height):
+    """Up to what the search adds up, where a step in truth overlaps compute and exchange."""
+    net, cluster = chain(4, 16, height, 20), cluster_of(gflops, mbps, latency_us)
+    s = net_setting(net, cluster)
+    search = Search(s, Wire.FLOAT32)
+
+    best = min(price_segments(s, plan).seconds for plan in every_plan(search, cluster.names))
+    found = solve_network(net, cluster)
+
+    assert found.predicted is not None
+    assert found.predicted.seconds <= 1.02 * best
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_device_alone_is_faster(seed):
+    rng = np.random.default_rng(seed)
+    net = in_levels(random_net(rng, most=14)[0])
+    ranks = int(rng.integers(1, 7))
+    cluster = cluster_of(rng.uniform(2, 60, ranks), rng.choice([20, 80, 940]), rng.choice([50, 200, 2000]))
+    s = net_setting(net, cluster)
+
+    plan = solve_network(net, cluster)
+
+    plan.check(net, ranks)
+    assert plan.predicted is not None
+    for rank in range(ranks):
+        whole = Segment(Span(0, len(net.nodes)), SegmentCut.ROWS, alone_on(rank, ranks))
+        alone = price_segments(s, replace(plan, segments=(whole,)))
+        assert plan.predicted.seconds <= 1.001 * alone.seconds
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_are_shared_out_as_well_as_can_be(seed):
+    """Against all ways to give whole rows to three devices."""
+    rng = np.random.default_rng(seed)
+    rows, row_s = int(rng.integers(3, 14)), rng.uniform(1, 5, 3)
+
+    counts = apportioned(rows, row_s, np.arange(3))
+
+    every = [(a, b, rows - a - b) for a in range(rows + 1) for b in range(rows + 1 - a)]
+    assert counts.sum() == rows
+    assert (counts * row_s).max() == pytest.approx(min((np.array(way) * row_s).max() for way in every))
+
+
+def test_scarce_memory_is_shared_out_too():
+    """VGG-16 holds 528 MiB of weights; four boards with 256 MiB for them have its products by columns."""
+    net, _ = zoo_network("vgg16")
+    devices = tuple(Device(f"pi-{rank}", 25e9, (256 << 20) + PROGRAM_BYTES) for rank in range(4))
+
+    plan = solve_network(net, Cluster(devices, Link(940e6 / 8, 2e-4)))
+
+    assert max(memory_of(net, plan)) <= 256 << 20
+    assert sum(weights_of(net, plan)) > 528 << 20
+    small = tuple(replace(device, memory_bytes=250 << 20) for device in devices)
+    with pytest.raises(InfeasiblePlanError, match=r"vgg16 needs \d+ MiB on pi-., which has 250 MiB free"):
+        solve_network(net, Cluster(small, Link(1e8, 2e-4)))

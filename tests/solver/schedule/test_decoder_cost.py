@@ -1,0 +1,235 @@
+"""What a language model's plan costs: against sums by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from solver.base.errors import InfeasiblePlanError
+from solver.base.spans import Partition, Span
+from solver.cluster.cluster import PROGRAM_BYTES
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage, whole_on
+from solver.plan.plan import Wire
+from solver.schedule.decoders.asked import TokenRequest
+from solver.schedule.decoders.cost import (
+    answer_seconds,
+    chunks,
+    first_seconds,
+    pass_steps,
+    predicted,
+    price_pass,
+    seen,
+    setting_of,
+    token_seconds,
+)
+from solver.schedule.decoders.memory import check_memory, rank_memory
+from tests.decoders import small_model
+from tests.solver.answers import boards
+
+# Blocks of 32: every size divides.
+MODEL = small_model(layers=2, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=256)
+CALL, SPEED, CACHED = 1e-6, 1e6, 1e-8
+
+
+def plan(heads=(4, 4), columns=(64, 64), words=(128, 128), ranks=2, **facts):
+    stage = DecoderStage(Span(0, 2), Partition.of_counts(heads), Partition.of_counts(columns))
+    names = tuple(f"pi-{rank}" for rank in range(ranks))
+    facts = {"precision": "int4", "context": 128, **facts}
+    return DecoderPlan("x", names, (stage,), Partition.of_counts(words), **facts)
+
+
+def here(*bytes_per_s, plan, **facts):
+    facts = {"call_s": CALL, "cached_s": CACHED, "message_s": 0.0, "pass_s": 0.0, **facts}
+    return setting_of(MODEL, boards(*bytes_per_s, **facts), plan)
+
+
+def int4(numbers):
+    return numbers * (0.5 + 4 / 32)
+
+
+def attention_bytes(heads, kv):
+    return 4 * 64 + int4(2 * heads * 32 * 64 + 2 * kv * 32 * 64)
+
+
+def mlp_bytes(columns):
+    return 4 * 64 + int4(3 * columns * 64)
+
+
+def test_a_token_on_one_device_is_its_layers_and_its_head():
+    alone = whole_on(MODEL, ("pi-0",), 0, precision="int4", context=128)
+    s = here(SPEED, plan=alone)
+    attention = CALL + attention_bytes(8, 4) / SPEED + (20 + 1) * 8 * 32 * CACHED
+    mlp = CALL + mlp_bytes(128) / SPEED
+    head = CALL + int4(256 * 64) / SPEED
+
+    assert token_seconds(s, alone, 20) == pytest.approx(2 * (attention + mlp) + head)
+
+
+def test_a_sum_is_the_slowest_device_and_the_wire():
+    halves = plan(heads=(2, 6), columns=(32, 96), words=(0, 256))
+    s = here(SPEED, 2 * SPEED, plan=halves, mbps=8.0)
+    attention = max(
+        CALL + attention_bytes(2, 1) / SPEED + 11 * 2 * 32 * CACHED,
+        CALL + attention_bytes(6, 3) / (2 * SPEED) + 11 * 6 * 32 * CACHED,
+    )
+    step = list(pass_steps(s, halves, 1, 10))[1]
+
+    assert (step.repeats, step.layers, step.name) == (2, "0-1", "sum of attention")
+    # A summand of 64 numbers at 1 MB/s, a latency, and what adding takes it.
+    wire = 2e-4 + 64 * 4 / 1e6
+    assert float(step.times.exchange.max()) == pytest.approx(wire)
+    adding = float(step.times.end.max()) - attention - wire
+    assert 0 < adding < 1e-3
+    assert step.sent.tolist() == step.received.tolist() == [256, 256]
+
+
+def test_a_message_costs_both_sides():
+    halves = plan()
+    cheap, dear = (token_seconds(here(SPEED, SPEED, plan=halves, message_s=cost), halves, 0) for cost in (0.0, 1e-3))
+
+    # Four sums of two ranks, one sent and one received one after the other; tokens to rank 1, its candidates back.
+    assert dear - cheap == pytest.approx((4 * 2 + 2 + 2) * 1e-3)
+
+
+def test_many_rows_go_in_two_steps_where_there_are_three_ranks():
+    thirds = plan(heads=(4, 2, 2), columns=(64, 32, 32), words=(256, 0, 0), ranks=3)
+    s = here(SPEED, SPEED, SPEED, plan=thirds, mbps=8.0)
+    few, many = (list(pass_steps(s, thirds, rows, 0))[1] for rows in (6, 9))
+
+    assert few.sent.tolist() == [6 * 2 * 256] * 3
+    assert many.sent.tolist() == [9 * 2 * 256 * 2 / 3] * 3
+    assert float(few.times.exchange.max()) == pytest.approx(2e-4 + 6 * 2 * 256 / 1e6)
+    assert float(many.times.exchange.max()) == pytest.approx(2 * (2e-4 + 3 * 2 * 256 / 1e6), rel=0.05)
+
+
+def test_who_has_no_heads_sends_none_and_needs_all():
+    uneven = plan(heads=(8, 0), columns=(64, 64))
+    attention, mlp = list(pass_steps(here(SPEED, SPEED, plan=uneven), uneven, 1, 0))[1:3]
+
+    assert (attention.sent.tolist(), attention.received.tolist()) == ([256, 0], [0, 256])
+    assert mlp.sent.tolist() == [256, 256]
+
+
+def test_a_thin_wire_carries_fewer_bytes():
+    thin = plan(wire=Wire.INT8)
+    step = list(pass_steps(here(SPEED, SPEED, plan=thin), thin, 1, 0))[1]
+
+    assert step.sent.tolist() == [64 + 4] * 2
+
+
+def test_from_stage_to_stage_goes_the_stream():
+    first, last = (
+        DecoderStage(Span(number, number + 1), *(Partition.of_counts([n * (1 - number), n * number]) for n in (8, 128)))
+        for number in (0, 1)
+    )
+    chained = replace(plan(words=(0, 256)), stages=(first, last))
+    chained.check(MODEL, 2)
+    steps = list(pass_steps(here(SPEED, SPEED, plan=chained), chained, 1, 0))
+
+    assert [step.name for step in steps] == [
+        "tokens", "sum of attention", "sum of mlp", "stream", "sum of attention", "sum of mlp", "candidates",
+    ]  # fmt: skip
+    assert steps[3].sent.tolist() == [256, 0]
+    assert not any(step.sent.any() for step in (steps[1], steps[2], steps[4], steps[5]))
+    assert steps[6].sent[1] > 0
+
+
+def test_a_prompt_goes_in_chunks_and_its_end_has_the_head():
+    alone = whole_on(MODEL, ("pi-0",), 0, precision="int4", context=512)
+    s = here(SPEED, plan=alone)
+    bodies = [sum(step.repeats * step.times.end.max() for step in pass_steps(s, alone, rows, behind, chosen=0))
+              for rows, behind in ((256, 0), (44, 256))]  # fmt: skip
+
+    assert list(chunks(300)) == [(256, 0), (44, 256)]
+    assert first_seconds(s, alone, 300) == pytest.approx(sum(bodies) + CALL + int4(256 * 64) / SPEED)
+
+
+def test_an_answer_is_its_prompt_and_its_tokens():
+    asked = TokenRequest(prompt=10, tokens=7, context=128)
+    s = here(SPEED, SPEED, plan=plan())
+
+    assert answer_seconds(s, plan(), asked) == pytest.approx(
+        first_seconds(s, plan(), 10) + 7 * token_seconds(s, plan(), 13)
+    )
+
+
+@pytest.mark.parametrize(("rows", "behind"), [(1, 0), (1, 3), (1, 50), (5, 0), (5, 2), (16, 9)])
+def test_a_window_ends_what_a_row_sees(rows, behind):
+    attention = replace(MODEL.layers[0].attention, window=4)
+    by_hand = np.mean([min(behind + row + 1, 4) for row in range(rows)])
+
+    assert seen(attention, rows, behind) == pytest.approx(by_hand)
+    assert seen(MODEL.layers[0].attention, rows, behind) == pytest.approx(behind + (rows + 1) / 2)
+
+
+def test_layers_that_differ_are_steps_of_their_own():
+    windows = small_model(layers=4, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=256, windows=[4, 4, 0, 4])
+    alone = whole_on(windows, ("pi-0",), 0, precision="int4", context=128)
+    s = setting_of(windows, boards(SPEED), alone)
+    steps = [step for step in pass_steps(s, alone, 1, 99) if step.name == "sum of attention"]
+
+    assert [(step.layers, step.repeats) for step in steps] == [("0-1", 2), ("2", 1), ("3", 1)]
+    assert float(steps[1].times.end.max()) > float(steps[2].times.end.max())
+
+
+def test_memory_is_weights_cache_and_work():
+    two = plan(heads=(2, 6), columns=(32, 96), words=(128, 128), sequences=3)
+    one, other = rank_memory(MODEL, two)
+
+    assert one.weights == 2 * (attention_bytes(2, 1) + mlp_bytes(32)) + int4(128 * 64)
+    assert one.cache == 2 * 2 * 1 * 32 * 4 * 128 * 3
+    assert other.cache == 3 * one.cache
+    assert one.embedding == 4 * 256 * 64
+    assert other.embedding == 0
+    assert PROGRAM_BYTES < one.work < PROGRAM_BYTES + 2**20
+    assert one.total == one.weights + one.cache + one.embedding + one.work
+
+
+def test_keys_and_values_of_a_group_that_is_cut_are_held_twice():
+    cut = rank_memory(MODEL, plan(heads=(3, 5)))
+    whole = rank_memory(MODEL, plan(heads=(4, 4)))
+
+    assert [needs.cache for needs in cut] == [2 * 2 * kv * 32 * 4 * 128 for kv in (2, 3)]
+    assert sum(needs.cache for needs in cut) == sum(needs.cache for needs in whole) * 5 / 4
+
+
+def test_an_int8_cache_takes_a_quarter():
+    exact, thin = (rank_memory(MODEL, plan(cache=cache))[0].cache for cache in ("float32", "int8"))
+
+    assert exact == 4 * thin
+
+
+def test_who_takes_no_part_needs_nothing():
+    third = plan(heads=(4, 0, 4), columns=(64, 0, 64), words=(256, 0, 0), ranks=3)
+
+    assert rank_memory(MODEL, third)[1].total == 0
+
+
+def test_memory_that_lacks_is_named_with_both_numbers():
+    cluster = boards(SPEED, SPEED, memory_bytes=(2**30, 2**20))
+
+    with pytest.raises(InfeasiblePlanError, match=r"149 MiB more on pi-1 \(has 1, needs 150, 0 of it for the cache\)"):
+        check_memory(MODEL, cluster, plan())
+
+
+def test_what_is_predicted_stands_in_the_plan():
+    s = here(SPEED, SPEED, plan=plan())
+    facts = predicted(s, plan(), 10, 20).predicted
+
+    assert facts.token_s == pytest.approx(token_seconds(s, plan(), 20))
+    assert facts.first_s == pytest.approx(first_seconds(s, plan(), 10))
+    assert facts.compute_s + facts.exchange_s == pytest.approx(facts.token_s)
+    assert facts.memory_bytes == tuple(needs.total for needs in rank_memory(MODEL, plan()))
+    price = price_pass(s, plan(), 1, 20)
+    assert np.allclose(price.compute_s + price.exchange_s + price.idle_s, price.seconds)
+
+
+def test_a_pass_that_checks_guesses_has_the_head_for_all_its_rows():
+    alone = whole_on(MODEL, ("pi-0",), 0, precision="int4", context=128)
+    s = here(SPEED, plan=alone)
+    checked, one = (list(pass_steps(s, alone, 4, 20, chosen=chosen))[-1] for chosen in (4, 1))
+
+    assert float(checked.times.end.max()) == pytest.approx(CALL + 1.5 * int4(256 * 64) / SPEED)
+    assert float(one.times.end.max()) == pytest.approx(CALL + int4(256 * 64) / SPEED)

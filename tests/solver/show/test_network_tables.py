@@ -1,0 +1,188 @@
+"""What is printed and drawn of a convolutional network's plan."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from solver.base.spans import Span
+from solver.cluster.named import find_cluster
+from solver.plan.plan import Wire
+from solver.plan.segment_file import segments_from_json
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares
+from solver.show.comparison import ComparedSystem
+from solver.show.network_facts import compare_networks, network_bounds, network_systems, priced_network, work
+from solver.show.network_tables import (
+    in_words,
+    network_to_json,
+    networks_to_json,
+    print_map,
+    print_network,
+    print_networks,
+)
+from solver.show.schedule_table import schedule_rows
+from weights.networks_zoo import zoo_network
+
+
+@pytest.fixture(scope="module")
+def net():
+    return zoo_network("resnet18", size=64)[0]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return find_cluster("mixed4")
+
+
+def equal(net, cluster, stops=(), **facts):
+    """Return a plan of equal rows on all devices, cut at these nodes; the last segment is on rank 0."""
+    ranks = len(cluster.devices)
+    starts = [0, *stops]
+    segments = [
+        Segment(Span(start, stop), SegmentCut.ROWS, equal_shares(range(ranks), ranks))
+        for start, stop in zip(starts, stops, strict=False)
+    ]
+    segments.append(Segment(Span(starts[-1], len(net.nodes)), SegmentCut.ROWS, alone_on(0, ranks)))
+    return SegmentPlan(tuple(segments), cluster.names, net.name, net.fingerprint, system="equal", **facts)
+
+
+def printed(show, *arguments):
+    text = StringIO()
+    show(Console(file=text, width=80, highlight=False), *arguments)
+    return text.getvalue()
+
+
+def test_every_segment_says_its_nodes_and_everybodys_rows(net, cluster):
+    found = priced_network(net, cluster, equal(net, cluster, [11, 25]))
+
+    out = printed(print_network, found)
+
+    assert re.search(r"│ 0-10 +│ conv1 +│ 16 rows +│ 4 4 4 4 +│ +\d+\.\d │ +\d+\.\d │", out)
+    assert re.search(rf"│ 11-24 +│ {net.nodes[11].name} +│ 4 rows +│ 1 1 1 1 +│", out)
+    assert re.search(rf"│ 25-{len(net.nodes) - 1} +│ .* +│ whole +│ pi-0 +│", out)
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+
+
+def test_channels_sums_and_segments_without_nodes_have_words(net, cluster):
+    last = len(net.nodes) - 1
+    halves = equal_shares([0, 3], 4)
+    segments = (
+        Segment(Span(0, last), SegmentCut.ROWS, equal_shares([1], 4)),
+        Segment(Span(last, last), SegmentCut.CHANNELS, halves),
+        Segment(Span(last, last + 1), SegmentCut.SUMS, halves),
+    )
+    found = priced_network(net, cluster, SegmentPlan(segments, cluster.names, net.name, system=""))
+
+    out = printed(print_network, found)
+
+    assert re.search(rf"│ before {last} +│ +│ 512 channels +│ 256 - - 256 +│", out)
+    assert re.search(rf"│ {last} +│ fc +│ 512 channels, summed +│ 256 - - 256", out)
+    assert "ms for an image: " in out
+
+
+def test_the_parts_of_the_prediction_are_its_whole(net, cluster):
+    found = priced_network(net, cluster, equal(net, cluster, [11, 25]))
+    table = json.loads(network_to_json(found, [], network_bounds(found)))
+
+    seconds = table["predicted"]["seconds"]
+    parts = sum(entry["compute_s"] + entry["exchange_s"] for entry in table["per_segment"])
+    assert 0.5 * seconds < parts < 1.1 * seconds  # the rest hands the outputs in; ranks may begin a segment early
+    for device in table["per_device"]:
+        assert device["compute_s"] + device["exchange_s"] + device["idle_s"] == pytest.approx(seconds)
+    assert sum(device["flop"] for device in table["per_device"]) == pytest.approx((1 + found.twice) * work(net))
+    assert 0 < found.twice < 1
+    assert table["bounds"]["compute_bound_s"] < seconds
+    assert segments_from_json(json.dumps(table), net) == found.plan
+
+
+def test_one_device_alone_does_all_work_once(net, cluster):
+    found = priced_network(net, cluster, equal(net, cluster))
+
+    out = printed(print_network, found)
+
+    assert found.flop.tolist() == [work(net), 0, 0, 0]
+    assert found.memory[1:] == (0, 0, 0)
+    assert "By equal all is on pi-0." in out
+    assert "twice" not in out
+
+
+def test_many_devices_that_are_alike_stand_together(net, cluster):
+    device = cluster.devices[0]
+    many = replace(cluster, devices=tuple(replace(device, name=f"pi-{n}") for n in range(20)), links={})
+    shares = equal_shares(range(16), 20)
+    segments = (Segment(Span(0, 11), SegmentCut.ROWS, shares), Segment(Span(11, 49), SegmentCut.ROWS, alone_on(0, 20)))
+    found = priced_network(net, many, SegmentPlan(segments, many.names, net.name))
+
+    out = printed(print_network, found)
+
+    assert "│ 1 ×16, - ×4" in out  # noqa: RUF001
+    assert "The 4 others hold nothing." in out
+    assert network_systems(many)[:2] == ("hepti", "single")
+
+
+def test_what_memory_is_missing_is_said(net, cluster):
+    devices = (replace(cluster.devices[0], memory_bytes=170 * 2**20), *cluster.devices[1:])
+    found = priced_network(net, replace(cluster, devices=devices), equal(net, cluster))
+
+    assert re.fullmatch(r"does not fit: it would with \d+ MiB more on pi-0 \(has 170\)", found.lacks)
+
+
+def test_the_map_shows_whose_rows_are_where(net, cluster):
+    out = printed(print_map, priced_network(net, cluster, equal(net, cluster, [11])))
+
+    first, second = (line.split("│")[4].strip() for line in out.splitlines() if line.startswith("│"))
+    assert re.fullmatch(r"(0+)(1+)(2+)(3+)", first)
+    assert set(second) == {"0"}
+    assert "0 pi-0, 1 pi-1, 2 pi-2, 3 pi-3" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_schedule_is_the_price_step_by_step(net, cluster):
+    found = priced_network(net, cluster, equal(net, cluster, [11, 25]))
+
+    steps = schedule_rows(cluster, in_words(found))
+    mine = schedule_rows(cluster, in_words(found), "pi-3")
+
+    assert [step.moves for step in steps] == ["pixels", "what segment 1 needs", "what segment 2 needs", "result"]
+    assert [step.layers for step in steps] == ["0", "1", "2", ""]
+    assert sum(step.seconds for step in steps) == pytest.approx(found.price.seconds)
+    assert [step.moves for step in mine] == ["pixels", "what segment 1 needs", "what segment 2 needs"]
+
+
+def test_systems_stand_side_by_side_the_fastest_first(net, cluster):
+    entries = compare_networks(net, cluster, Wire.FLOAT32, ["hepti", "single:pi-1", "single:pi-9"])
+
+    table = json.loads(networks_to_json(net, cluster, entries, Wire.FLOAT32))
+    out = printed(print_networks, entries, "title")
+
+    assert [entry["system"] for entry in table["systems"]] == ["hepti", "single:pi-1", "single:pi-9"]
+    assert table["winner"] in ("hepti", "single:pi-1")
+    assert table["systems"][2]["seconds"] is None
+    assert f"{table['winner']} wins with" in out
+    assert "† single:pi-9 cannot be run: " in out
+
+
+def test_nothing_that_can_be_run_is_said(net, cluster):
+    entries = [ComparedSystem("hepti", float("inf"), 0.0, 0, (), "no room")]
+
+    assert "None of them can be run." in printed(print_networks, entries, "title")
+    assert json.loads(networks_to_json(net, cluster, entries, Wire.FLOAT32))["winner"] is None
+
+
+@pytest.mark.parametrize("stops", [(), (11, 25), tuple(range(1, 40))])
+def test_rows_are_drawn(stops, net, cluster, tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    from solver.show.network_pictures import plot_segments
+
+    path = tmp_path / "rows.svg"
+    plot_segments(priced_network(net, cluster, equal(net, cluster, stops)), path, "who has which rows")
+
+    written = re.findall("<!-- (.*?) -->", path.read_text())
+    assert {"who has which rows", "pi-0", "needs of what was before"} <= set(written)
+    assert ("conv1" in written) == (len(stops) < 24)

@@ -1,0 +1,118 @@
+"""DeepThings: tiles walked back by hand, their shares, the grid by memory, and the paper's figures of memory."""
+
+from dataclasses import replace
+
+import pytest
+
+from solver.base.errors import InfeasiblePlanError
+from solver.base.spans import Span
+from solver.cluster.cluster import MIB, PROGRAM_BYTES
+from solver.plan.segment_file import whole_parts
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan, image_on_root, segment_shares, unrolled
+from solver.schedule.segment_steps import memory_of, net_setting, price_segments, weights_of
+from solver.systems.convnets import plan_network
+from solver.systems.convnets.common import chain_points
+from solver.systems.convnets.deepthings import tiled
+from tests.solver.systems.convnets.chains import boards, chain
+from weights.networks_zoo import zoo_network
+
+NET = chain(("conv", 8), ("relu",), ("pool",), ("conv", 8), ("mean",), ("flatten",), ("gemm", 10), size=12)
+
+
+def fused(net, stop, ranks, cut, shares, grid=(1, 1), *, stealing=False):
+    """Return what follows from the first nodes as one segment, and the plan of that alone."""
+    first = replace(net, nodes=net.nodes[:stop], outputs=(net.nodes[stop - 1].output,))
+    segment = Segment(Span(0, stop), cut, shares, False, grid, stealing)
+    return first, SegmentPlan((segment,), tuple(f"pi-{rank}" for rank in range(ranks)), net.name)
+
+
+def test_tiles_are_walked_back_as_in_algorithm_1():
+    """Of 6 × 6 pixels in four tiles: a convolution needs one more around, a pool twice as many, as far as there are."""
+    net, plan = fused(NET, 4, 2, SegmentCut.TILES, (0.5, 0.5), (2, 2))
+    (shares,) = unrolled(net, plan)
+
+    needs = [tile.walk.needs["x"] for tile in shares.tiles]
+    assert [(box.rows, box.columns) for box in needs] == [
+        (rows, columns) for rows in (Span(0, 9), Span(3, 12)) for columns in (Span(0, 9), Span(3, 12))
+    ]
+    assert shares.owners == [0, 0, 1, 1]
+    assert [own.boxes[0] for own in shares.after.values()] == [net.extent("conv3")]
+
+
+def test_tiles_are_shared_out_by_speed_and_the_rest_is_on_the_gateway():
+    cluster = boards(1e-3, 3e-3, 1e-3)
+
+    plan = plan_network("deepthings", NET, cluster)
+
+    first, rest = plan.segments
+    assert (first.cut, first.grid, first.stealing) == (SegmentCut.TILES, (3, 3), True)
+    assert first.nodes.stop in chain_points(NET)
+    assert whole_parts(NET, first) == (2, 5, 2)
+    assert rest.active == (0,)
+
+
+def test_who_steals_may_compute_any_tile_and_holds_its_weights():
+    s = net_setting(NET, boards(1.0, 1.0, 1.0))
+    shares = (0.5, 0.5, 0.0)
+    for stealing in (False, True):
+        segment = replace(next(tiled(s, 4, (2, 2), stealing=stealing)), shares=shares)
+        own = segment_shares(NET, segment, image_on_root(NET, 3))
+        assert [len(own.able(rank)) for rank in range(3)] == ([4, 4, 0] if stealing else [2, 2, 0])
+
+
+def test_what_is_sent_is_what_tiles_need_overlaps_included_and_what_they_leave():
+    """Two of four tiles go to the other board, of 9 × 9 pixels each, and come back as 3 × 3 of 8 channels."""
+    net, plan = fused(NET, 4, 2, SegmentCut.TILES, (0.5, 0.5), (2, 2))
+
+    price = price_segments(net_setting(net, boards(1.0, 1.0)), plan)
+
+    out, back = price.steps
+    assert out.sent.tolist() == [2 * 3 * 9 * 9, 0]
+    assert back.sent.tolist() == [0, 2 * 8 * 3 * 3 * 4]
+
+
+def test_memory_of_a_tile_by_hand():
+    """A worker holds the weights, one tile of the image, one that comes out, and between them input and output."""
+    net, plan = fused(NET, 4, 2, SegmentCut.TILES, (0.5, 0.5), (2, 2))
+
+    weights = 4 * (8 * 3 * 9 + 8 * 8 * 9)
+    assert weights_of(net, plan) == [weights, weights]
+    pool = 8 * 8 * 8 + 8 * 4 * 4
+    assert memory_of(net, plan)[1] == weights + 4 * (3 * 9 * 9 + 8 * 3 * 3 + pool)
+
+
+@pytest.fixture(scope="module")
+def yolov2():
+    return zoo_network("yolov2", 608)[0]
+
+
+@pytest.mark.parametrize(("side", "paper"), [(3, -0.58), (5, -0.68)])
+def test_the_papers_figures_of_memory_come_out(side, paper, yolov2):
+    """Of a board, weights included, against all of the first 16 layers; maps alone shrink by more."""
+    stop = next(n for n, node in enumerate(yolov2.nodes) if node.name == "conv13")
+    net, whole = fused(yolov2, stop, 2, SegmentCut.ROWS, (0.0, 1.0))
+    _, tiles = fused(yolov2, stop, 2, SegmentCut.TILES, (0.5, 0.5), (side, side), stealing=True)
+    assert sum(node.op in ("Conv", "MaxPool") for node in net.nodes) == 16
+
+    before, after = memory_of(net, whole)[1], memory_of(net, tiles)[1]
+    assert after / before - 1 == pytest.approx(paper, abs=0.02)
+    weights = weights_of(net, whole)[1]
+    assert weights_of(net, tiles)[1] == weights
+    assert (after - weights) / (before - weights) - 1 < paper - 0.12
+
+
+def test_little_memory_means_a_grid_of_more_tiles(yolov2):
+    """Of boards that are fast enough that tiles pay; where none suffices, it is said what is missing."""
+    cluster = boards(1.0, 1.0, 1.0, 1.0)
+    wanted = memory_of(yolov2, plan_network("deepthings", yolov2, cluster))
+
+    def with_workers_of(size):
+        less = cluster
+        for rank in (1, 2, 3):
+            less = less.with_device(rank, memory_bytes=PROGRAM_BYTES + size)
+        return less
+
+    finer = plan_network("deepthings", yolov2, with_workers_of(max(wanted[1:]) - MIB // 4))
+    assert memory_of(yolov2, finer)[1] < wanted[1]
+    with pytest.raises(InfeasiblePlanError, match="MiB on pi-1"):
+        plan_network("deepthings", yolov2, with_workers_of(MIB // 8))

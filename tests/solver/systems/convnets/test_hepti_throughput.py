@@ -1,0 +1,66 @@
+"""Replicas of a network: every board that holds it answers by itself, others together, and no more than travels."""
+
+from dataclasses import replace
+
+import pytest
+
+from solver.base.errors import InfeasiblePlanError
+from solver.cluster.cluster import MIB, PROGRAM_BYTES
+from solver.systems.convnets import plan_network
+from solver.systems.convnets.hepti_throughput import solve_replicas
+from tests.solver.systems.convnets.chains import boards, chain
+
+NET = chain(
+    ("conv", 16), ("conv", 16), ("flatten",), ("gemm", 600), ("gemm", 10), size=32
+)  # 38 MiB, most of one product
+
+
+def with_memory(cluster, *mib):
+    """Return the cluster whose devices have so much memory beside the program."""
+    devices = (
+        replace(device, memory_bytes=PROGRAM_BYTES + round(own * MIB))
+        for device, own in zip(cluster.devices, mib, strict=True)
+    )
+    return replace(cluster, devices=tuple(devices))
+
+
+def test_boards_that_hold_the_network_answer_side_by_side():
+    cluster = boards(10, 40, 20)
+
+    found = solve_replicas(NET, cluster)
+
+    assert [plan.active for plan in found.plans] == [(1,), (2,), (0,)]
+    alone = [1 / plan_network("single", NET, cluster.only([rank])).predicted_s for rank in (1, 2, 0)]
+    assert found.rates == pytest.approx(alone)
+    assert found.images_per_s == pytest.approx(sum(alone))
+    for plan in found.plans:
+        plan.check(NET, 3)
+
+
+def test_boards_that_hold_a_part_answer_together():
+    cluster = with_memory(boards(10, 10, 10, 10, mbps=1000), 26, 60, 26, 60)
+
+    found = solve_replicas(NET, cluster)
+
+    assert sorted(plan.active for plan in found.plans) == [(0, 2), (1,), (3,)]
+
+
+def test_a_network_that_fits_nowhere_is_refused():
+    with pytest.raises(InfeasiblePlanError, match="MiB free: add devices or memory"):
+        solve_replicas(NET, with_memory(boards(10, 10), 5, 5))
+
+
+def test_more_images_than_rank_0_can_send_are_not_promised():
+    cluster = boards(10, 40, 40, mbps=1)
+    found = solve_replicas(NET, cluster)
+
+    own = found.rates[[plan.active for plan in found.plans].index((0,))]
+    assert found.images_per_s == pytest.approx(own + 1e6 / 8 / (3 * 32 * 32))
+
+
+def test_many_boards_are_replicas_by_themselves_and_what_is_left_together():
+    cluster = with_memory(boards(*[10] * 6, mbps=1000), 60, 60, 60, 60, 26, 26)
+
+    found = solve_replicas(NET, cluster)
+
+    assert sorted(plan.active for plan in found.plans) == [(0,), (1,), (2,), (3,), (4, 5)]

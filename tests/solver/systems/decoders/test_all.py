@@ -1,0 +1,190 @@
+"""All systems that plan language models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from solver.base.errors import HeptiError, InfeasiblePlanError
+from solver.cluster.cluster import MIB
+from solver.cluster.named import find_cluster
+from solver.cluster.whatif import changed
+from solver.model.named_decoders import named_decoder
+from solver.plan.plan import Wire
+from solver.schedule.decoders.asked import TokenRequest
+from solver.schedule.decoders.cost import answer_seconds, setting_of
+from solver.systems.decoders import SYSTEMS, plan_decoder
+from solver.systems.decoders.hepti import StageSet, best_stages
+from tests.decoders import MODELS, small_model
+from tests.solver.answers import boards
+from tests.solver.clusters import pis
+
+FEW = named_decoder("llama-3.2-1b", 4)
+ASKED = TokenRequest(prompt=40, tokens=30, context=512)
+CLUSTERS = {
+    "even": pis(24, 24, 24, 24),
+    "mixed": pis(24, 70, 24, 10),
+    "three": pis(24, 70, 24),
+    "alone": pis(24),
+    "slow links": pis(24, 70, 24, 10, mbps=10),
+    "tight": pis(24, 70, 24, 10, memory_gib=0.33),
+    "tight, slow links": pis(24, 70, 24, 10, memory_gib=0.33, mbps=10),
+}
+
+
+@pytest.fixture(scope="module")
+def plans():
+    """Return every system's plan of every cluster, where there is one."""
+    found = {}
+    for where, cluster in CLUSTERS.items():
+        for system in SYSTEMS:
+            try:
+                found[where, system] = plan_decoder(system, FEW, cluster, ASKED)
+            except InfeasiblePlanError:
+                assert "tight" in where
+    return found
+
+
+@pytest.mark.parametrize("where", CLUSTERS)
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_plan_fits_its_model_and_its_devices(plans, where, system):
+    plan, cluster = plans.get((where, system)), CLUSTERS[where]
+    if plan is None:
+        return
+
+    plan.check(FEW, len(cluster.devices))
+    assert (plan.system, plan.context, plan.precision) == (system, 512, "int4")
+    assert all(
+        needed <= device.memory_bytes
+        for needed, device in zip(plan.predicted.memory_bytes, cluster.devices, strict=True)
+    )
+    assert plan.predicted.token_s > 0
+    assert plan.predicted.first_s > plan.predicted.token_s
+
+
+@pytest.mark.parametrize("where", CLUSTERS)
+def test_hepti_answers_as_soon_as_any_other(plans, where):
+    cluster = CLUSTERS[where]
+    s = setting_of(FEW, cluster, ASKED)
+    seconds = {system: answer_seconds(s, plans[where, system], ASKED) for system in SYSTEMS if (where, system) in plans}
+
+    assert seconds["hepti"] <= 1.003 * min(seconds.values())
+
+
+def test_uneven_boards_gain_most(plans):
+    token_s = {system: plans["mixed", system].predicted.token_s for system in SYSTEMS}
+
+    assert token_s["hepti"] < 0.8 * token_s["single"]
+    assert token_s["hepti"] < 0.5 * token_s["megatron"]
+
+
+def test_megatron_shares_evenly_and_more_ranks_than_groups_have_columns_only():
+    model = small_model(heads=8, kv_heads=2, d=32, ffn=160, vocab=10)
+    plan = plan_decoder("megatron", model, pis(9, 9, 9), TokenRequest(prompt=4, tokens=4, context=64))
+
+    assert plan.stages[0].heads.counts == (4, 4, 0)
+    assert plan.stages[0].columns.counts == (64, 64, 32)
+    assert plan.words.counts == (4, 3, 3)
+
+
+def test_galaxy_shares_by_speed(plans):
+    stage = plans["mixed", "galaxy"].stages[0]
+
+    assert np.argsort(stage.columns.counts)[-1] == 1
+    assert stage.columns.counts[1] > 5 * stage.columns.counts[3]
+
+
+@pytest.mark.parametrize("system", ["prima", "edgeshard", "pipeedge", "single"])
+def test_whole_layers_are_on_one_device_each(plans, system):
+    for where in CLUSTERS:
+        if (where, system) in plans:
+            assert all(len(stage.ranks) == 1 for stage in plans[where, system].stages)
+
+
+def test_pipeedge_makes_the_slowest_stage_fast(plans):
+    assert [stage.layers.size for stage in plans["even", "pipeedge"].stages] == [1, 1, 1, 1]
+
+
+def test_a_device_is_chosen_by_name():
+    plan = plan_decoder("single:pi-2", FEW, CLUSTERS["mixed"], ASKED)
+
+    assert plan.stages[0].ranks == (2,)
+    with pytest.raises(HeptiError, match=r"there is no device pi-9"):
+        plan_decoder("single:pi-9", FEW, CLUSTERS["mixed"], ASKED)
+    with pytest.raises(HeptiError, match=r"unknown system 'hept' \(did you mean hepti"):
+        plan_decoder("hept", FEW, CLUSTERS["mixed"], ASKED)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
+def test_models_of_awkward_sizes_are_planned(name, precision):
+    """Of every system the plan is one that `check` accepts; their shares are small, so one device may be best."""
+    asked = TokenRequest(prompt=5, tokens=5, context=64, precision=precision, cache="int8", wire=Wire.INT8)
+    for system in ("hepti", "megatron", "galaxy", "prima"):
+        plan = plan_decoder(system, MODELS[name], pis(3, 1, 2), asked)
+
+        assert (plan.cache, plan.wire, plan.precision) == ("int8", Wire.INT8, precision)
+
+
+def test_stages_pay_where_memory_is_scarce_and_links_are_slow():
+    model = named_decoder("llama-3.1-8b")
+    cluster = changed(find_cluster("mixed4"), ["network.bandwidth_mbps=10"], [], [])
+    plan = plan_decoder("hepti", model, cluster, TokenRequest())
+    even = plan_decoder("hepti", model, find_cluster("mixed4"), TokenRequest())
+
+    assert len(plan.stages) > 1
+    assert len(even.stages) == 1
+
+
+def test_the_program_of_stages_takes_the_least_sum():
+    sets = [
+        StageSet((0,), layer_s=2.0, hop_s=1.0, holds=3, holds_last=2),
+        StageSet((1,), layer_s=1.0, hop_s=1.0, holds=2, holds_last=1),
+        StageSet((0, 1), layer_s=1.5, hop_s=9.0, holds=5, holds_last=5),
+    ]
+
+    assert best_stages(sets, 4) == [((1,), 2), ((0,), 2)]  # 2 + 1 + 4 + 1
+    assert best_stages(sets, 5) == [((0, 1), 5)]
+    assert best_stages(sets, 6) == []
+
+
+def test_no_room_for_the_cache_says_how_long_the_context_could_be():
+    cluster = pis(24, 24, memory_gib=0.5)
+    with pytest.raises(
+        InfeasiblePlanError, match=r"no room for a context of 65536 tokens, .* --context \d+, or --cache int8"
+    ) as caught:
+        plan_decoder("hepti", FEW, cluster, TokenRequest(context=65536))
+    longest = int(str(caught.value).split("--context ")[1].split(",")[0])
+
+    plan = plan_decoder("hepti", FEW, cluster, TokenRequest(context=longest))
+    assert max(plan.predicted.memory_bytes) > 0.9 * 512 * MIB
+    with pytest.raises(InfeasiblePlanError):
+        plan_decoder("hepti", FEW, cluster, TokenRequest(context=int(1.1 * longest)))
+
+
+def test_no_room_for_the_weights_says_how_much_is_needed():
+    with pytest.raises(InfeasiblePlanError, match=r"needs \d+ MiB on one device .*; all of them have 400"):
+        plan_decoder("hepti", FEW, boards(1e9, 1e9, memory_bytes=200 * MIB), ASKED)
+
+
+@pytest.mark.parametrize("system", ["single", "megatron", "galaxy", "prima", "edgeshard", "pipeedge"])
+def test_others_say_what_they_lack(system):
+    with pytest.raises(InfeasiblePlanError, match=rf"llama-3.2-1b by {system}.* MiB .*\(?has 200|{system}.* has 200"):
+        plan_decoder(system, FEW, pis(24, 24, memory_gib=200 / 1024), ASKED)
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"prompt": 0}, "prompt is 0, must be at least 1"),
+        ({"sequences": 0}, "sequences is 0, must be at least 1"),
+        ({"context": 2**20}, "a context of 1048576 tokens, llama-3.2-1b has 131072"),
+        ({"prompt": 500, "tokens": 100, "context": 512}, "a prompt of 500 tokens and an answer of 100 are 600, the"),
+        ({"precision": "int2"}, "precision 'int2' is not one of float32, int8, int4"),
+        ({"cache": "int4"}, "cache 'int4' is not one of float32, int8"),
+        ({"wire": Wire.INT4}, "wire 'int4' is not one of float32, float16, int8"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused(asked, words):
+    with pytest.raises(HeptiError, match=words):
+        plan_decoder("hepti", FEW, CLUSTERS["even"], TokenRequest(**asked))

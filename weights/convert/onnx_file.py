@@ -1,0 +1,270 @@
+"""An ONNX file as a folded graph: constants are constants, the batch is 1, every shape is a number.
+
+The folding is onnxruntime's (constants, batch normalisations into convolutions, paddings into what follows), at the
+level that leaves standard operators only. The one address of onnxruntime in this package.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx.inliner
+import onnx.shape_inference
+import onnx.version_converter
+import onnxruntime
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from solver.base.errors import HeptiError, explained
+
+STANDARD = ("", "ai.onnx")  # both are names of ONNX's own domain
+OLDEST_OPSET, USUAL_OPSET = 13, 17  # what is older than the first becomes the second
+NEWEST_IR = 10  # of the file format: what came later is of types that no convolutional network has
+# onnxruntime 1.31 takes zeros in front of a MaxPool for its padding, which every number beats: ours they do not.
+WRONG = ["Pad_Fusion"]
+
+Constant = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxNode:
+    """A node as the file has it.
+
+    Parameters
+    ----------
+    inputs, outputs
+        "" where one is left out.
+    attributes
+        Numbers, texts, and lists of them; whatever else as ONNX's own objects.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OnnxGraph:
+    """A folded graph.
+
+    Parameters
+    ----------
+    shapes, dtypes
+        Of every value whose shape is known, the batch included.
+    constants
+        By name.
+    """
+
+    name: str
+    input: str
+    outputs: tuple[str, ...]
+    nodes: tuple[OnnxNode, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, np.dtype[Any]]
+    constants: Mapping[str, Constant]
+    opset: int
+
+
+def read_graph(path: Path, size: tuple[int, int] | None = None) -> OnnxGraph:
+    """Read and fold an ONNX file.
+
+    Parameters
+    ----------
+    size
+        Height and width of the image, where the file leaves them open.
+
+    Raises
+    ------
+    HeptiError
+        If it is no ONNX, incomplete, too new, or of operators, inputs or sizes that cannot be computed.
+    """
+    model = _load(path)
+    with explained(f"{path} is damaged", (ValueError, RuntimeError, TypeError)):
+        if len(model.functions):
+            model = onnx.inliner.inline_local_functions(model)
+        opset = _check_operators(path, model)
+        _fix_input(path, model, size)
+        model = _fold(path, model)
+    if opset < OLDEST_OPSET:
+        with explained(f"{path} is of opset {opset}, export it with opset {USUAL_OPSET}", (RuntimeError, ValueError)):
+            model = onnx.version_converter.convert_version(model, USUAL_OPSET)
+        if opset < 11:
+            _place_pixels(model)
+    with explained(f"{path}: shapes do not fit together", onnx.shape_inference.InferenceError):
+        model = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    return _graph(path, model)
+
+
+def _load(path: Path) -> onnx.ModelProto:
+    with explained(f"cannot read {path}", OSError):
+        data = path.read_bytes()
+    try:
+        model = onnx.load_model_from_string(data)
+    except DecodeError as error:
+        raise HeptiError(f"{path} is no ONNX file, or cut short") from error
+    if not (model.graph.node and model.opset_import):
+        raise HeptiError(f"{path} is no ONNX file: it has no graph")
+    for tensor in model.graph.initializer:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            location = next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
+            if not (path.parent / location).is_file():
+                raise HeptiError(f"{path} keeps {tensor.name} in the file {location}, which is not beside it")
+    with explained(f"{path}: its external data are damaged", (OSError, ValueError, onnx.checker.ValidationError)):
+        onnx.external_data_helper.load_external_data_for_model(model, str(path.parent))
+    return model
+
+
+def _check_operators(path: Path, model: onnx.ModelProto) -> int:
+    """Refuse operators that ONNX does not have; return the opset."""
+    opset = max((entry.version for entry in model.opset_import if entry.domain in STANDARD), default=0)
+    newest = onnx.defs.onnx_opset_version()
+    if opset > newest:
+        raise HeptiError(f"{path} is of opset {opset}, the installed onnx knows up to {newest}: export it with that")
+    for node in model.graph.node:
+        where = f"{path}: node {node.name or node.output[0]}"
+        if node.domain not in STANDARD:
+            raise HeptiError(f"{where} is {node.op_type} of domain {node.domain}, only ONNX's own operators are known")
+        if not onnx.defs.has(node.op_type):
+            raise HeptiError(f"{where} is {node.op_type}, an operator that ONNX does not have")
+    return opset
+
+
+def _fix_input(path: Path, model: onnx.ModelProto, size: tuple[int, int] | None) -> None:
+    """Set the batch to 1 and open sizes to what was asked for; nothing else is known of any shape."""
+    constants = {tensor.name for tensor in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in constants]
+    if len(inputs) != 1:
+        names = ", ".join(value.name for value in inputs) or "none"
+        raise HeptiError(f"{path} has {len(inputs)} inputs ({names}), a network of one image has one")
+    tensor = inputs[0].type.tensor_type
+    kind = helper.tensor_dtype_to_np_dtype(tensor.elem_type) if tensor.elem_type else None
+    if kind != np.float32:
+        raise HeptiError(f"{path}: input {inputs[0].name} is {kind}, must be float32")
+    dims = list(tensor.shape.dim)
+    if len(dims) != 4:
+        raise HeptiError(f"{path}: input {inputs[0].name} has {len(dims)} dimensions, must be [1, C, H, W]")
+    batch = dims[0].dim_value
+    if batch > 1:
+        raise HeptiError(f"{path} is for batches of {batch}, export it for a batch of 1 or of any size")
+    dims[0].dim_value = 1
+    if not dims[1].dim_value:
+        raise HeptiError(f"{path}: input {inputs[0].name} does not say how many channels it has")
+    for axis, name in ((0, "height"), (1, "width")):
+        dim, wanted = dims[2 + axis], size and size[axis]
+        if not (dim.dim_value or wanted):
+            raise HeptiError(f"{path} leaves the {name} of its input open: give it with --size HxW")
+        if wanted and dim.dim_value not in (0, wanted):
+            raise HeptiError(f"{path} is for images of {name} {dim.dim_value}, --size says {wanted}")
+        dim.dim_value = dim.dim_value or wanted
+    del model.graph.value_info[:]
+    for value in model.graph.output:
+        value.type.tensor_type.ClearField("shape")
+
+
+def _fold(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
+    model.ir_version = min(model.ir_version, NEWEST_IR)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.log_severity_level = 4
+    with tempfile.TemporaryDirectory() as folder:
+        folded = os.path.join(folder, "folded.onnx")  # noqa: PTH118 - onnxruntime takes text
+        options.optimized_model_filepath = folded
+        try:
+            onnxruntime.InferenceSession(
+                model.SerializeToString(),
+                options,
+                providers=["CPUExecutionProvider"],
+                disabled_optimizers=WRONG,
+            )
+        except Exception as error:  # of onnxruntime, which has a dozen kinds without a common one
+            text = str(error)
+            if newest := re.search(r"till opset (\d+)", text):
+                opset = max(entry.version for entry in model.opset_import if entry.domain in STANDARD)
+                raise HeptiError(
+                    f"{path} is of opset {opset}, the installed onnxruntime knows up to {newest[1]}: "
+                    "export it with that"
+                ) from error
+            raise HeptiError(f"{path} cannot be computed: {_reason(text)}") from error
+        result = onnx.load(folded)
+    for node in result.graph.node:
+        if node.domain not in STANDARD:
+            raise HeptiError(f"{path}: onnxruntime folded {node.name} into {node.op_type} of domain {node.domain}")
+    standard = [entry for entry in result.opset_import if entry.domain in STANDARD]
+    del result.opset_import[:]
+    result.opset_import.extend(standard)
+    return result
+
+
+def _place_pixels(model: onnx.ModelProto) -> None:
+    """Say of enlargements what was the only way before opset 11, and is not the usual one since."""
+    for node in model.graph.node:
+        if node.op_type == "Resize":
+            mode = [attribute for attribute in node.attribute if attribute.name == "mode"]
+            del node.attribute[:]
+            node.attribute.extend(mode)
+            node.attribute.append(helper.make_attribute("coordinate_transformation_mode", "asymmetric"))
+            node.attribute.append(helper.make_attribute("nearest_mode", "floor"))
+
+
+def _reason(text: str) -> str:
+    """Return what onnxruntime says, without where in its source it says so."""
+    return " ".join(re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : |/\S+:\d+ .*?\) ", "", text).split())
+
+
+def _graph(path: Path, model: onnx.ModelProto) -> OnnxGraph:
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for tensor in model.graph.sparse_initializer:
+        raise HeptiError(f"{path}: {tensor.values.name} is sparse, export it dense")
+    nodes = []
+    for node in model.graph.node:
+        attributes = {attribute.name: _plain(helper.get_attribute_value(attribute)) for attribute in node.attribute}
+        if node.op_type == "Constant" and "value" in attributes:
+            constants[node.output[0]] = numpy_helper.to_array(attributes["value"])
+            continue
+        name = node.name or next(filter(None, node.output))
+        nodes.append(OnnxNode(name, node.op_type, tuple(node.input), tuple(node.output), attributes))
+    shapes, dtypes = {}, {}
+    for name, tensor in _values(model):
+        if tensor.elem_type:
+            dtypes[name] = helper.tensor_dtype_to_np_dtype(tensor.elem_type)
+        if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+            shapes[name] = tuple(dim.dim_value for dim in tensor.shape.dim)
+    entry = next(value.name for value in model.graph.input if value.name not in constants)
+    return OnnxGraph(
+        name=path.stem,
+        input=entry,
+        outputs=tuple(value.name for value in model.graph.output),
+        nodes=tuple(nodes),
+        shapes=shapes,
+        dtypes=dtypes,
+        constants=constants,
+        opset=max(entry.version for entry in model.opset_import),
+    )
+
+
+def _values(model: onnx.ModelProto) -> Iterator[tuple[str, Any]]:
+    graph = model.graph
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        yield value.name, value.type.tensor_type
+
+
+def _plain(value: Any) -> Any:
+    """Return an attribute as JSON has it, if it is of that kind."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, str | int | float | onnx.TensorProto | onnx.GraphProto):
+        return value
+    try:
+        return [_plain(entry) for entry in value]
+    except TypeError:
+        return value

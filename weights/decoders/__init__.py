@@ -1,0 +1,1 @@
+"""Language models: their weights file, its blocks, checkpoints of every family, and numbers to compare with."""

@@ -1,0 +1,134 @@
+"""A language model in plain numpy: what quantised weights, and every other way to compute it, are held against.
+
+Letters as in `solver.model.decoder`; all rows at once, without a cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from solver.base.arrays import Array
+from solver.base.spans import Span
+from solver.model.decoder import Decoder, GatedMlp, GroupedAttention, Rope
+
+RowReader = Callable[[str, Span | None], Array]  # a tensor by its name, or some rows of it
+WORDS = 4096  # of the head at a time
+
+
+def logits(model: Decoder, read: RowReader, tokens: Sequence[int]) -> Array:
+    """Return [S, V]: for every row how the words are liked that may follow it."""
+    x = embed(model, read, tokens)
+    for number in range(len(model.layers)):
+        x = layer(model, number, read, x)
+    return np.concatenate([part for _, part in logit_parts(model, read, x)], axis=1)
+
+
+def embed(model: Decoder, read: RowReader, tokens: Sequence[int]) -> Array:
+    """Return the stream before the first layer, [S, H]."""
+    x = np.concatenate([read("embedding/weight", Span(token, token + 1)) for token in tokens])
+    x *= np.float32(model.embedding_scale)
+    return x + read("positions/weight", Span(0, len(x))) if model.learned_positions else x
+
+
+def layer(model: Decoder, number: int, read: RowReader, x: Array) -> Array:
+    """Return the stream behind a layer, [S, H] -> [S, H]."""
+    kind = model.layers[number]
+    halves = {
+        "attention": partial(attend, kind.attention, eps=model.norm_eps),
+        "mlp": partial(feed, kind.mlp),
+    }
+    for name, half in halves.items():
+
+        def tensor(leaf: str, half: str = f"layers/{number}/{name}") -> Array:
+            return read(f"{half}/{leaf}", None)
+
+        rows = half(tensor, norm(model, tensor, "norm", x))
+        x = x + (norm(model, tensor, "post_norm", rows) if model.post_norms else rows)
+    return x
+
+
+def logit_parts(model: Decoder, read: RowReader, x: Array) -> Iterator[tuple[Span, Array]]:
+    """Yield the logits of some words after the other, [S, words]."""
+    x = norm(model, lambda name: read(name, None), "final_norm", x)
+    for start in range(0, model.vocab, WORDS):
+        words = Span(start, min(start + WORDS, model.vocab))
+        yield words, _capped(x @ read(model.head, words).T, model.head_softcap)
+
+
+def norm(model: Decoder, tensor: Callable[[str], Array], name: str, x: Array) -> Array:
+    """Return normed rows, of the model's kind of norm."""
+    if model.norm == "layer":
+        x = x - x.mean(axis=-1, keepdims=True)
+        return _rms(x, model.norm_eps) * tensor(f"{name}/weight") + tensor(f"{name}/bias")
+    return _rms(x, model.norm_eps) * tensor(f"{name}/weight")
+
+
+def attend(attention: GroupedAttention, tensor: Callable[[str], Array], x: Array, eps: float) -> Array:
+    """Return what attention makes of normed rows, [S, H] -> [S, H]."""
+    S, d = len(x), attention.head_dim
+    heads = {}
+    for name in ("query", "key", "value"):
+        rows = x @ tensor(f"{name}/weight").T
+        if attention.bias:
+            rows += tensor(f"{name}/bias")
+        rows = rows.reshape(S, -1, d).swapaxes(0, 1)  # [heads, S, d]
+        if attention.qk_norm and name != "value":
+            rows = _rms(rows, eps) * tensor(f"{name}_norm/weight")
+        heads[name] = _turned(rows, attention.rope) if attention.rope and name != "value" else rows
+    behind = np.arange(S)[:, None] - np.arange(S)
+    seen = (behind >= 0) & (behind < (attention.window or S))
+    scale = attention.scale or 1 / math.sqrt(d)
+    answers = np.empty((S, attention.heads * d), np.float32)
+    for head in range(attention.heads):
+        key, value = (heads[name][head // attention.group] for name in ("key", "value"))
+        scores = np.where(seen, _capped(heads["query"][head] @ key.T * scale, attention.softcap), -np.inf)
+        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        answers[:, head * d : (head + 1) * d] = scores / scores.sum(axis=-1, keepdims=True) @ value
+    out = answers @ tensor("output/weight")
+    return out + tensor("output/bias") if attention.output_bias else out
+
+
+def feed(mlp: GatedMlp, tensor: Callable[[str], Array], x: Array) -> Array:
+    """Return what the MLP makes of normed rows, [S, H] -> [S, H]."""
+    made = {}
+    for name in ("gate", "up") if mlp.gated else ("up",):
+        made[name] = x @ tensor(f"{name}/weight").T
+        if mlp.bias:
+            made[name] += tensor(f"{name}/bias")
+    activation = _ACTIVATIONS[mlp.activation]
+    columns = activation(made["gate"]) * made["up"] if mlp.gated else activation(made["up"])
+    out = columns @ tensor("down/weight")
+    return out + tensor("down/bias") if mlp.bias else out
+
+
+def _turned(heads: Array, rope: Rope) -> Array:
+    """Turn the columns of heads by their rows' positions, [heads, S, d] -> [heads, S, d]."""
+    angles = np.arange(heads.shape[1], dtype=np.float32)[:, None] * np.array(rope.frequencies, np.float32)
+    cos, sin = np.cos(angles) * np.float32(rope.factor), np.sin(angles) * np.float32(rope.factor)
+    one, other = heads[..., : rope.width // 2], heads[..., rope.width // 2 : rope.width]
+    return np.concatenate([one * cos - other * sin, other * cos + one * sin, heads[..., rope.width :]], axis=-1)
+
+
+def _rms(x: Array, eps: float) -> Array:
+    size: Array = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
+    return x / size
+
+
+def _capped(x: Array, cap: float) -> Array:
+    return cap * np.tanh(x / cap) if cap else x
+
+
+def _erf(x: Array) -> Array:
+    return np.fromiter(map(math.erf, x.ravel()), np.float32, x.size).reshape(x.shape)
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "gelu": lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "relu": lambda x: np.maximum(x, 0),
+}
