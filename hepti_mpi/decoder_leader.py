@@ -26,7 +26,7 @@ from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.answers import LAST
 from hepti_mpi.requests.answers import Answer as Entry
 from hepti_mpi.requests.outputs import as_they_come, print_answer, print_text, write_json, writing
-from hepti_mpi.requests.prompts import Prompt, PromptReader
+from hepti_mpi.requests.prompts import Prompt, PromptReader, Wishes
 from hepti_mpi.requests.sampling import CANDIDATES, Sampling
 from hepti_mpi.requests.stdin import read_lines
 from solver.base.command import check_path
@@ -103,13 +103,15 @@ class DecoderLeader(Speaker):
             raise HeptiError(f"{options.model} came without a chat template: give --prompt or --input")
         self._ahead = Ahead[Prompt](self._complain)
         complain = self._ahead.complain if self._serves else self._complain
-        self._reader = PromptReader(model, self._context, self._tokenizer, template, complain, by_id=not self._serves)
         defaults = file.generation
         temperature = defaults.get("temperature", 0.0) if options.temperature is None else options.temperature
         top_p = defaults.get("top_p", 1.0) if options.top_p is None else options.top_p
         top_k = min(int(defaults.get("top_k", 0)), CANDIDATES)
-        self._sampling = Sampling(temperature, top_p, top_k, options.seed)
-        self._ending = Ending(options.tokens, () if options.ignore_eos else model.eos, options.stop)
+        ending = Ending(options.tokens, () if options.ignore_eos else model.eos, options.stop)
+        self._usual = Wishes(ending, Sampling(temperature, top_p, top_k, options.seed))
+        self._reader = PromptReader(
+            model, self._context, self._tokenizer, template, complain, self._usual, by_id=not self._serves
+        )
         self._prompts: list[Prompt] | None = None
         if options.prompt:
             self._prompts = self._reader.texts(options.prompt)
@@ -186,7 +188,7 @@ class DecoderLeader(Speaker):
         options = self._options
         embedding = Embedding(self._model, self._file)
         generation = Generation(
-            self._model, ranks, embedding, self._tokenizer, self._ending, self._sampling,
+            self._model, ranks, embedding, self._tokenizer, self._usual,
             speculates=options.lookup == "auto" and self._plan.sequences == 1, follows=self._follows(load_s),
         )  # fmt: skip
         if options.chat:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from hepti_mpi.decoding.ranks import Candidates, Embedding, Ranks
-from hepti_mpi.requests.answer_text import AnswerText, Ending
+from hepti_mpi.requests.answer_text import AnswerText
 from hepti_mpi.requests.lookup import History, Lookup, Proposal
-from hepti_mpi.requests.prompts import Prompt
-from hepti_mpi.requests.sampling import CANDIDATES, Sampling, choose
+from hepti_mpi.requests.prompts import Prompt, Wishes
+from hepti_mpi.requests.sampling import CANDIDATES, choose
 from solver.base import clock
 from solver.base.arrays import Array
 from solver.cluster.curves import Floats
@@ -23,6 +23,8 @@ from weights.inputs.tokenize import PromptTokenizer
 GUESSED_ROWS = (1, 2, 4, 8)  # of passes that are timed, for what proposals cost
 TIMES = 3  # each
 SAMPLE = 128  # tokens by which an int8 cache's scales are chosen
+CANCELLED = "cancelled"  # the reason why an answer ends that nobody waits for any more
+END = object()  # there are no more prompts
 
 Follow = Callable[[Floats, float, int], DecoderPlan | None]
 
@@ -37,18 +39,39 @@ class TextAnswer:
         What it continues.
     text
         Its tokens and text so far.
+    wishes
+        How it is to be answered.
     known
         How many tokens of the prompt were in the cache already.
     started, first_at, ended
         When it began, when its first token was there, and when its last one; by the clock of `solver.base.clock`.
+    logprob, likeliest
+        Of the last token the logarithm of its probability, and the likeliest ones in its place with theirs, where the
+        wishes have them.
     """
 
     prompt: Prompt
     text: AnswerText
+    wishes: Wishes
     started: float
     known: int = 0
     first_at: float = 0.0
     ended: float = 0.0
+    logprob: float | None = None
+    likeliest: Sequence[tuple[int, float]] = ()
+
+    @property
+    def greedy(self) -> bool:
+        """Whether always the likeliest token is taken."""
+        return self.wishes.sampling.greedy
+
+    @property
+    def candidates(self) -> int:
+        """How many candidates its tokens are chosen, and told, among."""
+        logprobs = self.wishes.logprobs
+        if not self.greedy:
+            return CANDIDATES
+        return 1 if logprobs is None else max(2, logprobs)  # of one there is no sum of all
 
     @property
     def first_s(self) -> float:
@@ -82,8 +105,8 @@ class Generation:
         The model, all ranks as one, and its tokens as rows.
     tokenizer
         Makes text of tokens; None: answers are token ids.
-    ending, sampling
-        What ends an answer, and how tokens are chosen.
+    usual
+        How prompts are answered that do not say it.
     speculates
         Whether tokens that followed the same ones before are tried together (`requests.lookup`); never where tokens
         are drawn, or several sequences share a pass.
@@ -98,51 +121,61 @@ class Generation:
         ranks: Ranks,
         embedding: Embedding,
         tokenizer: PromptTokenizer | None,
-        ending: Ending,
-        sampling: Sampling,
+        usual: Wishes,
         *,
         speculates: bool,
         follows: Follow | None = None,
     ) -> None:
         self._model, self._ranks, self._embedding = model, ranks, embedding
-        self._tokenizer, self._ending, self._sampling = tokenizer, ending, sampling
+        self._tokenizer, self._usual = tokenizer, usual
         plan = ranks.share.plan
         self._context, self._follows = plan.context, follows
         self._places = [_Place(number) for number in range(plan.sequences)]
-        self._count = 1 if sampling.greedy else CANDIDATES
         if plan.cache == "int8":
             self._choose_scales()
-        self._lookup = Lookup(self._measured()) if speculates and sampling.greedy else None
+        self._lookup = Lookup(self._measured()) if speculates and usual.sampling.greedy else None
 
     def answer(
         self,
-        prompts: Iterable[Prompt],
+        prompts: Iterable[Prompt | None],
         said: Callable[[TextAnswer, str], object] = lambda answer, text: None,
         *,
         is_there: Callable[[], bool] = lambda: True,
+        look: Callable[[], Collection[str | int]] = tuple,
     ) -> Iterator[TextAnswer]:
         """Yield the answers to prompts, each as it ends; `said` hears every piece of text.
 
         A prompt is taken as soon as there is room, and it `is_there`: answers on their way do not wait for one that
-        a person has yet to write.
+        a person has yet to write. `look` is called between tokens, and returns the ids of prompts whose answers nobody
+        waits for any more; None in the place of a prompt only has it called.
         """
         waiting = iter(prompts)
         more = True
         while more or any(place.answer for place in self._places):
+            gone = look()
+            for place in self._places:
+                if place.answer is not None and place.answer.prompt.id in gone:
+                    place.answer.text.finish_reason = CANCELLED
+                    yield self._ended(place)
             free = [place for place in self._places if place.answer is None]
             if more and free and (len(free) == len(self._places) or is_there()):
-                prompt = next(waiting, None)
-                if prompt is None:
+                prompt = next(waiting, END)
+                if prompt is END:
                     more = False
-                    continue
-                self._begin(prompt, free, said)
-            else:
+                elif isinstance(prompt, Prompt):
+                    self._begin(prompt, free, said)
+            elif len(free) < len(self._places):
                 self._step(said)
             for place in self._places:
                 if place.answer is not None and place.answer.text.finish_reason is not None:
-                    answer, place.answer = place.answer, None
-                    answer.ended = place.used_at = clock.now()
-                    yield answer
+                    yield self._ended(place)
+
+    def _ended(self, place: _Place) -> TextAnswer:
+        """Return a place's answer, which has ended, and free the place."""
+        assert place.answer is not None
+        answer, place.answer = place.answer, None
+        answer.ended = place.used_at = clock.now()
+        return answer
 
     def change(self, plan: DecoderPlan) -> None:
         """Go on with another plan; what is in the caches goes with it."""
@@ -152,29 +185,39 @@ class Generation:
 
     def _begin(self, prompt: Prompt, free: Sequence[_Place], said: Callable[[TextAnswer, str], object]) -> None:
         """Take a prompt, and make the first token of its answer: of the tokens in a cache only what differs is new."""
+        wishes = prompt.wishes or self._usual
         stream = None if self._tokenizer is None else self._tokenizer.stream(prompt.tokens)
         # The last token of an answer is not computed: it needs no room.
-        tokens = min(self._ending.tokens, self._context - len(prompt.tokens) + 1)
-        answer = TextAnswer(prompt, AnswerText(stream, replace(self._ending, tokens=tokens)), clock.now())
+        tokens = min(wishes.ending.tokens, self._context - len(prompt.tokens) + 1)
+        text = AnswerText(stream, replace(wishes.ending, tokens=tokens))
+        answer = TextAnswer(prompt, text, wishes, clock.now())
+        random = wishes.sampling.generator()
+        for token in wishes.said:
+            text.take(token)
+            if not answer.greedy:
+                random.random()  # as `choose` drew for this token
+        before = (*prompt.tokens, *wishes.said)
         # The place that has most of it; where none has any, the one that was used least lately.
-        place = max(free, key=lambda place: (_common(place.kept, prompt.tokens), -place.used_at))
+        place = max(free, key=lambda place: (_common(place.kept, before), -place.used_at))
+        place.answer, place.random = answer, random
+        if text.finish_reason is not None:  # all was said before
+            answer.first_at = clock.now()
+            return
         # The last token is computed in any case: the first answer token stands behind it.
-        known = min(_common(place.kept, prompt.tokens), len(prompt.tokens) - 1)
+        known = min(_common(place.kept, before), len(before) - 1)
         answer.known = known
         del place.kept[known:]
-        best = self._behind(place, prompt.tokens[known:])
-        place.answer, place.history = answer, History(prompt.tokens) if self._lookup else None
-        place.random = self._sampling.generator()
-        self._take(place, best, 0, said)
+        place.history = History(before) if self._lookup else None
+        self._take(place, self._behind(place, before[known:], answer.candidates), 0, said)
         answer.first_at = clock.now()
 
-    def _behind(self, place: _Place, tokens: Sequence[int]) -> Candidates:
+    def _behind(self, place: _Place, tokens: Sequence[int], count: int) -> Candidates:
         """Compute tokens behind those that a place has, chunk by chunk; return the candidates behind the last."""
         best = None
         for start in range(0, len(tokens), CHUNK_ROWS):
             chunk = tokens[start : start + CHUNK_ROWS]
             last = start + len(chunk) == len(tokens)
-            best = self._pass([place], [chunk], chosen=int(last))
+            best = self._pass([place], [chunk], chosen=int(last), count=count)
         assert best is not None
         return best
 
@@ -182,13 +225,15 @@ class Generation:
         """Make the next token of every answer on its way; of one alone also several, where they were guessed."""
         active = [place for place in self._places if place.answer is not None]
         started = clock.now()
-        if len(active) == 1 and self._lookup is not None:
+        first = active[0].answer
+        assert first is not None
+        if len(active) == 1 and self._lookup is not None and first.greedy:
             alone = self._guess(active[0], self._lookup, said)
         else:
             self._step_all(active, said)
             alone = len(active) == 1
         if self._follows is not None and alone:
-            asked = self._ending.tokens - len(active[0].answer.text.tokens) if active[0].answer else 0
+            asked = first.text.most - len(first.text.tokens)
             plan = self._follows(self._ranks.pass_s, clock.now() - started, asked)
             if plan is not None:
                 self.change(plan)
@@ -199,7 +244,8 @@ class Generation:
         places = self._places[first : last + 1]
         # A place between them that nobody uses computes something behind what it keeps, which nobody reads.
         chunks = [[place.answer.text.tokens[-1] if place.answer else 0] for place in places]
-        best = self._pass(places, chunks, chosen=1)
+        count = max(place.answer.candidates for place in active if place.answer)
+        best = self._pass(places, chunks, chosen=1, count=count)
         for row, place in enumerate(places):
             if place.answer is not None:
                 self._take(place, best, row, said)
@@ -213,16 +259,16 @@ class Generation:
         """
         assert place.answer is not None
         assert place.history is not None
-        room = min(self._ending.tokens - len(place.answer.text.tokens), self._context - len(place.kept)) - 1
+        text = place.answer.text
+        room = min(text.most - len(text.tokens), self._context - len(place.kept)) - 1
         proposal = lookup.propose(place.history)
         proposal = Proposal(proposal.tokens[: max(room, 0)], proposal.match)
-        last = place.answer.text.tokens[-1]
-        behind = len(place.kept)
-        best = self._pass([place], [[last, *proposal.tokens]], chosen=1 + len(proposal.tokens))
+        behind, rows = len(place.kept), [text.tokens[-1], *proposal.tokens]
+        best = self._pass([place], [rows], chosen=len(rows), count=place.answer.candidates)
         right = 0
         for row, guessed in enumerate([*proposal.tokens, None]):
             self._take(place, best, row, said)
-            if place.answer.text.finish_reason is not None or place.answer.text.tokens[-1] != guessed:
+            if text.finish_reason is not None or text.tokens[-1] != guessed:
                 break
             right += 1
         del place.kept[behind + 1 + right :]
@@ -235,20 +281,26 @@ class Generation:
         assert answer is not None
         assert place.random is not None
         known = best.ids[row] >= 0
-        token = choose(best.ids[row][known], best.logits[row][known].astype(np.float32), self._sampling, place.random)
+        ids, logits = best.ids[row][known], best.logits[row][known]
+        token = choose(ids, logits.astype(np.float32), answer.wishes.sampling, place.random)
+        if (logprobs := answer.wishes.logprobs) is not None:
+            told = dict(zip(ids.tolist(), (logits - best.log_sum[row]).tolist(), strict=True))
+            answer.logprob, answer.likeliest = told[token], [*told.items()][:logprobs]
         text = answer.text.take(token)
         if place.history is not None:
             place.history.extend([token])
         said(answer, text)
 
-    def _pass(self, places: Sequence[_Place], chunks: Sequence[Sequence[int]], chosen: int) -> Candidates:
+    def _pass(
+        self, places: Sequence[_Place], chunks: Sequence[Sequence[int]], *, chosen: int, count: int = 1
+    ) -> Candidates:
         """Compute equally many new tokens of consecutive places."""
         starts = [min(len(place.kept), self._context - len(chunk)) for place, chunk in zip(places, chunks, strict=True)]
         stream: Array = np.empty((len(places), len(chunks[0]), self._model.hidden), np.float32)
         for place, chunk, start, rows in zip(places, chunks, starts, stream, strict=True):
             self._embedding(chunk, start, rows)
             place.kept[start:] = chunk
-        return self._ranks.compute(places[0].number, stream, starts, chosen=chosen, count=self._count)
+        return self._ranks.compute(places[0].number, stream, starts, chosen=chosen, count=count)
 
     def _choose_scales(self) -> None:
         """Choose an int8 cache's scales by a sample: what begins a text, and words from everywhere in the vocabulary.

@@ -77,11 +77,14 @@ class Candidates:
     Parameters
     ----------
     ids, logits : [rows, n]
-        Where a vocabulary has fewer, -inf.
+        Where a vocabulary has fewer, -1 and -inf.
+    log_sum : [rows]
+        The logarithm of the sum of exp(logit) over the whole vocabulary; -inf where one candidate was asked for.
     """
 
     ids: NDArray[np.int64]
     logits: NDArray[np.float64]
+    log_sum: NDArray[np.float64]
 
 
 class Ranks:
@@ -155,7 +158,7 @@ class Ranks:
         own = self._pass(shape)
         if group.rank in self._first:
             own.stream[...] = stream
-        size = 2 * shape.chosen * count
+        size = shape.chosen * (1 + 2 * count)
         told = {peer: np.empty(1 + size * (self._words[peer] > 0)) for peer in self._at_work if chosen}
         seconds = self._run(own, starts)
         if group.rank in told:
@@ -164,8 +167,10 @@ class Ranks:
         group.finish_sending()
         for peer, message in told.items():
             self.pass_s[peer] = message[0]
-        parts = [told[peer][1:].reshape(shape.chosen, count, 2) for peer in sorted(told) if self._words[peer]]
-        return merged([np.empty((shape.chosen, 0, 2)), *parts], count)
+        parts = [told[peer][1:] for peer in sorted(told) if self._words[peer]]
+        sums = [part[: shape.chosen] for part in parts]
+        best = [part[shape.chosen :].reshape(shape.chosen, count, 2) for part in parts]
+        return merged([np.empty((shape.chosen, 0, 2)), *best], count, [np.full(shape.chosen, -np.inf), *sums])
 
     def change(self, plan: DecoderPlan, kept: Sequence[int]) -> None:
         """Go on with another plan on all ranks; rank 0 calls it.
@@ -229,11 +234,17 @@ class Ranks:
         return seconds
 
     def _told(self, own: DecoderPass, seconds: float, count: int) -> Numbers:
-        """Return what rank 0 hears of a pass: this rank's seconds, and the candidates among its words."""
+        """Return what rank 0 hears of a pass: this rank's seconds, and the candidates among its words.
+
+        Before them of every row the logarithm of the sum of exp(logit), where more than the best is asked for.
+        """
         if not own.logits:
             return np.array([seconds])
         best = best_of([likeliest(logits, count, first) for first, logits in own.logits], count)
-        return np.concatenate([[seconds], best.reshape(-1)])
+        sums = np.full(len(best), -np.inf)
+        if count > 1:
+            sums = np.logaddexp.reduce([log_sum(logits) for _, logits in own.logits])
+        return np.concatenate([[seconds], sums, best.reshape(-1)])
 
     def _pass(self, shape: PassShape) -> DecoderPass:
         """Return the pass of a shape, made where it is not among the last ones."""
@@ -258,6 +269,13 @@ def likeliest(logits: Array, count: int, first: int) -> Numbers:
     return found
 
 
+def log_sum(logits: Array) -> Numbers:
+    """Return the logarithm of the sum of exp(logit) of every row, [rows]."""
+    best = logits.max(1, keepdims=True)
+    found: Numbers = (best[:, 0] + np.log(np.exp(logits - best).sum(1, dtype=np.float64))).astype(np.float64)
+    return found
+
+
 def best_of(parts: Sequence[Numbers], count: int) -> Numbers:
     """Return the candidates among those of several parts of the vocabulary, each as of `likeliest`."""
     both = np.concatenate(parts, 1)
@@ -265,8 +283,8 @@ def best_of(parts: Sequence[Numbers], count: int) -> Numbers:
     return np.take_along_axis(both, order[:, :, None], 1)
 
 
-def merged(parts: Sequence[Numbers], count: int) -> Candidates:
-    """Return the candidates among those of all ranks."""
+def merged(parts: Sequence[Numbers], count: int, sums: Sequence[Numbers]) -> Candidates:
+    """Return the candidates among those of all ranks, and the logarithms of their sums together."""
     best = best_of(parts, count)
     ids = np.where(np.isfinite(best[:, :, 1]), best[:, :, 0], -1)
-    return Candidates(ids.astype(np.int64), best[:, :, 1])
+    return Candidates(ids.astype(np.int64), best[:, :, 1], np.logaddexp.reduce(sums))

@@ -223,10 +223,10 @@ def _between_passes(graphs: RandomDecoder, group: Group) -> TimedCall:
     share = DecoderShare(model, whole_on(model, ("here", "elsewhere"), 1), 0, graphs)
     ranks, embed = Ranks(share, alone, Direct(alone), EXACT), Embedding(model, graphs)
     stream, tokens = np.empty((1, 1, model.hidden), np.float32), count()
-    candidates = [np.zeros((1, 1, 2)) for _ in range(group.size)]
+    candidates, sums = [np.zeros((1, 1, 2))] * group.size, [np.zeros(1)] * group.size
 
     def between() -> None:
-        merged(candidates, 1)
+        merged(candidates, 1, sums)
         embed([next(tokens)], 0, stream[0])  # one that is not in memory
         ranks.compute(0, stream, [0], chosen=0)
 

@@ -61,6 +61,7 @@ class AnswerText:
         self._stream = stream
         self._ending = ending
         self._held = ""  # may become a stop string
+        self.most = ending.tokens
         self.tokens: list[int] = []
         self.text = ""  # given out so far
         self.finish_reason: str | None = None  # "stop" or "length", once it has ended

@@ -5,16 +5,20 @@ A line of a file or of standard input is one of
     {"id": 1, "prompt": "Once upon a time"}
     {"id": 2, "tokens": [12, 5, 83]}
     {"id": 3, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+
+and may say besides how it is to be answered: `Wishes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.inputs import LineReader, check_ids, check_unicode, named_entry
+from hepti_mpi.requests.sampling import CANDIDATES, Sampling
 from hepti_mpi.requests.stdin import read_lines
 from solver.base.errors import HeptiError, explained
 from solver.model.decoder import Decoder
@@ -25,12 +29,60 @@ EXAMPLE = '{"id": 1, "prompt": "…"}'
 
 
 @dataclass(frozen=True, slots=True)
+class Wishes:
+    """How one prompt is to be answered.
+
+    Parameters
+    ----------
+    ending, sampling
+        What ends the answer, and how its tokens are chosen.
+    said
+        Tokens of the answer that were made before, by ranks that are gone since: it goes on behind them.
+    logprobs
+        How many of the likeliest tokens are told with every token, and its own logarithm of probability; None: nothing.
+    stream
+        Whether every token is told as it comes.
+
+    Raises
+    ------
+    HeptiError
+        If so many likeliest tokens are not to be had.
+    """
+
+    ending: Ending
+    sampling: Sampling
+    said: tuple[int, ...] = ()
+    logprobs: int | None = None
+    stream: bool = False
+
+    def __post_init__(self) -> None:
+        if self.logprobs is not None and not 0 <= self.logprobs <= CANDIDATES:
+            raise HeptiError(f"logprobs is {self.logprobs}, must be 0 to {CANDIDATES}")
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """What an answer continues."""
 
     id: str | int
     tokens: tuple[int, ...]
     text: str = ""  # that the tokens are of; empty where they came as ids
+    wishes: Wishes | None = None  # None: as all prompts are answered that say nothing of it
+
+
+# What a line may say of how it is answered: of which type that is.
+WISHES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "max_tokens": ((int,), "an integer"),
+    "temperature": ((int, float), "a number"),
+    "top_p": ((int, float), "a number"),
+    "top_k": ((int,), "an integer"),
+    "seed": ((int,), "an integer"),
+    "stop": ((list,), "a list of strings"),
+    "ignore_eos": ((bool,), "true or false"),
+    "said": ((list,), "a list of tokens"),
+    "logprobs": ((int,), "an integer"),
+    "stream": ((bool,), "true or false"),
+}
 
 
 class PromptReader:
@@ -48,6 +100,8 @@ class PromptReader:
         The model's; None: no conversations.
     complain
         Takes the one line that says what is wrong with a line that is left out; the others are still answered.
+    usual
+        How prompts are answered that do not say it.
     by_id
         Whether answers are found by their ids, so that none may come twice; else an id is only an echo.
     """
@@ -59,9 +113,11 @@ class PromptReader:
         tokenizer: PromptTokenizer | None,
         template: ChatTemplate | None,
         complain: Callable[[str], object],
+        usual: Wishes,
         *,
         by_id: bool = True,
     ) -> None:
+        self._usual = usual
         self._model = model
         self._context = context
         self._tokenizer = tokenizer
@@ -113,7 +169,34 @@ class PromptReader:
         given = [key for key in kinds if key in entry]
         if len(given) != 1:
             raise HeptiError(f"one of prompt, tokens and messages is needed, it has {' and '.join(given) or 'none'}")
-        return kinds[given[0]](name, entry[given[0]])
+        prompt = kinds[given[0]](name, entry[given[0]])
+        return replace(prompt, wishes=self._wishes(entry)) if WISHES.keys() & entry.keys() else prompt
+
+    def _wishes(self, entry: Mapping[str, Any]) -> Wishes:
+        """Return how a line is to be answered: as it says, else as usual."""
+        said = {key: entry[key] for key in WISHES if entry.get(key) is not None}
+        for key, value in said.items():
+            types, name = WISHES[key]
+            if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+                raise HeptiError(f"{key} is {value!r}, must be {name}")
+        if not all(isinstance(stop, str) for stop in said.get("stop", ())):
+            raise HeptiError("stop must be a list of strings")
+        before = said.pop("said", [])
+        if before:
+            check_ids(before, self._model.name, self._model.vocab)
+        ending, sampling = self._usual.ending, self._usual.sampling
+        eos = self._model.eos if said.get("ignore_eos") is False else ending.eos
+        ending = Ending(
+            tokens=said.get("max_tokens", ending.tokens),
+            eos=() if said.get("ignore_eos") else eos,
+            stops=said.get("stop", ending.stops),
+        )
+        if ending.stops and self._tokenizer is None:
+            raise HeptiError("stop strings need a tokenizer, the weights came without")
+        drawn = {key: said[key] for key in ("temperature", "top_p", "top_k", "seed") if key in said}
+        return Wishes(
+            ending, replace(sampling, **drawn), tuple(before), said.get("logprobs"), stream=said.get("stream", False)
+        )
 
     def _text(self, name: str | int, text: Any) -> Prompt:
         if not isinstance(text, str):

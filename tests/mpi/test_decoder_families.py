@@ -5,7 +5,7 @@ import pytest
 
 from hepti_mpi.decoding.generation import Generation
 from hepti_mpi.requests.answer_text import Ending
-from hepti_mpi.requests.prompts import Prompt
+from hepti_mpi.requests.prompts import Prompt, Wishes
 from hepti_mpi.requests.sampling import Sampling
 from solver.plan.decoder_plan import whole_on
 from tests.mpi.test_decoder_passes import on_ranks, random_plan
@@ -65,7 +65,7 @@ def test_answers_are_those_of_transformers(case, checkpoint, world):
 
         def lead(ranks, embedding):
             generation = Generation(
-                weights.model, ranks, embedding, None, Ending(NEW), Sampling(), speculates=len(case) % 3 == 0
+                weights.model, ranks, embedding, None, Wishes(Ending(NEW), Sampling()), speculates=len(case) % 3 == 0
             )
             asked = [Prompt(number, tuple(prompt)) for number, prompt in enumerate(prompts)]
             found = {answer.prompt.id: answer.text.tokens for answer in generation.answer(asked)}

@@ -5,7 +5,7 @@ import pytest
 
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.wires import coding
-from hepti_mpi.decoding.ranks import Embedding, Ranks, likeliest, merged
+from hepti_mpi.decoding.ranks import Embedding, Ranks, likeliest, log_sum, merged
 from hepti_mpi.decoding.share import DecoderShare
 from solver.base.spans import Partition, Span, largest_remainder
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, column_unit, head_unit
@@ -161,7 +161,9 @@ def test_candidates_of_ranks_become_those_of_all():
     values[:, 7] = values[:, 15] = 9.0  # equal ones: the lower number first
     parts = [likeliest(values[:, :3], 5, 0), likeliest(values[:, 3:12], 5, 3), likeliest(values[:, 12:], 5, 12)]
 
-    best = merged(parts, 5)
+    sums = [log_sum(values[:, :3]), log_sum(values[:, 3:12]), log_sum(values[:, 12:])]
+    best = merged(parts, 5, sums)
 
     assert best.ids.tolist() == np.argsort(-values, 1, kind="stable")[:, :5].tolist()
-    assert merged([likeliest(values, 1, 0)], 1).ids[:, 0].tolist() == [7, 7, 7]
+    np.testing.assert_allclose(best.log_sum, np.log(np.exp(values.astype(np.float64)).sum(1)), rtol=1e-6)
+    assert merged([likeliest(values, 1, 0)], 1, [log_sum(values)]).ids[:, 0].tolist() == [7, 7, 7]

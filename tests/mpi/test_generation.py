@@ -7,7 +7,7 @@ import pytest
 
 from hepti_mpi.decoding.generation import Generation
 from hepti_mpi.requests.answer_text import Ending
-from hepti_mpi.requests.prompts import Prompt
+from hepti_mpi.requests.prompts import Prompt, Wishes
 from hepti_mpi.requests.sampling import Sampling
 from tests import sweeps
 from tests.decoders import MODELS, Weights, logits
@@ -33,7 +33,7 @@ def answers(world, weights, plan, prompts, ending=None, sampling=GREEDY, *, spec
 
     def lead(ranks, embedding):
         generation = Generation(
-            weights.model, ranks, embedding, None, ending or Ending(6), sampling, speculates=speculates
+            weights.model, ranks, embedding, None, Wishes(ending or Ending(6), sampling), speculates=speculates
         )
         asked = [Prompt(number, tokens) for number, tokens in enumerate(prompts)]
         return {
@@ -97,7 +97,7 @@ def test_a_guess_is_taken_as_far_as_the_model_agrees(world):
     def lead(ranks, embedding):
         compute = ranks.compute
         ranks.compute = lambda *args, **facts: passes.append(args[1].shape[1]) or compute(*args, **facts)
-        generation = Generation(weights.model, ranks, embedding, None, Ending(40), GREEDY, speculates=True)
+        generation = Generation(weights.model, ranks, embedding, None, Wishes(Ending(40), GREEDY), speculates=True)
         generation._lookup.measured({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0})
         (answer,) = generation.answer([Prompt(1, prompt)])
         return answer.text.tokens, passes
@@ -152,7 +152,7 @@ def test_an_int8_cache_costs_little(name, world):
     (text,) = texts(rng, weights.model.vocab, 50)
 
     def lead(ranks, embedding):
-        generation = Generation(weights.model, ranks, embedding, None, Ending(1), GREEDY, speculates=False)
+        generation = Generation(weights.model, ranks, embedding, None, Wishes(Ending(1), GREEDY), speculates=False)
         found = []
         for start, rows in ((0, 20), (20, 1), (21, 29)):
             stream = np.empty((1, rows, weights.model.hidden), np.float32)
@@ -185,7 +185,7 @@ def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, wor
 
     def answered(changes):
         def lead(ranks, embedding):
-            generation = Generation(model, ranks, embedding, None, Ending(12), GREEDY, speculates=False)
+            generation = Generation(model, ranks, embedding, None, Wishes(Ending(12), GREEDY), speculates=False)
             passes, compute = [], ranks.compute
 
             def changing(*args, **options):
@@ -202,3 +202,92 @@ def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, wor
         return on_ranks(world, weights, plans[0], lead)
 
     assert answered(changes=True) == answered(changes=False)
+
+
+def answered(world, weights, plan, prompts, look=tuple, said=lambda answer, text: None):
+    """Return the answers to prompts that say how they are to be answered, by their ids."""
+
+    def lead(ranks, embedding):
+        usual = Wishes(Ending(6), GREEDY)
+        generation = Generation(weights.model, ranks, embedding, None, usual, speculates=False)
+        return {answer.prompt.id: answer for answer in generation.answer(prompts, said, look=look)}
+
+    return on_ranks(world, weights, plan, lead)
+
+
+def test_every_prompt_is_answered_as_it_wishes(world):
+    rng = np.random.default_rng(3)
+    weights = Weights(MODELS["llama"])
+    text, drawn = texts(rng, weights.model.vocab, 9, 12)
+    plan = random_plan(world, weights.model, rng, sequences=2)
+    wishes = {"short": Wishes(Ending(2), GREEDY), "drawn": Wishes(Ending(8), Sampling(1.5, seed=4))}
+
+    asked = [Prompt("short", text, wishes=wishes["short"]), Prompt("drawn", drawn, wishes=wishes["drawn"])]
+    both = answered(world, weights, plan, [*asked, Prompt("usual", text)])
+    alone = answers(world, weights, plan, [drawn], Ending(8), Sampling(1.5, seed=4))
+
+    assert both["short"].text.tokens == greedy(weights, text, 2)
+    assert both["usual"].text.tokens == greedy(weights, text, 6)
+    assert both["drawn"].text.tokens == alone[0][0]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.5, seed=8)])
+@pytest.mark.parametrize("before", [1, 5, 8])
+def test_an_answer_that_was_begun_elsewhere_goes_on_as_if_it_had_not_been(sampling, before, world):
+    rng = np.random.default_rng(before)
+    weights = Weights(MODELS["qwen3"])
+    (text,) = texts(rng, weights.model.vocab, 11)
+    plan = random_plan(world, weights.model, rng)
+    whole = answered(world, weights, plan, [Prompt(1, text, wishes=Wishes(Ending(8), sampling))])[1].text
+    heard = []
+
+    wishes = Wishes(Ending(8), sampling, said=tuple(whole.tokens[:before]))
+    rest = answered(
+        world, weights, plan, [Prompt(1, text, wishes=wishes)], said=lambda a, _: heard.append(a.text.tokens[-1])
+    )
+
+    assert rest[1].text.tokens == whole.tokens
+    assert rest[1].text.finish_reason == "length"
+    assert heard == (whole.tokens[before:] if world.rank == 0 else [])
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(2.0, seed=1)])
+def test_logarithms_of_probabilities_are_those_of_the_whole_vocabulary(sampling, world):
+    rng = np.random.default_rng(2)
+    weights = Weights(MODELS["gemma2"])
+    (text,) = texts(rng, weights.model.vocab, 7)
+    plan = random_plan(world, weights.model, rng)
+    told = []
+
+    def hear(answer, _):
+        told.append((answer.text.tokens[-1], answer.logprob, answer.likeliest))
+
+    answered(world, weights, plan, [Prompt(1, text, wishes=Wishes(Ending(4), sampling, logprobs=3))], said=hear)
+
+    known = list(text)
+    for token, logprob, likeliest in told:
+        whole = logits(weights, known)[-1].astype(np.float64)
+        whole -= np.log(np.exp(whole).sum())
+        assert logprob == pytest.approx(whole[token], abs=1e-3)
+        assert [number for number, _ in likeliest] == np.argsort(-whole, kind="stable")[:3].tolist()
+        assert [value for _, value in likeliest] == pytest.approx(sorted(whole)[:-4:-1], abs=1e-3)
+        known.append(token)
+    assert len(told) == (4 if world.rank == 0 else 0)
+
+
+def test_an_answer_that_nobody_waits_for_ends_and_the_others_go_on(world):
+    rng = np.random.default_rng(6)
+    weights = Weights(MODELS["llama"])
+    one, other = texts(rng, weights.model.vocab, 9, 14)
+    plan = random_plan(world, weights.model, rng, sequences=2)
+    tokens = []
+
+    found = answered(
+        world, weights, plan, [Prompt("one", one), Prompt("other", other)],
+        look=lambda: {"one"} if len(tokens) >= 4 else set(), said=lambda answer, _: tokens.append(answer.prompt.id),
+    )  # fmt: skip
+
+    assert found["other"].text.tokens == greedy(weights, other, 6)
+    assert found["one"].text.finish_reason == "cancelled"
+    assert found["one"].text.tokens == greedy(weights, one, 6)[: len(found["one"].text.tokens)]
+    assert tokens.count("one") == (2 if world.rank == 0 else 0)

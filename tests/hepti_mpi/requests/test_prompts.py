@@ -4,7 +4,9 @@ import json
 
 import pytest
 
-from hepti_mpi.requests.prompts import Prompt, PromptReader
+from hepti_mpi.requests.answer_text import Ending
+from hepti_mpi.requests.prompts import Prompt, PromptReader, Wishes
+from hepti_mpi.requests.sampling import Sampling
 from solver.base.errors import HeptiError
 from solver.model.decoder import Decoder, DecoderLayer, GatedMlp, GroupedAttention
 from tests.hepti_mpi.requests.texts import TOKENIZERS
@@ -12,6 +14,7 @@ from tests.weights.chat_templates import CHATML, LLAMA_2, SPECIAL
 from weights.inputs.templates import ChatTemplate
 from weights.inputs.tokenize import PromptTokenizer
 
+USUAL = Wishes(Ending(9, eos=(1,)), Sampling())
 LAYER = DecoderLayer(attention=GroupedAttention(heads=2, kv_heads=1, head_dim=4), mlp=GatedMlp(ffn=8))
 
 
@@ -24,7 +27,9 @@ def reader(made, *, bos=0, context=50, vocab=None, template=CHATML, complain=pyt
     model = Decoder(
         name="odd", hidden=8, vocab=vocab or made.get_vocab_size(), positions=64, layers=(LAYER,), bos=bos, eos=(1,)
     )
-    return PromptReader(model, context, PromptTokenizer(made.to_str()), ChatTemplate(template, SPECIAL), complain)
+    return PromptReader(
+        model, context, PromptTokenizer(made.to_str()), ChatTemplate(template, SPECIAL), complain, USUAL
+    )
 
 
 def of_lines(tmp_path, made, *lines, **options):
@@ -117,7 +122,7 @@ def test_a_prompt_as_long_as_the_context_is_taken(tmp_path, made):
 
 def test_texts_need_a_tokenizer_and_conversations_a_template(made):
     model = Decoder(name="odd", hidden=8, vocab=9, positions=64, layers=(LAYER,))
-    bare = PromptReader(model, 10, None, None, pytest.fail)
+    bare = PromptReader(model, 10, None, None, pytest.fail, USUAL)
 
     with pytest.raises(HeptiError, match="weights of odd came without a tokenizer"):
         bare.texts(["x"])
@@ -135,3 +140,42 @@ def test_only_json_lines_are_read(tmp_path, made):
         list(reader(made).file(tmp_path / "prompts.txt"))
     with pytest.raises(HeptiError, match=r"cannot read --input .*: No such file"):
         list(reader(made).file(tmp_path / "none.jsonl"))
+
+
+def test_a_line_says_how_it_is_answered_and_else_it_is_as_usual(tmp_path, made):
+    line = {
+        "tokens": [5], "max_tokens": 3, "temperature": 0.5, "top_p": 0.9, "top_k": 7, "seed": 2, "stop": ["end"],
+        "ignore_eos": True, "said": [4, 5], "logprobs": 0, "stream": True,
+    }  # fmt: skip
+
+    found, complaints = of_lines(tmp_path, made, line, {"tokens": [5], "max_tokens": 4, "seed": None}, {"tokens": [5]})
+
+    ending, sampling = Ending(3, (), ["end"]), Sampling(0.5, 0.9, 7, 2)
+    assert [prompt.wishes for prompt in found] == [
+        Wishes(ending, sampling, (4, 5), 0, stream=True),
+        Wishes(Ending(4, eos=(1,)), Sampling()),
+        None,
+    ]
+    assert complaints == []
+
+
+@pytest.mark.parametrize(
+    ("wish", "complaint"),
+    [
+        ({"max_tokens": 0}, "an answer of 0 tokens, must be at least 1"),
+        ({"max_tokens": True}, "max_tokens is True, must be an integer"),
+        ({"temperature": "hot"}, "temperature is 'hot', must be a number"),
+        ({"temperature": -1}, "temperature is -1, must be at least 0"),
+        ({"top_p": 1.5}, "top_p is 1.5, must be above 0 and at most 1"),
+        ({"stop": "end"}, "stop is 'end', must be a list of strings"),
+        ({"stop": [1]}, "stop must be a list of strings"),
+        ({"said": [10**6]}, "token 1000000 is out of range"),
+        ({"logprobs": 300}, "logprobs is 300, must be 0 to 256"),
+        ({"stream": 1}, "stream is 1, must be true or false"),
+    ],
+)
+def test_a_wish_that_cannot_be_met_is_named(wish, complaint, tmp_path, made):
+    found, complaints = of_lines(tmp_path, made, {"tokens": [5]} | wish)
+
+    assert found == []
+    assert complaint in complaints[0]
