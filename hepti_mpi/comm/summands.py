@@ -16,9 +16,7 @@ from hepti_mpi.comm.mpi import MPI, Tag
 from hepti_mpi.comm.wires import EXACT, Coding, Message
 from solver.base.arrays import Array
 from solver.base.spans import Partition
-from solver.schedule.decoders.cost import in_two_steps
-
-BLOCK = 32  # numbers that share a scale where they travel in few bits
+from solver.schedule.decoders.cost import block_width, in_two_steps
 
 
 class Summands:
@@ -129,7 +127,7 @@ class Summands:
 
 def _blocks(x: Array) -> Array:
     """Return an array as blocks that have a scale each where they travel in few bits."""
-    return x.reshape(-1, BLOCK if x.shape[-1] % BLOCK == 0 else x.shape[-1], copy=False)
+    return x.reshape(-1, block_width(x.shape[-1]), copy=False)
 
 
 def _add(slots: Array, total: Array) -> None:

@@ -34,6 +34,7 @@ from solver.schedule.exchange import Exchange, Mask, Network, gather, of_matrix,
 from solver.schedule.timing import FLOAT_BYTES, Times, cpu_seconds
 
 TWO_STEPS_FROM = 8  # rows
+BLOCK = 32  # numbers of a summand that share a scale where they travel in few bits
 CANDIDATE_BYTES = 512  # of a rank with words, to rank 0
 HEADER_BYTES = 64  # before what rank 0 hands out
 SMALL_BYTES = 4096  # of a message that takes `message_s`; a longer one as much longer as its curve says
@@ -146,9 +147,15 @@ def summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows
     return found
 
 
+def block_width(hidden: int) -> int:
+    """Return how many numbers of a summand's row share a scale: all of a row that is not made of whole blocks."""
+    return BLOCK if hidden % BLOCK == 0 else hidden
+
+
 def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int) -> Moved:
     sends, takes = _mask(s, senders), _mask(s, ranks)
-    row_bytes = s.wire.row_bytes(s.model.hidden)
+    width = block_width(s.model.hidden)
+    row_bytes = s.model.hidden // width * s.wire.row_bytes(width)
     if not in_two_steps(rows, len(ranks)):
         return _moved(s, gather(row_bytes * rows * sends.astype(float), takes), adds=True)
     parts = np.zeros(s.devices)

@@ -116,7 +116,7 @@ def test_a_thin_wire_carries_fewer_bytes():
     thin = plan(wire=Wire.INT8)
     step = list(pass_steps(here(SPEED, SPEED, plan=thin), thin, 1, 0))[1]
 
-    assert step.sent.tolist() == [64 + 4] * 2
+    assert step.sent.tolist() == [64 + 2 * 4] * 2  # a scale for every 32 numbers
 
 
 def test_from_stage_to_stage_goes_the_stream():
