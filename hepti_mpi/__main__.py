@@ -87,13 +87,22 @@ def _command(arguments: Sequence[str]) -> tuple[Callable[[], Parser], Parse, Run
 
         return profile_command.parser, profile_command.parse, profile_command.run, list(arguments[1:])
     if arguments[:1] == ["generate"]:
-        from hepti_mpi import decoder_job as generation
         from hepti_mpi.decoding import cli as generate
 
-        return generate.parser, generate.parse, generation.run, list(arguments[1:])
+        return generate.parser, generate.parse, _generate, list(arguments[1:])
     from hepti_mpi import cli, job
 
     return cli.parser, cli.parse, job.run_job, list(arguments)
+
+
+def _generate(options: Namespace, group: Group) -> int:
+    """Run a language model, where onnxruntime has shown that it can compute: to import it might end this process."""
+    from hepti_mpi.kernels.backends import need_onnxruntime
+
+    need_onnxruntime(options.model.name, "auto", group)
+    from hepti_mpi import decoder_job
+
+    return decoder_job.run(options, group)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from hepti_mpi.decoding.ranks import Ranks
 from hepti_mpi.decoding.report import rank_report
 from hepti_mpi.decoding.share import DecoderShare
 from hepti_mpi.engine.rank_file import RankFile
-from hepti_mpi.kernels.backends import ONNXRUNTIME, backend, need_onnxruntime
+from hepti_mpi.kernels.backends import ONNXRUNTIME, backend
 from solver.base import clock
 from solver.base.progress import progress
 from solver.cluster.cluster import Cluster
@@ -37,7 +37,6 @@ def run(options: argparse.Namespace, group: Group) -> int:
         leader.say(hosts.describe(places))
         leader.note(hosts.warnings(places))
     path, model, precision, fingerprint = group.from_root(leader.read if leader else None)
-    need_onnxruntime(model.name, "auto", group, leader.note if leader else None)
     cluster = None
     if group.from_root((lambda: leader.needs_profile) if leader else None):
         cluster = measured_cluster(model, precision, group, leader)

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
@@ -18,13 +19,12 @@ from hepti_mpi.comm.trace import Trace
 from hepti_mpi.engine.layers import block_kernels, rank_layers
 from hepti_mpi.engine.load import BlockWeights, Made, RankWeights, WeightsSource, load, open_weights
 from hepti_mpi.engine.stack import Stack
-from hepti_mpi.kernels.backends import agree, backend
+from hepti_mpi.kernels.backends import agree, backend, need_onnxruntime
 from hepti_mpi.leader import Leader, Model
 from hepti_mpi.live.change_over import Mover
 from hepti_mpi.live.member import Member, follow
 from hepti_mpi.live.monitor import Monitor
 from hepti_mpi.measure.profile import fingerprint, profile
-from hepti_mpi.network_job import is_network, run_network
 from hepti_mpi.report.report import rank_report
 from hepti_mpi.report.trace_file import write_trace
 from solver.base import clock
@@ -34,6 +34,7 @@ from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.changes import BlockShare, all_bytes
 from solver.plan.plan import Plan
+from weights.file.networks import holds_network
 from weights.file.store import WeightsFile
 
 MUCH_BYTES = 16 << 20  # a share of fewer bytes does not say how fast a rank reads
@@ -42,6 +43,9 @@ MUCH_BYTES = 16 << 20  # a share of fewer bytes does not say how fast a rank rea
 def run_job(options: argparse.Namespace, group: Group) -> int:
     """Run the main job on all ranks; return the exit code."""
     if group.from_root((lambda: is_network(options.model)) if group.rank == 0 else None):
+        need_onnxruntime(options.model.name, options.backend, group)
+        from hepti_mpi.network_job import run_network  # imports onnxruntime, which might take this process down
+
         return run_network(options, group)
     places = group.on_all(hosts.place)
     leader = Leader(options, group) if group.rank == 0 else None
@@ -89,6 +93,11 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     ranks = group.on_all(lambda: rank_report(model.spec, held, stack.meter, group.rank, options))
     code = group.from_root((lambda: leader.close(ranks, places)) if leader else None)
     return code if leader else 0
+
+
+def is_network(model: Path | None) -> bool:
+    """Return whether a model file is a convolutional network's, ONNX or weights."""
+    return model is not None and (model.suffix == ".onnx" or holds_network(model))
 
 
 def measured_cluster(spec: ModelSpec, backend: str, precision: str, group: Group, leader: Leader | None) -> Cluster:

@@ -14,7 +14,7 @@ from hepti_mpi.comm.wires import coding
 from hepti_mpi.engine.flow import BatchOrder
 from hepti_mpi.engine.network import HeldPlans, NetworkShare
 from hepti_mpi.engine.rank_file import RankFile
-from hepti_mpi.kernels.backends import ONNXRUNTIME, backend, need_onnxruntime
+from hepti_mpi.kernels.backends import ONNXRUNTIME, backend
 from hepti_mpi.measure.profile_network import network_fingerprint, profile_network
 from hepti_mpi.network_leader import NetworkLeader
 from hepti_mpi.report.network_report import network_rank_report
@@ -22,12 +22,7 @@ from hepti_mpi.report.trace_file import write_trace
 from solver.cluster.cluster import Cluster
 from solver.model.convnet import ConvNet
 from solver.plan.segments import SegmentPlan
-from weights.file.networks import NetworkFile, holds_network
-
-
-def is_network(model: Path | None) -> bool:
-    """Return whether a model file is a convolutional network's, ONNX or weights."""
-    return model is not None and (model.suffix == ".onnx" or holds_network(model))
+from weights.file.networks import NetworkFile
 
 
 def run_network(options: argparse.Namespace, group: Group) -> int:
@@ -38,7 +33,6 @@ def run_network(options: argparse.Namespace, group: Group) -> int:
         leader.say(hosts.describe(places))
         leader.note(hosts.warnings(places))
     path, net, fingerprint = group.from_root(leader.read if leader else None)
-    need_onnxruntime(net.name, options.backend, group, leader.note if leader else None)
     cluster = None
     if group.from_root((lambda: leader.needs_profile) if leader else None):
         cluster = measured_cluster(net, group, leader)

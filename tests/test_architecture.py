@@ -87,6 +87,16 @@ def test_the_packages_do_without_the_references():
     assert not any(used.values()), used
 
 
+@pytest.mark.parametrize("module", ["hepti_mpi.job", "hepti_mpi.decoding.cli", "hepti_mpi.measure.profile_command"])
+def test_a_job_begins_without_onnxruntime(module):
+    """Wheels were seen that end the process at import: a job imports it only where a trial has shown that it works."""
+    code = f"import sys; sys.modules['onnxruntime'] = sys.modules['onnx'] = None; import {module}"
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_nobody_imports_the_programs_that_hepti_is_compared_with():
     compared = {f"launch.single.{name.removesuffix('.py')}" for name in COMPARED}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hepti_mpi.base.memory import keep_freed
 from hepti_mpi.comm.group import Group, SharedError, host_name
@@ -55,7 +55,7 @@ def agree(name: str, precision: str, group: Group) -> tuple[list[str], list[str]
     return ["numpy" if trouble else "onnxruntime" for _, trouble in found], notes
 
 
-def need_onnxruntime(model: str, asked: str, group: Group, note: Callable[[Sequence[str]], object] | None) -> None:
+def need_onnxruntime(model: str, asked: str, group: Group) -> None:
     """Refuse ranks that cannot compute a model for which there is no other backend; a collective step.
 
     Parameters
@@ -64,24 +64,17 @@ def need_onnxruntime(model: str, asked: str, group: Group, note: Callable[[Seque
         Its name.
     asked
         What `--backend` says.
-    note
-        Rank 0's: takes what the person should be told.
 
     Raises
     ------
     SharedError
-        If a rank has numpy only, or it is asked for.
+        If numpy is asked for, or onnxruntime cannot compute on a board.
     """
-    names, notes = agree(asked, "float32", group)
-    if note:
-        note(notes)
-
-    def check() -> None:
-        if names[group.rank] != ONNXRUNTIME:
-            help_by = INSTALL if asked == "auto" else f"leave out --backend {asked}"
-            raise HeptiError(f"{model} needs {ONNXRUNTIME}: {help_by}")
-
-    group.on_all(check)
+    if asked == "numpy":
+        raise SharedError(f"{model} needs {ONNXRUNTIME}: leave out --backend {asked}")
+    for host, trouble in troubles(group):
+        if trouble:
+            raise SharedError(f"{model} needs {ONNXRUNTIME}, which cannot be had on {host}: {trouble}: {mend(trouble)}")
 
 
 def troubles(group: Group) -> list[tuple[str, str]]:

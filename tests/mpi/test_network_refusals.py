@@ -90,7 +90,7 @@ def refused(place, world, folder, capsys):
             "--trace is of one image: leave out --system hepti-throughput",
         ),
         (["--random", "0", "--wire", "int4"], "int4 on the wire: sees sends float32, float16, int8"),
-        (["--random", "0", "--backend", "numpy"], "sees needs onnxruntime: leave out --backend numpy"),
+        (["--random", "0", "--backend", "numpy"], "sees.h5 needs onnxruntime: leave out --backend numpy"),
         (["--random", "0", "--system", "coedg"], "unknown system 'coedg' (did you mean coedge?)"),
         (["--random", "0", "--system", "megatron"], "unknown system 'megatron' (known: hepti, single, "),
         (["--random", "0", "--system", "single:pi-9"], "there is no device 'pi-9'"),
