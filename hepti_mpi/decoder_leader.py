@@ -28,6 +28,7 @@ from hepti_mpi.requests.answers import Answer as Entry
 from hepti_mpi.requests.outputs import as_they_come, print_answer, print_text, write_json, writing
 from hepti_mpi.requests.prompts import Prompt, PromptReader, Wishes
 from hepti_mpi.requests.sampling import CANDIDATES, Sampling
+from hepti_mpi.requests.service_lines import Complaint, ServiceLines, print_line
 from hepti_mpi.requests.stdin import read_lines
 from solver.base.command import check_path
 from solver.base.errors import HeptiError
@@ -66,6 +67,10 @@ class DecoderLeader(Speaker):
         self._serves = options.input == "-"
         super().__init__()
         self._complained = False
+        self._ahead = Ahead[Prompt](self._refuse, self._look)
+        self._lines = ServiceLines(self._ahead.wake)
+        self._made = 0  # tokens
+        self._count = 0  # answers
         # Of a run that serves the last ones: it may serve for weeks.
         self._answers: deque[dict[str, Any]] = deque(maxlen=LAST if self._serves else None)
         self._cluster: Cluster | None = None
@@ -101,7 +106,6 @@ class DecoderLeader(Speaker):
             template = ChatTemplate(file.chat_template, file.special)
         if options.chat and template is None:
             raise HeptiError(f"{options.model} came without a chat template: give --prompt or --input")
-        self._ahead = Ahead[Prompt](self._complain)
         complain = self._ahead.complain if self._serves else self._complain
         defaults = file.generation
         temperature = defaults.get("temperature", 0.0) if options.temperature is None else options.temperature
@@ -191,6 +195,7 @@ class DecoderLeader(Speaker):
             self._model, ranks, embedding, self._tokenizer, self._usual,
             speculates=options.lookup == "auto" and self._plan.sequences == 1, follows=self._follows(load_s),
         )  # fmt: skip
+        self._ranks = ranks
         if options.chat:
             self._chat(generation)
             return
@@ -198,6 +203,8 @@ class DecoderLeader(Speaker):
             for answer in self._answered(generation):
                 entry = answer_entry(answer)
                 self._answers.append(entry)
+                self._count += 1
+                self._lines.end(answer.prompt.line)
                 for take in takers:
                     take(Entry(entry, NOTHING))
                 if options.prompt:
@@ -260,11 +267,44 @@ class DecoderLeader(Speaker):
     def _answered(self, generation: Generation) -> Iterator[TextAnswer]:
         """Yield the answers to what is asked, each as it ends."""
         if self._prompts is None:
-            asked = self._ahead.of(self._reader.standard_input())
-            return generation.answer(asked, is_there=self._ahead.is_there)
+            asked = self._ahead.of(self._reader.standard_input(self._lines))
+            gone = lambda prompt: self._lines.is_cancelled(prompt.line)
+            return generation.answer(asked, self._streams, is_there=self._ahead.is_there, look=self._look, gone=gone)
         if self._options.prompt and self._plan.sequences == 1:
             return generation.answer(self._prompts, self._says)
         return generation.answer(self._prompts)  # several at a time would come mixed up
+
+    def _streams(self, answer: TextAnswer, text: str) -> None:
+        """Print a token of an answer as a line, where the prompt wishes it."""
+        self._made += 1
+        if not answer.wishes.stream:
+            return
+        line: dict[str, Any] = {"id": answer.prompt.id, "token": answer.text.tokens[-1], "text": text}
+        if answer.wishes.logprobs is not None:
+            line |= {"logprob": answer.logprob, "top": answer.likeliest}
+        print_line(line)
+
+    def _look(self) -> None:
+        """Answer what has overtaken prompts on standard input."""
+        self._lines.tell(self._status)
+
+    def _status(self) -> dict[str, Any]:
+        """Return what a program may want to know of this run."""
+        from solver.plan.decoder_file import decoder_plan_table
+
+        ranks, plan = self._ranks, self._plan
+        each = zip(plan.devices, ranks.told_s.tolist(), strict=True)
+        return {
+            "model": self._model.name,
+            "plan": decoder_plan_table(self._model, plan),
+            "requests": self._count,
+            "tokens": self._made,
+            "ranks": [
+                {"rank": rank, "device": device, "compute_s": seconds, "wait_s": max(ranks.passes_s - seconds, 0.0)}
+                for rank, (device, seconds) in enumerate(each)
+            ],
+            "replans": self._changes,
+        }
 
     def _says(self, answer: TextAnswer, text: str) -> None:
         """Print the text of a prompt's answer as it comes."""
@@ -315,9 +355,14 @@ class DecoderLeader(Speaker):
         if self.console.is_terminal:
             self.console.print("> ", end="", markup=False)
 
-    def _complain(self, complaint: str) -> None:
+    def _complain(self, complaint: Complaint | str) -> None:
         self._complained = True
         self.say(f"python -m hepti_mpi generate: {complaint}")
+
+    def _refuse(self, complaint: Complaint) -> None:
+        """Tell a person, and the program that asked, what is wrong with a line of standard input."""
+        self._complain(complaint)
+        self._lines.complain(complaint)
 
     @contextmanager
     def _takers(self) -> Iterator[Sequence[TakeAnswer]]:

@@ -29,7 +29,8 @@ from hepti_mpi.report.watch import Watch
 from hepti_mpi.requests.answers import Kept, Sink, Tally
 from hepti_mpi.requests.inputs import Reader, Request, batches_of, rows_of
 from hepti_mpi.requests.outputs import SUFFIXES, as_they_come, print_answer, write_answers, write_json
-from hepti_mpi.requests.sources import Batches, in_turn
+from hepti_mpi.requests.service_lines import Complaint, ServiceLines
+from hepti_mpi.sources import Batches, in_turn
 from solver.base import clock
 from solver.base.command import check_path
 from solver.base.errors import HeptiError
@@ -179,7 +180,7 @@ class Leader(Speaker):
         """Return what the engine is asked, one after the other, and whether it counts in the report."""
         idle, options = lambda: engine.idle, self._options
         if self._serves:
-            lines = ([[request]] for request in self._reader.standard_input())
+            lines = ([[request]] for request in self._reader.standard_input(ServiceLines()))
             return [(in_turn(lines, idle), True)]
         times = ((options.warmup, False), (options.repeat, True))
         return [(in_turn(repeat(batches, passes), idle), count) for passes, count in times]
@@ -242,12 +243,12 @@ class Leader(Speaker):
                 f"{facts['date']}; remove {path} to measure them again"
             )
 
-    def _complain(self, complaint: str) -> None:
+    def _complain(self, complaint: Complaint) -> None:
         self._complained = True
         if self._serves:
             self.say(f"python -m hepti_mpi: {complaint}")
         else:
-            self._complaints.append(complaint)
+            self._complaints.append(str(complaint))
 
     def _read(self) -> list[Request]:
         options = self._options

@@ -25,6 +25,7 @@ from hepti_mpi.requests.answers import Answer, Tally
 from hepti_mpi.requests.outputs import SUFFIXES, as_they_come, print_answer, write_json, writing
 from hepti_mpi.requests.picture_answers import as_answers, picture_answer, print_picture_answer
 from hepti_mpi.requests.pictures import PictureReader, PictureRequest
+from hepti_mpi.requests.service_lines import Complaint, ServiceLines
 from solver.base import clock
 from solver.base.arrays import Array
 from solver.base.command import check_path
@@ -301,7 +302,7 @@ class NetworkLeader(Speaker):
             return
         options, source = self._options, self._reader
         if self._serves:
-            requests = source.standard_input()
+            requests = source.standard_input(ServiceLines())
         elif options.random is not None:
             requests = iter([source.random(options.random)])
         else:
@@ -349,7 +350,7 @@ class NetworkLeader(Speaker):
         self._tally.take(Answer(entry, np.empty(0, np.float32), counts=counts))
         return entry
 
-    def _complain(self, complaint: str) -> None:
+    def _complain(self, complaint: Complaint) -> None:
         self._complained = True
         if self._complains:
             self.say(f"python -m hepti_mpi: {complaint}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +24,6 @@ GUESSED_ROWS = (1, 2, 4, 8)  # of passes that are timed, for what proposals cost
 TIMES = 3  # each
 SAMPLE = 128  # tokens by which an int8 cache's scales are chosen
 CANCELLED = "cancelled"  # the reason why an answer ends that nobody waits for any more
-END = object()  # there are no more prompts
 
 Follow = Callable[[Floats, float, int], DecoderPlan | None]
 
@@ -137,32 +136,34 @@ class Generation:
 
     def answer(
         self,
-        prompts: Iterable[Prompt | None],
+        prompts: Iterable[Prompt],
         said: Callable[[TextAnswer, str], object] = lambda answer, text: None,
         *,
         is_there: Callable[[], bool] = lambda: True,
-        look: Callable[[], Collection[str | int]] = tuple,
+        look: Callable[[], object] = lambda: None,
+        gone: Callable[[Prompt], bool] = lambda prompt: False,
     ) -> Iterator[TextAnswer]:
         """Yield the answers to prompts, each as it ends; `said` hears every piece of text.
 
         A prompt is taken as soon as there is room, and it `is_there`: answers on their way do not wait for one that
-        a person has yet to write. `look` is called between tokens, and returns the ids of prompts whose answers nobody
-        waits for any more; None in the place of a prompt only has it called.
+        a person has yet to write. `look` is called between passes; whoever asked has `gone` if nobody waits for the
+        answer any more.
         """
+        self._look, self._gone = look, gone
         waiting = iter(prompts)
         more = True
         while more or any(place.answer for place in self._places):
-            gone = look()
+            look()
             for place in self._places:
-                if place.answer is not None and place.answer.prompt.id in gone:
+                if place.answer is not None and gone(place.answer.prompt):
                     place.answer.text.finish_reason = CANCELLED
                     yield self._ended(place)
             free = [place for place in self._places if place.answer is None]
             if more and free and (len(free) == len(self._places) or is_there()):
-                prompt = next(waiting, END)
-                if prompt is END:
+                prompt = next(waiting, None)
+                if prompt is None:
                     more = False
-                elif isinstance(prompt, Prompt):
+                else:
                     self._begin(prompt, free, said)
             elif len(free) < len(self._places):
                 self._step(said)
@@ -208,17 +209,24 @@ class Generation:
         answer.known = known
         del place.kept[known:]
         place.history = History(before) if self._lookup else None
-        self._take(place, self._behind(place, before[known:], answer.candidates), 0, said)
+        best = self._behind(place, before[known:], answer)
+        if best is not None:
+            self._take(place, best, 0, said)
         answer.first_at = clock.now()
 
-    def _behind(self, place: _Place, tokens: Sequence[int], count: int) -> Candidates:
-        """Compute tokens behind those that a place has, chunk by chunk; return the candidates behind the last."""
+    def _behind(self, place: _Place, tokens: Sequence[int], answer: TextAnswer) -> Candidates | None:
+        """Compute tokens behind those that a place has, chunk by chunk; return the candidates behind the last.
+
+        None where nobody waits for the answer any more.
+        """
         best = None
         for start in range(0, len(tokens), CHUNK_ROWS):
+            self._look()
+            if self._gone(answer.prompt):
+                return None
             chunk = tokens[start : start + CHUNK_ROWS]
             last = start + len(chunk) == len(tokens)
-            best = self._pass([place], [chunk], chosen=int(last), count=count)
-        assert best is not None
+            best = self._pass([place], [chunk], chosen=int(last), count=answer.candidates)
         return best
 
     def _step(self, said: Callable[[TextAnswer, str], object]) -> None:

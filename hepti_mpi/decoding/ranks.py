@@ -105,6 +105,8 @@ class Ranks:
         What this rank has computed.
     pass_s : [p]
         On rank 0, what every rank computed of the last pass with candidates; 0 of one without a share.
+    told_s : [p], passes_s
+        On rank 0, what every rank computed of all passes with candidates, and the seconds that those took.
     """
 
     def __init__(
@@ -112,7 +114,8 @@ class Ranks:
     ) -> None:
         self._group, self._direct, self._coding, self._load = group, direct, coding, load
         self.compute_s = 0.0
-        self.pass_s = np.zeros(group.size)
+        self.pass_s, self.told_s = np.zeros(group.size), np.zeros(group.size)
+        self.passes_s = 0.0
         self._facts = np.zeros(FACTS + share.plan.sequences, np.int64)  # of the pass that rank 0 says
         self._passes: OrderedDict[PassShape, DecoderPass] = OrderedDict()
         self._use(share)
@@ -144,7 +147,7 @@ class Ranks:
         scales
             Whether an int8 cache's scales are chosen by these rows; before any that is to be kept.
         """
-        group, (B, S, _) = self._group, stream.shape
+        started, group, (B, S, _) = clock.now(), self._group, stream.shape
         shape = PassShape(first, B, S, B * chosen, scales)
         self._facts[:FACTS] = PASS, first, B, S, shape.chosen, scales, count
         self._facts[FACTS : FACTS + B] = starts
@@ -167,6 +170,9 @@ class Ranks:
         group.finish_sending()
         for peer, message in told.items():
             self.pass_s[peer] = message[0]
+        if told:
+            self.told_s += self.pass_s
+            self.passes_s += clock.now() - started
         parts = [told[peer][1:] for peer in sorted(told) if self._words[peer]]
         sums = [part[: shape.chosen] for part in parts]
         best = [part[shape.chosen :].reshape(shape.chosen, count, 2) for part in parts]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from hepti_mpi.requests.images import below, read_image
+from hepti_mpi.requests.service_lines import Complaint, ServiceLines, checked_id, id_of
 from hepti_mpi.requests.stdin import read_lines
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
@@ -31,6 +32,7 @@ class Request:
     rows: int
     text: str = ""
     truncated: bool = False
+    line: int = 0  # of standard input, on which it stands; 0: on none
 
 
 def rows_of(requests: Sequence[Request]) -> int:
@@ -60,7 +62,7 @@ class Reader:
     tokenizer
         Text of its tokenizer.json; None: token ids only.
     complain
-        Takes the one line that says what is wrong with a request that is left out; the others are still answered.
+        Takes what is wrong with a request that is left out; the others are still answered.
     by_id
         Whether answers are found by their ids, so that none may come twice; else an id is only an echo.
     images
@@ -72,7 +74,7 @@ class Reader:
         self,
         spec: ModelSpec,
         tokenizer: str | None,
-        complain: Callable[[str], object],
+        complain: Callable[[Complaint], object],
         *,
         by_id: bool = True,
         images: Path | None = None,
@@ -121,11 +123,12 @@ class Reader:
         if path.suffix not in (".txt", ".jsonl"):
             raise HeptiError(f"--input {path}: not a .txt, a .jsonl or an image, nor - for standard input")
         with explained(f"cannot read --input {path}", OSError), path.open("rb") as lines:
-            yield from self._reader.of(lines, path.name, self._json if path.suffix == ".jsonl" else self._plain)
+            numbered = enumerate(lines, start=1)
+            yield from self._reader.of(numbered, path.name, self._json if path.suffix == ".jsonl" else self._plain)
 
-    def standard_input(self) -> Iterator[Request]:
+    def standard_input(self, lines: ServiceLines) -> Iterator[Request]:
         """Yield the requests of JSON lines on standard input, each as soon as it is there."""
-        return self._reader.of(read_lines(), "standard input", self._json)
+        return self._reader.of(lines.of(read_lines()), "standard input", self._json)
 
     def _plain(self, number: int, line: bytes) -> Request:
         with explained("not UTF-8", UnicodeDecodeError):
@@ -139,7 +142,7 @@ class Reader:
         image = isinstance(self._spec.input, ImageInput)
         for key, make in (("image", self._named_image),) if image else (("text", self._text), ("tokens", self._tokens)):
             if key in entry:
-                return make(name, entry[key])
+                return replace(make(name, entry[key]), line=number)
         raise HeptiError(f"model {self._spec.name} needs " + ("an image" if image else "a text or tokens"))
 
     def _text(self, name: str | int, text: Any) -> Request:
@@ -197,23 +200,26 @@ class LineReader(Generic[Asked]):
     Parameters
     ----------
     complain
-        Takes the one line that says what is wrong.
+        Takes what is wrong.
     by_id
         Whether no two lines may have the same id.
     """
 
-    def __init__(self, complain: Callable[[str], object], *, by_id: bool) -> None:
+    def __init__(self, complain: Callable[[Complaint], object], *, by_id: bool) -> None:
         self._complain = complain
         self._seen: dict[str, int] | None = {} if by_id else None
 
-    def of(self, lines: Iterable[bytes], source: str, make: Callable[[int, bytes], Asked]) -> Iterator[Asked]:
+    def of(
+        self, lines: Iterable[tuple[int, bytes]], source: str, make: Callable[[int, bytes], Asked]
+    ) -> Iterator[Asked]:
         """Yield what `make` makes of a line's number, from 1 on, and the line."""
-        for number, line in enumerate(lines, start=1):
+        for number, line in lines:
             try:
                 request = make(number, line)
                 self._check_id(request.id, number)
             except HeptiError as error:
-                self._complain(f"{source}, line {number}: {error}")
+                text = f"{source}, line {number}: {error}"
+                self._complain(Complaint(text, number, id_of(number, line), str(error)))
             else:
                 yield request
 
@@ -223,7 +229,7 @@ class LineReader(Generic[Asked]):
             raise HeptiError(f"id {name!r} stands on line {first} already: give each request its own")
 
 
-def named_entry(number: int, line: bytes, example: str) -> tuple[str | int, dict[str, Any]]:
+def named_entry(number: int, line: str | bytes, example: str) -> tuple[str | int, dict[str, Any]]:
     """Return the id and the object of a JSON line; its number is its id where it has none.
 
     Raises
@@ -237,11 +243,7 @@ def named_entry(number: int, line: bytes, example: str) -> tuple[str | int, dict
         entry = json.loads(line)
     if not isinstance(entry, dict):
         raise HeptiError(f"not an object like {example}")
-    name = entry.get("id", number)
-    if isinstance(name, bool) or not isinstance(name, str | int):
-        raise HeptiError(f"id {name!r} is neither a string nor an integer")
-    check_unicode(str(name), "the id")
-    return name, entry
+    return checked_id(entry.get("id", number)), entry
 
 
 def check_ids(ids: Any, model: str, vocab: int) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from hepti_mpi.base.launcher import straight_to
 from hepti_mpi.requests.answers import Answer, Sink
+from hepti_mpi.requests.service_lines import print_line
 from solver.base.command import whole_file
 from solver.base.errors import HeptiError, explained
 
@@ -68,15 +69,8 @@ def write_answers(path: Path, answers: Iterable[Answer]) -> None:
 
 
 def print_answer(answer: Answer) -> None:
-    """Print an answer as a line at once.
-
-    Raises
-    ------
-    HeptiError
-        If nobody reads it any more.
-    """
-    with explained("cannot write an answer to standard output", OSError):
-        print(json.dumps(answer.entry), flush=True)
+    """Print an answer as `print_line` does."""
+    print_line(answer.entry)
 
 
 def print_text(text: str) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hepti_mpi.requests.images import Frame, below, read_pixels
-from hepti_mpi.requests.inputs import IMAGE_SUFFIXES
+from hepti_mpi.requests.inputs import IMAGE_SUFFIXES, LineReader, named_entry
+from hepti_mpi.requests.service_lines import Complaint, ServiceLines
 from hepti_mpi.requests.stdin import read_lines
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
@@ -28,6 +28,7 @@ class PictureRequest:
     id: str | int
     pixels: NDArray[np.uint8]  # [C, H, W], of the network's input
     frame: Frame  # which part of the image that is
+    line: int = 0  # of standard input, on which it stands; 0: on none
 
 
 def normalised(net: ConvNet, pixels: NDArray[np.uint8]) -> Array:
@@ -49,7 +50,7 @@ class PictureReader:
     net
         The network.
     complain
-        Takes the one line that says what is wrong with a request that is left out; the others are still answered.
+        Takes what is wrong with a request that is left out; the others are still answered.
     by_id
         Whether answers are found by their ids, so that no two lines may have the same; else an id is only an echo.
     images
@@ -58,12 +59,12 @@ class PictureReader:
     """
 
     def __init__(
-        self, net: ConvNet, complain: Callable[[str], object], *, by_id: bool = True, images: Path | None = None
+        self, net: ConvNet, complain: Callable[[Complaint], object], *, by_id: bool = True, images: Path | None = None
     ) -> None:
         self._net = net
         self._complain = complain
         self._images = images
-        self._seen: dict[str, int] | None = {} if by_id else None
+        self._reader = LineReader[PictureRequest](complain, by_id=by_id)
 
     def random(self, seed: int) -> PictureRequest:
         """Make a request of random pixels, always the same of a seed."""
@@ -97,58 +98,30 @@ class PictureReader:
         """
         if path.suffix in LISTS:
             with explained(f"cannot read --input {path}", OSError), path.open("rb") as lines:
-                yield from self._lines(lines, path.name, self._json if path.suffix == ".jsonl" else self._listed)
-        else:
-            for name, image in _images_of(path):
-                yield from self._tried(self._picture, name, image)
+                make = self._json if path.suffix == ".jsonl" else self._listed
+                yield from self._reader.of(enumerate(lines, start=1), path.name, make)
+            return
+        for name, image in _images_of(path):
+            try:
+                request = self._picture(name, image)
+            except HeptiError as error:
+                self._complain(Complaint(str(error)))
+            else:
+                yield request
 
-    def standard_input(self) -> Iterator[PictureRequest]:
+    def standard_input(self, lines: ServiceLines) -> Iterator[PictureRequest]:
         """Yield the requests of lines on standard input, JSON or paths, each as soon as it is there."""
-        return self._lines(read_lines(), "standard input", self._json_or_path)
+        return self._reader.of(lines.of(read_lines()), "standard input", self._json_or_path)
 
-    def _lines(
-        self, lines: Iterable[bytes], source: str, make: Callable[[int, str], PictureRequest]
-    ) -> Iterator[PictureRequest]:
-        for number, line in enumerate(lines, start=1):
-            yield from self._tried(self._line, f"{source}, line {number}", number, line, make)
+    def _json_or_path(self, number: int, line: bytes) -> PictureRequest:
+        text = _text_of(line)
+        return self._json(number, line) if text.lstrip().startswith("{") else self._named(number, text)
 
-    def _tried(self, make: Callable[..., PictureRequest], *arguments: Any) -> Iterator[PictureRequest]:
-        try:
-            request = make(*arguments)
-        except HeptiError as error:
-            self._complain(str(error))
-        else:
-            yield request
-
-    def _line(self, where: str, number: int, line: bytes, make: Callable[[int, str], PictureRequest]) -> PictureRequest:
-        with explained(where, HeptiError):
-            with explained("not UTF-8", UnicodeDecodeError):
-                text = line.decode("utf-8-sig").rstrip("\r\n")
-            if not text.strip():
-                raise HeptiError("the line is empty")
-            request = make(number, text)
-            self._check_id(request, number)
-        return request
-
-    def _check_id(self, request: PictureRequest, number: int) -> None:
-        first = number if self._seen is None else self._seen.setdefault(str(request.id), number)
-        if first != number:
-            raise HeptiError(f"id {request.id!r} stands on line {first} already: give each request its own")
-
-    def _json_or_path(self, number: int, text: str) -> PictureRequest:
-        return self._json(number, text) if text.lstrip().startswith("{") else self._named(number, text)
-
-    def _json(self, number: int, text: str) -> PictureRequest:
-        with explained("not JSON", (ValueError, RecursionError)):
-            entry = json.loads(text)
-        if not isinstance(entry, dict):
-            raise HeptiError('not an object like {"id": 1, "image": "…"}')
-        name = entry.get("id", number)
-        if isinstance(name, bool) or not isinstance(name, str | int):
-            raise HeptiError(f"id {name!r} is neither a string nor an integer")
+    def _json(self, number: int, line: bytes) -> PictureRequest:
+        name, entry = named_entry(number, _text_of(line), '{"id": 1, "image": "…"}')
         if "image" not in entry:
             raise HeptiError(f"network {self._net.name} needs an image")
-        return self._named(name, entry["image"])
+        return replace(self._named(name, entry["image"]), line=number)
 
     def _named(self, name: str | int, path: Any) -> PictureRequest:
         """Read an image that a line names, which is data, of whoever sent it."""
@@ -158,7 +131,8 @@ class PictureReader:
             raise HeptiError("lines may name images only below a folder that you name: add --images FOLDER")
         return self._picture(name, below(self._images, path))
 
-    def _listed(self, number: int, text: str) -> PictureRequest:
+    def _listed(self, number: int, line: bytes) -> PictureRequest:
+        text = _text_of(line)
         return self._picture(number, Path(text)) if self._images is None else self._named(number, text)
 
     def _picture(self, name: str | int, path: Path) -> PictureRequest:
@@ -167,6 +141,14 @@ class PictureReader:
             str(name).encode()
         net = self._net
         return PictureRequest(name, *read_pixels(path, net.shapes[net.input], net.picture or Picture()))
+
+
+def _text_of(line: bytes) -> str:
+    with explained("not UTF-8", UnicodeDecodeError):
+        text = line.decode("utf-8-sig").rstrip("\r\n")
+    if not text.strip():
+        raise HeptiError("the line is empty")
+    return text
 
 
 def _images_of(path: Path) -> list[tuple[str, Path]]:

@@ -12,13 +12,14 @@ and may say besides how it is to be answered: `Wishes`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.inputs import LineReader, check_ids, check_unicode, named_entry
 from hepti_mpi.requests.sampling import CANDIDATES, Sampling
+from hepti_mpi.requests.service_lines import Complaint, ServiceLines
 from hepti_mpi.requests.stdin import read_lines
 from solver.base.errors import HeptiError, explained
 from solver.model.decoder import Decoder
@@ -68,6 +69,7 @@ class Prompt:
     tokens: tuple[int, ...]
     text: str = ""  # that the tokens are of; empty where they came as ids
     wishes: Wishes | None = None  # None: as all prompts are answered that say nothing of it
+    line: int = field(default=0, compare=False)  # on which it stands
 
 
 # What a line may say of how it is answered: of which type that is.
@@ -99,7 +101,7 @@ class PromptReader:
     template
         The model's; None: no conversations.
     complain
-        Takes the one line that says what is wrong with a line that is left out; the others are still answered.
+        Takes what is wrong with a line that is left out; the others are still answered.
     usual
         How prompts are answered that do not say it.
     by_id
@@ -112,7 +114,7 @@ class PromptReader:
         context: int,
         tokenizer: PromptTokenizer | None,
         template: ChatTemplate | None,
-        complain: Callable[[str], object],
+        complain: Callable[[Complaint], object],
         usual: Wishes,
         *,
         by_id: bool = True,
@@ -157,11 +159,11 @@ class PromptReader:
         if path.suffix != ".jsonl":
             raise HeptiError(f"--input {path}: not a .jsonl of lines like {EXAMPLE}, nor - for standard input")
         with explained(f"cannot read --input {path}", OSError), path.open("rb") as lines:
-            yield from self._reader.of(lines, path.name, self._json)
+            yield from self._reader.of(enumerate(lines, start=1), path.name, self._json)
 
-    def standard_input(self) -> Iterator[Prompt]:
+    def standard_input(self, lines: ServiceLines) -> Iterator[Prompt]:
         """Yield the prompts of JSON lines on standard input, each as soon as it is there."""
-        return self._reader.of(read_lines(), "standard input", self._json)
+        return self._reader.of(lines.of(read_lines()), "standard input", self._json)
 
     def _json(self, number: int, line: bytes) -> Prompt:
         name, entry = named_entry(number, line, EXAMPLE)
@@ -170,7 +172,8 @@ class PromptReader:
         if len(given) != 1:
             raise HeptiError(f"one of prompt, tokens and messages is needed, it has {' and '.join(given) or 'none'}")
         prompt = kinds[given[0]](name, entry[given[0]])
-        return replace(prompt, wishes=self._wishes(entry)) if WISHES.keys() & entry.keys() else prompt
+        wishes = self._wishes(entry) if WISHES.keys() & entry.keys() else None
+        return replace(prompt, wishes=wishes, line=number)
 
     def _wishes(self, entry: Mapping[str, Any]) -> Wishes:
         """Return how a line is to be answered: as it says, else as usual."""

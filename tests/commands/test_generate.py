@@ -231,9 +231,17 @@ def test_what_is_drawn_depends_on_the_seed_and_not_on_the_ranks(tiny, uneven):
     assert drawn(1, 1) == drawn(3, 1, "--plan", uneven) != drawn(1, 2)
 
 
-def ask(process, request):
-    print(json.dumps(request), file=process.stdin, flush=True)
+def tell(process, line):
+    print(json.dumps(line), file=process.stdin, flush=True)
+
+
+def hear(process):
     return json.loads(process.stdout.readline())
+
+
+def ask(process, request):
+    tell(process, request)
+    return hear(process)
 
 
 def test_lines_of_standard_input_are_answered_one_by_one(tiny, uneven):
@@ -242,13 +250,55 @@ def test_lines_of_standard_input_are_answered_one_by_one(tiny, uneven):
             answer = ask(process, {"id": name, "prompt": asked})
             assert answer["id"] == name
             check(tiny, answer, asked)
-        print("no JSON", file=process.stdin, flush=True)
+        assert ask(process, "no object") == {"id": 4, "error": 'not an object like {"id": 1, "prompt": "…"}'}
         check(tiny, ask(process, {"messages": TALK}), TALK)
         stdout, stderr = process.communicate()
 
     assert (process.returncode, stdout) == (2, "")
     (line,) = [line for line in stderr.splitlines() if line.startswith("python -m")]
-    assert "standard input, line 4: not JSON" in line
+    assert "standard input, line 4: not an object" in line
+
+
+def test_a_program_hears_every_token_and_what_the_ranks_do(tiny, uneven):
+    whole = tiny.says("the cat", NEW)
+    with start(*mpirun(3, *generate(tiny, "--plan", uneven, "--input", "-", "--tokens", NEW))) as process:
+        status = ask(process, {"status": "first"})
+        assert (status["status"], status["requests"], status["tokens"]) == ("first", 0, 0)
+        assert status["plan"]["devices"] == [rank["device"] for rank in status["ranks"]]
+        assert ask(process, {"id": 0, "prompt": "the cat", "temperature": "hot"})["error"].startswith("temperature is")
+        tell(process, {"id": "a", "prompt": "the cat", "stream": True, "logprobs": 2, "said": whole[:2]})
+        lines = [hear(process) for _ in whole[2:]]
+        answer = hear(process)
+        assert ask(process, {"status": 2})["tokens"] == len(lines)
+        process.communicate()
+
+    check(tiny, answer, "the cat")
+    assert [line["token"] for line in lines] == whole[2:]
+    assert answer["text"].endswith("".join(line["text"] for line in lines))
+    assert all(line["top"][0] == [line["token"], line["logprob"]] and len(line["top"]) == 2 for line in lines)
+
+
+def test_what_is_cancelled_ends_and_the_others_are_answered(tiny, uneven):
+    room = ("--sequences", 2, "--context", 200)
+    with start(*mpirun(3, *generate(tiny, "--plan", uneven, "--input", "-", "--tokens", NEW, *room))) as process:
+        for name in ("long", "other"):
+            tell(process, {"id": name, "prompt": "a", "max_tokens": 150, "stream": name == "long", "ignore_eos": True})
+        tell(process, {"id": "waits", "prompt": "the cat"})
+        assert hear(process)["id"] == "long"
+        for name in ("long", "waits", "nobody"):
+            tell(process, {"cancel": name})
+        ended = {}
+        while len(ended) < 3:
+            line = hear(process)
+            if "token" not in line:
+                ended[line["id"]] = line
+        process.communicate()
+
+    assert process.returncode == 0
+    assert ended["long"]["finish_reason"] == "cancelled"
+    assert 0 < len(ended["long"]["new_tokens"]) < 150
+    assert (ended["waits"]["finish_reason"], ended["waits"].get("new_tokens", [])) == ("cancelled", [])
+    assert len(ended["other"]["new_tokens"]) == 150
 
 
 def test_an_answer_does_not_wait_for_the_next_line(tiny, uneven):

@@ -204,13 +204,13 @@ def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, wor
     assert answered(changes=True) == answered(changes=False)
 
 
-def answered(world, weights, plan, prompts, look=tuple, said=lambda answer, text: None):
+def answered(world, weights, plan, prompts, gone=lambda prompt: False, said=lambda answer, text: None):
     """Return the answers to prompts that say how they are to be answered, by their ids."""
 
     def lead(ranks, embedding):
         usual = Wishes(Ending(6), GREEDY)
         generation = Generation(weights.model, ranks, embedding, None, usual, speculates=False)
-        return {answer.prompt.id: answer for answer in generation.answer(prompts, said, look=look)}
+        return {answer.prompt.id: answer for answer in generation.answer(prompts, said, gone=gone)}
 
     return on_ranks(world, weights, plan, lead)
 
@@ -281,11 +281,10 @@ def test_an_answer_that_nobody_waits_for_ends_and_the_others_go_on(world):
     one, other = texts(rng, weights.model.vocab, 9, 14)
     plan = random_plan(world, weights.model, rng, sequences=2)
     tokens = []
+    hear = lambda answer, _: tokens.append(answer.prompt.id)
+    gone = lambda prompt: prompt.id == "one" and len(tokens) >= 4
 
-    found = answered(
-        world, weights, plan, [Prompt("one", one), Prompt("other", other)],
-        look=lambda: {"one"} if len(tokens) >= 4 else set(), said=lambda answer, _: tokens.append(answer.prompt.id),
-    )  # fmt: skip
+    found = answered(world, weights, plan, [Prompt("one", one), Prompt("other", other)], gone, hear)
 
     assert found["other"].text.tokens == greedy(weights, other, 6)
     assert found["one"].text.finish_reason == "cancelled"

@@ -5,17 +5,18 @@ import threading
 import pytest
 
 from hepti_mpi.requests.ahead import Ahead
+from hepti_mpi.requests.service_lines import Complaint
 
 
 @pytest.mark.timeout(20)
 def test_things_and_complaints_come_in_the_order_in_which_they_are_made():
     seen = []
-    ahead = Ahead(seen.append)
+    ahead = Ahead(lambda complaint: seen.append(str(complaint)))
 
     def make():
         for number in range(3):
             yield number
-            ahead.complain(f"behind {number}")
+            ahead.complain(Complaint(f"behind {number}"))
 
     for _ in range(2):
         seen.clear()

@@ -10,6 +10,7 @@ from PIL import Image
 from hepti_mpi import cli
 from hepti_mpi.requests import inputs
 from hepti_mpi.requests.inputs import Reader
+from hepti_mpi.requests.service_lines import ServiceLines
 from solver.base.errors import HeptiError
 from solver.model.spec import ImageInput, encoder
 
@@ -38,10 +39,10 @@ def read(way, paths, images, monkeypatch):
     """Return which paths were read, and what was said of the others."""
     said = []
     lines = [json.dumps({"image": path}) if way != ".txt" else path for path in paths]
-    reader = Reader(SPEC, None, said.append, images=images)
+    reader = Reader(SPEC, None, lambda complaint: said.append(str(complaint)), images=images)
     if way == "-":
         monkeypatch.setattr(inputs, "read_lines", lambda: (line.encode() for line in lines))
-        return [request.id for request in reader.standard_input()], said
+        return [request.id for request in reader.standard_input(ServiceLines())], said
     Path(f"list{way}").write_text("\n".join(lines))
     return [request.id for request in reader.file(Path(f"list{way}"))], said
 

@@ -8,6 +8,7 @@ from PIL import Image
 
 from hepti_mpi.requests import pictures
 from hepti_mpi.requests.pictures import PictureReader, normalised
+from hepti_mpi.requests.service_lines import ServiceLines
 from solver.base.errors import HeptiError
 from solver.model.convnet import ConvNet, Node, Picture
 
@@ -29,7 +30,7 @@ def save(path, width, height, **options):
 def ask(net, path, **options):
     """Return the requests of a file, and what was said of the others."""
     said = []
-    reader = PictureReader(net, said.append, **options)
+    reader = PictureReader(net, lambda complaint: said.append(str(complaint)), **options)
     requests = list(reader.file(path))
     assert reader.count(path) == len(requests) + len(said)
     return requests, said
@@ -217,7 +218,11 @@ def test_standard_input_names_images_as_json_or_as_paths(tmp_path, monkeypatch):
     monkeypatch.setattr(pictures, "read_lines", lambda: iter(lines))
     said = []
 
-    requests = list(PictureReader(network(3, 4, 4), said.append, by_id=False, images=tmp_path).standard_input())
+    requests = list(
+        PictureReader(
+            network(3, 4, 4), lambda complaint: said.append(str(complaint)), by_id=False, images=tmp_path
+        ).standard_input(ServiceLines())
+    )
 
     assert [request.id for request in requests] == ["x", 2, "x"]
     assert ["is not below --images" in said[0], "not JSON" in said[1], len(said)] == [True, True, 2]
@@ -230,7 +235,9 @@ def test_without_such_a_folder_standard_input_names_no_image(line, tmp_path, mon
     monkeypatch.setattr(pictures, "read_lines", lambda: iter([line]))
     said = []
 
-    assert not list(PictureReader(network(3, 4, 4), said.append).standard_input())
+    assert not list(
+        PictureReader(network(3, 4, 4), lambda complaint: said.append(str(complaint))).standard_input(ServiceLines())
+    )
     assert "--images FOLDER" in said[0]
 
 

@@ -36,7 +36,9 @@ def of_lines(tmp_path, made, *lines, **options):
     path = tmp_path / "asked.jsonl"
     path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
     complaints = []
-    return list(reader(made, complain=complaints.append, **options).file(path)), complaints
+    return list(
+        reader(made, complain=lambda complaint: complaints.append(str(complaint)), **options).file(path)
+    ), complaints
 
 
 def test_texts_begin_with_bos_once(made):
