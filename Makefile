@@ -21,7 +21,7 @@ export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 endif
 
-.PHONY: run test test-all test-arm checks lint types tests lab-tests ranks clean
+.PHONY: run test test-all test-arm fuzz checks lint types tests lab-tests ranks clean
 
 PYTEST := $(BIN)/python -m pytest
 
@@ -73,6 +73,10 @@ endif
 .venv/test: .venv/run
 	$(BIN)/python -m pip install --quiet --editable '.[$(extras),plot,test]'
 	touch $@
+
+# Damages everything that strangers give us in 100 000 ways each; an hour or two.
+fuzz: .venv/test
+	$(BIN)/python -m tests.fuzz.run
 
 clean:
 	rm -rf .venv .arm build *.egg-info

@@ -75,6 +75,10 @@ class OnnxGraph:
     opset: int
 
 
+# What onnx and our own reading raise where names, kinds and numbers do not belong together.
+DAMAGE = (ValueError, RuntimeError, TypeError, LookupError)
+
+
 def read_graph(path: Path, size: tuple[int, int] | None = None) -> OnnxGraph:
     """Read and fold an ONNX file.
 
@@ -89,7 +93,7 @@ def read_graph(path: Path, size: tuple[int, int] | None = None) -> OnnxGraph:
         If it is no ONNX, incomplete, too new, or of operators, inputs or sizes that cannot be computed.
     """
     model = _load(path)
-    with explained(f"{path} is damaged", (ValueError, RuntimeError, TypeError)):
+    with explained(f"{path} is damaged", DAMAGE):
         if len(model.functions):
             model = onnx.inliner.inline_local_functions(model)
         opset = _check_operators(path, model)
@@ -102,7 +106,8 @@ def read_graph(path: Path, size: tuple[int, int] | None = None) -> OnnxGraph:
             _place_pixels(model)
     with explained(f"{path}: shapes do not fit together", onnx.shape_inference.InferenceError):
         model = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
-    return _graph(path, model)
+    with explained(f"{path} is damaged", DAMAGE):
+        return _graph(path, model)
 
 
 def _load(path: Path) -> onnx.ModelProto:
@@ -185,6 +190,7 @@ def _fold(path: Path, model: onnx.ModelProto) -> onnx.ModelProto:
                 options,
                 providers=["CPUExecutionProvider"],
                 disabled_optimizers=WRONG,
+                enable_fallback=0,  # onnxruntime would print of an error, and try again in the same way
             )
         except Exception as error:  # of onnxruntime, which has a dozen kinds without a common one
             text = str(error)
