@@ -84,8 +84,10 @@ function startChat() {
 
 function busy(control) {
   running = control;
-  show($("chat-send"), !control);
-  show($("chat-stop"), Boolean(control));
+  const [shown, hidden] = control ? [$("chat-stop"), $("chat-send")] : [$("chat-send"), $("chat-stop")];
+  show(shown, true);
+  if (document.activeElement === hidden) shown.focus();
+  show(hidden, false);
   $("chat-log").setAttribute("aria-busy", String(Boolean(control)));
 }
 
@@ -106,7 +108,7 @@ async function send() {
     for await (const chunk of answers(name, words, control.signal)) {
       if (chunk.error) throw new Error(chunk.error.message);
       told.take(chunk);
-      const piece = chunk.choices?.[0]?.delta?.content ?? chunk.choices?.[0]?.text ?? "";
+      const piece = textOf(chunk);
       if (piece) answer.body.append(piece);
       follow();
     }
@@ -121,6 +123,8 @@ async function send() {
   else say(answer.body, "(stopped before the first token)");
   if (running === control) busy(null);
 }
+
+const textOf = (chunk) => chunk.choices?.[0]?.delta?.content ?? chunk.choices?.[0]?.text ?? "";
 
 /** The chunks of an answer: of a chat, or of a plain completion where the model has no chat template. */
 async function* answers(name, words, signal) {
@@ -161,8 +165,9 @@ function progress(note, name) {
   return {
     take(chunk) {
       const choice = chunk.choices?.[0];
-      if (choice && !choice.finish_reason) tokens += 1;
-      if (choice && first === null && (choice.delta?.content || choice.text)) first = seconds();
+      const piece = textOf(chunk);
+      if (piece) tokens += 1;
+      if (piece && first === null) first = seconds();
       if (choice?.finish_reason === "length") ended = "cut: as many tokens as it may have";
       if (chunk.usage) tokens = chunk.usage.completion_tokens;
     },
@@ -222,9 +227,8 @@ async function compare(model) {
   const [first, second] = data.map((entry) => entry.embedding);
   const dot = (a, b) => a.reduce((sum, value, index) => sum + value * b[index], 0);
   const cosine = dot(first, second) / Math.sqrt(dot(first, first) * dot(second, second));
-  const answer = make("p", "big", cosine.toFixed(3));
-  answer.append(make("span", "quiet", " cosine similarity: 1 is the same, 0 is unrelated"));
-  return [answer, gauge(cosine)];
+  const scale = make("p", "quiet", "Cosine similarity: 1 is the same, 0 is unrelated.");
+  return [make("p", "big", cosine.toFixed(3)), gauge(cosine), scale];
 }
 
 async function classify(model) {
@@ -232,11 +236,13 @@ async function classify(model) {
   body.append("model", model);
   body.append("file", $("picture-file").files[0]);
   const { data } = await (await call("v1/classifications", { method: "POST", body })).json();
-  return data[0].classes.slice(0, MOST_CLASSES).flatMap(({ label, score }) => {
-    const line = make("p", "class", label);
-    line.append(make("span", "", percent(score)));
-    return [line, gauge(score)];
-  });
+  return (data[0].top5 ?? data[0].boxes ?? [data[0]]).slice(0, MOST_CLASSES).flatMap(classLine);
+}
+
+function classLine({ label, score }) {
+  const line = make("p", "class", String(label));
+  line.append(make("span", "", percent(score)));
+  return [line, gauge(score)];
 }
 
 function gauge(part) {

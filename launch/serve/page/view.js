@@ -7,6 +7,7 @@ import { note, rate } from "./rates.js";
 
 const TINTS = 6; // shades of the accent, as many as the style sheet has
 const DENSE = 10; // rows of a plan from which on they are drawn thin
+const MOST_REPLANS = 3; // that are shown
 const HOT_C = 80; // where a Raspberry Pi begins to throttle
 
 const tints = new Map();
@@ -15,7 +16,9 @@ const changedAt = new Map(); // model -> its plan as text, and when it came
 /** Shows a whole state. */
 export function render(state) {
   const lost = new Set(state.boards.filter((board) => !board.alive).map((board) => board.name));
-  for (const name of [...state.boards.map((board) => board.name), ...state.models.flatMap((m) => m.plan?.devices ?? [])]) {
+  const devices = state.models.flatMap((model) => model.plan?.devices ?? []);
+  const boards = state.boards.map((board) => board.name);
+  for (const name of [...boards.filter((board) => devices.includes(board)), ...devices, ...boards]) {
     if (!tints.has(name)) tints.set(name, tints.size % TINTS);
   }
   for (const model of state.models) {
@@ -30,6 +33,13 @@ export function render(state) {
   showRequests(state.requests ?? []);
   showEvents(state.events);
 }
+
+/** The board that a rank, or a device of a plan, is on: its own, unless the model names those of its ranks. */
+const boardOf = (model, rank, device) => model.boards?.[rank] ?? device;
+
+/** The devices of a model's plan whose boards are lost. */
+const lostDevices = (model, lost) =>
+  new Set((model.plan?.devices ?? []).filter((device, rank) => lost.has(boardOf(model, rank, device))));
 
 const rankKey = (model, rank) => `${model.name} ${rank.rank}`;
 
@@ -56,29 +66,37 @@ function showBoard(card, board, state) {
   mark(card, "state", board.alive ? "alive" : "lost");
   paint(card.querySelector(".swatch"), board.name);
   say(card.querySelector(".name"), board.name);
-  say(card.querySelector(".seen"), board.alive
-    ? `heard ${duration(board.seen_s)} ago`
-    : `Lost: silent for ${duration(board.seen_s)}`);
+  say(card.querySelector(".seen"), seenWords(board));
   const badge = card.querySelector(".badge");
   show(badge, Boolean(board.throttled) && board.alive);
   say(badge, "Throttled: it is too hot, or has too little power");
   keyed(card.querySelector(".facts"), factsOf(board, state), ({ key }) => key, () => clone("fact-template"), showFact);
 }
 
-const ranksOn = (board, model) => (model.ranks ?? []).filter((rank) => rank.device === board.name);
+function seenWords(board) {
+  if (typeof board.seen_s !== "number") return "not heard of yet";
+  return board.alive ? `heard ${duration(board.seen_s)} ago` : `Lost: silent for ${duration(board.seen_s)}`;
+}
+
+const ranksOn = (board, model) => (model.ranks ?? []).filter((rank) => boardOf(model, rank.rank, rank.device) === board.name);
+
+/** A board's share of a model, of all its devices together; null where the plan has none of them. */
+function shareOn(board, model) {
+  const own = [...sharesOf(model.plan)].filter(([device], rank) => boardOf(model, rank, device) === board.name);
+  return own.length ? own.reduce((sum, [, share]) => sum + share, 0) : null;
+}
 
 /** A board's share of every model, and what it did for it lately. */
 function* modelFacts(board, state) {
   for (const model of state.models) {
-    const share = sharesOf(model.plan).get(board.name);
-    if (share !== undefined) {
-      yield { key: `share ${model.name}`, term: `${model.name}`, words: `has ${percent(share)}`, parts: [100 * share], tint: board.name };
-    }
+    const share = shareOn(board, model);
+    if (share !== null) yield { key: `share ${model.name}`, term: model.name, words: `has ${percent(share)}`, parts: [100 * share] };
     for (const rank of board.alive ? ranksOn(board, model) : []) {
       const [computes, waits] = ["compute_s", "wait_s"].map((name) => Math.min(1, rate(rankKey(model, rank), name) ?? NaN));
       if (Number.isNaN(computes)) continue;
       yield {
         key: `work ${rankKey(model, rank)}`,
+        kind: "work",
         term: `computes ${percent(computes)}`,
         words: Number.isNaN(waits) ? "" : `waits ${percent(waits)}`,
         parts: [100 * computes, 100 * (waits || 0)],
@@ -109,14 +127,14 @@ function factsOf(board, state) {
   return [...found, ...sentFact(board, state)];
 }
 
-function showFact(row, { term, words, parts, tint, bad }) {
+function showFact(row, { kind, term, words, parts, bad }) {
   const [name, value, meter] = row.children;
   say(name, term);
   say(value, words);
+  mark(row, "kind", kind ?? "");
   mark(row, "bad", Boolean(bad));
   show(meter, parts !== undefined);
   [...meter.children].forEach((part, index) => widen(part, parts?.[index] ?? 0));
-  if (tint) paint(meter.firstElementChild, tint);
 }
 
 const paint = (node, device) => mark(node, "tint", tints.get(device) ?? 0);
@@ -125,7 +143,8 @@ const paint = (node, device) => mark(node, "tint", tints.get(device) ?? 0);
 
 const STATES = { loading: "Loading", ready: "Ready", replanning: "Planning again", failed: "Failed" };
 
-function showModel(panel, model, state, lost) {
+function showModel(panel, model, state, lostBoards) {
+  const lost = lostDevices(model, lostBoards);
   const plan = model.plan;
   const rows = rowsOf(plan);
   mark(panel, "state", model.state);
@@ -139,10 +158,14 @@ function showModel(panel, model, state, lost) {
   showLegend(panel.querySelector(".legend"), plan, rows, lost);
   showRows(panel.querySelector(".rows"), rows, lost);
   facts(panel.querySelector(".figures"), figuresOf(model));
-  const only = state.models.length === 1 ? model.name : null; // whose an event is that names no model
-  const why = [...state.events].reverse().find((event) => event.kind === "planned" && (event.model ?? only) === model.name);
-  show(panel.querySelector(".why"), Boolean(why));
-  if (why) say(panel.querySelector(".why"), `${clock(why.at)} ${why.text}`);
+  keyed(panel.querySelector(".why"), reasonsOf(model, state), (words) => words, (words) => make("li", "", words), () => {});
+}
+
+/** Why the plan is what it is: what the service said of it last, and how it changed while it ran. */
+function reasonsOf(model, state) {
+  const about = (event) => ["planned", "restarted"].includes(event.kind) && event.text.startsWith(model.name);
+  const said = state.events.filter(about).slice(-1).map((event) => `${clock(event.at)} ${event.text}`);
+  return [...said, ...(model.replans ?? []).slice(-MOST_REPLANS).map((replan) => replan.line).filter(Boolean)];
 }
 
 /** Marks a panel for a while when its plan has become another one. */
@@ -286,7 +309,7 @@ export function computedOf(model) {
 export function showWho(area, model, before) {
   const now = computedOf(model);
   const measured = new Map([...(now ?? [])].map(([device, seconds]) => [device, seconds - (before?.get(device) ?? 0)]));
-  const told = before && [...measured.values()].every((seconds) => seconds >= 0) && [...measured.values()].some((seconds) => seconds > 0);
+  const told = before !== null && [...measured.values()].every((seconds) => seconds >= 0) && [...measured.values()].some((seconds) => seconds > 0);
   const parts = [...(told ? measured : sharesOf(model?.plan))].filter(([, number]) => number > 0);
   if (!parts.length) return;
   const all = parts.reduce((sum, [, number]) => sum + number, 0);

@@ -136,7 +136,10 @@ def chromium() -> Iterator[ClientConnection]:
     assert program is not None
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         # Root has no sandbox, and /dev/shm is small in containers.
-        options = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--no-first-run")
+        options = (
+            "--headless=new", "--hide-scrollbars", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu",
+            "--no-first-run",
+        )  # fmt: skip
         command = [program, *options, "--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank"]
         with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
             try:

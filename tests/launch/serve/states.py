@@ -72,7 +72,7 @@ def a_model(name: str, kind: str, plan: dict[str, Any] | None, **other: Any) -> 
 
 def a_state(*models: dict[str, Any], **other: Any) -> dict[str, Any]:
     """Return a state with four boards, all alive."""
-    text = "hepti: 124.8 ms a token; single:pi-1, the next best, takes 170.4 ms."
+    text = "llama-3.2-1b runs on pi-0, pi-1, pi-2, pi-3"
     return {
         "version": "0.1.0", "models": list(models), "boards": [a_board(name) for name in PIS],
         "events": [{"at": BEGIN, "kind": "planned", "text": text}], "requests": [],
