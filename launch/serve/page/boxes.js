@@ -57,7 +57,7 @@ function failed(box, error) {
 
 // ---- chat
 
-const messages = [];
+let messages = [];
 const withoutTemplate = new Set(); // models that have said so
 let running = null;
 
@@ -75,7 +75,7 @@ function startChat() {
   $("chat-stop").addEventListener("click", () => running?.abort());
   $("chat-clear").addEventListener("click", () => {
     running?.abort();
-    messages.length = 0;
+    messages = [];
     $("chat-log").replaceChildren();
     show($("chat-error"), false);
     $("chat-text").focus();
@@ -97,15 +97,17 @@ async function send() {
   if (!words) return;
   show($("chat-error"), false);
   $("chat-text").value = "";
-  bubble("user", "You").body.textContent = words;
-  messages.push({ role: "user", content: words });
+  const question = bubble("user", "You");
+  question.body.textContent = words;
+  const talk = messages; // a new chat begins another one
+  talk.push({ role: "user", content: words });
   const answer = bubble("assistant", name);
   const before = computedOf(modelOf(name));
   const control = new AbortController();
   busy(control);
   const told = progress(answer.note, name);
   try {
-    for await (const chunk of answers(name, words, control.signal)) {
+    for await (const chunk of answers(name, talk, control.signal)) {
       if (chunk.error) throw new Error(chunk.error.message);
       told.take(chunk);
       const piece = textOf(chunk);
@@ -117,30 +119,34 @@ async function send() {
     told.end(control.signal.aborted);
     if (!control.signal.aborted) failed("chat", error);
   }
-  if (answer.body.textContent) messages.push({ role: "assistant", content: answer.body.textContent });
-  else messages.pop();
-  if (!control.signal.aborted || answer.body.textContent) tellWho(answer.who, name, before);
-  else say(answer.body, "(stopped before the first token)");
+  if (answer.body.textContent) {
+    talk.push({ role: "assistant", content: answer.body.textContent });
+    tellWho(answer.who, name, before);
+  } else { // nothing came: it can be asked again
+    talk.pop();
+    for (const parts of [question, answer]) parts.entry.remove();
+    if (talk === messages) $("chat-text").value ||= words;
+  }
   if (running === control) busy(null);
 }
 
 const textOf = (chunk) => chunk.choices?.[0]?.delta?.content ?? chunk.choices?.[0]?.text ?? "";
 
 /** The chunks of an answer: of a chat, or of a plain completion where the model has no chat template. */
-async function* answers(name, words, signal) {
+async function* answers(name, talk, signal) {
   const settings = {
     model: name, stream: true, stream_options: { include_usage: true }, max_tokens: Number($("chat-most").value),
   };
   let response;
   if (!withoutTemplate.has(name)) {
     try {
-      response = await post("v1/chat/completions", { ...settings, messages }, signal);
+      response = await post("v1/chat/completions", { ...settings, messages: talk }, signal);
     } catch (error) {
       if (!/chat template/i.test(error.message)) throw error;
       withoutTemplate.add(name);
     }
   }
-  response ??= await post("v1/completions", { ...settings, prompt: words }, signal);
+  response ??= await post("v1/completions", { ...settings, prompt: talk.at(-1).content }, signal);
   for await (const data of eventsOf(response)) {
     if (data === "[DONE]") return;
     yield JSON.parse(data);
@@ -182,7 +188,7 @@ function progress(note, name) {
 
 function bubble(role, name) {
   const entry = make("article", `message ${role}`);
-  const parts = { body: make("p", "body"), note: make("p", "quiet"), who: make("div", "who") };
+  const parts = { entry, body: make("p", "body"), note: make("p", "quiet"), who: make("div", "who") };
   entry.append(make("h3", "", name), parts.body, parts.note, parts.who);
   $("chat-log").append(entry);
   $("chat-log").scrollTop = $("chat-log").scrollHeight;
@@ -223,12 +229,26 @@ function startForm(box, ask) {
 
 async function compare(model) {
   const input = [$("first-text").value, $("second-text").value];
-  const { data } = await (await post("v1/embeddings", { model, input })).json();
+  let answer;
+  try {
+    answer = await post("v1/embeddings", { model, input });
+  } catch (error) {
+    if (!/classifier/.test(error.message)) throw error;
+    return classifyTexts(model, input);
+  }
+  const { data } = await answer.json();
   const [first, second] = data.map((entry) => entry.embedding);
   const dot = (a, b) => a.reduce((sum, value, index) => sum + value * b[index], 0);
   const cosine = dot(first, second) / Math.sqrt(dot(first, first) * dot(second, second));
   const scale = make("p", "quiet", "Cosine similarity: 1 is the same, 0 is unrelated.");
   return [make("p", "big", cosine.toFixed(3)), gauge(cosine), scale];
+}
+
+/** What a classifier, which embeds nothing, says of both texts. */
+async function classifyTexts(model, input) {
+  const { data } = await (await post("v1/classifications", { model, input })).json();
+  return data.flatMap(({ label, scores }, index) =>
+    [make("p", "quiet", input[index]), ...classLine({ label, score: Math.max(...scores) })]);
 }
 
 async function classify(model) {

@@ -18,7 +18,7 @@ export function render(state) {
   const lost = new Set(state.boards.filter((board) => !board.alive).map((board) => board.name));
   const devices = state.models.flatMap((model) => model.plan?.devices ?? []);
   const boards = state.boards.map((board) => board.name);
-  for (const name of [...boards.filter((board) => devices.includes(board)), ...devices, ...boards]) {
+  for (const name of [...boards.filter((board) => devices.includes(board)), ...devices]) {
     if (!tints.has(name)) tints.set(name, tints.size % TINTS);
   }
   for (const model of state.models) {
@@ -65,6 +65,7 @@ function summary(state, lost) {
 function showBoard(card, board, state) {
   mark(card, "state", board.alive ? "alive" : "lost");
   paint(card.querySelector(".swatch"), board.name);
+  show(card.querySelector(".swatch"), tints.has(board.name) || !board.alive);
   say(card.querySelector(".name"), board.name);
   say(card.querySelector(".seen"), seenWords(board));
   const badge = card.querySelector(".badge");
@@ -75,7 +76,8 @@ function showBoard(card, board, state) {
 
 function seenWords(board) {
   if (typeof board.seen_s !== "number") return "not heard of yet";
-  return board.alive ? `heard ${duration(board.seen_s)} ago` : `Lost: silent for ${duration(board.seen_s)}`;
+  const words = board.seen_s < 1 ? `${board.seen_s.toFixed(1)} s` : duration(board.seen_s);
+  return board.alive ? `heard ${words} ago` : `Lost: silent for ${words}`;
 }
 
 const ranksOn = (board, model) => (model.ranks ?? []).filter((rank) => boardOf(model, rank.rank, rank.device) === board.name);
@@ -90,8 +92,10 @@ function shareOn(board, model) {
 function* modelFacts(board, state) {
   for (const model of state.models) {
     const share = shareOn(board, model);
+    const ranks = board.alive ? ranksOn(board, model) : [];
     if (share !== null) yield { key: `share ${model.name}`, term: model.name, words: `has ${percent(share)}`, parts: [100 * share] };
-    for (const rank of board.alive ? ranksOn(board, model) : []) {
+    else if (ranks.length) yield { key: `share ${model.name}`, term: model.name, words: "" };
+    for (const rank of ranks) {
       const [computes, waits] = ["compute_s", "wait_s"].map((name) => Math.min(1, rate(rankKey(model, rank), name) ?? NaN));
       if (Number.isNaN(computes)) continue;
       yield {
@@ -321,7 +325,10 @@ export function showWho(area, model, before) {
     widen(part, (100 * number) / all);
     bar.append(part);
   }
-  const words = parts.map(([device, number]) => `${device} ${told ? duration(number) : percent(number / all)}`);
-  const line = make("p", "quiet", `${told ? "Computed by" : "Shared out to"} ${words.join(", ")}`);
+  const line = make("p", "quiet", told ? "Computed by" : "Shared out to");
+  parts.forEach(([device, number], index) => {
+    const end = index < parts.length - 1 ? "," : "";
+    line.append(" ", make("span", "device", `${device} ${told ? duration(number) : percent(number / all)}${end}`));
+  });
   area.replaceChildren(bar, line);
 }

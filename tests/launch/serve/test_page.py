@@ -58,7 +58,7 @@ class Service:
     def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
         self.key: str | None = None
-        self.chat_template = True
+        self.refusal: str | None = None  # of every chat and embedding
         self.events_end = False  # /events tells one state and ends
         self.go_on = threading.Event()  # what a stream waits for behind its second token
         self.go_on.set()
@@ -110,10 +110,8 @@ class Service:
         return self._refuses(request) or StreamingResponse(stream(), media_type="text/event-stream")
 
     async def _chat(self, request: Request) -> Response:
-        if not self.chat_template:
-            return JSONResponse(
-                {"error": {"message": "llama-3.2-1b came without a chat template: ask /v1/completions"}}, 400
-            )
+        if self.refusal is not None:
+            return JSONResponse({"error": {"message": self.refusal}}, 400)
         self.asked.append(await request.json())
         return self._tokens(lambda text: {"delta": {"content": text}})
 
@@ -142,11 +140,15 @@ class Service:
 
     async def _embeddings(self, request: Request) -> Response:
         self.asked.append(await request.json())
+        if self.refusal is not None:
+            return JSONResponse({"error": {"message": self.refusal}}, 400)
         return JSONResponse({"data": [{"embedding": [1.0, 0.0, 0.0]}, {"embedding": [0.6, 0.8, 0.0]}]})
 
     async def _classifications(self, request: Request) -> Response:
         body = await request.body()
         self.asked.append({"bytes": len(body), "type": request.headers["content-type"]})
+        if "json" in request.headers["content-type"]:
+            return JSONResponse({"data": [{"label": word, "scores": [0.1, 0.9]} for word in ("good", "bad")]})
         classes = [{"label": "tabby cat", "score": 0.81}, {"label": "tiger cat", "score": 0.12}]
         return JSONResponse({"data": [classes[0] | {"top5": classes}]})
 
@@ -222,7 +224,7 @@ def test_the_boards_show_their_shares_and_how_they_are(page, service):
     card = page.text(".card:nth-child(2)")
     for words in (
         "pi-1",
-        "heard 400 ms ago",
+        "heard 0.4 s ago",
         "llama-3.2-1b",
         "has 53 %",
         "2.5 of 4 GiB free",
@@ -350,6 +352,44 @@ def test_a_chat_can_be_stopped(page, service):
 
 
 @needs_chromium
+def test_a_new_chat_forgets_the_one_that_still_streams(page, service):
+    page.open(service.url)
+    page.until("!document.querySelector('#chat').hidden")
+    service.go_on.clear()
+    page.click("#chat-text")
+    page.type("Tell me all.")
+    page.press("Enter")
+    page.shows("#chat-log .assistant .body", "Blue light")
+    page.click("#chat-clear")
+    page.until("document.querySelector('#chat-stop').hidden")
+    service.go_on.set()
+    page.type("Anew.")
+    page.press("Enter")
+
+    page.shows("#chat-log .assistant .body", "".join(ANSWER))
+    assert service.asked[1]["messages"] == [{"role": "user", "content": "Anew."}]
+
+
+@needs_chromium
+def test_a_message_that_is_refused_can_be_sent_again(page, service):
+    service.refusal = "the model reads 4096 tokens, these are 5000"
+    page.open(service.url)
+    page.until("!document.querySelector('#chat').hidden")
+    page.click("#chat-text")
+    page.type("Too long")
+    page.press("Enter")
+
+    page.shows("#chat-error", service.refusal)
+    assert page.js("document.querySelector('#chat-text').value") == "Too long"
+    service.refusal = None
+    page.press("Enter")
+    page.shows("#chat-log .assistant .body", "".join(ANSWER))
+    assert service.asked[0]["messages"] == [{"role": "user", "content": "Too long"}]
+    assert [error for error in page.errors if "400" not in error] == []
+    page.errors.clear()
+
+
+@needs_chromium
 def test_a_stream_that_waits_for_boards_says_so_and_goes_on(page, service):
     page.open(service.url)
     page.until("!document.querySelector('#chat').hidden")
@@ -367,7 +407,7 @@ def test_a_stream_that_waits_for_boards_says_so_and_goes_on(page, service):
 
 @needs_chromium
 def test_a_model_without_a_chat_template_completes(page, service):
-    service.chat_template = False
+    service.refusal = "llama-3.2-1b came without a chat template: ask /v1/completions"
     page.open(service.url)
     page.until("!document.querySelector('#chat').hidden")
     page.click("#chat-text")
@@ -391,6 +431,20 @@ def test_two_sentences_are_compared(page, service):
     assert service.asked[0]["model"] == "minilm"
     assert len(service.asked[0]["input"]) == 2
     assert page.js("document.querySelector('#chat').hidden && document.querySelector('#picture').hidden")
+
+
+@needs_chromium
+def test_a_classifier_says_what_both_sentences_are(page, service):
+    service.state = a_state(a_model("mood", "encoder", ENCODER_PLAN))
+    service.refusal = "model mood is none that embeds texts: it is a classifier, ask /v1/classifications"
+    page.open(service.url)
+    page.until("!document.querySelector('#embedding').hidden")
+    page.click("#embedding button[type=submit]")
+
+    page.shows("#embedding-answer", "bad")
+    assert re.search(r"good\s+90 %", page.text("#embedding-answer"))
+    assert [error for error in page.errors if "400" not in error] == []
+    page.errors.clear()
 
 
 @needs_chromium
