@@ -147,5 +147,8 @@ def chromium() -> Iterator[ClientConnection]:
                 address = next(line.split()[-1] for line in process.stderr if line.startswith("DevTools listening on "))
                 with connect(address, max_size=None) as socket:
                     yield socket
+                    # It ends its own processes, which a signal to it alone would leave behind.
+                    socket.send(json.dumps({"id": 0, "method": "Browser.close"}))
+                    process.wait(ANSWER_S)
             finally:
                 process.kill()
