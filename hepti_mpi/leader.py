@@ -23,14 +23,15 @@ from hepti_mpi.live.conductor import Conductor
 from hepti_mpi.live.member import Member
 from hepti_mpi.plan_choice import choose
 from hepti_mpi.report import tables
-from hepti_mpi.report.report import job_report, predicted_rate, prediction
+from hepti_mpi.report.report import job_report, job_status, predicted_rate, prediction
 from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.report.watch import Watch
+from hepti_mpi.requests.ahead import Ahead
 from hepti_mpi.requests.answers import Kept, Sink, Tally
-from hepti_mpi.requests.inputs import Reader, Request, batches_of, rows_of
+from hepti_mpi.requests.inputs import Reader, Request, batches_of, most_ahead, rows_of
 from hepti_mpi.requests.outputs import SUFFIXES, as_they_come, print_answer, write_answers, write_json
-from hepti_mpi.requests.service_lines import Complaint, ServiceLines
-from hepti_mpi.sources import Batches, in_turn
+from hepti_mpi.requests.service_lines import Complaint, ServiceLines, print_cancelled
+from hepti_mpi.sources import Batches, in_turn, together
 from solver.base import clock
 from solver.base.command import check_path
 from solver.base.errors import HeptiError
@@ -38,6 +39,7 @@ from solver.base.phrases import percent
 from solver.base.progress import progress
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
+from solver.plan.file import plan_to_json
 from solver.plan.plan import Plan, Wire
 from solver.systems import planner_of
 from weights.file.store import WeightsFile
@@ -87,6 +89,7 @@ class Leader(Speaker):
         self._solution: Solution | None = None  # where the plan may change
         self._spare: Plan | None = None
         self._conductor: Conductor | None = None
+        self._stack: Stack | None = None  # as soon as it is loaded
         self._watch = Watch(self.console) if options.watch else None
 
     def read(self) -> Model:
@@ -111,7 +114,10 @@ class Leader(Speaker):
         by_id, images = not self._serves or self._writes_hidden, self._options.images
         if images is not None and not images.is_dir():
             raise HeptiError(f"there is no folder --images {images}")
-        self._reader = Reader(self._spec, tokenizer, self._complain, by_id=by_id, images=images)
+        self._ahead = Ahead[Request](self._complain, self._look, most_ahead(self._spec))
+        self._lines = ServiceLines(self._ahead.wake)
+        complain = self._ahead.complain if self._serves else self._complain
+        self._reader = Reader(self._spec, tokenizer, complain, by_id=by_id, images=images)
         self._requests = [] if self._serves else self._read()
         return Model(path, fingerprint, self._spec)
 
@@ -145,6 +151,7 @@ class Leader(Speaker):
         self, stack: Stack, tensors: embeddings.EndTensors, member: Member | None, read_bytes_per_s: Sequence[float]
     ) -> None:
         """Run every batch on all ranks, and answer it; where the plan lives, let it follow what they measure."""
+        self._stack = stack
         engine = Engine(self._spec, tensors, stack, self._group, self._trials)
         batches = list(batches_of(self._requests))
         # What adapts begins with all bits: the report says what came of it.
@@ -164,6 +171,9 @@ class Leader(Speaker):
             for source, count in self._sources(batches, engine):
                 started = clock.now()
                 for answer in engine.serve(source, count=count):
+                    if self._serves and self._lines.end(answer.line):
+                        print_cancelled(answer.entry["id"])
+                        continue
                     for take in sinks:
                         take(answer)
                 self._busy_s = clock.now() - started
@@ -180,10 +190,25 @@ class Leader(Speaker):
         """Return what the engine is asked, one after the other, and whether it counts in the report."""
         idle, options = lambda: engine.idle, self._options
         if self._serves:
-            lines = ([[request]] for request in self._reader.standard_input(ServiceLines()))
-            return [(in_turn(lines, idle), True)]
+            asked = self._ahead.of(self._reader.standard_input(self._lines))
+            batches_there = ([batch] for batch in together(asked, self._ahead.is_there, self._left_out))
+            return [(in_turn(batches_there, idle, self._look), True)]
         times = ((options.warmup, False), (options.repeat, True))
         return [(in_turn(repeat(batches, passes), idle), count) for passes, count in times]
+
+    def _left_out(self, request: Request) -> bool:
+        return self._lines.leaves_out(request.id, request.line)
+
+    def _look(self) -> None:
+        """Answer what has overtaken the requests of standard input."""
+        self._lines.tell(self._status)
+
+    def _status(self) -> dict[str, Any]:
+        assert self._stack is not None  # lines are read when everything is loaded
+        plan, conductor = self._stack.plan, self._conductor
+        last = [(told.compute_s, told.wait_s) for told in conductor.latest] if conductor else []
+        replans = conductor.decisions if conductor else ()
+        return job_status(self._spec.name, plan_to_json(plan), self._tally, self._stack.meter, last, [*replans])
 
     @contextmanager
     def _sinks(self) -> Iterator[list[Sink]]:
@@ -247,6 +272,7 @@ class Leader(Speaker):
         self._complained = True
         if self._serves:
             self.say(f"python -m hepti_mpi: {complaint}")
+            self._lines.complain(complaint)
         else:
             self._complaints.append(str(complaint))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,17 +48,32 @@ class ImageFlow:
         self._under_way: deque[DealtImage] = deque()
 
     def answered(
-        self, requests: Iterable[PictureRequest], ahead: int, *, counts: bool
+        self,
+        requests: Iterable[PictureRequest],
+        is_there: Callable[[], bool],
+        left_out: Callable[[PictureRequest], bool],
+        *,
+        counts: bool,
     ) -> Iterator[tuple[PictureRequest, dict[str, Array], float]]:
         """Yield images in order with the network's outputs, and the seconds from when each was dealt out.
 
-        `ahead` is how many may wait, besides the one that is asked for next.
+        Parameters
+        ----------
+        requests
+            The images; it may wait for the next one.
+        is_there
+            Whether it would not: answers on their way do not wait for an image that is not there yet.
+        left_out
+            Whether an image is not to be computed.
+        counts
+            Whether they count in the report.
         """
         for request in requests:
-            image = DealtImage(request)
-            self._under_way.append(image)
-            self._flow.submit(BatchOrder((1,), counts), image.deal)
-            while len(self._under_way) > ahead:
+            if not left_out(request):
+                image = DealtImage(request)
+                self._under_way.append(image)
+                self._flow.submit(BatchOrder((1,), counts), image.deal)
+            while self._under_way and (len(self._under_way) > AHEAD or not is_there()):
                 yield from self._step()
         while self._under_way:
             yield from self._step()

@@ -16,9 +16,10 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.defaults import READ_BYTES_PER_S
 from hepti_mpi.engine.network import HeldPlans
-from hepti_mpi.network_flow import AHEAD, ImageFlow
+from hepti_mpi.network_flow import ImageFlow
 from hepti_mpi.report import tables
 from hepti_mpi.report.network_report import network_report, show_network
+from hepti_mpi.report.report import job_status
 from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.requests.ahead import Ahead
 from hepti_mpi.requests.answers import Answer, Tally
@@ -104,11 +105,14 @@ class NetworkLeader(Speaker):
         self._options, self._group = options, group
         self._serves = options.input == "-"  # answers standard input line by line
         super().__init__()
-        self._ahead = Ahead[PictureRequest](self._complain)
+        self._ahead = Ahead[PictureRequest](self._complain, self._look)
+        self._lines = ServiceLines(self._ahead.wake)
         self._complained, self._complains = False, True
         self._tally = Tally(serves=self._serves)
         self._kept: list[PictureRequest] = []
         self._busy_s = 0.0  # of all passes that count
+        self._held: HeldPlans | None = None  # as soon as it is loaded
+        self._last: list[tuple[float, float]] = []  # compute and wait of every rank in the last image, where they tell
         self._cluster: Cluster | None = None
         self._follower: NetworkFollower | None = None  # where the plan may change
         self._changes: list[dict[str, Any]] = []
@@ -207,6 +211,7 @@ class NetworkLeader(Speaker):
 
     def lead(self, held: HeldPlans) -> None:
         """Compute every image on all ranks, and answer it; then let them go."""
+        self._held = held
         self._follow_devices()
         with self._progress() as done, suppress(NothingAnsweredError), self._takers() as takers:
             passes = self._options.warmup + self._options.repeat
@@ -254,6 +259,7 @@ class NetworkLeader(Speaker):
         assert self._follower is not None
         told = dict(self._group.reports.take() for _ in self._group.others())
         compute_s = [told.get(rank, self._own_s) for rank in range(self._group.size)]
+        self._last = [(seconds, self._image_s - seconds) for seconds in compute_s]
         change = self._follower.took(compute_s, self._image_s)
         if change is None:
             return None
@@ -288,7 +294,7 @@ class NetworkLeader(Speaker):
             plans = self._replicas.plans
             report["predicted_requests_per_s"], report["predicted_for"] = self._replicas.images_per_s, self._boards
             report["predicted_seconds"] = None
-            report["replicas"] = [json.loads(segments_to_json(self._net, plan)) for plan in plans]
+            report["replicas"] = self._replica_tables(plans)
         if options.report is not None:
             write_json(options.report, report)
         if not self._serves:
@@ -302,7 +308,7 @@ class NetworkLeader(Speaker):
             return
         options, source = self._options, self._reader
         if self._serves:
-            requests = source.standard_input(ServiceLines())
+            requests = source.standard_input(self._lines)
         elif options.random is not None:
             requests = iter([source.random(options.random)])
         else:
@@ -320,13 +326,18 @@ class NetworkLeader(Speaker):
     ) -> Iterator[tuple[dict[str, Any], Mapping[str, Array]]]:
         """Yield the answer to every image, and the network's outputs; the plan may change behind each."""
         if self._replicas is not None:
-            ahead = 0 if self._serves else AHEAD
-            for request, found, seconds in ImageFlow(held, self._group).answered(requests, ahead, counts=counts):
-                yield self._entry(request, found, seconds, counts=counts), found
+            is_there = self._ahead.is_there if self._serves else lambda: True
+            flow = ImageFlow(held, self._group).answered(requests, is_there, self._left_out, counts=counts)
+            for request, found, seconds in flow:
+                if not self._left_out(request):
+                    yield self._entry(request, found, seconds, counts=counts), found
             return
         for request in requests:
+            if self._left_out(request):
+                continue
             outputs = self._computed(request, held, counts=counts)
-            yield self._entry(request, outputs, self._image_s, counts=counts), outputs
+            if not self._left_out(request):
+                yield self._entry(request, outputs, self._image_s, counts=counts), outputs
             self._change(held)
 
     def _computed(self, request: PictureRequest, held: HeldPlans, *, counts: bool) -> Mapping[str, Array]:
@@ -345,7 +356,8 @@ class NetworkLeader(Speaker):
     def _entry(
         self, request: PictureRequest, outputs: Mapping[str, Array], seconds: float, *, counts: bool
     ) -> dict[str, Any]:
-        """Return an image's answer, and count it."""
+        """Return an image's answer, and count it; its request ends with it."""
+        self._lines.end(request.line)
         entry = picture_answer(self._net, request.id, seconds, outputs, request.frame)
         self._tally.take(Answer(entry, np.empty(0, np.float32), counts=counts))
         return entry
@@ -354,6 +366,25 @@ class NetworkLeader(Speaker):
         self._complained = True
         if self._complains:
             self.say(f"python -m hepti_mpi: {complaint}")
+        if self._serves:
+            self._lines.complain(complaint)
+
+    def _left_out(self, request: PictureRequest) -> bool:
+        return self._lines.leaves_out(request.id, request.line)
+
+    def _look(self) -> None:
+        """Answer what has overtaken the images of standard input."""
+        self._lines.tell(self._status)
+
+    def _status(self) -> dict[str, Any]:
+        assert self._held is not None  # lines are read when everything is loaded
+        meter = self._held.of(0).meter
+        plan = segments_to_json(self._net, self._plan)
+        found = job_status(self._net.name, plan, self._tally, meter, self._last, self._changes)
+        return found | ({} if self._replicas is None else {"replicas": self._replica_tables(self._replicas.plans)})
+
+    def _replica_tables(self, plans: Sequence[SegmentPlan]) -> list[dict[str, Any]]:
+        return [json.loads(segments_to_json(self._net, plan)) for plan in plans]
 
     @contextmanager
     def _takers(self) -> Iterator[Sequence[Take]]:

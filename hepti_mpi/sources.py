@@ -4,14 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from hepti_mpi.requests.inputs import Request
+from hepti_mpi.requests.inputs import BATCH_ROWS, Request, rows_of
 
 Batches = Sequence[Sequence[Request]]
 
 
-def in_turn(turns: Iterable[Batches], idle: Callable[[], bool]) -> Iterator[Batches]:
-    """Give batches that run together, as a pass over a file or a line, when those before them are answered."""
+def in_turn(
+    turns: Iterable[Batches], idle: Callable[[], bool], look: Callable[[], object] = lambda: None
+) -> Iterator[Batches]:
+    """Give batches that run together, as a pass over a file, when those before them are answered.
+
+    `look` is called between steps meanwhile.
+    """
     for batches in turns:
         yield batches
         while not idle():
+            look()
             yield ()
+
+
+def together(
+    asked: Iterable[Request], is_there: Callable[[], bool], left_out: Callable[[Request], bool]
+) -> Iterator[list[Request]]:
+    """Yield requests in order, together up to BATCH_ROWS rows, but none waits for one that is not there yet.
+
+    Parameters
+    ----------
+    asked
+        The requests; it may wait for the next one.
+    is_there
+        Whether it would not, the end included.
+    left_out
+        Whether a request is not to be computed.
+    """
+    batch: list[Request] = []
+    for request in asked:
+        if not left_out(request):
+            if batch and rows_of(batch) + request.rows > BATCH_ROWS:
+                yield batch
+                batch = []
+            batch.append(request)
+        if batch and not is_there():
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -186,4 +186,5 @@ class Engine:
         results = [embeddings.result(self._spec, self._tensors, state) for state in states]
         seconds = clock.now() - submitted.began
         for request, state, result in zip(requests, states, results, strict=True):
-            yield Answer(entry_of(request, seconds, result), state, len(hidden), submitted.count)
+            entry = entry_of(request, seconds, result)
+            yield Answer(entry, state, len(hidden), submitted.count, request.line)

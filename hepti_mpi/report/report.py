@@ -24,6 +24,7 @@ from solver.plan.plan import Plan
 from solver.schedule.stages import predict_plan, price_plan
 
 FORMAT = "hepti-report/1"
+SHOWN = 20  # decisions about a plan that lives in a status, which may be asked for every second
 
 
 def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, options: argparse.Namespace) -> dict[str, Any]:
@@ -67,6 +68,42 @@ def job_report(
         "seconds_median": statistics.median(every) if every else None,
         "per_rank": [entry | {"host": place.host} for entry, place in zip(ranks, places, strict=True)],
         "plan": json.loads(plan_to_json(plan)),
+    }
+
+
+def job_status(
+    model: str, plan: str, tally: Tally, meter: Meter, last: Sequence[tuple[float, float]], replans: Sequence[Any]
+) -> dict[str, Any]:
+    """Return what a job that serves says of itself, which costs no message.
+
+    Parameters
+    ----------
+    plan
+        As JSON.
+    meter
+        Rank 0's: what others did in sum they tell in the end alone.
+    last
+        Of every rank compute and wait in the last batch, or image, of which all have told; none where nobody tells.
+    replans
+        All decisions that are kept.
+    """
+    table = json.loads(plan)
+    ranks = [{"rank": rank, "device": device} for rank, device in enumerate(table["devices"])]
+    ranks[0] |= {
+        "compute_s": meter.compute_s,
+        "wait_s": meter.wait_s,
+        "sent_bytes": meter.sent_bytes,
+        "received_bytes": meter.received_bytes,
+    }
+    for rank, (compute_s, wait_s) in zip(ranks, last, strict=False):
+        rank |= {"last_compute_s": compute_s, "last_wait_s": wait_s}
+    return {
+        "model": model,
+        "plan": table,
+        "requests": tally.count,
+        "tokens": tally.tokens,
+        "ranks": ranks,
+        "replans": [*replans][-SHOWN:],
     }
 
 

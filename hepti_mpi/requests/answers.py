@@ -23,6 +23,7 @@ class Answer:
     hidden: Array  # its last hidden state [rows, H]
     batch_rows: int = 0  # of all requests that ran together
     counts: bool = True  # in the report
+    line: int = 0  # the number of the JSON line that asked; 0: none did
 
 
 Sink = Callable[[Answer], object]
@@ -37,16 +38,24 @@ def entry_of(request: Request, seconds: float, result: dict[str, Any]) -> dict[s
 
 
 class Tally:
-    """What the report says of the requests that count; of a run that `serves` it has the last ones."""
+    """What the report says of the requests that count; of a run that `serves` it has the last ones.
+
+    Attributes
+    ----------
+    count, tokens
+        How many requests, and how many tokens they had; images have none.
+    """
 
     def __init__(self, *, serves: bool) -> None:
         self.count = 0
+        self.tokens = 0
         self._last: deque[tuple[str | int, int, float]] = deque(maxlen=LAST if serves else None)
 
     def take(self, answer: Answer) -> None:
         """Count an answer."""
         if answer.counts:
             self.count += 1
+            self.tokens += answer.entry.get("tokens", 0)
             self._last.append((answer.entry["id"], answer.batch_rows, answer.entry["seconds"]))
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +28,10 @@ except ModuleNotFoundError:  # the extra `vision` is not installed; said when an
 MODES = {1: "L", 3: "RGB"}
 # A strip one pixel wide would become gigabytes when its shorter side is made as long as the network wants it.
 MOST_PIXELS = 50_000_000
+# Of an image that a line has in itself: more than cameras of boards and telephones make.
+MOST_DATA_BYTES = 10 << 20
+# Data may come from anywhere: no reader that runs another program, or is seldom tried.
+DATA_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +82,24 @@ def below(folder: Path, path: str) -> Path:
     return found
 
 
-def read_image(path: Path, source: ImageInput) -> Array:
-    """Read an image file as the model's input.
+def image_data(text: Any) -> bytes:
+    """Return the image file that a line has in itself, in base64.
+
+    Raises
+    ------
+    HeptiError
+        If it is no base64, or too large.
+    """
+    if not isinstance(text, str):
+        raise HeptiError("image_data is no string")
+    if (size := len(text) // 4 * 3) > MOST_DATA_BYTES:
+        raise HeptiError(f"image_data has {size} bytes, at most {MOST_DATA_BYTES} are read: send a smaller image")
+    with explained("image_data is no base64", ValueError):
+        return base64.b64decode(text, validate=True)
+
+
+def read_image(file: Path | bytes, source: ImageInput) -> Array:
+    """Read an image file, or what stands in one, as the model's input.
 
     Returns
     -------
@@ -85,10 +108,11 @@ def read_image(path: Path, source: ImageInput) -> Array:
     Raises
     ------
     HeptiError
-        If there is no such image, it is no regular file (a pipe may never end), or Pillow is not installed.
+        If there is no such image, it is no regular file (a pipe may never end), has more than MOST_PIXELS pixels where
+        it is no file, or Pillow is not installed.
     """
-    with _opened(path) as file:
-        image = file.convert("RGB")
+    with _opened(file) as opened:
+        image = opened.convert("RGB")
     height, width = source.resize or (source.height, source.width)
     image = image.resize((width, height), Image.Resampling[source.resample.upper()])
     top, left = (height - source.height) // 2, (width - source.width) // 2
@@ -99,8 +123,8 @@ def read_image(path: Path, source: ImageInput) -> Array:
     return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def read_pixels(path: Path, shape: tuple[int, ...], picture: Picture) -> tuple[NDArray[np.uint8], Frame]:
-    """Read an image file as a convolutional network takes it, not normalised yet.
+def read_pixels(file: Path | bytes, shape: tuple[int, ...], picture: Picture) -> tuple[NDArray[np.uint8], Frame]:
+    """Read an image file, or what stands in one, as a convolutional network takes it, not normalised yet.
 
     It is turned upright, resized and cropped as torchvision's Resize and CenterCrop do, black where it is smaller than
     the crop. One that has the network's size stays as it is.
@@ -121,14 +145,14 @@ def read_pixels(path: Path, shape: tuple[int, ...], picture: Picture) -> tuple[N
     """
     channels, height, width = shape
     if channels not in MODES:
-        raise HeptiError(f"cannot read image {path}: the network reads {channels} channels, an image has 1 or 3")
-    with _opened(path) as file:
-        image = ImageOps.exif_transpose(file).convert(MODES[channels])
+        raise HeptiError(f"cannot read {_name(file)}: the network reads {channels} channels, an image has 1 or 3")
+    with _opened(file) as opened:
+        image = ImageOps.exif_transpose(opened).convert(MODES[channels])
     frame = Frame(*image.size)
     if image.size != (width, height):
         size = _resized(image.width, image.height, picture.resize or (height, width))
         if size[0] * size[1] > MOST_PIXELS:
-            raise HeptiError(f"cannot read image {path}: it would be {size[0]} by {size[1]} pixels when resized")
+            raise HeptiError(f"cannot read {_name(file)}: it would be {size[0]} by {size[1]} pixels when resized")
         image = image.resize(size, Image.Resampling[picture.interpolation.upper()])
         left, top = _crop_start(image.width, width), _crop_start(image.height, height)
         image = image.crop((left, top, left + width, top + height))
@@ -139,21 +163,37 @@ def read_pixels(path: Path, shape: tuple[int, ...], picture: Picture) -> tuple[N
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Image.Image]:
+def _opened(file: Path | bytes) -> Iterator[Image.Image]:
     """Open an image file; what Pillow refuses within is one line."""
     if Image is None:
         raise HeptiError("reading images needs Pillow: pip install 'hepti[vision]'")
     # Pillow's ways to refuse; the last is of a damaged orientation.
     refusals = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, struct.error)
-    with explained(f"cannot read image {path}", refusals):
-        if path.exists() and not path.is_file():
-            raise HeptiError(f"cannot read image {path}: it is no regular file")
+    with explained(f"cannot read {_name(file)}", refusals):
         try:
-            file = Image.open(path)
+            opened = _open_data(file) if isinstance(file, bytes) else _open_path(file)
         except UnidentifiedImageError:
-            raise HeptiError(f"cannot read image {path}: it is none") from None
-        with file:
-            yield file
+            raise HeptiError(f"cannot read {_name(file)}: it is none") from None
+        with opened:
+            yield opened
+
+
+def _open_path(path: Path) -> Image.Image:
+    if path.exists() and not path.is_file():
+        raise HeptiError(f"cannot read {_name(path)}: it is no regular file")
+    return Image.open(path)
+
+
+def _open_data(data: bytes) -> Image.Image:
+    opened = Image.open(BytesIO(data), formats=DATA_FORMATS)
+    if opened.width * opened.height > MOST_PIXELS:
+        size = f"{opened.width} by {opened.height}"
+        raise HeptiError(f"cannot read image_data: it has {size} pixels, at most {MOST_PIXELS} are read")
+    return opened
+
+
+def _name(file: Path | bytes) -> str:
+    return "image_data" if isinstance(file, bytes) else f"image {file}"
 
 
 def _resized(width: int, height: int, resize: tuple[int, ...]) -> tuple[int, int]:

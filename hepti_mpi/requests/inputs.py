@@ -10,9 +10,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from hepti_mpi.requests.images import below, read_image
+from hepti_mpi.requests.images import below, image_data, read_image
 from hepti_mpi.requests.service_lines import Complaint, ServiceLines, checked_id, id_of
-from hepti_mpi.requests.stdin import read_lines
+from hepti_mpi.requests.stdin import check_length, read_lines
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.model.spec import ImageInput, ModelSpec, TextInput
@@ -32,7 +32,7 @@ class Request:
     rows: int
     text: str = ""
     truncated: bool = False
-    line: int = 0  # of standard input, on which it stands; 0: on none
+    line: int = 0  # the number of the JSON line that it stands on; 0: on none
 
 
 def rows_of(requests: Sequence[Request]) -> int:
@@ -50,6 +50,11 @@ def batches_of(requests: Sequence[Request]) -> Iterator[list[Request]]:
         batch.append(request)
     if batch:
         yield batch
+
+
+def most_ahead(spec: ModelSpec) -> int:
+    """Return how many requests of standard input are made ahead: those of a batch; pixels of more would take memory."""
+    return max(1, BATCH_ROWS // spec.input.rows) if isinstance(spec.input, ImageInput) else BATCH_ROWS
 
 
 class Reader:
@@ -139,11 +144,13 @@ class Reader:
 
     def _json(self, number: int, line: bytes) -> Request:
         name, entry = named_entry(number, line, '{"id": 1, "text": "…"}')
-        image = isinstance(self._spec.input, ImageInput)
-        for key, make in (("image", self._named_image),) if image else (("text", self._text), ("tokens", self._tokens)):
+        ways = {"text": self._text, "tokens": self._tokens}
+        if isinstance(self._spec.input, ImageInput):
+            ways = {"image": self._named_image, "image_data": self._image_data}
+        for key, make in ways.items():
             if key in entry:
                 return replace(make(name, entry[key]), line=number)
-        raise HeptiError(f"model {self._spec.name} needs " + ("an image" if image else "a text or tokens"))
+        raise HeptiError(f"model {self._spec.name} needs " + ("an image" if "image" in ways else "a text or tokens"))
 
     def _text(self, name: str | int, text: Any) -> Request:
         if not isinstance(text, str) or not text.strip():
@@ -176,6 +183,10 @@ class Reader:
         if self._images is None:
             raise HeptiError("JSON lines may name images only below a folder that you name: add --images FOLDER")
         return self._image(name, below(self._images, path))
+
+    def _image_data(self, name: str | int, data: Any) -> Request:
+        assert isinstance(self._spec.input, ImageInput)
+        return Request(name, read_image(image_data(data), self._spec.input), self._spec.input.rows)
 
     def _image(self, name: str | int, path: Path) -> Request:
         if not isinstance(self._spec.input, ImageInput):
@@ -215,6 +226,7 @@ class LineReader(Generic[Asked]):
         """Yield what `make` makes of a line's number, from 1 on, and the line."""
         for number, line in lines:
             try:
+                check_length(line)
                 request = make(number, line)
                 self._check_id(request.id, number)
             except HeptiError as error:

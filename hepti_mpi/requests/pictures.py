@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hepti_mpi.requests.images import Frame, below, read_pixels
+from hepti_mpi.requests.images import Frame, below, image_data, read_pixels
 from hepti_mpi.requests.inputs import IMAGE_SUFFIXES, LineReader, named_entry
 from hepti_mpi.requests.service_lines import Complaint, ServiceLines
 from hepti_mpi.requests.stdin import read_lines
@@ -28,7 +28,7 @@ class PictureRequest:
     id: str | int
     pixels: NDArray[np.uint8]  # [C, H, W], of the network's input
     frame: Frame  # which part of the image that is
-    line: int = 0  # of standard input, on which it stands; 0: on none
+    line: int = 0  # the number of the JSON line that it stands on; 0: on none
 
 
 def normalised(net: ConvNet, pixels: NDArray[np.uint8]) -> Array:
@@ -115,13 +115,16 @@ class PictureReader:
 
     def _json_or_path(self, number: int, line: bytes) -> PictureRequest:
         text = _text_of(line)
-        return self._json(number, line) if text.lstrip().startswith("{") else self._named(number, text)
+        if text.lstrip().startswith("{"):
+            return self._json(number, line)
+        return replace(self._named(number, text), line=number)
 
     def _json(self, number: int, line: bytes) -> PictureRequest:
         name, entry = named_entry(number, _text_of(line), '{"id": 1, "image": "…"}')
-        if "image" not in entry:
-            raise HeptiError(f"network {self._net.name} needs an image")
-        return replace(self._named(name, entry["image"]), line=number)
+        for key, make in (("image", self._named), ("image_data", self._sent)):
+            if key in entry:
+                return replace(make(name, entry[key]), line=number)
+        raise HeptiError(f"network {self._net.name} needs an image")
 
     def _named(self, name: str | int, path: Any) -> PictureRequest:
         """Read an image that a line names, which is data, of whoever sent it."""
@@ -131,16 +134,19 @@ class PictureReader:
             raise HeptiError("lines may name images only below a folder that you name: add --images FOLDER")
         return self._picture(name, below(self._images, path))
 
+    def _sent(self, name: str | int, data: Any) -> PictureRequest:
+        return self._picture(name, image_data(data))
+
     def _listed(self, number: int, line: bytes) -> PictureRequest:
         text = _text_of(line)
         return self._picture(number, Path(text)) if self._images is None else self._named(number, text)
 
-    def _picture(self, name: str | int, path: Path) -> PictureRequest:
+    def _picture(self, name: str | int, file: Path | bytes) -> PictureRequest:
         # Halves of surrogate pairs come from JSON's escapes and stray bytes: no file holds them.
         with explained("the id is not Unicode", UnicodeEncodeError):
             str(name).encode()
         net = self._net
-        return PictureRequest(name, *read_pixels(path, net.shapes[net.input], net.picture or Picture()))
+        return PictureRequest(name, *read_pixels(file, net.shapes[net.input], net.picture or Picture()))
 
 
 def _text_of(line: bytes) -> str:

@@ -100,6 +100,14 @@ class ServiceLines:
         with self._changed:
             return line in self._cancelled
 
+    def leaves_out(self, name: str | int, line: int) -> bool:
+        """Return whether the open request of a line is cancelled; it ends then, and that is its answer."""
+        if not self.is_cancelled(line):
+            return False
+        self.end(line)
+        print_cancelled(name)
+        return True
+
     def end(self, line: int) -> bool:
         """Take note that nothing more is told of the request of a line; return whether it was cancelled."""
         with self._changed:

@@ -15,26 +15,48 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hepti_mpi.base.launcher import launcher
+from solver.base.errors import HeptiError
 
 # How long nothing must come before the launcher is asked, and what it forwards then has had time to arrive.
 QUIET_S = 0.3
+# An image of images.MOST_DATA_BYTES in base64, and more text than a model reads: no line fills memory.
+MOST_LINE_BYTES = 16 << 20
 
 
 def read_lines() -> Iterator[bytes]:
-    """Yield the lines of standard input, each as soon as it is whole, without its line end."""
+    """Yield the lines of standard input, each as soon as it is whole, without its line end.
+
+    Of a line that is too long only so much is kept that `check_length` refuses it.
+    """
     descriptor = sys.stdin.fileno()
-    rest = b""
+    rest = bytearray()
     while True:
         at_end = _launcher_is_at_end()
         if select.select([descriptor], [], [], QUIET_S)[0]:
             chunk = os.read(descriptor, 1 << 16)
-            *lines, rest = (rest + chunk).split(b"\n")
-            yield from lines
+            *lines, last = chunk.split(b"\n")
+            for line in lines:
+                rest += line[: MOST_LINE_BYTES + 1 - len(rest)]
+                yield bytes(rest)
+                rest.clear()
+            rest += last[: MOST_LINE_BYTES + 1 - len(rest)]
             at_end = not chunk
         if at_end:
             break
     if rest:
-        yield rest
+        yield bytes(rest)
+
+
+def check_length(line: bytes) -> None:
+    """Refuse a line that is too long.
+
+    Raises
+    ------
+    HeptiError
+        If it is.
+    """
+    if len(line) > MOST_LINE_BYTES:
+        raise HeptiError(f"the line is longer than {MOST_LINE_BYTES} bytes: send less at a time")
 
 
 def _launcher_is_at_end() -> bool:

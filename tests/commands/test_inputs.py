@@ -60,18 +60,19 @@ def test_standard_input_is_answered_line_by_line(sentence, tmp_path):
     with start(*mpirun(3, *job)) as process:
         for line in lines:
             print(json.dumps(line) if isinstance(line, dict) else line, file=process.stdin, flush=True)
-            if line in (lines[0], lines[3]):
-                answers.append(json.loads(process.stdout.readline()))
+            answers.append(json.loads(process.stdout.readline()))
         rest, stderr = process.communicate()
 
     check_answer(answers[0], expected_of(sentence, TEXTS[0]))
-    check_answer(answers[1], expected_of(sentence, TEXTS[3]))
-    assert answers[1]["truncated"]
+    assert answers[1] == {"id": "wrong", "error": "the text is empty"}
+    assert (answers[2]["id"], answers[2]["error"][:8]) == (3, "not JSON")
+    check_answer(answers[3], expected_of(sentence, TEXTS[3]))
+    assert answers[3]["truncated"]
     assert rest == ""
     assert process.returncode == 2
     assert "standard input, line 2: the text is empty" in stderr
     assert "standard input, line 3: not JSON" in stderr
-    assert from_lines((tmp_path / "answers.jsonl").read_text()) == answers
+    assert from_lines((tmp_path / "answers.jsonl").read_text()) == [answers[0], answers[3]]
 
 
 def test_texts_on_the_command_line_are_shown_beside_their_nearest(sentence):

@@ -39,10 +39,11 @@ def test_paths_on_standard_input_are_answered_one_by_one(place):
 
     with start(*command) as process:
         check_answer(ask(process, "a.png"), photos / "a.png")
-        print("bad.png", file=process.stdin, flush=True)
+        refused = ask(process, "bad.png")
         answer = ask(process, '{"id": "c", "image": "deep/c.png"}')
         stdout, stderr = process.communicate()
 
+    assert refused == {"id": 2, "error": f"cannot read image {photos}/bad.png: it is none"}
     assert answer["id"] == "c"
     check_answer(answer, photos / "deep" / "c.png")
     assert (process.returncode, stdout) == (2, "")
