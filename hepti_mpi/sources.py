@@ -35,16 +35,21 @@ def together(
     is_there
         Whether it would not, the end included.
     left_out
-        Whether a request is not to be computed.
+        Whether a request is not to be computed; asked as the last thing.
     """
+    for batch in _gathered(asked, is_there):
+        if wanted := [request for request in batch if not left_out(request)]:
+            yield wanted
+
+
+def _gathered(asked: Iterable[Request], is_there: Callable[[], bool]) -> Iterator[list[Request]]:
     batch: list[Request] = []
     for request in asked:
-        if not left_out(request):
-            if batch and rows_of(batch) + request.rows > BATCH_ROWS:
-                yield batch
-                batch = []
-            batch.append(request)
-        if batch and not is_there():
+        if batch and rows_of(batch) + request.rows > BATCH_ROWS:
+            yield batch
+            batch = []
+        batch.append(request)
+        if not is_there():
             yield batch
             batch = []
     if batch:

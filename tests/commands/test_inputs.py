@@ -1,5 +1,6 @@
 """What can be asked, and how the answers come, as the contract has it."""
 
+import base64
 import json
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from PIL import Image
 
 from tests.checkpoints import TEXT, random_request, token_ids
-from tests.commands.cli import hepti, mpirun, solver, start, succeeded, weights
+from tests.commands.cli import complaints, hepti, mpirun, solver, start, succeeded, weights
 from tests.commands.requests import check_answer, check_answers, check_hidden, from_lines, to_lines
 
 # Of a tokenizer of letters: one of one token, one with markup and quotes, one that is cut.
@@ -73,6 +74,61 @@ def test_standard_input_is_answered_line_by_line(sentence, tmp_path):
     assert "standard input, line 2: the text is empty" in stderr
     assert "standard input, line 3: not JSON" in stderr
     assert from_lines((tmp_path / "answers.jsonl").read_text()) == [answers[0], answers[3]]
+
+
+def test_another_program_asks_for_the_status_and_for_several_at_once(sentence):
+    """The first answer says that everything is loaded; each line of standard output is one object."""
+    asked = [{"id": name, "text": text} for name, text in enumerate(TEXTS)]
+
+    with start(*mpirun(2, "--model", sentence.path, "--input", "-")) as process:
+        print('{"status": "ready"}', file=process.stdin, flush=True)
+        ready = json.loads(process.stdout.readline())
+        print(to_lines([*asked, {"id": "bad", "tokens": [-1]}]), end="", file=process.stdin, flush=True)
+        answers = {answer["id"]: answer for answer in (json.loads(process.stdout.readline()) for _ in range(5))}
+        print('{"status": 2}', file=process.stdin, flush=True)
+        then = json.loads(process.stdout.readline())
+        rest, _ = process.communicate()
+
+    assert (ready["status"], ready["requests"], ready["tokens"]) == ("ready", 0, 0)
+    assert len(ready["plan"]["devices"]) == len(ready["ranks"]) == 2
+    for name, text in enumerate(TEXTS):
+        check_answer(answers[name], expected_of(sentence, text))
+    assert "token -1 is out of range" in answers["bad"]["error"]
+    assert (then["status"], then["requests"]) == (2, 4)
+    assert then["tokens"] == sum(answers[name]["tokens"] for name in range(4))
+    assert (rest, process.returncode) == ("", 2)
+
+
+def test_an_image_of_megabytes_comes_in_a_line(converted, tmp_path):
+    """One that is too large, or none, is one line; noise does not become smaller in a file."""
+    checkpoint = converted("vit-no-pooler")
+    files = []
+    for number, side in enumerate((1000, 2000)):
+        pixels = np.random.default_rng(number).integers(0, 256, (side, side, 3), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{side}.png")
+        files.append((tmp_path / f"{side}.png").read_bytes())
+    lines = [
+        {"id": "named", "image": "1000.png"}, {"id": "sent", "image_data": base64.b64encode(files[0]).decode()},
+        {"id": "large", "image_data": base64.b64encode(files[1]).decode()}, {"id": "none", "image_data": "aGVsbG8="},
+        {"id": "bad", "image_data": "*"}, {"id": "number", "image_data": 7},
+    ]  # fmt: skip
+
+    done = hepti(1, "--model", checkpoint.path, "--input", "-", "--images", tmp_path, stdin=to_lines(lines))
+
+    answers = {answer["id"]: answer for answer in from_lines(done.stdout)}
+    np.testing.assert_allclose(answers["sent"]["embedding"], answers["named"]["embedding"], rtol=0, atol=1e-6)
+    assert 10 << 20 < len(files[1]) < 16 << 20
+    errors = {name: answers[name]["error"] for name in ("large", "none", "bad", "number")}
+    assert errors == {
+        "large": f"image_data has {len(base64.b64encode(files[1])) // 4 * 3} bytes, at most {10 << 20} are read: "
+        "send a smaller image",
+        "none": "cannot read image_data: it is none",
+        "bad": errors["bad"],
+        "number": "image_data is no string",
+    }
+    assert errors["bad"].startswith("image_data is no base64: ")
+    assert done.returncode == 2
+    assert len(complaints(done)) == 4
 
 
 def test_texts_on_the_command_line_are_shown_beside_their_nearest(sentence):
