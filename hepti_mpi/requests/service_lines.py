@@ -9,6 +9,7 @@ is heard late: who cancels keeps fewer of them open, as `launch serve` does.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,6 +23,7 @@ from solver.base.errors import HeptiError, explained
 # That wait: enough to see every batch ahead, and little beside a model.
 WAITING_LINES = 10_000
 WAITING_BYTES = 32 << 20  # or a single line
+ASIDE = {"cancel": (str, int), "status": (str, int, float)}  # what overtakes requests, and of what
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +242,8 @@ def _aside(line: bytes) -> tuple[str, str | int | float] | None:
         entry = json.loads(line)
         if isinstance(entry, dict) and len(entry) == 1:
             ((key, value),) = entry.items()
-            types = {"cancel": str | int, "status": str | int | float}.get(key)
-            if types is not None and isinstance(value, types) and not isinstance(value, bool):
+            # Python reads NaN and Infinity, which no JSON has.
+            finite = not isinstance(value, float) or math.isfinite(value)
+            if type(value) in ASIDE.get(key, ()) and finite:
                 return key, value
     return None

@@ -112,8 +112,8 @@ def test_a_complaint_ends_a_request_also_a_cancelled_one(printed):
     "line",
     [
         b'{"cancel": true}', b'{"cancel": 1.5}', b'{"cancel": null}', b'{"status": [1]}', b'{"status": {}}',
-        b'{"status": true}', b'["status"]', b'"cancel"', b'{"status": 1', b'{"cancel": 1, "status": 2}',
-        b"\xff\"status\"",
+        b'{"status": true}', b'{"status": NaN}', b'{"status": 1e999}', b'["status"]', b'"cancel"', b'{"status": 1',
+        b'{"cancel": 1, "status": 2}', b"\xff\"status\"",
         b'{"id": 1, "text": "\\"cancel\\""}', b'{"status": ' + b"9" * 5000 + b"}", b'{"cancel":' + b"[" * 100_000,
     ],
 )  # fmt: skip
