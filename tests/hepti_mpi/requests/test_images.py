@@ -1,7 +1,9 @@
 """Which image files requests may name."""
 
+import base64
 import json
 import os
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,56 @@ def test_a_path_that_is_none_is_refused(folder, monkeypatch):
 def test_a_folder_of_images_without_lines_that_name_some_is_refused():
     with pytest.raises(HeptiError, match="add --input"):
         cli.parse(["--images", "pictures", "--text", "a"])
+
+
+def encoded(image, kind):
+    file = BytesIO()
+    image.save(file, kind)
+    return base64.b64encode(file.getvalue()).decode()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "BMP", "WEBP", "GIF"])
+def test_a_line_has_an_image_in_itself_without_a_folder(kind, monkeypatch):
+    line = json.dumps({"id": "x", "image_data": encoded(Image.new("RGB", (8, 8), "red"), kind)})
+    monkeypatch.setattr(inputs, "read_lines", lambda: iter([line.encode()]))
+
+    (request,) = Reader(SPEC, None, pytest.fail).standard_input(ServiceLines())
+
+    assert (request.id, request.rows, request.line) == ("x", SPEC.input.rows, 1)
+    assert request.content.shape == (SPEC.input.channels, SPEC.input.height, SPEC.input.width)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ("", "it is none"),
+        ("aGVsbG8=", "it is none"),
+        ("aGVsbG8", "image_data is no base64: "),
+        ("ä", "image_data is no base64: "),
+        ("aGV\nsbG8=", "image_data is no base64: "),
+        (None, "image_data is no string"),
+        ("A" * (14 << 20), f"image_data has {(14 << 20) // 4 * 3} bytes, at most {10 << 20} are read"),
+        (encoded(Image.new("RGB", (8, 8)), "TIFF"), "it is none"),  # formats that cameras seldom make are not tried
+        (encoded(Image.new("RGB", (8, 8)), "EPS"), "it is none"),  # Pillow would run another program
+        (encoded(Image.new("1", (10_000, 5_001)), "PNG"), "it has 10000 by 5001 pixels, at most 50000000 are read"),
+        (encoded(Image.new("RGB", (8, 8), "red"), "PNG")[:60], "cannot read image_data: "),
+    ],
+)
+def test_what_is_no_image_in_a_line_is_one_complaint(data, problem, monkeypatch):
+    line, said = json.dumps({"id": "x", "image_data": data}).encode(), []
+    monkeypatch.setattr(inputs, "read_lines", lambda: iter([line]))
+
+    assert not [*Reader(SPEC, None, said.append).standard_input(ServiceLines())]
+
+    (complaint,) = said
+    assert problem in complaint.error
+    assert "\n" not in complaint.error
+    assert (complaint.id, complaint.line, str(complaint)) == ("x", 1, f"standard input, line 1: {complaint.error}")
+
+
+def test_a_line_that_is_too_long_is_refused(monkeypatch):
+    said = []
+    monkeypatch.setattr(inputs, "read_lines", lambda: iter([b" " * (16 << 20) + b"{}"]))
+
+    assert not [*Reader(SPEC, None, said.append).standard_input(ServiceLines())]
+    assert [complaint.error for complaint in said] == [f"the line is longer than {16 << 20} bytes: send less at a time"]
