@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# What each room may import of the others.
-ROOMS = {"solver": set(), "weights": {"solver"}, "hepti_mpi": {"solver", "weights"}, "launch": {"solver"}}
+# What each room may import of the others. `launch` reads weights files where it serves them: it counts a request's tokens
+# before it queues.
+ROOMS = {"solver": set(), "weights": {"solver"}, "hepti_mpi": {"solver", "weights"}, "launch": {"solver", "weights"}}
 HEAVY = ("mpi4py", "cvxpy", "pulp", "h5py", "onnxruntime", "safetensors", "tokenizers", "jinja2", "gguf", "matplotlib")
 ONE_A_PACKAGE = ("onnxruntime",)  # which folds graphs, and computes
 # The rooms of a package, each with those before it that it may import. What lies in no room may import all of them.
@@ -19,7 +20,7 @@ ORDER = {
     "solver": ("base", "model", "cluster", "plan", "schedule", "programs", "systems", "live", "show"),
     "weights": ("file", "inputs", "convert", "decoders"),
     "hepti_mpi": ("base", "requests", "comm", "kernels", "engine", "live", "report", "decoding", "measure"),
-    "launch": ("base", "start", "lab", "doctor", "single", "compare", "bench"),
+    "launch": ("base", "start", "lab", "doctor", "single", "compare", "serve", "bench"),
 }
 MOST_FILES = 13  # in a room; `systems` has one file a published system
 # Stand-alone programs on other runtimes, which Hepti is compared with: started by name, imported by nobody.
@@ -50,11 +51,17 @@ MODULES = {
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_imports_flow_one_way(room):
-    """The order is solver <- weights <- hepti_mpi, and solver <- launch."""
+    """The order is solver <- weights <- hepti_mpi, and solver <- weights <- launch."""
     others = set(ROOMS) - ROOMS[room] - {room}
     wrong = {path: names & others for path, names in MODULES.items() if path.parts[0] == room and names & others}
 
     assert not wrong
+
+
+def test_of_launch_only_the_service_reads_weights_files():
+    used = [path for path, names in MODULES.items() if path.parts[0] == "launch" and "weights" in names]
+
+    assert {path.parts[1] for path in used} == {"serve"}
 
 
 @pytest.mark.parametrize("dependency", HEAVY)

@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 # A request that the ranks are lost over so often, without a token between, is taken to be what ends them.
@@ -60,8 +60,8 @@ class OpenRequest:
         self._ended = ended
         self._told: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield a line for each token, and the answer last; one with "error" is an answer, too."""
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield a line for each token, and the answer last, or what has "error": the ranks', or with "lost" ours."""
         while (line := await self._told.get()) is not None:
             yield line
 
@@ -206,4 +206,4 @@ class Journal:
 
 
 def _refuse(request: OpenRequest, reason: str) -> None:
-    request.tell({"id": request.id, "error": reason}, last=True)
+    request.tell({"id": request.id, "error": reason, "lost": True}, last=True)

@@ -44,7 +44,9 @@ class ChatTemplate:
         with explained("the chat template cannot be read", (jinja2.TemplateError, RecursionError)):
             self._template = _environment().from_string(text)
 
-    def render(self, messages: Sequence[Turn], *, answer: bool = True) -> str:
+    def render(
+        self, messages: Sequence[Turn], *, answer: bool = True, settings: Mapping[str, Any] | None = None
+    ) -> str:
         """Return the text of a conversation.
 
         Parameters
@@ -53,13 +55,15 @@ class ChatTemplate:
             From the oldest on.
         answer
             Whether it ends where the model's answer begins.
+        settings
+            What some templates ask for besides, such as Qwen3's `enable_thinking`.
 
         Raises
         ------
         HeptiError
             If the template refuses the conversation, or fails.
         """
-        seen = {"tools": None, "documents": None, **self._special}
+        seen = {"tools": None, "documents": None, **(settings or {}), **self._special}
         # It may raise whatever Python raises.
         with explained("the chat template refuses this conversation", Exception):
             return self._template.render(

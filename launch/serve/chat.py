@@ -1,0 +1,404 @@
+"""/v1/chat/completions and /v1/completions: what is asked of a language model, and its answer, whole or as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launch.serve.metrics import Served
+from launch.serve.texts import MOST_TOP_K, LanguageTexts
+from launch.serve.transport import ApiError, Desk, Fields, check_text, wrong
+from solver.base.errors import HeptiError
+
+MOST_STOPS = 4  # as OpenAI
+MOST_LOGPROBS = 20
+COMPLETION_TOKENS = 16  # OpenAI's default
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+INT64 = 1 << 63  # seeds are from minus this on, below it
+# What would change an answer, and is not there; a value that changes nothing is taken.
+UNSUPPORTED: Sequence[tuple[str, str, tuple[Any, ...]]] = (
+    ("n", "an answer is one choice", (1,)),
+    ("best_of", "an answer is one choice", (1,)),
+    ("tools", "functions are not called", ([],)),
+    ("functions", "functions are not called", ([],)),
+    ("tool_choice", "functions are not called", ("none", "auto")),
+    ("function_call", "functions are not called", ("none", "auto")),
+    ("frequency_penalty", "tokens are drawn without penalties", (0, 0.0)),
+    ("presence_penalty", "tokens are drawn without penalties", (0, 0.0)),
+    ("repetition_penalty", "tokens are drawn without penalties", (1, 1.0)),
+    ("min_p", "top_p and top_k limit what is drawn", (0, 0.0)),
+    ("logit_bias", "tokens are drawn without biases", ({},)),
+    ("echo", "the prompt is not repeated", (False,)),
+    ("suffix", "nothing is filled in before a text", ("",)),
+    ("modalities", "answers are text", (["text"],)),
+    ("audio", "answers are text", ()),
+    ("guided_json", "answers are free text", ()),
+    ("guided_regex", "answers are free text", ()),
+    ("guided_choice", "answers are free text", ()),
+    ("guided_grammar", "answers are free text", ()),
+    ("grammar", "answers are free text", ("",)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of a language model.
+
+    Parameters
+    ----------
+    model
+        Whom.
+    line
+        What goes to the ranks.
+    streams
+        Whether the answer comes in pieces.
+    tells_usage
+        Whether a stream ends with how many tokens there were.
+    """
+
+    model: Served
+    line: dict[str, Any]
+    streams: bool
+    tells_usage: bool
+
+
+class Endpoint(ABC):
+    """One of the two endpoints of language models.
+
+    Parameters
+    ----------
+    desk
+        Where requests are handed in.
+    """
+
+    prefix: str  # of the ids of its answers
+    kind: str  # of an answer
+    piece_kind: str  # of a piece of a stream
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+
+    async def question(self, body: Fields, model: Served, texts: LanguageTexts) -> Question:
+        """Read a body.
+
+        Raises
+        ------
+        ApiError
+            If something in it is wrong, not supported, or longer than the context.
+        """
+        for name, why, allowed in UNSUPPORTED:
+            body.refuse(name, why, *allowed)
+        if body.object("response_format").value("type") not in (None, "text"):
+            complaint = "response_format is not supported: answers are free text"
+            raise ApiError(400, complaint, "response_format", "unsupported_parameter")
+        line = {"id": f"{self.prefix}-{uuid.uuid4().hex}", **_drawing(body, texts), "stream": True}
+        if (logprobs := self._logprobs(body)) is not None:
+            line["logprobs"] = logprobs
+        most = self._most_tokens(body)
+        streams, tells_usage = body.flag("stream"), body.object("stream_options").flag("include_usage")
+        tokens = await self._tokens(body, texts)
+        line |= {"tokens": tokens, "max_tokens": _room(len(tokens), most, texts.context, self.prompt_field)}
+        return Question(model, line, streams, tells_usage)
+
+    async def answer(self, question: Question, texts: LanguageTexts) -> dict[str, Any]:
+        """Return the answer, when all of it is there."""
+        async with self._desk.ask(question.model, question.line) as lines:
+            logprobs = _Logprobs(texts, question.line)
+            entries = []
+            async for line in lines:
+                if "token" in line:
+                    entries += logprobs.take(line)
+                else:
+                    last = line
+            choice = self._choice(_text(last), self._told_logprobs(entries) if logprobs.asked else None)
+            choice["finish_reason"] = _reason(last)
+            return self._object(question, texts, self.kind, [choice]) | {"usage": _usage(question.line, last)}
+
+    async def pieces(self, question: Question, texts: LanguageTexts) -> AsyncGenerator[str, None]:
+        """Yield the answer as it comes, as the data of events."""
+
+        def piece(choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
+            found = self._object(question, texts, self.piece_kind, choices)
+            return json.dumps(found | {"usage": usage} if question.tells_usage else found)
+
+        async with self._desk.ask(question.model, question.line) as lines:
+            logprobs = _Logprobs(texts, question.line)
+            told = 0  # characters
+            async for line in lines:
+                if not logprobs.tokens and not told:
+                    for choice in self._opening():
+                        yield piece([choice])
+                if "token" in line:
+                    entries, text = logprobs.take(line), str(line.get("text", ""))
+                    if text or logprobs.asked:
+                        yield piece([self._piece(text, self._told_logprobs(entries) if logprobs.asked else None)])
+                else:
+                    # What was held back until the end.
+                    text = _text(line)[told:]
+                    yield piece([self._piece(text, None) | {"finish_reason": _reason(line)}])
+                    if question.tells_usage:
+                        yield piece([], _usage(question.line, line))
+                told += len(text)
+        yield "[DONE]"
+
+    def _object(
+        self, question: Question, texts: LanguageTexts, kind: str, choices: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        return {
+            "id": question.line["id"], "object": kind, "created": int(time.time()), "model": question.model.name,
+            "system_fingerprint": texts.fingerprint, "choices": choices,
+        }  # fmt: skip
+
+    prompt_field: str
+
+    @abstractmethod
+    async def _tokens(self, body: Fields, texts: LanguageTexts) -> list[int]:
+        """Return what the answer continues."""
+
+    @abstractmethod
+    def _most_tokens(self, body: Fields) -> int | None:
+        """Return the most tokens that the answer may have; None: as many as there is room for."""
+
+    @abstractmethod
+    def _logprobs(self, body: Fields) -> int | None:
+        """Return how many alternatives are told of each token; None: not even its own probability."""
+
+    @abstractmethod
+    def _opening(self) -> list[dict[str, Any]]:
+        """Return what a stream begins with."""
+
+    @abstractmethod
+    def _choice(self, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        """Return an answer's choice."""
+
+    @abstractmethod
+    def _piece(self, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        """Return a piece's choice."""
+
+    @abstractmethod
+    def _told_logprobs(self, entries: list[_TokenLogprob]) -> dict[str, Any]:
+        """Return logarithms of probabilities as this endpoint tells them."""
+
+
+class Chat(Endpoint):
+    """/v1/chat/completions."""
+
+    prefix, kind, piece_kind, prompt_field = "chatcmpl", "chat.completion", "chat.completion.chunk", "messages"
+
+    async def _tokens(self, body: Fields, texts: LanguageTexts) -> list[int]:
+        messages = _messages(body.value("messages"))
+        settings = body.value("chat_template_kwargs") or {}
+        if not isinstance(settings, dict):
+            raise wrong("chat_template_kwargs", "an object", settings)
+        return await _in_thread("messages", texts.conversation, messages, settings)
+
+    def _most_tokens(self, body: Fields) -> int | None:
+        older = body.whole("max_tokens", 1)
+        newer = body.whole("max_completion_tokens", 1)
+        return older if newer is None else newer
+
+    def _logprobs(self, body: Fields) -> int | None:
+        top = body.whole("top_logprobs", 0, MOST_LOGPROBS)
+        if body.flag("logprobs"):
+            return top or 0
+        if top:
+            raise ApiError(400, "top_logprobs needs logprobs to be true", "top_logprobs", "invalid_value")
+        return None
+
+    def _opening(self) -> list[dict[str, Any]]:
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}]
+
+    def _choice(self, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {
+            "index": 0, "message": {"role": "assistant", "content": text, "refusal": None}, "logprobs": logprobs
+        }  # fmt: skip
+
+    def _piece(self, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        delta = {"content": text} if text or logprobs else {}
+        return {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+
+    def _told_logprobs(self, entries: list[_TokenLogprob]) -> dict[str, Any]:
+        return {
+            "content": [
+                {**_chat_logprob(entry.text, entry.logprob), "top_logprobs": [_chat_logprob(*one) for one in entry.top]}
+                for entry in entries
+            ],
+            "refusal": None,
+        }
+
+
+class Completion(Endpoint):
+    """/v1/completions."""
+
+    prefix, kind, piece_kind, prompt_field = "cmpl", "text_completion", "text_completion", "prompt"
+
+    async def _tokens(self, body: Fields, texts: LanguageTexts) -> list[int]:
+        prompt = body.value("prompt")
+        if isinstance(prompt, list) and prompt and not all(type(token) is int for token in prompt):
+            if len(prompt) > 1:
+                complaint = f"prompt is a list of {len(prompt)} prompts: ask one in a request"
+                raise ApiError(400, complaint, "prompt", "unsupported_parameter")
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return await _in_thread("prompt", texts.prompt, check_text(prompt, "prompt"))
+        if isinstance(prompt, list) and all(type(token) is int for token in prompt):
+            return await _in_thread("prompt", texts.ids, prompt)
+        raise wrong("prompt", "a string or a list of token ids", prompt)
+
+    def _most_tokens(self, body: Fields) -> int | None:
+        return body.whole("max_tokens", 1) or COMPLETION_TOKENS
+
+    def _logprobs(self, body: Fields) -> int | None:
+        return body.whole("logprobs", 0, MOST_LOGPROBS)
+
+    def _opening(self) -> list[dict[str, Any]]:
+        return []
+
+    def _choice(self, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return {"index": 0, "text": text, "logprobs": logprobs}
+
+    def _piece(self, text: str, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+        return self._choice(text, logprobs) | {"finish_reason": None}
+
+    def _told_logprobs(self, entries: list[_TokenLogprob]) -> dict[str, Any]:
+        return {
+            "tokens": [entry.text for entry in entries],
+            "token_logprobs": [entry.logprob for entry in entries],
+            "top_logprobs": [dict(entry.top) for entry in entries],
+            "text_offset": [entry.offset for entry in entries],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _TokenLogprob:
+    """A token's text and where it begins in the answer, its logarithm of probability, and those of alternatives."""
+
+    text: str
+    offset: int
+    logprob: float
+    top: list[tuple[str, float]]
+
+
+class _Logprobs:
+    """Makes entries of the ranks' lines, if they were asked for."""
+
+    def __init__(self, texts: LanguageTexts, line: Mapping[str, Any]) -> None:
+        self.asked = "logprobs" in line
+        self.tokens: list[int] = []
+        self._texts = texts
+        self._offset = 0
+
+    def take(self, line: Mapping[str, Any]) -> list[_TokenLogprob]:
+        token = int(line["token"])
+        found = []
+        if self.asked and "logprob" in line:
+            text = self._text(token)
+            top = [(str(name), float(logprob)) for _, logprob, name in line.get("top", ())]
+            found.append(_TokenLogprob(text, self._offset, float(line["logprob"]), top))
+            self._offset += len(text)
+        self.tokens.append(token)
+        return found
+
+    def _text(self, token: int) -> str:
+        """Return a token's own text: that of a line may be held back, or end a character of tokens before."""
+        if not self._texts.has_tokenizer:
+            return f"token_id:{token}"
+        stream = self._texts.stream(self.tokens)
+        return stream.step(token) or stream.rest()
+
+
+def _drawing(body: Fields, texts: LanguageTexts) -> dict[str, Any]:
+    """Return how tokens are drawn and what ends an answer; every default is said, so that a replay is the same."""
+    temperature = body.number("temperature", 0.0, 2.0, texts.temperature)
+    top_p = body.number("top_p", 0.0, 1.0, texts.top_p)
+    if top_p == 0:
+        raise ApiError(400, "top_p is 0, must be above 0 and at most 1", "top_p", "invalid_value")
+    top_k = body.whole("top_k", -1, MOST_TOP_K)
+    stop = body.strings("stop", MOST_STOPS)
+    if stop and not texts.has_tokenizer:
+        raise ApiError(400, "stop needs a tokenizer, the weights came without", "stop", "unsupported_parameter")
+    found = {
+        "temperature": temperature, "top_p": top_p, "top_k": texts.top_k if top_k is None else max(top_k, 0),
+        "stop": stop, "ignore_eos": body.flag("ignore_eos"),
+    }  # fmt: skip
+    seed = body.whole("seed", -INT64, INT64 - 1)
+    if temperature:
+        found["seed"] = secrets.randbelow(INT64) if seed is None else seed % (2 * INT64)
+    return found
+
+
+def _messages(messages: Any) -> list[dict[str, str]]:
+    """Return a conversation as chat templates read it."""
+    if not isinstance(messages, list) or not messages:
+        raise wrong("messages", 'a list like [{"role": "user", "content": "…"}]', messages or None)
+    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
+
+
+def _message(message: Any, where: str) -> dict[str, str]:
+    if not isinstance(message, dict):
+        raise wrong(where, "an object", message)
+    role = message.get("role")
+    if not isinstance(role, str) or role not in ROLES or message.get("tool_calls") or message.get("function_call"):
+        complaint = f"{where}: only plain messages of {', '.join(ROLES)} are supported"
+        raise ApiError(400, complaint, f"{where}.role", "invalid_value")
+    return {"role": ROLES[role], "content": _content(message.get("content"), f"{where}.content")}
+
+
+def _content(content: Any, where: str) -> str:
+    """Return the text of a message: a string, or parts that are all text."""
+    if not isinstance(content, list):
+        return check_text(content, where)
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise ApiError(400, f"{where}: only parts of type text are supported", where, "unsupported_content")
+    return "".join(check_text(part.get("text"), f"{where}.text") for part in content)
+
+
+async def _in_thread(param: str, make: Any, *arguments: Any) -> list[int]:
+    """Return the tokens that a function makes, while others are answered; its refusals become errors of a field."""
+    try:
+        tokens: list[int] = await asyncio.to_thread(make, *arguments)
+    except HeptiError as error:
+        raise ApiError(400, str(error), param, "invalid_prompt") from None
+    return tokens
+
+
+def _room(prompt: int, most: int | None, context: int, param: str) -> int:
+    """Return how many tokens an answer may have."""
+    if prompt >= context or (most is not None and prompt + most > context):
+        asked = f" and {most} of the answer" if most is not None else ""
+        complaint = (
+            f"the context has {context} tokens, {prompt + (most or 1)} are needed: {prompt} of the prompt"
+            f"{asked or ' and at least one of the answer'}: shorten it"
+        )
+        raise ApiError(400, complaint, param, "context_length_exceeded")
+    return context - prompt if most is None else most
+
+
+def _text(last: Mapping[str, Any]) -> str:
+    return str(last.get("text", ""))
+
+
+def _reason(last: Mapping[str, Any]) -> str:
+    """Return why an answer ended: "length", or "stop"."""
+    return "length" if last.get("finish_reason") == "length" else "stop"
+
+
+def _usage(line: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, made = len(line["tokens"]), len(last.get("new_tokens", ()))
+    return {
+        "prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made,
+        "prompt_tokens_details": {"cached_tokens": int(last.get("known", 0))},
+    }  # fmt: skip
+
+
+def _chat_logprob(text: str, logprob: float) -> dict[str, Any]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode(errors="replace"))}

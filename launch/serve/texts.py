@@ -1,0 +1,221 @@
+"""What a weights file says of requests to it: its tokens, its chat template, its limits and its labels.
+
+The server counts a request's tokens before it queues, so that what is too long is refused at once with both numbers,
+and the ranks get token ids: a replay after a loss is of the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from solver.base.errors import HeptiError
+from solver.model.decoder import Decoder
+from solver.model.spec import TextInput
+from solver.schedule.decoders.asked import CONTEXT
+from weights.decoders.file import DecoderFile
+from weights.file.networks import NetworkFile
+from weights.file.store import LANGUAGE_MODEL, NETWORK, TensorFile, WeightsFile
+from weights.inputs.templates import ChatTemplate, Turn
+from weights.inputs.tokenize import PromptTokenizer, TextStream, Tokenizer
+
+NOTHING = "no endpoint gives what it computes"
+ENDLESS = 1 << 30  # tokens: texts are counted whole
+MOST_TOP_K = 256  # candidates that ranks gather of the whole vocabulary
+
+
+class LanguageTexts:
+    """Of a language model.
+
+    Parameters
+    ----------
+    file
+        Its weights file.
+    context
+        Tokens of a prompt and its answer; None: what a run has room for by default.
+
+    Attributes
+    ----------
+    temperature, top_p, top_k
+        The checkpoint's own; a temperature of 0 where it does not draw.
+
+    Raises
+    ------
+    HeptiError
+        If its tokenizer or its template is damaged.
+    """
+
+    def __init__(self, file: DecoderFile, context: int | None = None) -> None:
+        self._model: Decoder = file.model
+        self.fingerprint = file.fingerprint
+        self.context = min(context or CONTEXT, file.model.positions)
+        self._tokenizer = None if file.tokenizer is None else PromptTokenizer(file.tokenizer)
+        self._template = None
+        if file.chat_template is not None:
+            self._template = ChatTemplate(file.chat_template, file.special)
+        self.temperature = float(file.generation.get("temperature", 0.0))
+        self.top_p = float(file.generation.get("top_p", 1.0))
+        self.top_k = min(int(file.generation.get("top_k", 0)), MOST_TOP_K)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether it reads and writes text; else token ids alone."""
+        return self._tokenizer is not None
+
+    def conversation(self, messages: Sequence[Turn], settings: Mapping[str, Any]) -> list[int]:
+        """Return the ids of a conversation, which its answer continues.
+
+        Raises
+        ------
+        HeptiError
+            If there is no template or tokenizer, or the template refuses the conversation.
+        """
+        if self._template is None:
+            raise HeptiError(f"{self._model.name} came without a chat template: ask /v1/completions")
+        return self._encoded(self._template.render(messages, settings=settings), None)
+
+    def prompt(self, text: str) -> list[int]:
+        """Return the ids of a text, the model's first token in front.
+
+        Raises
+        ------
+        HeptiError
+            If there is no tokenizer, or the text has no tokens.
+        """
+        return self._encoded(text, self._model.bos)
+
+    def ids(self, tokens: Sequence[int]) -> list[int]:
+        """Return ids as they are.
+
+        Raises
+        ------
+        HeptiError
+            If there are none, or the model does not have one of them.
+        """
+        if not tokens:
+            raise HeptiError("the prompt is empty: it has no tokens")
+        return _known(tokens, self._model.name, self._model.vocab)
+
+    def stream(self, before: Sequence[int]) -> TextStream:
+        """Return what makes text of ids behind others."""
+        assert self._tokenizer is not None
+        return self._tokenizer.stream(before)
+
+    def _encoded(self, text: str, bos: int | None) -> list[int]:
+        if self._tokenizer is None:
+            raise HeptiError(f"{self._model.name} came without a tokenizer: give a prompt of token ids")
+        # A tokenizer may know more tokens than the model was trained with.
+        return self.ids(self._tokenizer.encode(text, bos))
+
+
+class EncoderTexts:
+    """Of an encoder that reads text.
+
+    Parameters
+    ----------
+    file
+        Its weights file.
+
+    Attributes
+    ----------
+    labels
+        Of a classifier; none where it embeds.
+    width
+        Numbers of an embedding.
+
+    Raises
+    ------
+    HeptiError
+        If its tokenizer is damaged.
+    """
+
+    def __init__(self, file: WeightsFile) -> None:
+        spec, source = file.spec, file.spec.input
+        assert isinstance(source, TextInput)
+        self._name, self._input = spec.name, source
+        self.fingerprint = file.fingerprint
+        self.labels = spec.labels
+        self.width = spec.dense_width or spec.hidden
+        self._tokenizer = None if file.tokenizer is None else Tokenizer(file.tokenizer, ENDLESS)
+
+    @property
+    def context(self) -> int:
+        """The longest text, in tokens."""
+        return self._input.max_rows
+
+    def prompt(self, text: str) -> list[int]:
+        """Return the ids of a text, special tokens included; nothing is cut.
+
+        Raises
+        ------
+        HeptiError
+            If it is empty, there is no tokenizer, or the model does not have a token.
+        """
+        if not text.strip():
+            raise HeptiError("the text is empty")
+        if self._tokenizer is None:
+            raise HeptiError(f"{self._name} came without a tokenizer: give token ids")
+        return _known(self._tokenizer(text).ids, self._name, self._input.vocab)
+
+    def ids(self, tokens: Sequence[int]) -> list[int]:
+        """Return ids as they are.
+
+        Raises
+        ------
+        HeptiError
+            If there are none, or the model does not have one of them.
+        """
+        if not tokens:
+            raise HeptiError("the text is empty: it has no tokens")
+        return _known(tokens, self._name, self._input.vocab)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTexts:
+    """Of a model that tells what is on images, and its labels. The ranks read the images."""
+
+    fingerprint: str
+    labels: tuple[str, ...]
+
+
+ModelTexts = LanguageTexts | EncoderTexts | ImageTexts
+
+
+def read_texts(path: Path, context: int | None = None) -> ModelTexts:
+    """Read what a weights file says of requests to it.
+
+    Parameters
+    ----------
+    context
+        Tokens of a prompt and its answer of a language model; None: what a run has room for by default.
+
+    Raises
+    ------
+    HeptiError
+        If it is no weights file, or damaged.
+    """
+    with TensorFile(path) as file:
+        kind = file.kind
+    if kind == LANGUAGE_MODEL:
+        with DecoderFile(path) as decoder:
+            return LanguageTexts(decoder, context)
+    if kind == NETWORK:
+        with NetworkFile(path) as network:
+            if network.net.head == "none":
+                raise HeptiError(f"{network.net.name} neither names classes nor finds boxes: {NOTHING}")
+            return ImageTexts(network.fingerprint, network.net.labels)
+    with WeightsFile(path) as weights:
+        if isinstance(weights.spec.input, TextInput):
+            return EncoderTexts(weights)
+        if not weights.spec.labels:
+            raise HeptiError(f"{weights.spec.name} reads images and names no classes: {NOTHING}")
+        return ImageTexts(weights.fingerprint, weights.spec.labels)
+
+
+def _known(tokens: Sequence[int], model: str, vocab: int) -> list[int]:
+    for token in tokens:
+        if not 0 <= token < vocab:
+            raise HeptiError(f"token {token} is out of range: {model} has {vocab} tokens, from 0 on")
+    return list(tokens)
