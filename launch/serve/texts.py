@@ -217,5 +217,6 @@ def read_texts(path: Path, context: int | None = None) -> ModelTexts:
 def _known(tokens: Sequence[int], model: str, vocab: int) -> list[int]:
     for token in tokens:
         if not 0 <= token < vocab:
-            raise HeptiError(f"token {token} is out of range: {model} has {vocab} tokens, from 0 on")
+            name = token if abs(token) < ENDLESS else "of many digits"
+            raise HeptiError(f"token {name} is out of range: {model} has {vocab} tokens, from 0 on")
     return list(tokens)

@@ -25,6 +25,7 @@ from launch.serve.metrics import Metrics, Served, Watched
 
 T = TypeVar("T")
 MOST_PARTS = 64  # of a form
+MOST_WHOLE = (1 << 31) - 1  # a number of tokens, where nothing else limits it
 MOST_RETRY_S = 60  # that a client is asked to wait before it tries again
 HELD_BACK = {"cache-control": "no-store", "x-accel-buffering": "no"}  # proxies keep no stream for themselves
 
@@ -407,7 +408,7 @@ class Fields:
         self._check_range(name, value, least, most)
         return float(value)
 
-    def whole(self, name: str, least: int, most: float = math.inf) -> int | None:
+    def whole(self, name: str, least: int, most: int = MOST_WHOLE) -> int | None:
         """Return a whole number between two, both allowed; None where it is not there."""
         value = self._table.get(name)
         if value is None:
@@ -445,8 +446,7 @@ class Fields:
     @staticmethod
     def _check_range(name: str, value: float, least: float, most: float) -> None:
         if not least <= value <= most:
-            limits = f"at least {least}" if most == math.inf else f"{least} to {most}"
-            raise ApiError(400, f"{name} is {_short(value)}, must be {limits}", name, "invalid_value")
+            raise ApiError(400, f"{name} is {_short(value)}, must be {least} to {most}", name, "invalid_value")
 
 
 def check_text(value: Any, name: str) -> str:

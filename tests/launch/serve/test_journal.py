@@ -170,7 +170,7 @@ def test_where_there_will_be_no_ranks_every_request_is_answered_so():
 
 @given(st.lists(st.sampled_from(["submit", "send", "token", "end", "cancel", "lose"]), max_size=60), st.randoms())
 def test_whatever_happens_every_token_is_told_once_and_in_order(steps, random):
-    """The ranks count on from what was said; a client that waits reads 0, 1, 2, …"""
+    """The ranks count on from what was said; a client that waits reads 0, 1, 2 and so on."""
     journal, with_ranks, everyone = Journal(3, 1000), {}, []
     for step in steps:
         if step == "submit":

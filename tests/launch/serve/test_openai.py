@@ -170,11 +170,8 @@ def test_a_completion_tells_probabilities(client, tiny):
 
 def test_parts_of_a_message_are_one_text_and_developers_are_systems(client, service, tiny):
     parts = [{"type": "text", "text": "why is "}, {"type": "text", "text": "the sky blue?"}]
-    answer = client.chat.completions.create(
-        model="tiny",
-        max_tokens=1,
-        messages=[{"role": "developer", "content": "the"}, {"role": "user", "content": parts}],
-    )
+    messages = [{"role": "developer", "content": "the"}, {"role": "user", "content": parts}]
+    answer = client.chat.completions.create(model="tiny", max_tokens=1, messages=messages)
 
     assert line_of(service, answer)["tokens"] == tiny.ids([{"role": "system", "content": "the"}, *HI])
 
@@ -267,17 +264,15 @@ def test_an_unknown_model_is_not_found(client):
         client.models.retrieve("a/b")
 
 
-@pytest.mark.parametrize("endpoint", ["chat", "completion"])
-def test_what_exceeds_the_context_is_refused_with_both_numbers(client, service, endpoint):
-    before = len(service.service.models["tiny"].lines)
-    with pytest.raises(openai.BadRequestError, match=f"{CONTEXT} tokens") as caught:
-        if endpoint == "chat":
-            client.chat.completions.create(model="tiny", messages=HI, max_tokens=CONTEXT)
-        else:
-            client.completions.create(model="tiny", prompt=[5] * CONTEXT, max_tokens=1)
+def test_what_exceeds_the_context_is_refused_with_both_numbers(client, service, tiny):
+    before, prompt = len(service.service.models["tiny"].lines), len(tiny.ids(HI))
+    needed = f"the context has {CONTEXT} tokens, {CONTEXT + prompt} are needed: {prompt} of the prompt"
+    with pytest.raises(openai.BadRequestError, match=needed) as chat:
+        client.chat.completions.create(model="tiny", messages=HI, max_tokens=CONTEXT)
+    with pytest.raises(openai.BadRequestError, match=f"{CONTEXT} tokens, {CONTEXT + 1} are needed") as completion:
+        client.completions.create(model="tiny", prompt=[5] * CONTEXT, max_tokens=1)
 
-    assert caught.value.code == "context_length_exceeded"
-    assert f"{CONTEXT + 1 if endpoint == 'completion' else ''} are needed".strip() in str(caught.value)
+    assert chat.value.code == completion.value.code == "context_length_exceeded"
     assert len(service.service.models["tiny"].lines) == before
 
 

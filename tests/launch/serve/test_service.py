@@ -1,0 +1,262 @@
+"""What is not a model's: refusals, keys, origins, health, metrics, events."""
+
+import json
+import re
+
+import httpx
+import openai
+import pytest
+
+from launch.serve.keys import check_address, is_local, read_keys
+from solver.base.errors import HeptiError
+from tests.launch.serve.conftest import connect, patient
+from tests.launch.serve.fake import running
+from tests.launch.serve.test_openai import HI
+
+KEY = "a-key-of-more-than-16"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("chat/completions", {"messages": HI}, "model"),
+        ("chat/completions", {"model": 7, "messages": HI}, "model"),
+        ("chat/completions", {"model": "tiny"}, "messages"),
+        ("chat/completions", {"model": "tiny", "messages": []}, "messages"),
+        ("chat/completions", {"model": "tiny", "messages": ["hi"]}, "messages[0]"),
+        ("chat/completions", {"model": "tiny", "messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ("chat/completions", {"model": "tiny", "messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            "chat/completions",
+            {"model": "tiny", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content",
+        ),
+        ("chat/completions", {"model": "tiny", "messages": HI, "max_tokens": 0}, "max_tokens"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "max_tokens": 1.5}, "max_tokens"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "max_tokens": True}, "max_tokens"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "max_tokens": 10**4000}, "max_tokens"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "temperature": 2.1}, "temperature"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "temperature": "hot"}, "temperature"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "temperature": 10**400}, "temperature"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "top_p": 0}, "top_p"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "top_k": 257}, "top_k"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "stop": ["a", "b", "c", "d", "e"]}, "stop"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "stop": [""]}, "stop"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "stop": "\ud800"}, "stop"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "seed": 2**63}, "seed"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "stream": "yes"}, "stream"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "stream_options": 1}, "stream_options"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "n": 2}, "n"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "tools": [{"type": "function"}]}, "tools"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "tool_choice": "required"}, "tool_choice"),
+        (
+            "chat/completions",
+            {"model": "tiny", "messages": HI, "response_format": {"type": "json_object"}},
+            "response_format",
+        ),
+        ("chat/completions", {"model": "tiny", "messages": HI, "top_logprobs": 2}, "top_logprobs"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "frequency_penalty": 1}, "frequency_penalty"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "chat_template_kwargs": [1]}, "chat_template_kwargs"),
+        ("chat/completions", {"model": "tiny", "messages": HI, "chat_template_kwargs": {"messages": 1}}, "messages"),
+        ("chat/completions", {"model": "mini", "messages": HI}, "model"),
+        ("completions", {"model": "tiny"}, "prompt"),
+        ("completions", {"model": "tiny", "prompt": ["a", "b"]}, "prompt"),
+        ("completions", {"model": "tiny", "prompt": [[1, 2], [3]]}, "prompt"),
+        ("completions", {"model": "tiny", "prompt": []}, "prompt"),
+        ("completions", {"model": "tiny", "prompt": [-1]}, "prompt"),
+        ("completions", {"model": "tiny", "prompt": [10**30]}, "prompt"),
+        ("completions", {"model": "tiny", "prompt": "\ud800"}, "prompt"),
+        ("completions", {"model": "tiny", "prompt": "the", "echo": True}, "echo"),
+        ("completions", {"model": "tiny", "prompt": "the", "logprobs": 21}, "logprobs"),
+        ("embeddings", {"model": "mini"}, "input"),
+        ("embeddings", {"model": "mini", "input": []}, "input"),
+        ("embeddings", {"model": "mini", "input": ""}, "input"),
+        ("embeddings", {"model": "mini", "input": ["the", 5]}, "input[1]"),
+        ("embeddings", {"model": "mini", "input": [[5], [True]]}, "input[1]"),
+        ("embeddings", {"model": "mini", "input": [5, 10**9]}, "input"),
+        ("embeddings", {"model": "mini", "input": [[]]}, "input"),
+        ("embeddings", {"model": "mini", "input": ["a"] * 2049}, "input"),
+        ("embeddings", {"model": "mini", "input": "the", "dimensions": 8}, "dimensions"),
+        ("embeddings", {"model": "mini", "input": "the", "encoding_format": "int8"}, "encoding_format"),
+        ("embeddings", {"model": "mini", "input": "the", "encoding_format": ["float"]}, "encoding_format"),
+        ("embeddings", {"model": "classifier", "input": "the"}, "model"),
+        ("embeddings", {"model": "tiny", "input": "the"}, "model"),
+        ("classifications", {"model": "mini", "input": "the"}, "model"),
+        ("classifications", {"model": "vit", "input": "the board"}, "image"),
+        ("classifications", {"model": "vit", "image": "/etc/passwd"}, "image"),
+        ("classifications", {"model": "vit", "image": "https://a.b/c,d"}, "image"),
+        ("classifications", {"model": "vit"}, "image"),
+    ],
+)  # fmt: skip
+def test_a_wrong_body_is_a_bad_request_that_names_the_field(service, path, body, param):
+    answer = httpx.post(f"{service.url}/v1/{path}", content=json.dumps(body))
+
+    error = answer.json()["error"]
+    assert answer.status_code == 400, error
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert error["message"]
+    assert "\n" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1]", b"null", b'{"model": NaN}', b"\xff\xfe\xfd", b"[" * 100_000, b'{"a": ' + b"9" * 5000]
+)
+@pytest.mark.parametrize("path", ["chat/completions", "embeddings", "classifications"])
+def test_what_is_no_json_object_is_a_bad_request(service, path, body):
+    answer = httpx.post(f"{service.url}/v1/{path}", content=body)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == "invalid_json"
+
+
+def test_a_damaged_form_is_a_bad_request(service):
+    for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
+        for body in (b"", b"--x", b"--x\r\n\r\n", b"--x\r\ncontent-disposition: form-data; name=model\r\n\r\nvit"):
+            answer = httpx.post(
+                f"{service.url}/v1/classifications", content=body, headers={"content-type": kind}, timeout=10
+            )
+            assert answer.status_code == 400, body
+
+
+def test_paths_and_methods_that_there_are_not_have_errors_of_the_same_shape(service):
+    for path in ("/v1/images", "/etc/passwd", "/static/../app.py", "/static/%2e%2e/app.py", "/v1/models/../../x"):
+        answer = httpx.get(service.url + path)
+        assert answer.status_code == 404, path
+        assert answer.json()["error"]["message"]
+    assert httpx.get(f"{service.url}/v1/embeddings").status_code == 405
+
+
+def test_a_key_is_asked_for_and_never_told(texts):
+    with running(patient, texts, keys=(KEY, "another-key-of-the-file")) as service:
+        with connect(service, api_key="wrong") as client, pytest.raises(openai.AuthenticationError) as caught:
+            client.models.list()
+        with connect(service, api_key=KEY) as client:
+            assert client.models.list().data
+        with connect(service, api_key="another-key-of-the-file") as client:
+            assert client.models.list().data
+
+        assert caught.value.code == "invalid_api_key"
+        assert KEY not in str(caught.value)
+        for path in ("/metrics", "/events", "/v1/models", "/v1/nothing"):
+            assert httpx.get(service.url + path).status_code == 401
+        for path in ("/health", "/version"):
+            assert httpx.get(service.url + path).status_code == 200
+        # Whoever has the key may call the machine as he likes.
+        named = {"host": "board.local", "authorization": f"Bearer {KEY}"}
+        assert httpx.get(f"{service.url}/v1/models", headers=named).status_code == 200
+
+
+def test_pages_from_elsewhere_may_not_ask_unless_they_are_named(service, texts):
+    elsewhere = {"origin": "https://elsewhere.example"}
+    assert httpx.get(f"{service.url}/v1/models", headers=elsewhere).json()["error"]["code"] == "wrong_origin"
+    assert httpx.get(f"{service.url}/v1/models", headers={"origin": "null"}).status_code == 403
+    assert httpx.get(f"{service.url}/v1/models", headers={"origin": service.url}).status_code == 200
+    # A name of elsewhere that was made to lead here.
+    assert httpx.get(f"{service.url}/v1/models", headers={"host": "elsewhere.example"}).status_code == 403
+
+    with running(patient, texts, keys=(KEY,), origins=("https://elsewhere.example",)) as named:
+        asks = elsewhere | {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+        before = httpx.options(f"{named.url}/v1/models", headers=asks)
+        answer = httpx.get(f"{named.url}/v1/models", headers=elsewhere | {"authorization": f"Bearer {KEY}"})
+
+    assert before.status_code == answer.status_code == 200
+    assert before.headers["access-control-allow-origin"] == answer.headers["access-control-allow-origin"]
+
+
+def test_another_address_than_this_machine_s_needs_a_key():
+    for host in ("127.0.0.1", "localhost", "::1", "[::1]", "127.1.2.3"):
+        check_address(host, ())
+    for host in ("0.0.0.0", "::", "", "10.0.0.5", "board.local", "localhost.example"):
+        assert not is_local(host)
+        check_address(host, (KEY,))
+        with pytest.raises(HeptiError, match="there is no key"):
+            check_address(host, ())
+
+
+def test_keys_come_from_a_file_of_one_s_own_or_the_environment(tmp_path):
+    path = tmp_path / "keys"
+    path.write_text(f"{KEY}\n\n{KEY}-2\n")
+    path.chmod(0o644)
+    with pytest.raises(HeptiError, match="other users"):
+        read_keys(path)
+    path.chmod(0o600)
+
+    assert read_keys(path) == (KEY, f"{KEY}-2")
+    assert read_keys(None, {"HEPTI_API_KEY": KEY}) == (KEY,)
+    assert read_keys(None, {}) == ()
+    with pytest.raises(HeptiError, match="has 5 characters: at least 16"):
+        read_keys(None, {"HEPTI_API_KEY": "short"})
+    path.write_text("\n")
+    with pytest.raises(HeptiError, match="has no key"):
+        read_keys(path)
+    with pytest.raises(HeptiError, match="cannot read"):
+        read_keys(tmp_path / "none")
+
+
+def test_health_says_why_not(own):
+    assert httpx.get(f"{own.url}/health").json() == {"status": "ok"}
+
+    own.service.models["mini"].state, own.service.models["mini"].reason = "replanning", "pi-3 is silent"
+    answer = httpx.get(f"{own.url}/health")
+
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"] == "mini: replanning, pi-3 is silent"
+
+
+def test_the_version_is_told(service):
+    assert httpx.get(f"{service.url}/version").json() == {"version": "0.1.0"}
+
+
+def test_prometheus_reads_what_was_asked_and_how_boards_are(own):
+    with connect(own) as client:
+        client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=4)
+        client.embeddings.create(model="mini", input="the", encoding_format="float")
+    text = httpx.get(f"{own.url}/metrics").text
+    found = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if line[0] != "#"}
+
+    assert found['hepti_prompt_tokens_total{model_name="tiny"}'] == 3
+    assert found['hepti_generation_tokens_total{model_name="tiny"}'] == 4
+    assert found['hepti_requests_total{finished_reason="length",model_name="tiny"}'] == 1
+    assert found['hepti_requests_total{finished_reason="done",model_name="mini"}'] == 1
+    assert found['hepti_time_to_first_token_seconds_count{model_name="tiny"}'] == 1
+    assert found['hepti_inter_token_latency_seconds_count{model_name="tiny"}'] == 3
+    assert found['hepti_e2e_request_latency_seconds_count{model_name="tiny"}'] == 1
+    assert found['hepti_num_requests_running{model_name="tiny"}'] == 0
+    assert found['hepti_num_requests_waiting{model_name="tiny"}'] == 0
+    assert found['hepti_model_ready{model_name="tiny"}'] == 1
+    assert found['hepti_restarts_total{model_name="tiny"}'] == 1
+    assert found['hepti_rank_compute_seconds_total{board="pi-0",model_name="tiny",rank="0"}'] == 1.5
+    assert found['hepti_rank_wait_seconds_total{board="pi-0",model_name="tiny",rank="0"}'] == 0.5
+    assert found['hepti_rank_sent_bytes_total{board="pi-0",model_name="tiny",rank="0"}'] == 100
+    assert found['hepti_board_up{board="pi-0"}'] == 1
+    assert found['hepti_board_temperature_celsius{board="pi-0"}'] == 55
+    assert found['hepti_board_memory_free_bytes{board="pi-0"}'] == 1 << 30
+    assert not [name for name in found if not re.match(r"hepti_", name)]
+
+
+def test_events_tell_the_state_at_once_and_when_it_changes(own):
+    with httpx.stream("GET", f"{own.url}/events", timeout=10) as answer:
+        events = (json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line[:1] == "d")
+        assert next(events)["requests"] == []
+
+        with httpx.stream(
+            "POST", f"{own.url}/v1/completions", json={"model": "slow", "prompt": "the", "stream": True}, timeout=10
+        ):
+            own.until(lambda: own.service.models["slow"].journal.running == 1)
+            event = next(event for event in events if event["requests"])
+            own.service.models["slow"].state = "replanning"
+
+            async def tell():
+                async with own.service.changed:
+                    own.service.changed.notify_all()
+
+            own.do(tell())
+            states = ({model["name"]: model["state"] for model in event["models"]} for event in events)
+            assert next(state for state in states if state["slow"] != "ready")["slow"] == "replanning"
+
+    assert event["requests"][0]["model"] == "slow"
+    assert event["requests"][0]["tokens"] == 0
+    assert event["boards"][0]["name"] == "pi-0"
+    assert answer.headers["content-type"].startswith("text/event-stream")
