@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launch.serve.metrics import Served
-from launch.serve.texts import MOST_TOP_K, LanguageTexts
+from launch.serve.texts import MOST_TOP_K, LanguageTexts, code_of
 from launch.serve.transport import ApiError, Desk, Fields, check_text, wrong
 from solver.base.errors import HeptiError
 
@@ -35,6 +35,10 @@ UNSUPPORTED: Sequence[tuple[str, str, tuple[Any, ...]]] = (
     ("repetition_penalty", "tokens are drawn without penalties", (1, 1.0)),
     ("min_p", "top_p and top_k limit what is drawn", (0, 0.0)),
     ("logit_bias", "tokens are drawn without biases", ({},)),
+    ("stop_token_ids", "texts and the model's own tokens end an answer", ([],)),
+    ("min_tokens", "an answer ends where the model ends it", (0,)),
+    ("prompt_logprobs", "probabilities are those of the answer", ()),
+    ("use_beam_search", "tokens are drawn one by one", (False,)),
     ("echo", "the prompt is not repeated", (False,)),
     ("suffix", "nothing is filled in before a text", ("",)),
     ("modalities", "answers are text", (["text"],)),
@@ -367,7 +371,7 @@ async def _in_thread(param: str, make: Any, *arguments: Any) -> list[int]:
     try:
         tokens: list[int] = await asyncio.to_thread(make, *arguments)
     except HeptiError as error:
-        raise ApiError(400, str(error), param, "invalid_prompt") from None
+        raise ApiError(400, str(error), param, code_of(error)) from None
     return tokens
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from starlette.requests import Request
 
 from launch.serve.metrics import Served
-from launch.serve.texts import EncoderTexts, ImageTexts
+from launch.serve.texts import EncoderTexts, ImageTexts, code_of
 from launch.serve.transport import ApiError, Desk, Fields, check_text, files_of, parse_form, wrong
 from solver.base.errors import HeptiError
 
@@ -100,7 +100,7 @@ class Encoders:
         try:
             found = await asyncio.to_thread(lambda: [_ids(one, texts) for one in inputs])
         except HeptiError as error:
-            raise ApiError(400, str(error), "input", "invalid_input") from None
+            raise ApiError(400, str(error), "input", code_of(error)) from None
         for number, ids in enumerate(found):
             if len(ids) > texts.context:
                 complaint = f"input {number} has {len(ids)} tokens, the model reads {texts.context}: shorten it"

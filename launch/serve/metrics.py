@@ -44,7 +44,7 @@ class Served(Protocol):
 
     @property
     def kind(self) -> str:
-        """ "decoder", "encoder" or "convnet"."""
+        """What it is: "decoder", "encoder" or "convnet"."""
 
     @property
     def journal(self) -> Journal:

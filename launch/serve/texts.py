@@ -24,6 +24,13 @@ from weights.inputs.tokenize import PromptTokenizer, TextStream, Tokenizer
 NOTHING = "no endpoint gives what it computes"
 ENDLESS = 1 << 30  # tokens: texts are counted whole
 MOST_TOP_K = 256  # candidates that ranks gather of the whole vocabulary
+# Characters of a token, on average, are fewer than these in any language and in code. A text that is longer is not taken
+# apart: that takes 180 bytes of memory and a microsecond a character.
+MOST_A_TOKEN = 64
+
+
+class TooLongTextError(HeptiError):
+    """A text has more tokens than the model reads."""
 
 
 class LanguageTexts:
@@ -106,6 +113,7 @@ class LanguageTexts:
     def _encoded(self, text: str, bos: int | None) -> list[int]:
         if self._tokenizer is None:
             raise HeptiError(f"{self._model.name} came without a tokenizer: give a prompt of token ids")
+        _check_length(text, self.context)
         # A tokenizer may know more tokens than the model was trained with.
         return self.ids(self._tokenizer.encode(text, bos))
 
@@ -157,6 +165,7 @@ class EncoderTexts:
             raise HeptiError("the text is empty")
         if self._tokenizer is None:
             raise HeptiError(f"{self._name} came without a tokenizer: give token ids")
+        _check_length(text, self.context)
         return _known(self._tokenizer(text).ids, self._name, self._input.vocab)
 
     def ids(self, tokens: Sequence[int]) -> list[int]:
@@ -212,6 +221,18 @@ def read_texts(path: Path, context: int | None = None) -> ModelTexts:
         if not weights.spec.labels:
             raise HeptiError(f"{weights.spec.name} reads images and names no classes: {NOTHING}")
         return ImageTexts(weights.fingerprint, weights.spec.labels)
+
+
+def code_of(error: HeptiError) -> str:
+    """Return OpenAI's word for what is wrong with a text."""
+    return "context_length_exceeded" if isinstance(error, TooLongTextError) else "invalid_prompt"
+
+
+def _check_length(text: str, context: int) -> None:
+    if len(text) > context * MOST_A_TOKEN:
+        raise TooLongTextError(
+            f"the text has {len(text)} characters, {context} tokens are at most {context * MOST_A_TOKEN}: shorten it"
+        )
 
 
 def _known(tokens: Sequence[int], model: str, vocab: int) -> list[int]:

@@ -46,7 +46,7 @@ class Limits:
         A stream says at least so often that it lives.
     """
 
-    body_bytes: int = 32 << 20
+    body_bytes: int = 16 << 20
     body_s: float = 30.0
     image_bytes: int = 10 << 20
     inputs: int = 2048

@@ -283,6 +283,16 @@ def test_a_text_longer_than_an_encoder_reads_is_refused_with_both_numbers(client
     assert caught.value.code == "context_length_exceeded"
 
 
+def test_a_text_that_cannot_fit_is_refused_before_it_is_taken_apart(client):
+    """A tokenizer would need gigabytes for it."""
+    with pytest.raises(openai.BadRequestError, match=f"100000.. characters, {CONTEXT} tokens are at most") as chat:
+        client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "a" * 10_000_000}])
+    with pytest.raises(openai.BadRequestError, match="4000000 characters, 32 tokens are at most 2048") as embedding:
+        client.embeddings.create(model="mini", input=["the", "the " * 1_000_000])
+
+    assert chat.value.code == embedding.value.code == "context_length_exceeded"
+
+
 def test_what_the_ranks_refuse_is_a_bad_request_also_of_a_stream(client):
     for stream in (False, True):
         with pytest.raises(openai.BadRequestError, match="token 0 ends nothing"):
