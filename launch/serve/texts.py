@@ -24,8 +24,8 @@ from weights.inputs.tokenize import PromptTokenizer, TextStream, Tokenizer
 NOTHING = "no endpoint gives what it computes"
 ENDLESS = 1 << 30  # tokens: texts are counted whole
 MOST_TOP_K = 256  # candidates that ranks gather of the whole vocabulary
-# Characters of a token, on average, are fewer than these in any language and in code. A text that is longer is not taken
-# apart: that takes 180 bytes of memory and a microsecond a character.
+# Characters of a token, on average, are fewer in any language and in code. What is longer is not taken apart:
+# that takes 180 bytes of memory and a microsecond a character.
 MOST_A_TOKEN = 64
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 
 import httpx
 import openai
@@ -126,6 +127,25 @@ def test_paths_and_methods_that_there_are_not_have_errors_of_the_same_shape(serv
         assert answer.status_code == 404, path
         assert answer.json()["error"]["message"]
     assert httpx.get(f"{service.url}/v1/embeddings").status_code == 405
+
+
+def test_the_page_is_served_without_a_key_and_nothing_beside_it(texts, tmp_path, monkeypatch):
+    page = tmp_path / "page"
+    page.mkdir()
+    (page / "index.html").write_text("<title>Hepti</title>")
+    (page / "page.js").write_text("1;")
+    (tmp_path / "secret").write_text("TREASURE")
+    (page / "link").symlink_to(tmp_path / "secret")
+    monkeypatch.setattr("launch.serve.app.PAGE", page)
+    with running(patient, texts, keys=(KEY,)) as service:
+        assert "Hepti" in httpx.get(service.url).text
+        assert httpx.get(f"{service.url}/static/page.js").text == "1;"
+        for path in ("link", "../secret", "%2e%2e/secret", "..%2fsecret", "/etc/passwd", "page.js/../../secret"):
+            with socket.create_connection(service.url.removeprefix("http://").split(":")) as one:
+                one.sendall(f"GET /static/{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+                answer = b"".join(iter(lambda: one.recv(1 << 16), b""))
+            assert b" 404 " in answer.split(b"\r\n")[0], path
+            assert b"TREASURE" not in answer
 
 
 def test_a_key_is_asked_for_and_never_told(texts):
