@@ -71,7 +71,7 @@ endif
 	touch $@
 
 .venv/test: .venv/run
-	$(BIN)/python -m pip install --quiet --editable '.[$(extras),plot,test]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(extras),plot,serve,test]'
 	touch $@
 
 # Damages everything that strangers give us in 100 000 ways each; an hour or two.
