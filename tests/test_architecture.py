@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# What each room may import of the others. `launch` reads weights files where it serves them: it counts a request's tokens
-# before it queues.
+# What each room may import of the others. `launch` reads weights files where it serves them: the server counts a
+# request's tokens before it queues.
 ROOMS = {"solver": set(), "weights": {"solver"}, "hepti_mpi": {"solver", "weights"}, "launch": {"solver", "weights"}}
 HEAVY = ("mpi4py", "cvxpy", "pulp", "h5py", "onnxruntime", "safetensors", "tokenizers", "jinja2", "gguf", "matplotlib")
 ONE_A_PACKAGE = ("onnxruntime",)  # which folds graphs, and computes
