@@ -293,15 +293,21 @@ class DecoderLeader(Speaker):
         from solver.plan.decoder_file import decoder_plan_table
 
         ranks, plan = self._ranks, self._plan
-        each = zip(plan.devices, ranks.told_s.tolist(), strict=True)
+        each = zip(plan.devices, ranks.told_s.tolist(), ranks.sent_bytes.tolist(), strict=True)
         return {
             "model": self._model.name,
             "plan": decoder_plan_table(self._model, plan),
             "requests": self._count,
             "tokens": self._made,
             "ranks": [
-                {"rank": rank, "device": device, "compute_s": seconds, "wait_s": max(ranks.passes_s - seconds, 0.0)}
-                for rank, (device, seconds) in enumerate(each)
+                {
+                    "rank": rank,
+                    "device": device,
+                    "compute_s": compute_s,
+                    "wait_s": max(ranks.passes_s - compute_s, 0.0),
+                    "sent_bytes": int(sent),
+                }
+                for rank, (device, compute_s, sent) in enumerate(each)
             ],
             "replans": self._changes,
         }

@@ -28,6 +28,7 @@ from solver.schedule.decoders.memory import WORDS_KEPT
 SMALL_BYTES = 1 << 16  # of embedded rows that go with the word what to compute
 FACTS = 7  # of a pass: that it is one, its shape, and how many candidates a row has
 END, PASS, CHANGE = 0, 1, 2  # what rank 0 says: let go, a pass, another plan
+OWN = 2  # numbers that a rank tells of itself behind a pass
 KEPT = 8  # passes of other shapes than a token's are made anew when so many others were in between
 
 
@@ -105,8 +106,9 @@ class Ranks:
         What this rank has computed.
     pass_s : [p]
         On rank 0, what every rank computed of the last pass with candidates; 0 of one without a share.
-    told_s : [p], passes_s
-        On rank 0, what every rank computed of all passes with candidates, and the seconds that those took.
+    told_s, sent_bytes : [p], passes_s
+        On rank 0, what every rank computed of all passes with candidates, what it has sent in its life, and the seconds
+        that those passes took.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class Ranks:
     ) -> None:
         self._group, self._direct, self._coding, self._load = group, direct, coding, load
         self.compute_s = 0.0
-        self.pass_s, self.told_s = np.zeros(group.size), np.zeros(group.size)
+        self.pass_s, self.told_s, self.sent_bytes = (np.zeros(group.size) for _ in range(3))
         self.passes_s = 0.0
         self._facts = np.zeros(FACTS + share.plan.sequences, np.int64)  # of the pass that rank 0 says
         self._passes: OrderedDict[PassShape, DecoderPass] = OrderedDict()
@@ -162,18 +164,18 @@ class Ranks:
         if group.rank in self._first:
             own.stream[...] = stream
         size = shape.chosen * (1 + 2 * count)
-        told = {peer: np.empty(1 + size * (self._words[peer] > 0)) for peer in self._at_work if chosen}
+        told = {peer: np.empty(OWN + size * (self._words[peer] > 0)) for peer in self._at_work if chosen}
         seconds = self._run(own, starts)
         if group.rank in told:
             told[group.rank] = self._told(own, seconds, count)
         self._direct.exchange({}, {peer: message for peer, message in told.items() if peer != group.rank}).run()
         group.finish_sending()
         for peer, message in told.items():
-            self.pass_s[peer] = message[0]
+            self.pass_s[peer], self.sent_bytes[peer] = message[:OWN]
         if told:
             self.told_s += self.pass_s
             self.passes_s += clock.now() - started
-        parts = [told[peer][1:] for peer in sorted(told) if self._words[peer]]
+        parts = [told[peer][OWN:] for peer in sorted(told) if self._words[peer]]
         sums = [part[: shape.chosen] for part in parts]
         best = [part[shape.chosen :].reshape(shape.chosen, count, 2) for part in parts]
         return merged([np.empty((shape.chosen, 0, 2)), *best], count, [np.full(shape.chosen, -np.inf), *sums])
@@ -240,17 +242,18 @@ class Ranks:
         return seconds
 
     def _told(self, own: DecoderPass, seconds: float, count: int) -> Numbers:
-        """Return what rank 0 hears of a pass: this rank's seconds, and the candidates among its words.
+        """Return what rank 0 hears of a pass: this rank's seconds and sent bytes, and the candidates among its words.
 
-        Before them of every row the logarithm of the sum of exp(logit), where more than the best is asked for.
+        Before these of every row the logarithm of the sum of exp(logit), where more than the best is asked for.
         """
+        of_rank = np.array([seconds, self._group.traffic.sent_bytes])
         if not own.logits:
-            return np.array([seconds])
+            return of_rank
         best = best_of([likeliest(logits, count, first) for first, logits in own.logits], count)
         sums = np.full(len(best), -np.inf)
         if count > 1:
             sums = np.logaddexp.reduce([log_sum(logits) for _, logits in own.logits])
-        return np.concatenate([[seconds], sums, best.reshape(-1)])
+        return np.concatenate([of_rank, sums, best.reshape(-1)])
 
     def _pass(self, shape: PassShape) -> DecoderPass:
         """Return the pass of a shape, made where it is not among the last ones."""

@@ -269,7 +269,9 @@ def test_a_program_hears_every_token_and_what_the_ranks_do(tiny, uneven):
         tell(process, {"id": "a", "prompt": "the cat", "stream": True, "logprobs": 2, "said": whole[:2]})
         lines = [hear(process) for _ in whole[2:]]
         answer = hear(process)
-        assert ask(process, {"status": 2})["tokens"] == len(lines)
+        status = ask(process, {"status": 2})
+        assert status["tokens"] == len(lines)
+        assert all(rank["compute_s"] > 0 and rank["sent_bytes"] > 0 for rank in status["ranks"])
         process.communicate()
 
     check(tiny, answer, "the cat")
