@@ -305,7 +305,7 @@ class _Logprobs:
         found = []
         if self.asked and "logprob" in line:
             text = self._text(token)
-            top = [(str(name), float(logprob)) for _, logprob, name in line.get("top", ())]
+            top = [(self._text(int(other)), float(logprob)) for other, logprob in line.get("top", ())]
             found.append(_TokenLogprob(text, self._offset, float(line["logprob"]), top))
             self._offset += len(text)
         self.tokens.append(token)
@@ -316,7 +316,7 @@ class _Logprobs:
         if not self._texts.has_tokenizer:
             return f"token_id:{token}"
         stream = self._texts.stream(self.tokens)
-        return stream.step(token) or stream.rest()
+        return stream.step(token) or stream.rest() or self._texts.name(token)
 
 
 def _drawing(body: Fields, texts: LanguageTexts) -> dict[str, Any]:

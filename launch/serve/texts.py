@@ -110,6 +110,11 @@ class LanguageTexts:
         assert self._tokenizer is not None
         return self._tokenizer.stream(before)
 
+    def name(self, token: int) -> str:
+        """Return what the tokenizer calls a token: of a special one, which has no text."""
+        assert self._tokenizer is not None
+        return self._tokenizer.name(token)
+
     def _encoded(self, text: str, bos: int | None) -> list[int]:
         if self._tokenizer is None:
             raise HeptiError(f"{self._model.name} came without a tokenizer: give a prompt of token ids")

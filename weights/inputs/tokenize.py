@@ -74,6 +74,10 @@ class PromptTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return tuple(ids) if bos is None or ids[:1] == [bos] else (bos, *ids)
 
+    def name(self, token: int) -> str:
+        """Return what an id is called in the tokenizer; one that it does not know has no name."""
+        return self._tokenizer.id_to_token(token) or ""
+
     def stream(self, before: Iterable[int] = ()) -> TextStream:
         """Return what makes text of ids as they come behind others."""
         return TextStream(self._tokenizer, before)

@@ -86,7 +86,7 @@ class FakeModel:
             said.append(token)
             told = {"id": line["id"], "token": token, "text": piece}
             if "logprobs" in line:
-                top = [[token + n, -0.5 - n, WORDS[(token + n) % len(WORDS)]] for n in range(line["logprobs"])]
+                top = [[token + n, -0.5 - n] for n in range(line["logprobs"])]
                 told |= {"logprob": -0.5, "top": top}
             found = [at for stop in stops if (at := (text + piece).find(stop)) >= 0]
             if found:
