@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from launch.bench import decode_command, offload, paper_command, shift_command
+from launch.bench import decode_command, faults_command, offload, paper_command, shift_command
 from launch.compare import command as compare_command
 
-SUITES = (compare_command.SUITE, paper_command.SUITE, offload.SUITE, shift_command.SUITE, decode_command.SUITE)
+SUITES = (
+    compare_command.SUITE, paper_command.SUITE, offload.SUITE, shift_command.SUITE, decode_command.SUITE,
+    faults_command.SUITE,
+)  # fmt: skip
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
