@@ -141,7 +141,8 @@ def test_a_chat_tells_probabilities(client, service, tiny):
 
     content = answer.choices[0].logprobs.content
     assert [entry.logprob for entry in content] == [-0.5] * 3
-    assert [[one.token for one in entry.top_logprobs] for entry in content][1] == [tiny.tokenizer.convert_ids_to_tokens(n) for n in (1, 2)]
+    names = tiny.tokenizer.convert_ids_to_tokens([1, 2])
+    assert [[one.token for one in entry.top_logprobs] for entry in content][1] == names
     assert [entry.top_logprobs for entry in alone.choices[0].logprobs.content] == [[]] * 3
     assert without.choices[0].logprobs is None
     assert line_of(service, answer)["logprobs"] == 2
