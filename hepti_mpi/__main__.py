@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     Parse = Callable[[list[str]], Namespace]
     Run = Callable[[Namespace, Group], int]
 
+from solver.base.front import BEGUN, JOB_OF, program
 from solver.base.threads import thread_count  # without numpy, which reads them when it is imported
 
 # Another rank has gone, and says itself why, or mpirun does, which then ends this one: only where it does not, this
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     from solver.base.errors import HeptiError
 
     group = comm.world()
+    if group.rank == 0 and JOB_OF in os.environ:
+        print(BEGUN, file=sys.stderr, flush=True)
     try:
         parser, parse, run, words = _command(arguments)
         if "-h" in words or "--help" in words:
@@ -67,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0
         if "--debug" in arguments:
             traceback.print_exc()
-        print(f"python -m hepti_mpi: {error}", file=sys.stderr, flush=True)
+        print(f"{program('python -m hepti_mpi')}: {error}", file=sys.stderr, flush=True)
         return 2
     except ConnectionError as error:
         time.sleep(GONE_S)

@@ -8,6 +8,7 @@ from pathlib import Path
 from hepti_mpi.kernels.backends import NAMES, check_precision
 from solver.base.command import Parser
 from solver.base.errors import HeptiError
+from solver.base.front import program
 from solver.model.precision import PRECISIONS
 from solver.plan.plan import Wire
 from solver.systems import DEFAULT, SYSTEMS
@@ -56,7 +57,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def parser() -> Parser:
     """Return the parser of the main job."""
     parser = Parser(
-        prog="python -m hepti_mpi",
+        prog=program("python -m hepti_mpi"),
         description="Run one transformer or convolutional network, split over unequal ranks.\n"
         "Without arguments: a sentence encoder on examples.",
         epilog=EXAMPLE,

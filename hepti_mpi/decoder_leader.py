@@ -32,6 +32,7 @@ from hepti_mpi.requests.service_lines import Complaint, ServiceLines, print_line
 from hepti_mpi.requests.stdin import read_lines
 from solver.base.command import check_path
 from solver.base.errors import HeptiError
+from solver.base.front import program
 from solver.base.phrases import counted
 from solver.base.progress import progress
 from solver.cluster.cluster import Cluster
@@ -363,7 +364,7 @@ class DecoderLeader(Speaker):
 
     def _complain(self, complaint: Complaint | str) -> None:
         self._complained = True
-        self.say(f"python -m hepti_mpi generate: {complaint}")
+        self.say(f"{program('python -m hepti_mpi generate')}: {complaint}")
 
     def _refuse(self, complaint: Complaint) -> None:
         """Tell a person, and the program that asked, what is wrong with a line of standard input."""

@@ -35,6 +35,7 @@ from hepti_mpi.sources import Batches, in_turn, together
 from solver.base import clock
 from solver.base.command import check_path
 from solver.base.errors import HeptiError
+from solver.base.front import program
 from solver.base.phrases import percent
 from solver.base.progress import progress
 from solver.cluster.cluster import Cluster
@@ -271,7 +272,7 @@ class Leader(Speaker):
     def _complain(self, complaint: Complaint) -> None:
         self._complained = True
         if self._serves:
-            self.say(f"python -m hepti_mpi: {complaint}")
+            self.say(f"{program('python -m hepti_mpi')}: {complaint}")
             self._lines.complain(complaint)
         else:
             self._complaints.append(str(complaint))
@@ -286,7 +287,7 @@ class Leader(Speaker):
         if not requests:
             raise HeptiError(self._complaints[0] if self._complaints else f"--input {options.input} is empty")
         for complaint in self._complaints:
-            self.say(f"python -m hepti_mpi: {complaint}")
+            self.say(f"{program('python -m hepti_mpi')}: {complaint}")
         return requests
 
 

@@ -31,6 +31,7 @@ from solver.base import clock
 from solver.base.arrays import Array
 from solver.base.command import check_path
 from solver.base.errors import HeptiError
+from solver.base.front import program
 from solver.base.phrases import counted
 from solver.base.progress import progress
 from solver.cluster.cluster import Cluster
@@ -365,7 +366,7 @@ class NetworkLeader(Speaker):
     def _complain(self, complaint: Complaint) -> None:
         self._complained = True
         if self._complains:
-            self.say(f"python -m hepti_mpi: {complaint}")
+            self.say(f"{program('python -m hepti_mpi')}: {complaint}")
         if self._serves:
             self._lines.complain(complaint)
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from solver.base import stopping
 from solver.base.command import Parser
 from solver.base.errors import HeptiError
+from solver.base.front import program
 
 
 def load() -> stopping.Main:
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     from launch.lab import command as lab_command
 
     parser: argparse.ArgumentParser = Parser(
-        prog="python -m launch",
+        prog=program("python -m launch"),
         description="Start Hepti: virtual labs, checks of real clusters, hostfiles, benchmarks.",
         epilog="example: python -m launch lab up mixed4",
     )
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
     except (HeptiError, OSError) as error:
         if "--debug" in arguments[:split]:
             raise
-        print(f"python -m launch: {_complaint(error)}", file=sys.stderr)
+        print(f"{program('python -m launch')}: {_complaint(error)}", file=sys.stderr)
         return 2 if isinstance(error, HeptiError) else 1
     return code
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from solver.base.command import Parser, check_path, whole_file
 from solver.base.errors import HeptiError
+from solver.base.front import program
 from solver.base.phrases import counted
 from solver.base.progress import progress
 from solver.cluster.cluster import GIB, Cluster
@@ -68,13 +69,13 @@ def main(arguments: Sequence[str]) -> int:
     except HeptiError as error:
         if "--debug" in arguments:
             raise
-        print(f"python -m solver: {error}", file=sys.stderr)
+        print(f"{program('python -m solver')}: {error}", file=sys.stderr)
         return 2
     return 0
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="python -m solver", description=ABOUT, epilog=EXAMPLE)
+    parser = Parser(prog=program("python -m solver"), description=ABOUT, epilog=EXAMPLE)
     parser.add_argument(
         "--model",
         metavar="MODEL.h5|NAME",

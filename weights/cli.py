@@ -20,6 +20,7 @@ from rich.table import Table
 
 from solver.base.command import Parser
 from solver.base.errors import HeptiError
+from solver.base.front import program
 from solver.base.phrases import counted
 from solver.base.progress import progress
 from solver.base.spans import Span
@@ -64,19 +65,22 @@ def main(arguments: Sequence[str]) -> int:
     try:
         options = _parser().parse_args(arguments)
     except HeptiError as error:
-        print(f"python -m weights: {error}", file=sys.stderr)
+        print(f"{program('python -m weights')}: {error}", file=sys.stderr)
         return 2
     try:
         options.run(options)
     except HeptiError as error:
         if options.debug:
             raise
-        print(f"python -m weights {options.command}: {error}", file=sys.stderr)
+        print(f"{program('python -m weights')} {options.command}: {error}", file=sys.stderr)
         return 2
     except Exception as error:
         if options.debug:
             raise
-        print(f"python -m weights {options.command}: {type(error).__name__}: {error} (see --debug)", file=sys.stderr)
+        print(
+            f"{program('python -m weights')} {options.command}: {type(error).__name__}: {error} (see --debug)",
+            file=sys.stderr,
+        )
         return 1
     return 0
 
@@ -350,7 +354,7 @@ def _mib(size: int) -> str:
 
 def _parser() -> Parser:
     parser = Parser(
-        prog="python -m weights",
+        prog=program("python -m weights"),
         description="Convert, synthesize, inspect and verify weights files.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

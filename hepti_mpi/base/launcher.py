@@ -12,6 +12,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from solver.base.front import JOB_OF
+
 LAUNCHERS = ("prterun", "mpirun", "mpiexec", "orterun")
 
 
@@ -24,6 +26,12 @@ def launcher() -> Path | None:
     return None
 
 
+def _front(mpirun: Path) -> Path:
+    """Return the folder in /proc of the `hepti` that has started mpirun, by which its streams go; else mpirun's own."""
+    parent = (mpirun / "stat").read_text().rpartition(")")[2].split()[1]
+    return mpirun.parent / parent if parent == os.environ.get(JOB_OF) else mpirun
+
+
 def straight_to(number: int) -> int | None:
     """Return a descriptor of where mpirun's own standard output (1) or error (2) goes.
 
@@ -33,7 +41,7 @@ def straight_to(number: int) -> int | None:
     if parent is None:
         return None
     with suppress(OSError):  # another user's mpirun, or nobody reads the pipe
-        where = parent / "fd" / str(number)
+        where = _front(parent) / "fd" / str(number)
         mode = where.stat().st_mode
         if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
             descriptor = os.open(where, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)

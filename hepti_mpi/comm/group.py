@@ -14,6 +14,7 @@ from hepti_mpi.comm.mpi import MPI, Tag, check_tags
 from hepti_mpi.comm.wires import EXACT, Coding, Message
 from solver.base import clock
 from solver.base.errors import HeptiError
+from solver.base.front import program
 
 Value = TypeVar("Value")
 
@@ -193,7 +194,11 @@ class Group:
 
     def abort(self, message: str, code: int) -> NoReturn:
         """End the job on all ranks at once, naming this one."""
-        print(f"python -m hepti_mpi: rank {self.rank} on {host_name()}: {message}", file=sys.stderr, flush=True)
+        print(
+            f"{program('python -m hepti_mpi')}: rank {self.rank} on {host_name()}: {message}",
+            file=sys.stderr,
+            flush=True,
+        )
         time.sleep(LAST_WORDS_S)
         self._comm.Abort(code)
         raise SystemExit(code)

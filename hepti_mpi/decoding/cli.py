@@ -9,6 +9,7 @@ from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.sampling import Sampling
 from solver.base.command import Parser
 from solver.base.errors import HeptiError
+from solver.base.front import program
 from solver.model.decoder import CACHES
 from solver.plan.decoder_file import WIRES
 from solver.plan.plan import Wire
@@ -60,7 +61,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def parser() -> Parser:
     """Return the parser of `generate`."""
     parser = Parser(
-        prog="python -m hepti_mpi generate",
+        prog=program("python -m hepti_mpi generate"),
         description="Let a language model, split over unequal ranks, answer prompts or chat.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -13,6 +13,7 @@ from hepti_mpi.kernels.backends import NAMES, agree, check_precision
 from hepti_mpi.measure.profile import profile
 from solver.base.command import Parser, check_path
 from solver.base.errors import HeptiError
+from solver.base.front import program
 from solver.cluster.cluster import write_cluster
 from solver.model.convnet import ConvNet
 from solver.model.decoder import PRECISIONS, Decoder
@@ -39,7 +40,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def parser() -> Parser:
     """Return the parser of `profile`."""
     parser = Parser(
-        prog="python -m hepti_mpi profile",
+        prog=program("python -m hepti_mpi profile"),
         description="Measure every rank's kernels and memory and the links between them, in seconds.",
         epilog="example: mpirun -np 4 --hostfile pis python -m hepti_mpi profile --model bert-large --out pis.toml",
         allow_abbrev=False,

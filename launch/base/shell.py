@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, NoReturn
 
 from solver.base import clock
 from solver.base.errors import HeptiError
+from solver.base.stopping import SIGNALS
 
 Command = Sequence[str]
 Process = subprocess.Popen[str]
@@ -101,13 +103,28 @@ def _forward(source: IO[str], hush: bytes) -> None:
             os.write(sys.stderr.fileno(), re.sub(hush, b"", chunk))
 
 
+def start_between(command: Command, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a program on our standard input, whose output and errors come to us as bytes."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=dict(environment), stdout=pipe, stderr=pipe, bufsize=0)
+
+
+def become(command: Command, variables: Mapping[str, str]) -> NoReturn:
+    """Run a Python program of ours in the place of this one, with these variables besides.
+
+    What asks us to end meanwhile waits until the program heeds it.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    os.execve(command[0], list(command), {**environment(), **variables})
+
+
 def start_alone(command: Command) -> None:
     """Start a program that outlives us: it must not hold our terminal or pipe."""
     nothing = subprocess.DEVNULL
     subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
 
 
-def wait(process: Process, timeout_s: float | None = None) -> int | None:
+def wait(process: subprocess.Popen[Any], timeout_s: float | None = None) -> int | None:
     """Return a program's exit code (negative: the signal that ended it), None if it still runs after `timeout_s`.
 
     A program that we wait for ends with us: Ctrl-C reaches both, other signals us alone.

@@ -33,8 +33,22 @@ def ask_all(hosts: Sequence[str], python: str, agent: str, model: str) -> list[H
     return _on_each(hosts, lambda host: ask(host, python, agent, model))
 
 
+def look_at_all(hosts: Sequence[str], python: str, agent: str) -> list[HostAnswer]:
+    """Ask every host, all at the same time, for what takes no computing."""
+    return _on_each(hosts, lambda host: look_at(host, python, agent))
+
+
 def ask(host: str, python: str, agent: str, model: str) -> HostAnswer:
-    """Ask one host for its facts, and for the fingerprint of its weights file."""
+    """Ask one host for its facts, what computes there, and the fingerprint of its weights file."""
+    answer = look_at(host, python, agent)
+    if answer.facts is None:
+        return answer
+    answer = _with_kernels(answer, python, agent)
+    return _with_model(answer, python, agent, model) if model else answer
+
+
+def look_at(host: str, python: str, agent: str) -> HostAnswer:
+    """Ask one host for its facts."""
     # As mpirun does: to our directory where the host has it, and a shell without login.
     script = (
         f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; echo {MARK}; "
@@ -49,11 +63,9 @@ def ask(host: str, python: str, agent: str, model: str) -> HostAnswer:
     if code:
         return answer
     try:
-        answer = replace(answer, facts=printed(facts, python), error="")
+        return replace(answer, facts=printed(facts, python), error="")
     except HeptiError as complaint:
         return replace(answer, error=str(complaint))
-    answer = _with_kernels(answer, python, agent)
-    return _with_model(answer, python, agent, model) if model else answer
 
 
 def ask_pairs(hosts: Sequence[str], agent: str) -> dict[str, list[str]]:

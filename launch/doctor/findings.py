@@ -15,6 +15,17 @@ from solver.cluster.cluster import GIB, PROGRAM_BYTES
 HOT_C = 80.0
 # The firmware's bits that say "now"; the same 16 places higher mean "since it was switched on".
 THROTTLE_BITS = {0: "under-voltage", 1: "frequency capped", 2: "throttled", 3: "too hot"}
+# What ssh says, and its mend.
+SSH_MENDS = {
+    "Could not resolve hostname": "check the name, or write its address",
+    "Permission denied": "ssh-copy-id {host}",
+    "Host key verification failed": "ssh {host} once, and answer yes",
+    "Connection refused": "start sshd on {host}",
+    "timed out": "check that {host} is on, and its cable",
+    "No route to host": "check that {host} is on, and its cable",
+    "no answer within": "check that {host} is on, and its cable",
+}
+CHECK = "ssh-copy-id {host}; check its name, cable and sshd"
 BINDING_VARIABLES = ("PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_binding_policy")
 
 
@@ -95,8 +106,9 @@ def examine_pairs(hosts: Sequence[str], reached: Mapping[str, Sequence[str]]) ->
 
 def _reach(answer: HostAnswer) -> list[Finding]:
     if not answer.reached:
-        mend = f"ssh-copy-id {answer.host}; check its name, cable and sshd"
-        return [Finding(answer.host, "ssh", f"no ssh without a password: {answer.error}", mend)]
+        mend = next((mend for words, mend in SSH_MENDS.items() if words in answer.error), CHECK)
+        problem = f"no ssh without a password: {answer.error}"
+        return [Finding(answer.host, "ssh", problem, mend.format(host=answer.host))]
     if answer.facts is None:
         mend = "make the same virtual environment, under the same path, on every host (or give --python)"
         return [Finding(answer.host, "interpreter", answer.error, mend)]

@@ -37,10 +37,23 @@ def read_hostfile(path: Path) -> list[HostfileEntry]:
     return entries
 
 
-def _entry(words: Sequence[str], where: str) -> HostfileEntry:
-    host, slots = words[0], None
+def check_host(host: str, where: str) -> None:
+    """Refuse what cannot be the name of a host.
+
+    Raises
+    ------
+    HeptiError
+        If it is empty, has blanks, or would be an option of ssh.
+    """
     if host.startswith("-"):
         raise HeptiError(f"{where}: {host!r} would be an option of ssh: the name of a host does not begin with a dash")
+    if not host or host.split() != [host]:
+        raise HeptiError(f"{where}: {host!r} is no name of a host")
+
+
+def _entry(words: Sequence[str], where: str) -> HostfileEntry:
+    host, slots = words[0], None
+    check_host(host, where)
     if ":" in host:
         raise HeptiError(f"{where}: {host!r} is how MPICH writes it, Open MPI wants `{host.split(':')[0]} slots=1`")
     for word in words[1:]:

@@ -26,11 +26,17 @@ def hostfile_text(names: Sequence[str]) -> str:
     return "".join(f"{name} slots=1\n" for name in names)
 
 
-def mpirun_command(ranks: int, hosts: int, hostfile: Path, agent: Path | None, program: Sequence[str]) -> Command:
-    """Return the mpirun line that starts `program` on hosts in turn, rank 0 on the first; an agent replaces ssh."""
+def mpirun_command(
+    ranks: int, hosts: int, hostfile: Path | None, agent: Path | None, program: Sequence[str]
+) -> Command:
+    """Return the mpirun line that starts `program` on hosts in turn, rank 0 on the first; an agent replaces ssh.
+
+    Without a hostfile all ranks are on this machine.
+    """
     # Bound to one core, as mpirun does with two ranks, a board has lost its other three.
     place = ["--map-by", "node" if ranks <= hosts else "node:oversubscribe", "--bind-to", "none"]
     settings = [word for name, value in EXCHANGE_SETTINGS.items() for word in ("--mca", name, value)]
-    command = ["mpirun", "--allow-run-as-root", "-np", str(ranks), "--hostfile", str(hostfile)]
+    command = ["mpirun", "--allow-run-as-root", "-np", str(ranks)]
+    command += [] if hostfile is None else ["--hostfile", str(hostfile)]
     way = [] if agent is None else ["--prtemca", "plm_ssh_agent", str(agent)]
     return [*command, *way, *place, *settings, *program]

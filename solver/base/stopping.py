@@ -11,6 +11,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
+from solver.base import front
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Until what interrupts is raised again, where a library has swallowed it: one of 48 planners that drew a map went on.
 AGAIN_S = 0.5
@@ -33,6 +35,7 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
     silent
         Whether somebody else says that the program ends.
     """
+    program = front.program(program)
     asked: list[int] = []
 
     def leave(number: int, _: FrameType | None) -> None:
@@ -53,6 +56,7 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
 
     heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     _handle(heeded, leave)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # `hepti` holds them up while one program becomes another
     main = load()
     try:
         _handle(heeded, interrupt)

@@ -1,0 +1,115 @@
+"""The command line of `hepti`: what each command calls."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from launch.base import shell
+from launch.front.job import run_job
+from launch.front.places import split
+from solver.base.errors import HeptiError
+from solver.base.front import CALLED
+
+
+@dataclass(frozen=True, slots=True)
+class FrontCommand:
+    """A command: what runs it, and what it is for.
+
+    Parameters
+    ----------
+    words
+        Behind `python -m`.
+    on_hosts
+        Whether mpirun starts it, on hosts.
+    """
+
+    words: tuple[str, ...]
+    about: str
+    on_hosts: bool = False
+
+
+COMMANDS = {
+    "run": FrontCommand(("hepti_mpi",), "encode texts, classify images", on_hosts=True),
+    "generate": FrontCommand(("hepti_mpi", "generate"), "answer prompts, or chat", on_hosts=True),
+    "serve": FrontCommand(("launch", "serve"), "answer requests over HTTP"),
+    "profile": FrontCommand(("hepti_mpi", "profile"), "measure boards, and write a cluster file", on_hosts=True),
+    "plan": FrontCommand(("solver",), "plan for boards that need not be there"),
+    "convert": FrontCommand(("weights", "convert"), "make a weights file of a checkpoint, a GGUF or an ONNX file"),
+    "doctor": FrontCommand(("launch", "doctor"), "find what is wrong with boards, and its mend"),
+    "lab": FrontCommand(("launch", "lab"), "make a virtual cluster of this machine"),
+    "bench": FrontCommand(("launch", "bench"), "measure systems side by side"),
+}
+HELP = f"""\
+usage: hepti COMMAND …
+
+One transformer, language model or convolutional network, split unevenly over unequal small computers.
+
+{chr(10).join(f"  {name:<10}{command.about}" for name, command in COMMANDS.items())}
+
+`run`, `generate` and `profile` start on
+  --hosts pi-0,pi-1,pi-2   these hosts, one rank each
+  --hostfile F             the hosts of a file, as mpirun reads it
+  --np N                   so many ranks (default: one a host; without hosts one, on this machine)
+  --agent PROGRAM          what starts on hosts in place of ssh
+
+examples:
+  hepti run --np 4
+  hepti run --hosts pi-0,pi-1,pi-2 --model bert-large.h5 --input questions.txt --output answers.jsonl
+  hepti generate --hostfile pis --model llama.h5 --chat
+  hepti profile --hosts pi-0,pi-1 --model bert-large.h5 --out pis.toml
+  hepti plan --model bert-large --cluster mixed4
+
+hepti COMMAND --help has the options of each; hepti --version says which this is.
+"""
+ON_HOSTS = """\
+usage: hepti {name} [--hosts HOST,HOST,… | --hostfile F] [--np N] [--agent PROGRAM] OPTIONS
+
+where it runs:
+  --hosts HOST,…   these hosts, one rank each, rank 0 on the first
+  --hostfile F     the hosts of a file, as mpirun reads it
+  --np N           so many ranks (default: one a host; without hosts one, on this machine)
+  --agent PROGRAM  what starts on hosts in place of ssh
+
+OPTIONS, as `{module}` has them:
+
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command line; return the exit code: 0 done, 1 failed, 2 bad usage or input."""
+    try:
+        return _run(arguments)
+    except HeptiError as error:
+        print(f"{' '.join(['hepti', *arguments[:1]])}: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    name, words = arguments[0], arguments[1:]
+    if name == "--version":
+        print(f"hepti {metadata.version('hepti')}")
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+        raise HeptiError(f"there is no such command: {hint} (see hepti --help)")
+    command = COMMANDS[name]
+    module = [sys.executable, "-m", *command.words]
+    # A module whose own command has this name says it behind the program's.
+    called = "hepti" if command.words[-1] == name and not command.on_hosts else f"hepti {name}"
+    if not command.on_hosts:
+        shell.become([*module, *words], {CALLED: called})
+    place, words = split(words)
+    if "-h" in words or "--help" in words:
+        print(ON_HOSTS.format(name=name, module=" ".join(["python -m", *command.words])), end="", flush=True)
+        shell.become([*module, "--help"], {CALLED: called})
+    if not place.hosts and place.ranks == 1:
+        shell.become([*module, *words], {CALLED: called})
+    return run_job(called, place, [*module, *words])

@@ -1,0 +1,278 @@
+"""`hepti` as a person types it: one line where something is wrong, and mpirun's own words out of the way."""
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import sys
+import termios
+import time
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from tests.commands.cli import ENVIRONMENT, ROOT, run, start
+
+# Without README's settings for one machine: `hepti` makes its own.
+UNSET = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe", "OMPI_ALLOW_RUN_AS_ROOT",
+         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")  # fmt: skip
+HEPTI = ("env", *(word for name in UNSET for word in ("-u", name)), sys.executable, "-m", "launch.front")
+
+
+def front(*words, **options):
+    return run(*HEPTI, *words, **options)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """Return the variable that names a cache folder of this test's own, and the folder."""
+    folder = tmp_path / "cache"
+    return {"XDG_CACHE_HOME": str(folder)}, folder / "hepti"
+
+
+@pytest.fixture
+def model(converted, tmp_path):
+    """Return a weights file of this test's own, so that its ranks can be told from others."""
+    path = tmp_path / "model.h5"
+    path.symlink_to(converted("bert").path)
+    return path
+
+
+def ranks_of(model, count):
+    """Return the process ids of the ranks that run a weights file, as soon as there are so many."""
+    while True:
+        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal() and runs(path, model)]
+        if len(pids) == count:
+            return sorted(pids)
+        time.sleep(0.05)
+
+
+def runs(process, model):
+    try:
+        words = (process / "cmdline").read_bytes().decode().split("\0")
+    except OSError:  # it has just ended
+        return False
+    return words[1:3] == ["-m", "hepti_mpi"] and str(model) in words
+
+
+def logs(folder):
+    return sorted(folder.glob("mpirun-*.log"))
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_run_on_this_machine_needs_no_settings_and_leaves_no_log(ranks, model, cache, tmp_path):
+    variables, folder = cache
+    (tmp_path / "asked.jsonl").write_text('{"id": "q", "tokens": [5, 6, 7]}\n')
+    words = ("--model", model, "--input", tmp_path / "asked.jsonl", "--output", tmp_path / "answers.jsonl")
+
+    done = front("run", "--np", ranks, *words, **variables)
+
+    assert done.returncode == 0, done.stderr
+    assert f"{ranks} rank" in done.stderr
+    assert "who computed what" in done.stdout
+    assert json.loads((tmp_path / "answers.jsonl").read_text())["id"] == "q"
+    assert logs(folder) == []
+
+
+def test_lines_of_standard_input_are_answered_one_by_one(model, cache):
+    with start(*HEPTI, "run", "--np", "2", "--model", model, "--input", "-", **cache[0]) as process:
+        for tokens in ([5, 6], [7, 8, 9]):
+            print(json.dumps({"tokens": tokens}), file=process.stdin, flush=True)
+            assert json.loads(process.stdout.readline())["tokens"] == len(tokens)
+        process.communicate()
+
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["run", "--np", "2", "--model", "no.h5"], "hepti run: no weights file "),
+        (["run", "--np", "2", "--bogus"], "hepti run: unrecognized arguments: --bogus (see hepti run --help)"),
+        (["run", "--bogus"], "hepti run: unrecognized arguments: --bogus (see hepti run --help)"),
+        (["generate", "--np", "2"], "hepti generate: the following arguments are required: --model"),
+        (["profile", "--np", "2", "--bogus"], "hepti profile: the following arguments are required: --model, --out"),
+        (["plan", "--bogus"], "hepti plan: "),
+        (["convert"], "hepti: the following arguments are required: checkpoint, model (see hepti convert --help)"),
+        (["doctor"], "hepti: the following arguments are required: --hostfile (see hepti doctor --help)"),
+        (["run", "--hosts"], "hepti run: --hosts has no value"),
+        (["plam"], "hepti plam: there is no such command: did you mean plan?"),
+        (["xyz"], "hepti xyz: there is no such command: there are run, generate"),
+    ],
+)
+def test_mistakes_are_one_line_of_the_command_that_was_typed(words, complaint, cache):
+    variables, folder = cache
+
+    done = front(*words, **variables)
+
+    said = [line for line in done.stderr.splitlines() if not line.startswith(("note:", "2 ranks", "1 rank"))]
+    assert done.returncode == 2
+    assert [line.startswith(complaint) for line in said] == [True], done.stderr
+    assert done.stdout == ""
+    assert logs(folder) == []
+
+
+def test_hosts_that_cannot_be_reached_are_named_with_the_mend(cache):
+    variables, folder = cache
+
+    done = front("run", "--hosts", "no-such-board.invalid,nor-this.invalid", "--text", "a", **variables)
+
+    (line,) = done.stderr.splitlines()
+    (log,) = logs(folder)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert line.startswith("hepti run: no-such-board.invalid: no ssh without a password: ")
+    assert "; and look at nor-this.invalid" in line
+    assert f"({log} has all that mpirun said)" in line
+    assert log.read_text()
+
+
+def test_a_hostfile_run_is_not_led_astray_by_settings_for_one_machine(cache, tmp_path):
+    """They would put all ranks on the first host: here both are asked for."""
+    hostfile = tmp_path / "pis"
+    hostfile.write_text("localhost slots=1\nno-such-board.invalid slots=1\n")
+
+    done = run(sys.executable, "-m", "launch.front", "run", "--hostfile", hostfile, "--text", "a", **cache[0])
+
+    assert done.returncode == 1
+    assert "hepti run: no-such-board.invalid: " in done.stderr
+
+
+def test_a_rank_that_never_begins_is_one_line_with_the_reason(cache, tmp_path):
+    (tmp_path / "mpi4py.py").write_text("raise ImportError('mpi4py has seen better days')\n")
+
+    done = front("run", "--np", "2", **cache[0], PYTHONPATH=str(tmp_path))
+
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert "mpi4py has seen better days" in line
+
+
+def test_a_killed_rank_is_one_line(model, cache):
+    with start(*HEPTI, "run", "--np", "3", "--model", model, "--input", "-", **cache[0]) as process:
+        print('{"tokens": [5, 6, 7]}', file=process.stdin, flush=True)
+        process.stdout.readline()
+        os.kill(ranks_of(model, 3)[1], signal.SIGKILL)
+        _, stderr = process.communicate()
+
+    said = [line for line in stderr.splitlines() if line.startswith("hepti run: ")]
+    assert process.returncode == 1
+    assert len(said) == 1, stderr
+    assert "-----" not in stderr
+    assert ranks_of(model, 0) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["at once", "starting", "answering"])
+def test_what_is_interrupted_says_one_line_and_leaves_nothing(moment, number, model, cache, tmp_path):
+    """A signal to `hepti` alone, as `kill` sends it."""
+    variables, folder = cache
+    words = ("--model", model, "--input", "-", "--output", tmp_path / "answers.jsonl")
+    with start(*HEPTI, "run", "--np", "2", *words, **variables) as process:
+        if moment == "at once":
+            while not heeds(process.pid):
+                time.sleep(0.001)
+        elif moment == "starting":
+            ranks_of(model, 2)
+        else:
+            print('{"tokens": [5, 6, 7]}', file=process.stdin, flush=True)
+            process.stdout.readline()
+        process.send_signal(number)
+        _, stderr = process.communicate()
+
+    said = [line for line in stderr.splitlines() if line.startswith("hepti") or "Traceback" in line or "---" in line]
+    assert process.returncode == 128 + number
+    assert said == ["hepti run: interrupted"]
+    assert ranks_of(model, 0) == []
+    assert logs(folder) == []
+    assert {path.name for path in tmp_path.iterdir()} - {"cache", "model.h5", "answers.jsonl"} == set()
+
+
+def heeds(pid):
+    """Return whether a process is `hepti`, and has a handler of its own for SIGTERM, and so for the others."""
+    mask = re.search(r"SigCgt:\s*(\S+)", Path(f"/proc/{pid}/status").read_text()).group(1)
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"launch.front" in command and int(mask, 16) >> signal.SIGTERM - 1 & 1
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *words, **variables):
+        self.seen = ""
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            termios.tcsetwinsize(0, (24, 80))
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.chdir(ROOT)
+            os.execvpe(str(words[0]), [str(word) for word in words], ENVIRONMENT | variables)
+
+    def until(self, text, timeout_s=60):
+        """Read until a text has come; return all that has."""
+        end = time.monotonic() + timeout_s
+        while text not in self.seen:
+            assert time.monotonic() < end, self.seen
+            if select.select([self._fd], [], [], 1)[0]:
+                self.seen += os.read(self._fd, 1 << 16).decode(errors="replace")
+        return self.seen
+
+    def press(self, keys):
+        os.write(self._fd, keys)
+
+    def end(self):
+        """Read to the end; return the exit code and all that was seen."""
+        while True:
+            try:
+                chunk = os.read(self._fd, 1 << 16)
+            except OSError:  # nobody has the terminal any more
+                break
+            if not chunk:
+                break
+            self.seen += chunk.decode(errors="replace")
+        _, status = os.waitpid(self.pid, 0)
+        os.close(self._fd)
+        return os.waitstatus_to_exitcode(status), self.seen
+
+
+def test_ctrl_c_on_a_terminal_is_one_line(model, cache):
+    terminal = Terminal(*HEPTI, "run", "--np", "2", "--model", model, "--input", "-", **cache[0])
+    terminal.until("2 ranks")
+    terminal.press(b"\x03")
+
+    code, seen = terminal.end()
+
+    assert code == 130, seen
+    assert seen.rstrip().endswith("hepti run: interrupted")
+    assert "----" not in seen
+    assert "Abort" not in seen
+    assert ranks_of(model, 0) == []
+
+
+def test_a_chat_on_a_terminal_answers_word_by_word_and_ends_with_its_end(tiny, cache):
+    words = ("generate", "--np", "2", "--model", tiny.path, "--chat", "--tokens", "4", "--ignore-eos")
+    terminal = Terminal(*HEPTI, *words, **cache[0])
+    terminal.until("> ")
+    terminal.press(b"hello\n")
+    terminal.until("the first after")
+    terminal.press(b"\n")
+
+    code, seen = terminal.end()
+
+    assert code == 0, seen
+    assert "say something" in seen
+
+
+def test_the_version_is_that_of_the_package():
+    assert front("--version").stdout == f"hepti {metadata.version('hepti')}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["run", "--help"], ["generate", "-h"], ["plan", "--help"],
+                                   ["convert", "--help"], ["doctor", "--help"], ["lab", "--help"]])  # fmt: skip
+def test_help_speaks_of_the_command_that_was_typed(words):
+    done = front(*words, COLUMNS="80")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"usage: {' '.join(['hepti', *words[:1]]) if words[1:] else 'hepti COMMAND'}")
+    assert "example" in done.stdout
