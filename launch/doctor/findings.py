@@ -22,6 +22,7 @@ SSH_MENDS = {
     "Host key verification failed": "ssh {host} once, and answer yes",
     "Connection refused": "start sshd on {host}",
     "timed out": "check that {host} is on, and its cable",
+    "unreachable": "check that {host} is on, and on the same network",
     "No route to host": "check that {host} is on, and its cable",
     "no answer within": "check that {host} is on, and its cable",
 }

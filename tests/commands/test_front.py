@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.cli import ENVIRONMENT, ROOT, run, start
+from tests.commands.test_failures import cpu_seconds
 
 # Without README's settings for one machine: `hepti` makes its own.
 UNSET = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe", "OMPI_ALLOW_RUN_AS_ROOT",
@@ -276,3 +277,40 @@ def test_help_speaks_of_the_command_that_was_typed(words):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"usage: {' '.join(['hepti', *words[:1]]) if words[1:] else 'hepti COMMAND'}")
     assert "example" in done.stdout
+
+
+def held_up(pid):
+    """Return whether a process has become another program, which does not heed signals yet but holds them up."""
+    mask = re.search(r"SigBlk:\s*(\S+)", Path(f"/proc/{pid}/status").read_text()).group(1)
+    command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"launch.front" not in command and int(mask, 16) >> signal.SIGINT - 1 & 1
+
+
+@pytest.mark.parametrize("words", [["plan", "--model", "bert-large", "--cluster", "mixed4", "--compare"], ["run"]])
+def test_what_interrupts_while_one_program_becomes_another_is_heeded_by_that(words):
+    with start(*HEPTI, *words) as process:
+        while not held_up(process.pid):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate()
+
+    assert (process.returncode, stderr) == (130, f"hepti {words[0]}: interrupted\n")
+
+
+@pytest.mark.parametrize("moment", ["1 rank", "computing"])
+def test_a_run_without_mpirun_is_interrupted_in_one_line_and_writes_nothing(moment, model, cache, tmp_path):
+    words = ("--model", model, "--random", "500", "--repeat", "100000", "--output", tmp_path / "answers.jsonl")
+    with start(sys.executable, "-m", "hepti_mpi", *words, **cache[0]) as process:
+        if moment == "1 rank":
+            while not process.stderr.readline().startswith("1 rank"):
+                pass
+        else:
+            while cpu_seconds(process.pid) < 3:
+                time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate()
+
+    assert process.returncode == 130
+    assert stderr.splitlines()[-1] == "python -m hepti_mpi: interrupted"
+    assert "Traceback" not in stderr
+    assert not list(tmp_path.glob("*answers*"))
