@@ -20,6 +20,7 @@ from hepti_mpi.decoding.cli import CACHE, SYSTEM
 from hepti_mpi.decoding.generation import Follow, Generation, TextAnswer
 from hepti_mpi.decoding.ranks import Embedding, Ranks
 from hepti_mpi.decoding.report import answer_entry, run_report, show_run, speed
+from hepti_mpi.report.alone import Pace, alone_line, decoder_alone, doubt, tokens_a_second
 from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.requests.ahead import Ahead
 from hepti_mpi.requests.answer_text import Ending
@@ -249,7 +250,35 @@ class DecoderLeader(Speaker):
             write_json(options.report, report)
         if self._answers and not self._serves:
             show_run(self.console, report, model, plan)
+            self._judge(report)
         return 2 if self._complained else 0
+
+    def _judge(self, report: Mapping[str, Any]) -> None:
+        """Say what one board alone would have taken, and whether what was predicted holds."""
+        plan, speed, predicted = self._plan, report["tokens_per_s_median"], report["predicted"]
+        # Of several at a time each waits for the others.
+        if self._cluster is None or self._group.size == 1 or plan.sequences > 1 or not (speed and predicted):
+            return
+        pace = Pace(1 / speed, predicted["token_s"])
+        alone = decoder_alone(self._model, self._cluster, self._asked(), self._median_behind())
+        active = {
+            device
+            for rank, device in enumerate(plan.devices)
+            if plan.words[rank].size or any(stage.heads[rank].size or stage.columns[rank].size for stage in plan.stages)
+        }
+        self.say(alone_line(pace, active, alone, self._boards, tokens_a_second))
+        if note := doubt(pace, self._boards, self._cluster, kept=self.needs_profile):
+            self.note([note])
+
+    @property
+    def _boards(self) -> str:
+        """For which boards seconds are predicted."""
+        return "these hosts" if self._options.cluster is None else f"the boards of {self._options.cluster}"
+
+    def _median_behind(self) -> int:
+        """Return how many tokens stand before one in the middle of the median answer."""
+        prompt = int(statistics.median(entry["prompt_tokens"] for entry in self._answers))
+        return prompt + int(statistics.median(len(entry["new_tokens"]) for entry in self._answers)) // 2
 
     def _predicted(self) -> Mapping[str, float] | None:
         """Return what the plan was predicted to take for prompts and answers as long as the median ones."""
@@ -259,9 +288,8 @@ class DecoderLeader(Speaker):
 
         setting = setting_of(self._model, self._cluster, self._plan)
         prompt = int(statistics.median(entry["prompt_tokens"] for entry in self._answers))
-        tokens = int(statistics.median(len(entry["new_tokens"]) for entry in self._answers))
         return {
-            "token_s": token_seconds(setting, self._plan, prompt + tokens // 2),
+            "token_s": token_seconds(setting, self._plan, self._median_behind()),
             "first_s": first_seconds(setting, self._plan, prompt),
         }
 

@@ -11,7 +11,7 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from hepti_mpi.comm.group import Group
-from solver.base.cache import cache_folder
+from solver.base.cache import cache_folder, profile_path
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster, read_cluster, write_cluster
 from weights.convert.convert import convert
@@ -22,11 +22,6 @@ DEMO = Path(str(files("hepti_mpi") / "demo"))
 EXAMPLE = "demo/cluster.toml"  # in the package
 Say = Callable[[str], object]
 READ_BYTES_PER_S = 50e6  # weights of a card in a Raspberry Pi
-
-
-def profile_path(fingerprint: str) -> Path:
-    """Return where a profile is kept."""
-    return cache_folder() / f"cluster-{fingerprint}.toml"
 
 
 def kept_profile(fingerprint: str, group: Group, measure: Callable[[], Cluster], say: Say | None) -> Cluster:

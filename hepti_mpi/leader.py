@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Console
 
 from hepti_mpi import defaults
 from hepti_mpi.comm.group import Group
@@ -23,6 +24,7 @@ from hepti_mpi.live.conductor import Conductor
 from hepti_mpi.live.member import Member
 from hepti_mpi.plan_choice import choose
 from hepti_mpi.report import tables
+from hepti_mpi.report.alone import BoardAlone, Pace, alone_line, doubt, encoder_alone, milliseconds, requests_a_second
 from hepti_mpi.report.report import job_report, job_status, predicted_rate, prediction
 from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.report.watch import Watch
@@ -48,9 +50,6 @@ from weights.file.store import WeightsFile
 if TYPE_CHECKING:
     from solver.live.trials import Trials
     from solver.programs.planner import Solution
-
-# A request that takes this many times what was predicted speaks against the profile, not of noise or a first run.
-FAR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +234,11 @@ class Leader(Speaker):
         report["replans_decided"] = self._conductor.decided if self._conductor else 0
         report["requests_per_s"] = None if self._serves else self._tally.count / self._busy_s
         batches = [[request.rows for request in batch] for batch in batches_of(self._requests)]
+        queued = len(batches) > 1 and not self._plan.in_one
         rate = predicted_rate(self._spec, self._cluster, self._plan, batches, self._plan_of)
         report["predicted_requests_per_s"] = rate
+        alone = None if self._serves else self._alone(report, batches, queued=queued)
+        report["best_single"] = None if alone is None else asdict(alone)
         if options.output is not None and not self._serves:
             write_answers(options.output, self._kept.by_id.values())
         if options.report is not None:
@@ -245,29 +247,41 @@ class Leader(Speaker):
             console = tables.terminal(stderr=False)
             if options.output is None and options.random is None:
                 tables.show_answers(console, self._requests, [answer.entry for answer in self._kept.by_id.values()])
-            tables.show_ranks(console, report, self._plan, queued=len(batches) > 1 and not self._plan.in_one)
+            tables.show_ranks(console, report, self._plan, queued=queued)
             if self._rounding is not None:
                 size = f"{percent(self._rounding)} of their root mean square"
                 console.print(f"{options.wire} on the wire: hidden states differ from exact ones by {size} at most")
             if options.wire is Wire.ADAPTIVE:
                 console.print(f"batches sent from stage to stage: {tables.by_bits(ranks) or 'none'}")
-            self._doubt_profile(report["seconds_median"], report["predicted_seconds"])
+            self._judge(console, report, alone, queued=queued)
         return 2 if self._complained else 0
 
     def _plan_of(self, rows: int) -> Plan:
         """Return the plan under which batches of so many rows run."""
         return self._plan if self._trials is None else self._trials.lasting(rows)
 
-    def _doubt_profile(self, seconds: float, predicted: float | None) -> None:
-        """Say so where a kept profile cannot hold any more."""
-        facts = self._cluster.profile if self._cluster and self.needs_profile else {}
-        # Where many batches are under way, each waits for others besides.
-        if facts and predicted and seconds > FAR * predicted and self._plan.in_one:
-            path = defaults.profile_path(facts["fingerprint"])
-            self.say(
-                f"note: {seconds / predicted:.1f} times as long as predicted: the hosts are not as they were on "
-                f"{facts['date']}; remove {path} to measure them again"
-            )
+    def _alone(self, report: Mapping[str, Any], batches: Sequence[Sequence[int]], *, queued: bool) -> BoardAlone | None:
+        """Return the best board alone, by the seconds of what the split is judged by, if there is a split."""
+        if self._cluster is None or self._group.size == 1:
+            return None
+        if not queued:
+            return encoder_alone(self._spec, self._cluster, round(report["predicted_rows"]))
+        requests = sum(map(len, batches))
+        alone = encoder_alone(self._spec, self._cluster, round(sum(map(sum, batches)) / len(batches)))
+        return alone and replace(alone, seconds=alone.seconds * len(batches) / requests)
+
+    def _judge(self, console: Console, report: Mapping[str, Any], alone: BoardAlone | None, *, queued: bool) -> None:
+        """Say what one board alone would have taken, and whether what was predicted holds."""
+        # Where batches queue, each waits for others besides: it is how many a second that compares.
+        pace, show = Pace(report["seconds_median"], report["predicted_seconds"]), milliseconds
+        if queued:
+            rate = report["predicted_requests_per_s"]
+            pace, show = Pace(1 / report["requests_per_s"], 1 / rate if rate else None), requests_a_second
+        if self._cluster is not None and self._group.size > 1:
+            active = {stage.devices[number] for stage in self._plan.stages for number in stage.active}
+            console.print(alone_line(pace, active, alone, self._boards, show))
+        if note := doubt(pace, self._boards, self._cluster, kept=self.needs_profile):
+            self.note([note])
 
     def _complain(self, complaint: Complaint) -> None:
         self._complained = True

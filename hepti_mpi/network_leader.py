@@ -6,11 +6,12 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.console import Console
 
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.hosts import Place
@@ -18,6 +19,7 @@ from hepti_mpi.defaults import READ_BYTES_PER_S
 from hepti_mpi.engine.network import HeldPlans
 from hepti_mpi.network_flow import ImageFlow
 from hepti_mpi.report import tables
+from hepti_mpi.report.alone import BoardAlone, Pace, alone_line, doubt, images_a_second, milliseconds, network_alone
 from hepti_mpi.report.network_report import network_report, show_network
 from hepti_mpi.report.report import job_status
 from hepti_mpi.report.speaker import Speaker
@@ -169,6 +171,7 @@ class NetworkLeader(Speaker):
                 )
         elif options.plan is not None:
             self._boards = f"the boards of {options.plan}"
+        self._cluster = cluster
         if options.plan is not None:
             self._plan = plan_of_file(options, self._net, ranks, cluster)
         elif options.system == THROUGHPUT:
@@ -184,7 +187,6 @@ class NetworkLeader(Speaker):
             assert cluster is not None
             self._plan = plan_network(options.system, self._net, cluster, options.wire)
             self._plan.check(self._net, ranks)
-        self._cluster = cluster
         if options.plan is not None or cluster is None or options.replan != "off" or options.system != DEFAULT:
             return (self._plan,)
         return self._tried(cluster)
@@ -296,11 +298,30 @@ class NetworkLeader(Speaker):
             report["predicted_requests_per_s"], report["predicted_for"] = self._replicas.images_per_s, self._boards
             report["predicted_seconds"] = None
             report["replicas"] = self._replica_tables(plans)
+        alone = None
+        if self._cluster is not None and self._group.size > 1 and not self._serves:
+            alone = network_alone(self._net, self._cluster, options.wire)
+        report["best_single"] = None if alone is None else asdict(alone)
         if options.report is not None:
             write_json(options.report, report)
         if not self._serves:
-            show_network(tables.terminal(stderr=False), report, self._net, plans)
+            console = tables.terminal(stderr=False)
+            show_network(console, report, self._net, plans)
+            self._judge(console, report, alone)
         return 2 if self._complained else 0
+
+    def _judge(self, console: Console, report: Mapping[str, Any], alone: BoardAlone | None) -> None:
+        """Say what one board alone would have taken, and whether what was predicted holds."""
+        pace, show = Pace(report["seconds_median"], report["predicted_seconds"]), milliseconds
+        if self._replicas is not None:  # which compute images side by side
+            pace = Pace(1 / report["requests_per_s"], 1 / report["predicted_requests_per_s"])
+            show = images_a_second
+        if self._cluster is not None and self._group.size > 1:
+            plans = (self._plan,) if self._replicas is None else self._replicas.plans
+            active = {plan.devices[rank] for plan in plans for rank in plan.active}
+            console.print(alone_line(pace, active, alone, self._boards, show))
+        if note := doubt(pace, self._boards, self._cluster, kept=self.needs_profile):
+            self.note([note])
 
     def _requests(self, number: int) -> Iterator[PictureRequest]:
         """Yield the images of a pass over all of them; while one is computed the next is read."""

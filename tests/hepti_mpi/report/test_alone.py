@@ -1,0 +1,123 @@
+"""The split is held against the best board alone, and a prediction that is far off is said to be."""
+
+import pytest
+
+from hepti_mpi.report.alone import (
+    BoardAlone,
+    Pace,
+    alone_line,
+    decoder_alone,
+    doubt,
+    encoder_alone,
+    milliseconds,
+    network_alone,
+    requests_a_second,
+)
+from solver.model.named import named_model
+from solver.model.named_decoders import named_decoder
+from solver.plan.plan import Wire
+from solver.schedule.decoders.asked import TokenRequest
+from solver.schedule.stages import predict_plan
+from solver.systems import make_plan
+from tests.commands.networks import classifier
+from tests.solver.clusters import pis
+
+BOTH = ("pi-0", "pi-1")
+
+
+@pytest.mark.parametrize(
+    ("pace", "alone_s", "line"),
+    [
+        (
+            Pace(0.1, 0.09), 0.2,
+            "split 100.0 ms; best single board 200.0 ms (pi-1, predicted for these hosts): "
+            "the split is 2.0 times as fast",
+        ),
+        (
+            Pace(0.1, None), 0.05,
+            "split 100.0 ms; best single board 50.0 ms (pi-1, predicted for these hosts): "
+            "one board is 2.0 times as fast: --system single:pi-1",
+        ),
+        (
+            Pace(0.1, 0.1), 0.102,
+            "split 100.0 ms; best single board 102.0 ms (pi-1, predicted for these hosts): they are alike",
+        ),
+        (
+            Pace(0.1, 0.3), 0.6,
+            "split 100.0 ms, predicted 300.0 ms; best single board 600.0 ms (pi-1, predicted for these hosts): "
+            "the split is 2.0 times as fast, by what is predicted",
+        ),
+    ],
+)  # fmt: skip
+def test_the_line_says_who_is_faster(pace, alone_s, line):
+    assert alone_line(pace, BOTH, BoardAlone("pi-1", alone_s), "these hosts", milliseconds) == line
+
+
+def test_rates_are_compared_the_other_way_round():
+    line = alone_line(Pace(0.1, 0.1), BOTH, BoardAlone("pi-0", 0.2), "these hosts", requests_a_second)
+
+    assert line.startswith("split 10.00 requests a second; best single board 5.00 requests a second (pi-0")
+    assert line.endswith("the split is 2.0 times as fast")
+
+
+def test_where_one_board_has_all_there_is_no_split():
+    line = alone_line(Pace(0.1, 0.2), ["pi-1"], BoardAlone("pi-1", 0.2), "these hosts", milliseconds)
+
+    assert line == "no split: pi-1 computes all of it alone, 100.0 ms"
+
+
+def test_where_no_board_holds_the_model_that_is_said():
+    line = alone_line(Pace(0.1, 0.2), BOTH, None, "the boards of small.toml", milliseconds)
+
+    assert line == "split 100.0 ms; none of the boards of small.toml holds it alone"
+
+
+@pytest.mark.parametrize(
+    ("pace", "words"),
+    [
+        (Pace(0.25, 0.1), "2.5 times as long as predicted"),
+        (Pace(0.04, 0.1), "2.5 times as fast as predicted"),
+        (Pace(0.19, 0.1), None),
+        (Pace(0.06, 0.1), None),
+        (Pace(0.06, None), None),
+    ],
+)
+def test_what_is_twice_as_fast_or_slow_as_predicted_is_doubted_both_ways(pace, words):
+    said = doubt(pace, "the boards of mixed4", pis(1, 2), kept=False)
+
+    if words is None:
+        assert said is None
+    else:
+        assert said == f"{words}: the boards of mixed4 are not these hosts, which hepti profile measures"
+
+
+def test_of_a_kept_profile_the_file_is_named():
+    cluster = pis(1, 2)
+    cluster = type(cluster)(cluster.devices, cluster.links, profile={"fingerprint": "abc", "date": "1970"})
+
+    said = doubt(Pace(1.0, 0.1), "these hosts", cluster, kept=True)
+
+    assert said.startswith(
+        "10.0 times as long as predicted: the hosts are busier or freer than they were on 1970; remove"
+    )
+    assert "cluster-abc.toml to measure them again" in said
+
+
+def test_the_best_board_is_the_fastest_that_holds_the_model():
+    spec = named_model("bert-base")
+    cluster = pis(10, 40, 20)
+
+    found = encoder_alone(spec, cluster, 50)
+
+    plan = make_plan("single:pi-1", spec, cluster, 50)
+    assert found == BoardAlone("pi-1", predict_plan(spec, cluster, plan, 50).seconds)
+    assert network_alone(classifier()[0], cluster, Wire.FLOAT32).seconds > 0
+
+
+def test_a_board_without_room_is_passed_over():
+    """In float32 the model takes 4.6 GiB."""
+    model, asked = named_decoder("llama-3.2-1b"), TokenRequest(precision="float32")
+    roomy, tight = pis(10, 20), pis(10, 20, memory_gib=2)
+
+    assert decoder_alone(model, roomy, asked, 80).name == "pi-1"
+    assert decoder_alone(model, tight, asked, 80) is None
