@@ -7,11 +7,11 @@ from tests.commands.cli import hepti, succeeded, weights
 SLOW = """format = "hepti-cluster/1"
 [[device]]
 name = "slow"
-gflops = 0.001
+gflops = 0.002
 memory_gib = 1
 [[device]]
 name = "slower"
-gflops = 0.0005
+gflops = 0.001
 memory_gib = 1
 [network]
 bandwidth_mbps = 940
