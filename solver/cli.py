@@ -240,7 +240,7 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
         print(to_json(cluster, plan, priced, others, bound, solution, better), end="")
         return
     console = Console(highlight=False)
-    console.print(_title(options, spec, rows) + links(cluster), markup=False, soft_wrap=True)
+    console.print(_title(options, spec, rows) + links(cluster), markup=False)
     print_plan(console, cluster, plan, priced)
     print_comparison(console, plan, others, bound)
     if solution:
@@ -264,7 +264,7 @@ def _explain(
         print(json.dumps(json.loads(plan_to_json(plan)) | explained, indent=1))
         return
     console = Console(highlight=False)
-    console.print(_title(options, spec, plan.rows) + links(cluster), markup=False, soft_wrap=True)
+    console.print(_title(options, spec, plan.rows) + links(cluster), markup=False)
     print_explanation(console, cluster, solution, found)
 
 
@@ -299,7 +299,7 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
         print(priced_to_json(cluster, plan, found.in_one), end="")
         return
     console = Console(highlight=False)
-    console.print(_title(options, spec, rows) + links(cluster), markup=False, soft_wrap=True)
+    console.print(_title(options, spec, rows) + links(cluster), markup=False)
     print_plan(console, cluster, plan, found.in_one)
 
 
@@ -318,7 +318,7 @@ def _show_stages(
         print(stages_to_json(plan, found, better), end="")
         return
     console = Console(highlight=False)
-    console.print(_title(options, spec, plan.rows) + links(cluster), markup=False, soft_wrap=True)
+    console.print(_title(options, spec, plan.rows) + links(cluster), markup=False)
     print_stages(console, cluster, plan, found)
     print_upgrades(console, plan, better)
 

@@ -154,7 +154,7 @@ def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest
             print_schedule(console, rows, options.schedule)
         return
     if options.map:
-        console.print(title, markup=False, soft_wrap=True)
+        console.print(title, markup=False)
         print_shares_map(console, found)
         return
     others = []
@@ -165,7 +165,7 @@ def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest
     if options.json:
         print(decoder_to_json(found, others), end="")
         return
-    console.print(title, markup=False, soft_wrap=True)
+    console.print(title, markup=False)
     print_decoder(console, found)
     if others:
         print_beside(console, found.plan, others)

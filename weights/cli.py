@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from solver.base.command import Parser
 from solver.base.errors import HeptiError
@@ -24,6 +23,7 @@ from solver.base.front import program
 from solver.base.phrases import counted
 from solver.base.progress import progress
 from solver.base.spans import Span
+from solver.base.tables import FittedTable
 from solver.model.convnet import HEADS, ConvNet
 from solver.model.decoder import PRECISIONS
 from solver.model.named import DECOUPLED_NAMES, NAMED_MODELS, named_model
@@ -251,7 +251,7 @@ def _verify_network(path: Path) -> None:
 
 def _print_network(weights: NetworkFile) -> None:
     net = weights.net
-    facts = Table("", "", title=str(weights.path), show_header=False, title_justify="left")
+    facts = FittedTable("", "", title=str(weights.path), show_header=False, title_justify="left")
     _, height, width = net.shapes[net.input]
     result = ", ".join(_shape(net.shapes[name]) for name in net.outputs)
     labels = f", {len(net.labels)} labels" if net.labels else ""
@@ -272,7 +272,7 @@ def _print_network(weights: NetworkFile) -> None:
         ("fingerprint", weights.fingerprint),
     ):
         facts.add_row(title, text)
-    table = Table("nodes", "map", "MFLOP", "weights", "depends on", title="stretches", title_justify="left")
+    table = FittedTable("nodes", "map", "MFLOP", "weights", "depends on", title="stretches", title_justify="left")
     for stretch in stretches(net):
         names = stretch.first if stretch.nodes.size == 1 else f"{stretch.first} … {stretch.last}"
         field = "everything" if stretch.field is None else _shape(stretch.field)
@@ -298,7 +298,7 @@ def _network_sentence(net: ConvNet) -> str:
 
 def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> None:
     spec = weights.spec
-    facts = Table("", "", title=str(path), show_header=False, title_justify="left")
+    facts = FittedTable("", "", title=str(path), show_header=False, title_justify="left")
     source = spec.input
     if isinstance(source, TextInput):
         reads = f"texts of up to {source.max_rows} tokens (positions for {source.positions}), vocabulary {source.vocab}"
@@ -321,7 +321,7 @@ def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> N
         ("fingerprint", weights.fingerprint),
     ):
         facts.add_row(name, value)
-    tensors = Table("tensor", "shape", "count", "stored", title="tensors", title_justify="left")
+    tensors = FittedTable("tensor", "shape", "count", "stored", title="tensors", title_justify="left")
     shapes = tensor_shapes(spec)
     groups: dict[str, list[str]] = {}
     for name in shapes:

@@ -1,12 +1,13 @@
-"""Tables for people; the one place that imports rich."""
+"""Tables for people."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
+
+from solver.base.tables import FittedTable
 
 # Columns of words; all others are of numbers.
 WORDS = (
@@ -33,12 +34,12 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; columns whose heads end in a unit stand to the right."""
-    table = Table(title=Text(title), title_justify="left")
+    table = FittedTable(title=Text(title), title_justify="left")
     for column in columns:
         if column in WORDS:
             table.add_column(column, overflow="fold")
         else:
-            table.add_column(column.replace(" ", "\n"), justify="right")
+            table.add_column(column, justify="right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console(width=None if Console().is_terminal else 132).print(table)

@@ -130,7 +130,7 @@ def print_beside(console: Console, plan: DecoderPlan, others: Sequence[ComparedD
 
 def print_decoders(console: Console, entries: Sequence[ComparedDecoder], title: str) -> None:
     """Print every system's prediction, the fastest that can be run first; and who wins."""
-    console.print(title, markup=False, soft_wrap=True)
+    console.print(title, markup=False)
     headings = ("system", "tokens\na second", "first\ns", "KiB sent\na token", "weights:\nmost MiB", "least MiB")
     table = new_table("predicted", *headings)
     entries = _ranked(entries)

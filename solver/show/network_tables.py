@@ -35,6 +35,7 @@ MOST_NAMED = 20  # letters of a node on the map in one line
 MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"  # of devices on the map
 # As the devices of a picture.
 STYLES = ("bright_blue", "red", "green", "yellow", "cyan", "magenta", "white", "bright_black")
+IN_A_LINE = 6  # parts of devices: of more a line breaks between them
 
 
 def network_title(net: ConvNet) -> str:
@@ -67,8 +68,8 @@ def print_network(console: Console, found: PricedNetwork) -> None:
 def _segments(found: PricedNetwork) -> Table:
     headings = ("nodes", "from", "shared out", "rank by rank", "wire\nms", "compute\nms")
     table = new_table("segments: rows, or channels, of every device", *headings, words=4)
-    for place in (0, 2):
-        table.columns[place].no_wrap = True
+    table.columns[0].no_wrap = True
+    table.columns[3].no_wrap = len(found.plan.devices) <= IN_A_LINE
     parts = [whole_parts(found.net, segment) for segment in found.plan.segments]
     widths = [max(len(str(own[rank])) for own in parts) for rank in range(len(found.plan.devices))]
     for segment, own, step in zip(found.plan.segments, parts, found.steps, strict=True):
@@ -168,7 +169,7 @@ def network_to_json(
 
 def print_networks(console: Console, entries: Sequence[ComparedSystem], title: str) -> None:
     """Print every system's prediction, the fastest that can be run first; and who wins."""
-    console.print(title, markup=False, soft_wrap=True)
+    console.print(title, markup=False)
     table = new_table("predicted", "system", "ms", "MiB\nsent", "weights:\nmost MiB", "least MiB")
     entries = sorted(entries, key=lambda entry: (bool(entry.lacks), entry.seconds))
     for place, entry in enumerate(entries):
@@ -188,7 +189,7 @@ def print_networks(console: Console, entries: Sequence[ComparedSystem], title: s
 
 def print_replicas(console: Console, title: str, net: ConvNet, found: Replicas) -> None:
     """Print which devices answer images together, and how many."""
-    console.print(title, markup=False, soft_wrap=True)
+    console.print(title, markup=False)
     table = new_table("replicas, each with images of its own", "devices", "images a second", "weights MiB")
     for plan, rate in zip(found.plans, found.rates, strict=True):
         weights = weights_of(net, plan)

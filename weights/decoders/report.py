@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from solver.base.phrases import counted, percent
 from solver.base.progress import progress
+from solver.base.tables import FittedTable
 from solver.model.decoder import Decoder, Weight, decoder_tensors
 from weights.decoders.file import DecoderFile
 from weights.decoders.loss import Loss
@@ -63,7 +63,7 @@ def show(path: Path) -> None:
 def show_loss(found: Loss, of: str, text: bool) -> None:
     """Print what was lost by rounding, if anything was, and the perplexities where `of` is a text."""
     if found.logits:
-        table = Table("behind", "error")
+        table = FittedTable("behind", "error")
         table.add_row("embedding", percent(found.embedding))
         for number, error in enumerate(found.layers):
             table.add_row(f"layer {number}", percent(error))
@@ -108,7 +108,7 @@ def _print(weights: DecoderFile) -> None:
         reads += f"; {counted(few, 'layer')} of the last {' or '.join(map(str, windows))} only"
     norms = ["norms of query and key"] * attention.qk_norm + ["norms behind half layers"] * model.post_norms
     begins = "none" if model.bos is None else str(model.bos)
-    table = Table("", "", title=str(weights.path), show_header=False, title_justify="left")
+    table = FittedTable("", "", title=str(weights.path), show_header=False, title_justify="left")
     for name, value in (
         ("model", sentence(model)),
         ("source", weights.source),
@@ -123,7 +123,7 @@ def _print(weights: DecoderFile) -> None:
         ("fingerprint", weights.fingerprint),
     ):
         table.add_row(name, value)
-    tensors = Table("tensor", "shape", "count", "stored", title="tensors", title_justify="left")
+    tensors = FittedTable("tensor", "shape", "count", "stored", title="tensors", title_justify="left")
     groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for name, weight in weights.tensors.items():
         group = re.sub(r"^layers/\d+/", "layers/…/", name)
