@@ -242,8 +242,9 @@ class DecoderLeader(Speaker):
 
         options, plan, model = self._options, self._plan, self._model
         table = decoder_plan_table(model, plan)
-        report = {"replans": self._changes} | run_report(
-            model, plan, table, self._answers, self._predicted(), told, places
+        predicted = self._predicted()
+        report = {"replans": self._changes, "predicted_for": self._boards if predicted else None} | run_report(
+            model, plan, table, self._answers, predicted, told, places
         )
         self._file.close()
         if options.report is not None:

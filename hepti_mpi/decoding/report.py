@@ -116,4 +116,5 @@ def show_run(console: Console, report: Mapping[str, Any], model: Decoder, plan: 
     if report["predicted"]:
         expected = report["predicted"]
         line.append(f"; predicted {1 / expected['token_s']:.2f} and {expected['first_s']:.2f} s")
+        line.append(f" for {report['predicted_for']}")
     console.print(line)

@@ -21,7 +21,8 @@ class Speaker:
 
     def say(self, line: str) -> None:
         """Tell a line."""
-        self.console.print(line, soft_wrap=True)
+        # What reads a pipe has whole lines; on a terminal they end between words.
+        self.console.print(line, soft_wrap=not self.console.is_terminal)
 
     def note(self, notes: Sequence[str]) -> None:
         """Tell what may be a mistake, or is not as one would expect."""

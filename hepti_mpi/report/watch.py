@@ -48,7 +48,7 @@ class Watch:
 def picture(conductor: Conductor, plan: Plan, seconds: float) -> Group:
     """Return the table of devices and the last decisions."""
     drift = conductor.drift
-    measures = ("compute ms", "wait ms", "GFLOP/s", "of profile", "Mbps", "of profile", "GiB")
+    measures = ("compute ms", "wait ms", "GFLOP/s, of profile", "Mbps, of profile", "GiB")
     table = new_table(f"{1e3 * seconds:.0f} ms for the last batch", "device", "attention", "MLP", *measures)
     for rank, (device, measured) in enumerate(zip(drift.cluster.devices, conductor.latest, strict=False)):
         table.add_row(
@@ -56,10 +56,8 @@ def picture(conductor: Conductor, plan: Plan, seconds: float) -> Group:
             *shares(plan, rank),
             f"{1e3 * measured.compute_s:.0f}",
             f"{1e3 * measured.wait_s:.0f}",
-            f"{device.compute_flop_per_s / 1e9:.1f}",
-            _percent(drift.compute[rank].factor),
-            f"{drift.cluster.bandwidth(rank) * 8 / 1e6:.0f}",
-            _percent(drift.links[rank].factor),
+            Text.assemble(f"{device.compute_flop_per_s / 1e9:.1f}, ", _percent(drift.compute[rank].factor)),
+            Text.assemble(f"{drift.cluster.bandwidth(rank) * 8 / 1e6:.0f}, ", _percent(drift.links[rank].factor)),
             f"{device.memory_bytes / GIB:.1f}",
         )
     return Group(table, *_lines(conductor.lines))
@@ -72,4 +70,4 @@ def _lines(lines: Sequence[str]) -> list[Text]:
 def _percent(factor: float) -> Text:
     # A tenth is noise.
     style = "red" if factor < 0.9 else "green" if factor > 1.1 else ""
-    return Text(f"{100 * factor:.0f} %", style=style)
+    return Text(f"{100 * factor:.0f}%", style=style)  # one word: it stays in one line

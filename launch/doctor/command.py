@@ -78,17 +78,16 @@ def _print(hostfile: str, answers: Sequence[HostAnswer], findings: Sequence[Find
     for answer in answers:
         facts = answer.facts
         if facts is None:
-            rows.append([answer.host, *["-"] * 8])
+            rows.append([answer.host, *["-"] * 7])
             continue
         heat = "-" if facts["temperature_c"] is None else f"{facts['temperature_c']:.0f}"
         networks = ", ".join(f"{entry['name']} {entry['address']}" for entry in facts["interfaces"])
-        packages = facts["packages"]
         cores = f"{facts['usable_cores']} of {facts['cores']}"
         free = f"{facts['free_bytes'] / GIB:.2f}"
         mpi = answer.mpi.rpartition(" ")[2]
         kernels = answer.kernels["backend"] if answer.kernels else "-"
-        rows.append([answer.host, facts["python"], packages["numpy"] or "-", kernels, mpi, cores, free, heat, networks])
-    columns = ["host", "Python", "numpy", "kernels", "MPI", "cores", "free GiB", "°C", "links"]
+        rows.append([answer.host, facts["python"], kernels, mpi, cores, free, heat, networks])
+    columns = ["host", "Python", "kernels", "MPI", "cores", "free GiB", "°C", "links"]
     show(f"hosts of {hostfile}{at_scale()}", columns, rows)
     if findings:
         lines = [[finding.host, finding.problem, finding.mend] for finding in findings]

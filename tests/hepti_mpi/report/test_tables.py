@@ -135,6 +135,32 @@ def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, cons
     assert last == f"{figures} 900.0 ms from request to answer, the wait for others included"
 
 
+def test_shares_fit_80_columns_and_headings_break_first():
+    console = Console(file=io.StringIO(), width=80, markup=False, emoji=False)
+    block = BlockPlan("attention", Cut.BLOCK, inner=Partition.of_counts([11, 1]))
+    _, rows = layer_by_rows(BLOCKS, (0.7, 0.3))
+    plan = Plan((Stage(("pi-0", "pi-1"), ((Span(0, 2), (block, rows)),)),), "bert", rows=64)
+    ranks = [
+        {"rank": rank, "device": name, "compute_s": 0.1, "wait_s": 0.025, "sent_bytes": 1024, "weights_bytes": 3 << 19}
+        for rank, name in enumerate(plan.devices)
+    ]
+    report = {"per_rank": ranks, "repeat": 1, "seconds_median": 0.02, "predicted_seconds": None}
+
+    show_ranks(console, report, plan, queued=False)
+
+    assert [line.rstrip() for line in shown(console).splitlines()] == [
+        "who computed what of bert, 2 layers; 1 run",
+        "┏━━━━━━┳━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━┳━━━━━━━┳━━━━━━━┓",
+        "┃      ┃        ┃           ┃              ┃ weights ┃ compute ┃  wait ┃  sent ┃",
+        "┃ rank ┃ device ┃ attention ┃          MLP ┃     MiB ┃      ms ┃    ms ┃   KiB ┃",
+        "┡━━━━━━╇━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━╇━━━━━━━╇━━━━━━━┩",
+        "│ 0    │ pi-0   │  11 heads │ 70 % of rows │     1.5 │   100.0 │  25.0 │     1 │",
+        "│ 1    │ pi-1   │    1 head │ 30 % of rows │     1.5 │   100.0 │  25.0 │     1 │",
+        "└──────┴────────┴───────────┴──────────────┴─────────┴─────────┴───────┴───────┘",
+        "20.0 ms from request to answer",
+    ]
+
+
 def test_what_was_measured_says_with_which_kernels(console):
     facts = {"model": "bert-large", "backend": "onnxruntime", "precision": "int8"}
 
