@@ -249,6 +249,8 @@ class DecoderLeader(Speaker):
         self._file.close()
         if options.report is not None:
             write_json(options.report, report)
+        if options.output is not None and not self._serves:
+            self.wrote(len(self._answers), options.output)
         if self._answers and not self._serves:
             show_run(self.console, report, model, plan)
             self._judge(report)
@@ -360,6 +362,12 @@ class DecoderLeader(Speaker):
             self._begins(answer)
             print_text(answer.text.text)
         print_text("\n\n" if len(self._options.prompt) > 1 else "\n")
+        if self._is_cut(answer):
+            self.say(f"[cut at {counted(len(answer.text.tokens), 'token')}]")
+
+    def _is_cut(self, answer: TextAnswer) -> bool:
+        """Return whether an answer would have gone on, and nobody asked for just so many tokens."""
+        return answer.text.finish_reason == "length" and not self._options.ignore_eos
 
     def _chat(self, generation: Generation) -> None:
         """Answer what a person says, line by line, until there is nothing more."""
@@ -384,7 +392,8 @@ class DecoderLeader(Speaker):
                 messages.append({"role": "assistant", "content": answer.text.text})
                 said = speed(answer)
                 rate = f"{said:.1f} tokens a second, " if said else ""
-                self.say(f"[{rate}the first after {answer.first_s:.2f} s]")
+                cut = f", cut at {counted(len(answer.text.tokens), 'token')}" if self._is_cut(answer) else ""
+                self.say(f"[{rate}the first after {answer.first_s:.2f} s{cut}]")
             self._asks()
 
     def _asks(self) -> None:

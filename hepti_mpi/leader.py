@@ -241,6 +241,7 @@ class Leader(Speaker):
         report["best_single"] = None if alone is None else asdict(alone)
         if options.output is not None and not self._serves:
             write_answers(options.output, self._kept.by_id.values())
+            self.wrote(len(self._kept.by_id), options.output)
         if options.report is not None:
             write_json(options.report, report)
         if not self._serves:

@@ -304,6 +304,8 @@ class NetworkLeader(Speaker):
         report["best_single"] = None if alone is None else asdict(alone)
         if options.report is not None:
             write_json(options.report, report)
+        if options.output is not None and not self._serves:
+            self.wrote(self._tally.count // options.repeat, options.output)
         if not self._serves:
             console = tables.terminal(stderr=False)
             show_network(console, report, self._net, plans)

@@ -194,6 +194,8 @@ def _check(options: argparse.Namespace) -> None:
         raise HeptiError("--deadline-ms is of --system coedge, for convolutional networks: leave it out")
     if options.objective == "throughput" and options.system not in (None, DEFAULT, THROUGHPUT):
         raise HeptiError(f"--objective throughput is for --system hepti, {options.system} has its own objective")
+    if options.plot and (options.objective == "throughput" or options.system == THROUGHPUT):
+        raise HeptiError("--plot draws one stage of all devices, a plan for throughput may have others: leave it out")
     for path in (options.plot, options.map):
         if path is not None:
             check_path(path, SUFFIXES)

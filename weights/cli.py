@@ -57,6 +57,7 @@ EXAMPLE = """examples:
   python -m weights inspect minilm.h5
   python -m weights verify minilm.h5
 """
+LABELS_NAMED = 6  # of a classifier
 PRECISION_HELP = "of a language model's matrices: in blocks of 32, or float32 (the default, of a GGUF file its own)"
 
 
@@ -249,12 +250,18 @@ def _verify_network(path: Path) -> None:
         )
 
 
+def _labels(labels: Sequence[str]) -> str:
+    """Return how many labels there are, and the first of them."""
+    named = ", ".join(labels[:LABELS_NAMED]) + ", …" * (len(labels) > LABELS_NAMED)
+    return f"{counted(len(labels), 'label')}: {named}"
+
+
 def _print_network(weights: NetworkFile) -> None:
     net = weights.net
     facts = FittedTable("", "", title=str(weights.path), show_header=False, title_justify="left")
     _, height, width = net.shapes[net.input]
     result = ", ".join(_shape(net.shapes[name]) for name in net.outputs)
-    labels = f", {len(net.labels)} labels" if net.labels else ""
+    labels = f", {_labels(net.labels)}" if net.labels else ""
     anchors = f", {counted(len(net.anchors), 'anchor')}" if net.anchors else ""
     ending = tail(net)
     if ending is None:
@@ -309,7 +316,7 @@ def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> N
     head = [f"pooling {spec.pooling}"]
     head += [f"dense {spec.dense_width} ({spec.dense})"] if spec.dense else []
     head += ["normalised"] if spec.normalize else []
-    head += [f"classifier of {len(spec.labels)} labels"] if spec.labels else []
+    head += [f"classifier of {_labels(spec.labels)}"] if spec.labels else []
     for name, value in (
         ("model", _sentence(spec)),
         ("source", weights.source),

@@ -15,6 +15,8 @@ from solver.model.spec import ImageInput, ModelSpec
 
 EndTensors = Mapping[str, Array]
 
+LABELS = 5  # are told of a request, the likeliest, as of a network's image
+
 
 def embed(spec: ModelSpec, tensors: EndTensors, content: Sequence[int] | Array) -> Array:
     """Return what the first layer takes [rows, H], of token ids or pixels."""
@@ -57,7 +59,9 @@ def result(spec: ModelSpec, tensors: EndTensors, hidden: Array) -> dict[str, Any
         return {"embedding": embedding(spec, tensors, hidden).tolist()}
     outputs = logits(spec, tensors, hidden)
     scores = probabilities(outputs, spec.scores)
-    return {"label": spec.labels[int(np.argmax(outputs))], "scores": scores.tolist(), "logits": outputs.tolist()}
+    best = np.argsort(-outputs, kind="stable")[:LABELS]
+    top = [{"label": spec.labels[number], "score": float(scores[number])} for number in best]
+    return top[0] | {"top5": top, "scores": scores.tolist(), "logits": outputs.tolist()}
 
 
 def embedding(spec: ModelSpec, tensors: EndTensors, hidden: Array) -> Array:

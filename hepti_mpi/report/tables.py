@@ -20,6 +20,7 @@ from solver.model.blocks import Cut
 from solver.model.sublayers import LEGEND
 from solver.plan.plan import BlockPlan, Plan
 
+LABELS_SHOWN = 3  # of a request, the likeliest; a file has five
 WIDTH = 110  # where there is no terminal to ask
 
 
@@ -45,11 +46,12 @@ def terminal(stderr: bool) -> Console:
 
 def show_answers(console: Console, requests: Sequence[Request], answers: Sequence[dict[str, Any]]) -> None:
     """Print which text is nearest to which, or every request's label."""
-    names = [request.text or str(request.id) for request in requests]
+    names = [_name(request) for request in requests]
     if "label" in answers[0]:
         table = new_table("labels", "request", "label", "score", words=2)
         for name, entry in zip(names, answers, strict=True):
-            table.add_row(name, entry["label"], f"{max(entry['scores']):.3f}")
+            for place, one in enumerate(entry["top5"][:LABELS_SHOWN]):
+                table.add_row("" if place else name, one["label"], f"{one['score']:.3f}")
     elif len(answers) > 1:
         table = new_table("nearest to each other", "request", "nearest", "cosine", words=2)
         for name, (nearest, cosine) in zip(names, _nearest(answers), strict=True):
@@ -59,6 +61,12 @@ def show_answers(console: Console, requests: Sequence[Request], answers: Sequenc
         vector = answers[0]["embedding"]
         table.add_row(names[0], str(len(vector)), ", ".join(f"{value:.4f}" for value in vector[:4]) + ", …")
     console.print(table)
+
+
+def _name(request: Request) -> str:
+    """Return a request as a person knows it; what was left out of a text that is too long is said."""
+    name = request.text or str(request.id)
+    return f"{name} (cut at {counted(request.rows, 'token')})" if request.truncated else name
 
 
 def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan, *, queued: bool) -> None:

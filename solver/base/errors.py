@@ -28,4 +28,10 @@ def explained(problem: str, errors: type[Exception] | tuple[type[Exception], ...
     except errors as error:
         # Python puts a number before the system's words and the file behind, and quotes around those of a KeyError.
         reason = getattr(error, "strerror", None) or (error.args[0] if isinstance(error, KeyError) else error)
+        reason = no_text(error) if isinstance(error, UnicodeDecodeError) else reason
         raise HeptiError(f"{problem}: {' '.join(str(reason).split())}") from error
+
+
+def no_text(error: UnicodeDecodeError) -> str:
+    """Return why bytes are no text, without the words of Python's codecs."""
+    return f"byte {error.object[error.start]:#04x} in place {error.start} is no text in UTF-8"

@@ -49,6 +49,10 @@ from solver.cluster.nodes import NodeSpeeds, derived_speeds, speeds_from_table, 
 from solver.model.precision import FLOAT32, PRECISIONS, Precision
 
 FORMAT = "hepti-cluster/1"
+TO_WRITE = (
+    f'hepti profile measures one, or write format = "{FORMAT}", a [[device]] with name, gflops and memory_gib for '
+    f"every board, and a [network] with bandwidth_mbps"
+)
 MIB, GIB = 2**20, 2**30
 # Of a device's memory: the interpreter, numpy, MPI and its socket buffers, beside weights and activations.
 PROGRAM_BYTES = 150 * MIB
@@ -228,6 +232,8 @@ def write_cluster(cluster: Cluster, path: Path) -> None:
 
 
 def _from_toml(table: dict[str, Any]) -> Cluster:
+    if not table:
+        raise HeptiError(f"the file is empty: {TO_WRITE}")
     _check_keys(table, "the file", required=("format", "device", "network"), optional=("link", "profile"))
     if table["format"] != FORMAT:
         raise HeptiError(f"format is {table['format']!r}, this version reads {FORMAT!r}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, no_text
 from solver.base.spans import Span
 from solver.plan.plan import Prediction
 
@@ -28,7 +28,9 @@ def read_with(path: Path, from_json: Callable[[str], T]) -> T:
         return from_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise HeptiError(f"cannot read plan {path}: {error.strerror}") from error
-    except (HeptiError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise HeptiError(f"{path}: {no_text(error)}") from error
+    except HeptiError as error:
         raise HeptiError(f"{path}: {error}") from error
 
 

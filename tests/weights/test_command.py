@@ -63,7 +63,7 @@ def test_inspect_an_image_model(image_spec, random_tensors, write_file, run_weig
     shown = run_weights("inspect", write_file(image_spec, random_tensors(image_spec))).stdout
 
     assert "images of 12 by 20, 17 rows each" in shown
-    assert "classifier of 2 labels" in shown
+    assert "classifier of 2 labels: " in shown
 
 
 def test_verify_names_the_first_damaged_tensor(model, text_spec, random_tensors, run_weights):

@@ -61,17 +61,30 @@ def test_one_embedding_shows_its_width_and_first_values(console):
     assert row_of(console, "one") == ["one", "5", "0.2500, -1.0000, 0.5000, 0.1250, …"]
 
 
-def test_labels_come_with_the_best_score(console):
-    answers = [{"label": "calm", "scores": [0.75, 0.25]}, {"label": "[/b]", "scores": [0.1, 0.9]}]
+def test_the_likeliest_labels_come_with_their_scores(console):
+    tops = [("calm", 0.75), ("glad", 0.25)], [("[/b]", 0.9), ("b", 0.05), ("c", 0.03), ("d", 0.02)]
+    answers = [{"label": top[0][0], "top5": [{"label": label, "score": score} for label, score in top]} for top in tops]
 
     show_answers(console, requests("one", ":warning: two"), answers)
 
     assert row_of(console, "one") == ["one", "calm", "0.750"]
     assert row_of(console, ":warning: two") == [":warning: two", "[/b]", "0.900"]
+    assert row_of(console, "") == ["", "glad", "0.250"]
+    assert "0.030" in shown(console)
+    assert "0.020" not in shown(console)
+
+
+def test_a_text_that_was_cut_is_said_to_be(console):
+    """By its tokens that were read."""
+    cut = Request(1, [1] * 128, 128, "a long text", truncated=True)
+
+    show_answers(console, [cut], [{"label": "calm", "top5": [{"label": "calm", "score": 1.0}]}])
+
+    assert row_of(console, "a long text (cut at 128 tokens)")
 
 
 def test_requests_without_a_text_go_by_their_id(console):
-    show_answers(console, [Request("cat.png", [1], 1)], [{"label": "cat", "scores": [1.0]}])
+    show_answers(console, [Request("cat.png", [1], 1)], [{"label": "cat", "top5": [{"label": "cat", "score": 1.0}]}])
 
     assert row_of(console, "cat.png") == ["cat.png", "cat", "1.000"]
 
