@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -237,7 +238,7 @@ class Leader(Speaker):
         queued = len(batches) > 1 and not self._plan.in_one
         rate = predicted_rate(self._spec, self._cluster, self._plan, batches, self._plan_of)
         report["predicted_requests_per_s"] = rate
-        alone = None if self._serves else self._alone(report, batches, queued=queued)
+        alone = None if self._serves else self._alone(batches, queued=queued)
         report["best_single"] = None if alone is None else asdict(alone)
         if options.output is not None and not self._serves:
             write_answers(options.output, self._kept.by_id.values())
@@ -261,12 +262,12 @@ class Leader(Speaker):
         """Return the plan under which batches of so many rows run."""
         return self._plan if self._trials is None else self._trials.lasting(rows)
 
-    def _alone(self, report: Mapping[str, Any], batches: Sequence[Sequence[int]], *, queued: bool) -> BoardAlone | None:
+    def _alone(self, batches: Sequence[Sequence[int]], *, queued: bool) -> BoardAlone | None:
         """Return the best board alone, by the seconds of what the split is judged by, if there is a split."""
         if self._cluster is None or self._group.size == 1:
             return None
         if not queued:
-            return encoder_alone(self._spec, self._cluster, round(report["predicted_rows"]))
+            return encoder_alone(self._spec, self._cluster, round(statistics.median(self._tally.rows)))
         requests = sum(map(len, batches))
         alone = encoder_alone(self._spec, self._cluster, round(sum(map(sum, batches)) / len(batches)))
         return alone and replace(alone, seconds=alone.seconds * len(batches) / requests)
