@@ -6,7 +6,6 @@ import difflib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
 from launch.base import shell
 from launch.front.job import run_job
@@ -94,6 +93,8 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     name, words = arguments[0], arguments[1:]
     if name == "--version":
+        from importlib import metadata  # takes as long as all else
+
         print(f"hepti {metadata.version('hepti')}")
         return 0
     if name not in COMMANDS:

@@ -14,7 +14,6 @@ from pathlib import Path
 from launch.base import shell
 from launch.front.places import StartPlace
 from launch.front.sieve import ERRORS, OUTPUT, Sieve, reasons
-from launch.front.trouble import host_trouble
 from launch.start.mpirun import hostfile_text, mpirun_command
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained
@@ -127,6 +126,8 @@ class MpirunJob:
         if code == 0 or self._sieve.complained or (self._sieve.begun and code == 2):
             self._log.unlink()
             return code
+        from launch.front.trouble import host_trouble  # numpy, which a job that runs well does not wait for
+
         said = self._log.read_text(errors="replace")
         trouble = None if self._sieve.begun else host_trouble(place)
         reason = trouble or next(reasons(said), f"mpirun ended with code {code}")
