@@ -1,4 +1,4 @@
-"""`python -m launch`: labs, the doctor, hostfiles, benchmarks."""
+"""`python -m launch`: labs, the doctor, hostfiles, services, benchmarks."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def load() -> stopping.Main:
     from launch.bench import command as bench_command  # noqa: F401
     from launch.doctor import command as doctor_command  # noqa: F401
     from launch.lab import command as lab_command  # noqa: F401
+    from launch.serve import command as serve_command  # noqa: F401
 
     return main
 
@@ -26,16 +27,18 @@ def main(arguments: Sequence[str]) -> int:
     from launch.bench import command as bench_command
     from launch.doctor import command as doctor_command
     from launch.lab import command as lab_command
+    from launch.serve import command as serve_command
 
     parser: argparse.ArgumentParser = Parser(
         prog=program("python -m launch"),
-        description="Start Hepti: virtual labs, checks of real clusters, hostfiles, benchmarks.",
+        description="Start Hepti: virtual labs, checks of real clusters, hostfiles, services, benchmarks.",
         epilog="example: python -m launch lab up mixed4",
     )
     parser.add_argument("--debug", action="store_true", help="show where an error comes from")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     lab_command.add_parser(subparsers)
     doctor_command.add_parser(subparsers)
+    serve_command.add_parser(subparsers)
     bench_command.add_parser(subparsers)
     # What stands behind the first -- is another program's command line.
     split = arguments.index("--") if "--" in arguments else len(arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shlex
@@ -20,7 +21,9 @@ from solver.base.stopping import SIGNALS
 
 Command = Sequence[str]
 Process = subprocess.Popen[str]
+StreamedProcess = asyncio.subprocess.Process
 GRACE_S = 5.0  # mpirun ends its ranks within one
+LONGEST_LINE = 64 * 2**20  # bytes that a program which is read line by line may say in one
 
 
 def environment() -> dict[str, str]:
@@ -71,6 +74,14 @@ def start(command: Command) -> Process:
     """Start a program to talk to line by line; its errors go where ours go. A terminal's Ctrl-C is for us alone."""
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, bufsize=1, process_group=0)
+
+
+async def start_streamed(command: Command, environment: Mapping[str, str]) -> StreamedProcess:
+    """Start a program to talk to in an event loop, over its three streams. A terminal's Ctrl-C is for us alone."""
+    pipe = subprocess.PIPE
+    return await asyncio.create_subprocess_exec(
+        *command, env=dict(environment), stdin=pipe, stdout=pipe, stderr=pipe, process_group=0, limit=LONGEST_LINE
+    )
 
 
 def start_logged(command: Command, environment: Mapping[str, str], log: Path) -> Process:

@@ -1,0 +1,82 @@
+"""What ranks on some boards are planned for: a cluster file, or a measurement that is kept, and the memory of now."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from launch.watch.boards import Heartbeats
+from launch.watch.site import Site
+from solver.base.cache import cache_folder
+from solver.base.command import whole_file
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import PROGRAM_BYTES, Cluster, read_cluster
+
+# Measures boards; returns the cluster file.
+Measure = Callable[[tuple[str, ...]], Awaitable[str]]
+
+
+class Clusters:
+    """The clusters of one model.
+
+    Parameters
+    ----------
+    site, heartbeats
+        The boards.
+    given
+        What to plan for, devices as the boards are in order; None: measured.
+    fingerprint
+        Of the model's file.
+    """
+
+    def __init__(self, site: Site, heartbeats: Heartbeats, given: Cluster | None, fingerprint: str) -> None:
+        self._site, self._beats, self._fingerprint = site, heartbeats, fingerprint
+        self._known: dict[tuple[str, ...], Cluster] = {}
+        if given is not None:
+            self._known[site.boards] = given.first(site.ranks, "--cluster")
+        self._given = given is not None
+
+    async def of(self, boards: tuple[str, ...], measure: Measure) -> Cluster:
+        """Return what to plan for on these boards: of a measurement of more of them their part.
+
+        Raises
+        ------
+        HeptiError
+            If they cannot be measured.
+        """
+        if not self._given:
+            self._read(self._site.boards)
+            self._read(boards)
+        if not any(set(boards) <= set(known) for known in self._known):
+            text = await measure(boards)
+            path = self._path(boards)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(path) as temporary:
+                temporary.write_text(text)
+            self._read(boards)
+        known = max((known for known in self._known if set(boards) <= set(known)), key=len)
+        indices = range(self._site.ranks) if self._site.alone else map(known.index, boards)
+        return self._with_free_memory(self._known[known].only(indices), boards)
+
+    def _read(self, boards: tuple[str, ...]) -> None:
+        path = self._path(boards)
+        if boards not in self._known and path.exists():
+            with suppress(HeptiError):  # of another version
+                self._known[boards] = read_cluster(path)
+
+    def _path(self, boards: Sequence[str]) -> Path:
+        facts = (tuple(boards), self._site.ranks, self._site.enter, self._site.scale, self._fingerprint)
+        return cache_folder() / "serve" / f"cluster-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}.toml"
+
+    def _with_free_memory(self, cluster: Cluster, boards: Sequence[str]) -> Cluster:
+        """Cap every device at what its board has free: other models, and other programs, have the rest."""
+        on_one = self._site.ranks if self._site.alone else 1
+        devices = []
+        for rank, device in enumerate(cluster.devices):
+            facts = self._beats.boards[self._site.board_of(boards, rank)].facts
+            free = int(facts["free_bytes"]) // on_one - PROGRAM_BYTES
+            devices.append(replace(device, memory_bytes=max(1, min(device.memory_bytes, free))))
+        return replace(cluster, devices=tuple(devices))

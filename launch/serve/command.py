@@ -1,0 +1,281 @@
+"""`python -m launch serve`: what a person types and sees."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import getpass
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launch.base import shell
+from launch.lab.down import down, machine_cgroups
+from launch.lab.lab import Lab, lab_name, load_lab, plan_lab, running
+from launch.lab.outside import enter_command, join_commands
+from launch.lab.up import require_tools, up
+from launch.start.hostfile import read_hostfile
+from launch.watch.site import Site
+from solver.base.errors import HeptiError
+from solver.base.stopping import SIGNALS
+from solver.cluster.named import find_cluster
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from launch.serve.supervisor import Supervisor
+
+MOST_WAITING = 64
+PORTS = 65535
+SHUTDOWN_S = 3  # for clients to read the ends of their streams
+EXAMPLE = """\
+examples:
+  python -m launch serve --np 2 --model qwen3.h5              # on this machine
+  python -m launch serve --hostfile pis --model qwen3.h5 --model minilm.h5
+  python -m launch serve --lab mixed4 --model minilm.h5       # as root: on a virtual cluster
+"""
+UNIT = """\
+[Unit]
+Description=Hepti: {models}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+User={user}
+WorkingDirectory={folder}
+ExecStart={command}
+# The service ends its ranks on all boards itself.
+KillMode=mixed
+TimeoutStopSec=30
+Restart=on-failure
+RestartSec=5
+# Bad usage or input: to start again would not help.
+RestartPreventExitStatus=2
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `serve`."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="a service over HTTP that survives its boards",
+        description="Serve models over HTTP, as OpenAI's API has it; boards may come and go.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--hostfile", type=Path, metavar="F", help="boards, one rank each")
+    where.add_argument("--lab", metavar="CLUSTER", help="a lab; one that is not up is brought up, and down at the end")
+    where.add_argument("--np", type=int, default=1, metavar="N", help="ranks on this machine (default: %(default)s)")
+    text = "a weights file, at the same place on every board; may be repeated"
+    parser.add_argument("--model", type=Path, action="append", required=True, metavar="M.h5", help=text)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, help="0: any that is free (default: %(default)s)")
+    parser.add_argument("--key-file", type=Path, metavar="F", help="keys, one a line, of which a client needs one")
+    text = "language models: chats that are answered together (default: 1)"
+    parser.add_argument("--sequences", type=int, metavar="B", help=text)
+    text = "language models: tokens of a prompt and its answer (default: what generate has)"
+    parser.add_argument("--context", type=int, metavar="C", help=text)
+    text = "what to plan for: a file, or a ready one (default: the boards are measured once)"
+    parser.add_argument("--cluster", metavar="CLUSTER.toml|NAME", help=text)
+    text = "requests that may wait, of each model (default: %(default)s)"
+    parser.add_argument("--most-waiting", type=int, default=MOST_WAITING, metavar="N", help=text)
+    parser.add_argument("--print-unit", action="store_true", help="print a systemd unit for this, and do nothing")
+    parser.set_defaults(function=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    for name, least in (("np", 1), ("port", 0), ("sequences", 1), ("context", 1), ("most_waiting", 0)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise HeptiError(f"--{name.replace('_', '-')} is {value}, must be at least {least}")
+    if options.port > PORTS:
+        raise HeptiError(f"--port is {options.port}, the highest is {PORTS}")
+    if options.print_unit:
+        print(_unit(options), end="")
+        return 0
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise HeptiError(f"serve needs {error.name}, which is not installed: pip install 'hepti[serve]'") from error
+    return _serve(options)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from launch.serve.app import make_app
+    from launch.serve.keys import check_address, read_keys
+    from launch.serve.served import served_file
+    from launch.serve.supervisor import Supervisor, service_name
+    from launch.serve.texts import read_texts
+
+    files = [served_file(path) for path in options.model]
+    twice = [file.name for file in files if [other.name for other in files].count(file.name) > 1]
+    if twice:
+        raise HeptiError(f"two models are called {twice[0]}: give each file its own name")
+    texts = {file.name: read_texts(file.path, options.context) for file in files}
+    cluster = None if options.cluster is None else find_cluster(options.cluster)
+    keys = read_keys(options.key_file)
+    check_address(options.host, keys)
+    with _listening(options.host, options.port) as listener, _site(options) as site:
+        if cluster is not None:
+            cluster.first(site.ranks, options.cluster)
+        port = listener.getsockname()[1]
+
+        async def serve() -> int | None:
+            supervisor = Supervisor(
+                site, files, service_name(port), cluster=cluster, sequences=options.sequences,
+                context=options.context, most_waiting=options.most_waiting,
+            )  # fmt: skip
+            app = make_app(supervisor, texts, keys=keys)
+            name = f"[{options.host}]" if ":" in options.host else options.host
+            print(f"listening on http://{name}:{port}; {', '.join(supervisor.models)} not ready yet", flush=True)
+            return await _until_told(supervisor, app, listener)
+
+        told = asyncio.run(serve())
+    if told is not None:
+        signal.raise_signal(told)  # what waits for us learns how we ended
+    return 0
+
+
+async def _until_told(supervisor: Supervisor, app: object, listener: socket.socket) -> int | None:
+    """Serve until a signal comes; return its number."""
+    told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def tell(number: int, _: object) -> None:
+        loop.call_soon_threadsafe(lambda: told.done() or told.set_result(number))
+
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    for number in heeded:
+        signal.signal(number, tell)
+    server = _server(app)
+    running_models = asyncio.create_task(supervisor.run())
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    telling = asyncio.create_task(_tell(supervisor))
+    try:
+        await asyncio.wait({told, running_models, serving, telling}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (running_models, telling):
+            if task.done():
+                task.result()
+    finally:
+        telling.cancel()
+        running_models.cancel()
+        await asyncio.gather(running_models, telling, return_exceptions=True)
+        server.should_exit = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(2 * SHUTDOWN_S):
+                await serving
+        for number in heeded:
+            signal.signal(number, before[number])
+    return told.result() if told.done() else None
+
+
+def _server(app: object) -> uvicorn.Server:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Signals are ours: ranks are to be ended, too."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    config = uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=SHUTDOWN_S,
+    )  # fmt: skip
+    return Server(config)
+
+
+async def _tell(supervisor: Supervisor) -> None:
+    """Print a line where all models are ready, and what happens to boards and ranks on standard error."""
+    was_ready, last_at = False, 0.0
+    while True:
+        state = supervisor.state()
+        for event in state["events"]:
+            if event["at"] > last_at:
+                print(event["text"], file=sys.stderr, flush=True)
+                last_at = event["at"]
+        ready = all(model["state"] == "ready" for model in state["models"])
+        if ready and not was_ready:
+            print("ready", flush=True)
+        was_ready = ready
+        async with supervisor.changed:
+            await supervisor.changed.wait()
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Give a socket that listens; there is nothing at a port that is taken, so nothing else is touched."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        raise HeptiError(f"cannot listen on {host}, port {port}: {error.strerror}: give another --port") from error
+    with listener:
+        yield listener
+
+
+@contextmanager
+def _site(options: argparse.Namespace) -> Iterator[Site]:
+    """Give the boards; a lab that is not up is only there for the block."""
+    if options.lab is not None:
+        with _lab(options.lab) as lab:
+            for command in join_commands(lab):
+                shell.run(command)
+            names = tuple(host.name for host in lab.hosts)
+            yield Site(names, len(names), enter_command(lab, machine_cgroups()), lab.scale)
+    elif options.hostfile is not None:
+        entries = read_hostfile(options.hostfile)
+        for entry in entries:
+            if entry.slots not in (None, 1):
+                raise HeptiError(f"{options.hostfile}: {entry.host} has slots={entry.slots}, a board takes one rank")
+        names = tuple(dict.fromkeys(entry.host for entry in entries))
+        yield Site(names, len(names))
+    else:
+        yield Site(("localhost",), options.np, alone=True)
+
+
+@contextmanager
+def _lab(word: str) -> Iterator[Lab]:
+    require_tools()
+    if lab_name(word) in running():
+        lab = load_lab(word)
+        if not lab.ssh:
+            raise HeptiError(f"lab {lab.name} has no sshd on its hosts: lab down {lab.name}, then lab up --ssh")
+        yield lab
+        return
+    lab, _, notes = up(plan_lab(lab_name(word), find_cluster(word), ssh=True))
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    try:
+        yield lab
+    finally:
+        down(lab.name)
+
+
+def _unit(options: argparse.Namespace) -> str:
+    """Return a systemd unit that starts what this command line would."""
+    words = [sys.executable, "-m", "launch", "serve"]
+    for name in ("hostfile", "lab", "cluster", "key_file", "sequences", "context", "host", "port", "most_waiting"):
+        value = getattr(options, name)
+        if value is not None:
+            path = isinstance(value, Path) or (name in ("lab", "cluster") and Path(value).is_file())
+            words += [f"--{name.replace('_', '-')}", str(Path(value).absolute() if path else value)]
+    if options.hostfile is None and options.lab is None:
+        words += ["--np", str(options.np)]
+    for model in options.model:
+        words += ["--model", str(model.absolute())]
+    models = ", ".join(model.stem for model in options.model)
+    command = shlex.join(words).replace("%", "%%")
+    return UNIT.format(models=models, user=getpass.getuser(), folder=Path.cwd(), command=command)

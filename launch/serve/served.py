@@ -1,0 +1,435 @@
+"""A model that is served: its ranks are started, watched, and when they are lost started again on what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.serve.clusters import Clusters
+from launch.serve.journal import Journal
+from launch.watch.agent import MARK
+from launch.watch.boards import Heartbeats, silence
+from launch.watch.losses import LossWatch, RanksLostError
+from launch.watch.ranks import BAD_INPUT, RankJob
+from launch.watch.site import Site
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import Cluster, write_cluster
+from weights.file.store import LANGUAGE_MODEL, NETWORK, TensorFile
+
+# Encoders and networks are given many requests, which rank 0 batches as they come; a language model those that it
+# answers together and the next one, so that no token waits for the way to us and back.
+MANY_AT_ONCE = 64
+STATUS_S = 1.0
+# Weights from a card take minutes. Of the lab's seconds, if any.
+LOAD_S = 1800.0
+# A board that is back is taken in when nothing is asked. Under steady load that never comes: then after so long, since
+# open requests go on behind what they have said anyway.
+CALM_S = 30.0
+# All boards are waited for at the first start: one that is late would mean another start.
+FIRST_S = 15.0
+# Lives of ranks shorter than this are no lives: behind two of them the next start waits, twice as long each time.
+SHORT_S, LONGEST_PAUSE_S = 5.0, 30.0
+# A board with which no start succeeds is left out for so long, twice as long each time.
+HELD_S = 60.0
+
+TellEvent = Callable[[str, str, str | None], None]  # kind, sentence, board
+
+
+class BadStartError(Exception):
+    """The ranks refuse what they are given: no use to start them again in the same way."""
+
+
+class BoardsBackError(Exception):
+    """Boards are back, and the moment is calm."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedFile:
+    """A weights file, and how it is served.
+
+    Parameters
+    ----------
+    path
+        The same on every board.
+    kind
+        decoder, encoder or convnet.
+    fingerprint
+        Of the file.
+    """
+
+    path: Path
+    kind: str
+    fingerprint: str
+
+    @property
+    def name(self) -> str:
+        """What clients call the model."""
+        return self.path.stem
+
+
+def served_file(path: Path) -> ServedFile:
+    """Look what a file holds.
+
+    Raises
+    ------
+    HeptiError
+        If it is no weights file.
+    """
+    path = path.absolute()
+    with TensorFile(path) as file:
+        kind = {LANGUAGE_MODEL: "decoder", NETWORK: "convnet"}.get(file.kind, "encoder")
+        return ServedFile(path, kind, file.fingerprint)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all models of a service share.
+
+    Parameters
+    ----------
+    site, heartbeats
+        The boards.
+    cluster
+        What to plan for, devices as the boards are in order; None: measured.
+    sequences, context
+        Of language models, as for `generate`; None: its own.
+    folder
+        For hostfiles, and mpirun's own files.
+    log_folder
+        For what mpirun says.
+    starting
+        Held by whom it is to start: one model at a time measures, and sees what memory the others left.
+    tell
+        Hears what happens.
+    """
+
+    site: Site
+    heartbeats: Heartbeats
+    cluster: Cluster | None
+    sequences: int | None
+    context: int | None
+    folder: Path
+    log_folder: Path
+    starting: asyncio.Lock
+    tell: TellEvent
+
+
+class ServedModel:
+    """One model, its journal and its ranks.
+
+    Attributes
+    ----------
+    name, kind
+        As clients call it; decoder, encoder or convnet.
+    journal
+        The open requests.
+    state, reason
+        loading, ready, replanning or failed; why it is not ready.
+    restarts
+        How often ranks were started again.
+    """
+
+    def __init__(self, file: ServedFile, around: Surroundings, most_waiting: int) -> None:
+        self.name, self.kind = file.name, file.kind
+        at_once = (around.sequences or 1) + 1 if file.kind == "decoder" else MANY_AT_ONCE
+        self.journal = Journal(at_once, most_waiting)
+        self.state, self.reason = "loading", "the boards are asked for"
+        self.restarts = 0
+        self.job: RankJob | None = None
+        self._file, self._around = file, around
+        self._beats, self._site = around.heartbeats, around.site
+        self._clusters = Clusters(around.site, around.heartbeats, around.cluster, file.fingerprint)
+        self._status: dict[str, Any] = {}
+        self._before = {"tokens": 0, "requests": 0}  # of jobs that are gone
+        self._ready = asyncio.Event()
+        self._asked_at = 0.0
+        self._asked = False
+        self._good: tuple[str, ...] = ()  # the boards of the last job that was ready
+        self._held: dict[str, tuple[float, float]] = {}  # board -> until when it is left out, for how long that was
+        self._short = 0  # lives in a row that were none
+
+    def to_table(self) -> dict[str, Any]:
+        """Return how it is, for the page."""
+        status = self._status
+        plan = status.get("plan")
+        counts = {key: before + int(status.get(key) or 0) for key, before in self._before.items()}
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "state": self.state,
+            "reason": self.reason,
+            "plan": plan,
+            "predicted": plan.get("predicted") if isinstance(plan, Mapping) else None,
+            "ranks": status.get("ranks", []),
+            "replans": status.get("replans", []),
+            "restarts": self.restarts,
+            "boards": list(self.job.boards) if self.job is not None else [],
+            **counts,
+        }
+
+    async def run(self) -> None:
+        """Serve for ever."""
+        await self._all_boards()
+        while True:
+            boards = await self._usable()
+            began = time.monotonic()
+            try:
+                await self._once(boards)
+            except BoardsBackError as back:
+                self._becomes("replanning", str(back))
+                self._around.tell("planned", f"{self.name}: {back}", None)
+            except BadStartError as error:
+                await self._refused(boards, str(error))
+            except (RanksLostError, HeptiError) as loss:
+                lived_s = time.monotonic() - began
+                self._becomes("replanning", str(loss))
+                self._around.tell("fault", f"{self.name}: {loss}", getattr(loss, "board", None))
+                await self._pause(boards, lived_s, getattr(loss, "board", None))
+            self.restarts += 1
+
+    async def _all_boards(self) -> None:
+        """Wait for all boards' first heartbeats, but not for ever."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_S / self._site.scale):
+                while len(self._beats.living) < len(self._site.boards):
+                    await self._beats.beat()
+
+    async def _usable(self) -> tuple[str, ...]:
+        """Wait until boards live that may be used; return them in rank order."""
+        while not (boards := self._may_use()):
+            state = self.state if self.state == "loading" else "replanning"
+            self._becomes(state, "; ".join(silence(board) for board in self._beats.boards.values() if not board.alive))
+            await self._beats.beat()
+        return boards
+
+    def _may_use(self) -> tuple[str, ...]:
+        now = time.monotonic()
+        living = self._beats.living
+        allowed = [board for board in living if self._held.get(board, (0.0, 0.0))[0] <= now]
+        return tuple(allowed)
+
+    async def _refused(self, boards: tuple[str, ...], why: str) -> None:
+        """Say that the ranks end with bad input, and wait until there are other boards to try."""
+        if self._hold_new(boards, why):
+            return
+        if set(boards) == set(self._site.boards):
+            self._becomes("failed", why)
+            self.journal.fail(why)
+        else:
+            missing = [board for board in self._site.boards if board not in boards]
+            self._becomes("replanning", f"not without {', '.join(missing)}: {why}")
+        self._around.tell("fault", f"{self.name}: {self.reason}", None)
+        while self._may_use() in ((), boards):
+            await self._beats.beat()
+
+    def _hold_new(self, boards: Sequence[str], why: str) -> bool:
+        """Leave boards out that were not there when all went well; return whether there are any."""
+        new = [board for board in boards if self._good and board not in self._good]
+        for board in new:
+            held_s = 2 * self._held.get(board, (0.0, HELD_S / 2))[1]
+            self._held[board] = (time.monotonic() + held_s, held_s)
+            self._around.tell("fault", f"{self.name} goes on without {board} for {held_s:.0f} s: {why}", board)
+        return bool(new)
+
+    async def _pause(self, boards: tuple[str, ...], lived_s: float, culprit: str | None) -> None:
+        """Wait where ranks end again and again, until there are other boards."""
+        ready = self._ready.is_set()
+        self._short = 0 if ready and lived_s >= SHORT_S else self._short + 1
+        if not ready and self._hold_new([culprit] if culprit in self._beats.living else boards, str(self.reason)):
+            return
+        end = time.monotonic() + min(LONGEST_PAUSE_S, 2.0 ** (self._short - 2)) * (self._short > 2)
+        while time.monotonic() < end and self._may_use() == boards:
+            await self._beats.beat()
+
+    async def _once(self, boards: tuple[str, ...]) -> None:
+        """Start ranks on boards, and serve until they are lost."""
+        self._ready.clear()
+        job: RankJob | None = None
+        hard = True
+        life: asyncio.Task[None] | None = None
+        ready = asyncio.create_task(self._ready.wait())
+        try:
+            async with self._around.starting:
+                self._becomes(self.state if self.state == "loading" else "replanning", self.reason)
+                cluster = await self._clusters.of(boards, self._measure)
+                path = await self._tell_cluster(boards, cluster)
+                self._becomes(self.state, "the ranks load their weights")
+                job = self.job = await self._start(boards, self._program(path, len(cluster.devices)))
+                life = asyncio.create_task(self._live(job))
+                await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
+            await life
+        except asyncio.CancelledError:
+            hard = False
+            raise
+        finally:
+            self.job = None
+            ready.cancel()
+            if life is not None:
+                life.cancel()
+                with suppress(BaseException):
+                    await life
+            if job is not None:
+                await self._end(job, hard=hard)
+            for key in self._before:
+                self._before[key] += int(self._status.get(key) or 0)
+            self._status = {}
+            self.journal.lost()
+
+    async def _start(self, boards: Sequence[str], program: Sequence[str]) -> RankJob:
+        number, mark = self._beats.new_job()
+        hostfile = self._around.folder / f"hostfile-{number}"
+        hostfile.write_text(self._site.hostfile_text(boards))
+        command = self._site.mpirun(boards, hostfile, mark, program)
+        # mpirun's own files go with the service. Quiet: of a rank's exit code it need not tell us.
+        variables = {MARK: mark, "TMPDIR": str(self._around.folder), "PRTE_MCA_prte_execute_quiet": "1"}
+        on = [self._site.board_of(boards, rank) for rank in range(self._site.rank_count(boards))]
+        return await RankJob.start(number, on, command, variables, self._around.log_folder / f"{self.name}.log")
+
+    async def _end(self, job: RankJob, *, hard: bool) -> None:
+        await job.end(hard=hard)
+        await self._beats.end_job(job.number)
+
+    def _program(self, cluster: str, ranks: int) -> list[str]:
+        """Return what every rank runs."""
+        around = self._around
+        words = [sys.executable, "-m", "hepti_mpi"]
+        if self.kind == "decoder":
+            words.append("generate")
+            for name, value in (("--context", around.context), ("--sequences", around.sequences)):
+                words += [] if value is None else [name, str(value)]
+        words += ["--model", str(self._file.path), "--input", "-", "--cluster", cluster]
+        return words
+
+    async def _live(self, job: RankJob) -> None:
+        """Talk to ranks and watch them, until one of both raises."""
+        watch = LossWatch(job, self._beats.boards, self._site.scale)
+        parts = (
+            self._read(job), self._write(job), self._ask(job), self._watch(job, watch), self._await(job, watch)
+        )  # fmt: skip
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for part in parts:
+                    tasks.create_task(part)
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+
+    async def _read(self, job: RankJob) -> None:
+        async for line in job.lines():
+            if "status" in line:
+                self._status, self._asked = line, False
+                if not self._ready.is_set():
+                    self._is_ready(job)
+            else:
+                self.journal.take(line)
+
+    def _is_ready(self, job: RankJob) -> None:
+        self._ready.set()
+        self._good = tuple(dict.fromkeys(job.boards))
+        for board in self._good:
+            self._held.pop(board, None)
+        self._becomes("ready", None)
+        kind = "restarted" if self.restarts else "planned"
+        self._around.tell(kind, f"{self.name} runs on {', '.join(self._good)}", None)
+
+    async def _write(self, job: RankJob) -> None:
+        await self._ready.wait()
+        while True:
+            for line in self.journal.to_send():
+                job.send(line)
+            await self.journal.wake.wait()
+
+    async def _ask(self, job: RankJob) -> None:
+        """Ask rank 0 every second how it is; the first answer means that everything is loaded."""
+        number = 0
+        while True:
+            if not self._asked or number == 0:
+                number += 1
+                self._asked, self._asked_at = True, time.monotonic()
+                job.send({"status": number})
+            await asyncio.sleep(STATUS_S)
+
+    async def _await(self, job: RankJob, watch: LossWatch) -> None:
+        """Wait for mpirun's end, which is a loss, or bad input."""
+        code = await job.ended()
+        await self._beats.end_job(job.number)
+        if code == BAD_INPUT and not self._ready.is_set():
+            raise BadStartError(job.words())
+        silent = [name for name in job.boards if not self._beats.boards[name].alive]
+        raise watch.lost(job.words(), silent[0] if silent else None)
+
+    async def _watch(self, job: RankJob, watch: LossWatch) -> None:
+        """Look at every heartbeat for what is lost, and for boards that are back."""
+        began = time.monotonic()
+        back_at: float | None = None
+        while True:
+            await self._beats.beat()
+            asked_s = time.monotonic() - self._asked_at if self._asked else 0.0
+            watch.look(ready=self._ready.is_set(), asked_s=asked_s if self._ready.is_set() else 0.0)
+            if not self._ready.is_set():
+                if time.monotonic() - began > LOAD_S / self._site.scale:
+                    raise RanksLostError(f"the ranks were not ready after {LOAD_S:.0f} s")
+                continue
+            boards = self._beats.boards
+            back = [name for name in self._may_use() if name not in job.boards and boards[name].steady]
+            if not back:
+                back_at = None
+                continue
+            back_at = time.monotonic() if back_at is None else back_at
+            if not self.journal.open or time.monotonic() - back_at > CALM_S:
+                raise BoardsBackError(f"taken in: {', '.join(back)}")
+
+    async def _tell_cluster(self, boards: Sequence[str], cluster: Cluster) -> str:
+        """Put the cluster file where rank 0 finds it; return its path there."""
+        path = self._around.folder / f"{self.name}.toml"
+        write_cluster(cluster, path)
+        return await self._beats.write(boards[0], path.name, path.read_text())
+
+    async def _measure(self, boards: tuple[str, ...]) -> str:
+        """Measure boards for this model; return the cluster file."""
+        self._becomes(self.state, "the boards are measured")
+        name = f"{self.name}-measured.toml"
+        out = await self._beats.write(boards[0], name, "")
+        words = ["profile", "--model", str(self._file.path), "--out", out]
+        job = await self._start(boards, [sys.executable, "-m", "hepti_mpi", *words])
+        try:
+            watch = asyncio.create_task(self._watch_measuring(job))
+            code = await _first(self._drained(job), watch)
+            if code:
+                error = BadStartError if code == BAD_INPUT else RanksLostError
+                raise error(job.words())
+            return await self._beats.read(boards[0], name)
+        finally:
+            await self._end(job, hard=True)
+
+    async def _drained(self, job: RankJob) -> int:
+        async for _ in job.lines():
+            pass
+        return await job.ended()
+
+    async def _watch_measuring(self, job: RankJob) -> int:
+        watch = LossWatch(job, self._beats.boards, self._site.scale)
+        while True:
+            await self._beats.beat()
+            watch.look(ready=False)
+
+    def _becomes(self, state: str, reason: str | None) -> None:
+        if (state, reason) != (self.state, self.reason):
+            self.state, self.reason = state, reason
+            self._around.tell("", "", None)
+
+
+async def _first(work: Coroutine[Any, Any, int], watch: asyncio.Task[int]) -> int:
+    """Return what work returns, unless the watch raises before."""
+    task = asyncio.create_task(work)
+    try:
+        done, _ = await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        return next(iter(done)).result()
+    finally:
+        task.cancel()
+        watch.cancel()

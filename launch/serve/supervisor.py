@@ -1,0 +1,138 @@
+"""All models of a service, its boards, and what has happened to them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import shutil
+import socket
+import tempfile
+import time
+import uuid
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from importlib import metadata
+from typing import Any
+
+from launch.serve.served import ServedFile, ServedModel, Surroundings
+from launch.watch.boards import Heartbeats, states
+from launch.watch.site import Site
+from solver.base.cache import cache_folder
+from solver.cluster.cluster import Cluster
+
+EVENTS = 50
+
+
+class Supervisor:
+    """Keeps the models of a service running on its boards.
+
+    Parameters
+    ----------
+    site
+        The boards.
+    files
+        The models.
+    service
+        Its name on the boards: what runs there under it from before is ended.
+    cluster, sequences, context
+        As `Surroundings` has them.
+    most_waiting
+        Requests that may wait, of each model.
+
+    Attributes
+    ----------
+    models
+        By name.
+    changed
+        Notified whenever the state is another, but not for every heartbeat.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        files: Sequence[ServedFile],
+        service: str,
+        *,
+        cluster: Cluster | None = None,
+        sequences: int | None = None,
+        context: int | None = None,
+        most_waiting: int = 64,
+    ) -> None:
+        self.changed = asyncio.Condition()
+        self._site = site
+        self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
+        self._notices: set[asyncio.Task[None]] = set()
+        self._beats = Heartbeats(site, service, uuid.uuid4().hex[:8], self._board_event)
+        log_folder = cache_folder() / "serve" / service
+        log_folder.mkdir(parents=True, exist_ok=True)
+        self._folder = _fresh_folder(service)
+        around = Surroundings(
+            site, self._beats, cluster, sequences, context, self._folder, log_folder, asyncio.Lock(), self._event
+        )
+        self.models: Mapping[str, ServedModel] = {file.name: ServedModel(file, around, most_waiting) for file in files}
+
+    def state(self) -> dict[str, Any]:
+        """Return how everything is, as JSON."""
+        jobs = {model.job.number: model.job.boards for model in self.models.values() if model.job is not None}
+        return {
+            "version": metadata.version("hepti"),
+            "models": [model.to_table() for model in self.models.values()],
+            "boards": states(self._beats.boards, jobs),
+            "events": list(self._events),
+        }
+
+    async def run(self) -> None:
+        """Run until cancelled; then nothing of it is left on any board that can be reached."""
+        beats = asyncio.create_task(self._beats.run())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for model in self.models.values():
+                    tasks.create_task(model.run())
+                tasks.create_task(_forward(beats))
+        finally:
+            for model in self.models.values():
+                model.journal.fail("the service is ending")
+            # Behind the models: their ranks are ended over the heartbeats' way.
+            beats.cancel()
+            with suppress(BaseException):
+                await beats
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _board_event(self, kind: str, board: str, sentence: str) -> None:
+        self._event(kind, sentence, board)
+
+    def _event(self, kind: str, sentence: str, board: str | None = None) -> None:
+        if kind:
+            event: dict[str, Any] = {"at": time.time(), "kind": kind, "text": sentence}
+            self._events.append(event if board is None else event | {"board": board})
+        notice = asyncio.get_running_loop().create_task(self._notify())
+        self._notices.add(notice)
+        notice.add_done_callback(self._notices.discard)
+
+    async def _notify(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+
+def service_name(port: int) -> str:
+    """Return the name of the service at a port of this machine: of two there can be only one at a time."""
+    network = os.readlink("/proc/self/ns/net")
+    facts = (socket.gethostname(), uuid.getnode(), network, os.geteuid(), port)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+
+def _fresh_folder(service: str) -> Path:
+    """Return an empty folder for mpirun, once those are removed that services of our name have left."""
+    prefix = f"hepti-{service}-"
+    for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        if not old.is_symlink() and old.stat().st_uid == os.geteuid():
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=prefix))
+
+
+async def _forward(task: asyncio.Task[None]) -> None:
+    """Raise here what a task raises that outlives us."""
+    await asyncio.shield(task)

@@ -1,0 +1,1 @@
+"""Programs on boards, and whether they live: heartbeats, mpirun, what is lost of its ranks."""

@@ -1,0 +1,330 @@
+"""A board's heartbeat: one line of JSON a second on standard output: its memory, CPU, temperature, and our ranks on it.
+
+    python3 agent.py SERVICE TOKEN
+
+It needs the standard library alone, so that it can be sent to a board over ssh. A process is a rank of ours by the
+variable HEPTI_SERVE in its environment: SERVICE/TOKEN/JOB. Orders come as lines of JSON on standard input, one a
+second at least, and each is answered by a heartbeat at once, which echoes `n`:
+
+    {"n": 7, "keep": [3], "next": 4}                 kills ranks of all jobs below 4 but 3, and of all other tokens
+    {"n": 8, …, "write": "cluster.toml", "text": …}  a file in the agent's folder
+    {"n": 9, …, "read": "cluster.toml"}              the heartbeat has its text
+
+When the service is gone (end of input) or silent, the agent kills what the service left on the board, and ends.
+"""
+
+# pathlib takes as long to import, on a slow board, as all else here.
+# ruff: noqa: PTH105, PTH112, PTH115, PTH118, PTH120, PTH123, PTH207, PTH208
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+MARK = "HEPTI_SERVE"
+BEAT_S = 1.0
+# Without an order for so long there is no service any more, or no way to it: it has given this board up long before.
+ORPHANED_S = 15
+# mpirun is told to end by the kernel when the service dies, and ends its ranks itself, in order.
+GRACE_S = 2.0
+DYING_S = 1.0  # of a process that was killed: one that waits for a disk takes longer
+# vcgencmd is a program of its own, too much for every heartbeat of a slow board.
+THROTTLED_S = 10.0
+TICKS = os.sysconf("SC_CLK_TCK")
+Told = dict[str, Any]
+
+
+class Marked:
+    """The processes of a service on this board.
+
+    A process number is looked at twice before it is known to be another's: between fork and exec a process has its
+    parent's environment.
+    """
+
+    def __init__(self, service: str) -> None:
+        self.service = service
+        self.network = _link("/proc/self/ns/net")
+        self.others: dict[int, int] = {}  # process number -> how often it was seen
+        self.found: dict[int, tuple[str, int, int | None]] = {}  # process number -> token, job, rank
+
+    def look(self) -> None:
+        """Find new processes, forget those that are gone."""
+        numbers = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+        for number in self.found.keys() - numbers:
+            del self.found[number]
+        self.others = {number: seen for number, seen in self.others.items() if number in numbers}
+        for number in numbers - self.found.keys():
+            if self.others.get(number, 0) < 2:
+                self._look_at(number)
+
+    def _look_at(self, number: int) -> None:
+        self.others[number] = self.others.get(number, 0) + 1
+        words = _bytes(f"/proc/{number}/environ").decode(errors="replace").split("\0")
+        variables = dict(word.split("=", 1) for word in words if "=" in word)
+        parts = variables.get(MARK, "").split("/")
+        # In a lab all hosts share their process numbers, but not their network.
+        if len(parts) == 3 and parts[0] == self.service and _link(f"/proc/{number}/ns/net") == self.network:
+            rank = variables.get("PMIX_RANK") or variables.get("OMPI_COMM_WORLD_RANK")
+            self.found[number] = (parts[1], int(parts[2]), None if rank is None else int(rank))
+            del self.others[number]
+
+    def kill(self, token: str, keep: Sequence[int], following: int) -> None:
+        """Kill all whose job is below `following` and not kept; other tokens are of services that are dead.
+
+        It waits until they have let go of their memory, which the next ranks are planned for.
+        """
+        killed = []
+        for number, (whose, job, _) in list(self.found.items()):
+            if whose != token or (job < following and job not in keep):
+                with suppress(OSError):  # it has just ended by itself
+                    os.kill(number, signal.SIGKILL)
+                del self.found[number]
+                killed.append(number)
+        end = time.monotonic() + DYING_S
+        while any(_fields(number)[:1] not in ([], ["Z"]) for number in killed) and time.monotonic() < end:
+            time.sleep(0.01)
+
+    def states(self) -> list[Told]:
+        """Return pid, job, rank, state and CPU seconds of every rank."""
+        told = []
+        for number, (_, job, rank) in self.found.items():
+            fields = _fields(number)
+            if rank is not None and fields:
+                cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
+                told.append({"pid": number, "job": job, "rank": rank, "state": fields[0], "cpu_s": cpu_s})
+        return told
+
+
+class Gauges:
+    """What this board tells of itself."""
+
+    def __init__(self) -> None:
+        self.throttled_at = -THROTTLED_S
+        self.was_throttled: bool | None = None
+        self.cpu = (time.monotonic(), 0.0)
+        self.groups = list(_groups("memory"))
+        self.cores = _quota_cores()
+
+    def read(self, ranks: Sequence[Told]) -> Told:
+        """Return memory, CPU, temperature, throttling, and how many processes were killed for want of memory."""
+        free, total = self._memory()
+        return {
+            "free_bytes": free,
+            "total_bytes": total,
+            "cpu_percent": self._cpu_percent(ranks),
+            "temperature_c": _temperature(),
+            "throttled": self._throttled(),
+            "oom_kills": self._oom_kills(),
+        }
+
+    def _memory(self) -> tuple[int, int]:
+        table = _table("/proc/meminfo")
+        total, free = int(table["MemTotal:"]) * 1024, int(table["MemAvailable:"]) * 1024
+        for group, names in self.groups:
+            limit = _text(os.path.join(group, names["cap"])).strip()
+            if limit.isdigit() and int(limit) < total:
+                total = int(limit)
+            if limit.isdigit():
+                files = int(_table(os.path.join(group, "memory.stat")).get(names["cached"], 0))
+                used = int(_text(os.path.join(group, names["use"])) or 0)
+                free = min(free, max(0, int(limit) - used + files))
+        return free, total
+
+    def _cpu_percent(self, ranks: Sequence[Told]) -> float:
+        """Return how busy the board is; under a quota, as in a lab, what our ranks take of it."""
+        now = time.monotonic()
+        if self.cores is not None:
+            busy, cores = float(sum(rank["cpu_s"] for rank in ranks)), self.cores
+        else:
+            counts = [int(word) for word in _text("/proc/stat").split("\n", 1)[0].split()[1:9]]
+            busy, cores = (sum(counts) - counts[3] - counts[4]) / TICKS, os.cpu_count() or 1
+        before, was = self.cpu
+        self.cpu = now, busy
+        if now - before < BEAT_S / 2:  # an answer between two heartbeats
+            self.cpu = before, was
+        seconds = max(now - before, BEAT_S / 2)
+        return round(min(100.0, max(0.0, 100 * (busy - was) / (seconds * cores))), 1) if was else 0.0
+
+    def _throttled(self) -> bool | None:
+        now = time.monotonic()
+        if now - self.throttled_at >= THROTTLED_S:
+            self.throttled_at = now
+            if shutil.which("vcgencmd"):
+                with os.popen("vcgencmd get_throttled 2>/dev/null") as answer:
+                    word = answer.read().strip().partition("=")[2]
+                # The lower bits are of this moment: too little voltage, capped, throttled, too warm.
+                self.was_throttled = bool(int(word, 16) & 0xF) if word.startswith("0x") else None
+        return self.was_throttled
+
+    def _oom_kills(self) -> int:
+        kills = 0
+        for group, _ in self.groups:
+            for name in ("memory.events", "memory.oom_control"):
+                kills += int(_table(os.path.join(group, name)).get("oom_kill", 0))
+        return kills or int(_table("/proc/vmstat").get("oom_kill", 0)) * (not self.groups)
+
+
+def _groups(controller: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield this process's cgroup and those above it, with the names of their files."""
+    second = {"cap": "memory.max", "use": "memory.current", "cached": "inactive_file"}
+    first = {"cap": "memory.limit_in_bytes", "use": "memory.usage_in_bytes", "cached": "total_inactive_file"}
+    for line in _text("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        root = os.path.join("/sys/fs/cgroup", controllers)
+        folder = os.path.join(root, path.lstrip("/")).rstrip("/")
+        while len(folder) > len(root):
+            if os.path.isdir(folder):
+                yield folder, first if controllers else second
+            folder = os.path.dirname(folder)
+
+
+def _quota_cores() -> float | None:
+    """Return the cores of the narrowest CPU quota that we are under, None without one."""
+    found = []
+    for group, _ in _groups("cpu"):
+        words = _text(os.path.join(group, "cpu.max")).split()
+        words = words or [_text(os.path.join(group, f"cpu.cfs_{name}_us")).strip() for name in ("quota", "period")]
+        if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
+            found.append(int(words[0]) / int(words[1]))
+    return min(found) if found else None
+
+
+def _temperature() -> float | None:
+    zones = [_text(path).strip() for path in glob.glob("/sys/class/thermal/thermal_zone*/temp")]
+    degrees = [int(zone) / 1000 for zone in zones if zone.lstrip("-").isdigit()]
+    return max(degrees) if degrees else None
+
+
+def _fields(number: int) -> list[str]:
+    """Return what the kernel says of a process, its state first; nothing where it is gone."""
+    return _text(f"/proc/{number}/stat").rpartition(")")[2].split()
+
+
+def _bytes(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""  # a process that has ended, or a file that this kernel does not have
+
+
+def _text(path: str) -> str:
+    return _bytes(path).decode(errors="replace")
+
+
+def _table(path: str) -> dict[str, str]:
+    lines = (line.split() for line in _text(path).splitlines())
+    return {words[0]: words[1] for words in lines if len(words) > 1}
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""
+
+
+class Agent:
+    """Takes orders and beats."""
+
+    def __init__(self, service: str, token: str) -> None:
+        self.token = token
+        self.following = 0  # the next job's number, as the last order has it
+        self.marked = Marked(service)
+        self.gauges = Gauges()
+        self.orders = b""
+        self.watched: dict[int, int] = {}  # rank's process number -> a descriptor that becomes readable when it ends
+        # In memory where there is such a place: a full disk is no reason not to start again.
+        where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.folder = tempfile.mkdtemp(prefix="hepti-serve-", dir=where)
+
+    def run(self) -> None:
+        """Beat until the service is gone."""
+        signal.signal(signal.SIGALRM, lambda *_: self.leave(0.0))
+        signal.alarm(ORPHANED_S)
+        self.beat({})
+        due = time.monotonic() + BEAT_S
+        while True:
+            wait_s = max(0.0, due - time.monotonic())
+            ready, _, _ = select.select([0, *self.watched.values()], [], [], wait_s)
+            if 0 in ready:
+                self.take()
+            elif ready or time.monotonic() >= due:
+                self.beat({})
+            if time.monotonic() >= due:
+                due = time.monotonic() + BEAT_S
+
+    def take(self) -> None:
+        """Obey the orders that have come."""
+        data = os.read(0, 1 << 20)
+        if not data:
+            self.leave(GRACE_S)
+        signal.alarm(ORPHANED_S)
+        *lines, self.orders = (self.orders + data).split(b"\n")
+        for line in lines:
+            order = json.loads(line)
+            self.marked.look()
+            self.following = order["next"]
+            self.marked.kill(self.token, order["keep"], self.following)
+            answer: Told = {"n": order["n"]}
+            try:
+                if "write" in order:
+                    path = os.path.join(self.folder, order["write"])
+                    with open(path + ".part", "w") as file:
+                        file.write(order["text"])
+                    os.replace(path + ".part", path)
+                if "read" in order:
+                    with open(os.path.join(self.folder, order["read"])) as file:
+                        answer["text"] = file.read()
+            except OSError as error:
+                answer["error"] = f"{error.filename}: {error.strerror}"
+            self.beat(answer)
+
+    def beat(self, answer: Told) -> None:
+        """Tell how the board is."""
+        self.marked.look()
+        ranks = self.marked.states()
+        self.watch([rank["pid"] for rank in ranks])
+        line = dict(self.gauges.read(ranks), folder=self.folder, ranks=ranks, **answer)
+        try:
+            sys.stdout.write(json.dumps(line) + "\n")
+            sys.stdout.flush()
+        except OSError:
+            self.leave(GRACE_S)
+
+    def watch(self, numbers: Sequence[int]) -> None:
+        """Be woken when one of these processes ends; older kernels and Pythons tell with the next heartbeat."""
+        for number in self.watched.keys() - set(numbers):
+            os.close(self.watched.pop(number))
+        for number in set(numbers) - self.watched.keys():
+            with suppress(AttributeError, OSError):
+                self.watched[number] = os.pidfd_open(number)
+
+    def leave(self, grace_s: float) -> None:
+        """Kill what the service left here, but for jobs that it started when it did not hear us any more, and end."""
+        end = time.monotonic() + grace_s
+        self.marked.look()
+        while self.marked.found and time.monotonic() < end:
+            time.sleep(0.05)
+            self.marked.look()
+        self.marked.kill(self.token, [], self.following)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    # A terminal's Ctrl-C is for the service, which then ends our input.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Agent(*sys.argv[1:3]).run()

@@ -1,0 +1,99 @@
+"""What heartbeats say is lost of a job: a board that is silent, a rank that has ended or stands still."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from launch.watch.boards import SILENCE_S, WatchedBoard, silence
+from launch.watch.ranks import END_S, RankJob
+
+# Rank 0 looks for questions between passes, and the pass of a long prompt may take minutes: as long as ranks compute,
+# they are given so long.
+STUCK_S = 300.0
+# mpirun notices a rank's end as soon as we do, and knows the signal: a moment for it to say so.
+GONE_S = 0.5
+
+
+class RanksLostError(Exception):
+    """Ranks are gone, or as good as: one sentence, and the board where it is one's fault."""
+
+    def __init__(self, sentence: str, board: str | None = None) -> None:
+        super().__init__(sentence)
+        self.board = board
+
+
+class LossWatch:
+    """Finds in heartbeats what is lost of a job.
+
+    Parameters
+    ----------
+    job
+        Its ranks and their boards.
+    boards
+        All boards by name.
+    scale
+        Of the lab.
+    """
+
+    def __init__(self, job: RankJob, boards: Mapping[str, WatchedBoard], scale: float) -> None:
+        self._job, self._boards, self._scale = job, boards, scale
+        self._there: set[int] = set()
+        self._gone: dict[int, float] = {}  # rank -> since when
+        self._still: dict[int, float] = {}  # rank -> since when it is stopped
+        self._kills = _oom_kills(boards, job)
+        self._cpu_s = 0.0
+        self._moved_at = time.monotonic()
+
+    def look(self, *, ready: bool, asked_s: float = 0.0) -> None:
+        """Look at the last heartbeats.
+
+        Parameters
+        ----------
+        ready
+            Whether ranks serve; before, one may end by itself, and mpirun with it says why.
+        asked_s
+            How long rank 0 has owed an answer.
+
+        Raises
+        ------
+        RanksLostError
+            If anything is lost.
+        """
+        now = time.monotonic()
+        cpu_s = 0.0
+        for rank, name in enumerate(self._job.boards):
+            board = self._boards[name]
+            if not board.alive:
+                raise RanksLostError(silence(board), name)
+            found = next((own for own in board.ranks(self._job.number) if own["rank"] == rank), None)
+            if found is None or found["state"] in "ZX":
+                since = self._gone.setdefault(rank, now)
+                if rank in self._there and now - since > (GONE_S if ready else END_S):
+                    raise self.lost(self._job.signalled() or f"rank {rank} on {name} has ended", name)
+                continue
+            self._there.add(rank)
+            cpu_s += found["cpu_s"]
+            if found["state"] in "Tt":
+                since = self._still.setdefault(rank, now)
+                if now - since > SILENCE_S:
+                    raise RanksLostError(f"rank {rank} on {name} has stood still for {now - since:.0f} s", name)
+            else:
+                self._still.pop(rank, None)
+        if cpu_s != self._cpu_s:
+            self._cpu_s, self._moved_at = cpu_s, now
+        idle_s = min(asked_s, now - self._moved_at)
+        if idle_s > SILENCE_S / self._scale:
+            raise RanksLostError(f"rank 0 has said nothing for {asked_s:.0f} s, and no rank computes")
+        if asked_s > STUCK_S / self._scale:
+            raise RanksLostError(f"rank 0 has said nothing for {asked_s:.0f} s")
+
+    def lost(self, sentence: str, board: str | None) -> RanksLostError:
+        """Return the error, with the reason where it is memory."""
+        now = _oom_kills(self._boards, self._job)
+        short = next((name for name, kills in now.items() if kills > self._kills[name]), None)
+        return RanksLostError(f"{sentence}: {short} is out of memory" if short else sentence, short or board)
+
+
+def _oom_kills(boards: Mapping[str, WatchedBoard], job: RankJob) -> dict[str, int]:
+    return {name: int(boards[name].facts.get("oom_kills", 0)) for name in job.boards}

@@ -1,0 +1,142 @@
+"""One mpirun and its ranks: lines of JSON to and from rank 0, its last words, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from launch.base import shell
+
+# Of what mpirun and the ranks say, so many lines may tell why they ended.
+LAST_WORDS = 60
+# mpirun that was told to end, and ends its ranks first.
+END_S = 3.0
+BAD_INPUT = 2
+# What mpirun says, across the lines that it breaks: of a rank that a signal ended, and of a host that it lost.
+SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
+UNREACHED = re.compile(r"lost communication with a remote daemon.*?Remote daemon: \S+ on node (\S+)")
+
+
+class RankJob:
+    """A running mpirun.
+
+    Parameters
+    ----------
+    number
+        Of the job, in its ranks' mark.
+    boards
+        On which its ranks run, one by rank.
+    process
+        mpirun.
+    log
+        The file that gets what it says on standard error.
+    """
+
+    def __init__(self, number: int, boards: Sequence[str], process: shell.StreamedProcess, log: Path) -> None:
+        self.number, self.boards = number, tuple(boards)
+        self._process, self._log = process, log
+        self._words: deque[str] = deque(maxlen=LAST_WORDS)
+        self._listening = asyncio.create_task(self._listen())
+
+    @classmethod
+    async def start(
+        cls, number: int, boards: Sequence[str], command: shell.Command, variables: Mapping[str, str], log: Path
+    ) -> RankJob:
+        """Start mpirun; `variables` come on top of our environment."""
+        environment = {**shell.environment(), **variables}
+        return cls(number, boards, await shell.start_streamed(command, environment), log)
+
+    @property
+    def code(self) -> int | None:
+        """The exit code of mpirun, negative where a signal ended it; None while it runs."""
+        return self._process.returncode
+
+    def send(self, line: Mapping[str, Any]) -> None:
+        """Send a line to rank 0; one that is gone gets none."""
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(json.dumps(line).encode() + b"\n")
+
+    async def lines(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield what rank 0 says until it says no more; what is no JSON object goes to the log."""
+        assert self._process.stdout is not None
+        with suppress(ValueError):  # a line longer than any answer: nothing behind it can be read
+            while line := await self._process.stdout.readline():
+                try:
+                    found = json.loads(line)
+                except ValueError:
+                    found = None
+                if isinstance(found, dict):
+                    yield found
+                else:
+                    self._say(line)
+
+    async def ended(self) -> int:
+        """Wait for mpirun's end; return its exit code once its last words are read."""
+        code = await self._process.wait()
+        # A rank that mpirun could not end may hold its standard error open.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await asyncio.shield(self._listening)
+        return code
+
+    def signalled(self) -> str | None:
+        """Say which rank was ended by a signal, as far as mpirun has said so."""
+        found = SIGNALLED.search(self._said())
+        if found is None:
+            return None
+        rank, node, number = found.groups()
+        board = self.boards[int(rank)] if int(rank) < len(self.boards) else node
+        return f"rank {rank} on {board} was ended by {_signal_name(int(number))}"
+
+    def words(self) -> str:
+        """Say in one line why it ended, in its own words as far as there are any."""
+        if signalled := self.signalled():
+            return signalled
+        if found := UNREACHED.search(self._said()):
+            return f"mpirun lost {found[1]}"
+        ours = [line for line in self._words if "python -m hepti_mpi" in line]
+        others = [line for line in self._words if line.strip("- \n")]
+        if ours or others:
+            return " ".join((ours or others)[-1].split())
+        code = self.code or 0
+        return f"mpirun was ended by {_signal_name(-code)}" if code < 0 else f"mpirun ended with exit code {code}"
+
+    async def end(self, *, hard: bool) -> None:
+        """End mpirun: `hard` where it would wait for boards that do not answer, else in order, so that it cleans up."""
+        for number in (signal.SIGKILL,) if hard else (signal.SIGTERM, signal.SIGKILL):
+            if self.code is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(END_S):
+                        await self._process.wait()
+        self._listening.cancel()
+
+    def _said(self) -> str:
+        return " ".join(" ".join(line.split()) for line in self._words)
+
+    async def _listen(self) -> None:
+        assert self._process.stderr is not None
+        with suppress(ValueError):
+            while line := await self._process.stderr.readline():
+                self._words.append(line.decode(errors="replace"))
+                self._say(line)
+
+    def _say(self, line: bytes) -> None:
+        with suppress(OSError), self._log.open("ab") as file:  # a full disk is no reason to end
+            file.write(line)
+
+
+def _signal_name(number: int) -> str:
+    with suppress(ValueError):
+        return f"signal {number} ({signal.Signals(number).name})"
+    return f"signal {number}"

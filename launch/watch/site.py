@@ -1,0 +1,84 @@
+"""Where a service's ranks run: boards of a hostfile, hosts of a lab, or this machine alone; as commands, run by others.
+
+A lab's hosts are reached over the lab's own network, from an address on its switch that stands for the machine that
+the service runs on: a host whose cable is cut is silent.
+"""
+
+from __future__ import annotations
+
+import shlex
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from launch.base.shell import Command
+from launch.start.mpirun import mpirun_command
+from launch.watch.agent import MARK
+
+AGENT = Path(__file__).with_name("agent.py")
+# Reads its program from standard input, as long as it is told, and leaves there what comes behind it.
+BOOT = "import os\ns=b''\nwhile len(s)<{0}:\n c=os.read(0,{0}-len(s))\n if not c:raise SystemExit\n s+=c\nexec(s)"
+SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=3")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Boards, and how programs are started on them.
+
+    Parameters
+    ----------
+    boards
+        Names as mpirun and ssh know them, in rank order: one rank each, but on this machine alone.
+    ranks
+        How many there are where all boards live.
+    enter
+        What stands before a command that talks to the boards: into a lab's network.
+    scale
+        Of the lab: at a small one everything takes longer.
+    alone
+        Whether the only board is this machine.
+    """
+
+    boards: tuple[str, ...]
+    ranks: int
+    enter: Command = ()
+    scale: float = 1.0
+    alone: bool = False
+
+    def board_of(self, boards: Sequence[str], rank: int) -> str:
+        """Return which of the boards in use a rank runs on: mpirun deals them in turn."""
+        return boards[rank % len(boards)]
+
+    def rank_count(self, boards: Sequence[str]) -> int:
+        """Return how many ranks run on these boards."""
+        return self.ranks if self.alone else len(boards)
+
+    def devices(self, boards: Sequence[str]) -> tuple[int, ...]:
+        """Return which of all ranks' devices, those of all boards, the ranks on these boards are."""
+        return tuple(range(self.ranks)) if self.alone else tuple(self.boards.index(board) for board in boards)
+
+    def mpirun(self, boards: Sequence[str], hostfile: Path, mark: str, program: Sequence[str]) -> Command:
+        """Return the command that starts `program` on these boards; it ends when we do, however that is."""
+        words = ["-x", f"{MARK}={mark}", *program]
+        command = mpirun_command(self.rank_count(boards), len(boards), hostfile, None, words)
+        return ["setpriv", "--pdeathsig", "TERM", "--", *self.enter, *command]
+
+    def hostfile_text(self, boards: Sequence[str]) -> str:
+        """Return the hostfile for these boards."""
+        slots = self.ranks if self.alone else 1
+        return "".join(f"{board} slots={slots}\n" for board in boards)
+
+    def agent(self, board: str, service: str, token: str) -> tuple[Command, bytes]:
+        """Return the command that starts a board's agent, and what goes to its standard input first."""
+        if self.alone or (not self.enter and board in _own_names()):
+            return [sys.executable, str(AGENT), service, token], b""
+        program = AGENT.read_bytes()
+        words = ["python3", "-u", "-c", BOOT.format(len(program)), service, token]
+        return [*self.enter, *SSH, board, shlex.join(words)], program
+
+
+def _own_names() -> set[str]:
+    name = socket.gethostname()
+    return {"localhost", "127.0.0.1", name, name.partition(".")[0]}
