@@ -20,7 +20,7 @@ ORDER = {
     "solver": ("base", "model", "cluster", "plan", "schedule", "programs", "systems", "live", "show"),
     "weights": ("file", "inputs", "convert", "decoders"),
     "hepti_mpi": ("base", "requests", "comm", "kernels", "engine", "live", "report", "decoding", "measure"),
-    "launch": ("base", "start", "lab", "doctor", "single", "compare", "serve", "bench", "front"),
+    "launch": ("base", "start", "lab", "doctor", "single", "compare", "watch", "serve", "bench", "front"),
 }
 MOST_FILES = 13  # in a room; `systems` has one file a published system
 # Stand-alone programs on other runtimes, which Hepti is compared with: started by name, imported by nobody.

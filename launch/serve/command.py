@@ -12,14 +12,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launch.base import shell
 from launch.lab.down import down, machine_cgroups
 from launch.lab.lab import Lab, lab_name, load_lab, plan_lab, running
-from launch.lab.outside import enter_command, join_commands
 from launch.lab.up import require_tools, up
 from launch.start.hostfile import read_hostfile
+from launch.watch.outside import enter_command, join_commands
 from launch.watch.site import Site
 from solver.base.errors import HeptiError
 from solver.base.stopping import SIGNALS
@@ -148,12 +148,16 @@ def _serve(options: argparse.Namespace) -> int:
 
 async def _until_told(supervisor: Supervisor, app: object, listener: socket.socket) -> int | None:
     """Serve until a signal comes; return its number."""
-    told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    loop = asyncio.get_running_loop()
+    told: asyncio.Future[int] = loop.create_future()
+
+    def take(number: int) -> None:
+        if not told.done():  # a person presses Ctrl-C again
+            told.set_result(number)
 
     def tell(number: int, _: object) -> None:
-        loop.call_soon_threadsafe(lambda: told.done() or told.set_result(number))
+        loop.call_soon_threadsafe(take, number)
 
-    loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in SIGNALS}
     heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
     for number in heeded:
@@ -163,7 +167,8 @@ async def _until_told(supervisor: Supervisor, app: object, listener: socket.sock
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     telling = asyncio.create_task(_tell(supervisor))
     try:
-        await asyncio.wait({told, running_models, serving, telling}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[Any]] = {told, running_models, serving, telling}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for task in (running_models, telling):
             if task.done():
                 task.result()

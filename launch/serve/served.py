@@ -139,7 +139,8 @@ class ServedModel:
         self.name, self.kind = file.name, file.kind
         at_once = (around.sequences or 1) + 1 if file.kind == "decoder" else MANY_AT_ONCE
         self.journal = Journal(at_once, most_waiting)
-        self.state, self.reason = "loading", "the boards are asked for"
+        self.state = "loading"
+        self.reason: str | None = "the boards are asked for"
         self.restarts = 0
         self.job: RankJob | None = None
         self._file, self._around = file, around

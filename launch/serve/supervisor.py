@@ -13,8 +13,8 @@ import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from launch.serve.served import ServedFile, ServedModel, Surroundings
@@ -119,8 +119,9 @@ class Supervisor:
 
 def service_name(port: int) -> str:
     """Return the name of the service at a port of this machine: of two there can be only one at a time."""
-    network = os.readlink("/proc/self/ns/net")
-    facts = (socket.gethostname(), uuid.getnode(), network, os.geteuid(), port)
+    machine = Path("/etc/machine-id")
+    known = machine.read_text() if machine.exists() else ""
+    facts = (socket.gethostname(), known, Path("/proc/self/ns/net").readlink(), os.geteuid(), port)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 

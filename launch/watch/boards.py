@@ -236,12 +236,11 @@ class Heartbeats:
         finally:
             _hang_up(board)
             words.cancel()
-            try:
-                async with asyncio.timeout(LEAVE_S):
-                    await process.wait()
-            finally:
-                if process.returncode is None:
+            end = time.monotonic() + LEAVE_S
+            while process.returncode is None:
+                if time.monotonic() > end:
                     process.kill()
+                await asyncio.sleep(LOOK_S / 5)
 
     def _take(self, board: WatchedBoard, line: bytes) -> None:
         try:

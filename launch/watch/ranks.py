@@ -19,6 +19,8 @@ from launch.base import shell
 LAST_WORDS = 60
 # mpirun that was told to end, and ends its ranks first.
 END_S = 3.0
+POLL_S = 0.05
+WORDS_S = 0.3  # mpirun's last words come before it ends: they are there already, unless others hold its streams
 BAD_INPUT = 2
 # What mpirun says, across the lines that it breaks: of a rank that a signal ended, and of a host that it lost.
 SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
@@ -80,11 +82,14 @@ class RankJob:
                     self._say(line)
 
     async def ended(self) -> int:
-        """Wait for mpirun's end; return its exit code once its last words are read."""
-        code = await self._process.wait()
-        # A rank that mpirun could not end may hold its standard error open.
+        """Wait for mpirun's end; return its exit code once its last words are read.
+
+        asyncio's own `wait` also waits for the end of its streams, which ranks and ssh may hold open.
+        """
+        while (code := self.code) is None:
+            await asyncio.sleep(POLL_S)
         with suppress(TimeoutError):
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(WORDS_S):
                 await asyncio.shield(self._listening)
         return code
 
@@ -118,7 +123,8 @@ class RankJob:
                     os.killpg(self._process.pid, number)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(END_S):
-                        await self._process.wait()
+                        while self.code is None:
+                            await asyncio.sleep(POLL_S)
         self._listening.cancel()
 
     def _said(self) -> str:

@@ -1,0 +1,16 @@
+"""`python -m launch serve`, but that its boards are fake: fake_serve.py serve --model …"""
+
+import sys
+from contextlib import nullcontext
+
+from launch import __main__ as launch
+from launch.serve import command
+from solver.base import stopping
+from tests.launch.serve.fakes import fake_cluster, fake_site
+
+BOARDS = ("pi-0", "pi-1", "pi-2")
+command._site = lambda options: nullcontext(fake_site(BOARDS))
+command.find_cluster = lambda name: fake_cluster(BOARDS)
+
+if __name__ == "__main__":
+    stopping.run("python -m launch", lambda: launch.main)

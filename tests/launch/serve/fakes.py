@@ -1,0 +1,132 @@
+"""A supervisor of fake boards, and what can happen to these."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from launch.serve.served import served_file
+from launch.serve.supervisor import Supervisor
+from launch.watch.site import Site
+from solver.cluster.named import find_cluster
+
+HERE = Path(__file__).parent
+WAY = (sys.executable, str(HERE / "fake_way.py"))
+TOKEN_S = 0.02
+
+
+def fake_site(boards):
+    """Return boards that are reached the fake way."""
+    return Site(tuple(boards), len(boards), WAY)
+
+
+def fake_cluster(boards):
+    """Return a cluster of so many devices."""
+    four = find_cluster("mixed4")
+    return replace(four, devices=tuple(replace(four.devices[0], name=board) for board in boards), links={})
+
+
+@contextlib.asynccontextmanager
+async def supervised(path, boards=("pi-0", "pi-1", "pi-2"), *, measured=False, most_waiting=8, sequences=None):
+    """Run a supervisor for the block."""
+    cluster = None if measured else fake_cluster(boards)
+    service = f"test{os.getpid()}{time.monotonic_ns() % 10**6}"
+    supervisor = Supervisor(
+        fake_site(boards), [served_file(path)], service, cluster=cluster, most_waiting=most_waiting,
+        sequences=sequences,
+    )  # fmt: skip
+    supervisor.service = service
+    task = asyncio.create_task(supervisor.run())
+    try:
+        yield supervisor
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert not marked(service)
+
+
+async def until(condition, seconds=15.0):
+    """Wait until something is true; return its value."""
+    end = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        await asyncio.sleep(0.02)
+    return value
+
+
+async def ready(supervisor, seconds=20.0):
+    """Wait until the only model is ready; return it."""
+    (model,) = supervisor.models.values()
+    await until(lambda: model.state == "ready", seconds)
+    return model
+
+
+def table(supervisor):
+    """Return the state of the only model."""
+    (model,) = supervisor.state()["models"]
+    return model
+
+
+def events(supervisor, kind):
+    """Return the sentences of a kind."""
+    return [event["text"] for event in supervisor.state()["events"] if event["kind"] == kind]
+
+
+def asks(tokens, *, stream=True):
+    """Return a request for so many tokens."""
+    return {"tokens": [10], "max_tokens": tokens, "stream": stream}
+
+
+def should_be(tokens):
+    """Return the answer's tokens."""
+    return [11 + number for number in range(tokens)]
+
+
+async def told(request):
+    """Return a request's tokens as they were told one by one, and its last line."""
+    lines = [line async for line in request.events()]
+    return [line["token"] for line in lines[:-1]], lines[-1]
+
+
+def environments():
+    """Return the environment of every process."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().decode(errors="replace").split("\0")
+            found[int(path.parts[2])] = dict(word.split("=", 1) for word in words if "=" in word)
+    return found
+
+
+def marked(service):
+    """Return the processes of a service's ranks, mpirun included."""
+    return [pid for pid, variables in environments().items() if variables.get("HEPTI_SERVE", "").startswith(service)]
+
+
+def rank_process(service, rank):
+    """Return the process of a rank."""
+    found = environments()
+    (pid,) = [pid for pid in marked(service) if found.get(pid, {}).get("PMIX_RANK") == str(rank)]
+    return pid
+
+
+def unplug(board):
+    """Take a board away: its agent and ranks stand still, and nobody gets there."""
+    (Path(os.environ["FAKE_UNPLUGGED"]) / board).touch()
+    for pid, variables in environments().items():
+        if variables.get("FAKE_HOST") == board:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+
+
+def plug(board):
+    """Give it back."""
+    (Path(os.environ["FAKE_UNPLUGGED"]) / board).unlink()
+    for pid, variables in environments().items():
+        if variables.get("FAKE_HOST") == board:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)

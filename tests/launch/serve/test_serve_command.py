@@ -1,0 +1,152 @@
+"""`python -m launch serve` as a process: what it prints, how it ends, and that nothing of it is left."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from launch.__main__ import main
+from launch.serve.supervisor import service_name
+from tests import inside
+from tests.launch.serve import fakes
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def served(model, folder, port, *words, **variables):
+    """Start the service on fake boards; the block begins when it is ready."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(folder), "FAKE_UNPLUGGED": str(folder), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(HERE / "fake_serve.py"), "serve", "--model", str(model), "--cluster", "mixed4"]
+    process = subprocess.Popen(
+        [*command, "--port", str(port), *words], cwd=ROOT, env={**environment, **variables}, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        first, second = process.stdout.readline(), process.stdout.readline()
+        assert first == f"listening on http://127.0.0.1:{port}; {model.stem} not ready yet\n", process.stderr.read()
+        assert second == "ready\n"
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def gone(port, seconds):
+    """Wait until nothing is left of a service; return whether that is so."""
+    end = time.monotonic() + seconds
+    while fakes.marked(service_name(port)) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not fakes.marked(service_name(port))
+
+
+def health(port):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_in_one_line_and_leaves_no_rank(tiny, tmp_path, number):
+    port = free_port()
+    with served(tiny.path, tmp_path, port) as process:
+        health(port)
+        assert fakes.marked(service_name(port))
+        process.send_signal(number)
+        out, err = process.communicate(timeout=15)
+
+        assert (process.returncode, out) == (128 + number, "")
+        assert err.splitlines()[-1] == "python -m launch: interrupted"
+        assert not fakes.marked(service_name(port))
+        assert not list(Path("/tmp").glob(f"hepti-{service_name(port)}-*"))
+
+
+@pytest.mark.parametrize("mpirun", ["that ends its ranks", "that hangs"])
+def test_when_it_is_killed_its_ranks_end_and_it_starts_again_at_once(tiny, tmp_path, mpirun):
+    port = free_port()
+    deaf = {"FAKE_MPIRUN_HANGS": "1"} if mpirun == "that hangs" else {}
+    with served(tiny.path, tmp_path, port, **deaf) as process:
+        old = set(fakes.marked(service_name(port)))
+        process.kill()
+        process.wait()
+        with served(tiny.path, tmp_path, port):
+            health(port)
+
+            assert not old & set(fakes.marked(service_name(port)))
+    assert gone(port, 10.0)
+
+
+def test_when_it_is_killed_nothing_is_left(tiny, tmp_path):
+    port = free_port()
+    with served(tiny.path, tmp_path, port, FAKE_MPIRUN_HANGS="1") as process:
+        process.kill()
+        process.wait()
+
+        assert gone(port, 10.0)
+
+
+def test_a_port_that_is_taken_is_refused_and_who_has_it_goes_on(tiny, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        done = inside.run(main, "serve", "--model", tiny.path, "--port", port)
+
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1, port {port}: Address already in use" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--np", "0"], "--np is 0, must be at least 1"),
+        (["--port", "65536"], "--port is 65536, the highest is 65535"),
+        (["--np", "2", "--hostfile", "pis"], "not allowed with argument"),
+        (["--host", "0.0.0.0"], "there is no key"),
+        (["--model", "none.h5"], "no weights file"),
+        (["--cluster", "none.toml"], "none.toml"),
+        (["--np", "9", "--cluster", "mixed4"], "mixed4 has 4 devices, the job has 9 ranks"),
+    ],
+)
+def test_mistakes_are_one_line(tiny, words, complaint):
+    done = inside.run(main, "serve", "--port", "0", "--model", tiny.path, *words)
+
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert complaint in done.stderr
+
+
+def test_two_models_of_one_name_are_refused(tiny):
+    done = inside.run(main, "serve", "--port", "0", "--model", tiny.path, "--model", tiny.path)
+
+    assert done.returncode == 2
+    assert f"two models are called {tiny.path.stem}" in done.stderr
+
+
+def test_a_board_with_two_slots_is_refused(tiny, tmp_path):
+    (tmp_path / "pis").write_text("pi-0 slots=2\n")
+    done = inside.run(main, "serve", "--port", "0", "--model", tiny.path, "--hostfile", tmp_path / "pis")
+
+    assert done.returncode == 2
+    assert "pi-0 has slots=2, a board takes one rank" in done.stderr
+
+
+def test_the_unit_starts_what_the_command_line_would(tiny, monkeypatch):
+    monkeypatch.chdir(tiny.path.parent)
+    done = inside.run(main, "serve", "--np", 3, "--model", tiny.path.name, "--port", 18000, "--print-unit")
+
+    assert done.returncode == 0
+    (start,) = [line for line in done.stdout.splitlines() if line.startswith("ExecStart=")]
+    assert start.endswith(f"--host 127.0.0.1 --port 18000 --most-waiting 64 --np 3 --model {tiny.path}")

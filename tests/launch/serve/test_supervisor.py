@@ -1,0 +1,222 @@
+"""Ranks of a service come and go: fake ones, on fake boards, with real agents, processes and signals."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from tests.launch.serve import fakes
+
+
+@pytest.fixture(autouse=True)
+def _boards(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("FAKE_UNPLUGGED", str(tmp_path))
+
+
+@pytest.fixture
+def model(tiny):
+    return tiny.path
+
+
+def run(scenario):
+    async def within():
+        async with asyncio.timeout(60):
+            await scenario
+
+    asyncio.run(within())
+
+
+def test_a_model_is_ready_when_rank_0_says_so_and_answers(model):
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            assert fakes.table(supervisor)["state"] == "loading"
+            served = await fakes.ready(supervisor)
+            request = served.journal.submit(fakes.asks(5))
+
+            assert await fakes.told(request) == (fakes.should_be(5), fakes_answer(request, 5))
+            state = supervisor.state()
+            assert [board["alive"] for board in state["boards"]] == [True] * 3
+            assert state["models"][0]["plan"]["devices"] == ["pi-0", "pi-1", "pi-2"]
+            await fakes.until(lambda: fakes.table(supervisor)["requests"] == 1)
+            await fakes.until(lambda: [len(board["ranks"]) for board in supervisor.state()["boards"]] == [1, 1, 1])
+
+    run(scenario())
+
+
+def fakes_answer(request, tokens):
+    new = fakes.should_be(tokens)
+    text = "".join(f"{token} " for token in new)
+    return {
+        "id": request.id, "text": text, "new_tokens": new, "finish_reason": "length", "seconds": 1.0, "first_s": 0.1,
+        "tokens_per_s": 1.0, "prompt_tokens": 1, "known": 0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("who", [0, 1, "mpirun"])
+def test_a_request_goes_on_behind_what_was_told_when_a_process_is_killed(model, who):
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            served = await fakes.ready(supervisor)
+            request = served.journal.submit(fakes.asks(60))
+            answer = asyncio.create_task(fakes.told(request))
+            await fakes.until(lambda: len(request.said) > 5)
+            number = served.job._process.pid if who == "mpirun" else fakes.rank_process(supervisor.service, who)
+            os.kill(number, signal.SIGKILL)
+            await fakes.until(lambda: served.state == "replanning", 2.0)
+            tokens, last = await answer
+
+            assert tokens == last["new_tokens"] == fakes.should_be(60)
+            assert served.restarts == 1
+            (fault,) = fakes.events(supervisor, "fault")
+            assert ("mpirun was ended by signal 9" if who == "mpirun" else f"rank {who} on pi-{who}") in fault
+
+    run(scenario())
+
+
+def test_a_rank_that_stands_still_is_found_and_its_board_used_again(model):
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            served = await fakes.ready(supervisor)
+            os.kill(fakes.rank_process(supervisor.service, 1), signal.SIGSTOP)
+            await fakes.until(lambda: fakes.events(supervisor, "fault"), 8.0)
+            await fakes.ready(supervisor)
+
+            assert "rank 1 on pi-1 has stood still" in fakes.events(supervisor, "fault")[0]
+            assert served.job.boards == ("pi-0", "pi-1", "pi-2")
+
+    run(scenario())
+
+
+def test_a_rank_0_that_says_nothing_and_computes_nothing_is_lost(model, monkeypatch):
+    monkeypatch.setenv("FAKE_DEAF_S", "1")
+
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            await fakes.ready(supervisor)
+            await fakes.until(lambda: fakes.events(supervisor, "fault"), 12.0)
+
+            assert "rank 0 has said nothing" in fakes.events(supervisor, "fault")[0]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("board", ["pi-0", "pi-2"])
+def test_a_silent_board_is_named_left_out_and_taken_in_when_it_is_back(model, board):
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            served = await fakes.ready(supervisor)
+            request = served.journal.submit(fakes.asks(200))
+            answer = asyncio.create_task(fakes.told(request))
+            await fakes.until(lambda: len(request.said) > 5)
+            fakes.unplug(board)
+            await fakes.until(lambda: served.state == "replanning", 8.0)
+            await fakes.ready(supervisor)
+            tokens, last = await answer
+
+            assert tokens == last["new_tokens"] == fakes.should_be(200)
+            assert served.job.boards == tuple(name for name in ("pi-0", "pi-1", "pi-2") if name != board)
+            assert fakes.events(supervisor, "lost")[0].startswith(f"{board} has been silent")
+            assert not next(b for b in supervisor.state()["boards"] if b["name"] == board)["alive"]
+            fakes.plug(board)
+            await fakes.until(lambda: served.job and served.job.boards == ("pi-0", "pi-1", "pi-2"), 20.0)
+            await fakes.ready(supervisor)
+            assert fakes.events(supervisor, "back") == [f"{board} is back"]
+
+    run(scenario())
+
+
+def test_a_board_that_is_back_waits_while_something_is_asked(model):
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            served = await fakes.ready(supervisor)
+            fakes.unplug("pi-2")
+            await fakes.until(lambda: served.state == "replanning", 8.0)
+            await fakes.ready(supervisor)
+            request = served.journal.submit(fakes.asks(400))
+            answer = asyncio.create_task(fakes.told(request))
+            fakes.plug("pi-2")
+            await fakes.until(lambda: fakes.events(supervisor, "back"), 10.0)
+            tokens, _ = await answer
+
+            assert tokens == fakes.should_be(400)
+            assert served.restarts == 1
+            await fakes.until(lambda: served.restarts == 2)
+
+    run(scenario())
+
+
+def test_bad_input_is_said_once_and_open_requests_end(model, tmp_path, monkeypatch):
+    path = tmp_path / "refused.h5"
+    path.symlink_to(model)
+
+    async def scenario():
+        async with fakes.supervised(path) as supervisor:
+            (served,) = supervisor.models.values()
+            request = served.journal.submit(fakes.asks(3))
+            _, last = await fakes.told(request)
+
+            assert (served.state, served.restarts) == ("failed", 0)
+            assert served.reason == last["error"] == "python -m hepti_mpi: no plan fits: 5 bytes are missing"
+
+    run(scenario())
+
+
+def test_what_does_not_fit_on_the_rest_waits_for_the_board(model, tmp_path, monkeypatch):
+    refuses = tmp_path / "refuses"
+    monkeypatch.setenv("FAKE_REFUSES", str(refuses))
+
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            served = await fakes.ready(supervisor)
+            request = served.journal.submit(fakes.asks(400))
+            answer = asyncio.create_task(fakes.told(request))
+            await fakes.until(lambda: request.said)
+            refuses.write_text("no plan fits: 7 bytes are missing")
+            fakes.unplug("pi-1")
+            await fakes.until(lambda: "7 bytes" in (served.reason or ""))
+            assert served.state == "replanning"
+            assert served.reason == "not without pi-1: python -m hepti_mpi: no plan fits: 7 bytes are missing"
+            refuses.unlink()
+            fakes.plug("pi-1")
+            tokens, _ = await answer
+
+            assert tokens == fakes.should_be(400)
+
+    run(scenario())
+
+
+def test_boards_are_measured_once_and_a_part_of_them_is_planned_for(model):
+    async def scenario():
+        async with fakes.supervised(model, measured=True) as supervisor:
+            served = await fakes.ready(supervisor)
+            assert fakes.table(supervisor)["plan"]["devices"] == ["fake-0", "fake-1", "fake-2"]
+            fakes.unplug("pi-1")
+            await fakes.until(lambda: served.state == "replanning", 8.0)
+            await fakes.ready(supervisor)
+            assert fakes.table(supervisor)["plan"]["devices"] == ["fake-0", "fake-2"]
+            fakes.plug("pi-1")
+        os.environ["FAKE_REFUSES_PROFILE"] = "1"
+        async with fakes.supervised(model, measured=True) as supervisor:
+            await fakes.ready(supervisor)
+            assert fakes.table(supervisor)["plan"]["devices"] == ["fake-0", "fake-1", "fake-2"]
+
+    try:
+        run(scenario())
+    finally:
+        os.environ.pop("FAKE_REFUSES_PROFILE", None)
+
+
+def test_without_any_board_the_reason_is_what_ssh_says(model, tmp_path):
+    (tmp_path / "pi-0").touch()
+
+    async def scenario():
+        async with fakes.supervised(model, ("pi-0",)) as supervisor:
+            (served,) = supervisor.models.values()
+            await fakes.until(lambda: "No route to host" in (served.reason or ""), 25.0)
+
+            assert served.state == "loading"
+            assert served.reason.startswith("pi-0 has not answered yet: ssh: connect to host pi-0")
+
+    run(scenario())
