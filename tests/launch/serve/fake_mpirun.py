@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 RANK = Path(__file__).with_name("fake_rank.py")
@@ -48,10 +49,8 @@ def main(words):
     finally:
         for process in processes:
             if process.returncode is None:
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
 
 
 if __name__ == "__main__":

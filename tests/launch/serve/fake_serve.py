@@ -1,6 +1,5 @@
-"""`python -m launch serve`, but that its boards are fake: fake_serve.py serve --model …"""
+"""`python -m launch serve`, but that its boards are fake: fake_serve.py serve --model M."""
 
-import sys
 from contextlib import nullcontext
 
 from launch import __main__ as launch
