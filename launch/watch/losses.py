@@ -68,12 +68,13 @@ class LossWatch:
                 raise RanksLostError(silence(board), name)
             found = next((own for own in board.ranks(self._job.number) if own["rank"] == rank), None)
             if found is None or found["state"] in "ZX":
-                since = self._gone.setdefault(rank, now)
+                since = self._gone.setdefault(rank, now) if rank in self._there else now
                 over = self._job.code is not None  # with mpirun, whose words say more
-                if rank in self._there and not over and now - since > (GONE_S if ready else END_S):
+                if not over and now - since > (GONE_S if ready else END_S):
                     raise self.lost(self._job.signalled() or f"rank {rank} on {name} has ended", name)
                 continue
             self._there.add(rank)
+            self._gone.pop(rank, None)
             cpu_s += found["cpu_s"]
             if found["state"] in "Tt":
                 since = self._still.setdefault(rank, now)
