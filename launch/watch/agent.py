@@ -248,7 +248,11 @@ class Agent:
         self.watched: dict[int, int] = {}  # rank's process number -> a descriptor that becomes readable when it ends
         # In memory where there is such a place: a full disk is no reason not to start again.
         where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = tempfile.mkdtemp(prefix="hepti-serve-", dir=where)
+        prefix = f"hepti-serve-{service}-"
+        for old in glob.glob(os.path.join(where or tempfile.gettempdir(), prefix + "*")):
+            if not os.path.basename(old).startswith(prefix + token):  # of a service that is dead
+                shutil.rmtree(old, ignore_errors=True)
+        self.folder = tempfile.mkdtemp(prefix=f"{prefix}{token}-", dir=where)
 
     def run(self) -> None:
         """Beat until the service is gone."""

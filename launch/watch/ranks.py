@@ -108,12 +108,14 @@ class RankJob:
             return signalled
         if found := UNREACHED.search(self._said()):
             return f"mpirun lost {found[1]}"
+        code = self.code or 0
+        if code < 0:
+            return f"mpirun was ended by {_signal_name(-code)}"
         ours = [line for line in self._words if "python -m hepti_mpi" in line]
-        others = [line for line in self._words if line.strip("- \n")]
+        others = [line for line in self._words if line.strip("- \n") and not line.startswith("note: ")]
         if ours or others:
             return " ".join((ours or others)[-1].split())
-        code = self.code or 0
-        return f"mpirun was ended by {_signal_name(-code)}" if code < 0 else f"mpirun ended with exit code {code}"
+        return f"mpirun ended with exit code {code}"
 
     async def end(self, *, hard: bool) -> None:
         """End mpirun: `hard` where it would wait for boards that do not answer, else in order, so that it cleans up."""
