@@ -14,7 +14,7 @@ When the service is gone (end of input) or silent, the agent kills what the serv
 """
 
 # pathlib takes as long to import, on a slow board, as all else here.
-# ruff: noqa: PTH105, PTH112, PTH115, PTH118, PTH120, PTH123, PTH207, PTH208
+# ruff: noqa: PTH105, PTH112, PTH115, PTH118, PTH119, PTH120, PTH123, PTH207, PTH208
 
 from __future__ import annotations
 
