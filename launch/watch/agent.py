@@ -33,6 +33,7 @@ from typing import Any
 
 MARK = "HEPTI_SERVE"
 BEAT_S = 1.0
+LATE_S = 1.5  # orders come every second, and are answered: only where one is late a heartbeat goes without
 # Without an order for so long there is no service any more, or no way to it: it has given this board up long before.
 ORPHANED_S = 15
 # mpirun is told to end by the kernel when the service dies, and ends its ranks itself, in order.
@@ -265,9 +266,9 @@ class Agent:
             ready, _, _ = select.select([0, *self.watched.values()], [], [], wait_s)
             if 0 in ready:
                 self.take()
+                due = time.monotonic() + LATE_S
             elif ready or time.monotonic() >= due:
                 self.beat({})
-            if time.monotonic() >= due:
                 due = time.monotonic() + BEAT_S
 
     def take(self) -> None:

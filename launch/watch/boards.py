@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -239,7 +241,7 @@ class Heartbeats:
             end = time.monotonic() + LEAVE_S
             while process.returncode is None:
                 if time.monotonic() > end:
-                    process.kill()
+                    _kill(process)
                 await asyncio.sleep(LOOK_S / 5)
 
     def _take(self, board: WatchedBoard, line: bytes) -> None:
@@ -296,8 +298,15 @@ def _hang_up(board: WatchedBoard) -> None:
     if process is not None:
         if process.stdin is not None:
             process.stdin.close()
-        if process.returncode is None and not board.alive:
-            process.kill()
+        if not board.alive:
+            _kill(process)
+
+
+def _kill(process: shell.StreamedProcess) -> None:
+    """Kill a process: asyncio's own way may take its exit code away from who waits for it."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
 
 
 async def _complaints(board: WatchedBoard, process: shell.StreamedProcess) -> None:
