@@ -257,10 +257,9 @@ class ServedModel:
         ready = asyncio.create_task(self._ready.wait())
         try:
             async with self._around.starting:
-                self._becomes(self.state if self.state == "loading" else "replanning", self.reason)
                 cluster = await self._clusters.of(boards, self._measure)
                 path = await self._tell_cluster(boards, cluster)
-                self._becomes(self.state, "the ranks load their weights")
+                self._loads("the ranks load their weights")
                 job = self.job = await self._start(boards, self._program(path, len(cluster.devices)))
                 life = asyncio.create_task(self._live(job))
                 await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -305,6 +304,8 @@ class ServedModel:
             for name, value in (("--context", around.context), ("--sequences", around.sequences)):
                 words += [] if value is None else [name, str(value)]
         words += ["--model", str(self._file.path), "--input", "-", "--cluster", cluster]
+        if ranks > 1 and not self._site.alone:
+            words += ["--replan", "auto"]  # a board that is slow, not lost, gets less to do
         return words
 
     async def _live(self, job: RankJob) -> None:
@@ -393,7 +394,7 @@ class ServedModel:
 
     async def _measure(self, boards: tuple[str, ...]) -> str:
         """Measure boards for this model; return the cluster file."""
-        self._becomes(self.state, "the boards are measured")
+        self._loads("the boards are measured")
         name = f"{self.name}-measured.toml"
         out = await self._beats.write(boards[0], name, "")
         words = ["profile", "--model", str(self._file.path), "--out", out]
@@ -418,6 +419,10 @@ class ServedModel:
         while True:
             await self._beats.beat()
             watch.look(ready=False)
+
+    def _loads(self, what: str) -> None:
+        """Say what is being done at the first start; later ones are for a reason, which stays."""
+        self._becomes(*(("loading", what) if self.state == "loading" else ("replanning", self.reason)))
 
     def _becomes(self, state: str, reason: str | None) -> None:
         if (state, reason) != (self.state, self.reason):

@@ -116,6 +116,8 @@ class Heartbeats:
         number = next(self._jobs)
         self._following = number + 1
         self.jobs.add(number)
+        # At once: an agent that loses us ends only what it has heard of.
+        self._order_all()
         return number, f"{self._service}/{self._token}/{number}"
 
     async def run(self) -> None:
@@ -188,11 +190,14 @@ class Heartbeats:
     def _orders(self, number: int) -> dict[str, Any]:
         return {"n": number, "keep": sorted(self.jobs), "next": self._following}
 
+    def _order_all(self) -> None:
+        for board in self.boards.values():
+            board.send(self._orders(next(self._numbers)))
+
     async def _order(self) -> None:
         """Say every second who may live: a board that hears nothing takes us for dead."""
         while True:
-            for board in self.boards.values():
-                board.send(self._orders(next(self._numbers)))
+            self._order_all()
             await asyncio.sleep(BEAT_S)
 
     async def _watch(self) -> None:

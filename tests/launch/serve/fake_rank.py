@@ -1,8 +1,11 @@
 """Rank 0 as a service talks to it, and other ranks that only sit there: the double of `python -m hepti_mpi`.
 
-A request's answer is its prompt's tokens counted on, one a FAKE_TOKEN_S; the text of token n is "n ". What is in the
-file FAKE_REFUSES, if it is there, is said, and the exit code is 2; so it is for a model called refused. With
-FAKE_DEAF_S set, it says nothing more after so many seconds. `profile` measures devices fake-0, fake-1, …
+A request's answer is its prompt's tokens counted on, one a FAKE_TOKEN_S; the text of token n is "n ". `profile`
+measures devices fake-0, fake-1, and so on. What can go wrong:
+
+    FAKE_REFUSES   a file: what it says is said, and the exit code is 2; so it is for a model called refused
+    FAKE_DEAF_S    seconds after which nothing more is said
+    FAKE_BROKEN    a board on which ranks fail when they are loaded
 """
 
 import json
@@ -92,6 +95,8 @@ def main(words):
             print(f"python -m hepti_mpi: {why}", file=sys.stderr, flush=True)
             sys.exit(2)
         time.sleep(60)
+    if os.environ["FAKE_HOST"] == os.environ.get("FAKE_BROKEN"):
+        sys.exit(1)
     time.sleep(LOAD_S)
     if rank:
         time.sleep(3600)

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from launch import __main__ as launch
 from launch.serve import command
 from solver.base import stopping
-from tests.launch.serve.fakes import fake_cluster, fake_site
+from tests.launch.serve.fake_boards import fake_cluster, fake_site
 
 BOARDS = ("pi-0", "pi-1", "pi-2")
 command._site = lambda options: nullcontext(fake_site(BOARDS))

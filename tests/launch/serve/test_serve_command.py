@@ -16,7 +16,7 @@ import pytest
 from launch.__main__ import main
 from launch.serve.supervisor import service_name
 from tests import inside
-from tests.launch.serve import fakes
+from tests.launch.serve import fake_boards as fakes
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

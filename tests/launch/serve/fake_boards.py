@@ -31,13 +31,13 @@ def fake_cluster(boards):
 
 
 @contextlib.asynccontextmanager
-async def supervised(path, boards=("pi-0", "pi-1", "pi-2"), *, measured=False, most_waiting=8, sequences=None):
+async def supervised(path, boards=("pi-0", "pi-1", "pi-2"), *, measured=False, most_waiting=8, sequences=None, more=()):
     """Run a supervisor for the block."""
     cluster = None if measured else fake_cluster(boards)
     service = f"test{os.getpid()}{time.monotonic_ns() % 10**6}"
     supervisor = Supervisor(
-        fake_site(boards), [served_file(path)], service, cluster=cluster, most_waiting=most_waiting,
-        sequences=sequences,
+        fake_site(boards), [served_file(file) for file in (path, *more)], service, cluster=cluster,
+        most_waiting=most_waiting, sequences=sequences,
     )  # fmt: skip
     supervisor.service = service
     task = asyncio.create_task(supervisor.run())
@@ -49,7 +49,7 @@ async def supervised(path, boards=("pi-0", "pi-1", "pi-2"), *, measured=False, m
         assert not marked(service)
 
 
-async def until(condition, seconds=15.0):
+async def until(condition, seconds=30.0):
     """Wait until something is true; return its value."""
     end = time.monotonic() + seconds
     while not (value := condition()):
@@ -58,7 +58,7 @@ async def until(condition, seconds=15.0):
     return value
 
 
-async def ready(supervisor, seconds=20.0):
+async def ready(supervisor, seconds=30.0):
     """Wait until the only model is ready; return it."""
     (model,) = supervisor.models.values()
     await until(lambda: model.state == "ready", seconds)

@@ -1,0 +1,149 @@
+"""What heartbeats say is lost, and how it is named."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from launch.watch import losses
+from launch.watch.boards import SILENCE_S, WatchedBoard, states
+from launch.watch.losses import LossWatch, RanksLostError
+from launch.watch.ranks import RankJob
+from launch.watch.site import Site
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(losses, "time", clock)
+    return clock
+
+
+def board(name, *ranks, kills=0):
+    found = WatchedBoard(name)
+    found.alive, found.seen_at = True, time.monotonic()
+    found.facts = {"ranks": list(ranks), "oom_kills": kills}
+    return found
+
+
+def a_rank(rank, state="S", cpu_s=1.0):
+    return {"pid": 100 + rank, "job": 7, "rank": rank, "state": state, "cpu_s": cpu_s}
+
+
+def watching():
+    boards = {"pi-0": board("pi-0", a_rank(0)), "pi-1": board("pi-1", a_rank(1))}
+    job = SimpleNamespace(number=7, boards=("pi-0", "pi-1"), code=None, signalled=lambda: None)
+    watch = LossWatch(job, boards, 1.0)
+    watch.look(ready=True)
+    return watch, boards, job
+
+
+def test_a_silent_board_is_named(clock):
+    watch, boards, _ = watching()
+    boards["pi-1"].alive = False
+    boards["pi-1"].seen_at -= 5
+
+    with pytest.raises(RanksLostError, match="pi-1 has been silent for 5 s") as caught:
+        watch.look(ready=True)
+    assert caught.value.board == "pi-1"
+
+
+@pytest.mark.parametrize("state", [None, "Z"])
+def test_a_rank_that_has_ended_is_named_once_mpirun_had_time_to_say_why(clock, state):
+    watch, boards, job = watching()
+    boards["pi-1"].facts["ranks"] = [] if state is None else [a_rank(1, state)]
+    watch.look(ready=True)
+    clock.now += losses.GONE_S + 0.1
+    job.signalled = lambda: "rank 1 on pi-1 was ended by signal 9 (SIGKILL)"
+
+    with pytest.raises(RanksLostError, match=r"rank 1 on pi-1 was ended by signal 9 \(SIGKILL\)"):
+        watch.look(ready=True)
+
+
+def test_out_of_memory_is_the_reason_where_a_board_counts_such_a_kill(clock):
+    watch, boards, _ = watching()
+    boards["pi-1"].facts = {"ranks": [], "oom_kills": 1}
+    watch.look(ready=True)
+    clock.now += losses.GONE_S + 0.1
+
+    with pytest.raises(RanksLostError, match="rank 1 on pi-1 has ended: pi-1 is out of memory"):
+        watch.look(ready=True)
+
+
+def test_a_rank_that_is_still_for_a_moment_is_no_loss(clock):
+    watch, boards, _ = watching()
+    boards["pi-0"].facts["ranks"] = [a_rank(0, "T")]
+    watch.look(ready=True)
+    clock.now += SILENCE_S - 0.1
+    watch.look(ready=True)
+    boards["pi-0"].facts["ranks"] = [a_rank(0)]
+    watch.look(ready=True)
+    boards["pi-0"].facts["ranks"] = [a_rank(0, "T")]
+    watch.look(ready=True)
+    clock.now += SILENCE_S + 0.1
+
+    with pytest.raises(RanksLostError, match="rank 0 on pi-0 has stood still for 4 s"):
+        watch.look(ready=True)
+
+
+def test_rank_0_may_be_silent_as_long_as_ranks_compute(clock):
+    watch, boards, _ = watching()
+    for asked_s in range(1, 60):
+        clock.now += 1
+        boards["pi-1"].facts["ranks"] = [a_rank(1, "R", cpu_s=1.0 + asked_s)]
+        watch.look(ready=True, asked_s=float(asked_s))
+    clock.now += SILENCE_S + 1
+
+    with pytest.raises(RanksLostError, match="rank 0 has said nothing for 65 s, and no rank computes"):
+        watch.look(ready=True, asked_s=65.0)
+
+
+def test_the_page_sees_a_rank_on_its_board_alone():
+    boards = {"pi-0": board("pi-0", a_rank(0), a_rank(1)), "pi-1": board("pi-1", a_rank(0), a_rank(1))}
+    rows = states(boards, {7: ("pi-0", "pi-1")})
+
+    assert [[rank["pid"] for rank in row["ranks"]] for row in rows] == [[100], [101]]
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "words"),
+    [
+        (
+            "prterun noticed that process rank 1 with PID 5 on node vm exited on\nsignal 9 (Killed).\n",
+            137,
+            "rank 1 on pi-1 was ended by signal 9 (SIGKILL)",
+        ),
+        (
+            "PRTE has lost communication with a remote daemon.\n\n  HNP daemon   : [prterun-a,0] on node vm\n"
+            "  Remote daemon: [prterun-a,2] on node pi-1\n",
+            1,
+            "mpirun lost pi-1",
+        ),
+        ("note: 2 ranks\npython -m hepti_mpi: no room\n-----\nmore\n", 1, "python -m hepti_mpi: no room"),
+        ("note: 2 ranks\n", 3, "mpirun ended with exit code 3"),
+        ("note: 2 ranks\n", -15, "mpirun was ended by signal 15 (SIGTERM)"),
+    ],
+)
+def test_the_end_of_mpirun_is_said_in_one_line(said, code, words):
+    job = RankJob.__new__(RankJob)
+    job.boards = ("pi-0", "pi-1")
+    job._words = said.splitlines(keepends=True)
+    job._process = SimpleNamespace(returncode=code)
+
+    assert job.words() == words
+
+
+def test_a_board_s_ranks_are_the_devices_that_it_is_of_all():
+    site = Site(("pi-0", "pi-1", "pi-2"), 3)
+
+    assert site.devices(("pi-0", "pi-2")) == (0, 2)
+    assert site.hostfile_text(("pi-0", "pi-2")) == "pi-0 slots=1\npi-2 slots=1\n"
+    assert Site(("localhost",), 4, alone=True).hostfile_text(("localhost",)) == "localhost slots=4\n"
