@@ -202,10 +202,13 @@ class _Api:
         return EventStream(self._states(), self._limits.ping_s)
 
     async def _states(self) -> AsyncGenerator[str, None]:
-        """Yield the state at once, whenever it changes, and every second."""
+        """Yield the state at once, whenever it changes, and every second, until the service ends."""
         changed = self._service.changed
         while True:
-            yield json.dumps({**self._service.state(), "requests": self._requests()})
+            state = self._service.state()
+            yield json.dumps({**state, "requests": self._requests()})
+            if state.get("ending"):
+                return
             try:
                 async with asyncio.timeout(STATE_S), changed:
                     await changed.wait()

@@ -62,7 +62,7 @@ class Supervisor:
         most_waiting: int = 64,
     ) -> None:
         self.changed = asyncio.Condition()
-        self._site = site
+        self._ending = False
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
         self._notices: set[asyncio.Task[None]] = set()
         self._beats = Heartbeats(site, service, uuid.uuid4().hex[:8], self._board_event)
@@ -82,6 +82,7 @@ class Supervisor:
             "models": [model.to_table() for model in self.models.values()],
             "boards": states(self._beats.boards, jobs),
             "events": list(self._events),
+            "ending": self._ending,
         }
 
     async def run(self) -> None:
@@ -93,6 +94,8 @@ class Supervisor:
                     tasks.create_task(model.run())
                 tasks.create_task(_forward(beats))
         finally:
+            self._ending = True
+            await self._notify()
             for model in self.models.values():
                 model.journal.fail("the service is ending")
             # Behind the models: their ranks are ended over the heartbeats' way.

@@ -66,11 +66,14 @@ def test_a_signal_ends_it_in_one_line_and_leaves_no_rank(tiny, tmp_path, number)
     with served(tiny.path, tmp_path, port) as process:
         health(port)
         assert fakes.marked(service_name(port))
+        watching = urllib.request.urlopen(f"http://127.0.0.1:{port}/events", timeout=20)
+        assert watching.readline()
         process.send_signal(number)
+        assert b'"ending": true' in watching.read()
         out, err = process.communicate(timeout=15)
 
         assert (process.returncode, out) == (128 + number, "")
-        assert err.splitlines()[-1] == "python -m launch: interrupted"
+        assert err == f"{tiny.path.stem} runs on pi-0, pi-1, pi-2\npython -m launch: interrupted\n"
         assert not fakes.marked(service_name(port))
         assert not list(Path("/tmp").glob(f"hepti-{service_name(port)}-*"))
 
@@ -126,6 +129,14 @@ def test_mistakes_are_one_line(tiny, words, complaint):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert complaint in done.stderr
+
+
+def test_what_is_not_installed_is_named(tiny, monkeypatch):
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    done = inside.run(main, "serve", "--model", tiny.path)
+
+    assert done.returncode == 2
+    assert "serve needs uvicorn, which is not installed: pip install 'hepti[serve]'" in done.stderr
 
 
 def test_two_models_of_one_name_are_refused(tiny):
