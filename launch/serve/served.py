@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,10 @@ from typing import Any
 
 from launch.serve.clusters import Clusters
 from launch.serve.journal import Journal
-from launch.watch.agent import MARK
-from launch.watch.boards import Heartbeats, silence
-from launch.watch.losses import LossWatch, RanksLostError
+from launch.watch.boards import silence
+from launch.watch.losses import BadStartError, LossWatch, RanksLostError
 from launch.watch.ranks import BAD_INPUT, RankJob
-from launch.watch.site import Site
+from launch.watch.starter import LOAD_S, Starter
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster, write_cluster
 from weights.file.store import LANGUAGE_MODEL, NETWORK, TensorFile
@@ -26,23 +24,17 @@ from weights.file.store import LANGUAGE_MODEL, NETWORK, TensorFile
 # answers together and the next one, so that no token waits for the way to us and back.
 MANY_AT_ONCE = 64
 STATUS_S = 1.0
-# Weights from a card take minutes. Of the lab's seconds, if any.
-LOAD_S = 1800.0
 # A board that is back is taken in when nothing is asked. Under steady load that never comes: then after so long, since
 # open requests go on behind what they have said anyway.
 CALM_S = 30.0
 # All boards are waited for at the first start: one that is late would mean another start.
 FIRST_S = 15.0
-# Lives of ranks shorter than this are no lives: behind two of them the next start waits, twice as long each time.
+# Ranks that were ready for less than this did not last: behind two such jobs the next start waits, ever longer.
 SHORT_S, LONGEST_PAUSE_S = 5.0, 30.0
 # A board with which no start succeeds is left out for so long, twice as long each time.
 HELD_S = 60.0
 
 TellEvent = Callable[[str, str, str | None], None]  # kind, sentence, board
-
-
-class BadStartError(Exception):
-    """The ranks refuse what they are given: no use to start them again in the same way."""
 
 
 class BoardsBackError(Exception):
@@ -93,29 +85,22 @@ class Surroundings:
 
     Parameters
     ----------
-    site, heartbeats
-        The boards.
+    starter
+        Of ranks on the boards.
     cluster
         What to plan for, devices as the boards are in order; None: measured.
     sequences, context
         Of language models, as for `generate`; None: its own.
-    folder
-        For hostfiles, and mpirun's own files.
-    log_folder
-        For what mpirun says.
     starting
         Held by whom it is to start: one model at a time measures, and sees what memory the others left.
     tell
         Hears what happens.
     """
 
-    site: Site
-    heartbeats: Heartbeats
+    starter: Starter
     cluster: Cluster | None
     sequences: int | None
     context: int | None
-    folder: Path
-    log_folder: Path
     starting: asyncio.Lock
     tell: TellEvent
 
@@ -144,14 +129,16 @@ class ServedModel:
         self.restarts = 0
         self.job: RankJob | None = None
         self._file, self._around = file, around
-        self._beats, self._site = around.heartbeats, around.site
-        self._clusters = Clusters(around.site, around.heartbeats, around.cluster, file.fingerprint)
+        self._starter = starter = around.starter
+        self._beats, self._site = starter.heartbeats, starter.site
+        self._clusters = Clusters(starter.site, starter.heartbeats, around.cluster, file.fingerprint)
         self._status: dict[str, Any] = {}
         self._before = {"tokens": 0, "requests": 0}  # of jobs that are gone
         self._ready = asyncio.Event()
+        self._ready_at = 0.0
         self._asked_at = 0.0
         self._asked = False
-        self._good: tuple[str, ...] = ()  # the boards of the last job that was ready
+        self._good: set[str] = set()  # the boards of the last job that lasted
         self._held: dict[str, tuple[float, float]] = {}  # board -> until when it is left out, for how long that was
         self._short = 0  # lives in a row that were none
 
@@ -179,7 +166,6 @@ class ServedModel:
         await self._all_boards()
         while True:
             boards = await self._usable()
-            began = time.monotonic()
             try:
                 await self._once(boards)
             except BoardsBackError as back:
@@ -187,11 +173,10 @@ class ServedModel:
                 self._around.tell("planned", f"{self.name}: {back}", None)
             except BadStartError as error:
                 await self._refused(boards, str(error))
-            except (RanksLostError, HeptiError) as loss:
-                lived_s = time.monotonic() - began
+            except (RanksLostError, HeptiError, OSError) as loss:  # a disk may be full
                 self._becomes("replanning", str(loss))
                 self._around.tell("fault", f"{self.name}: {loss}", getattr(loss, "board", None))
-                await self._pause(boards, lived_s, getattr(loss, "board", None))
+                await self._pause(boards, getattr(loss, "board", None))
             self.restarts += 1
 
     async def _all_boards(self) -> None:
@@ -238,11 +223,11 @@ class ServedModel:
             self._around.tell("fault", f"{self.name} goes on without {board} for {held_s:.0f} s: {why}", board)
         return bool(new)
 
-    async def _pause(self, boards: tuple[str, ...], lived_s: float, culprit: str | None) -> None:
+    async def _pause(self, boards: tuple[str, ...], culprit: str | None) -> None:
         """Wait where ranks end again and again, until there are other boards."""
-        ready = self._ready.is_set()
-        self._short = 0 if ready and lived_s >= SHORT_S else self._short + 1
-        if not ready and self._hold_new([culprit] if culprit in self._beats.living else boards, str(self.reason)):
+        lasted = self._ready.is_set() and time.monotonic() - self._ready_at > SHORT_S
+        self._short = 0 if lasted else self._short + 1
+        if not lasted and self._hold_new([culprit] if culprit else boards, str(self.reason)):
             return
         end = time.monotonic() + min(LONGEST_PAUSE_S, 2.0 ** (self._short - 2)) * (self._short > 2)
         while time.monotonic() < end and self._may_use() == boards:
@@ -260,12 +245,15 @@ class ServedModel:
                 cluster = await self._clusters.of(boards, self._measure)
                 path = await self._tell_cluster(boards, cluster)
                 self._loads("the ranks load their weights")
-                job = self.job = await self._start(boards, self._program(path, len(cluster.devices)))
+                job = self.job = await self._starter.start(self.name, boards, self._program(path, len(cluster.devices)))
                 life = asyncio.create_task(self._live(job))
                 await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
             await life
         except asyncio.CancelledError:
             hard = False
+            raise
+        except (RanksLostError, BoardsBackError) as loss:
+            self._becomes("replanning", str(loss))  # now: to end what is left takes seconds
             raise
         finally:
             self.job = None
@@ -275,30 +263,16 @@ class ServedModel:
                 with suppress(BaseException):
                     await life
             if job is not None:
-                await self._end(job, hard=hard)
+                await self._starter.end(job, hard=hard)
             for key in self._before:
                 self._before[key] += int(self._status.get(key) or 0)
             self._status = {}
             self.journal.lost()
 
-    async def _start(self, boards: Sequence[str], program: Sequence[str]) -> RankJob:
-        number, mark = self._beats.new_job()
-        hostfile = self._around.folder / f"hostfile-{number}"
-        hostfile.write_text(self._site.hostfile_text(boards))
-        command = self._site.mpirun(boards, hostfile, mark, program)
-        # mpirun's own files go with the service. Quiet: of a rank's exit code it need not tell us.
-        variables = {MARK: mark, "TMPDIR": str(self._around.folder), "PRTE_MCA_prte_execute_quiet": "1"}
-        on = [self._site.board_of(boards, rank) for rank in range(self._site.rank_count(boards))]
-        return await RankJob.start(number, on, command, variables, self._around.log_folder / f"{self.name}.log")
-
-    async def _end(self, job: RankJob, *, hard: bool) -> None:
-        await job.end(hard=hard)
-        await self._beats.end_job(job.number)
-
     def _program(self, cluster: str, ranks: int) -> list[str]:
         """Return what every rank runs."""
         around = self._around
-        words = [sys.executable, "-m", "hepti_mpi"]
+        words: list[str] = []
         if self.kind == "decoder":
             words.append("generate")
             for name, value in (("--context", around.context), ("--sequences", around.sequences)):
@@ -332,12 +306,10 @@ class ServedModel:
 
     def _is_ready(self, job: RankJob) -> None:
         self._ready.set()
-        self._good = tuple(dict.fromkeys(job.boards))
-        for board in self._good:
-            self._held.pop(board, None)
+        self._ready_at = time.monotonic()
         self._becomes("ready", None)
         kind = "restarted" if self.restarts else "planned"
-        self._around.tell(kind, f"{self.name} runs on {', '.join(self._good)}", None)
+        self._around.tell(kind, f"{self.name} runs on {', '.join(dict.fromkeys(job.boards))}", None)
 
     async def _write(self, job: RankJob) -> None:
         await self._ready.wait()
@@ -377,6 +349,9 @@ class ServedModel:
                 if time.monotonic() - began > LOAD_S / self._site.scale:
                     raise RanksLostError(f"the ranks were not ready after {LOAD_S:.0f} s")
                 continue
+            if time.monotonic() - self._ready_at > SHORT_S and self._good != set(job.boards):
+                self._good = set(job.boards)
+                self._held = {name: held for name, held in self._held.items() if name not in self._good}
             boards = self._beats.boards
             back = [name for name in self._may_use() if name not in job.boards and boards[name].steady]
             if not back:
@@ -388,37 +363,14 @@ class ServedModel:
 
     async def _tell_cluster(self, boards: Sequence[str], cluster: Cluster) -> str:
         """Put the cluster file where rank 0 finds it; return its path there."""
-        path = self._around.folder / f"{self.name}.toml"
+        path = self._starter.folder / f"{self.name}.toml"
         write_cluster(cluster, path)
         return await self._beats.write(boards[0], path.name, path.read_text())
 
     async def _measure(self, boards: tuple[str, ...]) -> str:
         """Measure boards for this model; return the cluster file."""
         self._loads("the boards are measured")
-        name = f"{self.name}-measured.toml"
-        out = await self._beats.write(boards[0], name, "")
-        words = ["profile", "--model", str(self._file.path), "--out", out]
-        job = await self._start(boards, [sys.executable, "-m", "hepti_mpi", *words])
-        try:
-            watch = asyncio.create_task(self._watch_measuring(job))
-            code = await _first(self._drained(job), watch)
-            if code:
-                error = BadStartError if code == BAD_INPUT else RanksLostError
-                raise error(job.words())
-            return await self._beats.read(boards[0], name)
-        finally:
-            await self._end(job, hard=True)
-
-    async def _drained(self, job: RankJob) -> int:
-        async for _ in job.lines():
-            pass
-        return await job.ended()
-
-    async def _watch_measuring(self, job: RankJob) -> int:
-        watch = LossWatch(job, self._beats.boards, self._site.scale)
-        while True:
-            await self._beats.beat()
-            watch.look(ready=False)
+        return await self._starter.measure(self.name, boards, self._file.path)
 
     def _loads(self, what: str) -> None:
         """Say what is being done at the first start; later ones are for a reason, which stays."""
@@ -428,14 +380,3 @@ class ServedModel:
         if (state, reason) != (self.state, self.reason):
             self.state, self.reason = state, reason
             self._around.tell("", "", None)
-
-
-async def _first(work: Coroutine[Any, Any, int], watch: asyncio.Task[int]) -> int:
-    """Return what work returns, unless the watch raises before."""
-    task = asyncio.create_task(work)
-    try:
-        done, _ = await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        return next(iter(done)).result()
-    finally:
-        task.cancel()
-        watch.cancel()

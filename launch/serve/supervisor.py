@@ -20,6 +20,7 @@ from typing import Any
 from launch.serve.served import ServedFile, ServedModel, Surroundings
 from launch.watch.boards import Heartbeats, states
 from launch.watch.site import Site
+from launch.watch.starter import Starter
 from solver.base.cache import cache_folder
 from solver.cluster.cluster import Cluster
 
@@ -69,9 +70,8 @@ class Supervisor:
         log_folder = cache_folder() / "serve" / service
         log_folder.mkdir(parents=True, exist_ok=True)
         self._folder = _fresh_folder(service)
-        around = Surroundings(
-            site, self._beats, cluster, sequences, context, self._folder, log_folder, asyncio.Lock(), self._event
-        )
+        starter = Starter(site, self._beats, self._folder, log_folder)
+        around = Surroundings(starter, cluster, sequences, context, asyncio.Lock(), self._event)
         self.models: Mapping[str, ServedModel] = {file.name: ServedModel(file, around, most_waiting) for file in files}
 
     def state(self) -> dict[str, Any]:
@@ -129,12 +129,17 @@ def service_name(port: int) -> str:
 
 
 def _fresh_folder(service: str) -> Path:
-    """Return an empty folder for mpirun, once those are removed that services of our name have left."""
+    """Return an empty folder for mpirun, once those are removed that services of our name have left.
+
+    In memory where there is such a place: on a full disk nothing would start again.
+    """
     prefix = f"hepti-{service}-"
-    for old in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+    memory = Path("/dev/shm")
+    place = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    for old in place.glob(f"{prefix}*"):
         if not old.is_symlink() and old.stat().st_uid == os.geteuid():
             shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=prefix))
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
 
 
 async def _forward(task: asyncio.Task[None]) -> None:

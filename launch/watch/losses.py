@@ -23,6 +23,10 @@ class RanksLostError(Exception):
         self.board = board
 
 
+class BadStartError(Exception):
+    """The ranks refuse what they are given: no use to start them again in the same way."""
+
+
 class LossWatch:
     """Finds in heartbeats what is lost of a job.
 

@@ -117,16 +117,19 @@ def rank_process(service, rank):
 def unplug(board):
     """Take a board away: its agent and ranks stand still, and nobody gets there."""
     (Path(os.environ["FAKE_UNPLUGGED"]) / board).touch()
-    for pid, variables in environments().items():
-        if variables.get("FAKE_HOST") == board:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+    _signal(board, signal.SIGSTOP)
 
 
 def plug(board):
     """Give it back."""
     (Path(os.environ["FAKE_UNPLUGGED"]) / board).unlink()
+    _signal(board, signal.SIGCONT)
+
+
+def _signal(board, number):
+    """Send a signal to all on a board of this test's: others may run beside it."""
+    own = {"FAKE_HOST": board, "FAKE_UNPLUGGED": os.environ["FAKE_UNPLUGGED"]}
     for pid, variables in environments().items():
-        if variables.get("FAKE_HOST") == board:
+        if own.items() <= variables.items():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+                os.kill(pid, number)

@@ -75,7 +75,7 @@ def test_a_signal_ends_it_in_one_line_and_leaves_no_rank(tiny, tmp_path, number)
         assert (process.returncode, out) == (128 + number, "")
         assert err == f"{tiny.path.stem} runs on pi-0, pi-1, pi-2\npython -m launch: interrupted\n"
         assert not fakes.marked(service_name(port))
-        assert not list(Path("/tmp").glob(f"hepti-{service_name(port)}-*"))
+        assert not list(Path("/dev/shm").glob(f"hepti-*{service_name(port)}-*"))
 
 
 @pytest.mark.parametrize("mpirun", ["that ends its ranks", "that hangs"])

@@ -215,6 +215,7 @@ def test_a_board_with_which_no_start_succeeds_is_left_out_for_a_while(model, mon
             fakes.unplug("pi-2")
             await fakes.until(lambda: served.state == "replanning", 20.0)
             await fakes.ready(supervisor)
+            await fakes.until(lambda: served._good == {"pi-0", "pi-1"})
             monkeypatch.setenv("FAKE_BROKEN", "pi-2")
             fakes.plug("pi-2")
             held = "goes on without pi-2 for 60 s"

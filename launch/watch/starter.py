@@ -1,0 +1,96 @@
+"""Starts programs of ours on boards under mpirun, and ends them; measures boards."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+from launch.watch.agent import MARK
+from launch.watch.boards import Heartbeats
+from launch.watch.losses import BadStartError, LossWatch, RanksLostError
+from launch.watch.ranks import BAD_INPUT, RankJob
+from launch.watch.site import Site
+
+HEPTI = (sys.executable, "-m", "hepti_mpi")
+# Weights from a card take minutes, and so does measuring. Of the lab's seconds, if any.
+LOAD_S = 1800.0
+
+
+class Starter:
+    """Starts jobs.
+
+    Parameters
+    ----------
+    site, heartbeats
+        The boards.
+    folder
+        For hostfiles, and mpirun's own files.
+    log_folder
+        For what mpirun says.
+    """
+
+    def __init__(self, site: Site, heartbeats: Heartbeats, folder: Path, log_folder: Path) -> None:
+        self.site, self.heartbeats, self.folder = site, heartbeats, folder
+        self._log_folder = log_folder
+
+    async def start(self, name: str, boards: Sequence[str], program: Sequence[str]) -> RankJob:
+        """Start `hepti_mpi` with these words on boards; `name` is the model's."""
+        number, mark = self.heartbeats.new_job()
+        hostfile = self.folder / f"{name}.hosts"
+        hostfile.write_text(self.site.hostfile_text(boards))
+        command = self.site.mpirun(boards, hostfile, mark, [*HEPTI, *program])
+        # mpirun's own files go with the service. Quiet: of a rank's exit code it need not tell us.
+        variables = {MARK: mark, "TMPDIR": str(self.folder), "PRTE_MCA_prte_execute_quiet": "1"}
+        on = [self.site.board_of(boards, rank) for rank in range(self.site.rank_count(boards))]
+        return await RankJob.start(number, on, command, variables, self._log_folder / f"{name}.log")
+
+    async def end(self, job: RankJob, *, hard: bool) -> None:
+        """End a job on all boards that live; `hard` where mpirun might wait for others."""
+        await job.end(hard=hard)
+        await self.heartbeats.end_job(job.number)
+
+    async def measure(self, name: str, boards: Sequence[str], model: Path) -> str:
+        """Measure boards for a model; return the cluster file.
+
+        Raises
+        ------
+        RanksLostError, BadStartError
+            If that does not come to its end.
+        """
+        file = f"{name}-measured.toml"
+        out = await self.heartbeats.write(boards[0], file, "")
+        job = await self.start(name, boards, ["profile", "--model", str(model), "--out", out])
+        work = asyncio.create_task(_code(job))
+        watch = asyncio.create_task(self._watch(job))
+        try:
+            async with asyncio.timeout(LOAD_S / self.site.scale):
+                await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                watch.result()
+            if code := work.result():
+                raise (BadStartError if code == BAD_INPUT else RanksLostError)(job.words())
+            return await self.heartbeats.read(boards[0], file)
+        except TimeoutError:
+            raise RanksLostError(f"the boards were not measured after {LOAD_S:.0f} s") from None
+        finally:
+            for task in (work, watch):
+                task.cancel()
+                with suppress(asyncio.CancelledError, RanksLostError):
+                    await task
+            await self.end(job, hard=True)
+
+    async def _watch(self, job: RankJob) -> NoReturn:
+        watch = LossWatch(job, self.heartbeats.boards, self.site.scale)
+        while True:
+            await self.heartbeats.beat()
+            watch.look(ready=False)
+
+
+async def _code(job: RankJob) -> int:
+    async for _ in job.lines():
+        pass
+    return await job.ended()
