@@ -13,8 +13,9 @@ from launch.watch.site import Site
 from solver.base.cache import cache_folder
 from solver.base.command import whole_file
 from solver.base.errors import HeptiError
-from solver.cluster.cluster import PROGRAM_BYTES, Cluster, read_cluster
+from solver.cluster.cluster import GIB, PROGRAM_BYTES, Cluster, read_cluster
 
+LEAST_BYTES = GIB // 500  # about the least that a cluster file may say: no share fits
 # Measures boards; returns the cluster file.
 Measure = Callable[[tuple[str, ...]], Awaitable[str]]
 
@@ -78,5 +79,5 @@ class Clusters:
         for rank, device in enumerate(cluster.devices):
             facts = self._beats.boards[self._site.board_of(boards, rank)].facts
             free = int(facts["free_bytes"]) // on_one - PROGRAM_BYTES
-            devices.append(replace(device, memory_bytes=max(1, min(device.memory_bytes, free))))
+            devices.append(replace(device, memory_bytes=max(LEAST_BYTES, min(device.memory_bytes, free))))
         return replace(cluster, devices=tuple(devices))

@@ -31,6 +31,7 @@ CALM_S = 30.0
 FIRST_S = 15.0
 # Ranks that were ready for less than this did not last: behind two such jobs the next start waits, ever longer.
 SHORT_S, LONGEST_PAUSE_S = 5.0, 30.0
+MORE = 1.1  # times the free memory of a board: worth another start where it was short
 # A board with which no start succeeds is left out for so long, twice as long each time.
 HELD_S = 60.0
 
@@ -201,18 +202,26 @@ class ServedModel:
         return tuple(allowed)
 
     async def _refused(self, boards: tuple[str, ...], why: str) -> None:
-        """Say that the ranks end with bad input, and wait until there are other boards to try."""
+        """Say that the ranks end with bad input, and wait until there are other boards to try, or more free memory."""
         if self._hold_new(boards, why):
             return
-        if set(boards) == set(self._site.boards):
+        missing = [board for board in self._site.boards if board not in boards]
+        if missing:
+            self._becomes("replanning", f"not without {', '.join(missing)}: {why}")
+        elif self._good:  # what was enough once may be again
+            self._becomes("replanning", why)
+        else:
             self._becomes("failed", why)
             self.journal.fail(why)
-        else:
-            missing = [board for board in self._site.boards if board not in boards]
-            self._becomes("replanning", f"not without {', '.join(missing)}: {why}")
         self._around.tell("fault", f"{self.name}: {self.reason}", None)
+        before = self._free_bytes(boards)
         while self._may_use() in ((), boards):
             await self._beats.beat()
+            if any(free > MORE * had for free, had in zip(self._free_bytes(boards), before, strict=True)):
+                return
+
+    def _free_bytes(self, boards: Sequence[str]) -> list[int]:
+        return [int(self._beats.boards[board].facts.get("free_bytes", 0)) for board in boards]
 
     def _hold_new(self, boards: Sequence[str], why: str) -> bool:
         """Leave boards out that were not there when all went well; return whether there are any."""
@@ -278,8 +287,10 @@ class ServedModel:
             for name, value in (("--context", around.context), ("--sequences", around.sequences)):
                 words += [] if value is None else [name, str(value)]
         words += ["--model", str(self._file.path), "--input", "-", "--cluster", cluster]
-        if ranks > 1 and not self._site.alone:
-            words += ["--replan", "auto"]  # a board that is slow, not lost, gets less to do
+        # A board that is slow, not lost, gets less to do. Tokens are too short to tell a slow board from a late one: a
+        # language model's plan was seen to change for boards that were as ever.
+        if ranks > 1 and not self._site.alone and self.kind != "decoder":
+            words += ["--replan", "auto"]
         return words
 
     async def _live(self, job: RankJob) -> None:
