@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import time
@@ -47,6 +48,13 @@ async def supervised(path, boards=("pi-0", "pi-1", "pi-2"), *, measured=False, m
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert not marked(service)
+        cleared(service)
+
+
+def cleared(service):
+    """Remove what agents and services that were killed have left: the next one of the same name would."""
+    for folder in Path("/dev/shm").glob(f"hepti-*{service}-*"):
+        shutil.rmtree(folder)
 
 
 async def until(condition, seconds=30.0):

@@ -22,11 +22,6 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
 @contextmanager
 def served(model, folder, port, *words, **variables):
     """Start the service on fake boards; the block begins when it is ready."""
@@ -47,6 +42,15 @@ def served(model, folder, port, *words, **variables):
         process.communicate()
 
 
+@pytest.fixture
+def port():
+    """Return a port that is free; nothing is left of services there."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    yield port
+    fakes.cleared(service_name(port))
+
+
 def gone(port, seconds):
     """Wait until nothing is left of a service; return whether that is so."""
     end = time.monotonic() + seconds
@@ -61,8 +65,7 @@ def health(port):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_in_one_line_and_leaves_no_rank(tiny, tmp_path, number):
-    port = free_port()
+def test_a_signal_ends_it_in_one_line_and_leaves_no_rank(tiny, tmp_path, port, number):
     with served(tiny.path, tmp_path, port) as process:
         health(port)
         assert fakes.marked(service_name(port))
@@ -79,8 +82,7 @@ def test_a_signal_ends_it_in_one_line_and_leaves_no_rank(tiny, tmp_path, number)
 
 
 @pytest.mark.parametrize("mpirun", ["that ends its ranks", "that hangs"])
-def test_when_it_is_killed_its_ranks_end_and_it_starts_again_at_once(tiny, tmp_path, mpirun):
-    port = free_port()
+def test_when_it_is_killed_its_ranks_end_and_it_starts_again_at_once(tiny, tmp_path, port, mpirun):
     deaf = {"FAKE_MPIRUN_HANGS": "1"} if mpirun == "that hangs" else {}
     with served(tiny.path, tmp_path, port, **deaf) as process:
         old = set(fakes.marked(service_name(port)))
@@ -93,8 +95,7 @@ def test_when_it_is_killed_its_ranks_end_and_it_starts_again_at_once(tiny, tmp_p
     assert gone(port, 10.0)
 
 
-def test_when_it_is_killed_nothing_is_left(tiny, tmp_path):
-    port = free_port()
+def test_when_it_is_killed_nothing_is_left(tiny, tmp_path, port):
     with served(tiny.path, tmp_path, port, FAKE_MPIRUN_HANGS="1") as process:
         process.kill()
         process.wait()
