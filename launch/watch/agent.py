@@ -79,14 +79,14 @@ class Marked:
             self.found[number] = (parts[1], int(parts[2]), None if rank is None else int(rank))
             del self.others[number]
 
-    def kill(self, token: str, keep: Sequence[int], following: int) -> None:
-        """Kill all whose job is below `following` and not kept; other tokens are of services that are dead.
+    def kill(self, token: str, keep: Sequence[int], following: int, *, others: bool) -> None:
+        """Kill all whose job is below `following` and not kept; and those of other tokens.
 
         It waits until they have let go of their memory, which the next ranks are planned for.
         """
         killed = []
         for number, (whose, job, _) in list(self.found.items()):
-            if whose != token or (job < following and job not in keep):
+            if (job < following and job not in keep) if whose == token else others:
                 with suppress(OSError):  # it has just ended by itself
                     os.kill(number, signal.SIGKILL)
                 del self.found[number]
@@ -282,7 +282,8 @@ class Agent:
             order = json.loads(line)
             self.marked.look()
             self.following = order["next"]
-            self.marked.kill(self.token, order["keep"], self.following)
+            # Of a service that is dead: its name is ours.
+            self.marked.kill(self.token, order["keep"], self.following, others=True)
             answer: Told = {"n": order["n"]}
             try:
                 if "write" in order:
@@ -318,13 +319,16 @@ class Agent:
                 self.watched[number] = os.pidfd_open(number)
 
     def leave(self, grace_s: float) -> None:
-        """Kill what the service left here, but for jobs that it started when it did not hear us any more, and end."""
+        """Kill what the service left here, and end.
+
+        Not what it started when it did not hear us any more, nor what the next service of its name has started.
+        """
         end = time.monotonic() + grace_s
         self.marked.look()
         while self.marked.found and time.monotonic() < end:
             time.sleep(0.05)
             self.marked.look()
-        self.marked.kill(self.token, [], self.following)
+        self.marked.kill(self.token, [], self.following, others=False)
         shutil.rmtree(self.folder, ignore_errors=True)
         os._exit(0)
 

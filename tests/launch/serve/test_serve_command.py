@@ -88,9 +88,13 @@ def test_when_it_is_killed_its_ranks_end_and_it_starts_again_at_once(tiny, tmp_p
         old = set(fakes.marked(service_name(port)))
         process.kill()
         process.wait()
-        with served(tiny.path, tmp_path, port):
+        with served(tiny.path, tmp_path, port) as again:
             health(port)
+            time.sleep(4)  # longer than what is left of the old one may live
+            again.send_signal(signal.SIGINT)
+            _, err = again.communicate(timeout=15)
 
+            assert err == f"{tiny.path.stem} runs on pi-0, pi-1, pi-2\npython -m launch: interrupted\n"
             assert not old & set(fakes.marked(service_name(port)))
     assert gone(port, 10.0)
 

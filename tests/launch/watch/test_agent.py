@@ -115,7 +115,11 @@ def test_when_its_service_is_gone_it_kills_the_service_s_ranks_and_nothing_newer
         with running(service) as far:
             folder = Path(far.order(1, keep=[1], following=2)["folder"])
             assert folder.is_dir()
+            with rank(f"{service}/next/1") as of_next:
+                far.process.stdin.close()
+                far.process.wait(10)
 
+                assert of_next.poll() is None
         assert process.wait(5) == -9
         assert newer.poll() is None
         assert not folder.exists()
