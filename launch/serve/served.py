@@ -208,7 +208,7 @@ class ServedModel:
         missing = [board for board in self._site.boards if board not in boards]
         if missing:
             self._becomes("replanning", f"not without {', '.join(missing)}: {why}")
-        elif self._good:  # what was enough once may be again
+        elif self._ready_at:  # what was enough once may be again
             self._becomes("replanning", why)
         else:
             self._becomes("failed", why)

@@ -187,6 +187,29 @@ def test_what_does_not_fit_on_the_rest_waits_for_the_board(model, tmp_path, monk
     run(scenario())
 
 
+def test_what_fitted_before_is_tried_again_when_there_is_more_free_memory(model, tmp_path, monkeypatch):
+    refuses = tmp_path / "refuses"
+    monkeypatch.setenv("FAKE_REFUSES", str(refuses))
+
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            served = await fakes.ready(supervisor)
+            request = served.journal.submit(fakes.asks(400))
+            answer = asyncio.create_task(fakes.told(request))
+            await fakes.until(lambda: request.said)
+            refuses.write_text("no plan fits: 7 bytes are missing")
+            os.kill(fakes.rank_process(supervisor.service, 1), signal.SIGKILL)
+            await fakes.until(lambda: served.reason == "python -m hepti_mpi: no plan fits: 7 bytes are missing", 20.0)
+            assert served.state == "replanning"
+            refuses.unlink()
+            monkeypatch.setattr(served, "_free_bytes", lambda boards: [1 << 40] * len(boards))
+            tokens, _ = await answer
+
+            assert tokens == fakes.should_be(400)
+
+    run(scenario())
+
+
 def test_boards_are_measured_once_and_a_part_of_them_is_planned_for(model):
     async def scenario():
         async with fakes.supervised(model, measured=True) as supervisor:
