@@ -1,0 +1,113 @@
+"""README, docs and what else is for readers: links lead somewhere, and commands are ones that exist."""
+
+import argparse
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from launch.front.command import COMMANDS
+from launch.front.places import split
+
+ROOT = Path(__file__).parent.parent
+# Those of docs/ among themselves are checked by `make docs`, too.
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md")])
+BLOCK = re.compile(r"^ *```(?:bash|text)\n(.*?)^ *```", flags=re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+CODE = re.compile(r"```.*?```|`[^`\n]*`", flags=re.DOTALL)
+HEADING = re.compile(r"^#+ (.*)$", flags=re.MULTILINE)
+# Where the command line of a module is parsed.
+PARSERS = {
+    "hepti_mpi": ("hepti_mpi.cli", "parse"),
+    "hepti_mpi generate": ("hepti_mpi.decoding.cli", "parse"),
+    "hepti_mpi profile": ("hepti_mpi.measure.profile_command", "parse"),
+    "solver": ("solver.cli", "main"),
+    "weights": ("weights.cli", "main"),
+    "launch": ("launch.__main__", "main"),
+}
+# Files that command lines name and that are looked at as they are parsed.
+NAMED = {
+    "pis": "pi-0 slots=1\n",
+    "../before/hepti_mpi/__main__.py": "",
+    "PATH/dllama": "",
+    "VENV/bin/python": "",
+}
+
+
+class ParsedError(Exception):
+    """A command line was parsed; nothing else is to be done."""
+
+
+def anchors(page):
+    """Return the names by which headings of a page can be linked."""
+    titles = [re.sub(r"[^\w\- ]", "", title.lower()).strip() for title in HEADING.findall(page.read_text())]
+    return {title.replace(" ", "-") for title in titles}
+
+
+def written_commands():
+    """Return (page, command line) of everything that a reader may type, without comments, pipes and prompts."""
+    found = {}
+    for page in PAGES:
+        for block in BLOCK.findall(page.read_text()):
+            for line in block.splitlines():
+                for part in line.partition(" #")[0].split("|"):
+                    part = part.partition(" > ")[0].strip()
+                    if re.match(r"(hepti|mpirun|python -m (hepti_mpi|solver|weights|launch)) ", part):
+                        found.setdefault(part, page.name)
+    return [(page, line) for line, page in found.items()]
+
+
+def module_and_words(line):
+    """Return the module that a command line starts, and what it says to it."""
+    words = shlex.split(line.replace("…", "1"))
+    if words[0] == "mpirun":
+        words = words[words.index("python") :]
+    if words[0] == "hepti":
+        command = COMMANDS[words[1]]
+        module, *first = command.words
+        rest = split(words[2:])[1] if command.on_hosts else words[2:]
+        words = [*first, *rest]
+    else:
+        _, _, module, *words = words
+    if module == "hepti_mpi" and words and words[0] in ("generate", "profile"):
+        return f"{module} {words[0]}", words[1:]
+    return module, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_and_headings_that_are_there(page):
+    lost = set()
+    for link in LINK.findall(CODE.sub("", page.read_text())):
+        path, _, anchor = link.partition("#")
+        target = page if not path else (page.parent / path).resolve()
+        if ":" not in link and (not target.exists() or (anchor and anchor not in anchors(target))):
+            lost.add(link)
+
+    assert not lost
+
+
+@pytest.mark.parametrize(("page", "line"), written_commands(), ids=lambda word: word)
+def test_a_written_command_is_one_that_there_is(page, line, monkeypatch, capsys, tmp_path):
+    """Its words are parsed as where it runs, and no further."""
+    here = tmp_path / "here"
+    for name, text in NAMED.items():
+        path = here / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    monkeypatch.chdir(here)
+    module, words = module_and_words(line)
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def only_parse(self, *arguments, **how):
+        parse_args(self, *arguments, **how)
+        raise ParsedError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", only_parse)
+    name, function = PARSERS[module]
+
+    with pytest.raises(ParsedError):
+        getattr(importlib.import_module(name), function)(words)
+        pytest.fail(f"{page}: {capsys.readouterr().err}")
