@@ -1,0 +1,132 @@
+"""What lies in examples/ does what it says, with small models."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from launch.serve.journal import Journal
+from launch.serve.texts import read_texts
+from tests.checkpoints import make_checkpoint
+from tests.commands.cli import ENVIRONMENT, ROOT, run, succeeded
+from tests.commands.languages import make_tiny
+from tests.commands.networks import LABELS, expected, write_boards, write_classifier, write_photos
+from tests.launch.serve.fake import WORDS, FakeModel, running
+from weights import cli as weights
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    """Return what runs an example beside a `hepti` of this checkout."""
+    folder = tmp_path_factory.mktemp("bin")
+    hepti = folder / "hepti"
+    hepti.write_text(f'#!/bin/sh\nexec {sys.executable} -m launch.front "$@"\n')
+    hepti.chmod(0o755)
+    variables = {"PATH": f"{folder}:{ENVIRONMENT['PATH']}", "PYTHONPATH": str(ROOT)}
+    return lambda name, *words, **options: run(sys.executable, ROOT / "examples" / name, *words, **variables, **options)
+
+
+def test_a_text_that_is_the_question_is_nearest_to_it(example, tmp_path):
+    make_checkpoint("sentence", tmp_path / "mini", layers=1)
+    assert weights.main(["convert", str(tmp_path / "mini"), str(tmp_path / "mini.h5")]) == 0
+    texts = {"tyre.txt": "the network is slow", "deep/cat.txt": "a warm home", "board.txt": "the small board splits"}
+    for name, text in texts.items():
+        path = tmp_path / "notes" / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+    options = ("--model", tmp_path / "mini.h5", "--np", 2, "--cluster", "paper2")
+
+    done = example("search_folder.py", tmp_path / "notes", "a warm home", "--best", 2, *options)
+
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "1.000  deep/cat.txt: a warm home"
+    assert -1 <= float(second.split()[0]) < 1
+
+
+def test_what_hepti_refuses_ends_an_example_with_its_line_and_code(example, tmp_path):
+    (tmp_path / "a.txt").write_text("a warm home")
+
+    done = example("search_folder.py", tmp_path, "a question", "--model", tmp_path / "none.h5")
+
+    assert done.returncode == 2
+    assert "none.h5" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_pictures_stand_below_the_class_that_the_network_sees(example, tmp_path):
+    write_classifier(tmp_path / "sees.h5")
+    write_boards(tmp_path / "boards.toml", 2)
+    write_photos(tmp_path / "photos")
+    (tmp_path / "photos" / "bad.png").unlink()
+    options = ("--model", tmp_path / "sees.h5", "--np", 2, "--cluster", tmp_path / "boards.toml")
+
+    done = succeeded(example("classify_pictures.py", tmp_path / "photos", *options))
+
+    found, label = {}, None
+    for line in done.stdout.splitlines():
+        if line.startswith("  "):
+            found[line.split()[1]] = label
+        else:
+            label = line
+    assert found == {
+        name: LABELS[np.argmax(expected(tmp_path / "photos" / name))] for name in ("a.png", "b.jpg", "deep/c.png")
+    }
+
+
+def test_a_chat_prints_every_answer(example, tmp_path):
+    tiny = make_tiny(tmp_path / "tiny")
+
+    def models():
+        return [FakeModel("tiny", "decoder", Journal(8, 8))]
+
+    said = "why is the sky blue?\nthe cat\n\nnot asked\n"
+    with running(models, {"tiny": read_texts(tiny.path, 256)}) as service:
+        done = example("chat.py", "--url", f"{service.url}/v1", "--tokens", 4, stdin=said)
+        lines = service.service.models["tiny"].lines
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == 2 * ["".join(WORDS[:4])]
+    assert len(lines) == 2
+    assert len(lines[1]["tokens"]) > len(lines[0]["tokens"])  # what was said before is in it
+
+
+def test_a_chat_without_a_service_ends_in_one_line(example):
+    done = example("chat.py", "--url", "http://127.0.0.1:1/v1")
+
+    assert done.returncode == 1
+    assert done.stderr == "Connection error.\n"
+
+
+def test_a_faster_board_saves_more(example):
+    done = succeeded(example("buy_next.py", "bert-large", "mixed4"))
+
+    title, *boards = done.stdout.splitlines()
+    now = float(title.split()[-2])
+    milliseconds = {words[2]: float(words[3]) for words in map(str.split, boards)}
+    assert milliseconds["minipc"] < milliseconds["pi5"] < milliseconds["pi4"] <= milliseconds["pi3"] <= now
+
+
+def test_a_system_of_ones_own_is_priced_and_runs(example, tmp_path):
+    plan = tmp_path / "plan.json"
+
+    done = succeeded(example("own_system.py", "minilm-l6", "mixed4", "--out", plan))
+
+    own, ours = (float(line.split()[1]) for line in done.stdout.splitlines())
+    assert own >= ours
+    (stage,) = json.loads(plan.read_text())["stages"]
+    shares = [last - first for first, last in stage["layers"][0]["attention"]["heads"]]
+    assert [share > 0 for share in shares].count(True) == 2
+    assert weights.main(["synthesize", "minilm-l6", str(tmp_path / "model.h5")]) == 0
+    front = (sys.executable, "-m", "launch.front")
+    job = ("--np", 4, "--model", tmp_path / "model.h5", "--plan", plan, "--random", 16)
+    assert run(*front, "run", *job).returncode == 0
+
+
+def test_what_the_planner_refuses_is_one_line(example):
+    done = example("buy_next.py", "bert-huge", "mixed4")
+
+    assert done.returncode == 1
+    assert "bert-huge" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
