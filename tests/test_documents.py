@@ -10,6 +10,8 @@ import pytest
 
 from launch.front.command import COMMANDS
 from launch.front.places import split
+from solver import cli as solver
+from solver.cluster.named import READY
 
 ROOT = Path(__file__).parent.parent
 # Those of docs/ among themselves are checked by `make docs`, too.
@@ -34,6 +36,8 @@ NAMED = {
     "PATH/dllama": "",
     "VENV/bin/python": "",
 }
+# What stands in the examples of plans for files of a reader's own.
+OWN = {"bert-large.h5": "bert-large", "llama.h5": "llama-3.2-1b", "NET.h5": "resnet18"}
 
 
 class ParsedError(Exception):
@@ -114,3 +118,23 @@ def test_a_written_command_is_one_that_there_is(page, line, monkeypatch, capsys,
         found = parsed
 
     assert found, f"{page}: {capsys.readouterr().err}"
+
+
+@pytest.mark.parametrize("line", [line for _, line in written_commands() if line.startswith("hepti plan ")])
+def test_a_written_plan_is_made(line, monkeypatch, capsys, tmp_path):
+    """Plans need no boards: all of them are made, priced and drawn."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pis.toml").write_bytes((READY / "mixed4.toml").read_bytes())
+    words = [OWN.get(word, word) for word in shlex.split(line)[2:]]
+    if "--price" in words:
+        assert solver.main(["--model", "resnet50", "--cluster", "mixed4", "--out", "plan.json"]) == 0
+    # Four points of a map for 35.
+    monkeypatch.setattr(solver, "MAP_MBPS", (240, 940))
+    monkeypatch.setattr(solver, "MAP_MEMORY", (0.5, 1))
+
+    code = solver.main(words)
+
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    assert said.out
+    assert all((tmp_path / word).exists() for word in words if word.endswith((".svg", ".json")))

@@ -1,4 +1,4 @@
-"""What the README tells a newcomer to type works, block by block, in the order of the page."""
+"""What README and docs/start.md tell a newcomer to type works, block by block, in the order of the page."""
 
 import os
 import re
@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"^```bash\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def blocks(page):
+    return re.findall(r"^```bash\n(.*?)^```", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+README = blocks("README.md")
+# Each after the set-up that the second one is.
+BLOCKS = [*README[2:], *blocks("docs/start.md")]
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +39,17 @@ def checkout(tmp_path_factory):
 
 def test_the_first_block_is_the_two_commands():
     """`make run` and `make test`, which CI runs itself."""
-    assert [line.split("#")[0].strip() for line in BLOCKS[0].splitlines()] == ["make run", "make test"]
+    assert [line.split("#")[0].strip() for line in README[0].splitlines()] == ["make run", "make test"]
 
 
-@pytest.mark.parametrize("number", range(2, len(BLOCKS)))
-def test_every_block_runs(number, checkout):
-    """Each block after the set-up that the second one is, as in one shell."""
-    if "hepti lab" in BLOCKS[number] and (os.geteuid() != 0 or shutil.which("tc") is None):
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
+def test_every_block_runs(block, checkout):
+    if "hepti lab" in block and (os.geteuid() != 0 or shutil.which("tc") is None):
         pytest.skip("a lab needs root and tc")
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMIX_", "PRTE_"))
     }
-    script = f"set -eo pipefail\n{BLOCKS[1]}\n{BLOCKS[number]}"
+    script = f"set -eo pipefail\n{README[1]}\n{block}"
 
     done = subprocess.run(
         ["bash", "-c", script], cwd=checkout, env=environment, capture_output=True, text=True, timeout=240
