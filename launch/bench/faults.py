@@ -37,6 +37,7 @@ LASTS_S = 10.0  # what is mended again, but for a rank that is frozen
 FROZEN_S = 5.0
 DEVIATION = 1e-4  # of a calm embedding's numbers
 ASK_AGAIN_S = 0.2
+FOUND_S = 6.0  # in which any fault is found
 LEFT_GIB = 0.1  # where memory is short
 Table = Mapping[str, Any]
 
@@ -402,6 +403,7 @@ def bench_faults(bench: Bench, questions: Sequence[BenchQuestion], faults: int, 
                 with FAULTS[name](bench, rng) as board:
                     entry["board"] = board
                 print(f"{len(happened)} of {faults}: {name} {entry['board']}", file=sys.stderr, flush=True)
+                time.sleep(FOUND_S)  # until then the service may not know
             bench.service.wait_ready()
         except BaseException as error:  # told by the thread that waits for this one
             trouble.append(error)

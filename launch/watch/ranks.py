@@ -136,7 +136,7 @@ class RankJob:
         assert self._process.stderr is not None
         with suppress(ValueError):
             while line := await self._process.stderr.readline():
-                self._words.append(line.decode(errors="replace"))
+                self._words.append(line.decode(errors="replace").replace("\0", ""))  # seen where mpirun ends
                 self._say(line)
 
     def _say(self, line: bytes) -> None:
