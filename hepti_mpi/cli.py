@@ -66,7 +66,10 @@ def parser() -> Parser:
     )
     what = parser.add_argument_group("what to compute")
     what.add_argument(
-        "--model", type=Path, metavar="MODEL.h5", help="weights file, from python -m weights; or NET.onnx"
+        "--model",
+        type=Path,
+        metavar="MODEL.h5",
+        help="weights file, from python -m weights; or a checkpoint directory, or .onnx",
     )
     what.add_argument("--text", nargs="+", metavar="T", help="texts")
     what.add_argument(

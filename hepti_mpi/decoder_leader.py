@@ -45,6 +45,8 @@ from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import CONTEXT, PROMPT, TokenRequest
 from solver.schedule.decoders.memory import check_memory
 from weights.decoders.file import DecoderFile
+from weights.file.store import LANGUAGE_MODEL
+from weights.formats import weights_path
 from weights.inputs.templates import ChatTemplate
 from weights.inputs.tokenize import PromptTokenizer
 
@@ -93,7 +95,7 @@ class DecoderLeader(Speaker):
         for path, suffix in ((options.output, ".jsonl"), (options.report, ".json")):
             if path is not None:
                 check_path(path, (suffix,))
-        path = options.model.absolute()
+        path = weights_path(options.model, LANGUAGE_MODEL, self.say).absolute()
         self._file = file = DecoderFile(path)
         self._model = model = file.model
         if options.context is not None and options.context > model.positions:

@@ -34,8 +34,8 @@ from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.changes import BlockShare, all_bytes
 from solver.plan.plan import Plan
-from weights.file.networks import holds_network
-from weights.file.store import WeightsFile
+from weights.file.store import NETWORK, WeightsFile
+from weights.formats import model_kind
 
 MUCH_BYTES = 16 << 20  # a share of fewer bytes does not say how fast a rank reads
 
@@ -96,8 +96,8 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
 
 
 def is_network(model: Path | None) -> bool:
-    """Return whether a model file is a convolutional network's, ONNX or weights."""
-    return model is not None and (model.suffix == ".onnx" or holds_network(model))
+    """Return whether a model file is a convolutional network's."""
+    return model is not None and model_kind(model) == NETWORK
 
 
 def measured_cluster(spec: ModelSpec, backend: str, precision: str, group: Group, leader: Leader | None) -> Cluster:

@@ -46,7 +46,8 @@ from solver.model.spec import ModelSpec
 from solver.plan.file import plan_to_json
 from solver.plan.plan import Plan, Wire
 from solver.systems import planner_of
-from weights.file.store import WeightsFile
+from weights.file.store import TRANSFORMER, WeightsFile
+from weights.formats import weights_path
 
 if TYPE_CHECKING:
     from solver.live.trials import Trials
@@ -109,7 +110,8 @@ class Leader(Speaker):
         ):
             if path is not None:
                 check_path(path, suffixes)
-        path = (self._options.model or defaults.default_model()).absolute()
+        model = self._options.model
+        path = defaults.default_model() if model is None else weights_path(model, TRANSFORMER, self.say).absolute()
         with WeightsFile(path) as file:
             self._spec, fingerprint, tokenizer = file.spec, file.fingerprint, file.tokenizer
         by_id, images = not self._serves or self._writes_hidden, self._options.images

@@ -44,8 +44,9 @@ from solver.plan.segment_file import read_segments, segments_to_json
 from solver.plan.segments import THROUGHPUT, SegmentPlan
 from solver.schedule.segment_steps import net_setting, predicted, weights_of
 from solver.systems import DEFAULT
-from weights.convert.networks import network_path
 from weights.file.networks import NetworkFile
+from weights.file.store import NETWORK
+from weights.formats import weights_path
 
 if TYPE_CHECKING:
     from solver.live.network_replan import NetworkFollower
@@ -134,7 +135,7 @@ class NetworkLeader(Speaker):
         for path, suffixes in ((options.output, SUFFIXES), (options.report, (".json",)), (options.trace, (".json",))):
             if path is not None:
                 check_path(path, suffixes)
-        model = weights_file(options.model.absolute())
+        model = weights_path(options.model, NETWORK, self.say).absolute()
         with NetworkFile(model) as file:
             self._net, fingerprint = file.net, file.fingerprint
         check_options(options, self._net)
@@ -440,22 +441,6 @@ class NetworkLeader(Speaker):
         bar = progress("computing", total, console=self.console, unit="images")
         with bar if silent else nullcontext(lambda _: None) as done:
             yield done
-
-
-def weights_file(model: Path) -> Path:
-    """Return the weights file of a network; an ONNX file is converted to the user's cache when it is not there yet.
-
-    Raises
-    ------
-    HeptiError
-        If it cannot be converted, or not without more being said.
-    """
-    try:
-        return network_path(model)
-    except HeptiError as error:
-        if " --" in str(error):
-            raise HeptiError(f"{error}, of python -m weights convert") from error
-        raise
 
 
 def check_options(options: argparse.Namespace, net: ConvNet) -> None:

@@ -20,6 +20,7 @@ from rich.console import Console
 from solver.base.command import Parser
 from solver.base.errors import HeptiError
 from solver.base.front import program
+from solver.base.hub import refuse_hub_name
 from solver.base.phrases import counted
 from solver.base.progress import progress
 from solver.base.spans import Span
@@ -36,12 +37,12 @@ from weights.decoders import report
 from weights.decoders.convert import is_language_model, open_checkpoint, write_checkpoint
 from weights.decoders.export import export
 from weights.decoders.file import DecoderFile, holds_decoder
-from weights.decoders.gguf import ENDING as GGUF_ENDING
 from weights.decoders.gguf import open_gguf
 from weights.decoders.loss import loss, random_tokens, text_tokens
 from weights.file.layout import row_spans
 from weights.file.networks import NetworkFile, holds_network, write_network
 from weights.file.store import DTYPES, FORMAT, TensorFile, WeightsFile
+from weights.formats import GGUF, ONNX, checkpoint_folder
 from weights.network_report import stretches, tail
 from weights.networks_zoo import ZOO, zoo_network
 from weights.synthesize import synthesize, synthesize_decoder
@@ -88,8 +89,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def _convert(options: argparse.Namespace) -> None:
     of_networks = {name: getattr(options, name) for name in ("size", "labels", "head", "picture", "anchors")}
-    gguf = options.checkpoint.suffix == GGUF_ENDING
-    if not gguf and (options.checkpoint.is_file() or options.checkpoint.suffix == ".onnx"):
+    refuse_hub_name(str(options.checkpoint))
+    options.checkpoint = checkpoint_folder(options.checkpoint)
+    gguf = options.checkpoint.suffix == GGUF
+    if not gguf and (options.checkpoint.is_file() or options.checkpoint.suffix == ONNX):
         if options.dtype != "float32":
             raise HeptiError(f"--dtype {options.dtype} is for transformers, networks of ONNX are stored as float32")
         net = convert_network(options.checkpoint, options.model, **of_networks)
@@ -110,7 +113,7 @@ def _convert(options: argparse.Namespace) -> None:
 
 
 def _convert_decoder(options: argparse.Namespace) -> None:
-    opened = open_gguf if options.checkpoint.suffix == GGUF_ENDING else open_checkpoint
+    opened = open_gguf if options.checkpoint.suffix == GGUF else open_checkpoint
     with opened(options.checkpoint) as checkpoint:
         precision = options.precision or checkpoint.precision
         model, tokenizer = checkpoint.model, checkpoint.texts.tokenizer
@@ -380,8 +383,8 @@ def _parser() -> Parser:
     one.add_argument(
         "checkpoint",
         type=Path,
-        help="directory as transformers or sentence-transformers saves it, GGUF file of a language model, "
-        "or ONNX file of a convolutional network",
+        help="directory as transformers or sentence-transformers saves it (or the .safetensors in it), GGUF file of a "
+        "language model, or ONNX file of a convolutional network",
     )
     one.add_argument("model", type=Path, help="the .h5 file to write")
     one.add_argument("--dtype", choices=DTYPES, default="float32", help="as stored (default: %(default)s)")

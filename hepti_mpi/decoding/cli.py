@@ -69,7 +69,11 @@ def parser() -> Parser:
     )
     what = parser.add_argument_group("what to answer")
     what.add_argument(
-        "--model", type=Path, required=True, metavar="MODEL.h5", help="weights file, from python -m weights"
+        "--model",
+        type=Path,
+        required=True,
+        metavar="MODEL.h5",
+        help="weights file, from python -m weights; or a checkpoint directory, or .gguf",
     )
     what.add_argument("--prompt", nargs="+", metavar="T", help="texts to continue")
     what.add_argument(

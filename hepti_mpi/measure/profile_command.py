@@ -14,6 +14,7 @@ from hepti_mpi.measure.profile import profile
 from solver.base.command import Parser, check_path
 from solver.base.errors import HeptiError
 from solver.base.front import program
+from solver.base.hub import refuse_hub_name
 from solver.cluster.cluster import write_cluster
 from solver.model.convnet import ConvNet
 from solver.model.decoder import PRECISIONS, Decoder
@@ -95,21 +96,23 @@ def run(options: argparse.Namespace, group: Group) -> int:
 
 def _described(name: str) -> tuple[ModelSpec | ConvNet | Decoder, str]:
     """Return what a file, or a name, describes, and what its weights are held in where nothing else is asked for."""
-    from weights.convert.networks import network_path
-    from weights.decoders.file import DecoderFile, holds_decoder
-    from weights.file.networks import NetworkFile, holds_network
-    from weights.file.store import WeightsFile
+    from weights.decoders.file import DecoderFile
+    from weights.file.networks import NetworkFile
+    from weights.file.store import LANGUAGE_MODEL, NETWORK, WeightsFile
+    from weights.formats import model_kind, weights_path
 
     if name in NAMED_DECODERS:
         return NAMED_DECODERS[name], TokenRequest().precision
+    refuse_hub_name(name)
     path = Path(name)
-    if path.suffix == ".onnx" or holds_network(path):
-        with NetworkFile(network_path(path)) as network:
+    if not path.suffix and not path.exists():
+        return named_model(name), FLOAT32.name
+    kind, path = model_kind(path), weights_path(path)
+    if kind == NETWORK:
+        with NetworkFile(path) as network:
             return network.net, FLOAT32.name
-    if holds_decoder(path):
+    if kind == LANGUAGE_MODEL:
         with DecoderFile(path) as weights:
             return weights.model, weights.precision
-    if path.suffix or path.exists():
-        with WeightsFile(path) as file:
-            return file.spec, FLOAT32.name
-    return named_model(name), FLOAT32.name
+    with WeightsFile(path) as file:
+        return file.spec, FLOAT32.name

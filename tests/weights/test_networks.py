@@ -13,9 +13,9 @@ from solver.base.spans import Span
 from solver.model.convnet import ConvNet, Node, Picture
 from solver.model.operators import flop
 from tests import convnet_reference
-from weights.convert.networks import network_path
 from weights.file.networks import NetworkFile, holds_network, write_network
 from weights.file.store import WeightsFile
+from weights.formats import weights_path
 from weights.network_report import stretches, tail
 from weights.networks_zoo import ZOO, zoo_network
 
@@ -285,13 +285,13 @@ def test_an_onnx_file_is_converted_once(tmp_path, onnx_file, monkeypatch):
         model.graph.input[0].type.tensor_type.shape.dim[axis].dim_value = 16
     onnx.save(model, onnx_file)
 
-    first = network_path(onnx_file)
+    first = weights_path(onnx_file)
     written = first.stat().st_mtime_ns
 
-    assert network_path(onnx_file) == first
+    assert weights_path(onnx_file) == first
     assert first.stat().st_mtime_ns == written
     assert holds_network(first)
-    assert network_path(first) == first
+    assert weights_path(first) == first
     model.graph.initializer[0].raw_data = bytes(len(model.graph.initializer[0].raw_data))
     onnx.save(model, onnx_file)
-    assert network_path(onnx_file) != first
+    assert weights_path(onnx_file) != first

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained
 from solver.model.convnet import ConvNet, Picture
-from weights.file.networks import holds_network, write_network
+from weights.file.networks import write_network
 
-VERSION = 1  # of the canonical form; files in the cache that are of another are made again
 INSTALL = "pip install 'hepti[fast]'"
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 _PICTURE_KEYS = ("resize", "resize_size", "crop", "crop_size", "mean", "std", "interpolation", "scale")
@@ -68,31 +65,6 @@ def convert_network(
     _check_head(net, result)
     write_network(path, net, tensors, f"{source.name} (ONNX, opset {net.opset})")
     return net
-
-
-def network_path(path: Path) -> Path:
-    """Return the weights file of a network that may be an ONNX file: that is converted once, into the user's cache.
-
-    Raises
-    ------
-    HeptiError
-        If it cannot be converted.
-    """
-    if path.suffix != ".onnx":
-        return path
-    with explained(f"cannot read {path}", OSError), path.open("rb") as file:
-        content = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-    # Where weights lie in files of their own, these may change without it.
-    beside = [
-        (entry.name, entry.stat().st_size, entry.stat().st_mtime_ns) for entry in path.parent.glob(f"{path.stem}*")
-    ]
-    others = hashlib.sha256(repr(sorted(entry for entry in beside if entry[0] != path.name)).encode()).hexdigest()[:8]
-    found = cache_folder() / "networks" / f"{path.stem}-{content}-{others}-{VERSION}.h5"
-    if not holds_network(found):
-        with explained(f"cannot make {found.parent}", OSError):
-            found.parent.mkdir(parents=True, exist_ok=True)
-        convert_network(path, found)
-    return found
 
 
 def _labels(path: Path | None) -> tuple[str, ...]:
