@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from solver.base.command import Parser, check_path, whole_file
+from solver.api import plan_encoder
+from solver.base.command import Parser, check_path, write_whole
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.base.phrases import counted
@@ -20,17 +20,18 @@ from solver.base.progress import progress
 from solver.cluster.cluster import GIB, Cluster
 from solver.cluster.named import find_cluster
 from solver.cluster.whatif import BOARDS, changed
-from solver.decoder_cli import PRECISION, is_about_decoder, refuse_decoder_options, run_decoder
+from solver.decoder_cli import is_about_decoder, refuse_decoder_options, run_decoder
 from solver.model.decoder import CACHES
 from solver.model.decoder import PRECISIONS as DECODER_PRECISIONS
 from solver.model.named import named_model
 from solver.model.spec import DEFAULT_ROWS, ModelSpec, request_rows
+from solver.models import encoder_of
 from solver.network_cli import PRINTED, is_about_network, run_network
 from solver.plan.file import plan_to_json, read_plan
 from solver.plan.plan import Plan, Wire
 from solver.programs.candidates import kinds_to_try
 from solver.programs.planner import Solution
-from solver.schedule.decoders.asked import CONTEXT, PROMPT, TOKENS
+from solver.schedule.decoders.asked import CONTEXT, PRECISION, PROMPT, TOKENS
 from solver.schedule.memory import lacks
 from solver.schedule.stages import PricedPlan, price_plan
 from solver.show.advice import Upgrade, alternatives, bounds, limits, other_systems, upgrades
@@ -47,11 +48,10 @@ from solver.show.plan_tables import (
 )
 from solver.show.schedule_table import print_schedule, schedule_rows, schedule_to_json
 from solver.show.system_tables import print_stages, print_systems, stages_to_json, systems_to_json
-from solver.show.titles import links, place, say_drawn
-from solver.systems import DEFAULT, SYSTEMS, THROUGHPUT, plan_that_fits, plans_for
+from solver.show.titles import encoder_title, links, place, say_drawn
+from solver.systems import DEFAULT, SYSTEMS, THROUGHPUT, plans_for
 from solver.systems.convnets import SYSTEMS as CONVNET_SYSTEMS
 from solver.systems.decoders import SYSTEMS as DECODER_SYSTEMS
-from solver.systems.hepti import solve_hepti
 from solver.systems.named import ALONE
 
 ABOUT = "Plan for a cluster that need not be there, and show who gets what."
@@ -79,7 +79,7 @@ def _parser() -> Parser:
     parser.add_argument(
         "--model",
         metavar="MODEL.h5|NAME",
-        help="a weights file, or an architecture: bert-base, resnet50, llama-3.2-1b, …",
+        help="a weights file, a checkpoint directory, .gguf or .onnx, or an architecture: bert-base, resnet50, …",
     )
     parser.add_argument("--layers", type=int, metavar="N", help="another layer count, for a named architecture")
     parser.add_argument(
@@ -150,7 +150,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.price:
         _price(options, cluster)
         return
-    spec = _model(options.model, options.layers)
+    spec = encoder_of(options.model, options.layers)
     rows = request_rows(spec, options.rows)
     if options.compare:
         _compare(options, spec, cluster, rows)
@@ -205,18 +205,14 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: int) -> None:
-    wire, system, solution = Wire(options.wire), options.system or DEFAULT, None
+    wire, system = Wire(options.wire), options.system or DEFAULT
     if options.objective == "throughput":
         system = THROUGHPUT
-    if system == DEFAULT:
-        plan, solution = solve_hepti(spec, cluster, rows, wire)
-    else:
-        plan = plan_that_fits(system, spec, cluster, rows, wire)
+    plan, solution = plan_encoder(system, spec, cluster, rows, wire)
     if options.plot and not plan.in_one:
         raise HeptiError(f"--plot draws one stage of all devices, the plan by {plan.system} has others")
     if options.out:
-        with whole_file(options.out) as temporary:
-            temporary.write_text(plan_to_json(plan), encoding="utf-8")
+        write_whole(options.out, plan_to_json(plan))
     found = price_plan(spec, cluster, plan, rows)
     if options.schedule is not None:
         _show_schedule(options, cluster, found)
@@ -279,7 +275,7 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
         except HeptiError as error:
             raise HeptiError(f"{options.price}: {error}; or say --model MODEL.h5") from error
     else:
-        spec = _model(options.model, options.layers)
+        spec = encoder_of(options.model, options.layers)
     if plan.devices != cluster.names:
         raise HeptiError(
             f"{options.price} is for devices {', '.join(plan.devices)}, the cluster has {', '.join(cluster.names)}"
@@ -354,22 +350,8 @@ def _map(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: i
 
 def _title(options: argparse.Namespace, spec: ModelSpec, rows: int) -> str:
     """Return what is planned, in words."""
-    return f"{spec.name}, {counted(spec.layers, 'layer')}, {counted(rows, 'row')} {place(options)}"
+    return f"{encoder_title(spec, rows)} {place(options)}"
 
 
 def _range(least: float, most: float) -> str:
     return " to ".join(dict.fromkeys(f"{float(f'{gib:.3g}'):g}" for gib in (least, most)))
-
-
-def _model(argument: str, layers: int | None) -> ModelSpec:
-    """Return a named architecture, or what a weights file says of itself."""
-    if not (Path(argument).suffix or Path(argument).exists()):
-        return named_model(argument, layers)
-    if layers is not None:
-        raise HeptiError(f"--layers is for named architectures: {argument} has the layers that it has")
-    # The library `solver` knows nothing of weights files. Its command line may meet the room that does, and only when
-    # it is given a file, so that planning for a named model needs no h5py.
-    weights = importlib.import_module("weights.file.store").WeightsFile(Path(argument))
-    with weights:
-        spec: ModelSpec = weights.spec
-    return spec

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
-from difflib import get_close_matches
-from pathlib import Path
 
 from rich.console import Console
 
-from solver.base.command import check_path, whole_file
+from solver.base.command import check_path, write_whole
 from solver.base.errors import HeptiError
 from solver.base.progress import progress
 from solver.cluster.cluster import Cluster
 from solver.cluster.named import find_cluster
 from solver.cluster.whatif import changed
 from solver.model.decoder import Decoder
-from solver.model.named import NAMED_MODELS
 from solver.model.named_decoders import NAMED_DECODERS, named_decoder
+from solver.models import decoder_of, kind_of
 from solver.network_cli import PRINTED
 from solver.plan.decoder_file import WIRES, decoder_plan_to_json, planned_model, read_decoder_plan
 from solver.plan.decoder_plan import DecoderPlan
 from solver.plan.plan import Wire
 from solver.plan.segment_file import read_any_plan
-from solver.schedule.decoders.asked import CONTEXT, PROMPT, TOKENS, TokenRequest
+from solver.schedule.decoders.asked import PROMPT, TOKENS, TokenRequest, token_request
 from solver.show.decoder_facts import PricedDecoder, compare_decoders, decoder_systems, priced_decoder
 from solver.show.decoder_tables import (
     decoder_title,
@@ -40,7 +37,6 @@ from solver.show.titles import links, place
 from solver.systems import DEFAULT
 from solver.systems.decoders import plan_decoder
 
-PRECISION = "int4"  # of a model that is known by name
 # Options that are about other models, with what they are about.
 REFUSED = {
     "rows": "the length of a text that is encoded",
@@ -57,12 +53,7 @@ def is_about_decoder(options: argparse.Namespace) -> bool:
     model = options.model
     if model is None:
         return options.price is not None and isinstance(read_any_plan(options.price), DecoderPlan)
-    path = Path(model)
-    if model in NAMED_DECODERS:
-        return True
-    if path.suffix == ".h5" or path.exists():
-        return path.is_file() and bool(importlib.import_module("weights.decoders.file").holds_decoder(path))
-    return model not in NAMED_MODELS and bool(get_close_matches(model, NAMED_DECODERS, n=1, cutoff=0.8))
+    return kind_of(model) == "decoder"
 
 
 def refuse_decoder_options(options: argparse.Namespace) -> None:
@@ -91,18 +82,16 @@ def run_decoder(options: argparse.Namespace) -> None:
     if options.price:
         _price(options, cluster)
         return
-    model, precision = _model(options.model, options.layers)
-    if options.precision is not None and precision not in (None, options.precision):
-        raise HeptiError(f"--precision {options.precision}: {options.model} is in {precision}: leave it out")
-    asked = _asked(options, model, precision or options.precision or PRECISION)
+    model, precision = decoder_of(options.model, options.layers)
+    wishes = {name: getattr(options, name) for name in ("prompt", "tokens", "context", "sequences", "cache")}
+    asked = token_request(model, precision, options.precision, Wire(options.wire), **wishes)
     asked.check(model)
     if options.compare:
         _compare(options, model, cluster, asked)
         return
     plan = plan_decoder(options.system or DEFAULT, model, cluster, asked)
     if options.out:
-        with whole_file(options.out) as temporary:
-            temporary.write_text(decoder_plan_to_json(model, plan), encoding="utf-8")
+        write_whole(options.out, decoder_plan_to_json(model, plan))
     _show(options, priced_decoder(model, cluster, plan, asked), asked)
 
 
@@ -127,21 +116,6 @@ def _check(options: argparse.Namespace) -> None:
         raise HeptiError(f"--map prints who has what, and no more: leave out --{printed[0]}")
     if options.out is not None:
         check_path(options.out, (".json",))
-
-
-def _asked(options: argparse.Namespace, model: Decoder, precision: str) -> TokenRequest:
-    """Return what is asked for; what is not said fits the model's context."""
-    context = min(CONTEXT, model.positions) if options.context is None else options.context
-    prompt = min(PROMPT, max(context // 2, 1)) if options.prompt is None else options.prompt
-    return TokenRequest(
-        prompt=prompt,
-        tokens=min(TOKENS, max(context - prompt, 1)) if options.tokens is None else options.tokens,
-        context=context,
-        sequences=1 if options.sequences is None else options.sequences,
-        precision=precision,
-        cache=options.cache or "float32",
-        wire=Wire(options.wire),
-    )
 
 
 def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest) -> None:
@@ -180,7 +154,7 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
         plan = read_decoder_plan(options.price)
         model = named_decoder(name, options.layers or plan.stages[-1].layers.stop)
     else:
-        model, _ = _model(options.model, options.layers)
+        model, _ = decoder_of(options.model, options.layers)
     plan = read_decoder_plan(options.price, model)
     if plan.devices != cluster.names:
         raise HeptiError(
@@ -217,14 +191,3 @@ def _compare(options: argparse.Namespace, model: Decoder, cluster: Cluster, aske
 
 def _title(options: argparse.Namespace, model: Decoder, cluster: Cluster, asked: TokenRequest) -> str:
     return f"{decoder_title(model, asked)}, {place(options)}{links(cluster)}"
-
-
-def _model(argument: str, layers: int | None) -> tuple[Decoder, str | None]:
-    """Return a model that is known by name, or a weights file's, and what that is in."""
-    if not (Path(argument).suffix == ".h5" or Path(argument).exists()):
-        return named_decoder(argument, layers), None
-    if layers is not None:
-        raise HeptiError(f"--layers is for models known by name: {argument} has the layers that it has")
-    # As for other weights files (`solver.cli`): the room that knows them is met only where one is given.
-    with importlib.import_module("weights.decoders.file").DecoderFile(Path(argument)) as weights:
-        return weights.model, weights.precision

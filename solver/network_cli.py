@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from solver.base.command import check_path, whole_file
+from solver.base.command import check_path, write_whole
 from solver.base.errors import HeptiError
 from solver.base.progress import progress
 from solver.cluster.cluster import Cluster
 from solver.cluster.named import find_cluster
 from solver.cluster.whatif import changed
 from solver.model.convnet import ConvNet
-from solver.model.named import DECOUPLED_NAMES, NAMED_MODELS
-from solver.model.named_decoders import NAMED_DECODERS
+from solver.models import kind_of, known_networks, network_of
 from solver.plan.plan import Wire
 from solver.plan.segment_file import read_any_plan, read_segments, segments_to_json
 from solver.plan.segments import THROUGHPUT, SegmentPlan
@@ -52,7 +48,6 @@ from solver.systems.convnets.coedge import plan_coedge
 from solver.systems.convnets.hepti_throughput import solve_replicas
 
 PRINTED = Path("-")  # the file of --map where none is named
-DECOUPLED = "-decoupled"  # in the names of transformers
 WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)
 # Options that are about transformers, with what they are about.
 REFUSED = {
@@ -66,7 +61,7 @@ def is_about_network(options: argparse.Namespace) -> bool:
     """Return whether the model, or where none is named the plan to be priced, is a convolutional network's."""
     if options.model is None:
         return options.price is not None and isinstance(read_any_plan(options.price), SegmentPlan)
-    return _is_network(options.model)
+    return kind_of(options.model) == "network"
 
 
 def run_network(options: argparse.Namespace) -> None:
@@ -82,7 +77,7 @@ def run_network(options: argparse.Namespace) -> None:
     if options.price:
         _show(options, _priced(options, cluster))
         return
-    net = _network(options.model)
+    net = network_of(options.model)
     if options.objective == "throughput" or options.system == THROUGHPUT:
         found = solve_replicas(net, cluster, Wire(options.wire))
         if options.json:
@@ -98,10 +93,10 @@ def run_network(options: argparse.Namespace) -> None:
         plan = plan_network(options.system or DEFAULT, net, cluster, Wire(options.wire))
     else:
         plan = plan_coedge(net, cluster, Wire(options.wire), deadline_s=options.deadline_ms / 1e3)
+    found = priced_network(net, cluster, plan)
     if options.out:
-        with whole_file(options.out) as temporary:
-            temporary.write_text(segments_to_json(net, plan), encoding="utf-8")
-    _show(options, priced_network(net, cluster, plan))
+        write_whole(options.out, segments_to_json(net, found.plan))
+    _show(options, found)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -183,11 +178,11 @@ def _priced(options: argparse.Namespace, cluster: Cluster) -> PricedNetwork:
     """Return what a plan file would take; of the network that it names, where no other is given."""
     if options.model is None:
         name = read_segments(options.price).model_name
-        if name not in _zoo().ZOO:
+        if name not in known_networks():
             raise HeptiError(f"{options.price}: {name} is no network known by name: say --model NET.h5")
-        net = _network(name)
+        net = network_of(name)
     else:
-        net = _network(options.model)
+        net = network_of(options.model)
     plan = read_segments(options.price, net)
     if plan.devices != cluster.names:
         raise HeptiError(
@@ -209,38 +204,3 @@ def _compare(options: argparse.Namespace, net: ConvNet, cluster: Cluster) -> Non
     else:
         title = f"{network_title(net)} {place(options)}{links(cluster)}"
         print_networks(Console(highlight=False), entries, title)
-
-
-def _is_network(model: str) -> bool:
-    """Return whether a name is a network's rather than a transformer's, or a weights file holds a network."""
-    path = Path(model)
-    if path.suffix or path.exists():
-        holds = importlib.import_module("weights.file.networks").holds_network
-        return path.suffix == ".onnx" or (path.is_file() and bool(holds(path)))
-    if model in NAMED_MODELS or DECOUPLED in model:
-        return False
-    zoo = _zoo().ZOO
-    near = get_close_matches(model, (*NAMED_MODELS, *zoo), n=1)
-    if not near:
-        known = ", ".join((*sorted(NAMED_MODELS), *zoo, *NAMED_DECODERS))
-        raise HeptiError(f"unknown model {model}: known: {known}; {DECOUPLED_NAMES}")
-    return near[0] in zoo
-
-
-def _network(model: str) -> ConvNet:
-    """Return what a weights file, or an ONNX file, says of itself, or a network that is known by name."""
-    net: ConvNet
-    path = Path(model)
-    if path.suffix or path.exists():
-        if path.suffix == ".onnx":
-            path = importlib.import_module("weights.convert.networks").network_path(path)
-        with importlib.import_module("weights.file.networks").NetworkFile(path) as weights:
-            net = weights.net
-    else:
-        net = _zoo().zoo_graph(model)
-    return net
-
-
-def _zoo() -> Any:
-    """Return the room of networks that are known by name; the library `solver` knows none, as no weights files."""
-    return importlib.import_module("weights.networks_zoo")

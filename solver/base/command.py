@@ -39,6 +39,18 @@ def check_path(path: Path, suffixes: Sequence[str] = ()) -> None:
         raise HeptiError(f"cannot write {path}: there is no folder {path.parent}")
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file whole, or not at all.
+
+    Raises
+    ------
+    HeptiError
+        As `whole_file`.
+    """
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
     """Give a temporary file that becomes `path` at the end, or disappears.

@@ -7,9 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from solver.base.phrases import mbps
+from solver.base.phrases import counted, mbps
 from solver.cluster.cluster import Cluster
+from solver.model.spec import ModelSpec
 from solver.plan.plan import Wire
+
+
+def encoder_title(spec: ModelSpec, rows: int) -> str:
+    """Return what is planned, in words."""
+    return f"{spec.name}, {counted(spec.layers, 'layer')}, {counted(rows, 'row')}"
 
 
 def place(options: Namespace) -> str:

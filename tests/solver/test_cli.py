@@ -130,7 +130,7 @@ def test_where_the_timeline_is_stands_beside_json(cluster, tmp_path):
 def test_a_picture_without_matplotlib_is_refused_before_planning(option, cluster, monkeypatch, capsys):
     planned = []
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for name in ("solve_hepti", "winners"):
+    for name in ("plan_encoder", "winners"):
         monkeypatch.setattr(f"solver.cli.{name}", lambda *arguments: planned.append(arguments))
 
     code = main(["--model", "bert-base", "--cluster", str(cluster), option, "plan.svg"])
@@ -312,7 +312,7 @@ def test_a_plan_for_many_requests_has_replicas(cluster, tmp_path):
 )
 def test_what_cannot_be_written_is_refused_before_planning(arguments, cluster, monkeypatch):
     planned = []
-    for name in ("solve_hepti", "winners"):
+    for name in ("plan_encoder", "winners"):
         monkeypatch.setattr(f"solver.cli.{name}", lambda *arguments: planned.append(arguments))
 
     assert main(["--model", "bert-base", "--cluster", str(cluster), *arguments]) == 2

@@ -110,7 +110,7 @@ def test_a_model_is_planned_from_its_weights_file(tmp_path, precision):
     assert (table["model"]["name"], table["precision"], table["context"]) == ("small", precision, 300)
     refused = solver("--model", path, "--cluster", "mixed4", "--precision", "int4")
     assert refused.returncode == 2
-    assert f"--precision int4: {path} is in {precision}" in refused.stderr
+    assert f"--precision int4: the weights of small are in {precision}" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from solver.plan.plan import Wire
 
 CHUNK_ROWS = 256  # of a prompt go through the layers together
 PROMPT, TOKENS, CONTEXT = 64, 128, 4096  # where nothing else is asked for
+PRECISION = "int4"  # of a model that is known by name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,7 @@ class TokenRequest:
     tokens: int = TOKENS
     context: int = CONTEXT
     sequences: int = 1
-    precision: str = "int4"
+    precision: str = PRECISION
     cache: str = "float32"
     wire: Wire = Wire.FLOAT32
 
@@ -66,3 +67,42 @@ class TokenRequest:
                 f"a prompt of {self.prompt} tokens and an answer of {self.tokens} are {self.prompt + self.tokens}, "
                 f"the context has room for {self.context}: ask for fewer, or for a longer context"
             )
+
+
+def token_request(
+    model: Decoder,
+    stored: str | None,
+    precision: str | None = None,
+    wire: Wire = Wire.FLOAT32,
+    *,
+    prompt: int | None = None,
+    tokens: int | None = None,
+    context: int | None = None,
+    sequences: int | None = None,
+    cache: str | None = None,
+) -> TokenRequest:
+    """Return what is asked for; what is not said is as usual, and fits the model's context.
+
+    Parameters
+    ----------
+    stored
+        What the weights are in, where there is a file; None: as `precision` says.
+
+    Raises
+    ------
+    HeptiError
+        If `precision` is another than the file's.
+    """
+    if precision is not None and stored not in (None, precision):
+        raise HeptiError(f"--precision {precision}: the weights of {model.name} are in {stored}: leave it out")
+    context = min(CONTEXT, model.positions) if context is None else context
+    prompt = min(PROMPT, max(context // 2, 1)) if prompt is None else prompt
+    return TokenRequest(
+        prompt=prompt,
+        tokens=min(TOKENS, max(context - prompt, 1)) if tokens is None else tokens,
+        context=context,
+        sequences=1 if sequences is None else sequences,
+        precision=stored or precision or PRECISION,
+        cache=cache or "float32",
+        wire=wire,
+    )

@@ -1,0 +1,157 @@
+"""`from solver import make_plan`: what `python -m solver` plans, from a program."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import solver.plan.plan
+from solver import make_plan
+from solver.base.errors import HeptiError, InfeasiblePlanError
+from solver.cli import main
+from solver.cluster.named import find_cluster
+from solver.model.named import named_model
+from solver.model.named_decoders import named_decoder
+from solver.plan.plan import Plan
+from weights.networks_zoo import zoo_graph
+from weights.synthesize import synthesize
+
+# One of each kind, with what the command line says for it.
+ASKED = {
+    "encoder": (("bert-base", {"rows": 64}), ["--model", "bert-base", "--rows", "64"]),
+    "stages": (
+        ("bert-base", {"rows": 64, "system": "edgeshard"}),
+        ["--model", "bert-base", "--rows", "64", "--system", "edgeshard"],
+    ),
+    "throughput": (
+        ("bert-base", {"rows": 64, "objective": "throughput"}),
+        ["--model", "bert-base", "--rows", "64", "--objective", "throughput"],
+    ),
+    "network": (("resnet18", {"wire": "float16"}), ["--model", "resnet18", "--wire", "float16"]),
+    "decoder": (
+        ("llama-3.2-1b", {"prompt": 8, "tokens": 9, "context": 64, "precision": "int8", "layers": 2}),
+        ["--model", "llama-3.2-1b", "--prompt", "8", "--tokens", "9", "--context", "64", "--precision", "int8",
+         "--layers", "2"],
+    ),
+}  # fmt: skip
+
+
+def test_the_room_of_plans_and_the_function_have_names_of_their_own():
+    assert solver.plan.plan.Plan is Plan
+    assert callable(solver.make_plan)
+    with pytest.raises(AttributeError, match="has no attribute 'no_such'"):
+        _ = solver.no_such
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_a_program_gets_the_plan_that_the_command_writes(kind, tmp_path, capsys):
+    (model, arguments), words = ASKED[kind]
+    assert main([*words, "--cluster", "mixed4", "--out", str(tmp_path / "command.json")]) == 0
+    capsys.readouterr()
+
+    found = make_plan(model, "mixed4", **arguments)
+    found.save(tmp_path / "program.json")
+
+    assert json.loads((tmp_path / "program.json").read_text()) == json.loads((tmp_path / "command.json").read_text())
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_a_plan_prints_as_the_tables_of_the_command_at_80_columns(kind):
+    (model, arguments), _ = ASKED[kind]
+
+    found = make_plan(model, "mixed4", **arguments)
+
+    lines = str(found).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith(model)
+    assert all(any(device in line for line in lines) for device in ("pi-0", "pi-1"))
+    assert "MadePlan(plan=" in repr(found)
+    assert "\x1b" not in str(found)
+
+
+def test_seconds_and_bytes_are_those_that_the_plan_predicts():
+    encoder, network = make_plan("bert-base", "mixed4"), make_plan("resnet18", "mixed4")
+    decoder = make_plan("llama-3.2-1b", "mixed4")
+
+    for found in (encoder, network):
+        facts = found.plan.predicted
+        assert (found.seconds, found.bytes_on_wire) == pytest.approx((facts.seconds, facts.bytes_on_wire))
+    assert decoder.seconds == decoder.plan.predicted.token_s
+    assert decoder.bytes_on_wire > 0
+    assert make_plan("bert-base", "mixed4", system="single:pi-0").bytes_on_wire == 0
+    # Rows of float32 go there and back.
+    assert make_plan("bert-base", "mixed4", rows=64, system="single:pi-1").bytes_on_wire == 2 * 64 * 768 * 4
+
+
+def test_descriptions_do_as_well_as_names_and_paths(tmp_path):
+    cluster, spec = find_cluster("mixed3"), named_model("bert-base", 2)
+    weights = tmp_path / "bert.h5"
+    synthesize(weights, spec, 0, "float32")
+
+    plans = [
+        make_plan(model, place, rows=32, **layers).plan.stages
+        for model, place, layers in (
+            ("bert-base", "mixed3", {"layers": 2}),
+            (spec, cluster, {}),
+            (weights, cluster, {}),
+            (str(weights), cluster, {}),
+        )
+    ]
+
+    assert all(plan == plans[0] for plan in plans)
+    assert make_plan(zoo_graph("resnet18"), cluster).plan == make_plan("resnet18", "mixed3").plan
+    llama = named_decoder("llama-3.2-1b", None)
+    assert make_plan(llama, cluster).plan == make_plan("llama-3.2-1b", "mixed3").plan
+
+
+@pytest.mark.parametrize(
+    ("model", "arguments", "words"),
+    [
+        ("bert-huge-model", {}, "unknown model bert-huge-model"),
+        ("bert-base", {"cluster": "nowhere"}, "no cluster file nowhere"),
+        ("bert-base", {"system": "hepty"}, "hepty"),
+        ("bert-base", {"wire": "float8"}, "wire is 'float8', must be one of float32"),
+        ("bert-base", {"objective": "fame"}, "objective is 'fame'"),
+        ("bert-base", {"objective": "throughput", "system": "voltage"}, "voltage has its own objective"),
+        ("bert-base", {"rows": 5000}, "5000, bert-base has 512 positions"),
+        ("bert-base", {"tokens": 3}, "tokens is about language models"),
+        ("resnet18", {"rows": 3}, "rows is about encoders"),
+        ("resnet18", {"layers": 3}, "layers is about transformers"),
+        ("llama-3.2-1b", {"objective": "throughput"}, "objective is about encoders"),
+        ("llama-3.2-1b", {"prompt": 9000, "context": 64}, "a prompt of 9000 tokens"),
+        ("nobody/has-this", {}, "hf download nobody/has-this --local-dir has-this"),
+        (named_model("bert-base", 2), {"layers": 3}, "layers is about models that are named"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(model, arguments, words):
+    with pytest.raises(HeptiError) as raised:
+        make_plan(model, **{"cluster": "mixed4", **arguments})
+
+    assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_model_that_fits_nowhere_says_what_is_missing():
+    with pytest.raises(InfeasiblePlanError, match="MiB"):
+        make_plan("bert-large", "mixed3", layers=1000)
+
+
+def test_a_plan_is_saved_whole_and_as_json_only(tmp_path):
+    found = make_plan("bert-base", "mixed3")
+
+    with pytest.raises(HeptiError, match=r"the ending must be \.json"):
+        found.save(tmp_path / "plan.toml")
+    with pytest.raises(HeptiError, match="there is no folder"):
+        found.save(str(tmp_path / "none" / "plan.json"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_asking_the_package_for_a_name_alone_loads_no_solver():
+    code = "import sys, solver.plan.plan, solver; print({'cvxpy', 'pulp', 'rich'} & set(sys.modules))"
+    root = Path(__file__).parents[2]
+
+    run = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+
+    assert run.stdout.strip() == "set()"
