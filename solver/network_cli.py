@@ -93,10 +93,10 @@ def run_network(options: argparse.Namespace) -> None:
         plan = plan_network(options.system or DEFAULT, net, cluster, Wire(options.wire))
     else:
         plan = plan_coedge(net, cluster, Wire(options.wire), deadline_s=options.deadline_ms / 1e3)
-    found = priced_network(net, cluster, plan)
+    priced = priced_network(net, cluster, plan)
     if options.out:
-        write_whole(options.out, segments_to_json(net, found.plan))
-    _show(options, found)
+        write_whole(options.out, segments_to_json(net, priced.plan))
+    _show(options, priced)
 
 
 def _check(options: argparse.Namespace) -> None:

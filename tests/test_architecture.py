@@ -58,10 +58,10 @@ def test_imports_flow_one_way(room):
     assert not wrong
 
 
-def test_of_launch_only_the_service_reads_weights_files():
+def test_of_launch_only_the_service_and_the_program_interface_read_weights_files():
     used = [path for path, names in MODULES.items() if path.parts[0] == "launch" and "weights" in names]
 
-    assert {path.parts[1] for path in used} == {"serve"}
+    assert {path.parts[1] for path in used} == {"serve", "program.py"}
 
 
 @pytest.mark.parametrize("dependency", HEAVY)
