@@ -74,7 +74,7 @@ def parser() -> Parser:
     what.add_argument("--text", nargs="+", metavar="T", help="texts")
     what.add_argument(
         "--input", metavar="FILE|-",
-        help=".txt, .jsonl, an image, or for networks a folder of them; - answers JSON lines as they come, or paths",
+        help=".txt, .jsonl, an image, or a folder of these; - answers lines as they come: JSON, texts, paths",
     )  # fmt: skip
     what.add_argument("--images", type=Path, metavar="FOLDER", help="below which lines may name images")
     what.add_argument(

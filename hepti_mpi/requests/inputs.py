@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ import numpy as np
 
 from hepti_mpi.requests.images import below, image_data, read_image
 from hepti_mpi.requests.service_lines import Complaint, ServiceLines, checked_id, id_of
-from hepti_mpi.requests.stdin import check_length, read_lines
+from hepti_mpi.requests.stdin import MOST_LINE_BYTES, check_length, read_lines
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.model.spec import ImageInput, ModelSpec, TextInput
@@ -72,7 +73,7 @@ class Reader:
         Whether answers are found by their ids, so that none may come twice; else an id is only an echo.
     images
         The folder below which lines may name images, and where their paths begin; None: JSON lines may name none, and
-        a `.txt`, which lists paths as a command line does, any.
+        a `.txt`, which lists paths as a command line does, any. Lines of standard input are as JSON lines.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Reader:
     ) -> None:
         self._spec = spec
         self._images = images
+        self._complain = complain
         self._reader = LineReader[Request](complain, by_id=by_id)
         self._tokenizer = None
         if tokenizer is not None and isinstance(spec.input, TextInput):
@@ -115,25 +117,48 @@ class Reader:
         return self._tokens("random", numbers.integers(0, source.vocab, rows).tolist())
 
     def file(self, path: Path) -> Iterator[Request]:
-        """Yield the requests of a file: `.txt` and `.jsonl` one a line, or an image.
+        """Yield the requests of a file: `.txt` and `.jsonl` one a line, or an image; or of all files in a folder.
+
+        In a folder a `.txt` is one text.
 
         Raises
         ------
         HeptiError
-            If the file cannot be read at all; what is wrong with one line goes to `complain`.
+            If the file cannot be read at all, or the folder has none; what is wrong with one line, or one file of a
+            folder, goes to `complain`.
         """
+        if path.is_dir():
+            yield from self._folder(path)
+            return
         if path.suffix.lower() in IMAGE_SUFFIXES:
             yield self._image(path.stem, path)
             return
         if path.suffix not in (".txt", ".jsonl"):
-            raise HeptiError(f"--input {path}: not a .txt, a .jsonl or an image, nor - for standard input")
+            raise HeptiError(f"--input {path}: not a .txt, a .jsonl, an image or a folder, nor - for standard input")
         with explained(f"cannot read --input {path}", OSError), path.open("rb") as lines:
             numbered = enumerate(lines, start=1)
             yield from self._reader.of(numbered, path.name, self._json if path.suffix == ".jsonl" else self._plain)
 
     def standard_input(self, lines: ServiceLines) -> Iterator[Request]:
-        """Yield the requests of JSON lines on standard input, each as soon as it is there."""
-        return self._reader.of(lines.of(read_lines()), "standard input", self._json)
+        """Yield the requests of lines on standard input, JSON or plain, each as soon as it is there."""
+        return self._reader.of(lines.of(read_lines()), "standard input", self._json_or_plain)
+
+    def _folder(self, folder: Path) -> Iterator[Request]:
+        reads_images = isinstance(self._spec.input, ImageInput)
+        for name, path in (images_in if reads_images else texts_in)(folder):
+            try:
+                yield self._image(name, path) if reads_images else self._text(name, _content(path))
+            except HeptiError as error:
+                self._complain(Complaint(str(error) if reads_images else f"{path}: {error}"))
+
+    def _json_or_plain(self, number: int, line: bytes) -> Request:
+        """Read what begins with {, as every request does that a program writes, as JSON, and all else as it is."""
+        if line.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{") or not line.strip():
+            return self._json(number, line)
+        if not isinstance(self._spec.input, ImageInput):
+            return replace(self._plain(number, line), line=number)
+        with explained("not UTF-8", UnicodeDecodeError):
+            return replace(self._named_image(number, line.decode("utf-8-sig").rstrip("\r\n")), line=number)
 
     def _plain(self, number: int, line: bytes) -> Request:
         with explained("not UTF-8", UnicodeDecodeError):
@@ -177,11 +202,11 @@ class Reader:
         return Request(name, ids, len(ids))
 
     def _named_image(self, name: str | int, path: Any) -> Request:
-        """Read an image that a JSON line names, which is data, of whoever sent it."""
+        """Read an image that a line names, which is data, of whoever sent it."""
         if not isinstance(path, str):
             raise HeptiError("image is no string")
         if self._images is None:
-            raise HeptiError("JSON lines may name images only below a folder that you name: add --images FOLDER")
+            raise HeptiError("lines may name images only below a folder that you name: add --images FOLDER")
         return self._image(name, below(self._images, path))
 
     def _image_data(self, name: str | int, data: Any) -> Request:
@@ -192,6 +217,39 @@ class Reader:
         if not isinstance(self._spec.input, ImageInput):
             raise HeptiError(f"model {self._spec.name} reads texts, not images")
         return Request(name, read_image(path, self._spec.input), self._spec.input.rows, str(path))
+
+
+def images_in(folder: Path) -> list[tuple[str, Path]]:
+    """Return all images in a folder and below it, each behind its path in the folder.
+
+    Raises
+    ------
+    HeptiError
+        If there is none.
+    """
+    return _files_in(folder, "images", IMAGE_SUFFIXES)
+
+
+def texts_in(folder: Path) -> list[tuple[str, Path]]:
+    """Return all texts in a folder, as `images_in`."""
+    return _files_in(folder, "texts", (".txt",))
+
+
+def _files_in(folder: Path, what: str, suffixes: Sequence[str]) -> list[tuple[str, Path]]:
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes)
+    files = [(path.relative_to(folder).as_posix(), path) for path in found if not path.is_dir()]
+    if not files:
+        raise HeptiError(f"--input {folder}: no {what} ({', '.join(suffixes)}) in this folder")
+    return files
+
+
+def _content(path: Path) -> str:
+    with explained("cannot read it", OSError), path.open("rb") as file:
+        content = file.read(MOST_LINE_BYTES + 1)
+    if len(content) > MOST_LINE_BYTES:
+        raise HeptiError(f"the text is longer than {MOST_LINE_BYTES} bytes: make several of it")
+    with explained("not UTF-8", UnicodeDecodeError):
+        return content.decode("utf-8-sig").rstrip("\r\n")
 
 
 class HasId(Protocol):

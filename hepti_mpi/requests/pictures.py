@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hepti_mpi.requests.images import Frame, below, image_data, read_pixels
-from hepti_mpi.requests.inputs import IMAGE_SUFFIXES, LineReader, named_entry
+from hepti_mpi.requests.inputs import IMAGE_SUFFIXES, LineReader, images_in, named_entry
 from hepti_mpi.requests.service_lines import Complaint, ServiceLines
 from hepti_mpi.requests.stdin import read_lines
 from solver.base.arrays import Array
@@ -160,11 +160,7 @@ def _text_of(line: bytes) -> str:
 def _images_of(path: Path) -> list[tuple[str, Path]]:
     """Return an image, or all in a folder and below it by their paths in it, each with its id."""
     if path.is_dir():
-        found = sorted(image for image in path.rglob("*") if image.suffix.lower() in IMAGE_SUFFIXES)
-        images = [(image.relative_to(path).as_posix(), image) for image in found if not image.is_dir()]
-        if not images:
-            raise HeptiError(f"--input {path}: no images ({', '.join(IMAGE_SUFFIXES)}) in this folder")
-        return images
+        return images_in(path)
     if not path.exists():
         raise HeptiError(f"--input {path}: there is no such file or folder")
     if path.suffix.lower() not in IMAGE_SUFFIXES:

@@ -53,7 +53,7 @@ def test_json_lines_mix_texts_and_tokens_under_any_ids(sentence, tmp_path):
 def test_standard_input_is_answered_line_by_line(sentence, tmp_path):
     """Every answer is there before the next line is written; what is wrong with one is said, and leaves the others."""
     lines = [
-        {"id": "first", "text": TEXTS[0]}, {"id": "wrong", "text": ""}, "no JSON", {"id": "last", "text": TEXTS[3]},
+        {"id": "first", "text": TEXTS[0]}, {"id": "wrong", "text": ""}, '{"no JSON', {"id": "last", "text": TEXTS[3]},
     ]  # fmt: skip
     job = ("--model", sentence.path, "--input", "-", "--output", tmp_path / "answers.jsonl")
     answers = []
@@ -74,6 +74,43 @@ def test_standard_input_is_answered_line_by_line(sentence, tmp_path):
     assert "standard input, line 2: the text is empty" in stderr
     assert "standard input, line 3: not JSON" in stderr
     assert from_lines((tmp_path / "answers.jsonl").read_text()) == [answers[0], answers[3]]
+
+
+def test_plain_lines_of_standard_input_are_texts_beside_json(sentence):
+    """What begins with { is JSON, and what is wrong with it an error; all else is a text as it is."""
+    lines = [TEXTS[1], '["a"]', '{"id": "b", "text": "a"}', " ", "\ufeff" + '{"id": "bom", "text": "a"}', "null"]
+
+    done = hepti(2, "--model", sentence.path, "--input", "-", stdin="\n".join(lines))
+
+    answers = {answer["id"]: answer for answer in from_lines(done.stdout)}
+    for name, text in ((1, TEXTS[1]), (2, '["a"]'), ("b", "a"), ("bom", "a"), (6, "null")):
+        check_answer(answers[name], expected_of(sentence, text))
+    assert answers[4]["error"] == "the line is empty"
+    assert done.returncode == 2
+
+
+def test_every_text_file_of_a_folder_is_a_text(sentence, tmp_path):
+    folder = tmp_path / "texts"
+    (folder / "deep").mkdir(parents=True)
+    for name, content in (("b.txt", "a\r\nthe small board\n"), ("deep/a.txt", TEXTS[0]), ("no.md", "no text")):
+        (folder / name).write_bytes(content.encode())
+    (folder / "empty.txt").write_text("\n")
+    (folder / "latin.txt").write_bytes(b"\xff\xfe")
+
+    job = ("--model", sentence.path, "--input", folder, "--output", tmp_path / "answers.jsonl")
+    done = hepti(2, *job)
+
+    expected = {"b.txt": expected_of(sentence, "a\r\nthe small board"), "deep/a.txt": expected_of(sentence, TEXTS[0])}
+    check_answers((tmp_path / "answers.jsonl").read_text(), expected)
+    assert done.returncode == 2
+    assert "empty.txt: the text is empty" in done.stderr
+    assert "latin.txt: not UTF-8" in done.stderr
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused = hepti(1, "--model", sentence.path, "--input", empty)
+    assert (refused.returncode, complaints(refused)) == (
+        2, [f"python -m hepti_mpi: --input {empty}: no texts (.txt) in this folder"]
+    )  # fmt: skip
 
 
 def test_another_program_asks_for_the_status_and_for_several_at_once(sentence):
