@@ -37,13 +37,12 @@ from weights.decoders import report
 from weights.decoders.convert import is_language_model, open_checkpoint, write_checkpoint
 from weights.decoders.export import export
 from weights.decoders.file import DecoderFile, holds_decoder
-from weights.decoders.gguf import ENDING as GGUF
 from weights.decoders.gguf import open_gguf
 from weights.decoders.loss import loss, random_tokens, text_tokens
 from weights.file.layout import row_spans
 from weights.file.networks import NetworkFile, holds_network, write_network
 from weights.file.store import DTYPES, FORMAT, TensorFile, WeightsFile
-from weights.formats import ONNX, checkpoint_folder
+from weights.formats import GGUF, ONNX, checkpoint_folder
 from weights.network_report import stretches, tail
 from weights.networks_zoo import ZOO, zoo_network
 from weights.synthesize import synthesize, synthesize_decoder

@@ -1,7 +1,7 @@
 """Models in the formats of others: a checkpoint directory, a .safetensors in one, a .gguf, an .onnx.
 
 Where a command is given one it is converted once, into the user's cache. The room `solver` meets this only where a file
-is named, as it does weights files.
+is named, as it does weights files. What reads other formats is imported only where there is one: every job comes by.
 """
 
 from __future__ import annotations
@@ -15,16 +15,10 @@ from pathlib import Path
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained
 from solver.base.hub import refuse_hub_name
-from weights.convert.checkpoint import weight_files
-from weights.convert.convert import convert
-from weights.convert.networks import convert_network
-from weights.decoders.convert import is_language_model, open_checkpoint, write_checkpoint
-from weights.decoders.gguf import ENDING as GGUF
-from weights.decoders.gguf import open_gguf
 from weights.file.store import LANGUAGE_MODEL, NETWORK, TRANSFORMER, TensorFile
 
 VERSION = 2  # of what is made of a source; what is in the cache of another is made again
-ONNX, SAFETENSORS = ".onnx", ".safetensors"
+ONNX, GGUF, SAFETENSORS = ".onnx", ".gguf", ".safetensors"
 CHECKPOINT = (".json", ".jinja", SAFETENSORS)  # what is read of a checkpoint directory
 
 
@@ -35,6 +29,8 @@ def model_kind(path: Path) -> str:
     if path.suffix == GGUF:
         return LANGUAGE_MODEL
     if path.is_dir() or path.suffix == SAFETENSORS:
+        from weights.decoders.convert import is_language_model
+
         return LANGUAGE_MODEL if is_language_model(checkpoint_folder(path)) else TRANSFORMER
     try:
         with TensorFile(path) as file:
@@ -57,6 +53,8 @@ def checkpoint_folder(path: Path) -> Path:
         raise HeptiError(f"there is no file {path}")
     if not (path.parent / "config.json").is_file():
         raise HeptiError(f"{path} has no config.json beside it, which says what its tensors are: put it there")
+    from weights.convert.checkpoint import weight_files
+
     files = weight_files(path.parent, "AutoModel")
     if path.resolve() not in [file.resolve() for file in files]:
         raise HeptiError(f"{path} is not what its folder is read from, which is {files[0].name}: name the folder")
@@ -108,6 +106,8 @@ def weights_path(source: Path, wanted: str = "", say: Callable[[str], object] | 
 
 def _convert(source: Path, kind: str, path: Path) -> None:
     if kind == NETWORK:
+        from weights.convert.networks import convert_network
+
         try:
             convert_network(source, path)
         except HeptiError as error:
@@ -115,8 +115,13 @@ def _convert(source: Path, kind: str, path: Path) -> None:
                 raise HeptiError(f"{error}, of python -m weights convert") from error
             raise
     elif kind == TRANSFORMER:
+        from weights.convert.convert import convert
+
         convert(source, path)
     else:
+        from weights.decoders.convert import open_checkpoint, write_checkpoint
+        from weights.decoders.gguf import open_gguf
+
         with (open_gguf if source.suffix == GGUF else open_checkpoint)(source) as checkpoint:
             write_checkpoint(checkpoint, path, checkpoint.precision)
 

@@ -128,7 +128,7 @@ def test_bad_usage(arguments, complaint, bert, job):
         (["--random", "0"], "--random is 0"),
         (["--text", "fine", "  "], "the text is empty"),
         (["--input", "nowhere.txt"], "cannot read --input nowhere.txt: No such file"),
-        (["--input", "pyproject.toml"], "not a .txt, a .jsonl or an image, nor - for standard input"),
+        (["--input", "pyproject.toml"], "not a .txt, a .jsonl, an image or a folder, nor - for standard input"),
         (["--input", "nowhere.png"], "model bert reads texts, not images"),
         (["--random", "5", "--cluster", "mixed4", "--system", "single:pi-2"], "no device 'pi-2', there are pi-0, pi-1"),
         (["--random", "5", "--cluster", "nowhere.toml"], "there is no cluster file nowhere.toml (known: mixed3, "),

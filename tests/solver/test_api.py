@@ -1,6 +1,8 @@
 """`from solver import make_plan`: what `python -m solver` plans, from a program."""
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -155,3 +157,16 @@ def test_asking_the_package_for_a_name_alone_loads_no_solver():
     run = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
 
     assert run.stdout.strip() == "set()"
+
+
+def test_the_document_for_programs_plans(tmp_path):
+    root = Path(__file__).parents[2]
+    (block, *_) = re.findall(r"```python\n(.*?)```", (root / "docs" / "python.md").read_text(), flags=re.DOTALL)
+
+    run = subprocess.run(
+        [sys.executable, "-c", block], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+
+    assert "bert-large, 24 layers, 256 rows" in run.stdout
+    assert json.loads((tmp_path / "plan.json").read_text())["model"]["name"] == "bert-large"

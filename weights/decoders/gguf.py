@@ -29,7 +29,6 @@ from weights.decoders.gguf_file import SAME_BLOCKS, GgufFile, GgufTensor
 from weights.decoders.gguf_tokenizer import gguf_texts
 from weights.decoders.quantise import Levels, Scales
 
-ENDING = ".gguf"
 # Their architectures in the words of config.json.
 _FAMILIES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3": "gemma3_text", "phi3": "phi3",
