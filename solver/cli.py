@@ -15,7 +15,6 @@ from solver.api import plan_encoder
 from solver.base.command import Parser, check_path, write_whole
 from solver.base.errors import HeptiError
 from solver.base.front import program
-from solver.base.phrases import counted
 from solver.base.progress import progress
 from solver.cluster.cluster import GIB, Cluster
 from solver.cluster.named import find_cluster
