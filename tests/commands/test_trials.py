@@ -26,9 +26,9 @@ def job(converted, tmp_path):
 
 
 def test_every_answer_is_right_under_every_plan_and_one_stays(job, tmp_path):
-    """On standard input, of many lengths: also of those that each plan has other shares for."""
+    """On standard input, of many lengths: also of those that each plan has other shares for; some four run together."""
     checkpoint, words = job
-    lines = of_lengths(*(20 + 37 * number % 230 for number in range(4 * TURNS)))
+    lines = of_lengths(*(20 + 37 * number % 230 for number in range(4 * 4 * TURNS)))
 
     done = succeeded(hepti(RANKS, *words, "--input", "-", "--plan-by", "measure", stdin=to_lines(lines)))
 

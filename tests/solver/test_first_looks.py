@@ -17,7 +17,7 @@ def said(*words):
 @pytest.mark.parametrize("words", [["--objective", "throughput"], ["--system", "hepti-throughput"]])
 def test_a_picture_of_a_plan_for_throughput_is_refused_at_once(words, model, tmp_path, monkeypatch):
     """Nothing is planned: the planners may not even be called."""
-    monkeypatch.setattr("solver.cli.plan_that_fits", None)
+    monkeypatch.setattr("solver.api.plan_that_fits", None)
     picture = tmp_path / "plan.svg"
 
     assert "--plot" in said("--model", model, "--cluster", "mixed4", *words, "--plot", picture)
