@@ -206,6 +206,7 @@ def test_help_has_an_example():
         ),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--out", "no/such/plan.json"], "there is no folder no/such"),
         (["--model", "no.h5", "--cluster", "CLUSTER"], "no weights file no.h5"),
+        (["--model", "no.h5", "--cluster", "CLUSTER", "--prompt", "64"], "no weights file no.h5"),
         (["--model", "CLUSTER", "--cluster", "CLUSTER"], "is not a weights file: make one with"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-7.gflops=70"], "there is no device 'pi-7'"),
         (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-1.gflop=70"], "did you mean gflops"),
