@@ -17,7 +17,8 @@ from websockets.sync.client import ClientConnection, connect
 
 NAME = "chromium"
 ANSWER_S = 30  # to a command, on a busy machine
-UNTIL_S = 15  # for what a page shows
+UNTIL_S = 60  # for what a page shows, there too
+CLICKS = 20
 
 
 class Page:
@@ -90,14 +91,21 @@ class Page:
         self.until(f"{found}?.checkVisibility() && {found}.innerText.includes({json.dumps(words)})")
 
     def click(self, selector: str) -> None:
-        """Click the middle of an element, as a mouse does."""
-        self.js(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
-        box = self.js(
-            f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])"
-            f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
-        )
-        for kind in ("mousePressed", "mouseReleased"):
-            self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
+        """Click the middle of an element, as a mouse does; again where it moved away in between, as a person would."""
+        for _ in range(CLICKS):
+            box = self.js(f"""(() => {{
+                const target = document.querySelector({json.dumps(selector)});
+                target.scrollIntoView({{ block: "center" }});
+                window.clicked = false;
+                target.addEventListener("click", () => {{ window.clicked = true; }}, {{ once: true, capture: true }});
+                const {{ x, y, width, height }} = target.getBoundingClientRect();
+                return [x + width / 2, y + height / 2];
+            }})()""")
+            for kind in ("mousePressed", "mouseReleased"):
+                self.call("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
+            if self.js("window.clicked"):
+                return
+        raise AssertionError(f"{selector} moves away from every click")
 
     def type(self, words: str) -> None:
         """Enter a text where the focus is."""
