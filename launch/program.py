@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from launch.base.shell import Command
 from launch.serve.journal import Journal, OpenRequest
 from launch.start.hostfile import check_host, read_hostfile
-from launch.start.mpirun import hostfile_text, mpirun_command
+from launch.start.mpirun import SSH_OPTIONS, hostfile_text, mpirun_command
 from launch.watch.ranks import RankJob
 from solver.api import MadePlan
 from solver.base.errors import HeptiError, explained
@@ -39,8 +39,6 @@ ChatMessage = Mapping[str, str]  # of a conversation: role and content
 AT_ONCE, MOST_WAITING = 64, sys.maxsize
 # What ranks have still said when mpirun has ended is read so long: they may hold its streams open.
 REST_S = 1.0
-# A host that is off is found out in seconds, and nobody is asked for a password in the midst of a start.
-SSH_OPTIONS = ("PRTE_MCA_plm_ssh_args", "-o BatchMode=yes -o ConnectTimeout=5")
 PROGRAM = "python -m hepti_mpi"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from rich.console import Console
 
@@ -65,8 +64,6 @@ def refuse_decoder_options(options: argparse.Namespace) -> None:
     HeptiError
         Naming the option.
     """
-    if options.model is not None and Path(options.model).suffix == ".h5" and not Path(options.model).exists():
-        return  # that there is none is said first
     for name in OWN:
         if getattr(options, name) is not None:
             raise HeptiError(f"--{name} is for language models: leave it out")

