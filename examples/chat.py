@@ -8,7 +8,10 @@ import argparse
 import os
 import sys
 
-import openai
+try:
+    import openai
+except ImportError:
+    sys.exit("chat.py: needs OpenAI's package: pip install openai")
 
 
 def main() -> None:
@@ -19,6 +22,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=512, help="of an answer at most (default: %(default)s)")
     options = parser.parse_args()
 
+    try:
+        chat(options)
+    except openai.APIConnectionError:
+        sys.exit(f"chat.py: no service at {options.url}: start one with hepti serve --model M.h5, or give its --url")
+    except openai.OpenAIError as error:  # the service refuses
+        sys.exit(f"chat.py: {error}")
+
+
+def chat(options: argparse.Namespace) -> None:
+    """Send every line with all that was said before it."""
     client = openai.OpenAI(base_url=options.url, api_key=os.environ.get("HEPTI_API_KEY", "none"))
     model = options.model or first_language_model(client)
     messages: list[dict[str, str]] = []
@@ -41,12 +54,9 @@ def first_language_model(client: openai.OpenAI) -> str:
     """Return the name of one, or end."""
     names = [model.id for model in client.models.list() if model.model_extra.get("kind") == "decoder"]
     if not names:
-        sys.exit("the service has no language model")
+        sys.exit("chat.py: the service has no language model: start it with one, hepti serve --model M.h5")
     return names[0]
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except openai.OpenAIError as error:  # there is no service, or it refuses
-        sys.exit(str(error))
+    main()

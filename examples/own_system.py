@@ -57,4 +57,5 @@ if __name__ == "__main__":
     try:
         main()
     except HeptiError as error:
-        sys.exit(str(error))
+        print(f"own_system.py: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -4,3 +4,7 @@ Letters, here and in comments: S rows (tokens of the whole batch), H hidden, F f
 width, L layers, p ranks. `x_full` lies on all ranks, `x_rows` is this rank's rows, `x_cols` its columns, `x_part` its
 full-size summand.
 """
+
+from solver.base.environment import send_no_telemetry
+
+send_no_telemetry()

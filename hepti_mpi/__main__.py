@@ -9,7 +9,8 @@ import time
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
 
 from solver.base import stopping
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     Parse = Callable[[list[str]], Namespace]
     Run = Callable[[Namespace, Group], int]
 
+from solver.base.environment import thread_count  # without numpy, which reads them when it is imported
 from solver.base.front import BEGUN, JOB_OF, program
-from solver.base.threads import thread_count  # without numpy, which reads them when it is imported
 
 # Another rank has gone, and says itself why, or mpirun does, which then ends this one: only where it does not, this
 # one speaks.
@@ -44,6 +45,9 @@ def limit_threads() -> None:
 def load() -> stopping.Main:
     """Import what the command asked for needs."""
     _command(sys.argv[1:])
+    if sys.argv[1:2] not in (["profile"], ["generate"]):
+        with suppress(ModuleNotFoundError):  # `main` says it in one line
+            from hepti_mpi import leader  # noqa: F401
     return main
 
 
@@ -75,6 +79,8 @@ def main(arguments: Sequence[str]) -> int:
     except ConnectionError as error:
         time.sleep(GONE_S)
         group.abort(str(error), code=1)
+    except ModuleNotFoundError as error:
+        group.abort(f"{error}: hepti install gives the first board what rank 0 needs, with --full all", code=2)
     except Exception as error:  # any other rank would wait for this one for ever
         if "--debug" in arguments:
             traceback.print_exc()
@@ -108,7 +114,8 @@ def _generate(options: Namespace, group: Group) -> int:
     return decoder_job.run(options, group)
 
 
-if __name__ == "__main__":
+def begin() -> NoReturn:
+    """Be a rank, from its first moment to its exit."""
     limit_threads()
     rank = os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK")  # None: no mpirun started this process
     if rank in (None, "0"):
@@ -116,3 +123,7 @@ if __name__ == "__main__":
     # The other ranks write nothing that would have to be cleaned up, and mpirun says which of them a signal has ended.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    begin()

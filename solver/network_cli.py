@@ -6,11 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from solver.base.command import check_path, write_whole
 from solver.base.errors import HeptiError
 from solver.base.progress import progress
+from solver.base.tables import new_console
 from solver.cluster.cluster import Cluster
 from solver.cluster.named import find_cluster
 from solver.cluster.whatif import changed
@@ -39,7 +38,7 @@ from solver.show.network_tables import (
     replicas_to_json,
 )
 from solver.show.pictures import SUFFIXES, check_pictures
-from solver.show.plan_tables import print_comparison
+from solver.show.plan_tables import print_comparison, print_estimated
 from solver.show.schedule_table import print_schedule, schedule_rows, schedule_to_json
 from solver.show.titles import links, place, say_drawn
 from solver.systems import DEFAULT
@@ -84,7 +83,7 @@ def run_network(options: argparse.Namespace) -> None:
             print(replicas_to_json(net, found), end="")
         else:
             title = f"{network_title(net)} {place(options)}{links(cluster)}"
-            print_replicas(Console(highlight=False), title, net, found)
+            print_replicas(new_console(highlight=False), title, net, found)
         return
     if options.compare:
         _compare(options, net, cluster)
@@ -143,7 +142,7 @@ def _show(options: argparse.Namespace, found: PricedNetwork) -> None:
         by = f" by {found.plan.system}" * bool(found.plan.system)
         plot_segments(found, options.plot, f"{title}\npredicted{by}: {1e3 * facts.seconds:.1f} ms")
         say_drawn(options, options.plot)
-    console = Console(highlight=False)
+    console = new_console(highlight=False)
     if options.schedule is not None:
         rows = schedule_rows(found.cluster, in_words(found), options.schedule)
         if options.json:
@@ -172,6 +171,8 @@ def _show(options: argparse.Namespace, found: PricedNetwork) -> None:
     console.print(title, markup=False, soft_wrap=True)
     print_network(console, found)
     print_comparison(console, found.plan, others, bound)
+    seconds = found.price.prediction.seconds
+    print_estimated(console, found.cluster, lambda device: device.nodes is not None, seconds, others)
 
 
 def _priced(options: argparse.Namespace, cluster: Cluster) -> PricedNetwork:
@@ -203,4 +204,4 @@ def _compare(options: argparse.Namespace, net: ConvNet, cluster: Cluster) -> Non
         print(networks_to_json(net, cluster, entries, wire), end="")
     else:
         title = f"{network_title(net)} {place(options)}{links(cluster)}"
-        print_networks(Console(highlight=False), entries, title)
+        print_networks(new_console(highlight=False), entries, title)

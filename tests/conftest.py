@@ -5,6 +5,8 @@ import os
 # Before numpy and torch are imported: their threads of several tests at once would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Tables are as wide as where there is no terminal; pytest-xdist says 80.
+os.environ.pop("COLUMNS", None)
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +25,12 @@ def pytest_configure(config):
     """Let HEPTI_TEST_SEED repeat what hypothesis draws, too."""
     if sweeps.ALL and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = sweeps.SEED
+
+
+@pytest.fixture(autouse=True)
+def _no_progress(monkeypatch):
+    """On a busy machine short work may take long enough to say how far it is."""
+    monkeypatch.setattr("solver.base.progress._LINE_S", 600.0)
 
 
 def pytest_report_header():

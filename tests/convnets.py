@@ -5,7 +5,7 @@ import numpy as np
 from hepti_mpi.kernels.slab import Slab, part, shape_of
 from solver.base.spans import Partition, Span
 from solver.model.convnet import ConvNet, Node
-from solver.plan.segments import Segment, SegmentCut, SegmentPlan, handed_in, unrolled
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares, handed_in, unrolled
 
 
 def emulate(net, tensors, plan, pixels, *, with_neighbours=True):
@@ -255,3 +255,15 @@ def _window(rng, H, W, *, ceil=False, pool=False, dilated=True):
             return {
                 "kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": [top, left, bottom, right],
             }, shape  # fmt: skip
+
+
+def equal_segments(net, cluster, stops=(), **facts):
+    """Return a plan of equal rows on all devices, cut at these nodes; the last segment is on rank 0."""
+    ranks = len(cluster.devices)
+    starts = [0, *stops]
+    segments = [
+        Segment(Span(start, stop), SegmentCut.ROWS, equal_shares(range(ranks), ranks))
+        for start, stop in zip(starts, stops, strict=False)
+    ]
+    segments.append(Segment(Span(starts[-1], len(net.nodes)), SegmentCut.ROWS, alone_on(0, ranks)))
+    return SegmentPlan(tuple(segments), cluster.names, net.name, net.fingerprint, system="equal", **facts)

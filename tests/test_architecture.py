@@ -20,7 +20,20 @@ ORDER = {
     "solver": ("base", "model", "cluster", "plan", "schedule", "programs", "systems", "live", "show"),
     "weights": ("file", "inputs", "convert", "decoders"),
     "hepti_mpi": ("base", "requests", "comm", "kernels", "engine", "live", "report", "decoding", "measure"),
-    "launch": ("base", "start", "lab", "doctor", "single", "compare", "watch", "serve", "bench", "front"),
+    "launch": (
+        "base",
+        "start",
+        "lab",
+        "doctor",
+        "install",
+        "single",
+        "compare",
+        "watch",
+        "serve",
+        "trials",
+        "bench",
+        "front",
+    ),
 }
 MOST_FILES = 13  # in a room; `systems` has one file a published system
 # Stand-alone programs on other runtimes, which Hepti is compared with: started by name, imported by nobody.
@@ -78,6 +91,25 @@ def test_processes_are_started_by_launch_and_for_the_trial_of_a_backend():
     addresses = [str(path) for path, names in MODULES.items() if "subprocess" in names]
 
     assert addresses == ["hepti_mpi/kernels/trial.py", "launch/base/shell.py"]
+
+
+def test_nothing_is_measured_or_waited_for_by_a_clock_that_can_be_set():
+    """What asks for the time of day says it to people, or puts a date on something: a board has no clock of its own."""
+    dates = {
+        "hepti_mpi/measure/profile.py", "launch/lab/up.py", "launch/serve/app.py", "launch/serve/chat.py",
+        "launch/serve/encoders.py", "launch/serve/supervisor.py", "launch/trials/sorts.py", "launch/watch/terminal.py",
+        "weights/inputs/templates.py",
+    }  # fmt: skip
+    clock = re.compile(r"\btime\.(?:time(?:_ns)?|localtime|gmtime|ctime)\(|\bdatetime\.(?:now|utcnow|today)\(")
+    from_time = re.compile(r"^from time import|CLOCK_REALTIME", re.MULTILINE)
+
+    found = {path for path in MODULES if clock.search((ROOT / path).read_text())}
+
+    assert {str(path) for path in found} == dates
+    assert {path.name for path in MODULES if from_time.search((ROOT / path).read_text())} == {"sorts.py"}
+    assert not [
+        path for path in (ROOT / "launch").rglob("*.js") if re.search(r"Date\.now|new Date\(\)", path.read_text())
+    ]
 
 
 def test_the_solver_knows_neither_mpi_nor_hdf5():

@@ -12,6 +12,7 @@ from launch.front.command import COMMANDS
 from launch.front.places import split
 from solver import cli as solver
 from solver.cluster.named import READY
+from tests.cli_parsers import PARSERS
 
 ROOT = Path(__file__).parent.parent
 # Those of docs/ among themselves are checked by `make docs`, too.
@@ -20,15 +21,6 @@ BLOCK = re.compile(r"^ *```(?:bash|text)\n(.*?)^ *```", flags=re.MULTILINE | re.
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`\n]*`", flags=re.DOTALL)
 HEADING = re.compile(r"^#+ (.*)$", flags=re.MULTILINE)
-# Where the command line of a module is parsed.
-PARSERS = {
-    "hepti_mpi": ("hepti_mpi.cli", "parse"),
-    "hepti_mpi generate": ("hepti_mpi.decoding.cli", "parse"),
-    "hepti_mpi profile": ("hepti_mpi.measure.profile_command", "parse"),
-    "solver": ("solver.cli", "main"),
-    "weights": ("weights.cli", "main"),
-    "launch": ("launch.__main__", "main"),
-}
 # Files that command lines name and that are looked at as they are parsed.
 NAMED = {
     "pis": "pi-0 slots=1\n",
@@ -58,7 +50,7 @@ def written_commands():
             for line in block.splitlines():
                 for part in line.partition(" #")[0].split("|"):
                     part = part.partition(" > ")[0].strip()
-                    if re.match(r"(hepti|mpirun|python -m (hepti_mpi|solver|weights|launch)) ", part):
+                    if re.match(r"(hepti(?! completion)|mpirun|python -m (hepti_mpi|solver|weights|launch)) ", part):
                         found.setdefault(part, page.name)
     return [(page, line) for line, page in found.items()]
 

@@ -10,26 +10,25 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from solver.base.command import Parser
+from solver.base.command import Parser, check_path
 from solver.base.errors import HeptiError
-from solver.base.front import program
+from solver.base.front import program, typed
 from solver.base.hub import refuse_hub_name
 from solver.base.phrases import counted
 from solver.base.progress import progress
 from solver.base.spans import Span
-from solver.base.tables import FittedTable
+from solver.base.tables import FittedTable, new_console
 from solver.model.convnet import HEADS, ConvNet
 from solver.model.decoder import PRECISIONS
 from solver.model.named import DECOUPLED_NAMES, NAMED_MODELS, named_model
 from solver.model.named_decoders import NAMED_DECODERS, named_decoder
 from solver.model.spec import ModelSpec, TextInput, encoder_blocks, tensor_shapes
+from solver.models import kind_of_name
 from solver.plan.holdings import TensorSlice
 from weights.convert.convert import convert
 from weights.convert.networks import convert_network
@@ -48,16 +47,17 @@ from weights.networks_zoo import ZOO, zoo_network
 from weights.synthesize import synthesize, synthesize_decoder
 
 EXAMPLE = """examples:
-  python -m weights convert checkpoints/all-MiniLM-L6-v2 minilm.h5
+  hepti convert checkpoints/all-MiniLM-L6-v2 minilm.h5
   python -m weights synthesize bert-large bert-large.h5 --layers 4
-  python -m weights convert resnet.onnx resnet.h5 --labels imagenet.txt
+  hepti convert resnet.onnx resnet.h5 --labels imagenet.txt
   python -m weights synthesize mobilenetv2 mobilenetv2.h5
-  python -m weights convert Llama-3.2-1B-Instruct llama.h5 --precision int4 --text sample.txt
-  python -m weights convert Llama-3.2-1B-Instruct-Q4_0.gguf llama.h5
+  hepti convert Llama-3.2-1B-Instruct llama.h5 --precision int4 --text sample.txt
+  hepti convert Llama-3.2-1B-Instruct-Q4_0.gguf llama.h5
   python -m weights synthesize llama-3.2-1b llama.h5 --precision int4
   python -m weights inspect minilm.h5
   python -m weights verify minilm.h5
 """
+ENDING = (".h5",)  # of weights files
 LABELS_NAMED = 6  # of a classifier
 PRECISION_HELP = "of a language model's matrices: in blocks of 32, or float32 (the default, of a GGUF file its own)"
 
@@ -67,20 +67,20 @@ def main(arguments: Sequence[str]) -> int:
     try:
         options = _parser().parse_args(arguments)
     except HeptiError as error:
-        print(f"{program('python -m weights')}: {error}", file=sys.stderr)
+        print(f"{typed('python -m weights', arguments)}: {error}", file=sys.stderr)
         return 2
     try:
         options.run(options)
     except HeptiError as error:
         if options.debug:
             raise
-        print(f"{program('python -m weights')} {options.command}: {error}", file=sys.stderr)
+        print(f"{typed('python -m weights', arguments)}: {error}", file=sys.stderr)
         return 2
     except Exception as error:
         if options.debug:
             raise
         print(
-            f"{program('python -m weights')} {options.command}: {type(error).__name__}: {error} (see --debug)",
+            f"{typed('python -m weights', arguments)}: {type(error).__name__}: {error} (see --debug)",
             file=sys.stderr,
         )
         return 1
@@ -89,27 +89,47 @@ def main(arguments: Sequence[str]) -> int:
 
 def _convert(options: argparse.Namespace) -> None:
     of_networks = {name: getattr(options, name) for name in ("size", "labels", "head", "picture", "anchors")}
+    check_path(options.model, ENDING)
     refuse_hub_name(str(options.checkpoint))
     options.checkpoint = checkpoint_folder(options.checkpoint)
+    _check_convertible(options.checkpoint)
     gguf = options.checkpoint.suffix == GGUF
-    if not gguf and (options.checkpoint.is_file() or options.checkpoint.suffix == ONNX):
+    if options.checkpoint.suffix == ONNX:
         if options.dtype != "float32":
             raise HeptiError(f"--dtype {options.dtype} is for transformers, networks of ONNX are stored as float32")
         net = convert_network(options.checkpoint, options.model, **of_networks)
         print(f"{options.model}: {_network_sentence(net)}, {_mib(options.model.stat().st_size)}")
         return
     if given := [name for name, value in of_networks.items() if value]:
-        raise HeptiError(f"--{given[0]} is for ONNX files, {options.checkpoint} is none")
+        raise HeptiError(f"--{given[0]} is for ONNX files, {options.checkpoint} is no such file")
     if gguf or is_language_model(options.checkpoint):
         _convert_decoder(options)
         return
     if options.precision or options.text:
-        raise HeptiError(f"--precision and --text are for language models, {options.checkpoint} is none")
+        raise HeptiError(f"--precision and --text are for language models, {options.checkpoint} is an encoder")
     spec = convert(options.checkpoint, options.model, options.dtype)
     print(f"{options.model}: {_sentence(spec)}, {_mib(options.model.stat().st_size)}")
     with WeightsFile(options.model) as weights:
         if isinstance(spec.input, TextInput) and weights.tokenizer is None:
             print(f"{options.checkpoint} has no tokenizer.json: the model will read token ids only", file=sys.stderr)
+
+
+def _check_convertible(path: Path) -> None:
+    """Refuse what is not there, is a weights file already, or nothing that is converted."""
+    if path.is_dir():
+        return
+    if not path.exists():
+        raise HeptiError(f"there is no checkpoint {path}: hf download NAME --local-dir {path} gets one")
+    if path.suffix in (GGUF, ONNX):
+        return
+    try:
+        TensorFile(path).close()
+    except HeptiError:
+        raise HeptiError(
+            f"{path} is nothing that is converted: name a checkpoint directory, the .safetensors in it, a .gguf or an "
+            ".onnx"
+        ) from None
+    raise HeptiError(f"{path} is a weights file already: run it with --model {path}")
 
 
 def _convert_decoder(options: argparse.Namespace) -> None:
@@ -130,9 +150,9 @@ def _convert_decoder(options: argparse.Namespace) -> None:
 
 
 def _synthesize(options: argparse.Namespace) -> None:
-    if options.name in NAMED_DECODERS or (
-        options.name not in (*NAMED_MODELS, *ZOO) and get_close_matches(options.name, NAMED_DECODERS, 1)
-    ):
+    check_path(options.model, ENDING)
+    kind = kind_of_name(options.name)
+    if kind == "decoder":
         if options.size is not None:
             raise HeptiError(f"--size is for convolutional networks: {', '.join(ZOO)}")
         model = named_decoder(options.name, options.layers)
@@ -141,7 +161,7 @@ def _synthesize(options: argparse.Namespace) -> None:
         return
     if options.precision is not None:
         raise HeptiError(f"--precision is for language models: {', '.join(NAMED_DECODERS)}")
-    if options.name in ZOO or (options.name not in NAMED_MODELS and get_close_matches(options.name, ZOO, 1)):
+    if kind == "network":
         if options.layers is not None or options.dtype != "float32":
             raise HeptiError(f"--layers and --dtype are for transformers, {options.name} is a convolutional network")
         net, tensors = zoo_network(options.name, options.size, options.seed)
@@ -288,7 +308,7 @@ def _print_network(weights: NetworkFile) -> None:
         field = "everything" if stretch.field is None else _shape(stretch.field)
         work = f"{stretch.flop / 1e6:.1f}"
         table.add_row(names, _shape(stretch.shape), work, _mib(stretch.weights_bytes), field)
-    console = Console(markup=False, emoji=False)
+    console = new_console(markup=False, emoji=False)
     console.print(facts)
     console.print(table)
 
@@ -340,7 +360,7 @@ def _print_tables(path: Path, weights: WeightsFile, stored: dict[str, int]) -> N
         groups.setdefault(re.sub(r"^layers/\d+/", f"layers/{originals}/", kind), []).append(name)
     for group, names in groups.items():
         tensors.add_row(group, _shape(shapes[names[0]]), str(len(names)), _mib(sum(stored[name] for name in names)))
-    console = Console(markup=False, emoji=False)
+    console = new_console(markup=False, emoji=False)
     console.print(facts)
     console.print(tensors)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained
-from solver.base.hub import refuse_hub_name
-from weights.file.store import LANGUAGE_MODEL, NETWORK, TRANSFORMER, TensorFile
+from solver.base.hub import MAKE_ONE, refuse_hub_name
+from weights.file.store import LANGUAGE_MODEL, NETWORK, TRANSFORMER, TensorFile, command_for
 
 VERSION = 2  # of what is made of a source; what is in the cache of another is made again
 ONNX, GGUF, SAFETENSORS = ".onnx", ".gguf", ".safetensors"
@@ -45,12 +45,19 @@ def checkpoint_folder(path: Path) -> Path:
     Raises
     ------
     HeptiError
-        If no config.json lies beside it, or the directory's weights are in other files.
+        If the directory holds no checkpoint, no config.json lies beside the file, or the directory's weights are in
+        other files.
     """
-    if path.suffix != SAFETENSORS or path.is_dir():
+    if path.is_dir():
+        from weights.convert.checkpoint import check_folder
+
+        with explained(f"cannot read {path}", OSError):
+            check_folder(path)
+        return path
+    if path.suffix != SAFETENSORS:
         return path
     if not path.is_file():
-        raise HeptiError(f"there is no file {path}")
+        raise HeptiError(f"there is no file {path}: hf download NAME --local-dir DIR gets a checkpoint")
     if not (path.parent / "config.json").is_file():
         raise HeptiError(f"{path} has no config.json beside it, which says what its tensors are: put it there")
     from weights.convert.checkpoint import weight_files
@@ -77,16 +84,18 @@ def weights_path(source: Path, wanted: str = "", say: Callable[[str], object] | 
     Raises
     ------
     HeptiError
-        If it is a hub's name, holds something else, or cannot be converted; nothing is left behind.
+        If it is not there, is a hub's name, holds something else, or cannot be converted; nothing is left behind.
     """
     refuse_hub_name(str(source))
     if not source.is_dir() and source.suffix not in (ONNX, GGUF, SAFETENSORS):
+        if not source.exists():
+            raise HeptiError(f"{_missing(source)}: {MAKE_ONE}")
         return source
     kind, source = model_kind(source), checkpoint_folder(source)
     if wanted and kind != wanted:
-        raise HeptiError(f"{source} is {kind}, here {wanted} is needed")
+        raise HeptiError(f"{source} is {kind}, here {wanted} is needed: {command_for(kind)} takes it")
     if not source.exists():
-        raise HeptiError(f"there is no file {source}")
+        raise HeptiError(f"there is no file {source}: hf download NAME --local-dir DIR gets models of others")
     files = _files(source)
     where = f"{source.resolve().stem if source.is_file() else source.resolve().name}-{_digest([source.resolve()])}"
     found = cache_folder() / "models" / f"{where}-{_digest([VERSION, *files])}.h5"
@@ -102,6 +111,17 @@ def weights_path(source: Path, wanted: str = "", say: Callable[[str], object] | 
             if old != found:
                 old.unlink(missing_ok=True)
     return found
+
+
+def _missing(source: Path) -> str:
+    """Return what a path is that is not there."""
+    from solver.model.named import NAMED_MODELS
+    from solver.model.named_decoders import NAMED_DECODERS
+    from weights.networks_zoo import ZOO
+
+    if str(source) in (*NAMED_MODELS, *NAMED_DECODERS, *ZOO):
+        return f"{source} is the name of an architecture, here a weights file is needed, as {source}.h5"
+    return f"no weights file {source}"
 
 
 def _convert(source: Path, kind: str, path: Path) -> None:

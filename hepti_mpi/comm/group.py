@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import NoReturn, TypeVar, cast
 
 from hepti_mpi.comm.mailbox import LONGEST_PAUSE_S, PAUSE_S, Mailbox, Traffic
-from hepti_mpi.comm.mpi import MPI, Tag, check_tags
+from hepti_mpi.comm.mpi import MPI, Tag, check_tags, start
 from hepti_mpi.comm.wires import EXACT, Coding, Message
 from solver.base import clock
 from solver.base.errors import HeptiError
@@ -48,6 +48,7 @@ class Group:
         self.orders = Mailbox(comm, Tag.ORDER, self.traffic, IDLE_PAUSE_S)
         self.decisions = Mailbox(comm, Tag.DECISION, self.traffic)
         self.reports = Mailbox(comm, Tag.REPORT, self.traffic)
+        self.sums = Mailbox(comm, Tag.SUMS, self.traffic)
         self.weights = Mailbox(comm, Tag.WEIGHTS, self.traffic)
         self._clocks = Mailbox(comm, Tag.CLOCK, self.traffic, pause_s=0.0)  # a pause would be part of a round trip
 
@@ -205,7 +206,8 @@ class Group:
 
 
 def world() -> Group:
-    """Return all ranks of the job; called once."""
+    """Return all ranks of the job, for whom MPI is started."""
+    start()
     check_tags(MPI.COMM_WORLD.size)
     return Group(MPI.COMM_WORLD.Dup())
 

@@ -40,8 +40,9 @@ def warnings(places: Sequence[Place]) -> list[str]:
     ranks = Counter(spot.host for spot in places)
     if len(places) > 1 and len(ranks) == 1:
         found.append(
-            f"all {len(places)} ranks run on {places[0].host}: right for a try-out; on a cluster write slots=1 behind "
-            f"every host of the hostfile, or start mpirun with --map-by ppr:1:node"
+            f"all {len(places)} ranks run on {places[0].host}, which has {counted(places[0].cores, 'core')}: right for "
+            "a try-out; on a cluster write slots=1 behind every host of the hostfile, or start mpirun with "
+            "--map-by ppr:1:node"
         )
     bound = next((spot for spot in places if spot.usable_cores < spot.cores // ranks[spot.host]), None)
     if bound is not None:

@@ -5,20 +5,26 @@ from __future__ import annotations
 import os
 from enum import IntEnum, unique
 
-# Open MPI reads these when it starts; what the user or mpirun has set stays. Up to 8 MiB a message goes to the kernel
-# at once and travels while we compute: of 1 MiB at 240 Mbps behind 41 ms of compute, 0.3 ms are left to wait, not 35.
-for _name, _value in (
-    ("btl_tcp_eager_limit", "8388608"),
-    ("btl_tcp_sndbuf", "4194304"),
-    ("btl_tcp_rcvbuf", "4194304"),
-    # A waiting rank gives its core away; ranks that share a core otherwise wait for each other's time slice.
-    ("mpi_yield_when_idle", "1"),
-    # Looking for a fabric that boards do not have takes a second: MPI_Init 1.1 s with it, 0.2 s without.
-    ("btl", "^ofi"),
-):
-    os.environ.setdefault(f"OMPI_MCA_{_name}", _value)
+import mpi4py
+
+# `start` does both: a fork server imports this, and is no rank.
+mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
 
 from mpi4py import MPI as MPI  # noqa: E402
+
+# Open MPI reads these when it starts. Up to 8 MiB a message goes to the kernel at once and travels while we compute: of
+# 1 MiB at 240 Mbps behind 41 ms of compute, 0.3 ms are left to wait, not 35.
+SETTINGS = {
+    "btl_tcp_eager_limit": "8388608",
+    "btl_tcp_sndbuf": "4194304",
+    "btl_tcp_rcvbuf": "4194304",
+    # A waiting rank gives its core away; ranks that share a core otherwise wait for each other's time slice.
+    "mpi_yield_when_idle": "1",
+    # Looking for a fabric that boards do not have takes a second: MPI_Init 1.1 s with it, 0.2 s without.
+    "btl": "^ofi",
+}
+BTL = "OMPI_MCA_btl"
+
 
 LARGEST_TAG = 32767  # every MPI has this one, and may refuse larger ones
 
@@ -40,7 +46,22 @@ class Tag(IntEnum):
     PASS = 10  # of decoders, from rank 0: the embedded rows of what is to be computed next
     STREAM = 11  # from one stage to the next
     CACHE = 12  # keys and values, to who has their heads under another plan
-    ROWS = 13  # rows in tiles, their owner's rank added: the last one
+    SUMS = 13  # to rank 0: what a rank has done so far
+    ROWS = 14  # rows in tiles, their owner's rank added: the last one
+
+
+def start() -> None:
+    """Start MPI, if it has not been; what the user or mpirun has set stays."""
+    # A rank that no mpirun has started is alone: it would leave 16 MiB for shared memory in /dev/shm behind.
+    alone = not {"PMIX_RANK", BTL} & set(os.environ)
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(f"OMPI_MCA_{name}", value)
+    if not MPI.Is_initialized():
+        if alone:
+            os.environ[BTL] = "self"
+        MPI.Init_thread()
+        if alone:
+            os.environ[BTL] = SETTINGS["btl"]  # an mpirun that it starts has ranks that are not
 
 
 def check_tags(ranks: int) -> None:

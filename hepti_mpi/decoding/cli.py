@@ -18,10 +18,12 @@ from solver.schedule.decoders.asked import CONTEXT, TOKENS
 SYSTEM = "hepti"
 CACHE = "float32"
 EXAMPLE = """examples:
-  mpirun -np 4 --hostfile pis python -m hepti_mpi generate --model llama.h5 --prompt "Once upon a time" --tokens 50
+  hepti generate --hostfile pis --model llama.h5 --prompt "Once upon a time" --tokens 50
+  hepti generate --hostfile pis --model llama.h5 --chat
+  hepti generate --hostfile pis --model llama.h5 --input asked.jsonl --output answers.jsonl
+  echo '{"tokens": [1, 15043]}' | hepti generate --hostfile pis --model llama.h5 --input -
+or by mpirun itself:
   mpirun -np 4 --hostfile pis python -m hepti_mpi generate --model llama.h5 --chat
-  mpirun -np 4 --hostfile pis python -m hepti_mpi generate --model llama.h5 --input asked.jsonl --output answers.jsonl
-  echo '{"tokens": [1, 15043]}' | mpirun -np 4 --hostfile pis python -m hepti_mpi generate --model llama.h5 --input -
 """
 
 
@@ -49,13 +51,18 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         given = "--plan" if options.plan is not None else f"--system {options.system}"
         raise HeptiError(f"--replan {options.replan} changes plans that hepti makes: leave out {given}")
     options.wire = None if options.wire is None else Wire(options.wire)
-    Ending(options.tokens, (), options.stop)
+    Ending(answer_tokens(options), (), options.stop)
     # Without these options the model's own defaults hold, which are checked when it is read.
     Sampling(options.temperature or 0.0, 1.0 if options.top_p is None else options.top_p, 0, options.seed)
     for name in ("context", "sequences"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least 1")
     return options
+
+
+def answer_tokens(options: argparse.Namespace) -> int:
+    """Return the most tokens of an answer."""
+    return TOKENS if options.tokens is None else int(options.tokens)
 
 
 def parser() -> Parser:
@@ -82,7 +89,7 @@ def parser() -> Parser:
     what.add_argument("--chat", action="store_true", help="a conversation, in the model's chat template")
     what.add_argument("--output", type=Path, metavar="FILE.jsonl", help="write the answers, one a line")
     how = parser.add_argument_group("how to answer")
-    how.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help="the most new ones (default: %(default)s)")
+    how.add_argument("--tokens", type=int, metavar="N", help=f"the most new ones (default: {TOKENS})")
     how.add_argument(
         "--temperature", type=float, metavar="T", help="0: always the likeliest token (default: the model's, or 0)"
     )

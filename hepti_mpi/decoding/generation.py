@@ -72,6 +72,17 @@ class TextAnswer:
             return CANDIDATES
         return 1 if logprobs is None else max(2, logprobs)  # of one there is no sum of all
 
+    def take(self, token: int) -> str:
+        """Take the next token; return the text that it lets out."""
+        grammar = self.wishes.grammar
+        if grammar is None:
+            return self.text.take(token)
+        grammar.take(token)
+        text = self.text.take(token, completes=grammar.ended and grammar.complete)
+        if grammar.ended and self.text.finish_reason is None:
+            self.text.finish_reason = "length"  # it has grown beyond what the grammar can follow
+        return text
+
     @property
     def first_s(self) -> float:
         """Seconds from the prompt to the first token."""
@@ -194,7 +205,7 @@ class Generation:
         answer = TextAnswer(prompt, text, wishes, clock.now())
         random = wishes.sampling.generator()
         for token in wishes.said:
-            text.take(token)
+            answer.take(token)
             if not answer.greedy:
                 random.random()  # as `choose` drew for this token
         before = (*prompt.tokens, *wishes.said)
@@ -235,7 +246,7 @@ class Generation:
         started = clock.now()
         first = active[0].answer
         assert first is not None
-        if len(active) == 1 and self._lookup is not None and first.greedy:
+        if len(active) == 1 and self._lookup is not None and first.greedy and first.wishes.grammar is None:
             alone = self._guess(active[0], self._lookup, said)
         else:
             self._step_all(active, said)
@@ -294,7 +305,7 @@ class Generation:
         if (logprobs := answer.wishes.logprobs) is not None:
             told = dict(zip(ids.tolist(), (logits - best.log_sum[row]).tolist(), strict=True))
             answer.logprob, answer.likeliest = told[token], [*told.items()][:logprobs]
-        text = answer.text.take(token)
+        text = answer.take(token)
         if place.history is not None:
             place.history.extend([token])
         said(answer, text)
@@ -304,11 +315,16 @@ class Generation:
     ) -> Candidates:
         """Compute equally many new tokens of consecutive places."""
         starts = [min(len(place.kept), self._context - len(chunk)) for place, chunk in zip(places, chunks, strict=True)]
+        grammars = [place.answer.wishes.grammar if place.answer else None for place in places]
+        allowed = None
+        if chosen and any(grammars):
+            every = np.ones(self._model.vocab, bool)
+            allowed = np.array([every if grammar is None else grammar.allowed for grammar in grammars])
         stream: Array = np.empty((len(places), len(chunks[0]), self._model.hidden), np.float32)
         for place, chunk, start, rows in zip(places, chunks, starts, stream, strict=True):
             self._embedding(chunk, start, rows)
             place.kept[start:] = chunk
-        return self._ranks.compute(places[0].number, stream, starts, chosen=chosen, count=count)
+        return self._ranks.compute(places[0].number, stream, starts, chosen=chosen, count=count, allowed=allowed)
 
     def _choose_scales(self) -> None:
         """Choose an int8 cache's scales by a sample: what begins a text, and words from everywhere in the vocabulary.

@@ -26,7 +26,7 @@ from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.memory import WORDS_KEPT
 
 SMALL_BYTES = 1 << 16  # of embedded rows that go with the word what to compute
-FACTS = 7  # of a pass: that it is one, its shape, and how many candidates a row has
+FACTS = 8  # of a pass: that it is one, its shape, how many candidates a row has, and whether some words are not allowed
 END, PASS, CHANGE = 0, 1, 2  # what rank 0 says: let go, a pass, another plan
 OWN = 2  # numbers that a rank tells of itself behind a pass
 KEPT = 8  # passes of other shapes than a token's are made anew when so many others were in between
@@ -127,11 +127,12 @@ class Ranks:
         stages = share.plan.stages
         self._first = stages[0].ranks
         self._at_work = sorted({rank for stage in stages for rank in stage.ranks})
-        self._words = {rank: words.size for rank, words in enumerate(share.plan.words)}
+        self._words = share.plan.words
 
     def compute(
-        self, first: int, stream: Array, starts: Sequence[int], *, chosen: int, count: int = 1, scales: bool = False
-    ) -> Candidates:
+        self, first: int, stream: Array, starts: Sequence[int], *, chosen: int, count: int = 1, scales: bool = False,
+        allowed: NDArray[np.bool] | None = None,
+    ) -> Candidates:  # fmt: skip
         """Compute new tokens on all ranks.
 
         Parameters
@@ -148,10 +149,12 @@ class Ranks:
             Of candidates a row.
         scales
             Whether an int8 cache's scales are chosen by these rows; before any that is to be kept.
+        allowed : [rows with candidates, vocab]
+            Which words may be candidates; None: all. Sums are of these words, too.
         """
         started, group, (B, S, _) = clock.now(), self._group, stream.shape
         shape = PassShape(first, B, S, B * chosen, scales)
-        self._facts[:FACTS] = PASS, first, B, S, shape.chosen, scales, count
+        self._facts[:FACTS] = PASS, first, B, S, shape.chosen, scales, count, allowed is not None
         self._facts[FACTS : FACTS + B] = starts
         small = stream.nbytes <= SMALL_BYTES
         with_rows = np.concatenate([self._facts.view(np.uint8), stream.reshape(-1).view(np.uint8)]) if small else None
@@ -160,14 +163,17 @@ class Ranks:
             self._direct.send(with_rows if with_rows is not None and first_of_all else self._facts, peer)
             if first_of_all and not small:
                 group.post_send(stream, peer, Tag.PASS)
+            if allowed is not None and (words := self._words[peer]).size:
+                self._direct.send(np.packbits(allowed[:, words.slice], axis=1), peer)
         own = self._pass(shape)
         if group.rank in self._first:
             own.stream[...] = stream
         size = shape.chosen * (1 + 2 * count)
-        told = {peer: np.empty(OWN + size * (self._words[peer] > 0)) for peer in self._at_work if chosen}
+        told = {peer: np.empty(OWN + size * (self._words[peer].size > 0)) for peer in self._at_work if chosen}
         seconds = self._run(own, starts)
         if group.rank in told:
-            told[group.rank] = self._told(own, seconds, count)
+            words = self._words[group.rank]
+            told[group.rank] = self._told(own, seconds, count, None if allowed is None else allowed[:, words.slice])
         self._direct.exchange({}, {peer: message for peer, message in told.items() if peer != group.rank}).run()
         group.finish_sending()
         for peer, message in told.items():
@@ -175,7 +181,7 @@ class Ranks:
         if told:
             self.told_s += self.pass_s
             self.passes_s += clock.now() - started
-        parts = [told[peer][OWN:] for peer in sorted(told) if self._words[peer]]
+        parts = [told[peer][OWN:] for peer in sorted(told) if self._words[peer].size]
         sums = [part[: shape.chosen] for part in parts]
         best = [part[shape.chosen :].reshape(shape.chosen, count, 2) for part in parts]
         return merged([np.empty((shape.chosen, 0, 2)), *best], count, [np.full(shape.chosen, -np.inf), *sums])
@@ -216,7 +222,7 @@ class Ranks:
         group, facts = self._group, self._facts
         while True:
             self._direct.receive(facts, 0)
-            word, first, B, S, chosen, scales, count = (int(fact) for fact in facts[:FACTS])
+            word, first, B, S, chosen, scales, count, held = (int(fact) for fact in facts[:FACTS])
             if word == END:
                 return
             if word == CHANGE:
@@ -228,9 +234,17 @@ class Ranks:
                     self._direct.receive(own.stream, 0)
                 else:
                     group.wait_all([group.post_receive(own.stream, 0, Tag.PASS)])
+            allowed = self._allowed(chosen) if held and self._words[group.rank].size else None
             seconds = self._run(own, [int(start) for start in facts[FACTS : FACTS + B]])
             if chosen and group.rank in self._at_work:
-                self._direct.send(self._told(own, seconds, count), 0)
+                self._direct.send(self._told(own, seconds, count, allowed), 0)
+
+    def _allowed(self, rows: int) -> NDArray[np.bool]:
+        """Return which of this rank's words may be candidates, as rank 0 says."""
+        size = self._words[self._group.rank].size
+        bits = np.empty((rows, -(-size // 8)), np.uint8)
+        self._direct.receive(bits, 0)
+        return np.unpackbits(bits, axis=1, count=size).astype(bool)
 
     def _run(self, own: DecoderPass, starts: Sequence[int]) -> float:
         """Run a pass; return what this rank computed of it."""
@@ -241,7 +255,7 @@ class Ranks:
         self.compute_s += seconds
         return seconds
 
-    def _told(self, own: DecoderPass, seconds: float, count: int) -> Numbers:
+    def _told(self, own: DecoderPass, seconds: float, count: int, allowed: NDArray[np.bool] | None) -> Numbers:
         """Return what rank 0 hears of a pass: this rank's seconds and sent bytes, and the candidates among its words.
 
         Before these of every row the logarithm of the sum of exp(logit), where more than the best is asked for.
@@ -249,6 +263,11 @@ class Ranks:
         of_rank = np.array([seconds, self._group.traffic.sent_bytes])
         if not own.logits:
             return of_rank
+        if allowed is not None:
+            own_first = self._words[self._group.rank].start
+            for first, logits in own.logits:
+                place = first - own_first
+                logits[~allowed[:, place : place + logits.shape[1]]] = -np.inf
         best = best_of([likeliest(logits, count, first) for first, logits in own.logits], count)
         sums = np.full(len(best), -np.inf)
         if count > 1:
@@ -280,8 +299,9 @@ def likeliest(logits: Array, count: int, first: int) -> Numbers:
 
 def log_sum(logits: Array) -> Numbers:
     """Return the logarithm of the sum of exp(logit) of every row, [rows]."""
-    best = logits.max(1, keepdims=True)
-    found: Numbers = (best[:, 0] + np.log(np.exp(logits - best).sum(1, dtype=np.float64))).astype(np.float64)
+    best = logits.max(1, keepdims=True, initial=np.finfo(logits.dtype).min)
+    with np.errstate(divide="ignore"):  # of a rank without a word that is allowed
+        found: Numbers = (best[:, 0] + np.log(np.exp(logits - best).sum(1, dtype=np.float64))).astype(np.float64)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from hepti_mpi.comm.group import Group, library
+from hepti_mpi.comm.group import library
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.decoding.generation import TextAnswer
-from hepti_mpi.decoding.ranks import Ranks
 from hepti_mpi.report.report import FORMAT
 from solver.base import clock
 from solver.base.phrases import counted
@@ -21,7 +19,6 @@ from solver.base.tables import new_table
 from solver.cluster.cluster import MIB
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
-from solver.schedule.decoders.memory import rank_memory
 
 
 def answer_entry(answer: TextAnswer) -> dict[str, Any]:
@@ -44,24 +41,6 @@ def speed(answer: TextAnswer) -> float | None:
     """Return the tokens a second behind the first one; None of an answer that has no other."""
     tokens = len(answer.text.tokens) - 1
     return tokens / answer.decode_s if tokens and answer.decode_s > 0 else None
-
-
-def rank_report(model: Decoder, ranks: Ranks, group: Group) -> dict[str, Any]:
-    """Return what a rank did in all answers."""
-    plan, rank, traffic = ranks.share.plan, group.rank, group.traffic
-    memory = rank_memory(model, plan)[rank]
-    return {
-        "rank": rank,
-        "device": plan.devices[rank],
-        "compute_s": ranks.compute_s,
-        "wait_s": traffic.wait_s,
-        "sent_bytes": traffic.sent_bytes,
-        "received_bytes": traffic.received_bytes,
-        "weights_bytes": memory.weights,
-        "cache_bytes": memory.cache,
-        "memory_bytes": memory.total,
-        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    }
 
 
 def run_report(

@@ -44,6 +44,15 @@ Value = TypeVar("Value")
 BlockWeights = Mapping[str, Array]
 
 
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """What all ranks know of the model before there is a plan."""
+
+    path: Path
+    fingerprint: str
+    spec: ModelSpec
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RankWeights(Generic[Made]):
     """Everything a rank holds: rank 0's embeddings and heads, by name, and what was made of the blocks of a layer."""

@@ -28,6 +28,31 @@ from solver.model.convnet import Box, ConvNet
 from solver.plan.segments import THROUGHPUT, Boxes, Held, SegmentPlan, handed_in, image_on_root, unrolled
 
 
+@dataclass(frozen=True, slots=True)
+class ImageOrder:
+    """Rank 0's word to the others: compute an image, or hold another plan from here on.
+
+    Parameters
+    ----------
+    counts
+        Whether the image counts in the report.
+    tell
+        Whether ranks tell how long they computed.
+    number
+        Of the plans that ranks hold, the one that this is about.
+    stays
+        Nothing is computed: from here on ranks hold that plan alone, or where there is another, that one.
+    plan
+        The other one.
+    """
+
+    counts: bool = True
+    tell: bool = False
+    number: int = 0
+    stays: bool = False
+    plan: SegmentPlan | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RankStep:
     """What a rank does of a segment: an exchange, and the pieces that it computes behind it."""

@@ -75,6 +75,11 @@ class Meter:
         self.received_bytes += other.received_bytes
         self.batches_by_bits += other.batches_by_bits
 
+    def to_table(self) -> dict[str, float]:
+        """Return all sums but those by bits, as reports have them."""
+        names = ("compute_s", "wait_s", "sent_bytes", "received_bytes")
+        return {name: getattr(self, name) for name in names}
+
 
 class Stack:
     """The rank's part of the layers, and the ranks that share them.

@@ -7,26 +7,30 @@ when the session is made. Six weights [1024, 4096] float32 on one x86 core, ms: 
 Attention with 16 heads of 64, one x86 core, ms, numpy / `attend` / `attend_part`, rows by keys: 256 by 256 5.4 / 3.7 /
 4.5, 49 by 256 1.3 / 1.1 / 1.0, 20 by 256 0.80 / 0.63 / 0.51, 49 by 139 0.90 / 0.63 / 0.64, 12 by 12 0.32 / 0.11 / 0.13.
 The residual and its normalisation stay numpy's, 0.45 ms for 256 rows of 1024: SkipLayerNormalization takes 1.34.
+
+onnxruntime is imported when the first session is made: it then has a thread of its own, and what a fork server forked
+behind that would wait for the thread at its end, and abort.
 """
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnxruntime
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from hepti_mpi.base.memory import give_back
 from hepti_mpi.kernels import numpy_kernels
 from hepti_mpi.kernels.products import AddResidual, Backend, Graph, Linear, Norm, Operation, numpy_graph
 from solver.base.arrays import Array, Numbers
-from solver.base.threads import omp_threads
+from solver.base.environment import int8_overflows, omp_threads
+
+if TYPE_CHECKING:
+    import onnxruntime
 
 CONTRIBUTED = "com.microsoft"  # the domain of onnxruntime's own operators
 # Activations as (operator, its domain).
@@ -288,6 +292,8 @@ def make_session(
         Whether `packed` stay where they are, for other sessions, too. Else they are copied, and on x86 laid out anew,
         by which convolutions are 1.25 times as fast: 16 sessions with the same 13 MiB took 400 MiB, and so take 44.
     """
+    import onnxruntime
+
     external = {} if packed is None else packed
     constants = [*constants, *(_external(name, array) for name, array in external.items())]
     graph = helper.make_graph(nodes, "share", inputs, outputs, constants)
@@ -330,20 +336,12 @@ def make_session(
 @cache
 def _share_memory() -> None:
     """Make the memory that sessions use in turn."""
+    import onnxruntime
+
     place = onnxruntime.OrtMemoryInfo(
         "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
     )
     onnxruntime.create_and_register_allocator(place, None)
-
-
-@cache
-def int8_overflows() -> bool:
-    """Return whether sums of int8 products pass through int16 here: on x86 without instructions for dot products.
-
-    Weights as uint8 help, but make a product 2.2 times as slow where there are such instructions.
-    """
-    cpu = Path("/proc/cpuinfo")
-    return platform.machine() in ("x86_64", "AMD64") and not (cpu.is_file() and "vnni" in cpu.read_text())
 
 
 def _rows(name: str, width: int, rows: str = "rows") -> ValueInfoProto:

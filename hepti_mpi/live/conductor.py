@@ -78,6 +78,7 @@ class Conductor:
         self.latest: Sequence[Measured] = ()
         self.decisions: deque[dict[str, Any]] = deque(maxlen=DECISIONS)  # the last ones
         self.decided = 0  # how many there were
+        self.replanned = 0  # how many of them were carried out
 
     @property
     def drift(self) -> Drift:
@@ -243,6 +244,7 @@ class Conductor:
         entry = decision.to_table(self._batches, now - self._started)
         facts = {"line": line, "at_layer": at_layer if self._holds else None}
         self.decided += 1
+        self.replanned += acts
         self.decisions.append(entry | facts | {"solve_s": now - started, "acted": acts})
         return decision if acts else None
 

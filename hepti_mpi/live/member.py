@@ -17,6 +17,7 @@ from hepti_mpi.engine.layers import LayerKernels
 from hepti_mpi.engine.stack import PlanOrder, Stack
 from hepti_mpi.live.change_over import Adopt, Mover, Prepare
 from hepti_mpi.live.monitor import Measured, Monitor, PartialReport
+from hepti_mpi.live.sums import SumsOrder
 from hepti_mpi.live.within_request import HOLDS
 from solver.base import clock
 from solver.plan.plan import Plan
@@ -101,6 +102,8 @@ def follow(group: Group, stack: Stack, member: Member | None = None) -> None:
             stack.run(Batch.of_lengths(word.lengths), None, count=word.count, exact=word.exact, look=look)
             if member:
                 member.ran(word.tell)
+        elif isinstance(word, SumsOrder):
+            group.sums.send(stack.meter, [0])
         elif isinstance(word, PlanOrder):
             stack.follow(word)
         else:

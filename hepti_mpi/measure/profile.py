@@ -41,10 +41,27 @@ DEVIATION = math.pi / math.sqrt(6) / math.log(2)
 
 def fingerprint(spec: ModelSpec, group: Group, backend: str, precision: str = "float32") -> str:
     """Return twelve hex digits of all that a profile is for: hosts, cores, versions, kernels, and the layers' shape."""
-    computes = (backend, precision)
-    threads = os.environ.get("OPENBLAS_NUM_THREADS")
-    hosts = group.on_all(lambda: (host_name(), os.cpu_count(), threads, computes, trial.identity()))
-    facts = (hosts, spec.fingerprint, encoder_blocks(spec)[1].activation, library(), MEASURES)
+    layers = (spec.fingerprint, encoder_blocks(spec)[1].activation)
+    return measured_under(group, "OPENBLAS_NUM_THREADS", layers, MEASURES, (backend, precision))
+
+
+def measured_under(group: Group, threads: str, model: Sequence[str], version: int, *computes: Sequence[str]) -> str:
+    """Return twelve hex digits of what a profile is kept under: hosts, cores, packages, the lab, and what is given.
+
+    Parameters
+    ----------
+    threads
+        The variable that says how many threads kernels take.
+    model
+        What it is measured for.
+    version
+        Of what a profile says.
+    computes
+        What else this rank computes with.
+    """
+    allowed = os.environ.get(threads)
+    hosts = group.on_all(lambda: (host_name(), os.cpu_count(), allowed, *computes, trial.identity(), clock.LAB))
+    facts = (hosts, *model, library(), version)
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 

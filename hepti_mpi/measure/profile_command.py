@@ -14,14 +14,12 @@ from hepti_mpi.measure.profile import profile
 from solver.base.command import Parser, check_path
 from solver.base.errors import HeptiError
 from solver.base.front import program
-from solver.base.hub import refuse_hub_name
 from solver.cluster.cluster import write_cluster
 from solver.model.convnet import ConvNet
 from solver.model.decoder import PRECISIONS, Decoder
-from solver.model.named import named_model
-from solver.model.named_decoders import NAMED_DECODERS
 from solver.model.precision import FLOAT32
 from solver.model.spec import ModelSpec
+from solver.models import decoder_of, encoder_of, kind_of, network_of
 from solver.schedule.decoders.asked import TokenRequest
 
 
@@ -43,7 +41,7 @@ def parser() -> Parser:
     parser = Parser(
         prog=program("python -m hepti_mpi profile"),
         description="Measure every rank's kernels and memory and the links between them, in seconds.",
-        epilog="example: mpirun -np 4 --hostfile pis python -m hepti_mpi profile --model bert-large --out pis.toml",
+        epilog="example: hepti profile --hostfile pis --model bert-large --out pis.toml",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -68,7 +66,7 @@ def run(options: argparse.Namespace, group: Group) -> int:
         model, stored = _described(options.model)
         precision = options.precision or stored
         if precision == "int4" and not isinstance(model, Decoder):
-            raise HeptiError(f"--precision int4 is for language models, {model.name} is none: take int8 or float32")
+            raise HeptiError(f"--precision int4 is for language models, {model.name} is no such: take int8 or float32")
         return model, precision
 
     model, precision = group.from_root(prepare if group.rank == 0 else None)
@@ -96,23 +94,8 @@ def run(options: argparse.Namespace, group: Group) -> int:
 
 def _described(name: str) -> tuple[ModelSpec | ConvNet | Decoder, str]:
     """Return what a file, or a name, describes, and what its weights are held in where nothing else is asked for."""
-    from weights.decoders.file import DecoderFile
-    from weights.file.networks import NetworkFile
-    from weights.file.store import LANGUAGE_MODEL, NETWORK, WeightsFile
-    from weights.formats import model_kind, weights_path
-
-    if name in NAMED_DECODERS:
-        return NAMED_DECODERS[name], TokenRequest().precision
-    refuse_hub_name(name)
-    path = Path(name)
-    if not path.suffix and not path.exists():
-        return named_model(name), FLOAT32.name
-    kind, path = model_kind(path), weights_path(path)
-    if kind == NETWORK:
-        with NetworkFile(path) as network:
-            return network.net, FLOAT32.name
-    if kind == LANGUAGE_MODEL:
-        with DecoderFile(path) as weights:
-            return weights.model, weights.precision
-    with WeightsFile(path) as file:
-        return file.spec, FLOAT32.name
+    kind = kind_of(name)
+    if kind == "decoder":
+        model, precision = decoder_of(name)
+        return model, precision or TokenRequest().precision
+    return (network_of(name) if kind == "network" else encoder_of(name)), FLOAT32.name

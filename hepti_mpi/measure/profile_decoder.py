@@ -8,8 +8,6 @@ for one row, then for two, and so on: between two calls of a graph those of all 
 
 from __future__ import annotations
 
-import hashlib
-import os
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -21,19 +19,19 @@ import numpy as np
 
 from hepti_mpi.base.memory import free_bytes, give_back
 from hepti_mpi.comm.direct import Direct
-from hepti_mpi.comm.group import Group, host_name, library
+from hepti_mpi.comm.group import Group, host_name
 from hepti_mpi.comm.summands import Summands
 from hepti_mpi.comm.wires import EXACT
 from hepti_mpi.decoding.ranks import Embedding, Ranks, merged
 from hepti_mpi.decoding.share import DecoderShare
-from hepti_mpi.kernels import backends, trial
-from hepti_mpi.measure.profile import kinds, names_of, profile_facts
+from hepti_mpi.kernels import backends
+from hepti_mpi.measure.profile import kinds, measured_under, names_of, profile_facts
 from hepti_mpi.measure.profile_kernels import ELEMENTS, measure_unrest, random_numbers
 from hepti_mpi.measure.profile_links import Links, measure_links, measure_messages
 from hepti_mpi.measure.random_decoder import RandomDecoder
 from hepti_mpi.measure.timing import TimedCall, seconds_of
 from solver.base import clock
-from solver.base.threads import omp_threads
+from solver.base.environment import omp_threads
 from solver.cluster.cluster import Cluster, Device
 from solver.cluster.curves import Curve, Kernel, derived_curves
 from solver.cluster.decoder_curves import (
@@ -85,10 +83,7 @@ class DecoderMeasures:
 
 def decoder_fingerprint(model: Decoder, precision: str, group: Group) -> str:
     """Return twelve hex digits of all that a profile is for: hosts, cores, versions, kernels, model and precision."""
-    threads = os.environ.get("OMP_NUM_THREADS")
-    boards = group.on_all(lambda: (host_name(), os.cpu_count(), threads, trial.identity()))
-    facts = (boards, model.fingerprint, precision, library(), DECODER_MEASURES)
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+    return measured_under(group, "OMP_NUM_THREADS", (model.fingerprint, precision), DECODER_MEASURES)
 
 
 def profile_decoder(model: Decoder, precision: str, group: Group) -> Cluster:

@@ -163,7 +163,7 @@ def measure_unrest(width: int, backend: Backend, group: Group) -> tuple[float, f
     product(x)
     group.barrier()
     began, tried = clock.now(), 0
-    while clock.now() - began < TRIAL_S:
+    while not tried or clock.now() - began < TRIAL_S:
         product(x)
         tried += 1
     call_s = (clock.now() - began) / tried

@@ -7,8 +7,6 @@ the graph of all of these nodes is timed by itself: what it takes less is the pr
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +16,10 @@ from itertools import pairwise
 import numpy as np
 
 from hepti_mpi.base.memory import free_bytes, give_back
-from hepti_mpi.comm.group import Group, host_name, library
-from hepti_mpi.kernels import backends, trial
+from hepti_mpi.comm.group import Group, host_name
+from hepti_mpi.kernels import backends
 from hepti_mpi.kernels.slab import Slab
-from hepti_mpi.measure.profile import kinds, names_of, profile_facts
+from hepti_mpi.measure.profile import kinds, measured_under, names_of, profile_facts
 from hepti_mpi.measure.profile_kernels import ELEMENTS, measure_unrest, random_numbers
 from hepti_mpi.measure.profile_links import measure_links, measure_messages
 from hepti_mpi.measure.timing import seconds_of
@@ -57,10 +55,7 @@ class TimedSlab:
 
 def network_fingerprint(net: ConvNet, group: Group) -> str:
     """Return twelve hex digits of all that a profile is for: hosts, cores, versions, kernels, and the network."""
-    threads = os.environ.get("OMP_NUM_THREADS")
-    hosts = group.on_all(lambda: (host_name(), os.cpu_count(), threads, trial.identity()))
-    facts = (hosts, net.fingerprint, library(), NETWORK_MEASURES)
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+    return measured_under(group, "OMP_NUM_THREADS", (net.fingerprint,), NETWORK_MEASURES)
 
 
 def profile_network(net: ConvNet, group: Group) -> Cluster:

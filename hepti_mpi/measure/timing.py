@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from hepti_mpi.comm.group import Group
 from solver.base import clock
-from solver.base.threads import omp_threads
+from solver.base.environment import omp_threads
 
 TimedCall = Callable[[], object]
 
@@ -16,6 +16,7 @@ TimedCall = Callable[[], object]
 ROUNDS = 10
 LEAST_S, MOST_S = 1.0, 5.0
 LEAST_ROUNDS = 3
+TICK_S = 1e-9  # of a call for which no clock has ever moved
 
 
 def seconds_of(calls: Sequence[TimedCall], group: Group) -> tuple[list[float], float]:
@@ -39,12 +40,14 @@ def seconds_of(calls: Sequence[TimedCall], group: Group) -> tuple[list[float], f
         for call, own in zip(calls, samples, strict=True):
             before = time_now()
             call()
-            own.append(time_now() - before)
+            if (taken_s := time_now() - before) > 0:  # a virtual machine's CPU clock may stand still for a moment
+                own.append(taken_s)
         rounds += 1
     pace = (clock.now() - began) / (time_now() - begin)
     # What disturbs a host only ever makes a call longer: medians of single calls differ by a third from one profile to
     # the next, least times by a twentieth. But requests are disturbed, too: by how much, all calls say together (3 to
     # 12 % in the lab).
+    samples = [own or [TICK_S] for own in samples]
     least, usual = [min(own) for own in samples], sum(map(statistics.median, samples))
     return [seconds * usual / sum(least) * pace for seconds in least], pace
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+import argparse
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from hepti_mpi.comm.hosts import Place
 from solver.base.cache import profile_path
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
@@ -43,7 +45,7 @@ class Pace:
 
     @property
     def is_far(self) -> bool:
-        """Whether it was predicted for other boards than these, as it seems."""
+        """Whether the boards are not as they were predicted to be, as it seems."""
         return not 1 / FAR < self.ratio < FAR
 
 
@@ -73,13 +75,28 @@ def decoder_alone(model: Decoder, cluster: Cluster, asked: TokenRequest, positio
     return _best(cluster.names, seconds)
 
 
+def runs_here(devices: Sequence[str], places: Sequence[Place]) -> bool:
+    """Return whether the boards that a plan is for are the hosts that run it, a rank on each."""
+    return list(devices) == [place.host for place in places]
+
+
+def boards_planned_for(options: argparse.Namespace, *, here: bool) -> str:
+    """Return whose seconds are predicted, in words; `here`: as `runs_here` says of a plan for what was measured."""
+    if options.cluster is not None:
+        return f"the boards of {options.cluster}"
+    if options.plan is not None:
+        return f"the boards of {options.plan}"
+    return "these hosts" if here else "these ranks, as if each were a board"
+
+
 def alone_line(
-    pace: Pace, active: Collection[str], alone: BoardAlone | None, boards: str, show: Callable[[float], str]
-) -> str:
+    pace: Pace, active: Collection[str], alone: BoardAlone | None, boards: str, show: Callable[[float], str], *,
+    here: bool,
+) -> str:  # fmt: skip
     """Return the line that holds the split against the best board alone.
 
-    Where the split took what was predicted for it, that is what is compared; else the hosts are not those boards, and
-    the two predictions are.
+    Where the split took what was predicted for it, that is what is compared; else the hosts are busy or freer than they
+    were, and the two predictions are, as they are where other boards are planned for than those that run.
 
     Parameters
     ----------
@@ -89,35 +106,37 @@ def alone_line(
         For which `alone` is predicted.
     show
         Writes seconds, with the unit.
+    here
+        Whether the ranks run on these boards. What one machine takes says nothing of others.
     """
     if len(active) == 1:
         return f"no split: {next(iter(active))} computes all of it alone, {show(pace.seconds)}"
-    split = f"split {show(pace.seconds)}"
     if alone is None:
-        return f"{split}; none of {boards} holds it alone"
+        return f"split {show(pace.seconds)}; none of {boards} holds it alone"
+    if not here:
+        line = f"best single board {show(alone.seconds)} ({alone.name})"
+        if pace.predicted_s is not None:
+            line = f"split {show(pace.predicted_s)}; {line}: {_verdict(pace.predicted_s, alone)}"
+        return f"predicted for {boards}: {line}"
+    split = f"split {show(pace.seconds)}"
     by_predictions = pace.is_far and pace.predicted_s is not None
     seconds = pace.predicted_s if by_predictions and pace.predicted_s else pace.seconds
     split += f", predicted {show(seconds)}" if by_predictions else ""
-    faster = alone.seconds / seconds
-    if faster >= ALIKE:
-        verdict = f"the split is {faster:.1f} times as fast"
-    elif faster <= 1 / ALIKE:
-        verdict = f"one board is {1 / faster:.1f} times as fast: --system single:{alone.name}"
-    else:
-        verdict = "they are alike"
-    verdict += ", by what is predicted" if by_predictions else ""
-    return f"{split}; best single board {show(alone.seconds)} ({alone.name}, predicted for {boards}): {verdict}"
+    best = f"best single board {show(alone.seconds)} ({alone.name}, predicted for {boards})"
+    return f"{split}; {best}: {_verdict(seconds, alone)}" + (", by what is predicted" if by_predictions else "")
 
 
-def doubt(pace: Pace, boards: str, cluster: Cluster | None, *, kept: bool) -> str | None:
-    """Return the note that a prediction was far off, and why that is; None where it was not.
+def doubt(pace: Pace, boards: str, cluster: Cluster | None, *, kept: bool, here: bool) -> str | None:
+    """Return the note that a prediction was far off, and why that is; None where it was not, or is for others.
 
     Parameters
     ----------
     boards
         For which it was.
     cluster
-        What was planned for; `kept`: as it was measured by an earlier run.
+        What was planned for; `kept`: as this run or an earlier one measured it.
+    here
+        Whether the ranks run on these boards.
     """
     if not pace.is_far:
         return None
@@ -125,9 +144,12 @@ def doubt(pace: Pace, boards: str, cluster: Cluster | None, *, kept: bool) -> st
     if kept and cluster is not None and cluster.profile:
         path = profile_path(cluster.profile["fingerprint"])
         when = cluster.profile["date"]
-        why = f"the hosts are busier or freer than they were on {when}; remove {path} to measure them again"
+        busier = "busier" if pace.ratio > 1 else "freer"
+        why = f"the hosts are {busier} than when they were measured, {when}; remove {path} to measure them again"
+    elif here:
+        why = f"the hosts are not as {boards.removeprefix('the boards of ')} says; hepti profile measures them"
     else:
-        why = f"{boards.removesuffix(', not these hosts')} are not these hosts, which hepti profile measures"
+        return None
     return f"{times} as predicted: {why}"
 
 
@@ -149,6 +171,15 @@ def tokens_a_second(seconds: float) -> str:
 def images_a_second(seconds: float) -> str:
     """Write the mean seconds of many images."""
     return f"{1 / seconds:.2f} images a second"
+
+
+def _verdict(split_s: float, alone: BoardAlone) -> str:
+    faster = alone.seconds / split_s
+    if faster >= ALIKE:
+        return f"the split is {faster:.1f} times as fast"
+    if faster <= 1 / ALIKE:
+        return f"one board is {1 / faster:.1f} times as fast: --system single:{alone.name}"
+    return "they are alike"
 
 
 def _best(names: Iterable[str], seconds: Callable[[str], float]) -> BoardAlone | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +13,6 @@ from rich.text import Text
 
 from hepti_mpi.comm.group import library
 from hepti_mpi.comm.hosts import Place
-from hepti_mpi.engine.stack import Meter
 from hepti_mpi.report.report import FORMAT
 from hepti_mpi.requests.answers import Tally
 from solver.base import clock
@@ -25,7 +23,6 @@ from solver.model.convnet import ConvNet
 from solver.model.operators import flop
 from solver.plan.segment_file import segments_to_json
 from solver.plan.segments import SegmentPlan
-from solver.schedule.segment_steps import weights_of
 
 
 def network_report(
@@ -50,21 +47,6 @@ def network_report(
         "per_rank": [entry | {"host": place.host} for entry, place in zip(ranks, places, strict=True)],
         "plan": json.loads(segments_to_json(net, plan)),
         "replans": [],
-    }
-
-
-def network_rank_report(net: ConvNet, plan: SegmentPlan, meter: Meter, rank: int) -> dict[str, Any]:
-    """Return what a rank did in all images that count."""
-    return {
-        "rank": rank,
-        "device": plan.devices[rank],
-        "backend": "onnxruntime",
-        "compute_s": meter.compute_s,
-        "wait_s": meter.wait_s,
-        "sent_bytes": meter.sent_bytes,
-        "received_bytes": meter.received_bytes,
-        "weights_bytes": weights_of(net, plan)[rank],
-        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }
 
 
@@ -95,10 +77,14 @@ def show_network(console: Console, report: Mapping[str, Any], net: ConvNet, plan
         )
     console.print(table)
     line = Text.assemble((f"{1e3 * report['seconds_median']:.1f} ms", "bold"), " an image")
+    if images > 1:
+        line.append(", the median")
     if report["predicted_seconds"] is not None:
         line.append(f", predicted {1e3 * report['predicted_seconds']:.1f} ms for {report['predicted_for']}")
     if images > 1:
         line.append(f"; {report['requests_per_s']:.2f} images a second")
+        # Which is less than the median says: an image is read before, and its answer written behind.
+        line.append(" over the whole run, reading and writing included" * (report["predicted_requests_per_s"] is None))
     if report["predicted_requests_per_s"] is not None:
         line.append(f", predicted {report['predicted_requests_per_s']:.2f} for {report['predicted_for']}")
     console.print(line)

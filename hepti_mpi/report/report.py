@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hepti_mpi.comm.group import library
@@ -16,31 +15,13 @@ from hepti_mpi.kernels.backends import of_all
 from hepti_mpi.requests.answers import Tally
 from solver.base import clock
 from solver.cluster.cluster import Cluster
-from solver.model.precision import PRECISIONS
 from solver.model.spec import ModelSpec
 from solver.plan.file import plan_to_json
-from solver.plan.holdings import weights_bytes
 from solver.plan.plan import Plan
 from solver.schedule.stages import predict_plan, price_plan
 
 FORMAT = "hepti-report/1"
 SHOWN = 20  # decisions about a plan that lives in a status, which may be asked for every second
-
-
-def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return what this rank did in all requests that count."""
-    return {
-        "rank": rank,
-        "device": plan.devices[rank],
-        "backend": options.backend,
-        "compute_s": meter.compute_s,
-        "wait_s": meter.wait_s,
-        "sent_bytes": meter.sent_bytes,
-        "received_bytes": meter.received_bytes,
-        "batches_by_bits": {str(bits): count for bits, count in meter.batches_by_bits.items()},
-        "weights_bytes": weights_bytes(spec, plan, rank, PRECISIONS[options.precision]),
-        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    }
 
 
 def job_report(
@@ -72,31 +53,25 @@ def job_report(
 
 
 def job_status(
-    model: str, plan: str, tally: Tally, meter: Meter, last: Sequence[tuple[float, float]], replans: Sequence[Any]
+    model: str, plan: str, tally: Tally, meters: Mapping[int, Meter], replans: Sequence[Any], replanned: int
 ) -> dict[str, Any]:
-    """Return what a job that serves says of itself, which costs no message.
+    """Return what a job that serves says of itself.
 
     Parameters
     ----------
     plan
         As JSON.
-    meter
-        Rank 0's: what others did in sum they tell in the end alone.
-    last
-        Of every rank compute and wait in the last batch, or image, of which all have told; none where nobody tells.
+    meters
+        Of the ranks that have told what they did.
     replans
         All decisions that are kept.
+    replanned
+        How many decisions have changed the plan.
     """
     table = json.loads(plan)
     ranks = [{"rank": rank, "device": device} for rank, device in enumerate(table["devices"])]
-    ranks[0] |= {
-        "compute_s": meter.compute_s,
-        "wait_s": meter.wait_s,
-        "sent_bytes": meter.sent_bytes,
-        "received_bytes": meter.received_bytes,
-    }
-    for rank, (compute_s, wait_s) in zip(ranks, last, strict=False):
-        rank |= {"last_compute_s": compute_s, "last_wait_s": wait_s}
+    for rank, meter in meters.items():
+        ranks[rank] |= meter.to_table()
     return {
         "model": model,
         "plan": table,
@@ -104,6 +79,7 @@ def job_status(
         "tokens": tally.tokens,
         "ranks": ranks,
         "replans": [*replans][-SHOWN:],
+        "replanned": replanned,
     }
 
 

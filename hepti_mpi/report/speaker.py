@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from hepti_mpi.comm.hosts import Place, describe, warnings
 from hepti_mpi.report import tables
 from solver.base.phrases import counted
+from solver.base.progress import progress
+
+# Of a label and bytes: a bar, and what is called with the bytes that are done.
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 class Speaker:
@@ -25,6 +31,15 @@ class Speaker:
         """Tell a line."""
         # What reads a pipe has whole lines; on a terminal they end between words.
         self.console.print(line, soft_wrap=not self.console.is_terminal)
+
+    def introduce(self, places: Sequence[Place], notes: Sequence[str] = ()) -> None:
+        """Tell where ranks run, and what goes with it; once nothing is refused, or hosts are to be measured."""
+        self.say(describe(places))
+        self.note([*warnings(places), *notes])
+
+    def progress(self, label: str, total: int, unit: str = "bytes") -> AbstractContextManager[Callable[[int], None]]:
+        """Show how far something is, of so many bytes or whatever `unit` says."""
+        return progress(label, total, console=self.console, unit=unit)
 
     def wrote(self, answers: int, path: Path) -> None:
         """Tell how many answers are in a file."""

@@ -14,14 +14,13 @@ from rich.text import Text
 from hepti_mpi.base.launcher import straight_to
 from hepti_mpi.requests.inputs import Request
 from solver.base.phrases import counted
-from solver.base.tables import new_table
+from solver.base.tables import new_console, new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.blocks import Cut
 from solver.model.sublayers import LEGEND
 from solver.plan.plan import BlockPlan, Plan
 
 LABELS_SHOWN = 3  # of a request, the likeliest; a file has five
-WIDTH = 110  # where there is no terminal to ask
 
 
 def terminal(stderr: bool) -> Console:
@@ -34,14 +33,20 @@ def terminal(stderr: bool) -> Console:
     where = straight_to(number) if started_by_mpi else number
     width, file = 0, None
     if where is not None and os.isatty(where):
-        width = os.get_terminal_size(where).columns
+        width = _told_width() or os.get_terminal_size(where).columns
         # Bars, which have no line end; tables on standard output stay in order with what mpirun forwards.
         file = os.fdopen(where, "w", encoding="utf-8") if started_by_mpi and stderr else None
     # No markup, no emoji: brackets and colons in a person's texts stay what they are.
-    return Console(
+    return new_console(
         stderr=stderr, file=file, highlight=False, markup=False, emoji=False, force_terminal=width > 0,
-        width=width or WIDTH,
+        width=width or None,
     )  # fmt: skip
+
+
+def _told_width() -> int:
+    """Return the width that COLUMNS tells; 0 where it tells none."""
+    told = os.environ.get("COLUMNS", "")
+    return int(told) if told.isdigit() else 0
 
 
 def show_answers(console: Console, requests: Sequence[Request], answers: Sequence[dict[str, Any]]) -> None:
@@ -64,8 +69,8 @@ def show_answers(console: Console, requests: Sequence[Request], answers: Sequenc
 
 
 def _name(request: Request) -> str:
-    """Return a request as a person knows it; what was left out of a text that is too long is said."""
-    name = request.text or str(request.id)
+    """Return a request by its id, as in files, and its text; what was left out of one that is too long is said."""
+    name = f"[{request.id}] {request.text}" if request.text else str(request.id)
     return f"{name} (cut at {counted(request.rows, 'token')})" if request.truncated else name
 
 

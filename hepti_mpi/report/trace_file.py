@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace, chrome_trace
-from hepti_mpi.requests.outputs import write_json
 
 
 def write_trace(path: Path, devices: Sequence[str], trace: Trace, group: Group) -> None:
@@ -21,5 +19,10 @@ def write_trace(path: Path, devices: Sequence[str], trace: Trace, group: Group) 
     """
     ahead_s = group.clock_ahead()
     traces = group.on_all(lambda: trace.shifted(ahead_s))
-    write = partial(write_json, path)
-    group.from_root((lambda: write(chrome_trace(devices, traces))) if group.rank == 0 else None)
+
+    def write() -> None:
+        from hepti_mpi.requests.outputs import write_json  # with tokenizers, which rank 0 alone has
+
+        write_json(path, chrome_trace(devices, traces))
+
+    group.from_root(write if group.rank == 0 else None)

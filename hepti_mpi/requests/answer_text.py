@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from solver.base.errors import HeptiError
-from weights.inputs.tokenize import TextStream
+
+if TYPE_CHECKING:  # ranks other than 0, which read the command line, have no tokenizers
+    from weights.inputs.tokenize import TextStream
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,20 +69,20 @@ class AnswerText:
         self.text = ""  # given out so far
         self.finish_reason: str | None = None  # "stop" or "length", once it has ended
 
-    def take(self, token: int) -> str:
+    def take(self, token: int, *, completes: bool = False) -> str:
         """Take the next token; return the text that it lets out, whole once the answer has ended.
 
-        The token that ends an answer belongs to its tokens, but has no text.
+        The token that ends an answer belongs to its tokens, but has no text; one that `completes` it has.
         """
         self.tokens.append(token)
         eos = token in self._ending.eos
-        last = eos or len(self.tokens) == self._ending.tokens
+        last = eos or completes or len(self.tokens) == self._ending.tokens
         if self._stream is not None:
             self._held += "" if eos else self._stream.step(token)
             self._held += self._stream.rest() if last else ""
         out, stopped = self._let_out(everything=last)
         if last or stopped:
-            self.finish_reason = "stop" if eos or stopped else "length"
+            self.finish_reason = "stop" if eos or completes or stopped else "length"
         self.text += out
         return out
 

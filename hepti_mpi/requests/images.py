@@ -173,7 +173,7 @@ def _opened(file: Path | bytes) -> Iterator[Image.Image]:
         try:
             opened = _open_data(file) if isinstance(file, bytes) else _open_path(file)
         except UnidentifiedImageError:
-            raise HeptiError(f"cannot read {_name(file)}: it is none") from None
+            raise HeptiError(f"cannot read {_name(file)}: it is no image") from None
         with opened:
             yield opened
 

@@ -23,6 +23,7 @@ from hepti_mpi.requests.service_lines import Complaint, ServiceLines
 from hepti_mpi.requests.stdin import read_lines
 from solver.base.errors import HeptiError, explained
 from solver.model.decoder import Decoder
+from weights.inputs.json_grammar import JsonGrammar, JsonGrammars, check_model
 from weights.inputs.templates import ChatTemplate, Turn
 from weights.inputs.tokenize import PromptTokenizer
 
@@ -43,6 +44,8 @@ class Wishes:
         How many of the likeliest tokens are told with every token, and its own logarithm of probability; None: nothing.
     stream
         Whether every token is told as it comes.
+    grammar
+        Of answers that are JSON: which tokens may come behind those said. It is one answer's, and goes on with it.
 
     Raises
     ------
@@ -55,6 +58,7 @@ class Wishes:
     said: tuple[int, ...] = ()
     logprobs: int | None = None
     stream: bool = False
+    grammar: JsonGrammar | None = None
 
     def __post_init__(self) -> None:
         if self.logprobs is not None and not 0 <= self.logprobs <= CANDIDATES:
@@ -84,6 +88,7 @@ WISHES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "said": ((list,), "a list of tokens"),
     "logprobs": ((int,), "an integer"),
     "stream": ((bool,), "true or false"),
+    "schema": ((dict,), "a JSON schema, as an object"),
 }
 
 
@@ -124,6 +129,7 @@ class PromptReader:
         self._context = context
         self._tokenizer = tokenizer
         self._template = template
+        self._grammars: JsonGrammars | None = None  # of 128 k tokens made in half a second, where somebody asks
         self._reader = LineReader[Prompt](complain, by_id=by_id)
 
     def texts(self, texts: Iterable[str]) -> list[Prompt]:
@@ -198,8 +204,17 @@ class PromptReader:
             raise HeptiError("stop strings need a tokenizer, the weights came without")
         drawn = {key: said[key] for key in ("temperature", "top_p", "top_k", "seed") if key in said}
         return Wishes(
-            ending, replace(sampling, **drawn), tuple(before), said.get("logprobs"), stream=said.get("stream", False)
-        )
+            ending, replace(sampling, **drawn), tuple(before), said.get("logprobs"), said.get("stream", False),
+            None if "schema" not in said else self._grammar(said["schema"], before),
+        )  # fmt: skip
+
+    def _grammar(self, schema: Mapping[str, Any], said: Sequence[int]) -> JsonGrammar:
+        """Return which tokens an answer may have that is JSON of a schema, and begins with some."""
+        check_model(self._model, self._tokenizer)
+        if self._grammars is None:
+            assert self._tokenizer is not None
+            self._grammars = JsonGrammars(self._tokenizer.to_text(), self._model.vocab, self._model.eos)
+        return self._grammars.of(schema, said)
 
     def _text(self, name: str | int, text: Any) -> Prompt:
         if not isinstance(text, str):

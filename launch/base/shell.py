@@ -10,14 +10,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 from solver.base import clock
 from solver.base.errors import HeptiError
-from solver.base.stopping import SIGNALS
+from solver.base.stopping import SIGNALS, whole
 
 Command = Sequence[str]
 Process = subprocess.Popen[str]
@@ -79,9 +79,43 @@ def start(command: Command) -> Process:
 async def start_streamed(command: Command, environment: Mapping[str, str]) -> StreamedProcess:
     """Start a program to talk to in an event loop, over its three streams. A terminal's Ctrl-C is for us alone."""
     pipe = subprocess.PIPE
-    return await asyncio.create_subprocess_exec(
-        *command, env=dict(environment), stdin=pipe, stdout=pipe, stderr=pipe, process_group=0, limit=LONGEST_LINE
-    )
+    with whole():
+        return await asyncio.create_subprocess_exec(
+            *command, env=dict(environment), stdin=pipe, stdout=pipe, stderr=pipe, process_group=0, limit=LONGEST_LINE
+        )
+
+
+async def carry(command: Command, source: Iterable[bytes] = (), timeout_s: float = 60.0) -> tuple[int, str, str]:
+    """Run a command that may fail, and hand it bytes; return its exit code, output and error output.
+
+    It ends with us, and when the task that waits for it is cancelled. `timeout_s` as for `attempt`.
+    """
+    try:
+        process = await start_streamed(command, environment())
+    except OSError as error:
+        return 127, "", f"{command[0]}: {error.strerror}"
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said = [asyncio.create_task(stream.read()) for stream in (process.stdout, process.stderr)]
+    try:
+        async with asyncio.timeout(timeout_s / clock.SCALE):
+            with suppress(BrokenPipeError, ConnectionResetError):  # it has ended, and says why
+                for chunk in source:
+                    process.stdin.write(chunk)
+                    await process.stdin.drain()
+            process.stdin.close()
+            out, error_output = [(await stream).decode(errors="replace") for stream in said]
+            return await process.wait(), out, error_output
+    except TimeoutError:
+        return 124, "", f"no answer within {timeout_s:g} s"
+    finally:
+        for stream in said:
+            stream.cancel()
+        if process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with what it has started: it is alone in its group
+            await process.wait()
 
 
 def start_logged(command: Command, environment: Mapping[str, str], log: Path) -> Process:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.text import Text
 
-from solver.base.tables import FittedTable
+from solver.base.tables import FittedTable, new_console
 
 # Columns of words; all others are of numbers.
 WORDS = (
@@ -42,4 +41,9 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
             table.add_column(column, justify="right", overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(width=None if Console().is_terminal else 132).print(table)
+    new_console().print(table)
+
+
+def tell(line: str) -> None:
+    """Print a sentence beside tables, as wide as these."""
+    new_console().print(Text(line))

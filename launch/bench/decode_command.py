@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.base.plot import PlottedCurve, draw
-from launch.base.tables import show
+from launch.base.tables import show, tell
 from launch.bench.decode import SINGLE, Ours, Rival, compete, fastest, report_facts, row_name, tasks
 from launch.bench.decode_peers import MODES, Dllama, LlamaCpp
 from launch.compare.compare import last_words
@@ -41,7 +41,7 @@ def _peer(text: str) -> tuple[str, Path]:
     if name not in PEERS:
         raise argparse.ArgumentTypeError(f"there is no peer {name!r}{did_you_mean(name, PEERS)}")
     if not sign or (program := shutil.which(place)) is None:
-        raise argparse.ArgumentTypeError(f"{name} needs a program, {name}=PATH: {place!r} is none")
+        raise argparse.ArgumentTypeError(f"{name} needs a program, {name}=PATH: there is none at {place!r}")
     return name, Path(program).absolute()
 
 
@@ -190,10 +190,10 @@ def print_tables(report: Report) -> None:
         show("Not in the tables", ["system", "boards", "why"], rows)
     done, asked = report["runs"], report["runs_asked"]
     so_far = "" if done == asked else f"{done} of "
-    print(f"Medians and quartiles of {so_far}{counted(asked, 'round')}, ratios within a round.")
-    print(f"Same: so many first tokens as of {over}.")
-    print("Overhead: ms of a token beyond its share of its family's one board, of even boards.")
-    print("dllama spins or blocks while it waits; its prompt is without the step that chooses a token.")
+    tell(f"Medians and quartiles of {so_far}{counted(asked, 'round')}, ratios within a round.")
+    tell(f"Same: so many first tokens as of {over}.")
+    tell("Overhead: ms of a token beyond its share of its family's one board, of even boards.")
+    tell("dllama spins or blocks while it waits; its prompt is without the step that chooses a token.")
 
 
 def heading(report: Report) -> str:
@@ -283,8 +283,8 @@ SUITE = Suite(
     name="decode",
     text="language models: our systems and their peers, tokens a second and the prompt",
     example="""examples, as root:
-  python -m launch bench decode --cluster mixed4 --out results
-  python -m launch bench decode --peer dllama=PATH/dllama --peer llamacpp=VENV/bin/python
+  hepti bench decode --cluster mixed4 --out results
+  hepti bench decode --peer dllama=PATH/dllama --peer llamacpp=VENV/bin/python
 """,
     add_options=_add_options,
     measure=_measure,

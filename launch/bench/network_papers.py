@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from launch.base.plot import PlottedCurve, draw
-from launch.base.tables import show
+from launch.base.tables import show, tell
 from launch.bench.paper import Point, lab_under, without_samples
 from launch.compare.compare import Contest, compare
+from launch.compare.entrants import SINGLE
 from launch.compare.model import BenchNetwork
-from launch.compare.networks import SINGLE
 from launch.compare.stage import BenchHosts
 from solver.base.clock import at_scale
 from solver.base.errors import HeptiError
@@ -161,10 +161,10 @@ def print_network_tables(found: Mapping[str, Any], runs: int, repeat: int) -> No
         title = f"{curve['model']} by CoEdge on {curve['cluster']}: joules an image as planned, shares of the rows in %"
         show(title, *energy_cells(curve))
         if curve["missed_s"]:
-            print(f"No plan before {', '.join(f'{1e3 * missed_s:.0f}' for missed_s in curve['missed_s'])} ms.")
+            tell(f"No plan before {', '.join(f'{1e3 * missed_s:.0f}' for missed_s in curve['missed_s'])} ms.")
     if found.get("energy"):
         less, more = (f"{100 * part:.1f}" for part in PUBLISHED_SAVING)
-        print(f"Published: {less} to {more} % less energy than what was usual; here beside the least latency.")
+        tell(f"Published: {less} to {more} % less energy than what was usual; here beside the least latency.")
 
 
 def edgeld_cells(results: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:

@@ -254,7 +254,7 @@ def _points(entries: Sequence[dict[str, Any]], key: str) -> tuple[list[float], l
 SUITE = Suite(
     name="offload",
     text="what two devices gain over one, beside the published figures",
-    example="example, as root: python -m launch bench offload --out results",
+    example="example, as root: hepti bench offload --out results",
     add_options=_add_options,
     measure=bench_offload,
     show=print_tables,

@@ -217,8 +217,8 @@ SUITE = Suite(
     name="paper",
     text="latency, throughput and memory of all systems, beside published figures",
     example="""examples, as root:
-  python -m launch bench paper --figures latency --layers 4 --out results
-  python -m launch bench paper --figures edgeld --runs 5 --out results
+  hepti bench paper --figures latency --layers 4 --out results
+  hepti bench paper --figures edgeld --runs 5 --out results
 """,
     add_options=_add_options,
     measure=_measure,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from itertools import accumulate, pairwise
 from pathlib import Path
 
-from launch.base.plot import PlottedCurve, draw
+from launch.base.plot import PlottedCurve, ShadedSpan, draw
 from launch.base.tables import show
 from launch.base.titles import heading
-from launch.bench.shift import ORACLE, STRATEGIES, bench_shift
+from launch.bench.shift import ORACLE, STRATEGIES, WARMUP, bench_shift
 from launch.compare.model import model_of
 from launch.compare.stage import lab_of
 from launch.compare.suite import Report, Suite, add_list, at_least
@@ -64,19 +65,29 @@ def print_tables(report: Report) -> None:
 
 
 def draw_picture(report: Report, _: Path, out: Path) -> None:
-    """Draw the latency of every request under every strategy."""
+    """Draw the latency of every request under every strategy, the lab's states, and where plans changed."""
     curves = [
-        PlottedCurve(entry["system"], list(range(len(entry["latency_s"]))), [1e3 * s for s in entry["latency_s"]])
+        PlottedCurve(
+            entry["system"],
+            range(len(entry["latency_s"])),
+            [1e3 * seconds for seconds in entry["latency_s"]],
+            changes=[replan["after_requests"] - WARMUP for replan in entry["replans"] if replan["taken"]],
+        )
         for entry in report["results"]
     ]
-    names = ", ".join(phase["name"] for phase in report["phases"] if phase["name"] != "calm")
-    draw(f"{heading(report)}\none run of every strategy", [(names, "request", curves)], "ms", out / "shift.png")
+    ends = [*accumulate((phase["requests"] for phase in report["phases"]), initial=0)]
+    states = [
+        ShadedSpan(phase["name"], start - 0.5, end - 0.5)
+        for phase, (start, end) in zip(report["phases"], pairwise(ends), strict=True)
+    ]
+    title = f"{heading(report)}\none run of every strategy; grey: states of the lab other than calm"
+    draw(title, [("", "request", curves)], "ms", out / "shift.png", states)
 
 
 SUITE = Suite(
     name="shift",
     text="latency while devices and links change, for plans that stay or follow",
-    example="example, as root: python -m launch bench shift --model bert-large-8.h5 --out results",
+    example="example, as root: hepti bench shift --model bert-large-8.h5 --out results",
     add_options=_add_options,
     measure=_measure,
     show=print_tables,

@@ -13,9 +13,9 @@ from pathlib import Path
 from launch.base.titles import heading
 from launch.compare.checkout import checkout
 from launch.compare.compare import Contest, compare
-from launch.compare.entrants import Kernels
+from launch.compare.entrants import SINGLE, Kernels
 from launch.compare.model import BenchNetwork, bench_model, bench_network, check_model, decoupled_model
-from launch.compare.networks import SINGLE, SPLITS, is_single
+from launch.compare.networks import SPLITS, is_single
 from launch.compare.plot import plot_bars, plot_trace
 from launch.compare.show import comparison_markdown, print_comparison, variant
 from launch.compare.stage import BenchHosts, hosts_stage, lab_stage
@@ -175,10 +175,10 @@ SUITE = Suite(
     name="compare",
     text="systems, kernels, wires and single devices side by side",
     example="""examples:
-  python -m launch bench compare --cluster mixed4 --layers 4 --out results       # as root
-  python -m launch bench compare --hostfile pis --model bert-large.h5 --systems hepti,megatron
-  python -m launch bench compare --cluster pi4x4 --model resnet50 --systems hepti,coedge,single:pi-0
-  git worktree add /tmp/before HEAD~20; python -m launch bench compare --systems hepti --against /tmp/before
+  hepti bench compare --cluster mixed4 --layers 4 --out results       # as root
+  hepti bench compare --hostfile pis --model bert-large.h5 --systems hepti,megatron
+  hepti bench compare --cluster pi4x4 --model resnet50 --systems hepti,coedge,single:pi-0
+  git worktree add ../before HEAD~20; hepti bench compare --systems hepti --against ../before
 """,
     add_options=_add_options,
     measure=_measure,

@@ -21,6 +21,8 @@ from solver.schedule.stages import price_plan
 from solver.show.advice import bounds
 from solver.systems import DECOUPLED, make_plan
 
+SINGLE = "single"  # on the device that is predicted to be fastest
+
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
@@ -124,6 +126,8 @@ def planned(
     found: list[Entrant] = []
     absent: list[Absent] = []
     for system, (kernels, cluster), wire in product(systems, clusters.items(), wires):
+        if system == SINGLE and wire != wires[0]:  # it sends nothing
+            continue
         entry, spec = RowName(system, kernels, wire), asked
         if system == DECOUPLED and beside is not None:
             entry, spec = RowName(f"{system}:{beside.name}", kernels, wire, beside.name), beside

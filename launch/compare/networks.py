@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from launch.compare.entrants import Absent, Entrant, Kernels, RowName
+from launch.compare.entrants import SINGLE, Absent, Entrant, Kernels, RowName
+from launch.compare.results import of_rounds
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
-from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segment_file import segments_to_json
@@ -24,7 +24,6 @@ from solver.show.network_facts import network_bounds, priced_network
 from solver.systems.convnets import SYSTEMS, plan_network
 from solver.systems.named import ALONE
 
-SINGLE = "single"  # on the device that is predicted to be fastest; and `single:`, on each
 SPLITS = tuple(name for name in SYSTEMS if name != SINGLE)
 
 
@@ -87,12 +86,8 @@ def beside_best_single(results: Sequence[dict[str, Any]], rounds: int) -> dict[s
     if not singles:
         return {"results": list(results), "best_single": None}
     best = min(singles, key=lambda row: float(row["median_s"]))
-    best_s, rows = _of_rounds(best, rounds), []
+    best_s, rows = of_rounds(best, rounds), []
     for row in results:
-        low, median, high = np.quantile(best_s / _of_rounds(row, rounds), (0.25, 0.5, 0.75)).tolist()
+        low, median, high = np.quantile(best_s / of_rounds(row, rounds), (0.25, 0.5, 0.75)).tolist()
         rows.append({**row, "times_single": median, "times_single_low": low, "times_single_high": high})
     return {"results": rows, "best_single": f"{ALONE}{best['active'][0]}"}
-
-
-def _of_rounds(row: Mapping[str, Any], rounds: int) -> Floats:
-    return np.median(np.reshape(row["seconds"], (rounds, -1)), axis=1)

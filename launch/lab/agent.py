@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from launch.base.shell import Command
 from launch.lab.lab import Host, Lab
 from launch.lab.limits import Cgroups
-from solver.base.clock import SCALE_VARIABLE
+from solver.base.clock import LAB_VARIABLE, SCALE_VARIABLE
 
 # The name of the environment variable that says which run a process belongs to.
 RUN = "HEPTI_LAB_RUN"
@@ -37,7 +37,7 @@ for group in {groups}; do
     mkdir -p "$group" && echo $$ > "$group/cgroup.procs" || exit 1
 done
 export OMP_NUM_THREADS=$threads OPENBLAS_NUM_THREADS=$threads MKL_NUM_THREADS=$threads
-export {SCALE_VARIABLE}={lab.scale!r}
+export {SCALE_VARIABLE}={lab.scale!r} {LAB_VARIABLE}={lab.identity}
 export TMPDIR={lab.directory}/tmp/$host
 exec nsenter --net=/run/netns/{lab.namespace_prefix}$host unshare --uts --mount bash -c \\
     "hostname $host && mount --bind {lab.directory}/hosts /etc/hosts{ssh} || exit 1

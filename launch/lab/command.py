@@ -6,7 +6,6 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from launch.base import shell
 from launch.base.tables import show
@@ -25,10 +24,10 @@ SETTINGS = ("cpu", "gflops", "bandwidth_mbps", "memory_gib")
 CPU_LIMITS = (1e-3, 100.0)
 EXAMPLE = """\
 example, as root:
-  python -m launch lab up mixed4        # four unequal boards on this machine; or any cluster file
-  python -m launch lab run mixed4 -- python -m hepti_mpi --model bert-large.h5 --random 256
-  python -m launch lab set mixed4 pi-1 cpu=25% bandwidth_mbps=240 memory_gib=1
-  python -m launch lab down mixed4
+  hepti lab up mixed4        # four unequal boards on this machine; or any cluster file
+  hepti lab run mixed4 -- python -m hepti_mpi --model bert-large.h5 --random 256
+  hepti lab set mixed4 pi-1 cpu=25% bandwidth_mbps=240 memory_gib=1
+  hepti lab down mixed4
 """
 
 
@@ -57,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         type=float,
         help="fraction of the file's speeds to run at (default: what this machine carries)",
     )
-    parser.add_argument("--ssh", action="store_true", help="start a real sshd on every host")
+    parser.add_argument("--ssh", action="store_true", help="start a real sshd on every host, with a disk of its own")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser = add("down", _down, "end a lab and remove all of it, also after a crash")
     parser.add_argument("lab", metavar="LAB")
@@ -67,9 +66,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = add("set", _set, "change a host while it runs: cpu=25% gflops=33 bandwidth_mbps=240 memory_gib=1")
     parser.add_argument("words", metavar="[LAB] HOST KEY=VALUE", nargs="+")
     for name, function, text in (
-        ("cut", partial(_plug, connected=False), "unplug a host's network cable"),
-        ("mend", partial(_plug, connected=True), "plug it in again"),
+        ("cut", _changing(lambda host: replace(host, connected=False)), "unplug a host's network cable"),
+        ("mend", _changing(lambda host: replace(host, connected=True)), "plug it in again"),
+        (
+            "fill",
+            _changing(lambda host: replace(host, full=True)),
+            "fill a host's disk, for its temporary files (up --ssh)",
+        ),
+        ("clear", _changing(lambda host: replace(host, full=False)), "give it its space back"),
         ("kill", _kill, "kill every process on a host"),
+        ("boot", _boot, "start a host's sshd again that was killed (up --ssh)"),
     ):
         parser = add(name, function, text)
         parser.add_argument("words", metavar="[LAB] HOST", nargs="+")
@@ -140,23 +146,28 @@ def _status(options: argparse.Namespace) -> int:
             )
         )
         return 0
-    columns = ["host", "address", "GFLOP/s", "cpu", "Mbps", "memory GiB", "used GiB", "processes", "cable"]
+    columns = ["host", "asked GFLOP/s", "cores", "asked Mbps", "memory GiB", "used GiB", "processes", "state"]
     rows = [
         [
             host.name,
-            host.address,
             f"{host.compute_flop_per_s / 1e9:.1f}",
-            f"{host.cpu:.0%}",
+            f"{host.cores:.1%}",
             f"{host.bandwidth_bytes_per_s * 8 / 1e6:.0f}",
             f"{host.memory_bytes / GIB:.2f}",
             f"{use['memory_used_gib']:.2f}",
             f"{use['processes']}",
-            "in" if host.connected else "cut",
+            _state(host),
         ]
         for host, use in zip(lab.hosts, used, strict=True)
     ]
     show(f"{lab.title}, started by {lab.started}", columns, rows)
     return 0
+
+
+def _state(host: Host) -> str:
+    """Return what is not as `lab up` made it, in the words of `lab set` and its like."""
+    slowed = [f"cpu={host.cpu:.0%}"] * (host.cpu != 1)
+    return ", ".join(slowed + ["cable cut"] * (not host.connected) + ["disk full"] * host.full)
 
 
 def _host(host: Host) -> dict[str, object]:
@@ -165,9 +176,11 @@ def _host(host: Host) -> dict[str, object]:
         "address": host.address,
         "gflops": host.compute_flop_per_s / 1e9,
         "cpu": host.cpu,
+        "cores": host.cores,
         "bandwidth_mbps": host.bandwidth_bytes_per_s * 8 / 1e6,
         "memory_gib": host.memory_bytes / GIB,
         "connected": host.connected,
+        "disk_full": host.full,
     }
 
 
@@ -203,15 +216,25 @@ def apply_setting(host: Host, setting: str) -> Host:
     return replace(host, **fields)
 
 
-def _plug(options: argparse.Namespace, *, connected: bool) -> int:
-    lab, host = _lab_and_host(options.words)
-    lab_up.change(lab, replace(host, connected=connected))
-    return 0
+def _changing(changed: Callable[[Host], Host]) -> Callable[[argparse.Namespace], int]:
+    def function(options: argparse.Namespace) -> int:
+        lab, host = _lab_and_host(options.words)
+        lab_up.change(lab, changed(host))
+        return 0
+
+    return function
 
 
 def _kill(options: argparse.Namespace) -> int:
     lab, host = _lab_and_host(options.words)
     print(f"killed {lab_up.kill_host(lab, host)} processes on {host.name}")
+    return 0
+
+
+def _boot(options: argparse.Namespace) -> int:
+    lab, host = _lab_and_host(options.words)
+    lab_up.boot_host(lab, host)
+    print(f"{host.name} is up again")
     return 0
 
 

@@ -28,6 +28,9 @@ def down(name: str) -> bool:
     for namespace in namespaces:
         shell.run(["ip", "netns", "delete", namespace])
     existed = bool(groups or namespaces or directory.exists())
+    for disk in directory.glob("tmp/*"):
+        if disk.is_mount():
+            shell.run(["umount", "--lazy", str(disk)])
     if directory.exists():
         shutil.rmtree(directory)
     return existed
@@ -80,7 +83,7 @@ def processes(group: Path) -> list[str]:
 
 
 def remove_groups(group: Path) -> None:
-    """Remove a cgroup and those below it; a killed process holds its group for a moment."""
+    """Remove a cgroup and those below it, and kill what joined them late; a killed process holds its group a moment."""
     for folder, _, _ in os.walk(group, topdown=False):
         _remove_group(Path(folder))
 
@@ -92,6 +95,7 @@ def _remove_group(group: Path) -> None:
         except FileNotFoundError:
             return
         except OSError:
+            kill_everything([group], [])
             time.sleep(0.05)
         else:
             return

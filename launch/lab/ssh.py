@@ -10,7 +10,7 @@ import shlex
 
 from launch.base.shell import Command
 from launch.lab.lab import Host, Lab
-from solver.base.clock import SCALE_VARIABLE
+from solver.base.clock import LAB_VARIABLE, SCALE_VARIABLE
 
 
 def key_commands(lab: Lab) -> list[Command]:
@@ -49,7 +49,7 @@ KbdInteractiveAuthentication no
 UsePAM no
 PrintLastLog no
 MaxStartups 100
-SetEnv TMPDIR={lab.directory}/tmp/{host.name} {SCALE_VARIABLE}={lab.scale!r} {threads}
+SetEnv TMPDIR={lab.disk(host)} {SCALE_VARIABLE}={lab.scale!r} {LAB_VARIABLE}={lab.identity} {threads}
 ForceCommand export PATH={shlex.quote(path)}; exec bash --norc ${{SSH_ORIGINAL_COMMAND:+-c "$SSH_ORIGINAL_COMMAND"}}
 """
 

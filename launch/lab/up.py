@@ -23,10 +23,14 @@ from launch.lab.links import connect_command, latency_commands, network_commands
 from launch.lab.measure import START, calibrate, core_speed, throughput
 from launch.lab.ssh import key_commands, known_hosts, ssh_config, sshd_command, sshd_config
 from launch.start.mpirun import SOCKET_BUFFER, hostfile_text
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 from solver.cluster.cluster import GIB
 
 TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "setpriv": "util-linux"}
+# In memory, and far more than what programs on a host write; a full one has what it holds.
+DISK = "size=4g,nr_inodes=1m"
+BLOCK_BYTES = 4096
+FILL_TRIES = 20  # what is written meanwhile makes the kernel refuse
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +148,8 @@ def change(lab: Lab, host: Host) -> Lab:
     """Put a host's new speed, bandwidth, memory cap or connection in force, under whatever is running."""
     before, lab = lab.host(host.name), lab.with_host(host)
     require_capacity(lab)
+    if host.full != before.full:
+        limit_disk(lab, host)
     cgroups = machine_cgroups()
     if host.cpu != before.cpu:
         limit_cpu(cgroups, lab, host)
@@ -164,23 +170,70 @@ def kill_host(lab: Lab, host: Host) -> int:
     return kill_everything(machine_cgroups().groups(lab.name, host.name), [lab.namespace(host)])
 
 
+def boot_host(lab: Lab, host: Host) -> None:
+    """Start a host again that was killed: its sshd.
+
+    Raises
+    ------
+    HeptiError
+        If the lab has none, or the host runs.
+    """
+    _require_ssh(lab, "nothing to boot")
+    if running := processes(machine_cgroups().cpu_group(lab.name, host.name)):
+        raise HeptiError(f"{host.name} is up, with {len(running)} processes: lab kill {lab.name} {host.name} first")
+    _start_sshd(lab, host)
+
+
+def _require_ssh(lab: Lab, what: str) -> None:
+    if not lab.ssh:
+        raise HeptiError(f"lab {lab.name} has no sshd and no disks, {what}: lab down {lab.name}, then lab up --ssh")
+
+
+def limit_disk(lab: Lab, host: Host) -> None:
+    """Leave nothing free on a host's disk, or what it has at first.
+
+    Raises
+    ------
+    HeptiError
+        If the lab has no disks.
+    """
+    _require_ssh(lab, "nothing to fill")
+    for _ in range(FILL_TRIES):
+        options = DISK
+        if host.full:
+            found = os.statvfs(lab.disk(host))
+            used = max(BLOCK_BYTES, (found.f_blocks - found.f_bfree) * found.f_frsize)  # 0 would mean no limit
+            options = f"size={used},nr_inodes={found.f_files - found.f_ffree}"
+        code, _, error = shell.attempt(["mount", "-o", f"remount,{options}", str(lab.disk(host))])
+        if not code:
+            return
+    raise HeptiError(f"the disk of {host.name} does not get full: {' '.join(error.split())}")
+
+
 def usage(lab: Lab) -> list[dict[str, float]]:
-    """Return, per host, the processes and the memory they use now."""
+    """Return, per host, the processes and the memory they use now.
+
+    Raises
+    ------
+    HeptiError
+        If the lab is ended meanwhile, of which `down` removes the cgroups first and the state last.
+    """
     cgroups = machine_cgroups()
     used = "memory.usage_in_bytes" if cgroups.memory_version == 1 else "memory.current"
-    return [
-        {
-            "processes": len(processes(cgroups.cpu_group(lab.name, host.name))),
-            "memory_used_gib": int((cgroups.memory_group(lab.name, host.name) / used).read_text()) / GIB,
-        }
-        for host in lab.hosts
-    ]
+    found = []
+    for host in lab.hosts:
+        mend = f"it is being ended, or was: lab down {lab.name} removes what is left"
+        with explained(f"lab {lab.name} has lost {host.name}; {mend}", OSError):
+            memory = int((cgroups.memory_group(lab.name, host.name) / used).read_text())
+        numbers = processes(cgroups.cpu_group(lab.name, host.name))
+        found.append({"processes": len(numbers), "memory_used_gib": memory / GIB})
+    return found
 
 
 def require_tools() -> None:
     """Refuse with one line what cannot work on this machine."""
     if os.geteuid() != 0:
-        raise HeptiError("a lab needs root, for network namespaces and cgroups: sudo python -m launch lab …")
+        raise HeptiError("a lab needs root, for network namespaces and cgroups: sudo hepti lab …")
     for tool, package in TOOLS.items():
         if shutil.which(tool) is None:
             raise HeptiError(f"a lab needs the program {tool}, which is not installed: apt install {package}")
@@ -228,7 +281,9 @@ def _write_files(lab: Lab, cgroups: Cgroups) -> None:
     (lab.directory / "hosts").write_text(hosts_text(lab))
     lab.hostfile.write_text(hostfile_text([host.name for host in lab.hosts]))
     for host in lab.hosts:
-        (lab.directory / "tmp" / host.name).mkdir(parents=True)
+        lab.disk(host).mkdir(parents=True)
+        if lab.ssh:
+            shell.run(["mount", "-t", "tmpfs", "-o", DISK, "tmpfs", str(lab.disk(host))])
         for group in cgroups.groups(lab.name, host.name):
             group.mkdir(parents=True)
     if lab.ssh:
@@ -266,11 +321,14 @@ def _write_ssh(lab: Lab) -> None:
 def _start_ssh(lab: Lab) -> None:
     # sshd wants this directory of its own; Debian makes it at boot.
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-    sshd = shutil.which("sshd") or "sshd"
     for host in lab.hosts:
-        shell.run(on_host(lab, host, sshd_command(lab, host, sshd)))
+        _start_sshd(lab, host)
     for host in lab.hosts:
         shell.run(on_host(lab, lab.hosts[0], ["ssh", "-o", "BatchMode=yes", host.name, "true"]))
+
+
+def _start_sshd(lab: Lab, host: Host) -> None:
+    shell.run(on_host(lab, host, sshd_command(lab, host, shutil.which("sshd") or "sshd")))
 
 
 def _shape(lab: Lab) -> list[str]:

@@ -247,7 +247,7 @@ def _within(handler: Handler) -> Handler:
 
 
 def _not_for(model: str, does: str) -> ApiError:
-    return ApiError(400, f"model {model} is none that {does}", "model", "model_not_supported")
+    return ApiError(400, f"model {model} is not one that {does}", "model", "model_not_supported")
 
 
 async def _page(request: Request) -> Response:

@@ -8,14 +8,16 @@ import secrets
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from launch.serve.metrics import Served
 from launch.serve.texts import MOST_TOP_K, LanguageTexts, code_of
 from launch.serve.transport import ApiError, Desk, Fields, check_text, wrong
 from solver.base.errors import HeptiError
+
+Found = TypeVar("Found")
 
 MOST_STOPS = 4  # as OpenAI
 MOST_LOGPROBS = 20
@@ -99,10 +101,10 @@ class Endpoint(ABC):
         """
         for name, why, allowed in UNSUPPORTED:
             body.refuse(name, why, *allowed)
-        if body.object("response_format").value("type") not in (None, "text"):
-            complaint = "response_format is not supported: answers are free text"
-            raise ApiError(400, complaint, "response_format", "unsupported_parameter")
         line = {"id": f"{self.prefix}-{uuid.uuid4().hex}", **_drawing(body, texts), "stream": True}
+        if (schema := _schema(body.object("response_format"))) is not None:
+            await _in_thread("response_format", texts.check_schema, schema)
+            line["schema"] = schema
         if (logprobs := self._logprobs(body)) is not None:
             line["logprobs"] = logprobs
         most = self._most_tokens(body)
@@ -366,13 +368,27 @@ def _content(content: Any, where: str) -> str:
     return "".join(check_text(part.get("text"), f"{where}.text") for part in content)
 
 
-async def _in_thread(param: str, make: Any, *arguments: Any) -> list[int]:
-    """Return the tokens that a function makes, while others are answered; its refusals become errors of a field."""
+def _schema(wished: Fields) -> dict[str, Any] | None:
+    """Return the schema of an answer that is to be JSON; None where it is free text."""
+    match wished.value("type"):
+        case None | "text":
+            return None
+        case "json_object":
+            return {"type": "object"}
+        case "json_schema":
+            schema = wished.object("json_schema").value("schema")
+            if not isinstance(schema, dict):
+                raise wrong("response_format.json_schema.schema", "an object", schema)
+            return schema
+    raise wrong("response_format.type", "text, json_object or json_schema", wished.value("type"))
+
+
+async def _in_thread(param: str, call: Callable[..., Found], *arguments: Any) -> Found:
+    """Return what a function finds, while others are answered; its refusals become errors of a field."""
     try:
-        tokens: list[int] = await asyncio.to_thread(make, *arguments)
+        return await asyncio.to_thread(call, *arguments)
     except HeptiError as error:
         raise ApiError(400, str(error), param, code_of(error)) from None
-    return tokens
 
 
 def _room(prompt: int, most: int | None, context: int, param: str) -> int:

@@ -31,10 +31,14 @@ class Clusters:
         What to plan for, devices as the boards are in order; None: measured.
     fingerprint
         Of the model's file.
+    folder
+        In memory: for measurements where the disk is full.
     """
 
-    def __init__(self, site: Site, heartbeats: Heartbeats, given: Cluster | None, fingerprint: str) -> None:
-        self._site, self._beats, self._fingerprint = site, heartbeats, fingerprint
+    def __init__(
+        self, site: Site, heartbeats: Heartbeats, given: Cluster | None, fingerprint: str, folder: Path
+    ) -> None:
+        self._site, self._beats, self._fingerprint, self._folder = site, heartbeats, fingerprint, folder
         self._known: dict[tuple[str, ...], Cluster] = {}
         if given is not None:
             self._known[site.boards] = given.first(site.ranks, "--cluster")
@@ -52,12 +56,7 @@ class Clusters:
             self._read(self._site.boards)
             self._read(boards)
         if not any(set(boards) <= set(known) for known in self._known):
-            text = await measure(boards)
-            path = self._path(boards)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with whole_file(path) as temporary:
-                temporary.write_text(text)
-            self._read(boards)
+            self._known[boards] = read_cluster(self._kept(boards, await measure(boards)))
         known = max((known for known in self._known if set(boards) <= set(known)), key=len)
         indices = range(self._site.ranks) if self._site.alone else map(known.index, boards)
         return self._with_free_memory(self._known[known].only(indices), boards)
@@ -67,6 +66,18 @@ class Clusters:
         if boards not in self._known and path.exists():
             with suppress(HeptiError):  # of another version
                 self._known[boards] = read_cluster(path)
+
+    def _kept(self, boards: Sequence[str], text: str) -> Path:
+        """Write a measurement; return where. On a full disk it is for this service alone."""
+        path = self._path(boards)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(path) as temporary:
+                temporary.write_text(text)
+        except OSError:
+            path = self._folder / path.name
+            path.write_text(text)
+        return path
 
     def _path(self, boards: Sequence[str]) -> Path:
         facts = (tuple(boards), self._site.ranks, self._site.enter, self._site.scale, self._fingerprint)

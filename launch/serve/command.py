@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import getpass
+import os
 import shlex
 import signal
 import socket
@@ -14,13 +15,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from launch.base import shell
+from launch.doctor.room import check_ranks
 from launch.lab.down import down, machine_cgroups
 from launch.lab.lab import Lab, lab_name, load_lab, plan_lab, running
 from launch.lab.up import require_tools, up
 from launch.start.hostfile import read_hostfile
 from launch.watch.outside import enter_command, join_commands
 from launch.watch.site import Site
+from launch.watch.terminal import watch
 from solver.base.errors import HeptiError
 from solver.base.stopping import SIGNALS
 from solver.cluster.named import find_cluster
@@ -35,9 +40,10 @@ PORTS = 65535
 SHUTDOWN_S = 3  # for clients to read the ends of their streams
 EXAMPLE = """\
 examples:
-  python -m launch serve --np 2 --model qwen3.h5              # on this machine
-  python -m launch serve --hostfile pis --model qwen3.h5 --model minilm.h5
-  python -m launch serve --lab mixed4 --model minilm.h5       # as root: on a virtual cluster
+  hepti serve --np 2 --model qwen3.h5              # on this machine
+  hepti serve --hostfile pis --model qwen3.h5 --model minilm.h5
+  hepti serve --lab mixed4 --model minilm.h5       # as root: on a virtual cluster
+  hepti serve --watch                              # in another terminal
 """
 UNIT = """\
 [Unit]
@@ -76,7 +82,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     where.add_argument("--lab", metavar="CLUSTER", help="a lab; one that is not up is brought up, and down at the end")
     where.add_argument("--np", type=int, default=1, metavar="N", help="ranks on this machine (default: %(default)s)")
     text = "a weights file, at the same place on every board; may be repeated"
-    parser.add_argument("--model", type=Path, action="append", required=True, metavar="M.h5", help=text)
+    parser.add_argument("--model", type=Path, action="append", default=[], metavar="M.h5", help=text)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, help="0: any that is free (default: %(default)s)")
     parser.add_argument("--key-file", type=Path, metavar="F", help="keys, one a line, of which a client needs one")
@@ -89,6 +95,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     text = "requests that may wait, of each model (default: %(default)s)"
     parser.add_argument("--most-waiting", type=int, default=MOST_WAITING, metavar="N", help=text)
     parser.add_argument("--print-unit", action="store_true", help="print a systemd unit for this, and do nothing")
+    text = "serve nothing: show the service that runs at --host and --port, live, as its page does"
+    parser.add_argument("--watch", action="store_true", help=text)
     parser.set_defaults(function=_run)
 
 
@@ -97,8 +105,14 @@ def _run(options: argparse.Namespace) -> int:
         value = getattr(options, name)
         if value is not None and value < least:
             raise HeptiError(f"--{name.replace('_', '-')} is {value}, must be at least {least}")
+    if options.hostfile is None and options.lab is None:
+        check_ranks(options.np)
     if options.port > PORTS:
         raise HeptiError(f"--port is {options.port}, the highest is {PORTS}")
+    if options.watch:
+        return _watch(options)
+    if not options.model:
+        raise HeptiError("give --model M.h5 to serve it, or --watch to see a service that runs")
     if options.print_unit:
         print(_unit(options), end="")
         return 0
@@ -108,6 +122,21 @@ def _run(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise HeptiError(f"serve needs {error.name}, which is not installed: pip install 'hepti[serve]'") from error
     return _serve(options)
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from launch.serve.keys import read_keys
+
+    if options.model:
+        raise HeptiError("--watch shows a service that runs: leave out --model, and give it in another terminal")
+    keys = read_keys(options.key_file)
+    watch(f"http://{_in_address(options.host)}:{options.port}", keys[0] if keys else None, Console(highlight=False))
+    print("the service has ended")
+    return 0
+
+
+def _in_address(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -136,8 +165,10 @@ def _serve(options: argparse.Namespace) -> int:
                 context=options.context, most_waiting=options.most_waiting,
             )  # fmt: skip
             app = make_app(supervisor, texts, keys=keys)
-            name = f"[{options.host}]" if ":" in options.host else options.host
-            print(f"listening on http://{name}:{port}; {', '.join(supervisor.models)} not ready yet", flush=True)
+            print(
+                f"listening on http://{_in_address(options.host)}:{port}; {', '.join(supervisor.models)} not ready yet",
+                flush=True,
+            )
             return await _until_told(supervisor, app, listener)
 
         told = asyncio.run(serve())
@@ -204,13 +235,13 @@ def _server(app: object) -> uvicorn.Server:
 
 async def _tell(supervisor: Supervisor) -> None:
     """Print a line where all models are ready, and what happens to boards and ranks on standard error."""
-    was_ready, last_at = False, 0.0
+    was_ready, last = False, 0
     while True:
         state = supervisor.state()
         for event in state["events"]:
-            if event["at"] > last_at:
+            if event["number"] > last:
                 print(event["text"], file=sys.stderr, flush=True)
-                last_at = event["at"]
+                last = event["number"]
         ready = all(model["state"] == "ready" for model in state["models"])
         if ready and not was_ready:
             print("ready", flush=True)
@@ -226,7 +257,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        raise HeptiError(f"cannot listen on {host}, port {port}: {error.strerror}: give another --port") from error
+        # Of a port that is taken, `create_server` says the address once more.
+        why = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise HeptiError(f"cannot listen on {host}, port {port}: {why}: give another --port") from error
     with listener:
         yield listener
 

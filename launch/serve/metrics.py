@@ -32,6 +32,7 @@ OF_RANK = (
     ("compute_s", "hepti_rank_compute_seconds", "Time that it computed"),
     ("wait_s", "hepti_rank_wait_seconds", "Time that it waited for others"),
     ("sent_bytes", "hepti_rank_sent_bytes", "What it sent"),
+    ("received_bytes", "hepti_rank_received_bytes", "What it received, but for language models"),
 )
 
 
@@ -145,16 +146,18 @@ def _of_models(models: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     models = tuple(models)
     ready = GaugeMetricFamily("hepti_model_ready", "Whether requests are answered now", labels=MODEL)
     restarts = CounterMetricFamily("hepti_restarts", "How often the ranks were started again", labels=MODEL)
+    replans = CounterMetricFamily("hepti_replans", "How often the plan changed while ranks ran", labels=MODEL)
     for model in models:
         name = (str(model.get("name")),)
         ready.add_metric(name, model.get("state") == "ready")
         _add(restarts, name, model.get("restarts"))
-    yield from (ready, restarts)
+        _add(replans, name, model.get("replanned"))
+    yield from (ready, restarts, replans)
     for key, metric, what in OF_RANK:
         counter = CounterMetricFamily(metric, what, labels=(*MODEL, "rank", "board"))
         for model in models:
-            for rank in model.get("ranks") or ():
-                _add(counter, (str(model.get("name")), str(rank.get("rank")), str(rank.get("device"))), rank.get(key))
+            for rank, board in zip(model.get("ranks") or (), model.get("boards") or (), strict=False):
+                _add(counter, (str(model.get("name")), str(rank.get("rank")), board), rank.get(key))
         yield counter
 
 

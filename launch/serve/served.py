@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launch.serve.clusters import Clusters
 from launch.serve.journal import Journal
+from launch.serve.plans import Plans
 from launch.watch.boards import silence
 from launch.watch.losses import BadStartError, LossWatch, RanksLostError
 from launch.watch.ranks import BAD_INPUT, RankJob
 from launch.watch.starter import LOAD_S, Starter
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster, write_cluster
-from weights.file.store import LANGUAGE_MODEL, NETWORK, TensorFile
+from solver.model.spec import typical_rows
+from weights.file.store import LANGUAGE_MODEL, NETWORK, TensorFile, WeightsFile
 
 # Encoders and networks are given many requests, which rank 0 batches as they come; a language model those that it
 # answers together and the next one, so that no token waits for the way to us and back.
@@ -31,6 +34,7 @@ CALM_S = 30.0
 FIRST_S = 15.0
 # Ranks that were ready for less than this did not last: behind two such jobs the next start waits, ever longer.
 SHORT_S, LONGEST_PAUSE_S = 5.0, 30.0
+MOST_SHORT = 2  # such jobs in a row; behind them a board that is to blame is left out
 MORE = 1.1  # times the free memory of a board: worth another start where it was short
 # A board with which no start succeeds is left out for so long, twice as long each time.
 HELD_S = 60.0
@@ -54,11 +58,14 @@ class ServedFile:
         decoder, encoder or convnet.
     fingerprint
         Of the file.
+    rows
+        Of a request that an encoder is planned for; None of others.
     """
 
     path: Path
     kind: str
     fingerprint: str
+    rows: int | None = None
 
     @property
     def name(self) -> str:
@@ -74,10 +81,13 @@ def served_file(path: Path) -> ServedFile:
     HeptiError
         If it is no weights file.
     """
-    path = path.absolute()
     with TensorFile(path) as file:
         kind = {LANGUAGE_MODEL: "decoder", NETWORK: "convnet"}.get(file.kind, "encoder")
-        return ServedFile(path, kind, file.fingerprint)
+        found = ServedFile(path.absolute(), kind, file.fingerprint)
+    if kind != "encoder":
+        return found
+    with WeightsFile(path) as weights:
+        return replace(found, rows=typical_rows(weights.spec))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +142,10 @@ class ServedModel:
         self._file, self._around = file, around
         self._starter = starter = around.starter
         self._beats, self._site = starter.heartbeats, starter.site
-        self._clusters = Clusters(starter.site, starter.heartbeats, around.cluster, file.fingerprint)
+        self._clusters = Clusters(starter.site, starter.heartbeats, around.cluster, file.fingerprint, starter.folder)
         self._status: dict[str, Any] = {}
-        self._before = {"tokens": 0, "requests": 0}  # of jobs that are gone
+        self._plans = Plans(self._planner_words(), starter.folder / f"{self.name}-ahead")
+        self._before = {"tokens": 0, "requests": 0, "replanned": 0}  # of jobs that are gone
         self._ready = asyncio.Event()
         self._ready_at = 0.0
         self._asked_at = 0.0
@@ -173,12 +184,19 @@ class ServedModel:
                 self._becomes("replanning", str(back))
                 self._around.tell("planned", f"{self.name}: {back}", None)
             except BadStartError as error:
-                await self._refused(boards, str(error))
+                if self._plans.of(boards) is None:
+                    await self._refused(boards, str(error))
+                self._plans.forget(boards)  # other programs have taken the memory: there may be another
             except (RanksLostError, HeptiError, OSError) as loss:  # a disk may be full
                 self._becomes("replanning", str(loss))
                 self._around.tell("fault", f"{self.name}: {loss}", getattr(loss, "board", None))
                 await self._pause(boards, getattr(loss, "board", None))
             self.restarts += 1
+
+    def fail(self, why: str) -> None:
+        """Refuse all that is open, and all that will come: there will be no ranks."""
+        self._becomes("failed", why)
+        self.journal.fail(why)
 
     async def _all_boards(self) -> None:
         """Wait for all boards' first heartbeats, but not for ever."""
@@ -211,8 +229,7 @@ class ServedModel:
         elif self._ready_at:  # what was enough once may be again
             self._becomes("replanning", why)
         else:
-            self._becomes("failed", why)
-            self.journal.fail(why)
+            self.fail(why)
         self._around.tell("fault", f"{self.name}: {self.reason}", None)
         before = self._free_bytes(boards)
         while self._may_use() in ((), boards):
@@ -227,16 +244,24 @@ class ServedModel:
         """Leave boards out that were not there when all went well; return whether there are any."""
         new = [board for board in boards if self._good and board not in self._good]
         for board in new:
-            held_s = 2 * self._held.get(board, (0.0, HELD_S / 2))[1]
-            self._held[board] = (time.monotonic() + held_s, held_s)
-            self._around.tell("fault", f"{self.name} goes on without {board} for {held_s:.0f} s: {why}", board)
+            self._hold(board, why)
         return bool(new)
+
+    def _hold(self, board: str, why: str) -> None:
+        held_s = 2 * self._held.get(board, (0.0, HELD_S / 2))[1]
+        self._held[board] = (time.monotonic() + held_s, held_s)
+        self._around.tell("fault", f"{self.name} goes on without {board} for {held_s:.0f} s: {why}", board)
 
     async def _pause(self, boards: tuple[str, ...], culprit: str | None) -> None:
         """Wait where ranks end again and again, until there are other boards."""
         lasted = self._ready.is_set() and time.monotonic() - self._ready_at > SHORT_S
         self._short = 0 if lasted else self._short + 1
+        if not self._ready.is_set() or self._short > MOST_SHORT:
+            self._plans.forget(boards)
         if not lasted and self._hold_new([culprit] if culprit else boards, str(self.reason)):
+            return
+        if culprit and self._short > MOST_SHORT and len(boards) > 1:
+            self._hold(culprit, str(self.reason))  # what was good once need not be so for ever
             return
         end = time.monotonic() + min(LONGEST_PAUSE_S, 2.0 ** (self._short - 2)) * (self._short > 2)
         while time.monotonic() < end and self._may_use() == boards:
@@ -252,10 +277,10 @@ class ServedModel:
         try:
             async with self._around.starting:
                 cluster = await self._clusters.of(boards, self._measure)
-                path = await self._tell_cluster(boards, cluster)
+                words = await self._program(boards, cluster)
                 self._loads("the ranks load their weights")
-                job = self.job = await self._starter.start(self.name, boards, self._program(path, len(cluster.devices)))
-                life = asyncio.create_task(self._live(job))
+                job = self.job = await self._starter.start(self.name, boards, words)
+                life = asyncio.create_task(self._live(job, cluster))
                 await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
             await life
         except asyncio.CancelledError:
@@ -278,26 +303,40 @@ class ServedModel:
             self._status = {}
             self.journal.lost()
 
-    def _program(self, cluster: str, ranks: int) -> list[str]:
+    async def _program(self, boards: tuple[str, ...], cluster: Cluster) -> list[str]:
         """Return what every rank runs."""
-        around = self._around
-        words: list[str] = []
-        if self.kind == "decoder":
-            words.append("generate")
-            for name, value in (("--context", around.context), ("--sequences", around.sequences)):
-                words += [] if value is None else [name, str(value)]
-        words += ["--model", str(self._file.path), "--input", "-", "--cluster", cluster]
+        ranks = len(cluster.devices)
+        words = ["generate"] if self.kind == "decoder" else []
+        if (plan := self._plans.of(boards)) is not None:
+            words += ["--plan", await self._beats.write(boards[0], f"{self.name}.json", plan)]
+        elif self.kind == "decoder":
+            words += self._lengths()
+        path = await self._tell_cluster(boards, cluster)
+        words += ["--model", str(self._file.path), "--input", "-", "--cluster", path]
         # A board that is slow, not lost, gets less to do. Tokens are too short to tell a slow board from a late one: a
         # language model's plan was seen to change for boards that were as ever.
         if ranks > 1 and not self._site.alone and self.kind != "decoder":
             words += ["--replan", "auto"]
         return words
 
-    async def _live(self, job: RankJob) -> None:
+    def _planner_words(self) -> list[str]:
+        """Return what the planner is asked, as ranks ask it that have no plan."""
+        rows = [] if self._file.rows is None else ["--rows", str(self._file.rows)]
+        return ["--model", str(self._file.path), *rows, *(self._lengths() if self.kind == "decoder" else [])]
+
+    def _lengths(self) -> list[str]:
+        """Return the lengths that a language model is planned for, as far as somebody has said so."""
+        around, words = self._around, []
+        for name, value in (("--context", around.context), ("--sequences", around.sequences)):
+            words += [] if value is None else [name, str(value)]
+        return words
+
+    async def _live(self, job: RankJob, cluster: Cluster) -> None:
         """Talk to ranks and watch them, until one of both raises."""
         watch = LossWatch(job, self._beats.boards, self._site.scale)
         parts = (
-            self._read(job), self._write(job), self._ask(job), self._watch(job, watch), self._await(job, watch)
+            self._read(job), self._write(job), self._ask(job), self._watch(job, watch), self._await(job, watch),
+            self._plan_ahead(job, cluster),
         )  # fmt: skip
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -305,6 +344,17 @@ class ServedModel:
                     tasks.create_task(part)
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
+
+    async def _plan_ahead(self, job: RankJob, cluster: Cluster) -> None:
+        """Make plans for when a board is lost, once the ranks answer."""
+        await self._ready.wait()
+        boards = job.boards
+        ranks = range(0 if self._site.alone or len(boards) == 1 else len(boards))
+        for lost in ranks:
+            while self._around.starting.locked():  # another model needs the cores
+                await self._beats.beat()
+            left = [rank for rank in ranks if rank != lost]
+            await self._plans.make_ahead(tuple(boards[rank] for rank in left), cluster.only(left))
 
     async def _read(self, job: RankJob) -> None:
         async for line in job.lines():
@@ -318,9 +368,11 @@ class ServedModel:
     def _is_ready(self, job: RankJob) -> None:
         self._ready.set()
         self._ready_at = time.monotonic()
+        boards = tuple(dict.fromkeys(job.boards))  # alone a machine has several ranks
+        self._plans.keep(boards, json.dumps(self._status["plan"]))
         self._becomes("ready", None)
         kind = "restarted" if self.restarts else "planned"
-        self._around.tell(kind, f"{self.name} runs on {', '.join(dict.fromkeys(job.boards))}", None)
+        self._around.tell(kind, f"{self.name} runs on {', '.join(boards)}", None)
 
     async def _write(self, job: RankJob) -> None:
         await self._ready.wait()
@@ -346,7 +398,7 @@ class ServedModel:
         if code == BAD_INPUT and not self._ready.is_set():
             raise BadStartError(job.words())
         silent = [name for name in job.boards if not self._beats.boards[name].alive]
-        raise watch.lost(job.words(), silent[0] if silent else None)
+        raise watch.killed() or watch.lost(job.words(), silent[0] if silent else job.blamed)
 
     async def _watch(self, job: RankJob, watch: LossWatch) -> None:
         """Look at every heartbeat for what is lost, and for boards that are back."""
@@ -381,6 +433,7 @@ class ServedModel:
     async def _measure(self, boards: tuple[str, ...]) -> str:
         """Measure boards for this model; return the cluster file."""
         self._loads("the boards are measured")
+        self._around.tell("planned", f"{self.name}: measuring {', '.join(boards)}, which takes some seconds", None)
         return await self._starter.measure(self.name, boards, self._file.path)
 
     def _loads(self, what: str) -> None:

@@ -65,10 +65,12 @@ class Supervisor:
         self.changed = asyncio.Condition()
         self._ending = False
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
+        self._event_number = 0
         self._notices: set[asyncio.Task[None]] = set()
         self._beats = Heartbeats(site, service, uuid.uuid4().hex[:8], self._board_event)
         log_folder = cache_folder() / "serve" / service
-        log_folder.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):  # on a full disk there is no log
+            log_folder.mkdir(parents=True, exist_ok=True)
         self._folder = _fresh_folder(service)
         starter = Starter(site, self._beats, self._folder, log_folder)
         around = Surroundings(starter, cluster, sequences, context, asyncio.Lock(), self._event)
@@ -97,7 +99,7 @@ class Supervisor:
             self._ending = True
             await self._notify()
             for model in self.models.values():
-                model.journal.fail("the service is ending")
+                model.fail("the service is ending")
             # Behind the models: their ranks are ended over the heartbeats' way.
             beats.cancel()
             with suppress(BaseException):
@@ -109,7 +111,9 @@ class Supervisor:
 
     def _event(self, kind: str, sentence: str, board: str | None = None) -> None:
         if kind:
-            event: dict[str, Any] = {"at": time.time(), "kind": kind, "text": sentence}
+            # Who follows goes by the number: a clock that is set may go back.
+            self._event_number += 1
+            event: dict[str, Any] = {"number": self._event_number, "at": time.time(), "kind": kind, "text": sentence}
             self._events.append(event if board is None else event | {"board": board})
         notice = asyncio.get_running_loop().create_task(self._notify())
         self._notices.add(notice)

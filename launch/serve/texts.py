@@ -18,6 +18,7 @@ from solver.schedule.decoders.asked import CONTEXT
 from weights.decoders.file import DecoderFile
 from weights.file.networks import NetworkFile
 from weights.file.store import LANGUAGE_MODEL, NETWORK, TensorFile, WeightsFile
+from weights.inputs.json_grammar import check_model, check_schema
 from weights.inputs.templates import ChatTemplate, Turn
 from weights.inputs.tokenize import PromptTokenizer, TextStream, Tokenizer
 
@@ -31,6 +32,10 @@ MOST_A_TOKEN = 64
 
 class TooLongTextError(HeptiError):
     """A text has more tokens than the model reads."""
+
+
+class SchemaError(HeptiError):
+    """Answers cannot be held to a JSON schema."""
 
 
 class LanguageTexts:
@@ -104,6 +109,20 @@ class LanguageTexts:
         if not tokens:
             raise HeptiError("the prompt is empty: it has no tokens")
         return _known(tokens, self._model.name, self._model.vocab)
+
+    def check_schema(self, schema: Mapping[str, Any]) -> None:
+        """Check that answers can be held to a JSON schema.
+
+        Raises
+        ------
+        SchemaError
+            If they cannot: it says why.
+        """
+        try:
+            check_model(self._model, self._tokenizer)
+            check_schema(schema)
+        except HeptiError as error:
+            raise SchemaError(str(error)) from None
 
     def stream(self, before: Sequence[int]) -> TextStream:
         """Return what makes text of ids behind others."""
@@ -229,8 +248,9 @@ def read_texts(path: Path, context: int | None = None) -> ModelTexts:
 
 
 def code_of(error: HeptiError) -> str:
-    """Return OpenAI's word for what is wrong with a text."""
-    return "context_length_exceeded" if isinstance(error, TooLongTextError) else "invalid_prompt"
+    """Return OpenAI's word for what is wrong with a text, or a schema."""
+    codes = {TooLongTextError: "context_length_exceeded", SchemaError: "invalid_value"}
+    return codes.get(type(error), "invalid_prompt")
 
 
 def _check_length(text: str, context: int) -> None:

@@ -14,7 +14,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from launch.single.command import LayersProgram, LayerWeights
 from solver.base.arrays import Array
-from solver.base.threads import omp_threads
+from solver.base.environment import int8_overflows, omp_threads
 from solver.model.spec import ModelSpec, encoder_blocks
 
 FUSED = "com.microsoft"
@@ -27,6 +27,8 @@ def prepare(spec: ModelSpec, layers: Sequence[LayerWeights], precision: str) -> 
     options.intra_op_num_threads = omp_threads() or 0  # 0: one a core
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # it would eat a CPU quota
     options.log_severity_level = 3
+    if int8_overflows():
+        options.add_session_config_entry("session.x64quantprecision", "1")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "layers.onnx"
         # Weights beside the graph: a protobuf ends at 2 GiB.

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from solver.base.errors import HeptiError, explained
+from solver.base.phrases import did_you_mean
+
+# What may stand behind a host, as Open MPI 5 spells it; what is a number of ranks comes first.
+_SLOTS = ("slots", "count", "cpu")
+_USUAL = ("slots", "max_slots", "port", "username")
+_KEYS = (
+    *_SLOTS, *_USUAL, "max-slots", "slots_max", "slots-max", "count_max", "count-max", "max_count", "max-count",
+    "user_name", "user-name",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +33,37 @@ def read_hostfile(path: Path) -> list[HostfileEntry]:
     Raises
     ------
     HeptiError
-        If it cannot be read, names no host or an option, or is MPICH's (`host:2`), with the line.
+        If it cannot be read, names no host or an option, has a word that mpirun does not know, or is MPICH's
+        (`host:2`), with the line.
     """
+    if not path.exists():
+        raise HeptiError(f"there is no hostfile {path}: write one host a line, as `pi-0 slots=1`")
     with explained(f"cannot read hostfile {path}", (OSError, UnicodeDecodeError)):
         text = path.read_text()
     entries = []
     for number, line in enumerate(text.splitlines(), start=1):
-        words = line.partition("#")[0].split()
+        words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
         if words:
             entries.append(_entry(words, f"{path}, line {number}"))
     if not entries:
-        raise HeptiError(f"hostfile {path} names no host: write one with launch hostfile HOST … --out {path}")
+        raise HeptiError(f"hostfile {path} names no host: write one a line, as `pi-0 slots=1`")
     return entries
+
+
+def split_hosts(word: str) -> list[str]:
+    """Return the hosts of `--hosts a,b,c`.
+
+    Raises
+    ------
+    HeptiError
+        If one is none, or stands twice.
+    """
+    hosts = [host.strip() for host in word.split(",")]
+    for host in hosts:
+        check_host(host, f"--hosts {word}")
+    if double := [host for number, host in enumerate(hosts) if host in hosts[:number]]:
+        raise HeptiError(f"{double[0]} stands twice in --hosts: --np gives hosts more ranks than one")
+    return hosts
 
 
 def check_host(host: str, where: str) -> None:
@@ -57,9 +86,12 @@ def _entry(words: Sequence[str], where: str) -> HostfileEntry:
     if ":" in host:
         raise HeptiError(f"{where}: {host!r} is how MPICH writes it, Open MPI wants `{host.split(':')[0]} slots=1`")
     for word in words[1:]:
-        key, _, value = word.partition("=")
-        if key == "slots":
+        key, equals, value = word.partition("=")
+        if not equals or key not in _KEYS:
+            keys = [f"{known}=" for known in _USUAL]
+            raise HeptiError(f"{where}: {word} behind {host} is not known{did_you_mean(key, keys)}")
+        if key in _SLOTS:
             if not value.isdecimal() or int(value) < 1:
-                raise HeptiError(f"{where}: slots={value!r} is not a whole number above 0")
+                raise HeptiError(f"{where}: {key}={value!r} is not a whole number above 0")
             slots = int(value)
     return HostfileEntry(host, slots)

@@ -1,6 +1,6 @@
 """A board's heartbeat: one line of JSON a second on standard output: its memory, CPU, temperature, and our ranks on it.
 
-    python3 agent.py SERVICE TOKEN
+    python3 agent.py SERVICE TOKEN [PYTHON RANKS]
 
 It needs the standard library alone, so that it can be sent to a board over ssh. A process is a rank of ours by the
 variable HEPTI_SERVE in its environment: SERVICE/TOKEN/JOB. Orders come as lines of JSON on standard input, one a
@@ -9,6 +9,9 @@ second at least, and each is answered by a heartbeat at once, which echoes `n`:
     {"n": 7, "keep": [3], "next": 4}                 kills ranks of all jobs below 4 but 3, and of all other tokens
     {"n": 8, …, "write": "cluster.toml", "text": …}  a file in the agent's folder
     {"n": 9, …, "read": "cluster.toml"}              the heartbeat has its text
+
+With PYTHON, that of the ranks, and how many RANKS run at once on the board for one model, it keeps a fork server there
+(`hepti_mpi/fork_server.py`), in whose name SERVICE and TOKEN stand: a rank that this one forks is known by its client.
 
 When the service is gone (end of input) or silent, the agent kills what the service left on the board, and ends.
 """
@@ -24,6 +27,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -38,6 +42,10 @@ LATE_S = 1.5  # orders come every second, and are answered: only where one is la
 ORPHANED_S = 15
 # mpirun is told to end by the kernel when the service dies, and ends its ranks itself, in order.
 GRACE_S = 2.0
+# An agent that has heard nothing for so long gives way to one of the same service that has come after it.
+UNHEARD_S = 3.0
+GIVES_WAY_S = 2.0
+KILLED_SHOWN = 8
 DYING_S = 1.0  # of a process that was killed: one that waits for a disk takes longer
 # vcgencmd is a program of its own, too much for every heartbeat of a slow board.
 THROTTLED_S = 10.0
@@ -57,12 +65,15 @@ class Marked:
         self.network = _link("/proc/self/ns/net")
         self.others: dict[int, int] = {}  # process number -> how often it was seen
         self.found: dict[int, tuple[str, int, int | None]] = {}  # process number -> token, job, rank
+        self.forked: dict[int, int] = {}  # process number of a fork server's client -> of its rank
+        self.killed: list[Told] = []  # job, rank and signal of ranks that were killed, not by us
 
     def look(self) -> None:
         """Find new processes, forget those that are gone."""
         numbers = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         for number in self.found.keys() - numbers:
             del self.found[number]
+            self.forked.pop(number, None)
         self.others = {number: seen for number, seen in self.others.items() if number in numbers}
         for number in numbers - self.found.keys():
             if self.others.get(number, 0) < 2:
@@ -79,6 +90,15 @@ class Marked:
             self.found[number] = (parts[1], int(parts[2]), None if rank is None else int(rank))
             del self.others[number]
 
+    def take(self, client: int, process: int, code: int | None = None) -> None:
+        """Take what a fork server tells of a rank: it has begun, or, with its exit code, ended."""
+        if code is None:
+            self.look()
+            self.forked[client] = process
+        elif code < 0 and client in self.found:
+            _, job, rank = self.found[client]
+            self.killed = [*self.killed[1 - KILLED_SHOWN :], {"job": job, "rank": rank, "signal": -code}]
+
     def kill(self, token: str, keep: Sequence[int], following: int, *, others: bool) -> None:
         """Kill all whose job is below `following` and not kept; and those of other tokens.
 
@@ -87,22 +107,25 @@ class Marked:
         killed = []
         for number, (whose, job, _) in list(self.found.items()):
             if (job < following and job not in keep) if whose == token else others:
-                with suppress(OSError):  # it has just ended by itself
-                    os.kill(number, signal.SIGKILL)
+                for process in {number, self.forked.pop(number, number)}:
+                    with suppress(OSError):  # it has just ended by itself
+                        os.kill(process, signal.SIGKILL)
+                    killed.append(process)
                 del self.found[number]
-                killed.append(number)
         end = time.monotonic() + DYING_S
         while any(_fields(number)[:1] not in ([], ["Z"]) for number in killed) and time.monotonic() < end:
             time.sleep(0.01)
 
     def states(self) -> list[Told]:
-        """Return pid, job, rank, state and CPU seconds of every rank."""
+        """Return pid, job, rank, state and CPU seconds of every rank; what a rank has started, as to plan, is none."""
         told = []
+        ranks = {number for number, (*_, rank) in self.found.items() if rank is not None} | {*self.forked.values()}
         for number, (_, job, rank) in self.found.items():
-            fields = _fields(number)
-            if rank is not None and fields:
+            process = self.forked.get(number, number)
+            fields = _fields(process)
+            if rank is not None and fields and int(fields[1]) not in ranks:
                 cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
-                told.append({"pid": number, "job": job, "rank": rank, "state": fields[0], "cpu_s": cpu_s})
+                told.append({"pid": process, "job": job, "rank": rank, "state": fields[0], "cpu_s": cpu_s})
         return told
 
 
@@ -237,14 +260,78 @@ def _link(path: str) -> str:
         return ""
 
 
+class Forks:
+    """The board's fork server.
+
+    Attributes
+    ----------
+    told
+        A descriptor that says which ranks it has forked; None without a server.
+    """
+
+    def __init__(self, service: str, token: str, python: str | None = None, ranks: str = "1") -> None:
+        self.told: int | None = None
+        self.lines = b""
+        if python is None:
+            return
+        orders, self.orders = os.pipe()  # it ends when we do, which closes our end
+        self.told, answers = os.pipe()
+        nothing = os.open(os.devnull, os.O_WRONLY)  # a rank that it cannot fork says itself what is wrong
+        with suppress(OSError), socket.socket(socket.AF_UNIX) as listening:
+            _bind(listening, f"\0{service}/{token}")
+            listening.listen()
+            listening.set_inheritable(True)
+            words = [python, "-m", "hepti_mpi.fork_server", str(listening.fileno())]
+            streams = [(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate((orders, answers, nothing))]
+            # By which a rank knows how many threads are its own.
+            environment = {**os.environ, "OMPI_COMM_WORLD_LOCAL_SIZE": ranks}
+            os.posix_spawn(python, words, environment, file_actions=streams)
+        for end in (orders, answers, nothing):
+            os.close(end)
+
+    def take(self) -> list[list[int]]:
+        """Return the lines that it has printed."""
+        assert self.told is not None
+        data = os.read(self.told, 4096)
+        if not data:
+            os.close(self.told)
+            self.told = None
+        *lines, self.lines = (self.lines + data).split(b"\n")
+        return [[int(word) for word in line.split()] for line in lines]
+
+
+def _bind(listening: socket.socket, name: str) -> None:
+    """Bind a name; an agent that has it, and that the service no longer reaches, ends.
+
+    Behind a cable that was cut it is there yet; and ranks that it forks end with it, seconds later.
+    """
+    end = time.monotonic() + GIVES_WAY_S
+    while True:
+        try:
+            listening.bind(name)
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            with suppress(OSError), socket.socket(socket.AF_UNIX) as other:
+                other.connect(name)
+                credentials = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * 4)
+                os.kill(int.from_bytes(credentials[:4], sys.byteorder), signal.SIGUSR1)  # of who listens
+            time.sleep(0.1)
+        else:
+            return
+
+
 class Agent:
     """Takes orders and beats."""
 
-    def __init__(self, service: str, token: str) -> None:
+    def __init__(self, service: str, token: str, *server: str) -> None:
+        signal.signal(signal.SIGUSR1, lambda *_: self.give_way())
+        self.heard_at = time.monotonic()
         self.token = token
         self.following = 0  # the next job's number, as the last order has it
         self.marked = Marked(service)
         self.gauges = Gauges()
+        self.forks = Forks(service, token, *server)
         self.orders = b""
         self.watched: dict[int, int] = {}  # rank's process number -> a descriptor that becomes readable when it ends
         # In memory where there is such a place: a full disk is no reason not to start again.
@@ -263,7 +350,11 @@ class Agent:
         due = time.monotonic() + BEAT_S
         while True:
             wait_s = max(0.0, due - time.monotonic())
-            ready, _, _ = select.select([0, *self.watched.values()], [], [], wait_s)
+            told = [] if self.forks.told is None else [self.forks.told]
+            ready, _, _ = select.select([0, *told, *self.watched.values()], [], [], wait_s)
+            if self.forks.told in ready:
+                for line in self.forks.take():
+                    self.marked.take(*line)
             if 0 in ready:
                 self.take()
                 due = time.monotonic() + LATE_S
@@ -277,6 +368,7 @@ class Agent:
         if not data:
             self.leave(GRACE_S)
         signal.alarm(ORPHANED_S)
+        self.heard_at = time.monotonic()
         *lines, self.orders = (self.orders + data).split(b"\n")
         for line in lines:
             order = json.loads(line)
@@ -303,7 +395,7 @@ class Agent:
         self.marked.look()
         ranks = self.marked.states()
         self.watch([rank["pid"] for rank in ranks])
-        line = dict(self.gauges.read(ranks), folder=self.folder, ranks=ranks, **answer)
+        line = dict(self.gauges.read(ranks), folder=self.folder, ranks=ranks, killed=self.marked.killed, **answer)
         try:
             sys.stdout.write(json.dumps(line) + "\n")
             sys.stdout.flush()
@@ -317,6 +409,11 @@ class Agent:
         for number in set(numbers) - self.watched.keys():
             with suppress(AttributeError, OSError):
                 self.watched[number] = os.pidfd_open(number)
+
+    def give_way(self) -> None:
+        """End where the service does not reach us: another agent has come in our place."""
+        if time.monotonic() - self.heard_at > UNHEARD_S:
+            self.leave(0.0)
 
     def leave(self, grace_s: float) -> None:
         """Kill what the service left here, and end.
@@ -336,4 +433,4 @@ class Agent:
 if __name__ == "__main__":
     # A terminal's Ctrl-C is for the service, which then ends our input.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Agent(*sys.argv[1:3]).run()
+    Agent(*sys.argv[1:]).run()

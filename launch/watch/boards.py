@@ -47,6 +47,8 @@ class WatchedBoard:
         Whether it is counted on.
     complaint
         The last line that its way there, ssh for example, has said.
+    told
+        The last one of these that a person heard before the first heartbeat.
     """
 
     def __init__(self, name: str) -> None:
@@ -55,7 +57,7 @@ class WatchedBoard:
         self.seen_at: float | None = None
         self.since = 0.0
         self.alive = False
-        self.complaint = ""
+        self.complaint = self.told = ""
         self.answered = 0
         self.process: shell.StreamedProcess | None = None
 
@@ -224,7 +226,14 @@ class Heartbeats:
                 await self._listen(board, command, first)
             except OSError as error:
                 board.complaint = str(error)
+            self._tell_unreached(board)
             await asyncio.sleep(AGAIN_S)
+
+    def _tell_unreached(self, board: WatchedBoard) -> None:
+        """Tell once why a board that never answered does not."""
+        if board.seen_at is None and board.complaint != board.told:
+            board.told = board.complaint
+            self._tell("unreached", board.name, f"{silence(board)}; trying again every {AGAIN_S:.0f} s")
 
     async def _listen(self, board: WatchedBoard, command: shell.Command, first: bytes) -> None:
         board.process = process = await shell.start_streamed(command, shell.environment())
@@ -264,8 +273,9 @@ class Heartbeats:
             board.alive, board.since, board.complaint = True, board.seen_at, ""
             # What it still runs of a job that has been given up meanwhile is killed before it is used again.
             board.send(self._orders(next(self._numbers)))
-            if not first:
-                self._tell("back", board.name, f"{board.name} is back")
+            if board.told or not first:
+                self._tell("back", board.name, f"{board.name} is back" if not first else f"{board.name} answers")
+                board.told = ""
         self._woken()
 
     def _woken(self) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from launch.watch.boards import SILENCE_S, WatchedBoard, silence
-from launch.watch.ranks import END_S, RankJob
+from launch.watch.ranks import END_S, RankJob, signal_name
 
 # Rank 0 looks for questions between passes, and the pass of a long prompt may take minutes: as long as ranks compute,
 # they are given so long.
@@ -64,6 +64,8 @@ class LossWatch:
         RanksLostError
             If anything is lost.
         """
+        if killed := self.killed():
+            raise killed
         now = time.monotonic()
         cpu_s = 0.0
         for rank, name in enumerate(self._job.boards):
@@ -93,6 +95,14 @@ class LossWatch:
             raise RanksLostError(f"rank 0 has said nothing for {asked_s:.0f} s, and no rank computes")
         if asked_s > STUCK_S / self._scale:
             raise RanksLostError(f"rank 0 has said nothing for {asked_s:.0f} s")
+
+    def killed(self) -> RanksLostError | None:
+        """Return the error that says which rank was killed, if its board's fork server has said so."""
+        for rank, name in enumerate(self._job.boards):
+            for end in self._boards[name].facts.get("killed", ()):
+                if (end["job"], end["rank"]) == (self._job.number, rank):
+                    return self.lost(f"rank {rank} on {name} was ended by {signal_name(end['signal'])}", name)
+        return None
 
     def lost(self, sentence: str, board: str | None) -> RanksLostError:
         """Return the error, with the reason where it is memory."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.base import shell
+from launch.start.mpirun import mpirun_environment
 
 # Of what mpirun and the ranks say, so many lines may tell why they ended.
 LAST_WORDS = 60
@@ -22,9 +23,11 @@ END_S = 3.0
 POLL_S = 0.05
 WORDS_S = 0.3  # mpirun's last words come before it ends: they are there already, unless others hold its streams
 BAD_INPUT = 2
-# What mpirun says, across the lines that it breaks: of a rank that a signal ended, and of a host that it lost.
+# What mpirun says, across the lines that it breaks: of a rank that a signal ended, of a host that it lost, and of one
+# where its own daemon did not start.
 SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
 UNREACHED = re.compile(r"lost communication with a remote daemon.*?Remote daemon: \S+ on node (\S+)")
+UNSTARTED = re.compile(r"daemon failed to report back.*?Remote host: (\S+)")
 
 
 class RankJob:
@@ -52,8 +55,8 @@ class RankJob:
     async def start(
         cls, number: int, boards: Sequence[str], command: shell.Command, variables: Mapping[str, str], log: Path
     ) -> RankJob:
-        """Start mpirun; `variables` come on top of our environment."""
-        environment = {**shell.environment(), **variables}
+        """Start mpirun; `variables` come on top of its environment."""
+        environment = {**mpirun_environment(), **variables}
         return cls(number, boards, await shell.start_streamed(command, environment), log)
 
     @property
@@ -100,7 +103,13 @@ class RankJob:
             return None
         rank, node, number = found.groups()
         board = self.boards[int(rank)] if int(rank) < len(self.boards) else node
-        return f"rank {rank} on {board} was ended by {_signal_name(int(number))}"
+        return f"rank {rank} on {board} was ended by {signal_name(int(number))}"
+
+    @property
+    def blamed(self) -> str | None:
+        """The board that mpirun says it lost, or could not start on."""
+        found = UNREACHED.search(self._said()) or UNSTARTED.search(self._said())
+        return found[1] if found and found[1] in self.boards else None
 
     def words(self) -> str:
         """Say in one line why it ended, in its own words as far as there are any."""
@@ -108,9 +117,11 @@ class RankJob:
             return signalled
         if found := UNREACHED.search(self._said()):
             return f"mpirun lost {found[1]}"
+        if found := UNSTARTED.search(self._said()):
+            return f"mpirun's daemon did not start on {found[1]}"
         code = self.code or 0
         if code < 0:
-            return f"mpirun was ended by {_signal_name(-code)}"
+            return f"mpirun was ended by {signal_name(-code)}"
         ours = [line for line in self._words if "python -m hepti_mpi" in line]
         others = [line for line in self._words if line.strip("- \n") and not line.startswith("note: ")]
         if ours or others:
@@ -144,7 +155,8 @@ class RankJob:
             file.write(line)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """Return a signal as people know it."""
     with suppress(ValueError):
         return f"signal {number} ({signal.Signals(number).name})"
     return f"signal {number}"

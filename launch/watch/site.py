@@ -72,11 +72,12 @@ class Site:
 
     def agent(self, board: str, service: str, token: str) -> tuple[Command, bytes]:
         """Return the command that starts a board's agent, and what goes to its standard input first."""
+        words = [service, token, sys.executable, str(self.ranks if self.alone else 1)]
         if self.alone or (not self.enter and board in _own_names()):
-            return [sys.executable, str(AGENT), service, token], b""
+            return [sys.executable, str(AGENT), *words], b""
         program = AGENT.read_bytes()
-        words = ["python3", "-u", "-c", BOOT.format(len(program)), service, token]
-        return [*self.enter, *SSH, board, shlex.join(words)], program
+        far = ["python3", "-u", "-c", BOOT.format(len(program)), *words]
+        return [*self.enter, *SSH, board, shlex.join(far)], program
 
 
 def _own_names() -> set[str]:

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib.resources import files
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,7 +16,8 @@ from launch.watch.losses import BadStartError, LossWatch, RanksLostError
 from launch.watch.ranks import BAD_INPUT, RankJob
 from launch.watch.site import Site
 
-HEPTI = (sys.executable, "-m", "hepti_mpi")
+# Its folder is the same on every board.
+CLIENT = (sys.executable, "-E", "-S", "-s", str(files("hepti_mpi").joinpath("base/fork_client.py")))
 # Weights from a card take minutes, and so does measuring. Of the lab's seconds, if any.
 LOAD_S = 1800.0
 
@@ -42,9 +44,14 @@ class Starter:
         number, mark = self.heartbeats.new_job()
         hostfile = self.folder / f"{name}.hosts"
         hostfile.write_text(self.site.hostfile_text(boards))
-        command = self.site.mpirun(boards, hostfile, mark, [*HEPTI, *program])
-        # mpirun's own files go with the service. Quiet: of a rank's exit code it need not tell us.
-        variables = {MARK: mark, "TMPDIR": str(self.folder), "PRTE_MCA_prte_execute_quiet": "1"}
+        server = mark.rpartition("/")[0]
+        command = self.site.mpirun(boards, hostfile, mark, [*CLIENT, server, *program])
+        # mpirun's own files go with the service. Quiet: of a rank's exit code it need not tell us. On boards they are
+        # in memory: where a disk is full, its daemon would not start.
+        variables = {
+            MARK: mark, "TMPDIR": str(self.folder), "PRTE_MCA_prte_execute_quiet": "1",
+            "PRTE_MCA_prte_remote_tmpdir_base": "/dev/shm",
+        }  # fmt: skip
         on = [self.site.board_of(boards, rank) for rank in range(self.site.rank_count(boards))]
         return await RankJob.start(number, on, command, variables, self._log_folder / f"{name}.log")
 

@@ -13,6 +13,9 @@ import time
 # Set on the hosts of a lab by its agent.
 SCALE_VARIABLE = "HEPTI_LAB_SCALE"
 SCALE = float(os.environ.get(SCALE_VARIABLE, "1"))
+# Set there, too: which lab this host is one of, since the hosts of all labs are called alike.
+LAB_VARIABLE = "HEPTI_LAB_HOSTS"
+LAB = os.environ.get(LAB_VARIABLE, "")
 
 
 def now() -> float:

@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NoReturn
 
-from solver.base.errors import HeptiError
+from solver.base.errors import HeptiError, explained
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,12 +32,18 @@ def check_path(path: Path, suffixes: Sequence[str] = ()) -> None:
     Raises
     ------
     HeptiError
-        If the ending is another (there may be any where none are named) or the folder is missing.
+        If the ending is another (there may be any where none are named), it is a folder, or its folder is missing or
+        takes no files.
     """
     if suffixes and path.suffix not in suffixes:
         raise HeptiError(f"cannot write {path}: the ending must be {' or '.join(suffixes)}")
     if not path.parent.is_dir():
         raise HeptiError(f"cannot write {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise HeptiError(f"cannot write {path}: it is a folder")
+    # Not asked of its permissions: root has them all, and /proc takes none.
+    with explained(f"cannot write {path}", OSError), TemporaryFile(dir=path.parent):
+        pass
 
 
 def write_whole(path: Path, text: str) -> None:

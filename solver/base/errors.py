@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 
 
 class HeptiError(Exception):
@@ -29,9 +30,16 @@ def explained(problem: str, errors: type[Exception] | tuple[type[Exception], ...
         # Python puts a number before the system's words and the file behind, and quotes around those of a KeyError.
         reason = getattr(error, "strerror", None) or (error.args[0] if isinstance(error, KeyError) else error)
         reason = no_text(error) if isinstance(error, UnicodeDecodeError) else reason
+        reason = no_json(error) if isinstance(error, JSONDecodeError) else reason
         raise HeptiError(f"{problem}: {' '.join(str(reason).split())}") from error
 
 
 def no_text(error: UnicodeDecodeError) -> str:
     """Return why bytes are no text, without the words of Python's codecs."""
     return f"byte {error.object[error.start]:#04x} in place {error.start} is no text in UTF-8"
+
+
+def no_json(error: JSONDecodeError) -> str:
+    """Return why a text is no JSON, and where: of a single line, whose number others know, the column alone."""
+    line = f"line {error.lineno}, " * ("\n" in error.doc.rstrip())
+    return f"{error.msg} in {line}column {error.colno}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cache
 
 CALLED = "HEPTI_CALLED"  # variable: what the person has typed, as "hepti plan"
@@ -14,6 +15,11 @@ BEGUN = "hepti: the job has begun"
 def program(module: str) -> str:
     """Return what the person has typed to start this program: `module`, as "python -m solver", or `hepti`'s words."""
     return _called() or module
+
+
+def typed(module: str, arguments: Sequence[str]) -> str:
+    """Return what lines about mistakes begin with where a program has commands: itself, and the command typed."""
+    return " ".join([program(module), *(word for word in arguments[:1] if not word.startswith("-"))])
 
 
 @cache

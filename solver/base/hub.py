@@ -7,6 +7,11 @@ from pathlib import Path
 
 from solver.base.errors import HeptiError
 
+# How a person who has no weights file comes by one.
+MAKE_ONE = (
+    "make one with hepti convert, of a checkpoint (hf download NAME --local-dir DIR gets one), or "
+    "python -m weights synthesize, of random numbers"
+)
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/([A-Za-z0-9][\w.-]*)")
 _FILES = (".h5", ".gguf", ".onnx", ".safetensors", ".json", ".bin", ".toml")
 
@@ -24,5 +29,5 @@ def refuse_hub_name(model: str) -> None:
         folder = found[1]
         raise HeptiError(
             f"there is no {model} here; if a hub has it: hf download {model} --local-dir {folder} "
-            f"(of pip install huggingface_hub), then --model {folder}"
+            f"(of pip install huggingface_hub), then give {folder}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 
 def counted(number: int, noun: str) -> str:
@@ -24,9 +24,12 @@ def mbps(speeds: Sequence[float]) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error line about a word that is not known: the one nearest to it, or all there are."""
+    """Return the end of an error line about a word that is not known: those nearest to it, or all there are."""
     names = list(known)
     near = get_close_matches(word, names, n=1)
     if near:
-        return f" (did you mean {near[0]}?)"
+        # Of pi-0 to pi-3 none is nearer to pi-7 than the others.
+        ratio = SequenceMatcher(None, near[0], word).ratio()
+        alike = [name for name in names if SequenceMatcher(None, name, word).ratio() == ratio]
+        return f" (did you mean {' or '.join(filter(None, [', '.join(alike[:-1]), alike[-1]]))}?)"
     return f" (known: {', '.join(names)})" if names else ""

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 _PATIENCE_S = 1.0
-_LINE_S = 20.0  # between lines: short work has none, long work one a tenth
+_LINE_S = 10.0  # between lines: short work has none, long work one a tenth
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
     """Give a function to call with the amount done; the bar appears after a second, on terminals only.
 
-    Elsewhere stderr gets a line for every tenth, twenty seconds after the last one at the soonest.
+    Elsewhere stderr gets a line for every tenth, ten seconds after the last one at the soonest.
 
     Parameters
     ----------

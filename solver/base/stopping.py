@@ -6,8 +6,8 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -17,6 +17,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Until what interrupts is raised again, where a library has swallowed it: one of 48 planners that drew a map went on.
 AGAIN_S = 0.5
 Main = Callable[[Sequence[str]], int]
+_whole: list[None] = []  # one for every step that is not interrupted
+
+
+@contextmanager
+def whole() -> Iterator[None]:
+    """Interrupt a short step behind it, not within: a program that is half started is known to nobody."""
+    _whole.append(None)
+    try:
+        yield
+    finally:
+        _whole.pop()
 
 
 def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoReturn:
@@ -48,10 +59,11 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
         asked.append(number)
         signal.signal(signal.SIGALRM, again)
         signal.setitimer(signal.ITIMER_REAL, AGAIN_S, AGAIN_S)
-        raise KeyboardInterrupt
+        if not _whole:
+            raise KeyboardInterrupt
 
     def again(number: int, _: FrameType | None) -> None:
-        if not _interrupted(sys.exc_info()[1]):
+        if not (_whole or _interrupted(sys.exc_info()[1])):
             raise KeyboardInterrupt
 
     heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]

@@ -33,8 +33,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import tomli_w
-
 from solver.base.command import whole_file
 from solver.base.errors import HeptiError, explained
 from solver.base.phrases import did_you_mean
@@ -228,6 +226,8 @@ def read_cluster(path: Path) -> Cluster:
 def write_cluster(cluster: Cluster, path: Path) -> None:
     """Write a cluster file that `read_cluster` reads back to the same cluster, to twelve digits."""
     with whole_file(path) as temporary:
+        import tomli_w  # ranks other than 0 write none, and their boards need not have it
+
         temporary.write_text(tomli_w.dumps(_to_toml(cluster)), encoding="utf-8")
 
 

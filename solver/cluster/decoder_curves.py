@@ -39,10 +39,12 @@ class DecoderPart(StrEnum):
 
 
 ROWS = (1.0, 2.0, 4.0, 8.0, 64.0, 256.0)  # of a token, a few that are verified, a prompt's chunk
-# Derived speeds, in FLOP of the declared speed (a MatMul of 256 rows). Measured on one x86 core of 83 to 97 GFLOP/s
-# with onnxruntime's MatMulNBits (../shared/reference/decode_bench.md, sections 4 and 5): 6.5 GB/s of int4 as of int8,
-# so 1.7 GB/s at 24.6 GFLOP/s; what rows cost beside one; a half layer's small nodes and calls; messages of 8 KiB.
-BYTES_PER_FLOP = 0.069
+# Derived speeds, in FLOP of the declared speed (a MatMul of 256 rows). Weights come from memory at 2.9 to 3.2 GB/s of
+# the file's bytes on a Pi 4 (24.6 GFLOP/s) and at 10.3 on a Pi 5 (70) (../shared/reference/decoders.md, section 3.1);
+# held int4 is 10/9 of those bytes. The rest was measured on one x86 core of 83 to 97 GFLOP/s with onnxruntime's
+# MatMulNBits (../shared/reference/decode_bench.md, sections 4 and 5): what rows cost beside one; a half layer's small
+# nodes and calls; messages of 8 KiB.
+BYTES_PER_FLOP = 0.15
 ROW_FACTORS: Mapping[str, tuple[float, ...]] = {
     "float32": (1, 1, 1.1, 1.3, 3, 10),  # four bytes are read for the FLOP that int4 does for a half
     "int8": (1, 1.03, 1.35, 1.9, 9.8, 39),

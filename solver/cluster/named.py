@@ -1,4 +1,4 @@
-"""Ready cluster files: named in place of a path."""
+"""Clusters by name, in place of a path: ready files, and boards as they are sold."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from pathlib import Path
 from solver.base.errors import HeptiError
 from solver.base.phrases import did_you_mean
 from solver.cluster.cluster import Cluster, read_cluster
+from solver.cluster.whatif import BOARDS, cluster_of_boards
 
 READY = Path(__file__).parent / "ready"
 
 
 def find_cluster(word: str) -> Cluster:
-    """Read a cluster file, or the ready one of that name.
+    """Read a cluster file, or the ready one of that name, or take boards as they are sold: "pi4,pi4,pi5".
 
     Raises
     ------
     HeptiError
-        If there is neither, or as `read_cluster`.
+        If there is none of them, or as `read_cluster`.
     """
     path, ready = Path(word), {file.stem: file for file in READY.glob("*.toml")}
     if path.exists():
         return read_cluster(path)
     if word in ready:
         return read_cluster(ready[word])
-    raise HeptiError(f"there is no cluster file {word}{did_you_mean(word, sorted(ready))}")
+    boards = word.split(",")
+    if len(boards) > 1 or word.partition(":")[0] in BOARDS:
+        return cluster_of_boards(boards)
+    hint = did_you_mean(word, sorted(ready))
+    raise HeptiError(f"there is no cluster file {word}{hint}; name boards as in pi4,pi4,pi5, or see docs/files.md")

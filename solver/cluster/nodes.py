@@ -24,14 +24,19 @@ from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet, Node
 from solver.model.operators import WorkKind, flop, kind_of, signature
 
-# What a kind of work does of the FLOP that a MatMul of 256 rows does in the same time. On one x86 core of 97 GFLOP/s
-# dense convolutions did 70 to 118, depthwise 12. A matrix times a vector waits for the memory: 4 bytes a weight at
+# What a kind of work does of the FLOP that a MatMul of 256 rows does in the same time. A Pi 4 of 24.6 GFLOP/s computes
+# ResNet-18 and ResNet-50 at 33 to 35 (../shared/reference/cnn.md, section 1). On one x86 core of 97 GFLOP/s depthwise
+# convolutions did a sixth of what dense ones do. A matrix times a vector waits for the memory: 4 bytes a weight at
 # 4 GB/s, on a board of 24.6 GFLOP/s. Activations run within the node before them.
 RELATIVE: Mapping[WorkKind, float] = {
-    WorkKind.CONVOLUTION: 1.0, WorkKind.POINTWISE: 0.8, WorkKind.DEPTHWISE: 1 / 6, WorkKind.POOL: 0.1,
+    WorkKind.CONVOLUTION: 1.4, WorkKind.POINTWISE: 1.4, WorkKind.DEPTHWISE: 1.4 / 6, WorkKind.POOL: 0.1,
     WorkKind.ELEMENTWISE: 0.1, WorkKind.CONNECTED: 1 / 12,
 }  # fmt: skip
 SESSION_FLOP = 4e6  # of a call: 40 us
+ENTERING_FLOP = 100  # of a number that enters a graph and gets another layout: 1.2 to 1.5 ns at 70 to 97 GFLOP/s
+# A slab takes as long as so many rows more, for weights and calls. Measured with onnxruntime: 2 rows of 7 reach 0.83 of
+# the speed of all, one 0.65, a quarter of 56 rows 0.95 and more.
+SLAB_ROWS = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,7 @@ class NodeSpeeds:
         if (curve := self.curves.get(signature(net, node))) is not None:
             return curve.at(rows)
         whole_s = flop(net, node, every) / self.flop_per_s[kind_of(net, node)]
-        return np.asarray(rows * (whole_s / every.rows.stop))
+        return np.asarray(whole_s * (rows + SLAB_ROWS) / (every.rows.stop + SLAB_ROWS) * (rows > 0))
 
     def slowed(self, factor: float) -> NodeSpeeds:
         """Return those of a device that takes `factor` times as long."""
@@ -113,7 +118,7 @@ class NodeSpeeds:
 def derived_speeds(flop_per_s: float) -> NodeSpeeds:
     """Return the speeds of a device of which only that of a MatMul is known."""
     kinds = {kind: share * flop_per_s for kind, share in RELATIVE.items()}
-    return NodeSpeeds(kinds, SESSION_FLOP / flop_per_s)
+    return NodeSpeeds(kinds, SESSION_FLOP / flop_per_s, entering_s=ENTERING_FLOP / flop_per_s)
 
 
 def speeds_from_table(entry: Any) -> NodeSpeeds:

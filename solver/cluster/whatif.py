@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from solver.base.errors import HeptiError
 from solver.base.phrases import did_you_mean
-from solver.cluster.cluster import Cluster, Device, quantities
+from solver.cluster.cluster import Cluster, Device, Link, quantities
 
 # Boards as sold, with what they sustain in float32 MatMuls on all cores and what is left of their memory. Assumptions
 # for planning a purchase; a board at hand is measured by `profile`.
@@ -17,6 +17,7 @@ BOARDS: Mapping[str, Mapping[str, float]] = {
     "pi5": {"gflops": 70, "memory_gib": 7, "bandwidth_mbps": 940},
     "minipc": {"gflops": 150, "memory_gib": 14, "bandwidth_mbps": 2350},
 }
+SWITCH = Link(940e6 / 8, 200e-6)  # gigabit Ethernet, as TCP has it
 MOST_ADDED = 4096
 NETWORK_KEYS = ("bandwidth_mbps", "latency_us")
 DEVICE_KEYS = ("gflops", "memory_gib", "bandwidth_mbps", "jitter_us", "rest_us")
@@ -44,11 +45,25 @@ def changed(cluster: Cluster, settings: Sequence[str], added: Sequence[str], wit
     for setting in network:
         cluster = _set(cluster, setting)
     for board in added:
-        cluster = _add(cluster, board)
+        cluster = _add(cluster, board, "--add")
     for name in without:
         cluster = _remove(cluster, name)
     for setting in (setting for setting in settings if setting not in network):
         cluster = _set(cluster, setting)
+    return cluster
+
+
+def cluster_of_boards(boards: Sequence[str]) -> Cluster:
+    """Return boards as they are sold, on one switch: "pi4" or "pi4:3" each, rank 0 the first.
+
+    Raises
+    ------
+    HeptiError
+        If there is no such board.
+    """
+    cluster = Cluster((), SWITCH)
+    for board in boards:
+        cluster = _add(cluster, board.strip(), "--cluster")
     return cluster
 
 
@@ -73,10 +88,10 @@ def _set(cluster: Cluster, setting: str) -> Cluster:
     return cluster.with_device(rank, **fields)
 
 
-def _add(cluster: Cluster, board: str) -> Cluster:
+def _add(cluster: Cluster, board: str, option: str) -> Cluster:
     kind, _, count = board.partition(":")
     if count and not (count.isdecimal() and 1 <= int(count) <= MOST_ADDED):
-        raise HeptiError(f"--add {board}: the count must be a whole number from 1 to {MOST_ADDED}")
+        raise HeptiError(f"{option} {board}: the count must be a whole number from 1 to {MOST_ADDED}")
     if kind in BOARDS:
         fields = quantities(BOARDS[kind], kind)
         if fields["bandwidth_bytes_per_s"] >= cluster.network.bandwidth_bytes_per_s:
@@ -85,7 +100,7 @@ def _add(cluster: Cluster, board: str) -> Cluster:
     elif kind in cluster.names:
         model = cluster.devices[cluster.names.index(kind)]
     else:
-        raise HeptiError(f"--add {board}: there is no board {kind!r}{did_you_mean(kind, (*BOARDS, *cluster.names))}")
+        raise HeptiError(f"{option} {board}: there is no board {kind!r}{did_you_mean(kind, (*BOARDS, *cluster.names))}")
     taken, devices, number = set(cluster.names), list(cluster.devices), 0
     for _ in range(int(count or 1)):
         while (name := f"{kind}-{number}") in taken:

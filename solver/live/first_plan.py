@@ -16,7 +16,6 @@ from solver.model.spec import ModelSpec
 from solver.plan.changes import Holdings, all_by_rows
 from solver.plan.plan import Plan, Wire
 from solver.programs.lengths import for_rows
-from solver.programs.planner import Solution
 from solver.schedule.exchange import Mask
 from solver.schedule.memory import holds_all, short_bytes
 from solver.systems.sequence import rows_plan
@@ -25,20 +24,17 @@ from solver.systems.sequence import rows_plan
 WORTH = 0.15
 
 
-def plan_to_begin_with(spec: ModelSpec, cluster: Cluster, solution: Solution) -> tuple[Solution, Plan | None]:
-    """Return the solution whose plan runs, and the plan by rows whose weights ranks hold besides, if any."""
-    plan = solution.plan
+def plan_to_begin_with(spec: ModelSpec, cluster: Cluster, plan: Plan) -> tuple[Plan, Plan | None]:
+    """Return what runs where a plan is the best, and the plan by rows whose weights ranks hold besides, if any."""
     by_rows = None if all_by_rows(plan) else plan_by_rows(spec, cluster, plan.rows, plan.wire)
     if by_rows is None:
-        return solution, None
+        return plan, None
     spare = among(by_rows, cluster, holds_all(spec, cluster, plan.rows))
     holdings = Holdings(plan, len(cluster.devices), spare)
     both = [holdings.held_bytes(spec, rank, cluster.precision) for rank in range(len(cluster.devices))]
     if not short_bytes(spec, cluster, spare, both).any():
-        return solution, spare
-    if by_rows.predicted_s <= (1 + WORTH) * plan.predicted_s:
-        return replace(solution, plan=by_rows), None
-    return solution, None
+        return plan, spare
+    return (by_rows if by_rows.predicted_s <= (1 + WORTH) * plan.predicted_s else plan), None
 
 
 def plan_by_rows(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32) -> Plan | None:

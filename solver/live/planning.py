@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing import connection, get_context, parent_process
 
 from solver.cluster.cluster import Cluster
@@ -19,16 +20,17 @@ from solver.programs.planner import Solution, solve
 NICE = 10  # behind what rank 0 computes
 
 
-def solved_again(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution, wire: Wire) -> Solution:
-    """Solve again from a former solution; return what runs, which may be by rows where weights have to move.
+def solved_again(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution | None, wire: Wire) -> Solution:
+    """Solve again, from a former solution if any; return what runs: maybe by rows, where weights have to move.
 
     Raises
     ------
     InfeasiblePlanError
         If no plan fits.
     """
-    solution, _ = plan_to_begin_with(spec, cluster, solve(spec, cluster, rows, before, wire))
-    return solution
+    solution = solve(spec, cluster, rows, before, wire)
+    plan, _ = plan_to_begin_with(spec, cluster, solution.plan)
+    return replace(solution, plan=plan)
 
 
 @contextmanager

@@ -77,32 +77,37 @@ class Replanner:
         The model.
     cluster
         The profile that the first plan was made for.
-    solution
-        That plan, and how it was found.
+    plan
+        That plan.
     spare
         The plan by rows whose weights ranks hold besides.
     read_bytes_per_s : [p]
         How fast each rank gets weights, from its file or from rank 0.
     solves
         Runs what takes long: `solver.live.planning.own_process`.
+    solution
+        How the first plan was found; None where a file had it.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
         cluster: Cluster,
-        solution: Solution,
+        plan: Plan,
         spare: Plan | None,
         read_bytes_per_s: Sequence[float],
         solves: Executor,
+        solution: Solution | None = None,
     ) -> None:
         self._spec, self._solves = spec, solves
         self._solving: tuple[Future[Solution], Change] | None = None
         self.drift = Drift(spec, cluster)
         # The latest first, with the logarithms of the factors that they were solved for.
-        self._solutions = deque([(np.zeros((2, len(cluster.devices))), solution)], KNOWN)
-        self.plan = solution.plan
-        self._holdings = Holdings(solution.plan, len(cluster.devices), spare)
+        self._solutions: deque[tuple[Floats, Solution]] = deque(maxlen=KNOWN)
+        if solution is not None:
+            self._solutions.append((np.zeros((2, len(cluster.devices))), solution))
+        self.plan = plan
+        self._holdings = Holdings(plan, len(cluster.devices), spare)
         self._requests = 0
         self._again_at = 0.0  # how many requests make what was too dear worth another look; 0: nothing was
         self._read_bytes_per_s = read_bytes_per_s
@@ -180,8 +185,9 @@ class Replanner:
         if plan is not None:
             self._again_at = due if shifted else self._requests + LEAST_HORIZON
             return self._conclude(plan, before_s, aim, change)
-        former = self._nearest(factors)[1]
-        solution = self._solves.submit(solved_again, self._spec, now, self.plan.rows, former, self.plan.wire)
+        former = self._nearest(factors)
+        before = None if former is None else former[1]
+        solution = self._solves.submit(solved_again, self._spec, now, self.plan.rows, before, self.plan.wire)
         self._solving = solution, change
         return self._solved_for(solution, change, aim)
 
@@ -233,9 +239,9 @@ class Replanner:
         """Return whether a plan saves enough, and more than moving to it takes."""
         return plan.predicted_s <= (1 - least_gain) * before_s and self._net_s(plan, before_s) > 0
 
-    def _nearest(self, factors: Floats) -> tuple[float, Solution]:
-        """Return the solution for factors nearest to some, and how far from them it was solved."""
-        return min(self._apart(factors), key=lambda entry: entry[0])
+    def _nearest(self, factors: Floats) -> tuple[float, Solution] | None:
+        """Return how far from some factors the nearest were for which there is a solution, and that one."""
+        return min(self._apart(factors), key=lambda entry: entry[0], default=None)
 
     def _apart(self, factors: Floats) -> list[tuple[float, Solution]]:
         """Return all solutions, with how far from some factors they were solved."""
@@ -243,8 +249,8 @@ class Replanner:
 
     def _is_known(self, factors: Floats) -> bool:
         """Return whether what runs was found by solving for all as it is now; a plan by rows alone may be another."""
-        apart, solution = self._nearest(factors)
-        return apart < SHIFT and all_by_rows(self.plan) == all_by_rows(solution.plan)
+        nearest = self._nearest(factors)
+        return nearest is not None and nearest[0] < SHIFT and all_by_rows(self.plan) == all_by_rows(nearest[1].plan)
 
     def _at_once(self, change: Change) -> Plan | None:
         """Return the best plan for which nobody lacks weights; None if none fits.

@@ -51,7 +51,7 @@ class Trials(Turns[Plan]):
     """
 
     def __init__(self, spec: ModelSpec, cluster: Cluster, plans: Sequence[Plan]) -> None:
-        super().__init__(plans, cuts_of, counted(plans[0].rows, "row"))
+        super().__init__(plans, cuts_of, f"{counted(plans[0].rows, 'row')} (norms: r on rows, f on full)")
         self._spec, self._cluster = spec, cluster
         self._by_length = [PlansByLength(spec, cluster, plan) for plan in plans]
 

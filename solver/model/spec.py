@@ -22,6 +22,7 @@ from solver.model.mlp import ACTIVATIONS, Mlp
 POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "lasttoken")
 SCORES = ("softmax", "sigmoid", "identity")
 DEFAULT_ROWS = 256  # of a request that is planned for or measured, where nobody says how long it is
+TYPICAL_ROWS = 128  # of a text where nothing is known of the requests
 _SIZES = {"hidden", "vocab", "positions", "max_rows", "height", "width", "patch", "channels"}
 
 
@@ -371,6 +372,11 @@ def layer_prefixes(run: Run, layer: int) -> list[str]:
 def with_layers(spec: ModelSpec, layers: int) -> ModelSpec:
     """Return a model of alike layers with another number of them."""
     return replace(spec, runs=(Run(layers, spec.blocks),))
+
+
+def typical_rows(spec: ModelSpec) -> int:
+    """Return what is planned for where nothing is known of the requests: of a service, and of standard input."""
+    return spec.input.rows if isinstance(spec.input, ImageInput) else min(TYPICAL_ROWS, spec.input.max_rows)
 
 
 def request_rows(spec: ModelSpec, asked: int | None) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from solver.base.errors import HeptiError, no_text
+from solver.base.errors import HeptiError, explained, no_text
 from solver.base.spans import Span
 from solver.plan.plan import Prediction
 
@@ -42,13 +42,12 @@ def plan_table(text: str) -> dict[str, Any]:
     HeptiError
         If it is not JSON, or of another format.
     """
-    try:
+    with explained("not JSON", (ValueError, RecursionError)):
         table = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise HeptiError(f"not JSON: {error}") from error
-    if not isinstance(table, dict) or table.get("format") != FORMAT:
-        found = table.get("format") if isinstance(table, dict) else None
-        raise HeptiError(f"format is {found!r}, this version reads {FORMAT!r}")
+    if not isinstance(table, dict) or "format" not in table:
+        raise HeptiError(f'no plan, which is a JSON object with "format": "{FORMAT}": hepti plan --out writes one')
+    if table["format"] != FORMAT:
+        raise HeptiError(f"format is {table['format']!r}, this version reads {FORMAT!r}")
     return table
 
 

@@ -397,7 +397,7 @@ class Plan:
         if self.model_fingerprint and self.model_fingerprint != spec.fingerprint:
             raise HeptiError(
                 f"the plan is for model {self.model_name} ({self.model_fingerprint}), "
-                f"the weights are {spec.name} ({spec.fingerprint}): plan again with python -m solver"
+                f"the weights are {spec.name} ({spec.fingerprint}): plan again with hepti plan"
             )
         if not self.model_fingerprint and self.model_name != spec.name:
             raise HeptiError(

@@ -32,7 +32,7 @@ from solver.schedule.timing import Machine, TimedStep, Times, Values, step_times
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PricedStep:
-    """A step of the plan; `repeats` times in a row of layers, `layers` says which."""
+    """A step of the plan; `repeats` times in a row of layers, `layers` says which, `block` the kind of block."""
 
     layers: str
     name: str
@@ -42,6 +42,7 @@ class PricedStep:
     times: Times
     sent: Floats  # [p] bytes
     received: Floats  # [p] bytes
+    block: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,15 +104,17 @@ def predict(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Predict
     return price(setting(spec, cluster, rows), plan).prediction
 
 
-def price(s: Setting, plan: Plan) -> Price:
+def price(s: Setting, plan: Plan, behind: int = 0) -> Price:
     """Price a plan step by step, with its own tiles and wire.
+
+    Its model may be a part of one, with so many layers before it: the steps are called by their number in the whole.
 
     Raises
     ------
     HeptiError
         If the plan has several stages, or its stage not all devices: `solver.schedule.stages` prices these.
     """
-    steps, active = _priced_steps(s, plan), plan.stages[0].active
+    steps, active = _priced_steps(s, plan, behind), plan.stages[0].active
     # Of 1024 devices 974 may have no share, and hold the same: counting it for each took an eighth of the planning.
     idle = next((rank for rank in range(1, s.devices) if rank not in active), 0)
     held = {rank: weights_bytes(s.spec, plan, rank, s.precision) for rank in (0, idle, *active)}
@@ -123,7 +126,7 @@ def plan_seconds(s: Setting, plan: Plan) -> float:
     return Price(_priced_steps(s, plan), ()).seconds
 
 
-def _priced_steps(s: Setting, plan: Plan) -> tuple[PricedStep, ...]:
+def _priced_steps(s: Setting, plan: Plan, behind: int = 0) -> tuple[PricedStep, ...]:
     if not plan.in_one:
         raise HeptiError(f"the plan has {len(plan.stages)} stages, or not all devices in one: price it as a pipeline")
     s = replace(s, wire=plan.wire, tile_rows=plan.tile_rows)
@@ -137,12 +140,13 @@ def _priced_steps(s: Setting, plan: Plan) -> tuple[PricedStep, ...]:
             repeats,
             step_times(step, {}, active, s.machine),
             *_moved(step, active),
+            step.block,
         )
-        for layers, repeats, step in _plan_steps(s, plan, active)
+        for layers, repeats, step in _plan_steps(s, plan, active, behind)
     )
 
 
-def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int, TimedStep]]:
+def _plan_steps(s: Setting, plan: Plan, active: Mask, behind: int) -> Iterator[tuple[str, int, TimedStep]]:
     """Yield all steps of a request: where, how often in a row, which."""
     stage = plan.stages[0]
     known: dict[Partition, Floats] = {}
@@ -159,7 +163,9 @@ def _plan_steps(s: Setting, plan: Plan, active: Mask) -> Iterator[tuple[str, int
                 values = _values(block, own, s.rows, known)
                 yield CutBlock(block, block_steps(block, own, halves.within(both)), values, own.route, _avoids(own))
 
-    runs = (LayerRun(number, count, tuple(blocks(number, layer))) for number, count, layer in alike(s.spec, stage))
+    runs = (
+        LayerRun(behind + number, count, tuple(blocks(number, layer))) for number, count, layer in alike(s.spec, stage)
+    )
     yield from request_steps(s, pricer, runs)
 
 

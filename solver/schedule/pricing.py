@@ -68,6 +68,7 @@ class Pricer:
         self.stream = stream
         self.route = Route.DIRECT  # of the block at hand
         self._norm = "post"
+        self._block = ""  # the name of its kind
         self._columns: Region | None = None  # where the stream lies in columns
         self.avoids: Mask | None = None  # who avoids K and V, where the block's input is gathered
         self._active = active
@@ -106,7 +107,7 @@ class Pricer:
 
     def add(self, block: Block, own: Iterable[steps.Step]) -> None:
         """Add the steps of a block, or of a half of one, whose shares `values` has."""
-        self._norm = block.norm
+        self._norm, self._block = block.norm, block.name
         if self._columns is not None and Axis.SUB_BLOCKS not in self.values:
             self._gather_from_columns()
         for step in own:
@@ -353,6 +354,7 @@ class Pricer:
     def hand_in(self, transfer: Transfer) -> None:
         """Add the last exchange of a request."""
         counted = None if self.stream is None else self._owners_of(self.stream)
+        self._block = ""
         self._exchange(TimedStep("hand in", transfer=transfer, blocks=counted))
 
     def _known(self, exchange: Exchange) -> Transfer:
@@ -360,7 +362,7 @@ class Pricer:
 
     def _exchange(self, step: TimedStep) -> None:
         """Add an exchange; the compute since the last one stands before it."""
-        self._steps += self._pending.before([step])
+        self._steps += self._pending.before([replace(step, block=self._block)])
         self._pending = Pending()
 
     def _compute(self, axis: Axis, seconds: Floats, *names: str) -> None:

@@ -18,7 +18,7 @@ get and give passes its link: together they answer no more requests than that ca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -74,6 +74,17 @@ class PricedReplica:
     def seconds(self) -> float:
         """Seconds of one request from its embedding to rank 0's having the result."""
         return math.fsum(_seconds(stage.enter) + stage.layers.seconds for stage in self.stages) + _seconds(self.leave)
+
+    @property
+    def steps(self) -> Iterator[tuple[tuple[int, ...], PricedStep]]:
+        """All steps of one request behind its embedding, and whose times they have; exchanges only that move bytes."""
+        everyone = tuple(range(self.leave.sent.size))
+        for stage in self.stages:
+            if stage.enter.sent.any():
+                yield everyone, stage.enter
+            yield from ((stage.ranks, step) for step in stage.layers.steps)
+        if self.leave.sent.any():
+            yield everyone, self.leave
 
     @property
     def period_s(self) -> float:
@@ -314,12 +325,13 @@ def _layers(s: Setting, cluster: Cluster, plan: Plan, stage: Stage, ranks: tuple
     runs = tuple((Span(span.start - start, span.stop - start), layer) for span, layer in stage.layers)
     part = stage.sublayers.within(Span(start, stage.span.stop).scaled(stage.per_layer))
     own = replace(plan, stages=(Stage(stage.devices, runs, part),), devices=stage.devices, wire=plan.wire.within)
-    found = price(setting(spec, cluster.only(ranks), s.rows), own)
+    found = price(setting(spec, cluster.only(ranks), s.rows), own, start)
     # The first step embeds and hands out. The last hands in, behind what is computed since the last exchange.
     _, *inner, last = found.steps
     compute = last.times.compute
     nothing = np.zeros(compute.size)
-    tail = replace(last, times=Times(compute, nothing, compute), sent=nothing, received=nothing)
+    times = Times(compute, nothing, compute)
+    tail = replace(last, layers=f"layer {stage.span.stop - 1}", name="", times=times, sent=nothing, received=nothing)
     return Price((*inner, tail), found.weights_bytes)
 
 

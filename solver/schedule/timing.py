@@ -110,10 +110,12 @@ class TimedStep:
     """One exchange and the compute around it; without a transfer, compute alone.
 
     Posting messages, adding summands that arrive, and the wire's format are compute too, and follow from the transfer.
-    `blocks` says in how many blocks of rows the products behind `during` and `edge` run, where that matters.
+    `blocks` says in how many blocks of rows the products behind `during` and `edge` run, where that matters; `block`
+    names the kind of block that asks for the exchange.
     """
 
     name: str
+    block: str = ""
     computes: tuple[str, ...] = ()  # what stands before, and what meanwhile, by name
     meanwhile: tuple[str, ...] = ()
     before: Load = field(default_factory=dict)

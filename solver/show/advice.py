@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from solver.cluster.cluster import GIB, Cluster
 from solver.model.spec import ModelSpec
-from solver.plan.plan import Plan, Wire
+from solver.plan.plan import Plan
 from solver.programs.planner import Solution
 from solver.schedule.cost import Price
 from solver.schedule.memory import holds_all
 from solver.schedule.stages import PricedPlan
 from solver.schedule.steps import BOTH_HALVES, flop_of_rows
-from solver.show.comparison import ComparedSystem, compare
 from solver.systems import DEFAULT, plans_for
 from solver.systems.hepti import plan_hepti
 
@@ -42,13 +41,6 @@ class Upgrade:
 def other_systems(spec: ModelSpec) -> tuple[str, ...]:
     """Return the systems beside our own that plan for a model."""
     return tuple(system for system in plans_for(spec) if not system.startswith(DEFAULT))
-
-
-def alternatives(
-    spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire, advance: Callable[[int], None] = lambda _: None
-) -> list[ComparedSystem]:
-    """Return what the other systems would reach, with the same wire; `advance` is called with 1 after each."""
-    return compare(spec, cluster, rows, wire, other_systems(spec), advance)
 
 
 def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price | PricedPlan) -> Bounds:
@@ -121,7 +113,7 @@ def _of_all(cluster: Cluster, links: bool = True) -> Iterator[tuple[str, Cluster
             yield f"links of {mbps} Mbps to all", replace(cluster, devices=everyone, network=network, links={})
     fastest = max(cluster.devices, key=lambda device: device.compute_flop_per_s)
     another = replace(fastest, name=f"{fastest.name}-too")
-    yield f"one more {fastest.name}", replace(cluster, devices=(*cluster.devices, another))
+    yield f"one more like {fastest.name}", replace(cluster, devices=(*cluster.devices, another))
 
 
 def _with_more_memory(cluster: Cluster, rank: int) -> Cluster:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from solver.schedule.stages import price_plan
 from solver.systems import DECOUPLED, DEFAULT, PLANNERS, THROUGHPUT, make_plan, plans_for
 from solver.systems.named import ALONE
 
+Entry = TypeVar("Entry", bound="ComparedSystem")
 MOST_ALONE = 8  # devices of which each is compared alone; of more, only the best
 TIE = 1e-3  # of the best: plans that are alike differ by less, where seconds are summed in another order
 
@@ -37,6 +39,8 @@ class ComparedSystem:
         Why it cannot be run, "" if it can.
     model
         Where it is for another model than was asked for, that model.
+    taking
+        How many devices compute; 0 where there is no plan.
     """
 
     system: str
@@ -46,6 +50,7 @@ class ComparedSystem:
     weights_bytes: tuple[int, ...]
     lacks: str = ""
     model: str = ""
+    taking: int = 0
 
     @property
     def label(self) -> str:
@@ -58,6 +63,11 @@ class ComparedSystem:
         return self.system.partition(":")[0]
 
     @property
+    def splits_nothing(self) -> bool:
+        """Whether it puts all on one of several devices, though it is none of those that are compared alone."""
+        return self.taking == 1 and len(self.weights_bytes) > 1 and not self.system.startswith(ALONE)
+
+    @property
     def takes_part(self) -> bool:
         """Whether it may win: it can be run, and answers as the model does that was asked for."""
         return not self.lacks and not self.model
@@ -67,6 +77,26 @@ class ComparedSystem:
         if objective == "throughput":
             return 1 / self.requests_per_s if self.requests_per_s else np.inf
         return self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    """Who wins at a place, and by how much.
+
+    Parameters
+    ----------
+    system
+        Its name; "" where nothing can be run.
+    lead
+        What part of its seconds, for one request or one of many, the best other system takes longer; infinite where no
+        other can be run.
+    times_alone
+        How many times as fast as the best board alone it is; infinite where no board can run the model alone.
+    """
+
+    system: str
+    lead: float
+    times_alone: float
 
 
 def compare(
@@ -82,9 +112,15 @@ def compare(
     Where no layer of the model is decoupled, block parallelism is predicted for the model beside it that has such.
     `advance` is called with 1 after each.
     """
+    systems = compared(spec) if systems is None else systems
+    return side_by_side(systems, lambda system: _entry(system, spec, cluster, rows, wire), advance)
+
+
+def side_by_side(systems: Iterable[str], entry: Callable[[str], Entry], advance: Callable[[int], None]) -> list[Entry]:
+    """Return every system's entry; `advance` is called with 1 after each."""
     found = []
-    for system in compared(spec) if systems is None else systems:
-        found.append(_entry(system, spec, cluster, rows, wire))
+    for system in systems:
+        found.append(entry(system))
         advance(1)
     return found
 
@@ -138,11 +174,8 @@ def winners(
     objective: str,
     wire: Wire = Wire.FLOAT32,
     advance: Callable[[int], None] = lambda _: None,
-) -> list[list[tuple[str, float]]]:
-    """Return who wins where, and by how much, [memory][bandwidth]; ("", 0.0) where nothing can be run.
-
-    By how much: what part of the winner's seconds, for one request or one of many, the best other system takes longer;
-    infinite where no other can be run.
+) -> list[list[Won]]:
+    """Return who wins where, [memory][bandwidth].
 
     Parameters
     ----------
@@ -150,18 +183,22 @@ def winners(
         Bytes a second of every device's link.
     memories
         What every device has, in times of what it has in the cluster.
+    systems
+        Who takes part; `single`, the best board alone, is among them.
     advance
         Called with 1 after each system of each place.
     """
     systems = tuple(systems)
 
-    def best(bandwidth: float, memory: float) -> tuple[str, float]:
+    def best(bandwidth: float, memory: float) -> Won:
         entries = compare(spec, _changed(cluster, bandwidth, memory), rows, wire, systems, advance)
         able = [entry for entry in ranked(entries, objective) if entry.takes_part]
         if not able:
-            return "", 0.0
-        least = min((entry.cost_s(objective) for entry in able[1:]), default=np.inf)
-        return able[0].system, max(0.0, float(least / able[0].cost_s(objective) - 1))
+            return Won("", 0.0, 0.0)
+        own = able[0].cost_s(objective)
+        other = min((entry.cost_s(objective) for entry in able[1:]), default=np.inf)
+        alone = next((entry.cost_s(objective) for entry in able if entry.planner == "single"), np.inf)
+        return Won(able[0].system, max(0.0, other / own - 1), max(1.0, alone / own))
 
     return [[best(bandwidth, memory) for bandwidth in bandwidths] for memory in memories]
 
@@ -181,8 +218,9 @@ def _entry(system: str, spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire
     facts = priced.prediction
     name = f"single:{plan.devices[plan.stages[0].active[0]]}" if system == "single" else system
     missing = lacks(spec, cluster, plan, facts.weights_bytes)
+    taking = len({stage.devices[rank] for stage in plan.stages for rank in stage.active})
     return ComparedSystem(
-        name, facts.seconds, priced.requests_per_s, facts.bytes_on_wire, facts.weights_bytes, missing, model
+        name, facts.seconds, priced.requests_per_s, facts.bytes_on_wire, facts.weights_bytes, missing, model, taking
     )
 
 

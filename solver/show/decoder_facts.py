@@ -15,7 +15,7 @@ from solver.schedule.cost import Price
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import predicted, price_pass, setting_of
 from solver.schedule.decoders.memory import RankMemory, decoder_lacks, rank_memory
-from solver.show.comparison import ComparedSystem, beside_devices
+from solver.show.comparison import ComparedSystem, beside_devices, side_by_side
 from solver.systems.decoders import SYSTEMS, plan_decoder
 
 
@@ -78,11 +78,7 @@ def compare_decoders(
     advance: Callable[[int], None] = lambda _: None,
 ) -> list[ComparedDecoder]:
     """Plan by each of the systems, and predict what comes of it; `advance` is called with 1 after each."""
-    found = []
-    for system in systems:
-        found.append(_entry(system, model, cluster, asked))
-        advance(1)
-    return found
+    return side_by_side(systems, lambda system: _entry(system, model, cluster, asked), advance)
 
 
 def _entry(system: str, model: Decoder, cluster: Cluster, asked: TokenRequest) -> ComparedDecoder:
@@ -96,4 +92,5 @@ def _entry(system: str, model: Decoder, cluster: Cluster, asked: TokenRequest) -
     assert facts is not None
     sent = found.token.prediction.bytes_on_wire
     held = tuple(needs.weights for needs in found.memory)
-    return ComparedDecoder(system, facts.token_s, 1 / facts.token_s, sent, held, first_s=facts.first_s)
+    taking = len({rank for stage in plan.stages for rank in stage.ranks})
+    return ComparedDecoder(system, facts.token_s, 1 / facts.token_s, sent, held, taking=taking, first_s=facts.first_s)

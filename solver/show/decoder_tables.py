@@ -21,7 +21,7 @@ from solver.schedule.decoders.asked import TokenRequest
 from solver.show.decoder_facts import ComparedDecoder, PricedDecoder
 from solver.show.network_tables import bar, legend
 from solver.show.plan_tables import MOST_LISTED
-from solver.show.system_tables import print_lacking
+from solver.show.system_tables import print_notes
 
 
 def decoder_title(model: Decoder, asked: TokenRequest) -> str:
@@ -48,7 +48,7 @@ def print_decoder(console: Console, found: PricedDecoder) -> None:
     of = f" for each of {plan.sequences} sequences" * (plan.sequences > 1)
     console.print(f"There is room for {plan.context} tokens{of}; keys and values are kept in {plan.cache}.")
     console.print(
-        f"[bold]{1 / facts.token_s:.2f} tokens a second[/] behind {facts.behind} others"
+        f"[bold]{1 / facts.token_s:.2f} tokens a second[/] with {facts.behind} before"
         f"{f' by {plan.system}' * bool(plan.system)}: {_ms(facts.token_s)} ms a token, {_ms(facts.compute_s)} of them "
         f"compute and {_ms(facts.exchange_s)} waiting for the wire; {_kib(found.token.prediction.bytes_on_wire)} KiB "
         f"are sent. [bold]{facts.first_s:.2f} s[/] from a prompt of {counted(facts.prompt, 'token')} to the first."
@@ -125,7 +125,7 @@ def print_beside(console: Console, plan: DecoderPlan, others: Sequence[ComparedD
         ratio = f"{entry.seconds / facts.token_s:.2f} times as fast" if compared else ""
         table.add_row(*_figures(entry), ratio, style="bold" if entry is own else "dim" if entry.lacks else "")
     console.print(table)
-    print_lacking(console, others)
+    print_notes(console, others)
 
 
 def print_decoders(console: Console, entries: Sequence[ComparedDecoder], title: str) -> None:
@@ -143,7 +143,7 @@ def print_decoders(console: Console, entries: Sequence[ComparedDecoder], title: 
             style="dim" if entry.lacks else "bold" if not place else "",
         )
     console.print(table)
-    print_lacking(console, entries)
+    print_notes(console, entries)
     best = entries[0]
     if best.lacks:
         console.print("None of them can be run.")

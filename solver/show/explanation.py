@@ -118,8 +118,10 @@ def _print_gap(console: Console, solution: Solution) -> None:
         said = "If layers could be mixed in fractions, without tiles and routes, a request would take"
         console.print(f"{said} {_ms(solution.bound_s)} ms.")
         return
-    said = "Fractional shares of its cuts on its devices would take at least"
-    console.print(f"{said} {_ms(solution.bound_s)} ms: whole ones cost {100 * solution.gap:.1f} % at most.")
+    console.print(
+        f"Could heads, rows and tiles be parted between devices, a request would take at least {_ms(solution.bound_s)} "
+        f"ms: that they are whole costs {100 * solution.gap:.1f} % at most."
+    )
 
 
 def _print_plan(console: Console, solution: Solution) -> None:

@@ -19,7 +19,7 @@ from solver.plan.segments import SegmentPlan, SegmentShares, unrolled
 from solver.schedule.cost import Price, PricedStep
 from solver.schedule.segment_steps import NetSetting, memory_of, net_setting, price_segments
 from solver.show.advice import Bounds
-from solver.show.comparison import ComparedSystem, beside_devices
+from solver.show.comparison import ComparedSystem, beside_devices, side_by_side
 from solver.systems.convnets import SYSTEMS, plan_network
 
 
@@ -115,11 +115,7 @@ def compare_networks(
     net: ConvNet, cluster: Cluster, wire: Wire, systems: Iterable[str], advance: Callable[[int], None] = lambda _: None
 ) -> list[ComparedSystem]:
     """Plan by each of the systems, and predict what comes of it; `advance` is called with 1 after each."""
-    found = []
-    for system in systems:
-        found.append(_entry(system, net, cluster, wire))
-        advance(1)
-    return found
+    return side_by_side(systems, lambda system: _entry(system, net, cluster, wire), advance)
 
 
 def _entry(system: str, net: ConvNet, cluster: Cluster, wire: Wire) -> ComparedSystem:
@@ -130,8 +126,9 @@ def _entry(system: str, net: ConvNet, cluster: Cluster, wire: Wire) -> ComparedS
     found = priced_network(net, cluster, plan)
     facts = found.price.prediction
     return ComparedSystem(
-        system, facts.seconds, 1 / facts.seconds, facts.bytes_on_wire, facts.weights_bytes, found.lacks
-    )
+        system, facts.seconds, 1 / facts.seconds, facts.bytes_on_wire, facts.weights_bytes, found.lacks,
+        taking=len(plan.active),
+    )  # fmt: skip
 
 
 def network_bounds(found: PricedNetwork) -> Bounds:

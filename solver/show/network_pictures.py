@@ -10,13 +10,12 @@ from solver.base.spans import Partition
 from solver.plan.segment_file import whole_parts
 from solver.plan.segments import SegmentCut, SegmentShares
 from solver.show.network_facts import PricedNetwork
-from solver.show.network_tables import first_node, shared_out
-from solver.show.pictures import MOST_DRAWN, new_figure, save_figure
+from solver.show.network_tables import first_node, shared_out, wire_s
+from solver.show.pictures import MOST_DRAWN, PALETTE, left_out, new_figure, save_figure
 
-# Of matplotlib's twenty, strong beside light: what a board has, and what it needs.
-_STRONG = tuple(f"C{number}" for number in range(10))
-_LIGHT = 0.3  # opacity
+_LIGHT = 0.3  # opacity of what a board needs, beside what it has
 _HATCH = "///"
+LONGEST = 60  # letters of a list of boards
 MOST_NAMED = 24  # segments of which each has a name below it
 
 
@@ -26,8 +25,8 @@ def plot_segments(found: PricedNetwork, path: Path, title: str) -> None:
     Lengths are parts of the image's height, or of the channels where these are cut, which is hatched.
     """
     plan = found.plan
-    ranks = [rank for rank in range(len(plan.devices)) if any(rank in segment.active for segment in plan.segments)]
-    ranks = ranks[:MOST_DRAWN]
+    busy = sorted({rank for segment in plan.segments for rank in segment.active})
+    ranks = busy[:MOST_DRAWN]
     count = len(plan.segments)
     figure = new_figure(max(10.0, 1.5 + count * (0.95 if count <= MOST_NAMED else 0.4)), 6)
     axes = figure.subplots()
@@ -39,14 +38,17 @@ def plot_segments(found: PricedNetwork, path: Path, title: str) -> None:
         axes.axvline(edge - 0.5, color="black", linewidth=0.4)
     for rank in ranks:
         axes.bar(0, 0, color=_colour(rank), label=plan.devices[rank])
+    if idle := [name for rank, name in enumerate(plan.devices) if rank not in busy]:
+        axes.bar(0, 0, color="none", label=f"no share: {textwrap.shorten(', '.join(idle), LONGEST)}")
     axes.bar(0, 0, color="grey", alpha=_LIGHT, label="needs of what was before")
     if any(segment.cut is not SegmentCut.ROWS for segment in plan.segments):
         axes.bar(0, 0, color="grey", hatch=_HATCH, edgecolor="white", label="of channels")
     if count <= MOST_NAMED:
         axes.set_xticks(range(count), [_label(found, number) for number in range(count)], fontsize=7)
-        axes.set_xlabel("its first node; what is shared out; ms of the slowest board's compute + behind it of the wire")
+        of = "its first node; what is shared out; ms of the slowest board's compute + of the wire behind it"
     else:
-        axes.set_xlabel("segment")
+        of = "segment"
+    axes.set_xlabel(of + left_out(len(ranks), len(busy)))
     axes.set(xlim=(-0.5, len(plan.segments) - 0.5), ylim=(1, 0), ylabel="part of the rows, from the first")
     figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
     figure.legend(loc="outside lower right", ncols=6, fontsize="small")
@@ -84,11 +86,9 @@ def _bar(axes: Any, start: float, stop: float, x: float, width: float, **style: 
 def _label(found: PricedNetwork, number: int) -> str:
     segment, step = found.plan.segments[number], found.steps[number]
     name = textwrap.fill(first_node(found.net, segment), 14, max_lines=3)
-    compute_s = float(step.times.compute.max())
-    exchange_s = float(step.times.end.max()) - compute_s
-    times = f"{1e3 * compute_s:.1f} + {1e3 * exchange_s:.1f} ms"
+    times = f"{1e3 * float(step.times.compute.max()):.1f} + {1e3 * wire_s(step):.1f} ms"
     return f"{name}\n{shared_out(segment, whole_parts(found.net, segment))}\n{times}"
 
 
 def _colour(rank: int) -> str:
-    return _STRONG[rank % len(_STRONG)]
+    return PALETTE[rank % len(PALETTE)]

@@ -27,7 +27,7 @@ from solver.show.advice import Bounds
 from solver.show.comparison import ComparedSystem
 from solver.show.network_facts import PricedNetwork, work
 from solver.show.plan_tables import MOST_LISTED
-from solver.show.system_tables import print_lacking
+from solver.show.system_tables import print_notes
 from solver.systems.convnets.hepti_throughput import Replicas
 
 MOST_APART = 8  # devices whose rows stand beside each other; of more, those alike together
@@ -56,12 +56,15 @@ def print_network(console: Console, found: PricedNetwork) -> None:
     if len(active) == 1 and count > 1:
         console.print(f"By {found.plan.system or 'this plan'} all is on {found.plan.devices[min(active)]}.")
     if found.twice >= 0.0005:
-        console.print(f"{percent(found.twice)} of the work is done twice, so that rows need not be waited for.")
+        console.print(
+            "Rows of the image that several devices need count for each: "
+            f"{percent(found.twice)} of the work is done twice, so that rows need not be waited for."
+        )
     facts = found.price.prediction
     console.print(
         f"[bold]{_ms(facts.seconds)} ms[/] for an image{f' by {found.plan.system}' * bool(found.plan.system)}: "
-        f"{_ms(facts.compute_s)} ms of compute, {_ms(facts.exchange_s)} ms of waiting for the wire; "
-        f"{facts.bytes_on_wire / MIB:.2f} MiB are sent{_wire(found.plan.wire)}."
+        f"{_ms(facts.compute_s)} ms of compute, in every step that of the slowest, {_ms(facts.exchange_s)} ms of "
+        f"waiting for the wire; {facts.bytes_on_wire / MIB:.2f} MiB are sent{_wire(found.plan.wire)}."
     )
 
 
@@ -79,10 +82,10 @@ def _segments(found: PricedNetwork) -> Table:
             first_node(found.net, segment),
             shared_out(segment, own) + ", edges first" * segment.edges_first,
             found.plan.devices[segment.active[0]] if alone else _side_by_side(own, widths),
-            _ms(_waits(step)),
+            _ms(wire_s(step)),
             _ms(float(step.times.compute.max())),
         )
-    table.add_row("", "to rank 0", "", "", _ms(_waits(found.handed_in)), "")
+    table.add_row("", "to rank 0", "", "", _ms(wire_s(found.handed_in)), "")
     return table
 
 
@@ -142,7 +145,7 @@ def network_to_json(
         {
             "parts": list(whole_parts(found.net, segment)),
             "compute_s": float(step.times.compute.max()),
-            "exchange_s": _waits(step),
+            "exchange_s": wire_s(step),
             "sent_bytes": round(float(step.sent.sum())),
         }
         for segment, step in zip(found.plan.segments, found.steps, strict=True)
@@ -182,7 +185,7 @@ def print_networks(console: Console, entries: Sequence[ComparedSystem], title: s
             style="dim" if entry.lacks else "bold" if not place else "",
         )
     console.print(table)
-    print_lacking(console, entries)
+    print_notes(console, entries)
     best = entries[0]
     console.print("None of them can be run." if best.lacks else f"{best.system} wins with {_ms(best.seconds)} ms.")
 
@@ -275,6 +278,11 @@ def bar(parts: Sequence[int], width: int) -> Text:
     return bar
 
 
+def wire_s(step: PricedStep) -> float:
+    """Return by how much a step takes longer than its slowest device computes; not below 0 where it began early."""
+    return max(float(step.times.end.max() - step.times.compute.max()), 0.0)
+
+
 def legend(devices: Sequence[str]) -> list[Text]:
     """Return which letter each device has."""
     return [Text(f"{_mark(rank)} {name}", STYLES[rank % len(STYLES)]) for rank, name in enumerate(devices)]
@@ -282,11 +290,6 @@ def legend(devices: Sequence[str]) -> list[Text]:
 
 def _mark(rank: int) -> str:
     return MARKS[rank % len(MARKS)]
-
-
-def _waits(step: PricedStep) -> float:
-    """Return by how much a step takes longer than its slowest device computes; not below 0 where it began early."""
-    return max(float(step.times.end.max() - step.times.compute.max()), 0.0)
 
 
 def _wire(wire: Wire) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,29 @@ import numpy as np
 from solver.base.command import whole_file
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
-from solver.schedule.cost import Price
-from solver.systems import PLANNERS
+from solver.schedule.cost import PricedStep
+from solver.schedule.stages import PricedPlan
+from solver.schedule.timing import Times
+from solver.show.comparison import Won
 
 MOST_DRAWN = 32  # devices
 SUFFIXES = (".svg", ".png", ".pdf")
-COLORS = {"compute": "#4477aa", "exchange": "#ee6677"}
-# Light, for words on them; kindred systems are near to each other.
-_LIGHT = (
-    "#9ecae1", "#6baed6", "#c6dbef", "#d9d9d9", "#fdae6b", "#fdd0a2", "#a1d99b", "#c7e9c0",
-    "#ffe680", "#f4b6c2", "#e6c8a0", "#bcbddc", "#9e9ac8", "#dadaeb", "#b2dfdb", "#f0b0e0",
-)  # fmt: skip
-SYSTEM_COLORS = dict(zip(PLANNERS, _LIGHT, strict=True))
+RankedStep = tuple[tuple[int, ...], PricedStep]  # and whose times it has
+# Paul Tol's bright colours, which the colour-blind can tell apart.
+PALETTE = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377")
+# What a board does; in grey dark, hatched, and light.
+DONE: dict[str, dict[str, Any]] = {
+    "computes": {"color": "#4477aa", "zorder": 2},
+    "waits for the wire": {"color": "#ee6677", "hatch": "////", "edgecolor": "white", "linewidth": 0, "zorder": 2},
+    "idle": {"color": "#e4e4e4", "zorder": 1},
+}
+WIDTH = 12  # inches of a timeline
+LETTERS = WIDTH * 72 / 5  # of 5 points, side by side in it
+SHORT_LINE = {"arrowstyle": "-", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 0}
+SLANTED = 0.022  # of the width: between names that stand beside each other
+NO_SCALE = "#fff2cc"  # behind what is beside no board alone
+BLACK_UP_TO = 0.71  # of the scale: on darker ground white letters stand out more
+LEAST_SCALE = 1.5  # times: of a map on which nobody is much faster than a board alone
 
 
 def check_pictures() -> None:
@@ -58,63 +70,173 @@ def save_figure(figure: Any, path: Path) -> None:
         figure.savefig(temporary, format=path.suffix.removeprefix("."))
 
 
-def plot_timeline(cluster: Cluster, price: Price, path: Path, title: str) -> None:
-    """Draw what every device does over time: the start, one layer of every run, the end."""
-    busy = np.flatnonzero(price.compute_s > 0)[:MOST_DRAWN]
-    figure = new_figure(12, 1.5 + 0.4 * len(busy))
+def plot_timeline(cluster: Cluster, priced: PricedPlan, path: Path, title: str) -> None:
+    """Draw what every device does over time in a request on the fastest replica; of layers that are alike, one."""
+    drawn = _drawn(priced)
+    ranks = _ranks_to_draw(drawn, len(cluster.names))
+    figure = new_figure(WIDTH, 2.6 + 0.34 * len(ranks))
     axes = figure.subplots()
-    _draw(axes, price, busy)
-    axes.set_yticks(range(len(busy)), [cluster.names[rank] for rank in busy])
-    axes.invert_yaxis()
-    axes.set_xlabel("ms; of layers that follow each other alike, one is drawn")
-    figure.suptitle(title, x=0.01, ha="left")
-    figure.legend(loc="outside upper right", ncols=2)
+    ends = _draw_steps(axes, drawn, ranks)
+    busy = {rank for own, step in drawn for rank, compute_s in zip(own, step.times.compute, strict=True) if compute_s}
+    names = [cluster.names[rank] + ": no share" * (rank not in busy) for rank in ranks]
+    axes.set_yticks(range(len(ranks)), names)
+    axes.set(xlim=(0, ends[-1]), ylim=(len(ranks) - 0.5, -1.5))
+    ms = (
+        f"ms: {in_ms(ends[-1])} of the {in_ms(1e3 * priced.prediction.seconds)} are drawn, of layers that are alike one"
+    )
+    several = any(step.repeats > 1 for _, step in drawn)
+    axes.set_xlabel((ms if several else "ms") + left_out(len(ranks), len(cluster.names)))
+    axes.spines[["top", "right"]].set_visible(False)
+    _name_steps(axes, drawn, ends)
+    _name_runs(axes, drawn, ends)
+    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
+    handles = [axes.barh(0, 0, label=name, **style) for name, style in DONE.items()]
+    figure.legend(handles=handles, loc="outside lower right", ncols=len(DONE), frameon=False)
     save_figure(figure, path)
 
 
 def plot_winners(
-    found: Sequence[Sequence[tuple[str, float]]], bandwidths_mbps: Sequence[float], memories: Sequence[str],
-    path: Path, title: str,
-) -> None:  # fmt: skip
-    """Draw who wins where, and by how much: `found` are [memory][bandwidth], as `comparison.winners` has them."""
-    figure = new_figure(2 + 1.5 * len(bandwidths_mbps), 1.8 + 0.7 * len(memories))
+    found: Sequence[Sequence[Won]], bandwidths_mbps: Sequence[float], memories: Sequence[str], path: Path, title: str
+) -> None:
+    """Draw who wins where, the darker the faster it is than the best board alone: `found` are [memory][bandwidth]."""
+    figure = new_figure(3.2 + 1.3 * len(bandwidths_mbps), 1.8 + 0.7 * len(memories))
     axes = figure.subplots()
-    from matplotlib.colors import to_rgb
-
-    shades = [[to_rgb(SYSTEM_COLORS.get(name.partition(":")[0], "white")) for name, _ in line] for line in found]
-    axes.imshow(shades, aspect="auto", origin="lower")
+    times = np.array([[won.times_alone for won in line] for line in found])
+    known = np.where(np.isfinite(times) & (times > 0), times, np.nan)
+    most = max(LEAST_SCALE, float(np.nanmax(known, initial=1.0)))
+    image = axes.imshow(known, aspect="auto", origin="lower", cmap="Blues", vmin=1, vmax=most)
     for row, line in enumerate(found):
-        for column, (name, lead) in enumerate(line):
-            words = f"{name}\n{_lead(lead)}" if name else "nothing fits"
-            axes.text(column, row, words, ha="center", va="center", fontsize=8)
+        for column, won in enumerate(line):
+            light = not BLACK_UP_TO < (won.times_alone - 1) / (most - 1) < np.inf
+            words = "\n".join(_words(won))
+            axes.text(column, row, words, ha="center", va="center", fontsize=8, color="black" if light else "white")
     axes.set_xticks(range(len(bandwidths_mbps)), [f"{mbps:g}" for mbps in bandwidths_mbps])
     axes.set_yticks(range(len(memories)), memories)
+    axes.set_facecolor(NO_SCALE)
+    axes.set_xticks(np.arange(0.5, len(bandwidths_mbps) - 1), minor=True)
+    axes.set_yticks(np.arange(0.5, len(memories) - 1), minor=True)
+    axes.grid(which="minor", color="white")
+    axes.tick_params(which="minor", length=0)
     axes.set_xlabel("Mbps of every link; %: by how much the best other system is beaten")
     axes.set_ylabel("memory of every device")
-    figure.suptitle(title, x=0.01, ha="left")
+    figure.colorbar(image, ax=axes, label="times as fast as the best board alone")
+    figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
     save_figure(figure, path)
+
+
+def _words(won: Won) -> tuple[str, ...]:
+    """Return what stands at a place of the map."""
+    if not won.system:
+        return ("nothing fits",)
+    if np.isinf(won.times_alone):
+        return won.system, "no board alone", _lead(won.lead)
+    return won.system, f"{won.times_alone:.2f} \N{MULTIPLICATION SIGN}", _lead(won.lead)
 
 
 def _lead(lead: float) -> str:
     """Return by how much a system wins, in words."""
     if np.isinf(lead):
-        return "alone fits"
+        return "no other fits"
     return f"{100 * lead:.0f} %" if lead >= 0.005 else "a tie"
 
 
-def _draw(axes: Any, price: Price, busy: Any) -> None:
-    start, rows = 0.0, np.arange(len(busy))
-    repeated = {step.layers for step in price.steps if step.repeats > 1}
-    for step in price.steps:
-        if step.layers in repeated and step.repeats == 1:
+def left_out(drawn: int, boards: int) -> str:
+    """Return the end of an axis' name where there is no room for all boards."""
+    return f"; {drawn} of {boards} boards are drawn" * (drawn < boards)
+
+
+def _drawn(priced: PricedPlan) -> list[RankedStep]:
+    """Return the steps that are drawn, each once.
+
+    The first of layers that are alike finds the rows as they were handed out: of several it is left out.
+    """
+    found: list[RankedStep] = []
+    if priced.embed_s:
+        own, nothing = np.array([priced.embed_s]), np.zeros(1)
+        found.append(((0,), PricedStep("start", "embed", (), (), 1, Times(own, nothing, own), nothing, nothing)))
+    found += priced.fastest.steps
+    repeated = {step.layers for _, step in found if step.repeats > 1}
+    return [each for each in found if each[1].repeats > 1 or each[1].layers not in repeated]
+
+
+def _ranks_to_draw(drawn: Sequence[RankedStep], devices: int) -> list[int]:
+    """Return whom there is room for: of too many those who compute longest."""
+    compute_s = np.zeros(devices)
+    for ranks, step in drawn:
+        compute_s[list(ranks)] += step.repeats * step.times.compute
+    return sorted(np.argsort(-compute_s, kind="stable")[:MOST_DRAWN].tolist())
+
+
+def _draw_steps(axes: Any, drawn: Sequence[RankedStep], ranks: Sequence[int]) -> list[float]:
+    """Draw what is done between the beginning and the end of every step; return where they end, in ms, from 0 on.
+
+    An exchange ends when its device has ended the step, what lies before it and behind it is waiting for others.
+    """
+    ends = [0.0]
+    for own, step in drawn:
+        start, seconds = ends[-1], float(step.times.end.max())
+        for row, rank in ((row, rank) for row, rank in enumerate(ranks) if rank in own):
+            place = own.index(rank)
+            compute_s, end_s = float(step.times.compute[place]), float(step.times.end[place])
+            wire_s = min(max(end_s - compute_s, 0.0), float(step.times.exchange[place]))
+            axes.barh(row, 1e3 * compute_s, left=start, **DONE["computes"])
+            axes.barh(row, 1e3 * wire_s, left=start + 1e3 * (end_s - wire_s), **DONE["waits for the wire"])
+        ends.append(start + 1e3 * seconds)
+    for row in range(len(ranks)):
+        axes.barh(row, ends[-1], **DONE["idle"])
+    for end in ends[1:]:
+        axes.axvline(end, color="black", linewidth=0.5, ymax=len(ranks) / (len(ranks) + 1))
+    return ends
+
+
+def _name_steps(axes: Any, drawn: Sequence[RankedStep], ends: Sequence[float]) -> None:
+    """Write above every step what it is."""
+    names = [f"{step.block}: {step.name}" if step.block else step.name or "compute" for _, step in drawn]
+    name_above(axes, names, [(start + end) / 2 / ends[-1] for start, end in pairwise(ends)])
+
+
+def name_above(axes: Any, names: Sequence[str], middles: Sequence[float]) -> None:
+    """Write names above places of an axis, in parts of its width; beside each other where `WIDTH` is the picture's."""
+    for name, middle, place in zip(names, middles, apart(middles, SLANTED), strict=True):
+        axes.annotate(
+            name, (middle, 1), (place, 10), "axes fraction", ("axes fraction", "offset points"), SHORT_LINE,
+            rotation=30, fontsize=7, ha="left", va="bottom", rotation_mode="anchor", annotation_clip=False,
+        )  # fmt: skip
+
+
+def apart(places: Sequence[float], gap: float) -> list[float]:
+    """Return ascending places, in parts of a width, moved until each is `gap` behind the one before; few stay within 1.
+
+    Examples
+    --------
+    >>> apart([0.1, 0.2, 0.21, 0.9], 0.05)
+    [0.1, 0.2, 0.25, 0.9]
+    """
+    found: list[float] = []
+    for place in places:
+        found.append(max(place, found[-1] + gap) if found else place)
+    limit = 1.0
+    for number in reversed(range(len(found))):
+        found[number] = min(found[number], limit)
+        limit = found[number] - gap
+    return [round(place, 9) for place in found]
+
+
+def _name_runs(axes: Any, drawn: Sequence[RankedStep], ends: Sequence[float]) -> None:
+    """Write over the layers that are drawn which ones they are, and for how many they stand."""
+    spans = [(step, start, end) for (_, step), (start, end) in zip(drawn, pairwise(ends), strict=True)]
+    for layers, own in groupby(spans, key=lambda span: span[0].layers):
+        if not layers.startswith("layer"):
             continue
-        compute, end = 1e3 * step.times.compute[busy], 1e3 * step.times.end[busy]
-        wait = np.minimum(end - compute, 1e3 * step.times.exchange[busy])
-        first = start == 0
-        axes.barh(rows, compute, left=start, color=COLORS["compute"], label="compute" if first else None)
-        axes.barh(rows, wait, left=start + compute, color=COLORS["exchange"], label="exchange" if first else None)
-        seconds = 1e3 * float(step.times.end.max())
-        axes.axvline(start + seconds, color="black", linewidth=0.5)
-        label = f"{step.repeats + 1} times: {step.name}" if step.layers in repeated else step.name
-        axes.text(start + seconds / 2, -0.6, label, rotation=30, fontsize=7, ha="left", va="bottom")
-        start += seconds
+        (step, start, end), *others = own
+        end = others[-1][2] if others else end
+        times = f"\N{MULTIPLICATION SIGN} {step.repeats + 1}" * (step.repeats > 1)
+        axes.barh(-1, end - start, left=start, height=0.7, color="#f4f4f4", edgecolor="black", linewidth=0.5)
+        room, most = (end - start) / ends[-1] * LETTERS, f"{layers}: {in_ms(end - start)} ms {times}"
+        words = next(word for word in (most, times or layers, "") if len(word) <= room)
+        axes.text((start + end) / 2, -1, words, ha="center", va="center", fontsize=8)
+
+
+def in_ms(ms: float) -> str:
+    """Return milliseconds with two digits at least."""
+    return f"{ms:.0f}" if ms >= 10 else f"{ms:.2g}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.table import Table
 from solver.base.phrases import counted
 from solver.base.spans import Span
 from solver.base.tables import new_table
-from solver.cluster.cluster import MIB, Cluster
+from solver.cluster.cluster import MIB, Cluster, Device
 from solver.model.blocks import Cut
 from solver.model.precision import FLOAT32
 from solver.plan.file import plan_to_json
@@ -25,9 +25,11 @@ from solver.programs.planner import Solution
 from solver.schedule.cost import Price
 from solver.show.advice import Bounds, Upgrade
 from solver.show.comparison import ComparedSystem
-from solver.show.system_tables import print_lacking
+from solver.show.system_tables import print_notes
+from solver.systems.named import ALONE
 
 MOST_LISTED = 16  # devices; of more, only those that take part
+SURE_GAIN = 1.4  # of estimates: 1.21 was predicted and 0.95 measured, 1.38 and 1.26, 2.5 and 2.8 (docs/planning.md)
 
 # What is shared out within a block, in words short enough that seven columns are not cut at 80.
 UNITS = {"attention": "heads", "mlp": "ffn\ncolumns"}
@@ -52,11 +54,13 @@ def print_plan(console: Console, cluster: Cluster, plan: Plan, priced: Price) ->
             console.print(f"One device alone is fastest: {only}. The others would cost more than they do.")
         else:
             console.print(f"By {plan.system} all is on {only}. Whether others are faster stands below.")
+    elif plan.system == "hepti" and (idle := [plan.devices[rank] for rank in listed if rank not in active]):
+        console.print(f"{', '.join(idle)}: no share, since any would cost more than it saves (--explain has figures).")
     facts, routes = priced.prediction, _routes(plan)
     console.print(
         f"[bold]{_ms(facts.seconds)}[/] for a request of {counted(plan.rows, 'row')} by {plan.system}: "
-        f"{_ms(facts.compute_s)} of compute, {_ms(facts.exchange_s)} of waiting for the wire; "
-        f"{facts.bytes_on_wire / MIB:.1f} MiB are sent."
+        f"{_ms(facts.compute_s)} of compute, in every step that of the slowest, {_ms(facts.exchange_s)} of waiting for "
+        f"the wire; {facts.bytes_on_wire / MIB:.1f} MiB are sent."
     )
     if plan.tile_rows or routes or plan.wire is not Wire.FLOAT32:
         tiles = f"in tiles of about {counted(plan.tile_rows, 'row')}" if plan.tile_rows else "all rows at once"
@@ -86,18 +90,19 @@ def print_comparison(
         shown = f"{1e3 * seconds:.1f}" if planned else "-"
         table.add_row(system, shown, ratio, style="bold" if system == plan.system else "dim" if lacks else "")
     console.print(table)
-    print_lacking(console, others)
+    print_notes(console, others)
     console.print(
-        f"No plan beats {_ms(bound.compute_s)}, the work over the summed speeds; "
-        f"this plan's bytes take {_ms(bound.exchange_s)} at the devices' bandwidth."
+        f"No plan beats {_ms(bound.compute_s)}, all the work at the speeds of all devices added up. The busiest link "
+        f"carries this plan's bytes for {_ms(bound.exchange_s)}; boards wait for what computing does not hide."
     )
 
 
 def print_limits(console: Console, solution: Solution, spent: Sequence[str]) -> None:
-    """Print what limits the plan."""
-    console.print(f"A layer of {_ms(solution.relaxed.seconds)} in the relaxation is {', '.join(spent)}.")
-    if solution.gap > 0:
-        console.print(f"Whole heads, rows and tiles cost {100 * solution.gap:.1f} % of that at most.")
+    """Print what limits the plan; what whole heads and rows cost is for `--explain`."""
+    console.print(
+        f"What limits a layer, of {_ms(solution.relaxed.seconds)}: {', '.join(spent)}. "
+        "What is not named has time to spare."
+    )
 
 
 def print_upgrades(console: Console, plan: Plan, upgrades: Sequence[Upgrade]) -> None:
@@ -105,6 +110,29 @@ def print_upgrades(console: Console, plan: Plan, upgrades: Sequence[Upgrade]) ->
     for upgrade in upgrades:
         part = upgrade.saved_s / plan.predicted_s
         console.print(f"{upgrade.change} saves {_ms(upgrade.saved_s)} ({100 * part:.0f} %).")
+
+
+def print_estimated(
+    console: Console,
+    cluster: Cluster,
+    measured: Callable[[Device], bool],
+    seconds: float,
+    others: Sequence[ComparedSystem],
+) -> None:
+    """Say what times are worth where GFLOP/s are all that is known of devices: those of a plan, and of one device."""
+    guessed = [device.name for device in cluster.devices if not measured(device)]
+    if not guessed:
+        return
+    of = "" if len(guessed) == len(cluster.devices) else f" of {', '.join(guessed)}"
+    alone = [other.seconds for other in others if other.system.startswith(ALONE)]
+    gain = min(alone, default=np.inf) / seconds
+    small = f" So small a gain as {gain:.2f} times may come to nothing: {SURE_GAIN:g} and more were real."
+    small *= 1.005 < gain < SURE_GAIN
+    console.print(
+        f"Times{of} are estimates from GFLOP/s; lab boards took 0.7 to 1.1 times as long.{small} "
+        "`hepti profile` measures boards that are there.",
+        highlight=False,
+    )
 
 
 def to_json(

@@ -48,14 +48,11 @@ def schedule_rows(cluster: Cluster, priced: PricedPlan | Price, device: str = ""
 
 
 def _rows(priced: PricedPlan, rank: int | None) -> Iterator[Row]:
-    for stage in priced.fastest.stages:
-        if stage.enter.sent.any():
-            yield _row(stage.enter, rank)
-        within = None if rank is None else stage.ranks.index(rank) if rank in stage.ranks else -1
-        if within != -1:
-            yield from (_row(step, within) for step in stage.layers.steps)
-    if priced.fastest.leave.sent.any():
-        yield _row(priced.fastest.leave, rank)
+    if priced.embed_s and not rank:
+        yield Row("start", 1, ("embed",), "", (), priced.embed_s, 0.0, priced.embed_s, 0)
+    for ranks, step in priced.fastest.steps:
+        if rank is None or rank in ranks:
+            yield _row(step, None if rank is None else ranks.index(rank))
 
 
 def _row(step: PricedStep, rank: int | None) -> Row:
@@ -78,7 +75,8 @@ def print_schedule(console: Console, found: list[Row], device: str, parts: str =
         words=2,
     )
     for row in found:
-        step = [*row.computes, f"[bold]{row.moves}[/]" + f" while {', '.join(row.meanwhile)}" * bool(row.meanwhile)]
+        moves = f"[bold]{row.moves}[/]" + f" while {', '.join(row.meanwhile)}" * bool(row.meanwhile)
+        step = [*row.computes, *([moves] if row.moves else [])]
         ms = (f"{1e3 * seconds:.2f}" for seconds in (row.compute_s, row.exchange_s, row.seconds))
         layers = row.layers.removeprefix("layers ").removeprefix("layer ")
         table.add_row(layers, ", ".join(step), *ms, f"{row.sent_bytes / MIB:.2f}", str(row.repeats))

@@ -42,7 +42,7 @@ def print_systems(console: Console, entries: Sequence[ComparedSystem], title: st
             style="dim" if entry.lacks else "bold" if entry in best.values() else "",
         )
     console.print(table)
-    print_lacking(console, entries)
+    print_notes(console, entries)
     for entry in entries:
         if entry.model:
             console.print(f"* {entry.system} runs another model, {entry.model}: as large, and other answers.")
@@ -54,14 +54,16 @@ def print_systems(console: Console, entries: Sequence[ComparedSystem], title: st
         console.print(f"throughput: {won.system} wins with {won.requests_per_s:.2f} requests a second.")
 
 
-def print_lacking(console: Console, entries: Sequence[ComparedSystem]) -> None:
-    """Print which systems cannot be run, and why; in a column of a table the words would stand one below the other."""
+def print_notes(console: Console, entries: Sequence[ComparedSystem]) -> None:
+    """Print which systems cannot be run, and why, and which split nothing: in a column, words would be parted."""
     lacking: dict[str, list[str]] = {}  # many lack the same
     for entry in entries:
         if entry.lacks:
             lacking.setdefault(entry.lacks.replace("does not fit: ", ""), []).append(entry.system)
     for why, alike in lacking.items():
         console.print(f"† {', '.join(alike)} cannot be run: {why}.", style="dim", markup=False)
+    if on_one := [entry.system for entry in entries if not entry.lacks and entry.splits_nothing]:
+        console.print(f"All on one board: {', '.join(on_one)}.", style="dim", markup=False)
 
 
 def systems_to_json(spec: ModelSpec, cluster: Cluster, entries: Sequence[ComparedSystem], rows: int, wire: Wire) -> str:

@@ -9,13 +9,14 @@ from rich.console import Console
 
 from solver.base.phrases import counted, mbps
 from solver.cluster.cluster import Cluster
-from solver.model.spec import ModelSpec
+from solver.model.spec import ModelSpec, TextInput
 from solver.plan.plan import Wire
 
 
 def encoder_title(spec: ModelSpec, rows: int) -> str:
     """Return what is planned, in words."""
-    return f"{spec.name}, {counted(spec.layers, 'layer')}, {counted(rows, 'row')}"
+    of = "token" if isinstance(spec.input, TextInput) else "patch"
+    return f"{spec.name}, {counted(spec.layers, 'layer')}, {counted(rows, 'row')} (one a {of})"
 
 
 def place(options: Namespace) -> str:

@@ -61,3 +61,11 @@ def uneven(tiny, tmp_path_factory):
     }  # fmt: skip
     path.write_text(json.dumps(table))
     return path
+
+
+@pytest.fixture
+def model(converted, tmp_path):
+    """Return a weights file of this test's own, so that its ranks can be told from others."""
+    path = tmp_path / "model.h5"
+    path.symlink_to(converted("bert").path)
+    return path

@@ -58,7 +58,7 @@ class Tiny:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-def make_tiny(folder):
+def make_tiny(folder, columns=96):
     """Make a checkpoint of a random Llama in a folder, and convert it; the folder's name is the model's."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -70,7 +70,7 @@ def make_tiny(folder):
     tokenizer.chat_template = CHATML
     torch.manual_seed(3)
     config = LlamaConfig(
-        vocab_size=made.get_vocab_size(), hidden_size=60, intermediate_size=96, num_hidden_layers=3,
+        vocab_size=made.get_vocab_size(), hidden_size=60, intermediate_size=columns, num_hidden_layers=3,
         num_attention_heads=5, num_key_value_heads=1, head_dim=12, max_position_embeddings=POSITIONS, bos_token_id=0,
         eos_token_id=[1, 3], initializer_range=0.3,
     )  # fmt: skip

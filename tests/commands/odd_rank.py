@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from hepti_mpi import __main__, decoder_job, job, network_job
-from hepti_mpi.comm.mpi import MPI
+from hepti_mpi.comm.mpi import MPI, start
 from hepti_mpi.engine import steps
 from hepti_mpi.engine.rank_file import RankFile
 
@@ -22,6 +22,7 @@ def fail_later(*arguments):
 
 
 oddity = sys.argv[1]
+start()
 if MPI.COMM_WORLD.rank == 1 and oddity == "fails":
     steps.run_block = fail_later
 if MPI.COMM_WORLD.rank == 1 and oddity == "no-file":

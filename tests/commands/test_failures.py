@@ -4,9 +4,7 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
-from pathlib import Path
 
 import h5py
 import numpy as np
@@ -14,46 +12,15 @@ import pytest
 
 from tests import sweeps
 from tests.commands.cli import complaints, hepti, mpirun, run, start, succeeded, weights
+from tests.commands.processes import cpu_seconds, ranks_of
 from tests.commands.requests import check_hidden
 
 MIB = 2**20
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def ranks_of(model, count):
-    """Return the process ids of the ranks that run a weights file, lowest first, as soon as all are there."""
-    while True:
-        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal() and runs(path, model)]
-        if len(pids) == count:
-            return sorted(pids)
-        time.sleep(0.05)
-
-
-def runs(process, model):
-    try:
-        words = (process / "cmdline").read_bytes().decode().split("\0")
-    except OSError:  # it has just ended
-        return False
-    return words[0] == sys.executable and str(model) in words
-
-
-def cpu_seconds(pid):
-    """Return what a process has computed so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def ask_one(process):
     print('{"tokens": [5, 6, 7]}', file=process.stdin, flush=True)
     return json.loads(process.stdout.readline())
-
-
-@pytest.fixture
-def model(converted, tmp_path):
-    """Return a weights file of this test's own, so that its ranks can be told from others."""
-    path = tmp_path / "model.h5"
-    path.symlink_to(converted("bert").path)
-    return path
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.cli import ENVIRONMENT, ROOT, run, start
-from tests.commands.test_failures import cpu_seconds
+from tests.commands.processes import cpu_seconds, ranks_of
 
 # Without README's settings for one machine: `hepti` makes its own.
 UNSET = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe", "OMPI_ALLOW_RUN_AS_ROOT",
@@ -32,31 +32,6 @@ def cache(tmp_path):
     """Return the variable that names a cache folder of this test's own, and the folder."""
     folder = tmp_path / "cache"
     return {"XDG_CACHE_HOME": str(folder)}, folder / "hepti"
-
-
-@pytest.fixture
-def model(converted, tmp_path):
-    """Return a weights file of this test's own, so that its ranks can be told from others."""
-    path = tmp_path / "model.h5"
-    path.symlink_to(converted("bert").path)
-    return path
-
-
-def ranks_of(model, count):
-    """Return the process ids of the ranks that run a weights file, as soon as there are so many."""
-    while True:
-        pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal() and runs(path, model)]
-        if len(pids) == count:
-            return sorted(pids)
-        time.sleep(0.05)
-
-
-def runs(process, model):
-    try:
-        words = (process / "cmdline").read_bytes().decode().split("\0")
-    except OSError:  # it has just ended
-        return False
-    return words[1:3] == ["-m", "hepti_mpi"] and str(model) in words
 
 
 def logs(folder):
@@ -91,14 +66,17 @@ def test_lines_of_standard_input_are_answered_one_by_one(model, cache):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["run", "--np", "2", "--model", "no.h5"], "hepti run: no weights file "),
+        (["run", "--np", "2", "--model", "no.h5"], "hepti run: no weights file no.h5: make one with "),
         (["run", "--np", "2", "--bogus"], "hepti run: unrecognized arguments: --bogus (see hepti run --help)"),
         (["run", "--bogus"], "hepti run: unrecognized arguments: --bogus (see hepti run --help)"),
         (["generate", "--np", "2"], "hepti generate: the following arguments are required: --model"),
         (["profile", "--np", "2", "--bogus"], "hepti profile: the following arguments are required: --model, --out"),
         (["plan", "--bogus"], "hepti plan: "),
-        (["convert"], "hepti: the following arguments are required: checkpoint, model (see hepti convert --help)"),
-        (["doctor"], "hepti: the following arguments are required: --hostfile (see hepti doctor --help)"),
+        (
+            ["convert"],
+            "hepti convert: the following arguments are required: checkpoint, model (see hepti ",
+        ),
+        (["doctor"], "hepti doctor: one of the arguments --hosts --hostfile is required (see hepti doctor --help)"),
         (["run", "--hosts"], "hepti run: --hosts has no value"),
         (["plam"], "hepti plam: there is no such command: did you mean plan?"),
         (["xyz"], "hepti xyz: there is no such command: there are run, generate"),
@@ -124,7 +102,7 @@ def test_hosts_that_cannot_be_reached_are_named_with_the_mend(cache):
     (line,) = done.stderr.splitlines()
     (log,) = logs(folder)
     assert (done.returncode, done.stdout) == (1, "")
-    assert line.startswith("hepti run: no-such-board.invalid: no ssh without a password: ")
+    assert line.startswith("hepti run: no-such-board.invalid: its name does not resolve: check the name")
     assert "; and look at nor-this.invalid" in line
     assert f"({log} has all that mpirun said)" in line
     assert log.read_text()
@@ -270,7 +248,8 @@ def test_the_version_is_that_of_the_package():
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["run", "--help"], ["generate", "-h"], ["plan", "--help"],
-                                   ["convert", "--help"], ["doctor", "--help"], ["lab", "--help"]])  # fmt: skip
+                                   ["convert", "--help"], ["doctor", "--help"], ["lab", "--help"],
+                                   ["completion", "--help"]])  # fmt: skip
 def test_help_speaks_of_the_command_that_was_typed(words):
     done = front(*words, COLUMNS="80")
 

@@ -6,6 +6,7 @@ import re
 import signal
 
 import pytest
+import torch
 
 from tests.commands.cli import complaints, hepti, mpirun, run, solver, start, succeeded
 from tests.commands.languages import REFUSED, REFUSES, generate, with_files
@@ -278,6 +279,36 @@ def test_a_program_hears_every_token_and_what_the_ranks_do(tiny, uneven):
     assert [line["token"] for line in lines] == whole[2:]
     assert answer["text"].endswith("".join(line["text"] for line in lines))
     assert all(line["top"][0] == [line["token"], line["logprob"]] and len(line["top"]) == 2 for line in lines)
+
+
+def test_an_answer_in_json_is_the_likeliest_value_of_its_schema(tiny, uneven):
+    """Among these: numbers, since the model has no brackets."""
+    values = [*map(str, (3, 45, 4578, 912, 60))]
+    prompt = tiny.ids("the cat")
+
+    def allowed(_, ids):
+        said = tiny.text(ids[len(prompt) :])
+        pieces = enumerate(map(tiny.text, ([token] for token in range(tiny.model.config.vocab_size))))
+        longer = [token for token, piece in pieces if piece and any(it.startswith(said + piece) for it in values)]
+        return longer + [1, 3] * (said in values)
+
+    asked = torch.tensor([prompt])
+    ids = tiny.model.generate(
+        asked, attention_mask=torch.ones_like(asked), max_new_tokens=NEW, do_sample=False, pad_token_id=0,
+        prefix_allowed_tokens_fn=allowed,
+    )[0, len(prompt) :].tolist()  # fmt: skip
+    schema = {"enum": [*map(int, values)]}
+    with start(*mpirun(3, *generate(tiny, "--plan", uneven, "--input", "-", "--tokens", NEW))) as process:
+        answer = ask(process, {"id": 1, "prompt": "the cat", "schema": schema})
+        rest = ask(process, {"id": 2, "prompt": "the cat", "schema": schema, "said": ids[:1]})
+        refusal = ask(process, {"id": 3, "prompt": "the cat", "schema": {"type": "object"}})
+        check(tiny, ask(process, {"prompt": "the cat"}), "the cat")
+        process.communicate()
+
+    assert (answer["text"], answer["finish_reason"]) == (tiny.text(ids), "stop")
+    assert answer["text"] in values
+    assert rest["new_tokens"] == answer["new_tokens"]
+    assert refusal["error"] == "no token of the model can begin a value of the schema"
 
 
 def test_what_is_cancelled_ends_and_the_others_are_answered(tiny, uneven):

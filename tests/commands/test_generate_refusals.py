@@ -74,6 +74,16 @@ def test_bad_usage_ends_a_job(tiny, refused):
     [
         (("--context", 2), "the prompt has 3 tokens, the context 2: shorten it or give a longer --context"),
         (("--context", 1000), f"--context is 1000, tiny has {POSITIONS} positions"),
+        (
+            ("--tokens", 9, "--context", 8),
+            "--tokens is 9, the context has room for 8, the prompt's among them: ask for "
+            "fewer, or give a longer --context",
+        ),
+        (
+            ("--tokens", 1000),
+            f"--tokens is 1000, the context has room for {POSITIONS}, the prompt's among them: ask for "
+            f"fewer, or give a model of more than {POSITIONS}",
+        ),
         (("--system", "hepty"), "unknown system 'hepty' (did you mean hepti?)"),
         (("--cluster", "mixed5"), "mixed5"),
         (("--plan", "/none.json"), "cannot read plan /none.json: No such file or directory"),
@@ -212,5 +222,6 @@ def test_examples_of_the_help_are_for_options_that_there_are():
     done = succeeded(hepti(2, "generate", "--help"))
 
     assert done.stdout.startswith("usage: python -m hepti_mpi generate")
-    examples = [line.split(" generate ")[1] for line in done.stdout.splitlines() if " -m hepti_mpi generate --" in line]
-    assert [cli.parse(shlex.split(words)).model.name for words in examples] == ["llama.h5"] * 4
+    examples = [line.split(" generate ")[1] for line in done.stdout.splitlines() if " generate --" in line]
+    options = [shlex.split(words.removeprefix("--hostfile pis ")) for words in examples]
+    assert [cli.parse(words).model.name for words in options] == ["llama.h5"] * 5

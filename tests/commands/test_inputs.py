@@ -159,7 +159,7 @@ def test_an_image_of_megabytes_comes_in_a_line(converted, tmp_path):
     assert errors == {
         "large": f"image_data has {len(base64.b64encode(files[1])) // 4 * 3} bytes, at most {10 << 20} are read: "
         "send a smaller image",
-        "none": "cannot read image_data: it is none",
+        "none": "cannot read image_data: it is no image",
         "bad": errors["bad"],
         "number": "image_data is no string",
     }
@@ -170,7 +170,7 @@ def test_an_image_of_megabytes_comes_in_a_line(converted, tmp_path):
 
 def test_texts_on_the_command_line_are_shown_beside_their_nearest(sentence):
     """Brackets and colons stay what they are."""
-    done = succeeded(hepti(2, "--model", sentence.path, "--text", *TEXTS[:3]))
+    done = succeeded(hepti(2, "--model", sentence.path, "--text", *TEXTS[:3], COLUMNS="120"))
 
     assert "nearest to each other" in done.stdout
     assert done.stdout.count(TEXTS[1]) >= 2

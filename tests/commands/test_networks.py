@@ -43,12 +43,12 @@ def test_paths_on_standard_input_are_answered_one_by_one(place):
         answer = ask(process, '{"id": "c", "image": "deep/c.png"}')
         stdout, stderr = process.communicate()
 
-    assert refused == {"id": 2, "error": f"cannot read image {photos}/bad.png: it is none"}
+    assert refused == {"id": 2, "error": f"cannot read image {photos}/bad.png: it is no image"}
     assert answer["id"] == "c"
     check_answer(answer, photos / "deep" / "c.png")
     assert (process.returncode, stdout) == (2, "")
     (line,) = [line for line in stderr.splitlines() if line.startswith("python -m hepti_mpi")]
-    assert line == f"python -m hepti_mpi: standard input, line 2: cannot read image {photos}/bad.png: it is none"
+    assert line == f"python -m hepti_mpi: standard input, line 2: cannot read image {photos}/bad.png: it is no image"
 
 
 def test_a_job_that_is_interrupted_says_so_and_keeps_what_is_answered(place, tmp_path):

@@ -181,6 +181,7 @@ def test_wishes_of_an_answer_are_heard(speaking, tiny):
     assert speaking.generate("the cat sleeps", max_tokens=NEW, stop=[said[3:6]]) == said[:3]
     drawn = {speaking.generate("the cat", max_tokens=NEW, temperature=2.0, top_p=0.9, seed=seed) for seed in (1, 1, 2)}
     assert len(drawn) == 2
+    assert speaking.generate("the cat", schema={"enum": [12, 405]}) in ("12", "405")
     with pytest.raises(HeptiError, match="temperature"):
         speaking.generate("the cat", temperature=-1.0)
 
@@ -240,7 +241,7 @@ def test_what_cannot_start_says_so_in_one_line(sentence, tiny, tmp_path):
     for begin, words in (
         (lambda: Cluster("pi-0,pi-1"), "give a list of names, or the Path of a hostfile"),
         (lambda: Cluster(["-x"]), "would be an option of ssh"),
-        (lambda: Cluster(tmp_path / "none"), "cannot read hostfile"),
+        (lambda: Cluster(tmp_path / "none"), "there is no hostfile"),
         (lambda: Cluster(ranks=0), "ranks is 0, must be at least 1"),
         (lambda: Cluster().start(tmp_path / "none.h5"), "no weights file"),
         (lambda: Cluster().start(tmp_path / "cut.h5"), "cut short or damaged"),

@@ -53,6 +53,25 @@ def write(path, content):
     return path
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--input", "none.txt"), "cannot read --input none.txt"),
+        (("--random", 8, "--cluster", "mixed4", "--system", "single:pi-7"), "there is no device 'pi-7'"),
+        (("--random", 8, "--cluster", "mixed4", "--plan", "plan.json"), "the plan is for"),
+    ],
+)
+def test_of_what_is_refused_no_note_stands_before_the_error(words, complaint, bert, refused, tmp_path):
+    """Not that all ranks run on this machine, nor which boards are left out."""
+    plan = write(tmp_path / "plan.json", PLAN)
+    words = [plan if word == plan.name else word for word in words]
+
+    done = refused(complaint, hepti, 3, "--model", bert.path, *words)
+
+    assert "note: " not in done.stderr
+    assert "3 ranks on" not in done.stderr
+
+
 # Weights files.
 
 
@@ -114,8 +133,8 @@ def test_a_rank_that_finds_the_damage_alone_ends_all(bert, job, tmp_path):
 @pytest.mark.parametrize(
     ("harm", "complaint"),
     [
-        (shutil.rmtree, "no checkpoint directory"),
-        (lambda folder: (folder / "config.json").unlink(), "config.json: No such file"),
+        (shutil.rmtree, "there is no checkpoint"),
+        (lambda folder: (folder / "config.json").unlink(), "holds no checkpoint"),
         (lambda folder: write(folder / "config.json", {"model_type": "mamba"}), "unknown architecture"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"\7" * 90), "cannot read"),
         (lambda folder: (folder / "model.safetensors").unlink(), "has neither model.safetensors nor"),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from solver.cluster.cluster import Cluster, Device, Link, write_cluster
-from tests.commands.cli import hepti, succeeded
+from tests.commands.cli import hepti, solver, succeeded
 from tests.commands.requests import check_answers, to_lines
 
 ROWS = (64, 100)
@@ -19,16 +19,20 @@ def wrong_cluster(tmp_path):
     return tmp_path / "cluster.toml"
 
 
-@pytest.mark.parametrize("mode", ["auto", "dry-run", "off"])
-def test_answers_are_right_whatever_is_decided(mode, converted, wrong_cluster, tmp_path):
+@pytest.mark.parametrize(("mode", "given"), [("auto", False), ("auto", True), ("dry-run", False), ("off", False)])
+def test_answers_are_right_whatever_is_decided(mode, given, converted, wrong_cluster, tmp_path):
     checkpoint = converted("bert")
     contents = {f"{rows} rows": [7 + row % 40 for row in range(rows)] for rows in ROWS}
     (tmp_path / "requests.jsonl").write_text(to_lines({"id": name, "tokens": ids} for name, ids in contents.items()))
     report = tmp_path / "report.json"
+    plan = ()
+    if given:
+        plan = "--plan", tmp_path / "plan.json"
+        succeeded(solver("--model", checkpoint.path, "--cluster", wrong_cluster, "--rows", 64, "--out", plan[1]))
 
     succeeded(
         hepti(
-            2, "--model", checkpoint.path, "--cluster", wrong_cluster, "--input", tmp_path / "requests.jsonl",
+            2, "--model", checkpoint.path, "--cluster", wrong_cluster, *plan, "--input", tmp_path / "requests.jsonl",
             "--output", tmp_path / "answers.jsonl", "--report", report, "--repeat", 200, "--replan", mode,
         )
     )  # fmt: skip

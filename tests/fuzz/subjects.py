@@ -179,7 +179,16 @@ SUBJECTS = {
     "prompts": of_line(
         [
             {"id": "a", "prompt": "the end", "max_tokens": 3, "temperature": 0.5, "stop": ["x"], "said": [1, 2]},
-            {"id": 1, "tokens": [3, 4], "seed": 1, "top_p": 0.5, "top_k": 4, "logprobs": 2, "stream": True},
+            {
+                "id": 1,
+                "tokens": [3, 4],
+                "seed": 1,
+                "top_p": 0.5,
+                "top_k": 4,
+                "logprobs": 2,
+                "stream": True,
+                "schema": {"type": "object", "properties": {"a": {"enum": [1, "b"]}}},
+            },
             {"messages": [{"role": "user", "content": "hi"}], "ignore_eos": False},
             {"cancel": "a"},
             {"status": 1},

@@ -4,6 +4,7 @@ import pytest
 
 from hepti_mpi import cli
 from hepti_mpi.comm.group import world
+from hepti_mpi.comm.hosts import place
 from hepti_mpi.leader import Leader
 from hepti_mpi.plan_choice import choose
 from solver.base.errors import HeptiError
@@ -13,7 +14,8 @@ from solver.model.named import named_model
 from solver.model.precision import INT8
 from solver.model.spec import TextInput, encoder
 from solver.plan.file import plan_to_json
-from solver.systems.sequence import rows_plan
+from solver.schedule.cost import predict
+from solver.systems import make_plan
 from tests.solver.clusters import pis
 
 SPEC = encoder("small", hidden=64, ffn=256, heads=4, layers=4, input=TextInput(vocab=97, positions=512, max_rows=512))
@@ -51,6 +53,31 @@ def test_memory_is_that_of_the_precision_that_a_run_has_whatever_was_measured(me
     assert sum(choice.plan.predicted.weights_bytes) < 0.5 * 2**30
 
 
+def given(tmp_path, cluster, system="hepti"):
+    """Return a choice for a plan of a file that may change, made by a system for other boards."""
+    (tmp_path / "plan.json").write_text(plan_to_json(make_plan(system, SPEC, pis(10, 20, 30), 100)))
+    write_cluster(cluster, tmp_path / "pis.toml")
+    words = ["--plan", tmp_path / "plan.json", "--cluster", tmp_path / "pis.toml", "--replan", "auto"]
+    return choose(cli.parse([*map(str, words)]), SPEC, 0, 1, 3, None, lambda line: None)
+
+
+def test_a_plan_of_a_file_may_change_and_is_predicted_for_the_boards_at_hand(tmp_path):
+    cluster = pis(5, 10, 15)
+
+    choice = given(tmp_path, cluster)
+
+    assert choice.may_change
+    assert choice.solution is None
+    assert choice.plan.predicted == predict(SPEC, cluster, choice.plan, 100)
+
+
+def test_a_plan_of_a_file_that_may_change_has_one_stage_and_memory(tmp_path):
+    with pytest.raises(HeptiError, match=r"--replan auto changes plans of one stage, .*plan\.json has \d"):
+        given(tmp_path, pis(10, 20, 30), "pipeedge")
+    with pytest.raises(HeptiError, match=r"plan\.json .*MiB"):
+        given(tmp_path, pis(10, 20, 30, memory_gib=0.05))
+
+
 def test_devices_of_the_file_that_have_no_rank_are_named(tmp_path):
     path, said = tmp_path / "pis.toml", []
     write_cluster(pis(10, 20, 30), path)
@@ -61,31 +88,9 @@ def test_devices_of_the_file_that_have_no_rank_are_named(tmp_path):
     assert said == [f"note: 2 ranks, 3 devices in {path}: without pi-2"]
 
 
-@pytest.mark.parametrize(
-    ("words", "measured", "boards"),
-    [
-        ([], None, "the example boards of demo/cluster.toml, not these hosts"),
-        (["--replan", "auto"], None, "the example boards of demo/cluster.toml, not these hosts"),
-        ([], pis(10, 20), "these hosts"),
-        (["--replan", "auto"], pis(10, 20), "these hosts"),
-        (["--cluster", "mixed4"], pis(10, 20), "the boards of mixed4"),
-        (["--plan", "plan.json"], None, "the boards of plan.json"),
-    ],
-    ids=str,
-)
-def test_what_is_predicted_is_for_named_boards(words, measured, boards, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    plan = rows_plan("rows", SPEC, pis(10, 20), 100, [1.0, 1.0])
-    (tmp_path / "plan.json").write_text(plan_to_json(plan))
-
-    choice = choose(cli.parse(words), SPEC, 100, 1, 2, measured, lambda line: None)
-
-    assert choice.boards == boards
-
-
 def test_an_unknown_system_is_refused_before_hosts_are_measured():
     with pytest.raises(HeptiError, match=r"unknown system 'galxy' \(did you mean galaxy\?"):
-        Leader(cli.parse(["--system", "galxy"]), world()).read()
+        Leader(cli.parse(["--system", "galxy"]), world(), [place()]).read()
 
 
 def test_a_ready_cluster_goes_by_its_name():

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from launch.lab import run as lab_run
 from launch.lab.agent import on_host
-from launch.lab.down import machine_cgroups
+from launch.lab.down import machine_cgroups, remove_groups
 from launch.lab.down import processes as machine_processes
 from launch.lab.lab import load_lab
 from launch.lab.limits import cpu_files
@@ -54,6 +55,20 @@ def test_ctrl_c_while_a_lab_comes_up_is_one_line(seconds, tmp_path):
     assert (process.returncode, errors.splitlines()[-1:]) == (130, ["python -m launch: interrupted"])
     assert "Traceback" not in errors
     assert leftovers(own("stop")) == []
+
+
+def test_what_joins_a_lab_while_it_goes_down_goes_with_it():
+    """A ticker's shell does, when Ctrl-C falls between its start and its first line."""
+    group = machine_cgroups().memory_group(own("late")) / "ticker"
+    group.mkdir(parents=True)
+    late = ["bash", "-c", f"echo $$ > {group}/cgroup.procs && exec sleep 60"]
+    with subprocess.Popen(late) as process:
+        assert wait_until(lambda: machine_processes(group))
+
+        remove_groups(group.parent)
+
+        assert process.wait(5) == -signal.SIGKILL
+    assert not group.parent.exists()
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +162,27 @@ def test_a_run_that_has_lost_a_host_ends_when_told(small):
             assert processes(small) == set()
         finally:
             small.lab("mend", "pi-1")
+
+
+def test_an_mpirun_that_runs_nothing_and_does_not_end_is_ended(small, tmp_path, monkeypatch, capfd):
+    """As it does where programs end as soon as they have begun."""
+    waits = tmp_path / "mpirun"
+    waits.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(1000)\n")
+    waits.chmod(0o755)
+    monkeypatch.setattr(lab_run.shell, "environment", lambda: os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    monkeypatch.setattr(lab_run, "IDLE_S", 2.0)
+
+    assert lab_run.run(load_lab(small.name), 2, ["hostname"]) == 1
+
+    assert capfd.readouterr().err == "mpirun has run nothing for 2 s, and does not end: ended\n"
+    assert processes(small) == set()
+
+
+def test_a_program_that_is_not_there_is_one_line(small):
+    done = small.launch("lab", "run", small.name, "--", "nosuchprog")
+
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"there is no program nosuchprog, which the hosts of {small.name} are to run\n")
 
 
 def test_down_clears_away_what_a_crash_left(tmp_path):

@@ -291,5 +291,5 @@ def test_a_hostfile_with_a_host_that_does_not_answer_is_not_written(lab, tmp_pat
     done = lab.on("pi-0", sys.executable, "-m", "launch", "hostfile", "pi-0", "pi-9", "--out", right)
 
     assert done.returncode == 2
-    assert "pi-9 does not answer ssh" in done.stderr
+    assert "pi-9: its name does not resolve" in done.stderr
     assert not right.exists()

@@ -1,24 +1,17 @@
 """A service on a lab: a cable that is cut in the middle of an answer, a service that is killed, and quotas."""
 
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import threading
-import urllib.request
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from launch.serve.supervisor import service_name
 from tests.commands.languages import make_tiny
-from tests.lab.conftest import ROOT, lab_up, wait_until
+from tests.lab.conftest import lab_up, wait_until
+from tests.lab.services import serving
 from tests.launch.serve.fake_boards import marked
-
-TOKENS = 200
 
 
 @pytest.fixture(scope="module")
@@ -31,56 +24,6 @@ def lab(tmp_path_factory):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return make_tiny(tmp_path_factory.mktemp("model")).path
-
-
-class Service:
-    """A service that runs."""
-
-    def __init__(self, process, port):
-        self.process, self.port = process, port
-        self.said = []
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self):
-        self.said.extend(iter(self.process.stderr.readline, ""))
-
-    def tokens(self, model):
-        """Yield the pieces of an answer as they come."""
-        body = {"model": model.stem, "prompt": "the cat", "max_tokens": TOKENS, "stream": True}
-        body |= {"temperature": 0, "ignore_eos": True}
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions", json.dumps(body).encode(),
-            {"content-type": "application/json"},
-        )  # fmt: skip
-        with urllib.request.urlopen(request, timeout=300) as answer:
-            for line in answer:
-                word = line.decode().removeprefix("data: ").strip()
-                if word and word != "[DONE]":
-                    yield from (choice["text"] for choice in json.loads(word)["choices"])
-
-    def state(self):
-        """Return the state as the page sees it."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/events", timeout=10) as events:
-            return json.loads(events.readline().decode().removeprefix("data: "))
-
-
-@contextmanager
-def serving(lab, model, folder, port):
-    """Start a service on the lab; the block begins when it is ready."""
-    command = [sys.executable, "-m", "launch", "serve", "--lab", lab.name, "--model", str(model), "--port", str(port)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "XDG_CACHE_HOME": str(folder)}, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        service = Service(process, port)
-        assert process.stdout.readline().startswith("listening"), service.said
-        assert process.stdout.readline() == "ready\n", service.said
-        yield service
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait(30)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +40,7 @@ def port():
 @pytest.mark.parametrize("host", ["pi-0", "pi-2"])
 def test_an_answer_goes_on_when_a_cable_is_cut_and_the_host_is_taken_in_again(lab, model, cache, port, host):
     """Also rank 0's host."""
-    with serving(lab, model, cache, port) as service:
+    with serving(lab, cache, port, "--model", model) as service:
         calm = "".join(service.tokens(model))
         pieces = []
         for piece in service.tokens(model):
@@ -117,7 +60,7 @@ def test_an_answer_goes_on_when_a_cable_is_cut_and_the_host_is_taken_in_again(la
 
 
 def test_ranks_keep_their_host_s_quota(lab, model, cache, port):
-    with serving(lab, model, cache, port):
+    with serving(lab, cache, port, "--model", model):
         ranks = marked(service_name(port))
 
         groups = [Path(f"/proc/{pid}/cgroup").read_text() for pid in ranks]
@@ -127,11 +70,11 @@ def test_ranks_keep_their_host_s_quota(lab, model, cache, port):
 
 
 def test_a_service_that_is_killed_leaves_no_rank_and_starts_again(lab, model, cache, port):
-    with serving(lab, model, cache, port) as service:
+    with serving(lab, cache, port, "--model", model) as service:
         old = set(marked(service_name(port)))
         os.kill(service.process.pid, signal.SIGKILL)
         service.process.wait()
-        with serving(lab, model, cache, port) as again:
+        with serving(lab, cache, port, "--model", model) as again:
             assert "".join(again.tokens(model))
             assert not old & set(marked(service_name(port)))
     assert wait_until(lambda: not marked(service_name(port)), 20)

@@ -275,6 +275,78 @@ def test_logarithms_of_probabilities_are_those_of_the_whole_vocabulary(sampling,
     assert len(told) == (4 if world.rank == 0 else 0)
 
 
+class Held:
+    """A grammar over tokens that allows some of them at random, and has an end."""
+
+    def __init__(self, vocab, seed, length):
+        rng = np.random.default_rng(seed)
+        self._sets = [rng.permutation(vocab)[: rng.integers(1, 5)] for _ in range(length)]
+        self._vocab, self._place = vocab, 0
+        self.complete = True
+
+    @property
+    def ended(self):
+        return self._place == len(self._sets)
+
+    @property
+    def allowed(self):
+        allowed = np.zeros(self._vocab, bool)
+        allowed[self._sets[self._place]] = True
+        return allowed
+
+    def take(self, token):
+        self._place += 1
+
+
+def greedy_held(weights, tokens, grammar):
+    """Return what a greedy model says behind a text where not every token is allowed."""
+    known = list(tokens)
+    while not grammar.ended:
+        known.append(int(np.where(grammar.allowed, logits(weights, known)[-1], -np.inf).argmax()))
+        grammar.take(known[-1])
+    return known[len(tokens) :]
+
+
+@pytest.mark.parametrize("seed", sweeps.seeds(3, 10))
+def test_answers_hold_to_a_grammar_beside_others_that_have_none(seed, world):
+    rng = np.random.default_rng(seed)
+    weights = Weights(MODELS["qwen3"], seed)
+    vocab = weights.model.vocab
+    free, *held = texts(rng, vocab, 9, 14, 3)
+    plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, sequences=1 + 2 * (seed % 2))
+    wishes = [Wishes(Ending(20), GREEDY, grammar=Held(vocab, number, 5 + number)) for number in range(2)]
+
+    asked = [Prompt(number, text, wishes=wishes[number]) for number, text in enumerate(held)]
+    found = answered(world, weights, plan, [asked[0], Prompt("free", free), asked[1]])
+
+    assert found["free"].text.tokens == greedy(weights, free, 6)
+    for number, text in enumerate(held):
+        assert found[number].text.tokens == greedy_held(weights, text, Held(vocab, number, 5 + number))
+        assert found[number].text.finish_reason == "stop"
+
+
+def test_probabilities_are_those_among_what_a_grammar_allows(world):
+    rng = np.random.default_rng(2)
+    weights = Weights(MODELS["llama"])
+    (text,) = texts(rng, weights.model.vocab, 7)
+    wishes = Wishes(Ending(9), Sampling(1.0, seed=3), logprobs=2, grammar=Held(weights.model.vocab, 1, 4))
+    told = []
+
+    answered(
+        world, weights, random_plan(world, weights.model, rng), [Prompt(1, text, wishes=wishes)],
+        said=lambda answer, _: told.append((answer.text.tokens[-1], answer.logprob)),
+    )  # fmt: skip
+
+    known, grammar = list(text), Held(weights.model.vocab, 1, 4)
+    for token, logprob in told:
+        whole = np.where(grammar.allowed, logits(weights, known)[-1], -np.inf).astype(np.float64)
+        whole -= np.log(np.exp(whole).sum())
+        assert logprob == pytest.approx(whole[token], abs=1e-3)
+        known.append(token)
+        grammar.take(token)
+    assert len(told) == (4 if world.rank == 0 else 0)
+
+
 def test_an_answer_that_nobody_waits_for_ends_and_the_others_go_on(world):
     rng = np.random.default_rng(6)
     weights = Weights(MODELS["llama"])

@@ -45,7 +45,7 @@ class Forced(Replanner):
     """Changes to plans at random, whatever was measured."""
 
     def __init__(self, cluster, solution, plans, rng):
-        super().__init__(POST, cluster, solution, None, [1e9] * len(cluster.devices), AtOnce())
+        super().__init__(POST, cluster, solution.plan, None, [1e9] * len(cluster.devices), AtOnce())
         self._cluster, self._plans, self._rng = cluster, plans, rng
 
     def decide(self, aim=None, *, now_only=False):
@@ -103,6 +103,7 @@ def test_forced_changes_lose_no_request(kind, with_file, world, files, monkeypat
     else:
         conductor = lead(run, Forced(cluster, solution, plans, rng), rng)
         assert sum(entry["acted"] for entry in conductor.decisions) >= 5
+        assert conductor.replanned == sum(entry["acted"] for entry in conductor.decisions)
     assert len(set(world.on_all(lambda: run.stack.plan))) == 1
 
 
@@ -116,7 +117,9 @@ def test_what_ranks_measure_arrives_and_changes_nothing_without_a_change(world, 
         follow(run.world, run.stack, member_of(run))
         return
     conductor = lead(
-        run, Replanner(POST, cluster, solution, None, [1e9] * world.size, AtOnce()), np.random.default_rng(8)
+        run,
+        Replanner(POST, cluster, solution.plan, None, [1e9] * world.size, AtOnce(), solution),
+        np.random.default_rng(8),
     )
 
     assert len(conductor.latest) == world.size
@@ -137,7 +140,7 @@ def test_rank_0_without_a_share_measures_itself_while_it_waits(world, files, mon
         follow(run.world, run.stack, member_of(run))
         return
     conductor = lead(
-        run, Watching(POST, cluster, solution, None, [1e9] * world.size, AtOnce()), np.random.default_rng(9)
+        run, Watching(POST, cluster, solution.plan, None, [1e9] * world.size, AtOnce()), np.random.default_rng(9)
     )
 
     probed = conductor.drift.compute[0].factor != 1.0
@@ -159,7 +162,7 @@ def test_a_rank_without_a_share_says_how_fast_it_is_and_falls_silent_where_nothi
         assert asked <= member.probes == MOST_PROBES
         return
     conductor = lead(
-        run, Watching(POST, cluster, solution, None, [1e9] * world.size, AtOnce()), np.random.default_rng(9)
+        run, Watching(POST, cluster, solution.plan, None, [1e9] * world.size, AtOnce()), np.random.default_rng(9)
     )
 
     assert all(tracker.factor != 1.0 for tracker in conductor.drift.compute[1:])
@@ -201,7 +204,7 @@ def test_layers_that_a_change_of_plan_replaces_are_freed(world, files, monkeypat
         self._group.orders.send(None, self._group.others())
 
     monkeypatch.setattr(leader.Leader, "lead", lead)
-    monkeypatch.setattr(leader.Leader, "close", lambda self, ranks, places: 0)
+    monkeypatch.setattr(leader.Leader, "close", lambda self, ranks: 0)
     cluster = tmp_path / "boards.toml"
     write_cluster(pis(*[20.0] * world.size), cluster)
     words = ["--model", str(files[POST.name].path), "--random", "8", "--cluster", str(cluster), "--backend", "numpy"]
@@ -226,7 +229,7 @@ def test_the_plan_that_stays_frees_the_layers_of_the_others(world, files, monkey
         self._group.orders.send(None, self._group.others())
 
     monkeypatch.setattr(leader.Leader, "lead", lead)
-    monkeypatch.setattr(leader.Leader, "close", lambda self, ranks, places: 0)
+    monkeypatch.setattr(leader.Leader, "close", lambda self, ranks: 0)
     blocks = partial(make_plan, "megatron")
     monkeypatch.setattr(
         trials,

@@ -5,7 +5,7 @@ import pytest
 
 from hepti_mpi import job
 from hepti_mpi.engine import load
-from hepti_mpi.leader import Model
+from hepti_mpi.engine.load import KnownModel
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition, Span
 from solver.cluster.cluster import GIB, Cluster, Device, Link
@@ -33,7 +33,7 @@ def setups(folder, world):
         with WeightsFile(folder / "0.h5") as file:
             fingerprint = file.fingerprint
         name = "none.h5" if world.rank not in with_file else "0.h5" if world.rank == 0 else f"{seed}.h5"
-        return Model(folder / name, fingerprint, spec)
+        return KnownModel(folder / name, fingerprint, spec)
 
     return make
 

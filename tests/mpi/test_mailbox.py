@@ -115,4 +115,4 @@ def test_rows_have_tags_of_their_own_that_every_mpi_has():
 def test_no_tag_is_anothers(world):
     boxes = [box for box in vars(world).values() if isinstance(box, Mailbox)]
 
-    assert len(boxes) == len({box._tag for box in boxes}) == 5
+    assert len(boxes) == len({box._tag for box in boxes}) == 6

@@ -60,7 +60,7 @@ def test_a_folder_is_answered_image_by_image_but_for_what_is_none(job, place, wo
 
     if world.rank == 0:
         assert code == 2
-        assert said == [f"python -m hepti_mpi: cannot read image {place}/photos/bad.png: it is none"]
+        assert said == [f"python -m hepti_mpi: cannot read image {place}/photos/bad.png: it is no image"]
         answers = read_lines(folder / "answers.jsonl")
         assert [answer["id"] for answer in answers] == ["a.png", "b.jpg", "deep/c.png"]
         for answer in answers:

@@ -112,7 +112,7 @@ def test_what_cannot_be_computed(arguments, complaint, refused):
         ("empty", "no images (.png, .jpg, .jpeg, .bmp, .webp) in this folder"),
         ("empty.txt", "empty.txt is empty"),
         ("notes.md", "not a .txt, a .jsonl, an image or a folder, nor - for standard input"),
-        ("photos/bad.png", "photos/bad.png: it is none"),
+        ("photos/bad.png", "photos/bad.png: it is no image"),
     ],
 )
 def test_an_input_without_an_image(name, complaint, refused, place):

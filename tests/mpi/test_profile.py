@@ -15,10 +15,13 @@ from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.measure import profile as measure
 from hepti_mpi.measure import profile_command, profile_kernels, profile_links, timing
 from hepti_mpi.measure.profile_kernels import measure_kernels
+from solver.base import clock
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Link, read_cluster, write_cluster
 from solver.cluster.curves import Kernel
-from solver.model.spec import TextInput, encoder
+from solver.model.convnet import ConvNet
+from solver.model.decoder import Decoder
+from solver.model.spec import ModelSpec, TextInput, encoder
 from solver.systems import make_plan
 from tests import sweeps
 
@@ -172,6 +175,25 @@ def test_kernels_are_timed_in_turn(world, monkeypatch):
     assert len(order) > 3 * timing.LEAST_ROUNDS
 
 
+def test_a_clock_that_stands_still_makes_no_call_free(world, monkeypatch):
+    monkeypatch.setattr(timing, "fitting_clock", lambda: lambda: round(clock.now(), 2))
+    calls = [partial(sum, range(10)), partial(sum, range(1_000_000)), lambda: None]
+
+    seconds, _ = timing.seconds_of(calls, world)
+
+    assert min(seconds) > 0
+
+
 def test_numpy_is_not_profiled_in_int8():
     with pytest.raises(HeptiError, match="--precision int8 needs --backend onnxruntime, here it is numpy"):
         profile_command.parse(["--model", "tiny", "--out", "x.toml", "--backend", "numpy", "--precision", "int8"])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "precision"),
+    [("minilm-l6", ModelSpec, "float32"), ("resnet18", ConvNet, "float32"), ("llama-3.2-1b", Decoder, "int4")],
+)
+def test_a_model_of_any_family_is_measured_by_name(name, kind, precision):
+    model, stored = profile_command._described(name)
+
+    assert (type(model), stored) == (kind, precision)

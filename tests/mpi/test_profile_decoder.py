@@ -109,5 +109,5 @@ def test_shares_are_at_least_two_and_no_larger_than_is_quick(monkeypatch):
 def test_int4_is_refused_for_other_models(world, tmp_path):
     options = profile_command.parse(["--model", "bert-base", "--precision", "int4", "--out", str(tmp_path / "x.toml")])
 
-    with pytest.raises(HeptiError, match="--precision int4 is for language models, bert-base is none"):
+    with pytest.raises(HeptiError, match="--precision int4 is for language models, bert-base is no such"):
         profile_command.run(options, world)

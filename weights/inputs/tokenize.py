@@ -69,6 +69,11 @@ class PromptTokenizer:
         self._tokenizer = _read(text)
         self._tokenizer.no_truncation()
 
+    def to_text(self) -> str:
+        """Return it as the text of a tokenizer.json."""
+        text: str = self._tokenizer.to_str()
+        return text
+
     def encode(self, text: str, bos: int | None = None) -> tuple[int, ...]:
         """Return the ids of a text, which begin with `bos`, once; special tokens that it names count as such."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

@@ -2,10 +2,12 @@
 
 import { call, eventsOf, KeyNeeded, post } from "./api.js";
 import { $, counted, duration, figure, keyed, make, percent, say, show, widen } from "./dom.js";
+import { sharesOf } from "./plan.js";
 import { computedOf, showWho } from "./view.js";
 
 const BOXES = { chat: "decoder", embedding: "encoder", picture: "convnet" };
 const MOST_CLASSES = 5;
+const END_PX = 80; // from the end of the chat: so near is at it
 const LATE_S = 6; // ranks tell what they computed now and then: so long is waited for their word
 
 let latest = { models: [] };
@@ -35,13 +37,14 @@ export function startBoxes(onKeyNeeded) {
 
 const modelOf = (name) => latest.models.find((model) => model.name === name);
 
-/** Shows who computed an answer as soon as ranks have told, or what the plan says. */
+/** Shows who computed an answer as soon as all that have a share have told, or what the plan says. */
 function tellWho(area, name, before) {
   const since = performance.now();
   const look = () => {
     const model = modelOf(name);
     const now = computedOf(model);
-    const told = before && now && [...now].some(([device, seconds]) => seconds > (before.get(device) ?? 0));
+    const told = before && now && [...sharesOf(model.plan)]
+      .every(([device, share]) => !share || now.get(device) > (before.get(device) ?? 0));
     const late = performance.now() - since > 1000 * LATE_S;
     if (told || late || !now) showWho(area, model, before);
     return told || late || !now;
@@ -62,6 +65,7 @@ const withoutTemplate = new Set(); // models that have said so
 let running = null;
 
 function startChat() {
+  follow();
   $("chat-form").addEventListener("submit", (event) => {
     event.preventDefault();
     if (!running) send();
@@ -112,7 +116,6 @@ async function send() {
       told.take(chunk);
       const piece = textOf(chunk);
       if (piece) answer.body.append(piece);
-      follow();
     }
     told.end();
   } catch (error) {
@@ -195,10 +198,13 @@ function bubble(role, name) {
   return parts;
 }
 
-/** Keeps the end of the answer in view, unless somebody has scrolled up. */
+/** Keeps the end of the chat in view, unless somebody has scrolled up. */
 function follow() {
   const log = $("chat-log");
-  if (log.scrollHeight - log.scrollTop - log.clientHeight < 80) log.scrollTop = log.scrollHeight;
+  let atEnd = true;
+  log.addEventListener("scroll", () => { atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < END_PX; });
+  new MutationObserver(() => { if (atEnd) log.scrollTop = log.scrollHeight; })
+    .observe(log, { childList: true, characterData: true, subtree: true });
 }
 
 // ---- embeddings and pictures

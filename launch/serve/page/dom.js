@@ -91,7 +91,7 @@ export function bytes(number) {
 export function bytesOf(part, all) {
   const [number, unit] = bytes(all).split(" ");
   const scale = all / Number(number.replaceAll(",", ""));
-  return `${figure(part / scale)} of ${number} ${unit}`;
+  return `${figure(Number((part / scale).toFixed(2)))} of ${number} ${unit}`;
 }
 
 export const clock = (unixSeconds) => new Date(unixSeconds * 1000).toLocaleTimeString("en-GB");

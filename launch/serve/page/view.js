@@ -114,15 +114,16 @@ function* sentFact(board, state) {
     .filter((rank) => typeof rank.sent_bytes === "number")
     .map((rank) => [rank.sent_bytes, rate(rankKey(model, rank), "sent_bytes") ?? 0]));
   const [sum, speed] = [0, 1].map((index) => sending.reduce((all, numbers) => all + numbers[index], 0));
-  if (sending.length) yield { key: "sent", term: "Sends", words: `${bytes(speed)}/s · ${bytes(sum)} in all` };
+  if (sending.length) yield { key: "sent", term: `Sends ${bytes(speed)}/s`, words: `${bytes(sum)} in all` };
 }
 
 function factsOf(board, state) {
   const found = [...modelFacts(board, state)];
   if (!board.alive) return found;
   if (board.total_bytes) {
-    const used = 1 - board.free_bytes / board.total_bytes;
-    found.push({ key: "memory", term: "Memory", words: `${bytesOf(board.free_bytes, board.total_bytes)} free`, parts: [100 * used], bad: used > 0.95 });
+    const used = board.total_bytes - board.free_bytes;
+    const part = used / board.total_bytes;
+    found.push({ key: "memory", term: "Memory", words: bytesOf(used, board.total_bytes), parts: [100 * part], bad: part > 0.95 });
   }
   if (typeof board.cpu_percent === "number") found.push({ key: "cpu", term: "CPU", words: `${count(board.cpu_percent)} %`, parts: [board.cpu_percent] });
   if (typeof board.temperature_c === "number") {

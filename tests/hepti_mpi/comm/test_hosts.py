@@ -29,7 +29,7 @@ def test_a_rank_a_host_with_all_its_cores_is_no_mistake():
 def test_all_ranks_on_one_host():
     (warning,) = warnings(places("pi-0", "pi-0"))
 
-    assert warning.startswith("all 2 ranks run on pi-0")
+    assert warning.startswith("all 2 ranks run on pi-0, which has ")
     assert "slots=1" in warning
     assert "--map-by ppr:1:node" in warning
 

@@ -21,8 +21,8 @@ from hepti_mpi.comm import group as comm
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels.backends import backend
+from solver.base.environment import omp_threads
 from solver.base.spans import Span
-from solver.base.threads import omp_threads
 from solver.model.named import named_model
 from solver.model.spec import tensor_shapes
 from solver.plan.plan import block_by_rows, blockwise_plan

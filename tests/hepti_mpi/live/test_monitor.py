@@ -73,6 +73,13 @@ def test_a_probe_is_run_now_and_then(monkeypatch):
     assert watching.probe(every_s=60.0) is None  # rank 0, for which requests wait
 
 
+def test_a_probe_is_one_product_where_others_had_the_core_for_longer_than_it_takes(monkeypatch):
+    monkeypatch.setattr(monitor, "PROBE_S", 0.0)
+    monkeypatch.setattr(monitor, "PROBE_EVERY_S", 0.0)
+
+    assert 0 < Monitor(SPEC, NUMPY).probe().product_s < 10
+
+
 def test_a_probe_unlike_the_last_one_is_repeated_at_once(monkeypatch):
     """The first, since nothing bears it out; then one in so long, until one differs, or the last was long ago."""
     now, product_s = 0.0, 0.01
@@ -102,6 +109,7 @@ def test_what_a_process_takes_and_frees_leaves_what_its_host_has_for_it(monkeypa
     """On a host where nobody else takes or frees anything: what others do is not this process's to say."""
     host, size = 8 << 30, 512 << 20
     monkeypatch.setattr(monitor, "free_bytes", lambda: host - own_bytes())
+    give_back()  # what earlier tests have freed: it would be taken anew without a page more
     before, own = Monitor(SPEC, NUMPY).room(), own_bytes()
 
     taken = np.ones(size, np.uint8)

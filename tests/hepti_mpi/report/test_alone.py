@@ -2,16 +2,20 @@
 
 import pytest
 
+from hepti_mpi import cli
+from hepti_mpi.comm.hosts import Place
 from hepti_mpi.report.alone import (
     BoardAlone,
     Pace,
     alone_line,
+    boards_planned_for,
     decoder_alone,
     doubt,
     encoder_alone,
     milliseconds,
     network_alone,
     requests_a_second,
+    runs_here,
 )
 from solver.model.named import named_model
 from solver.model.named_decoders import named_decoder
@@ -50,24 +54,24 @@ BOTH = ("pi-0", "pi-1")
     ],
 )  # fmt: skip
 def test_the_line_says_who_is_faster(pace, alone_s, line):
-    assert alone_line(pace, BOTH, BoardAlone("pi-1", alone_s), "these hosts", milliseconds) == line
+    assert alone_line(pace, BOTH, BoardAlone("pi-1", alone_s), "these hosts", milliseconds, here=True) == line
 
 
 def test_rates_are_compared_the_other_way_round():
-    line = alone_line(Pace(0.1, 0.1), BOTH, BoardAlone("pi-0", 0.2), "these hosts", requests_a_second)
+    line = alone_line(Pace(0.1, 0.1), BOTH, BoardAlone("pi-0", 0.2), "these hosts", requests_a_second, here=True)
 
     assert line.startswith("split 10.00 requests a second; best single board 5.00 requests a second (pi-0")
     assert line.endswith("the split is 2.0 times as fast")
 
 
 def test_where_one_board_has_all_there_is_no_split():
-    line = alone_line(Pace(0.1, 0.2), ["pi-1"], BoardAlone("pi-1", 0.2), "these hosts", milliseconds)
+    line = alone_line(Pace(0.1, 0.2), ["pi-1"], BoardAlone("pi-1", 0.2), "these hosts", milliseconds, here=True)
 
     assert line == "no split: pi-1 computes all of it alone, 100.0 ms"
 
 
 def test_where_no_board_holds_the_model_that_is_said():
-    line = alone_line(Pace(0.1, 0.2), BOTH, None, "the boards of small.toml", milliseconds)
+    line = alone_line(Pace(0.1, 0.2), BOTH, None, "the boards of small.toml", milliseconds, here=False)
 
     assert line == "split 100.0 ms; none of the boards of small.toml holds it alone"
 
@@ -83,22 +87,43 @@ def test_where_no_board_holds_the_model_that_is_said():
     ],
 )
 def test_what_is_twice_as_fast_or_slow_as_predicted_is_doubted_both_ways(pace, words):
-    said = doubt(pace, "the boards of mixed4", pis(1, 2), kept=False)
+    said = doubt(pace, "the boards of mine.toml", pis(1, 2), kept=False, here=True)
 
     if words is None:
         assert said is None
     else:
-        assert said == f"{words}: the boards of mixed4 are not these hosts, which hepti profile measures"
+        assert said == f"{words}: the hosts are not as mine.toml says; hepti profile measures them"
+
+
+def test_what_is_predicted_for_other_boards_is_compared_with_predictions_alone_and_not_doubted():
+    pace, alone = Pace(1.0, 0.1), BoardAlone("pi-1", 0.2)
+
+    assert doubt(pace, "the boards of mixed4", pis(1, 2), kept=False, here=False) is None
+    line = alone_line(pace, BOTH, alone, "the boards of mixed4", milliseconds, here=False)
+    assert line == (
+        "predicted for the boards of mixed4: split 100.0 ms; best single board 200.0 ms (pi-1): "
+        "the split is 2.0 times as fast"
+    )
+    unpredicted = alone_line(Pace(1.0, None), BOTH, alone, "the boards of plan.json", milliseconds, here=False)
+    assert unpredicted == "predicted for the boards of plan.json: best single board 200.0 ms (pi-1)"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "here"),
+    [(["pi-0", "pi-1"], True), (["pi-1", "pi-0"], False), (["vm", "vm"], False), (["pi-0", "pi-1", "pi-2"], False)],
+)
+def test_boards_are_these_hosts_where_each_is_the_host_of_its_rank(hosts, here):
+    assert runs_here(BOTH, [Place(host, 4, 4) for host in hosts]) == here
 
 
 def test_of_a_kept_profile_the_file_is_named():
     cluster = pis(1, 2)
     cluster = type(cluster)(cluster.devices, cluster.links, profile={"fingerprint": "abc", "date": "1970"})
 
-    said = doubt(Pace(1.0, 0.1), "these hosts", cluster, kept=True)
+    said = doubt(Pace(1.0, 0.1), "these hosts", cluster, kept=True, here=True)
 
     assert said.startswith(
-        "10.0 times as long as predicted: the hosts are busier or freer than they were on 1970; remove"
+        "10.0 times as long as predicted: the hosts are busier than when they were measured, 1970; remove"
     )
     assert "cluster-abc.toml to measure them again" in said
 
@@ -121,3 +146,16 @@ def test_a_board_without_room_is_passed_over():
 
     assert decoder_alone(model, roomy, asked, 80).name == "pi-1"
     assert decoder_alone(model, tight, asked, 80) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "here", "boards"),
+    [
+        ([], True, "these hosts"),
+        ([], False, "these ranks, as if each were a board"),
+        (["--cluster", "mixed4"], True, "the boards of mixed4"),
+        (["--plan", "plan.json"], True, "the boards of plan.json"),
+    ],
+)
+def test_whose_seconds_are_predicted_is_said_in_words(words, here, boards):
+    assert boards_planned_for(cli.parse(words), here=here) == boards

@@ -37,14 +37,14 @@ def row_of(console, start):
 
 
 def test_each_text_stands_beside_its_nearest(console):
-    """Nearest by direction, not by length; never itself."""
+    """Nearest by direction, not by length; never itself. Both go by their ids, as in a file of answers."""
     answers = [{"embedding": vector} for vector in ([1.0, 0.0], [0.0, 9.0], [5.0, 0.5])]
 
     show_answers(console, requests("one", "two", "three"), answers)
 
-    assert row_of(console, "one") == ["one", "three", "0.995"]
-    assert row_of(console, "three") == ["three", "one", "0.995"]
-    assert row_of(console, "two") == ["two", "three", "0.100"]
+    assert row_of(console, "[1] one") == ["[1] one", "[3] three", "0.995"]
+    assert row_of(console, "[3] three") == ["[3] three", "[1] one", "0.995"]
+    assert row_of(console, "[2] two") == ["[2] two", "[3] three", "0.100"]
 
 
 def test_an_embedding_of_zeros_is_far_from_everything(console):
@@ -52,13 +52,13 @@ def test_an_embedding_of_zeros_is_far_from_everything(console):
 
     show_answers(console, requests("nothing", "one"), answers)
 
-    assert row_of(console, "one") == ["one", "nothing", "0.000"]
+    assert row_of(console, "[2] one") == ["[2] one", "[1] nothing", "0.000"]
 
 
 def test_one_embedding_shows_its_width_and_first_values(console):
     show_answers(console, requests("one"), [{"embedding": [0.25, -1.0, 0.5, 0.125, 9.0]}])
 
-    assert row_of(console, "one") == ["one", "5", "0.2500, -1.0000, 0.5000, 0.1250, …"]
+    assert row_of(console, "[1] one") == ["[1] one", "5", "0.2500, -1.0000, 0.5000, 0.1250, …"]
 
 
 def test_the_likeliest_labels_come_with_their_scores(console):
@@ -67,8 +67,8 @@ def test_the_likeliest_labels_come_with_their_scores(console):
 
     show_answers(console, requests("one", ":warning: two"), answers)
 
-    assert row_of(console, "one") == ["one", "calm", "0.750"]
-    assert row_of(console, ":warning: two") == [":warning: two", "[/b]", "0.900"]
+    assert row_of(console, "[1] one") == ["[1] one", "calm", "0.750"]
+    assert row_of(console, "[2] :warning: two") == ["[2] :warning: two", "[/b]", "0.900"]
     assert row_of(console, "") == ["", "glad", "0.250"]
     assert "0.030" in shown(console)
     assert "0.020" not in shown(console)
@@ -80,7 +80,7 @@ def test_a_text_that_was_cut_is_said_to_be(console):
 
     show_answers(console, [cut], [{"label": "calm", "top5": [{"label": "calm", "score": 1.0}]}])
 
-    assert row_of(console, "a long text (cut at 128 tokens)")
+    assert row_of(console, "[1] a long text (cut at 128 tokens)")
 
 
 def test_requests_without_a_text_go_by_their_id(console):
@@ -201,8 +201,8 @@ def test_stages_within_layers_are_explained(console):
     assert "Layer.sub-layer: .0 Q, K, V, context; .1 output; .2 MLP up; .3 MLP down." in shown(console)
 
 
-def test_a_file_gets_wide_tables_without_colours(capfd):
+def test_a_file_gets_tables_of_80_characters_without_colours(capfd):
     console = terminal(stderr=False)
 
     assert not console.is_terminal
-    assert console.width == 110
+    assert console.width == 80

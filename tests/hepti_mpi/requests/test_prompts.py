@@ -137,6 +137,17 @@ def test_tokens_that_the_model_does_not_have_are_refused(made):
         reader(made, vocab=4).texts(["zebra"])
 
 
+def test_an_answer_in_json_has_a_grammar_that_goes_on_behind_what_was_said(tmp_path, made):
+    said = made.encode('"th', add_special_tokens=False).ids[-2:]
+
+    (prompt,), complaints = of_lines(tmp_path, made, {"tokens": [5], "schema": {"enum": ["the"]}, "said": said})
+
+    assert complaints == []
+    for token in said:
+        prompt.wishes.grammar.take(token)
+    assert {made.decode([token]) for token in prompt.wishes.grammar.allowed.nonzero()[0]} == {"e"}
+
+
 def test_only_json_lines_are_read(tmp_path, made):
     with pytest.raises(HeptiError, match=r"prompts\.txt: not a \.jsonl"):
         list(reader(made).file(tmp_path / "prompts.txt"))
@@ -174,6 +185,10 @@ def test_a_line_says_how_it_is_answered_and_else_it_is_as_usual(tmp_path, made):
         ({"said": [10**6]}, "token 1000000 is out of range"),
         ({"logprobs": 300}, "logprobs is 300, must be 0 to 256"),
         ({"stream": 1}, "stream is 1, must be true or false"),
+        ({"schema": []}, "schema is [], must be a JSON schema, as an object"),
+        ({"schema": {"type": "board"}}, "the schema cannot be followed: Invalid type: board"),
+        ({"schema": {"not": {}}}, 'the schema cannot be followed: Unimplemented keys: ["not"]'),
+        ({"schema": {"enum": ["the"]}, "said": [0]}, "said has 1 token, 0 of them can begin a value of the schema"),
     ],
 )
 def test_a_wish_that_cannot_be_met_is_named(wish, complaint, tmp_path, made):

@@ -71,7 +71,7 @@ def test_a_broken_look_at_the_weights_is_the_models_error(said):
     answer = doctor_ask.ask("pi-1", "python", "agent", "m.h5")
 
     assert answer.facts == {"python": "3.11.7"}
-    assert answer.model_error == "python -m weights inspect answered 'what?', not a JSON object"
+    assert answer.model_error == "python -m weights.file.facts answered 'what?', not a JSON object"
 
 
 @pytest.mark.parametrize("output", ["", "Killed\n"])
@@ -104,13 +104,19 @@ def test_hosts_stand_behind_the_dashes_that_end_sshs_options(monkeypatch):
     assert all(" -- pi-1 true " in script and " -- pi-2 true " in script for script in scripts)
 
 
-def test_what_the_operating_system_refuses_is_one_line(tmp_path, capsys):
+@pytest.fixture
+def late(monkeypatch):
+    """Let what cannot be written be found only when it is written."""
+    monkeypatch.setattr("launch.doctor.command.check_path", lambda path: None)
+
+
+def test_what_the_operating_system_refuses_is_one_line(tmp_path, capsys, late):
     assert main(["hostfile", "localhost", "--out", str(tmp_path)]) == 1
 
-    assert capsys.readouterr().err == f"python -m launch: {tmp_path}: Is a directory\n"
+    assert capsys.readouterr().err == f"python -m launch hostfile: {tmp_path}: Is a directory\n"
 
 
-def test_debug_shows_where_it_was_refused(tmp_path):
+def test_debug_shows_where_it_was_refused(tmp_path, late):
     with pytest.raises(IsADirectoryError):
         main(["--debug", "hostfile", "localhost", "--out", str(tmp_path)])
 

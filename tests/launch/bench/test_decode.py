@@ -405,7 +405,10 @@ def test_a_report_is_json_and_a_picture(report, tmp_path):
             "--peer dllama reads int4, --precision is int8",
         ),
         (["--peer", "dlama=x"], "there is no peer 'dlama' (did you mean dllama?)"),
-        (["--peer", "dllama=/nowhere/dllama"], "dllama needs a program, dllama=PATH: '/nowhere/dllama' is none"),
+        (
+            ["--peer", "dllama=/nowhere/dllama"],
+            "dllama needs a program, dllama=PATH: there is none at '/nowhere",
+        ),
         (["--systems", "none"], "--systems none measures peers alone: name no system, and a --peer"),
         (["--systems", "none,hepti"], "--systems none measures peers alone"),
         (["--boards", "1,5"], "--boards has 5, pi4x4 has 4"),

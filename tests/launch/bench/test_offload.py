@@ -2,7 +2,9 @@
 
 import pytest
 
-from launch.bench.offload import CONDITIONS, best_shares, curve_of
+from launch.base import plot
+from launch.bench.offload import CONDITIONS, best_shares, curve_of, draw_picture
+from tests.figures import check_readable, drawn_by
 
 
 def results(best):
@@ -38,3 +40,33 @@ def test_curves_rise_by_share():
     curve = curve_of(results(dict.fromkeys(CONDITIONS, 50)), CONDITIONS[1], "waits")
 
     assert [entry["percent"] for entry in curve] == list(range(0, 101, 10))
+
+
+def test_both_figures_are_drawn_in_two_rows(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    drawn = drawn_by(monkeypatch, plot)
+    by_rows = [
+        {
+            "figure": "rows",
+            "system": "offload:waits",
+            "rows": rows,
+            "percent": percent,
+            "median_s": rows * (100 - percent),
+        }
+        for percent in (0, 90)
+        for rows in (16, 256)
+    ]
+    report = {
+        "suite": "offload",
+        "cluster": "paper2",
+        "lab_scale": 1,
+        "runs": 3,
+        "results": results(dict.fromkeys(CONDITIONS, 50)) + by_rows,
+    }
+
+    draw_picture(report, tmp_path, tmp_path)
+
+    (figure,) = drawn
+    assert [len([*axes.lines]) for axes in figure.axes] == [2, 8, 8, 8]  # with the published lowest points
+    assert [line.get_xdata().tolist() for line in figure.axes[0].lines] == [[16, 256]] * 2
+    check_readable(figure)

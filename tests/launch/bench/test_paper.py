@@ -15,6 +15,7 @@ from launch.compare.model import BenchModel
 from solver.base.errors import HeptiError
 from solver.model.named import decoupled, named_model
 from solver.schedule.memory import weights_room, whole_layer_bytes
+from tests.figures import check_readable, drawn_by, legend
 from tests.launch.compare.test_compare import CONTEST, Pretended
 from tests.solver.clusters import pis
 
@@ -137,8 +138,7 @@ def test_a_point_at_which_nobody_comes_through_is_said(tmp_path):
 def test_a_system_has_one_colour_in_all_panels(tmp_path, monkeypatch):
     """And one entry beside them, whatever its place among a panel's systems."""
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
-    drawn = []
-    monkeypatch.setattr(plot, "save_figure", lambda figure, path: drawn.append(figure))
+    drawn = drawn_by(monkeypatch, plot)
     one, other, third = (plot.PlottedCurve(name, [1, 2], [3, 4]) for name in ("one", "other", "third"))
 
     plot.draw("both", [("left", "x", [one, other]), ("right", "x", [third, other, one])], "ms", tmp_path / "p.png")
@@ -148,7 +148,34 @@ def test_a_system_has_one_colour_in_all_panels(tmp_path, monkeypatch):
     assert left == [right[2], right[1]]
     assert len({*left, *right}) == 3
     assert figure.get_suptitle() == "both"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "other", "third"]
+    assert legend(figure) == ["one", "other", "third"]
+    check_readable(figure)
+
+
+def test_of_boards_there_are_no_halves(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    drawn = drawn_by(monkeypatch, plot)
+    boards, ms = plot.PlottedCurve("one", [1, 2], [3, 4]), plot.PlottedCurve("one", [1.5, 2], [3, 4])
+
+    plot.draw("both", [("left", "boards", [boards]), ("right", "ms", [ms])], "ms", tmp_path / "p.png")
+
+    left, right = drawn[0].axes
+    assert all(tick.is_integer() for tick in left.get_xticks())
+    assert not all(tick.is_integer() for tick in right.get_xticks())
+
+
+def test_many_curves_differ_by_more_than_their_colour(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    drawn = drawn_by(monkeypatch, plot)
+    curves = [plot.PlottedCurve(f"system {number}", [1, 2], [number, 4]) for number in range(16)]
+
+    plot.draw("all", [("left", "x", curves)], "ms", tmp_path / "p.png")
+
+    (figure,) = drawn
+    lines = figure.axes[0].lines
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == 16
+    assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == 16
+    check_readable(figure)
 
 
 def test_a_claim_stands_beside_the_most_that_was_found():

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from launch.base import plot
 from launch.bench import shift as bench_shift
 from launch.bench.shift import Phase, State, script
-from launch.bench.shift_command import print_tables
+from launch.bench.shift_command import draw_picture, print_tables
 from launch.compare.model import BenchModel
 from launch.lab.lab import plan_lab
 from solver.cluster.cluster import GIB
 from solver.model.named import named_model
+from tests.figures import check_readable, drawn_by, legend
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base")
@@ -116,6 +118,31 @@ def test_a_person_sees_totals_beside_the_best_and_what_every_state_took(capsys):
     assert "live-hepti 2.00 0.50 1.25 350 700 1" in lines
     assert "calm 500 500 500 400 400 400 400 350 325 400 300 300" in lines
     assert "blip 3000 3000 2400 2400 700 700 300 300" in lines
+
+
+def test_the_picture_names_the_labs_states_and_marks_where_plans_changed(monkeypatch, tmp_path):
+    """A request behind the three before the script is the first that is drawn."""
+    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
+    replans = [{"taken": True, "after_requests": 3 + 5}, {"taken": False, "after_requests": 3 + 6}]
+    results = [
+        {"system": "static-equal", "latency_s": [0.5] * 8, "replans": []},
+        {"system": "live-hepti", "latency_s": [0.1, 0.1, 0.1, 0.1, 0.9, 0.4, 0.1, 0.1], "replans": replans},
+    ]
+    of = {"model": "bert-base", "layers": 1, "rows": 128, "cluster": "mixed4", "lab_scale": 0.5, "mbps": [940.2]}
+    states = [("calm", 4), ("cpu 25 %", 2), ("calm", 1), ("blip", 1)]
+    phases = [{"name": name, "requests": requests} for name, requests in states]
+    drawn = drawn_by(monkeypatch, plot)
+
+    draw_picture({**of, "results": results, "phases": phases}, tmp_path, tmp_path)
+
+    (figure,) = drawn
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.texts] == ["cpu 25 %", "blip"]
+    assert [(bar.get_x(), bar.get_width()) for bar in axes.patches] == [(3.5, 2), (6.5, 1)]
+    assert legend(figure) == ["static-equal", "live-hepti", "live-hepti changes its plan"]
+    (changes,) = (line for line in axes.lines if line.get_linestyle() == "None")
+    assert [*changes.get_xdata(), *changes.get_ydata()] == [5, 400]
+    check_readable(figure)
 
 
 def test_the_oracle_plans_every_state_with_the_true_values(lab):

@@ -25,6 +25,7 @@ from solver.base.command import Parser
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import write_cluster
 from solver.model.named import decoupled, named_model
+from tests.figures import check_readable, drawn_by, legend
 from tests.solver.clusters import pis
 
 SPEC = named_model("bert-base", 2)
@@ -259,7 +260,8 @@ def test_the_tables_hold_everybody(tmp_path, capsys):
     assert all(len(row) == len(columns) for row in rows)
     assert len(rows) == len(report["results"])
     assert rank_cells(report)[0] == ["system", "kernels", "pi-0", "pi-1", "pi-2"]
-    assert "bert-base, 2 layers, 64 rows on pretended, 940 Mbps; 3 rounds of 2 requests: ms a request" in shown
+    title = "bert-base, 2 layers, 64 rows on pretended, 940 Mbps; 3 rounds of 2 requests: ms a request"
+    assert title in " ".join(shown.split())
     assert "torch is not installed" in shown
     assert all(row["system"] in shown for row in report["results"])
 
@@ -319,8 +321,7 @@ def test_every_bar_has_the_bound_of_its_own_kernels(tmp_path, monkeypatch):
         "runs_asked": 5,
         "repeat": 1,
     }
-    drawn = []
-    monkeypatch.setattr(compare_plot, "save_figure", lambda figure, path: drawn.append(figure))
+    drawn = drawn_by(monkeypatch, compare_plot)
 
     compare_plot.plot_bars({**of, "results": rows}, tmp_path / "bars.png")
 
@@ -333,6 +334,53 @@ def test_every_bar_has_the_bound_of_its_own_kernels(tmp_path, monkeypatch):
         found[place] = x
     assert found == pytest.approx({0: 200, 1: 100, 2: 400, 3: 200})
     assert drawn[0].get_suptitle() == "m, 1 layer, 8 rows on c\n2 of 5 rounds of 1 request"
+    check_readable(drawn[0])
+
+
+@pytest.mark.parametrize("scale", [1, 1e-3])
+def test_every_row_has_its_bar_with_all_of_its_whiskers_and_two_digits(scale, tmp_path, monkeypatch):
+    """Also a device alone that is much slower."""
+    pytest.importorskip("matplotlib")
+    ms = {"hepti": 300, "megatron": 470, "single:pi-1": 4000}
+    rows = [
+        {"system": system, "backend": "numpy", "precision": "float32", "wire": "", "per_rank": [{}] * (system < "s"),
+         "median_s": median, "low_s": 0.9 * median, "high_s": 1.5 * median, "compute_bound_s": None}
+        for system, median in ((system, scale * each / 1e3) for system, each in ms.items())
+    ]  # fmt: skip
+    of = {"model": "m", "layers": 1, "rows": 8, "cluster": "c", "lab_scale": 1, "mbps": []}
+    drawn = drawn_by(monkeypatch, compare_plot)
+
+    compare_plot.plot_bars({**of, "runs": 2, "runs_asked": 2, "repeat": 1, "results": rows}, tmp_path / "bars.png")
+
+    (figure,) = drawn
+    (axes,) = figure.axes
+    assert [bar.get_width() for bar in axes.patches if bar.get_width()] == pytest.approx([scale * ms[s] for s in ms])
+    whiskers = [path.vertices for line in axes.collections for path in line.get_paths() if len(path.vertices)]
+    assert max(x for path in whiskers for x, _ in path) == pytest.approx(scale * 6000)
+    assert axes.get_xlim()[1] > scale * 6000
+    assert [label.get_text() for label in axes.get_yticklabels()] == [*ms]
+    numbers = [text.get_text() for text in axes.texts]
+    assert numbers == (["300", "470", "4000"] if scale == 1 else ["0.3", "0.47", "4"])
+    check_readable(figure)
+
+
+def test_of_many_layers_those_are_numbered_that_have_room(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    events = [{"ph": "M", "name": "thread_name", "tid": 0, "args": {"name": "pi-0"}}] + [
+        {"ph": "X", "name": f"{block} {layer}", "tid": 0, "ts": 1e3 * (2 * layer + place), "dur": 900}
+        for layer in range(48)
+        for place, block in enumerate(("attention", "mlp"))
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    drawn = drawn_by(monkeypatch, compare_plot)
+
+    compare_plot.plot_trace(tmp_path / "trace.json", tmp_path / "t.png", "hepti: the last request")
+
+    (figure,) = drawn
+    check_readable(figure)
+    numbers = [int(text.get_text().removeprefix("layer ")) for text in figure.axes[0].texts]
+    assert numbers == list(range(0, 48, 3))
+    assert legend(figure) == ["attention", "mlp", "outside the layers", "wait"]
 
 
 def png_size(path):

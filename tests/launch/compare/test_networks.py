@@ -224,7 +224,10 @@ def bench(monkeypatch, tmp_path):
         (["--singles", "torch"], "--singles: of chain devices run alone on Hepti's engine: leave it out, or say none"),
         (["--systems", "megatron"], "--systems: megatron is of transformers, chain is a convolutional network"),
         (["--systems", "coedg"], "--systems: there is no 'coedg' (did you mean coedge?)"),
-        (["--systems", "single:pi-9"], "--systems: mixed4 has no device 'pi-9' (did you mean pi-3?)"),
+        (
+            ["--systems", "single:pi-9"],
+            "--systems: mixed4 has no device 'pi-9' (did you mean pi-0, pi-1, pi-2 or pi-3?)",
+        ),
         (["--cluster", "mixed5", "--systems", "single:pi-9"], "there is no cluster file mixed5"),
     ],
 )
@@ -260,8 +263,8 @@ def test_a_system_of_networks_is_refused_for_a_transformer():
     done = inside.run(main, "bench", "compare", "--systems", "hepti,coedge")
 
     assert done.returncode == 2
-    assert (
-        done.stderr == "python -m launch: --systems: coedge is of convolutional networks, bert-large is a transformer\n"
+    assert done.stderr == (
+        "python -m launch bench: --systems: coedge is of convolutional networks, bert-large is a transformer\n"
     )
 
 

@@ -52,10 +52,23 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
     assert complaint in error
 
 
-def test_a_folder_is_made_with_those_above_it_and_left_empty(tmp_path):
-    suite.make_folder(tmp_path / "a" / "b")
+def test_a_folder_is_made_with_those_above_it_and_goes_where_nothing_came_of_it(tmp_path):
+    folder = tmp_path / "a" / "b"
 
-    assert list((tmp_path / "a" / "b").iterdir()) == []
+    with suite.folder_for(folder):
+        assert list(folder.iterdir()) == []
+    assert not folder.exists()
+    with suite.folder_for(folder):
+        (folder / "results.json").write_text("{}")
+
+    assert [file.name for file in folder.iterdir()] == ["results.json"]
+
+
+def test_an_empty_folder_of_the_persons_stays(tmp_path):
+    with suite.folder_for(tmp_path):
+        pass
+
+    assert tmp_path.exists()
 
 
 def test_a_full_disk_leaves_the_rounds_before(tmp_path, monkeypatch):
@@ -89,4 +102,4 @@ def test_the_tables_are_shown_before_the_files_are_written(bench, tmp_path, caps
 def test_a_shift_of_no_requests_is_refused(bench, capsys):
     assert bench("shift", "--model", "m.h5", "--requests", "0") == 2
 
-    assert capsys.readouterr().err == "python -m launch: --requests is 0, must be at least 1\n"
+    assert capsys.readouterr().err == "python -m launch bench: --requests is 0, must be at least 1\n"

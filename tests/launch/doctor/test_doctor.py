@@ -22,6 +22,7 @@ FACTS = {
     "executable": "/venv/bin/python",
     "machine": "aarch64",
     "packages": {"numpy": "2.4.6", "mpi4py": "4.1.2", "h5py": "3.13.0", "hepti": "0.1.0"},
+    "code": "12345678",
     "cores": 4,
     "usable_cores": 4,
     "threads": {},
@@ -60,6 +61,7 @@ def test_a_healthy_cluster_has_no_findings():
         ({"machine": "x86_64"}, "python", "the processor is x86_64, on pi-0 aarch64"),
         ({"packages": {"numpy": "1.26.4"}}, "package", "numpy is 1.26.4, on pi-0 2.4.6"),
         ({"packages": {"mpi4py": None}}, "package", "mpi4py is missing"),
+        ({"code": "87654321"}, "code", "Hepti's own code is 87654321, on pi-0 12345678"),
         ({"usable_cores": 1}, "binding", "bound to 1 of 4 cores"),
         ({"threads": {"OMP_NUM_THREADS": "16"}}, "threads", "OMP_NUM_THREADS=16, but there are 4 cores"),
         ({"threads": {"OMP_NUM_THREADS": "16,2"}}, "threads", "OMP_NUM_THREADS=16,2, but there are 4 cores"),
@@ -132,6 +134,22 @@ def test_a_host_is_asked_which_kernels_it_computes_with(monkeypatch, tmp_path):
 
     assert told["backend"] == "numpy"
     assert told["why"].endswith("dies of SIGILL")
+
+
+def test_code_of_our_own_is_told_apart_though_its_version_is_the_same(monkeypatch, tmp_path):
+    package = tmp_path / "of_our_own"
+    package.mkdir()
+    (package / "__init__.py").write_text("one = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(doctor_probe, "OWN", ("of_our_own",))
+
+    before = doctor_probe.code()
+    (package / "__init__.py").write_text("one = 2")
+
+    assert before != doctor_probe.code()
+    assert len(before) == 8
+    monkeypatch.setattr(doctor_probe, "OWN", ("nowhere_to_be_found",))
+    assert doctor_probe.code() is None
 
 
 def test_two_common_networks_ask_for_a_choice():

@@ -43,7 +43,7 @@ def test_a_hostfile_says_its_hosts_and_there_is_one_rank_on_each(tmp_path):
         (["--hosts", "a", "--hostfile", "f"], "--hosts and --hostfile both say where to run"),
         (["--np", "0"], "--np is 0, must be a whole number above 0"),
         (["--np", "two"], "--np is two, must be a whole number above 0"),
-        (["--hostfile", "no-such-file"], "cannot read hostfile no-such-file"),
+        (["--hostfile", "no-such-file"], "there is no hostfile no-such-file"),
     ],
 )
 def test_mistakes_are_named(words, complaint):

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from launch.lab import lab as labs
+from launch.lab import up as lab_up
 from launch.lab.agent import agent_text, hosts_text, on_host
 from launch.lab.command import apply_setting
 from launch.lab.down import down
@@ -22,6 +23,7 @@ READY = {
     "mixed4": [24.6, 70, 24.6, 10],
     "mixed3": [24.6, 70, 24.6],
     "wifi4": [24.6, 70, 24.6, 10],
+    "wide8": [70, 70, 24.6, 24.6, 24.6, 24.6, 10, 10],
     "tight4": [24.6, 70, 24.6, 10],
 }
 
@@ -185,9 +187,18 @@ def test_the_agent_joins_cgroups_then_namespaces():
     assert "pi-1) threads=1 ;;" in text
     assert "for group in /cg/cpu/hepti-lab.lab /cg/memory/hepti-lab.lab; do" in text
     assert "export OMP_NUM_THREADS=$threads OPENBLAS_NUM_THREADS=$threads" in text
-    assert "export HEPTI_LAB_SCALE=0.5\n" in text
+    assert f"export HEPTI_LAB_SCALE=0.5 HEPTI_LAB_HOSTS={lab.identity}\n" in text
     assert "exec nsenter --net=/run/netns/hepti-lab.lab.$host unshare --uts --mount" in text
     assert on_host(lab, lab.hosts[1], ["echo", "a b"]) == ["/run/hepti-lab/lab/agent", "pi-1", "exec echo 'a b'"]
+
+
+def test_what_is_measured_of_a_lab_is_for_no_other_whose_hosts_are_called_alike():
+    """What the machine's cores do is not of it, nor is the lab's name: brought up again it is the same."""
+    labs = [plan_lab(name, find_cluster(ready)) for name, ready in (("a", "pi4x4"), ("b", "mixed4"), ("c", "mixed4"))]
+
+    even, mixed, again = (calibrated(lab).identity for lab in labs)
+
+    assert mixed == again != even
 
 
 @pytest.mark.parametrize(("gflops", "threads"), [(10, 1), (92, 1), (96, 1), (120, 2), (276, 3)])
@@ -272,3 +283,27 @@ def test_a_damaged_state_file_is_named(tmp_path, monkeypatch):
 
     with pytest.raises(HeptiError, match=r"lab lab left a lab\.json that is no JSON"):
         load_lab("lab")
+
+
+@pytest.mark.parametrize("what", ["boot", "fill"])
+def test_without_sshd_there_is_nothing_to_boot_and_no_disk_to_fill(what):
+    lab = plan_lab("lab", cluster())
+    do = {"boot": lab_up.boot_host, "fill": lab_up.limit_disk}[what]
+
+    with pytest.raises(HeptiError, match=f"lab lab has no sshd and no disks, nothing to {what}: .*lab up --ssh"):
+        do(lab, lab.hosts[0])
+
+
+def test_a_lab_that_is_ended_while_it_is_looked_at_is_said_to_be(monkeypatch, tmp_path):
+    """Its state is there, the cgroups of its last host are gone."""
+    lab, cgroups = plan_lab("lab", cluster()), Cgroups(tmp_path, tmp_path, 2, 2)
+    for host in lab.hosts[:2]:
+        group = cgroups.memory_group("lab", host.name)
+        group.mkdir(parents=True)
+        (group / "memory.current").write_text(f"{GIB}\n")
+        (group / "cgroup.procs").write_text("7\n8\n")
+    monkeypatch.setattr(lab_up, "machine_cgroups", lambda: cgroups)
+
+    assert lab_up.usage(dataclasses.replace(lab, hosts=lab.hosts[:2])) == [{"processes": 2, "memory_used_gib": 1.0}] * 2
+    with pytest.raises(HeptiError, match="lab lab has lost pi-2; it is being ended, or was: lab down lab removes"):
+        lab_up.usage(lab)

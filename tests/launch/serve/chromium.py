@@ -16,8 +16,9 @@ from typing import Any
 from websockets.sync.client import ClientConnection, connect
 
 NAME = "chromium"
-ANSWER_S = 30  # to a command, on a busy machine
-UNTIL_S = 60  # for what a page shows, there too
+PICTURES = Path(__file__).parents[3] / "build" / "page"
+UNTIL_S = 60  # for what a page shows, on a busy machine
+ANSWER_S = UNTIL_S + 30  # to a command, which may wait for that
 CLICKS = 20
 
 
@@ -131,10 +132,13 @@ class Page:
         ]  # fmt: skip
         self.call("Emulation.setEmulatedMedia", features=features)
 
-    def picture(self, path: Path) -> None:
-        """Write the whole page as a PNG."""
+    def picture(self, name: str) -> Path:
+        """Keep the whole page as a PNG in build/page; return the file."""
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        path = PICTURES / f"{name}.png"
         path.write_bytes(base64.b64decode(shot["data"]))
+        return path
 
 
 @contextmanager

@@ -131,8 +131,11 @@ class FakeService:
             "models": [
                 {
                     "name": model.name, "kind": model.kind, "state": model.state, "reason": model.reason, "plan": None,
-                    "tokens": 0, "requests": 0, "restarts": 1,
-                    "ranks": [{"rank": 0, "device": "pi-0", "compute_s": 1.5, "wait_s": 0.5, "sent_bytes": 100}],
+                    "tokens": 0, "requests": 0, "restarts": 1, "replanned": 2, "boards": ["pi-0", "pi-1"],
+                    "ranks": [
+                        {"rank": 0, "device": "fast", "compute_s": 1.5, "wait_s": 0.5, "sent_bytes": 100},
+                        {"rank": 1, "device": "slow", "compute_s": 2.5, "received_bytes": 100},
+                    ],
                 }
                 for model in self.models.values()
             ],

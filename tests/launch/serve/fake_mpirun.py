@@ -10,6 +10,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+from launch.watch.starter import CLIENT
+
 RANK = Path(__file__).with_name("fake_rank.py")
 
 
@@ -18,7 +20,10 @@ def main(words):
     hostfile = Path(words[words.index("--hostfile") + 1])
     hosts = [line.split()[0] for line in hostfile.read_text().splitlines()]
     name, _, value = words[words.index("-x") + 1].partition("=")
-    program = words[words.index("hepti_mpi") + 1 :]
+    program = words[words.index(CLIENT[-1]) + 2 :]
+    if os.environ.get("FAKE_NO_DAEMON") in hosts:
+        print(f"A daemon failed to report back\n  Remote host:   {os.environ['FAKE_NO_DAEMON']}", file=sys.stderr)
+        sys.exit(213)
     processes = []
     for rank in range(ranks):
         host = hosts[rank % len(hosts)]

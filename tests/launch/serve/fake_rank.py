@@ -5,6 +5,7 @@ measures devices fake-0, fake-1, and so on. What can go wrong:
 
     FAKE_REFUSES   a file: what it says is said, and the exit code is 2; so it is for a model called refused
     FAKE_DEAF_S    seconds after which nothing more is said
+    FAKE_REFUSES_PLAN    a plan that is given does not fit
     FAKE_BROKEN    a board on which ranks fail when they are loaded
 """
 
@@ -23,8 +24,9 @@ DEVICE = '[[device]]\nname = "fake-{}"\ngflops = 10.0\nmemory_gib = 1.0\n'
 
 
 class Rank0:
-    def __init__(self, cluster):
-        self.devices = [device["name"] for device in tomllib.loads(Path(cluster).read_text())["device"]]
+    def __init__(self, cluster, plan):
+        devices = [device["name"] for device in tomllib.loads(Path(cluster).read_text())["device"]]
+        self.plan = {"devices": devices} if plan is None else json.loads(Path(plan).read_text()) | {"given": True}
         self.open = {}
         self.answered = self.made = 0
         self.left = b""
@@ -49,7 +51,7 @@ class Rank0:
     def take(self, line):
         if "status" in line:
             self.say(
-                status=line["status"], model="fake", plan={"devices": self.devices}, requests=self.answered,
+                status=line["status"], model="fake", plan=self.plan, requests=self.answered,
                 tokens=self.made, ranks=[], replans=[],
             )  # fmt: skip
         elif "cancel" in line:
@@ -89,7 +91,8 @@ def main(words):
         return
     model = Path(words[words.index("--model") + 1])
     refused = Path(os.environ.get("FAKE_REFUSES", "none"))
-    if "refused" in model.name or refused.exists():
+    too_large = "--plan" in words and "FAKE_REFUSES_PLAN" in os.environ
+    if "refused" in model.name or refused.exists() or too_large:
         if rank == 0:
             why = refused.read_text() if refused.exists() else "no plan fits: 5 bytes are missing"
             print(f"python -m hepti_mpi: {why}", file=sys.stderr, flush=True)
@@ -100,7 +103,8 @@ def main(words):
     time.sleep(LOAD_S)
     if rank:
         time.sleep(3600)
-    Rank0(words[words.index("--cluster") + 1]).run()
+    plan = words[words.index("--plan") + 1] if "--plan" in words else None
+    Rank0(words[words.index("--cluster") + 1], plan).run()
 
 
 if __name__ == "__main__":

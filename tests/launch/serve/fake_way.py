@@ -8,6 +8,7 @@ A board is unplugged while there is a file of its name in the folder FAKE_UNPLUG
 
 import os
 import runpy
+import shlex
 import sys
 from pathlib import Path
 
@@ -21,4 +22,6 @@ if __name__ == "__main__":
         if (Path(os.environ["FAKE_UNPLUGGED"]) / board).exists():
             sys.exit(f"ssh: connect to host {board} port 22: No route to host")
         os.environ["FAKE_HOST"] = board
-        os.execvp("sh", ["sh", "-c", f"exec {command}"])
+        # Without its fork server: what would fork fake ranks has nothing to import.
+        words = shlex.split(command)[:-2]
+        os.execvp(words[0], words)

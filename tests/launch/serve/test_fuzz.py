@@ -48,7 +48,10 @@ LIKELY = {
     "stream_options": st.fixed_dictionaries({"include_usage": st.booleans()}), "seed": st.integers(-9, 9),
     "max_completion_tokens": st.integers(1, 30), "n": st.just(1), "dimensions": st.just(40),
     "ignore_eos": st.booleans(),
-    "response_format": st.fixed_dictionaries({"type": st.sampled_from(["text", "json_object"])}), "top_k": NUMBERS,
+    "response_format": st.fixed_dictionaries(
+        {"type": st.sampled_from(["text", "json_object", "json_schema"])},
+        optional={"json_schema": st.fixed_dictionaries({"schema": ANYTHING})},
+    ), "top_k": NUMBERS,
     "chat_template_kwargs": st.dictionaries(st.sampled_from(["messages", "x", "self", "bos_token"]), SCALARS),
     "tools": st.just([]), "tool_choice": st.just("auto"), "logit_bias": st.just({}),
 }  # fmt: skip

@@ -7,6 +7,8 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from openai.types import Completion, CreateEmbeddingResponse, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests.launch.serve.conftest import CONTEXT
 from tests.launch.serve.fake import WORDS
@@ -42,6 +44,39 @@ def test_a_chat_is_answered_with_its_usage(client, service, tiny):
     assert answer.usage.prompt_tokens == len(tiny.ids(HI))
     assert answer.usage.prompt_tokens_details.cached_tokens == 2
     assert line_of(service, answer)["tokens"] == tiny.ids(HI)
+
+
+TOLD = {"model": "tiny", "max_tokens": 3, "seed": 1}
+CHAT = TOLD | {"messages": HI, "logprobs": True, "top_logprobs": 2}
+COMPLETION = TOLD | {"prompt": "the cat", "logprobs": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "schema"),
+    [
+        ("chat/completions", CHAT, ChatCompletion),
+        ("completions", COMPLETION, Completion),
+        ("embeddings", {"model": "mini", "input": ["the", "cat"]}, CreateEmbeddingResponse),
+        ("models/tiny", None, Model),
+    ],
+)
+def test_answers_are_what_openai_s_schemas_say_strictly(service, path, body, schema):
+    """Nothing is made of anything else, as a number of a text."""
+    url = f"{service.url}/v1/{path}"
+    answer = httpx.get(url) if body is None else httpx.post(url, json=body)
+
+    assert answer.status_code == 200
+    schema.model_validate_json(answer.content, strict=True)
+
+
+def test_every_event_of_a_chat_is_what_openai_s_schema_says_strictly(service):
+    body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
+    lines = httpx.post(f"{service.url}/v1/chat/completions", json=body).text.split("\n\n")
+    told = [line.removeprefix("data: ") for line in lines if line]
+
+    assert (len(told) > 4, told[-1]) == (True, "[DONE]")
+    for event in told[:-1]:
+        ChatCompletionChunk.model_validate_json(event, strict=True)
 
 
 def test_the_newer_name_of_max_tokens_wins(client):
@@ -177,6 +212,20 @@ def test_parts_of_a_message_are_one_text_and_developers_are_systems(client, serv
     answer = client.chat.completions.create(model="tiny", max_tokens=1, messages=messages)
 
     assert line_of(service, answer)["tokens"] == tiny.ids([{"role": "system", "content": "the"}, *HI])
+
+
+@pytest.mark.parametrize(
+    ("wished", "schema"),
+    [
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "json_schema": {"name": "it", "schema": {"enum": [3]}}}, {"enum": [3]}),
+        ({"type": "text"}, None),
+    ],
+)
+def test_the_ranks_are_told_of_which_schema_an_answer_is(wished, schema, client, service):
+    chat = client.chat.completions.create(model="tiny", messages=HI, max_tokens=1, response_format=wished)
+
+    assert line_of(service, chat).get("schema") == schema
 
 
 def test_fields_that_change_nothing_are_taken(client):

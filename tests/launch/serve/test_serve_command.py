@@ -1,5 +1,6 @@
 """`python -m launch serve` as a process: what it prints, how it ends, and that nothing of it is left."""
 
+import asyncio
 import json
 import os
 import signal
@@ -10,10 +11,12 @@ import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from launch.__main__ import main
+from launch.serve import command
 from launch.serve.supervisor import service_name
 from tests import inside
 from tests.launch.serve import fake_boards as fakes
@@ -107,6 +110,28 @@ def test_when_it_is_killed_nothing_is_left(tiny, tmp_path, port):
         assert gone(port, 10.0)
 
 
+def test_it_is_watched_from_another_terminal(tiny, tmp_path, port):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "FORCE_COLOR": "1"}  # what is seen comes at once
+    command = [sys.executable, "-m", "launch", "serve", "--watch", "--port", str(port)]
+    with served(tiny.path, tmp_path, port) as process:
+        with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE) as watching:
+            seen = iter(watching.stdout.readline, "")
+            assert any("3 of 3 boards alive" in line for line in seen)
+            process.send_signal(signal.SIGINT)
+            *_, last = seen
+
+        assert watching.returncode == 0
+        assert last.endswith("the service has ended\n")
+
+
+def test_where_there_is_no_service_it_is_said_in_one_line(port):
+    done = inside.run(main, "serve", "--watch", "--port", port)
+
+    assert done.returncode == 2
+    assert f"no service at http://127.0.0.1:{port}: " in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_port_that_is_taken_is_refused_and_who_has_it_goes_on(tiny, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -125,6 +150,7 @@ def test_a_port_that_is_taken_is_refused_and_who_has_it_goes_on(tiny, tmp_path):
         (["--host", "0.0.0.0"], "there is no key"),
         (["--model", "none.h5"], "no weights file"),
         (["--cluster", "none.toml"], "none.toml"),
+        (["--watch"], "leave out --model"),
         (["--np", "9", "--cluster", "mixed4"], "mixed4 has 4 devices, the job has 9 ranks"),
     ],
 )
@@ -166,3 +192,28 @@ def test_the_unit_starts_what_the_command_line_would(tiny, monkeypatch):
     assert done.returncode == 0
     (start,) = [line for line in done.stdout.splitlines() if line.startswith("ExecStart=")]
     assert start.endswith(f"--host 127.0.0.1 --port 18000 --most-waiting 64 --np 3 --model {tiny.path}")
+
+
+def test_events_are_told_also_when_the_clock_goes_back(capsys):
+    """What follows what goes by their numbers."""
+
+    class Told:
+        changed = asyncio.Condition()
+        entries: ClassVar = [{"number": 1, "at": 9000.0, "text": "pi-1 is silent"}]
+
+        def state(self):
+            return {"events": self.entries, "models": []}
+
+    async def scenario():
+        told = Told()
+        telling = asyncio.create_task(command._tell(told))
+        await asyncio.sleep(0)
+        told.entries.append({"number": 2, "at": 5400.0, "text": "pi-1 is back"})
+        async with told.changed:
+            told.changed.notify_all()
+        await asyncio.sleep(0.05)
+        telling.cancel()
+
+    asyncio.run(scenario())
+
+    assert capsys.readouterr().err == "pi-1 is silent\npi-1 is back\n"

@@ -14,6 +14,11 @@ from tests.launch.serve.conftest import connect, patient
 from tests.launch.serve.fake import running
 from tests.launch.serve.test_openai import HI
 
+
+def formatted(schema):
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
+
+
 KEY = "a-key-of-more-than-16"
 
 
@@ -52,7 +57,17 @@ KEY = "a-key-of-more-than-16"
         ("chat/completions", {"model": "tiny", "messages": HI, "tool_choice": "required"}, "tool_choice"),
         (
             "chat/completions",
-            {"model": "tiny", "messages": HI, "response_format": {"type": "json_object"}},
+            {"model": "tiny", "messages": HI, "response_format": {"type": "yaml"}},
+            "response_format.type",
+        ),
+        (
+            "chat/completions",
+            {"model": "tiny", "messages": HI, "response_format": {"type": "json_schema"}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            "chat/completions",
+            {"model": "tiny", "messages": HI, "response_format": formatted({"type": "board"})},
             "response_format",
         ),
         ("chat/completions", {"model": "tiny", "messages": HI, "top_logprobs": 2}, "top_logprobs"),
@@ -247,9 +262,12 @@ def test_prometheus_reads_what_was_asked_and_how_boards_are(own):
     assert found['hepti_num_requests_waiting{model_name="tiny"}'] == 0
     assert found['hepti_model_ready{model_name="tiny"}'] == 1
     assert found['hepti_restarts_total{model_name="tiny"}'] == 1
+    assert found['hepti_replans_total{model_name="tiny"}'] == 2
     assert found['hepti_rank_compute_seconds_total{board="pi-0",model_name="tiny",rank="0"}'] == 1.5
     assert found['hepti_rank_wait_seconds_total{board="pi-0",model_name="tiny",rank="0"}'] == 0.5
     assert found['hepti_rank_sent_bytes_total{board="pi-0",model_name="tiny",rank="0"}'] == 100
+    assert found['hepti_rank_compute_seconds_total{board="pi-1",model_name="tiny",rank="1"}'] == 2.5
+    assert found['hepti_rank_received_bytes_total{board="pi-1",model_name="tiny",rank="1"}'] == 100
     assert found['hepti_board_up{board="pi-0"}'] == 1
     assert found['hepti_board_temperature_celsius{board="pi-0"}'] == 55
     assert found['hepti_board_memory_free_bytes{board="pi-0"}'] == 1 << 30

@@ -4,8 +4,11 @@ import asyncio
 import os
 import signal
 
+import httpx
 import pytest
 
+from launch.serve.app import make_app
+from launch.serve.texts import read_texts
 from tests.launch.serve import fake_boards as fakes
 
 
@@ -71,6 +74,44 @@ def test_a_request_goes_on_behind_what_was_told_when_a_process_is_killed(model, 
             assert served.restarts == 1
             (fault,) = fakes.events(supervisor, "fault")
             assert ("mpirun was ended by signal 9" if who == "mpirun" else f"rank {who} on pi-{who}") in fault
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_on_the_same_boards_a_plan_is_made_once_as_long_as_it_fits(model, monkeypatch, fits):
+    if not fits:
+        monkeypatch.setenv("FAKE_REFUSES_PLAN", "")
+
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            of_model = await fakes.ready(supervisor)
+            assert "given" not in fakes.table(supervisor)["plan"]
+            await asyncio.sleep(0.1)
+            os.kill(fakes.rank_process(supervisor.service, 1), signal.SIGKILL)
+            await fakes.until(lambda: of_model.state == "replanning", 5.0)
+            await fakes.ready(supervisor)
+
+            assert fakes.table(supervisor)["plan"].get("given", False) == fits
+            assert of_model.restarts == (1 if fits else 2)
+
+    run(scenario())
+
+
+def test_for_the_loss_of_each_board_a_plan_is_made_ahead(model):
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            of_model = await fakes.ready(supervisor)
+            left = [("pi-1", "pi-2"), ("pi-0", "pi-2"), ("pi-0", "pi-1")]
+            await fakes.until(lambda: all(map(of_model._plans.of, left)))
+            fakes.unplug("pi-1")
+            await fakes.until(lambda: of_model.state == "replanning", 20.0)
+            await fakes.ready(supervisor)
+            plan = fakes.table(supervisor)["plan"]
+            fakes.plug("pi-1")
+
+            assert plan["given"]
+            assert plan["devices"] == ["pi-0", "pi-2"]
 
     run(scenario())
 
@@ -210,6 +251,44 @@ def test_what_fitted_before_is_tried_again_when_there_is_more_free_memory(model,
     run(scenario())
 
 
+def test_health_is_503_with_the_reason_while_loading_behind_a_loss_and_short_of_memory(model, tmp_path, monkeypatch):
+    """Over HTTP, of ranks that really are not there; 200 when they are."""
+    refuses = tmp_path / "refuses"
+    monkeypatch.setenv("FAKE_REFUSES", str(refuses))
+    monkeypatch.setenv("FAKE_LOAD_S", "1")
+
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            app = make_app(supervisor, {"model": read_texts(model)})
+            transport = httpx.ASGITransport(app)
+
+            async def health():
+                async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                    answer = await client.get("/health")
+                return answer.status_code, answer.json().get("error", {}).get("message")
+
+            async def said(status, words):
+                async with asyncio.timeout(20):
+                    while not ((found := await health())[0] == status and words in (found[1] or "")):
+                        await asyncio.sleep(0.02)
+
+            await said(503, "model: loading, the ranks load their weights")
+            served = await fakes.ready(supervisor)
+            assert await health() == (200, None)
+            os.kill(fakes.rank_process(supervisor.service, 1), signal.SIGKILL)
+            await said(503, "model: replanning, rank 1 on pi-1 was ended by signal 9 (SIGKILL)")
+            await fakes.ready(supervisor)
+            refuses.write_text("no plan fits: 7 bytes are missing")
+            os.kill(fakes.rank_process(supervisor.service, 2), signal.SIGKILL)
+            await said(503, "model: replanning, python -m hepti_mpi: no plan fits: 7 bytes are missing")
+            refuses.unlink()
+            monkeypatch.setattr(served, "_free_bytes", lambda boards: [1 << 40] * len(boards))
+            await fakes.ready(supervisor)
+            assert await health() == (200, None)
+
+    run(scenario())
+
+
 def test_boards_are_measured_once_and_a_part_of_them_is_planned_for(model):
     async def scenario():
         async with fakes.supervised(model, measured=True) as supervisor:
@@ -231,6 +310,22 @@ def test_boards_are_measured_once_and_a_part_of_them_is_planned_for(model):
         os.environ.pop("FAKE_REFUSES_PROFILE", None)
 
 
+def test_where_nothing_can_be_kept_boards_are_measured_for_this_service_alone(model, monkeypatch):
+    """As on a full disk: no measurement, no log."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+
+    async def scenario():
+        async with fakes.supervised(model, measured=True) as supervisor:
+            served = await fakes.ready(supervisor)
+            fakes.unplug("pi-2")
+            await fakes.until(lambda: served.state == "replanning", 20.0)
+            await fakes.ready(supervisor)
+
+            assert fakes.table(supervisor)["plan"]["devices"] == ["fake-0", "fake-1"]
+
+    run(scenario())
+
+
 def test_a_board_with_which_no_start_succeeds_is_left_out_for_a_while(model, monkeypatch):
     async def scenario():
         async with fakes.supervised(model) as supervisor:
@@ -246,6 +341,22 @@ def test_a_board_with_which_no_start_succeeds_is_left_out_for_a_while(model, mon
             await fakes.ready(supervisor)
 
             assert served.job.boards == ("pi-0", "pi-1")
+
+    run(scenario())
+
+
+def test_a_board_that_was_good_and_where_mpirun_no_longer_starts_is_left_out(model, monkeypatch):
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            served = await fakes.ready(supervisor)
+            await fakes.until(lambda: len(served._good) == 3)
+            monkeypatch.setenv("FAKE_NO_DAEMON", "pi-1")
+            os.kill(fakes.rank_process(supervisor.service, 1), signal.SIGKILL)
+            held = "goes on without pi-1 for 60 s: mpirun's daemon did not start on pi-1"
+            await fakes.until(lambda: any(held in text for text in fakes.events(supervisor, "fault")))
+            await fakes.ready(supervisor)
+
+            assert served.job.boards == ("pi-0", "pi-2")
 
     run(scenario())
 
@@ -291,6 +402,7 @@ def test_an_ended_service_says_so_to_who_waits(model):
         _, last = await answer
 
         assert last["error"] == "the service is ending"
+        assert (served.state, served.reason) == ("failed", "the service is ending")  # what comes now is refused at once
 
     run(scenario())
 
@@ -305,5 +417,12 @@ def test_without_any_board_the_reason_is_what_ssh_says(model, tmp_path):
 
             assert served.state == "loading"
             assert served.reason.startswith("pi-0 has not answered yet: ssh: connect to host pi-0")
+            await asyncio.sleep(2.5)
+            told = [event["text"] for event in supervisor.state()["events"]]
+            assert told == [f"{served.reason}; trying again every 1 s"]  # once, however often it is tried
+
+            (tmp_path / "pi-0").unlink()
+            await fakes.until(lambda: len(supervisor.state()["events"]) > 1)
+            assert supervisor.state()["events"][1]["text"] == "pi-0 answers"
 
     run(scenario())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launch.start.hostfile import HostfileEntry, read_hostfile
-from launch.start.mpirun import hostfile_text, mpirun_command
+from launch.start.mpirun import IN_THE_WAY, SSH_OPTIONS, hostfile_text, mpirun_command, mpirun_environment
 from solver.base.errors import HeptiError
 
 
@@ -26,7 +26,9 @@ def test_more_ranks_than_hosts_share_them():
 
 def test_a_written_hostfile_is_read_back(tmp_path):
     path = tmp_path / "pis"
-    path.write_text("# the kitchen\n" + hostfile_text(["pi-0", "pi-1"]) + "\npi-2   # old\npi-3 slots=4 max-slots=4\n")
+    path.write_text(
+        "# the kitchen\n" + hostfile_text(["pi-0", "pi-1"]) + "\npi-2   # old\npi-3 slots = 4 max-slots=4\n"
+    )
 
     assert read_hostfile(path) == [
         HostfileEntry("pi-0", 1),
@@ -46,6 +48,10 @@ def test_a_written_hostfile_is_read_back(tmp_path):
         ("pi-0 slots=²\n", "slots='²' is not a whole number"),
         ("pi-0\n-oProxyCommand=reboot slots=1\n", "line 2: '-oProxyCommand=reboot' would be an option of ssh"),
         ("pi-0 slots=0\n", "slots='0' is not a whole number"),
+        ("pi-0\npi-1 slot=1\n", r"pis, line 2: slot=1 behind pi-1 is not known \(did you mean slots=\?\)"),
+        ("pi-0 cores=4\n", r"line 1: cores=4 behind pi-0 is not known \(known: slots=, max_slots=, port=, username=\)"),
+        ("pi-0 pi-1\n", "line 1: pi-1 behind pi-0 is not known"),
+        ("pi-0 slots\n", r"line 1: slots behind pi-0 is not known \(did you mean slots=\?\)"),
     ],
 )
 def test_bad_hostfiles_are_refused_with_the_line(tmp_path, text, complaint):
@@ -57,5 +63,20 @@ def test_bad_hostfiles_are_refused_with_the_line(tmp_path, text, complaint):
 
 
 def test_a_missing_hostfile_is_one_line(tmp_path):
-    with pytest.raises(HeptiError, match="cannot read hostfile"):
+    with pytest.raises(HeptiError, match=r"there is no hostfile .*none: write one host a line"):
         read_hostfile(tmp_path / "none")
+
+
+def test_what_readme_sets_for_one_machine_is_not_in_the_way_of_hosts(monkeypatch):
+    """A person's own options of ssh stay."""
+    for name in IN_THE_WAY:
+        monkeypatch.setenv(name, ":oversubscribe")
+    name, _ = SSH_OPTIONS
+    monkeypatch.setenv(name, "-p 2222")
+
+    environment = mpirun_environment()
+
+    assert not {*IN_THE_WAY} & {*environment}
+    assert environment[name] == "-p 2222"
+    monkeypatch.delenv(name)
+    assert "BatchMode=yes" in mpirun_environment()[name]

@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from hepti_mpi.base.fork_client import peer
 from launch.watch import agent, site
+from launch.watch.starter import CLIENT
+from tests.commands.languages import make_tiny
 
 HERE = Path(__file__).parent
 IDLE = "import sys, time; print('there', flush=True); time.sleep(100)"
@@ -36,10 +41,10 @@ class Running:
 
 
 @contextmanager
-def running(service, token="now", *, sent=False):
+def running(service, token="now", *, sent=False, server=()):
     """Start an agent, as a file or sent to a shell's Python on standard input."""
     where = site.Site(("far",), 1, enter=() if not sent else ("env",))
-    command, first = [sys.executable, agent.__file__, service, token], b""
+    command, first = [sys.executable, agent.__file__, service, token, *server], b""
     if sent:
         command, first = where.agent("far", service, token)
         command = ["sh", "-c", command[-1]]
@@ -123,6 +128,83 @@ def test_when_its_service_is_gone_it_kills_the_service_s_ranks_and_nothing_newer
         assert process.wait(5) == -9
         assert newer.poll() is None
         assert not folder.exists()
+
+
+def test_a_rank_that_is_forked_is_told_of_in_its_client_s_place(service, tmp_path):
+    """The client is what mpirun knows, and what is marked; the rank is what computes, stands still and is killed."""
+
+    def forked(far, client):
+        while not (found := far.beat()["ranks"]) or found[0]["pid"] == client.pid:
+            pass
+        (own,) = found
+        assert (own["job"], own["rank"]) == (1, 2)
+        return own["pid"]
+
+    words = ["generate", "--model", str(make_tiny(tmp_path).path), "--input", "-", "--cluster", "mixed4"]
+    variables = {**os.environ, agent.MARK: f"{service}/now/1", "PMIX_RANK": "2"}
+    pipe = subprocess.PIPE
+    command = [*CLIENT, f"{service}/now", *words]
+    with running(service, server=(sys.executable, "1")) as far:
+        far.order(1, keep=[1], following=2)
+        with subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, stderr=pipe) as client:
+            rank = forked(far, client)
+            os.kill(rank, signal.SIGSTOP)
+            while far.order(2, keep=[1], following=2)["ranks"][0]["state"] != "T":
+                pass
+            os.kill(rank, signal.SIGSEGV)
+            os.kill(rank, signal.SIGCONT)
+            while not (killed := far.beat()["killed"]):
+                pass
+            assert killed == [{"job": 1, "rank": 2, "signal": signal.SIGSEGV}]
+            assert client.wait(10) == -signal.SIGSEGV
+        with subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, stderr=pipe) as client:
+            rank = forked(far, client)
+            beat = far.order(3, keep=[], following=2)
+
+            assert beat["ranks"] == []
+            assert len(beat["killed"]) == 1, "what is killed by an order is no loss"
+            assert not Path(f"/proc/{rank}").exists() or ") Z " in Path(f"/proc/{rank}/stat").read_text()
+            assert client.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("unheard", [True, False])
+def test_an_agent_that_the_service_no_longer_reaches_gives_way_to_the_next(unheard, service):
+    """A cable was cut, and mended: the old one is there yet. Of two that are heard, on one board, the first stays."""
+
+    def listens():
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(f"\0{service}/now")
+            return peer(client)[0]
+
+    server = (sys.executable, "1")
+    with running(service, server=server) as old, rank(f"{service}/now/1") as left:
+        old.order(1, keep=[1], following=2)
+        assert listens() == old.process.pid
+        if unheard:
+            time.sleep(agent.UNHEARD_S + 0.1)
+        with running(service, server=server) as new:
+            until = time.monotonic() + agent.GIVES_WAY_S + 1
+            while time.monotonic() < until:
+                old.order(2, keep=[1], following=2) if not unheard else time.sleep(0.1)
+            new.order(1, keep=[1], following=2)
+
+            assert listens() == (new if unheard else old).process.pid
+            assert (old.process.poll() is None) != unheard
+            assert (left.poll() is None) != unheard
+
+
+def test_what_a_rank_has_started_is_no_rank_and_is_killed_with_it(service):
+    """As rank 0's process that plans: one that stands still is no rank that does."""
+    variables = {**os.environ, agent.MARK: f"{service}/now/1", "PMIX_RANK": "0"}
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {IDLE!r}])"
+    with subprocess.Popen([sys.executable, "-c", program], env=variables, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "there\n"
+        with running(service) as far:
+            beat = far.beat()
+            assert [own["pid"] for own in beat["ranks"]] == [process.pid]
+            far.order(1, keep=[], following=2)
+        assert process.stdout.read() == ""  # which ends when both have
+        assert process.wait() == -signal.SIGKILL
 
 
 def test_files_go_there_and_back(service):

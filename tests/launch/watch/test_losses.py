@@ -127,6 +127,12 @@ def test_the_page_sees_a_rank_on_its_board_alone():
             1,
             "mpirun lost pi-1",
         ),
+        (
+            "-----\nA daemon failed to report back after being spawned. This could\nbe due to several factors\n\n"
+            "  Local host:    vm\n  Remote host:   pi-1\n  Daemon exit status: 213\n\nThis may also\n",
+            213,
+            "mpirun's daemon did not start on pi-1",
+        ),
         ("note: 2 ranks\npython -m hepti_mpi: no room\n-----\nmore\n", 1, "python -m hepti_mpi: no room"),
         ("note: 2 ranks\n", 3, "mpirun ended with exit code 3"),
         ("note: 2 ranks\n", -15, "mpirun was ended by signal 15 (SIGTERM)"),
@@ -139,6 +145,7 @@ def test_the_end_of_mpirun_is_said_in_one_line(said, code, words):
     job._process = SimpleNamespace(returncode=code)
 
     assert job.words() == words
+    assert job.blamed == ("pi-1" if "daemon" in said else None)
 
 
 def test_a_board_s_ranks_are_the_devices_that_it_is_of_all():

@@ -54,3 +54,15 @@ def test_short_work_says_nothing(capsys):
         advance(2)
 
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("mgatron", " (did you mean megatron?)"),
+        ("pi-7", " (did you mean pi-0, pi-1 or pi-2?)"),
+        ("xyz", " (known: megatron, pi-0, pi-1, pi-2)"),
+    ],
+)
+def test_an_unknown_word_is_held_against_those_that_are_known(word, hint):
+    assert did_you_mean(word, ["megatron", "pi-0", "pi-1", "pi-2"]) == hint

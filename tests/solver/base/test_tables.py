@@ -1,12 +1,13 @@
 """In a narrow terminal tables break headings first, then cells between words, and are not shown without a row."""
 
 import io
+import os
 
 import pytest
 from rich.console import Console
 from rich.text import Text
 
-from solver.base.tables import FittedTable, new_table
+from solver.base.tables import FittedTable, new_console, new_table
 
 
 def shown(table, width):
@@ -63,3 +64,32 @@ def test_without_headings_only_cells_count():
 
     assert "│ model │ a rather long sentence about it │" in shown(table, 80)
     assert max(map(len, shown(table, 30))) <= 30
+
+
+def test_columns_for_which_there_is_no_room_stand_below_beside_the_same_words():
+    lines = shown(example(), 40)
+
+    assert max(map(len, lines)) <= 40
+    assert lines[0].strip() == "who"
+    heads = [line for line in lines if line.startswith("┃") and "device" in line]
+    assert [[cell.strip() for cell in line.split("┃")[1:-1]] for line in heads] == [
+        ["device", "computes", "ms"],
+        ["device", "computes", "MiB"],
+    ]
+    assert "raspberrypi" in " ".join(lines)
+    assert "100.25" in " ".join(lines)
+
+
+def test_without_room_for_the_words_in_front_they_break():
+    assert max(map(len, shown(example(), 20))) <= 20
+
+
+@pytest.mark.parametrize(("told", "width"), [(None, 80), ("60", 60), ("200", 200)])
+def test_into_a_pipe_tables_are_as_wide_as_columns_says_or_80(told, width, monkeypatch):
+    """Whatever the terminal of standard input is."""
+    monkeypatch.setattr("os.get_terminal_size", lambda number=0: os.terminal_size((170, 50)))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if told:
+        monkeypatch.setenv("COLUMNS", told)
+
+    assert new_console(file=io.StringIO()).width == width

@@ -52,14 +52,17 @@ def test_more_rows_never_take_less():
     assert (np.diff(table) >= 0).all()
 
 
-@pytest.mark.parametrize(("group", "flop", "slower"), [(1, 2 * 8 * 9 * 480, 1), (8, 2 * 9 * 480, 6)])
+@pytest.mark.parametrize(("group", "flop", "slower"), [(1, 2 * 8 * 9 * 480, 1 / 1.4), (8, 2 * 9 * 480, 6 / 1.4)])
 def test_what_was_not_measured_goes_by_flop_and_kind(group, flop, slower):
-    """8 × 10 × 6 outputs of 9 inputs in each of the channels that one needs; depthwise at a sixth of the speed."""
+    """8 × 10 × 6 outputs of 9 inputs in each of the channels that one needs, at 1.4 times the speed of a MatMul.
+
+    Depthwise at a sixth of that; and a slab of one row takes as long as 1.7 of all 10.7.
+    """
     net = conv(group)
 
     table = derived_speeds(1e9).table(net, net.nodes[0])
 
-    assert table[-1] == pytest.approx(slower * flop / 1e9)
+    assert table[[0, 1, -1]] == pytest.approx(slower * flop / 1e9 * np.array([0, 1.7 / (table.size - 0.3), 1]))
 
 
 def test_a_cluster_file_keeps_them(tmp_path):
@@ -109,7 +112,7 @@ def test_what_enters_a_graph_is_slowed_like_all_else():
     one, other = speeds_of(conv(1), (2.0,), (0.2,)), derived_speeds(1e9)
 
     assert one.slowed(2.0).entering_s == pytest.approx(6e-9)
-    assert other.entering_s == 0
+    assert other.entering_s == pytest.approx(1e-7)
 
 
 def test_every_graph_pays_for_what_enters_it():

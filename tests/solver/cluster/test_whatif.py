@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from solver.base.errors import HeptiError
+from solver.cluster.named import find_cluster
 from solver.cluster.whatif import changed
 from tests.solver.clusters import pis
 
@@ -40,3 +41,16 @@ def test_an_added_board_keeps_its_link_on_a_faster_network_and_has_no_more_than_
 
     assert [fast.bandwidth(rank) * 8 / 1e6 for rank in (0, 1)] == [2350, 940]
     assert [slow.bandwidth(rank) * 8 / 1e6 for rank in (0, 1)] == [100, 100]
+
+
+def test_boards_that_are_sold_are_a_cluster():
+    found = find_cluster("pi4:2,pi5")
+
+    assert found.names == ("pi4-0", "pi4-1", "pi5-0")
+    assert [device.compute_flop_per_s / 1e9 for device in found.devices] == [24.6, 24.6, 70]
+    assert set(found.links_mbps) == {940}
+    assert find_cluster("pi3").names == ("pi3-0",)
+    with pytest.raises(HeptiError, match=r"--cluster pi6: there is no board 'pi6' \(did you mean"):
+        find_cluster("pi4,pi6")
+    with pytest.raises(HeptiError, match=r"nowhere .*; name boards as in pi4,pi4,pi5"):
+        find_cluster("nowhere")

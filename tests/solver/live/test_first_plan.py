@@ -26,18 +26,18 @@ def test_the_best_plan_runs_and_all_weights_are_held_besides_where_there_is_room
     cluster = pis(*speeds, memory_gib=memory_gib)
     best, by_rows = solve(SPEC, cluster, ROWS), plan_by_rows(SPEC, cluster, ROWS)
 
-    solution, spare = plan_to_begin_with(SPEC, cluster, best)
+    plan, spare = plan_to_begin_with(SPEC, cluster, best.plan)
 
     if spare is not None:
         both = Holdings(best.plan, len(speeds), spare)
         weights = [both.held_bytes(SPEC, rank) for rank in range(len(speeds))]
-        assert solution is best
+        assert plan is best.plan
         assert all_by_rows(spare)
         assert spare.stages[0].active == tuple(np.flatnonzero(holds_all(SPEC, cluster, ROWS)))
         assert max(needed_bytes(SPEC, cluster, ROWS, weights)) <= memory_gib * GIB
     elif by_rows is not None:
         close = by_rows.predicted_s <= (1 + WORTH) * best.plan.predicted_s
-        assert solution.plan == (by_rows if close else best.plan)
+        assert plan == (by_rows if close else best.plan)
         assert memory_gib < 1.5 or all_by_rows(best.plan)
 
 
@@ -48,7 +48,7 @@ def test_devices_that_cannot_hold_all_weights_get_no_rows():
     assert holds_all(SPEC, cluster, ROWS).all()
     assert not holds_all(SPEC, small, ROWS).any()
     assert plan_by_rows(SPEC, small, ROWS) is None
-    assert plan_to_begin_with(SPEC, small, solution := solve(SPEC, small, ROWS)) == (solution, None)
+    assert plan_to_begin_with(SPEC, small, plan := solve(SPEC, small, ROWS).plan) == (plan, None)
 
 
 def test_rows_are_shared_among_a_crew_by_speed():

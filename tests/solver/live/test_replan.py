@@ -1,6 +1,7 @@
 """Plans follow changes that last, pay for what they move, and leave the rest alone: on simulated clusters."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -32,17 +33,21 @@ def begun(cluster):
     """Return the plan that a run begins with and what it holds beside: solved once for the many who begin so."""
     key = repr(cluster)
     if key not in BEGUN:
-        BEGUN[key] = plan_to_begin_with(SPEC, cluster, solve(SPEC, cluster, ROWS))
+        solution = solve(SPEC, cluster, ROWS)
+        plan, spare = plan_to_begin_with(SPEC, cluster, solution.plan)
+        BEGUN[key] = replace(solution, plan=plan), spare
     return BEGUN[key]
 
 
 class Simulation:
     """A cluster that computes as its true factors say; what a request takes is what it costs there."""
 
-    def __init__(self, cluster, read_bytes_per_s=1e9, seed=0, looks=(), solves=None):
+    def __init__(self, cluster, read_bytes_per_s=1e9, seed=0, looks=(), solves=None, *, known=True):
         self.cluster = cluster
         solution, spare = begun(cluster)
-        self.replanner = Replanner(SPEC, cluster, solution, spare, [read_bytes_per_s] * 4, solves or AtOnce())
+        self.replanner = Replanner(
+            SPEC, cluster, solution.plan, spare, [read_bytes_per_s] * 4, solves or AtOnce(), solution if known else None
+        )
         self.holdings = Holdings(solution.plan, 4, spare)
         self.decisions = []
         self.at_layers = []  # from which the plans hold that came within a request
@@ -202,12 +207,30 @@ def test_soon_after_a_change_a_plan_by_rows_is_left_where_the_other_that_ranks_h
     assert now.stages[0].layers[0][1][0] == first.stages[0].layers[0][1][0]
 
 
+@pytest.mark.parametrize("slow", range(3))
+def test_a_plan_of_a_file_is_followed_as_one_that_was_solved(slow):
+    """The first solve has nothing to begin with."""
+    cluster = pis(24.6, 70, 24.6, 10)
+    compute = [0.25 if device == slow else 1.0 for device in range(4)]
+    seconds = []
+    for known in (True, False):
+        simulation = Simulation(cluster, known=known)
+        for factors in ([1] * 4, compute):
+            for _ in range(40):
+                simulation.request(factors, noise=0)
+        seconds.append(simulation.costs(simulation.replanner.plan, compute)[0])
+        assert simulation.decisions
+
+    assert seconds[1] == pytest.approx(seconds[0], rel=0.03)
+
+
 def test_a_device_given_up_beside_other_cuts_has_rows_again_at_once_when_it_is_back():
     """It has kept the weights; so nothing is read, and no request runs under the old plan meanwhile."""
     spec, cluster = named_model("bert-large", 8), pis(24.6, 70, 35, 10, mbps=300)
-    solution, spare = plan_to_begin_with(spec, cluster, solve(spec, cluster, 256))
+    solution = solve(spec, cluster, 256)
+    plan, spare = plan_to_begin_with(spec, cluster, solution.plan)
     replanner, holdings = (
-        Replanner(spec, cluster, solution, spare, [1e9] * 4, AtOnce()),
+        Replanner(spec, cluster, plan, spare, [1e9] * 4, AtOnce(), solution),
         Holdings(solution.plan, 4, spare),
     )
     assert not all_by_rows(solution.plan)

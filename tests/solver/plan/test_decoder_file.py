@@ -94,7 +94,7 @@ def test_what_is_no_plan_is_refused(change, words):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{", "not JSON"), ("[]", "format is None"), ('{"format": "hepti-plan/1", "kind": "decoder"}', "no")],
+    [("{", "not JSON"), ("[]", "no plan, which is"), ('{"format": "hepti-plan/1", "kind": "decoder"}', "no")],
 )
 def test_what_is_damaged_is_refused(tmp_path, text, words):
     path = tmp_path / "plan.json"

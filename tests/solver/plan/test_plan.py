@@ -166,7 +166,7 @@ def test_a_plan_written_by_hand_is_read():
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ([], "format is None, this version reads 'hepti-plan/1'"),
+        ([], 'no plan, which is a JSON object with "format": "hepti-plan/1"'),
         (changed("format", value="hepti-plan/9"), "format is 'hepti-plan/9', this version reads"),
         (changed("model", drop=True), "the plan has no 'model'"),
         (changed("model", value="tiny"), "model is 'tiny', must be a table"),
@@ -413,7 +413,7 @@ def test_stages_that_do_not_fit_are_refused(table, message):
         (b"\xff\xfe", "plan.json: byte 0xff in place 0 is no text in UTF-8"),
         (b"[" * 100_000, "plan.json: not JSON: "),
         (b"9" * 5000, "plan.json: not JSON: "),
-        (b"{}", "plan.json: format is None"),
+        (b"{}", "plan.json: no plan, which is"),
     ],
 )
 def test_a_file_that_is_no_plan_is_refused(tmp_path, content, message):

@@ -65,6 +65,22 @@ def test_a_request_takes_the_sum_of_its_stages_and_the_rows_travel_between_them(
     assert found.prediction.seconds == pytest.approx(found.embed_s + 2 * layer_s[1] + 4 * layer_s[2] + waits)
 
 
+def test_the_steps_of_a_pipeline_are_called_by_the_models_layers_and_take_all_its_time():
+    cluster = pis(10, 20, 5)
+    found = price_plan(SPEC, cluster, chain(SPEC, cluster, [(1, 2), (2, 4)], "by hand", ROWS), ROWS)
+
+    steps = list(found.fastest.steps)
+
+    assert list(dict.fromkeys((ranks, step.layers) for ranks, step in steps if len(ranks) == 1)) == [
+        ((1,), "layers 0-1"),
+        ((1,), "layer 1"),
+        ((2,), "layers 2-5"),
+        ((2,), "layer 5"),
+    ]
+    seconds = sum(step.repeats * float(step.times.end.max()) for _, step in steps)
+    assert seconds + found.embed_s == pytest.approx(found.prediction.seconds)
+
+
 def test_a_pipeline_gives_one_result_per_period_of_its_slowest_stage():
     cluster = pis(10, 20, 5)
     plan = chain(SPEC, cluster, [(1, 2), (2, 4)], "by hand", ROWS)

@@ -1,4 +1,4 @@
-"""What is printed and drawn of a convolutional network's plan."""
+"""What is printed of a convolutional network's plan."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from solver.show.network_tables import (
     print_networks,
 )
 from solver.show.schedule_table import schedule_rows
+from tests.convnets import equal_segments
 from weights.networks_zoo import zoo_network
 
 
@@ -39,18 +40,6 @@ def cluster():
     return find_cluster("mixed4")
 
 
-def equal(net, cluster, stops=(), **facts):
-    """Return a plan of equal rows on all devices, cut at these nodes; the last segment is on rank 0."""
-    ranks = len(cluster.devices)
-    starts = [0, *stops]
-    segments = [
-        Segment(Span(start, stop), SegmentCut.ROWS, equal_shares(range(ranks), ranks))
-        for start, stop in zip(starts, stops, strict=False)
-    ]
-    segments.append(Segment(Span(starts[-1], len(net.nodes)), SegmentCut.ROWS, alone_on(0, ranks)))
-    return SegmentPlan(tuple(segments), cluster.names, net.name, net.fingerprint, system="equal", **facts)
-
-
 def printed(show, *arguments):
     text = StringIO()
     show(Console(file=text, width=80, highlight=False), *arguments)
@@ -58,7 +47,7 @@ def printed(show, *arguments):
 
 
 def test_every_segment_says_its_nodes_and_everybodys_rows(net, cluster):
-    found = priced_network(net, cluster, equal(net, cluster, [11, 25]))
+    found = priced_network(net, cluster, equal_segments(net, cluster, [11, 25]))
 
     out = printed(print_network, found)
 
@@ -87,7 +76,7 @@ def test_channels_sums_and_segments_without_nodes_have_words(net, cluster):
 
 
 def test_the_parts_of_the_prediction_are_its_whole(net, cluster):
-    found = priced_network(net, cluster, equal(net, cluster, [11, 25]))
+    found = priced_network(net, cluster, equal_segments(net, cluster, [11, 25]))
     table = json.loads(network_to_json(found, [], network_bounds(found)))
 
     seconds = table["predicted"]["seconds"]
@@ -102,7 +91,7 @@ def test_the_parts_of_the_prediction_are_its_whole(net, cluster):
 
 
 def test_one_device_alone_does_all_work_once(net, cluster):
-    found = priced_network(net, cluster, equal(net, cluster))
+    found = priced_network(net, cluster, equal_segments(net, cluster))
 
     out = printed(print_network, found)
 
@@ -128,13 +117,13 @@ def test_many_devices_that_are_alike_stand_together(net, cluster):
 
 def test_what_memory_is_missing_is_said(net, cluster):
     devices = (replace(cluster.devices[0], memory_bytes=170 * 2**20), *cluster.devices[1:])
-    found = priced_network(net, replace(cluster, devices=devices), equal(net, cluster))
+    found = priced_network(net, replace(cluster, devices=devices), equal_segments(net, cluster))
 
     assert re.fullmatch(r"does not fit: it would with \d+ MiB more on pi-0 \(has 170\)", found.lacks)
 
 
 def test_the_map_shows_whose_rows_are_where(net, cluster):
-    out = printed(print_map, priced_network(net, cluster, equal(net, cluster, [11])))
+    out = printed(print_map, priced_network(net, cluster, equal_segments(net, cluster, [11])))
 
     first, second = (line.split("│")[4].strip() for line in out.splitlines() if line.startswith("│"))
     assert re.fullmatch(r"(0+)(1+)(2+)(3+)", first)
@@ -144,7 +133,7 @@ def test_the_map_shows_whose_rows_are_where(net, cluster):
 
 
 def test_the_schedule_is_the_price_step_by_step(net, cluster):
-    found = priced_network(net, cluster, equal(net, cluster, [11, 25]))
+    found = priced_network(net, cluster, equal_segments(net, cluster, [11, 25]))
 
     steps = schedule_rows(cluster, in_words(found))
     mine = schedule_rows(cluster, in_words(found), "pi-3")
@@ -173,16 +162,3 @@ def test_nothing_that_can_be_run_is_said(net, cluster):
 
     assert "None of them can be run." in printed(print_networks, entries, "title")
     assert json.loads(networks_to_json(net, cluster, entries, Wire.FLOAT32))["winner"] is None
-
-
-@pytest.mark.parametrize("stops", [(), (11, 25), tuple(range(1, 40))])
-def test_rows_are_drawn(stops, net, cluster, tmp_path):
-    pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
-    from solver.show.network_pictures import plot_segments
-
-    path = tmp_path / "rows.svg"
-    plot_segments(priced_network(net, cluster, equal(net, cluster, stops)), path, "who has which rows")
-
-    written = re.findall("<!-- (.*?) -->", path.read_text())
-    assert {"who has which rows", "pi-0", "needs of what was before"} <= set(written)
-    assert ("conv1" in written) == (len(stops) < 24)

@@ -13,7 +13,7 @@ from solver.model.named import named_model
 from solver.programs.planner import solve
 from solver.schedule.memory import ends_bytes, holds_all, lacks, weights_room, whole_layer_bytes, work_bytes
 from solver.schedule.stages import price_plan
-from solver.show.comparison import ComparedSystem, compare, ranked, winner, winners
+from solver.show.comparison import ComparedSystem, Won, compare, ranked, winner, winners
 from solver.systems import PLANNERS, hepti_throughput, make_plan
 from solver.systems.hepti_throughput import best_partition, solve_throughput
 from tests.solver.clusters import pis
@@ -170,15 +170,17 @@ def test_every_system_is_compared_and_who_does_not_fit_says_why():
 def test_one_device_wins_on_a_slow_network_and_nothing_where_nothing_fits():
     found = winners(SPEC, pis(10, 20), ROWS, [1e5, 1e9], [0.01, 1], ["single", "megatron-weighted"], "latency")
 
-    nothing, ((alone, _), (shared, lead)) = found
-    assert nothing == [("", 0.0), ("", 0.0)]
-    assert (alone, shared) == ("single:pi-1", "megatron-weighted")
+    nothing, (alone, shared) = found
+    assert nothing == [Won("", 0.0, 0.0)] * 2
+    assert (alone.system, shared.system) == ("single:pi-1", "megatron-weighted")
+    assert alone.times_alone == 1
     entries = compare(SPEC, pis(10, 20, mbps=8000), ROWS, systems=["single", "megatron-weighted"])
-    assert lead == pytest.approx(entries[0].seconds / entries[1].seconds - 1)
+    assert shared.lead == pytest.approx(entries[0].seconds / entries[1].seconds - 1)
+    assert shared.times_alone == pytest.approx(1 + shared.lead)
 
 
 def test_who_alone_can_be_run_wins_by_no_number():
-    assert winners(SPEC, pis(10), ROWS, [1e9], [1], ["single"], "throughput") == [[("single:pi-0", np.inf)]]
+    assert winners(SPEC, pis(10), ROWS, [1e9], [1], ["single"], "throughput") == [[Won("single:pi-0", np.inf, 1)]]
 
 
 @pytest.mark.parametrize(("objective", "ours"), [("latency", "hepti"), ("throughput", "hepti-throughput")])

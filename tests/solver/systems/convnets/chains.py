@@ -6,7 +6,9 @@ import numpy as np
 
 from solver.base.spans import Partition
 from solver.cluster.cluster import GIB, Cluster, Device, Link
+from solver.cluster.nodes import NodeSpeeds
 from solver.model.convnet import ConvNet, Node
+from solver.model.operators import WorkKind
 
 
 def chain(*layers, size=12, channels=3):
@@ -44,9 +46,12 @@ def window(kernel, stride, pad):
 
 
 def boards(*gflops, mbps=100.0, latency_us=100.0, **watts):
-    """Return boards of these speeds on one network."""
-    devices = tuple(Device(f"pi-{number}", speed * 1e9, GIB, **watts) for number, speed in enumerate(gflops))
-    return Cluster(devices, Link(mbps * 1e6 / 8, latency_us / 1e6))
+    """Return boards of these speeds on one network; products of one row are a twelfth as fast, a call is 4e6 FLOP."""
+    devices = []
+    for number, speed in enumerate(gflops):
+        kinds = dict.fromkeys(WorkKind, speed * 1e9) | {WorkKind.CONNECTED: speed * 1e9 / 12}
+        devices.append(Device(f"pi-{number}", speed * 1e9, GIB, nodes=NodeSpeeds(kinds, 4e-3 / speed), **watts))
+    return Cluster(tuple(devices), Link(mbps * 1e6 / 8, latency_us / 1e6))
 
 
 def counts(plan, net, segment):

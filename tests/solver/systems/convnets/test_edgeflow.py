@@ -16,9 +16,9 @@ ROW_BYTES = 64 * SIZE * 4
 
 
 def unit(work, rows, begins, speeds):
-    """Return when every board is done: who has no rows, when it was before."""
+    """Return when every board is done: who has no rows, when it was before. A slab takes as long as 0.7 rows more."""
     return [
-        begin + (4e6 + count * work) / (speed * 1e9) if count else begin
+        begin + (4e6 + (count + 0.7) / (SIZE + 0.7) * SIZE * work) / (speed * 1e9) if count else begin
         for begin, count, speed in zip(begins, rows, speeds, strict=True)
     ]
 

@@ -74,7 +74,7 @@ def test_hepti_answers_as_soon_as_any_other(plans, where):
 def test_uneven_boards_gain_most(plans):
     token_s = {system: plans["mixed", system].predicted.token_s for system in SYSTEMS}
 
-    assert token_s["hepti"] < 0.8 * token_s["single"]
+    assert token_s["hepti"] < 0.85 * token_s["single"]
     assert token_s["hepti"] < 0.5 * token_s["megatron"]
 
 

@@ -1,11 +1,13 @@
-"""How many threads the environment allows, whatever a person has written there."""
+"""How many threads the environment allows, whatever a person has written there; and nobody is told what runs here."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
 from hepti_mpi.__main__ import limit_threads
-from solver.base.threads import omp_threads, thread_count
+from solver.base.environment import omp_threads, thread_count
 
 VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
@@ -30,3 +32,15 @@ def test_a_rank_takes_its_part_of_the_cores_where_the_environment_names_no_numbe
     limit_threads()
 
     assert [os.environ[name] for name in VARIABLES] == [str(cores), str(cores), "4,2", "3"]
+
+
+@pytest.mark.parametrize("package", ["hepti_mpi", "weights", "launch.single"])
+def test_onnxruntime_sends_no_telemetry(package, tmp_path):
+    """Where CI or a test runs it sends none anyway, so nothing may say that this is one."""
+    quieter = ("CI", "GITHUB_ACTIONS", "TF_BUILD", "BUILD_BUILDID", "PYTEST_CURRENT_TEST", "ORT_DISABLE_TELEMETRY")
+    environment = {name: value for name, value in os.environ.items() if name not in quieter}
+    environment |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+    subprocess.run([sys.executable, "-c", f"import {package}, onnxruntime"], env=environment, check=True, timeout=120)
+
+    assert not [*tmp_path.rglob("*onnxruntime*")]

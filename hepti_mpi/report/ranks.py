@@ -1,0 +1,41 @@
+"""What a rank says of itself at the end of a job."""
+
+from __future__ import annotations
+
+import argparse
+import resource
+from typing import Any
+
+from hepti_mpi.engine.stack import Meter
+from solver.model.convnet import ConvNet
+from solver.model.precision import PRECISIONS
+from solver.model.spec import ModelSpec
+from solver.plan.holdings import weights_bytes
+from solver.plan.plan import Plan
+from solver.plan.segments import SegmentPlan
+from solver.schedule.segment_steps import weights_of
+
+
+def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Return what this rank did in all requests that count."""
+    return {
+        "rank": rank,
+        "device": plan.devices[rank],
+        "backend": options.backend,
+        **meter.to_table(),
+        "batches_by_bits": {str(bits): count for bits, count in meter.batches_by_bits.items()},
+        "weights_bytes": weights_bytes(spec, plan, rank, PRECISIONS[options.precision]),
+        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
+
+
+def network_rank_report(net: ConvNet, plan: SegmentPlan, meter: Meter, rank: int) -> dict[str, Any]:
+    """Return what a rank did in all images that count."""
+    return {
+        "rank": rank,
+        "device": plan.devices[rank],
+        "backend": "onnxruntime",
+        **meter.to_table(),
+        "weights_bytes": weights_of(net, plan)[rank],
+        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }

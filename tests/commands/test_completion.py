@@ -1,0 +1,58 @@
+"""What shells complete of `hepti`."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from launch.front.command import COMMANDS, SHELLS
+from tests.commands.cli import run
+from tests.completions import FOLDER, script
+
+OPTION = re.compile(r"--[a-z][a-z-]*")
+FRONT = (sys.executable, "-m", "launch.front")
+
+
+def completed(*words):
+    """Return what bash offers for the last of these words."""
+    lines = [
+        f"source {FOLDER / 'hepti.bash'}",
+        f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}",
+        "$(complete -p hepti | sed 's/.*-F \\([^ ]*\\).*/\\1/')",
+        'printf "%s\\n" "${COMPREPLY[@]}"',
+    ]
+    bash = ["bash", "--norc", "-c", "\n".join(lines)]
+    return subprocess.run(bash, capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_what_is_kept_has_the_options_that_there_are(shell):
+    """Where this fails, `python -m tests.completions` makes it right."""
+    kept = set(OPTION.findall((FOLDER / f"hepti.{shell}").read_text()))
+
+    assert kept == set(OPTION.findall(script(shell)))
+
+
+def test_bash_completes_commands():
+    assert set(COMMANDS) <= set(completed("hepti", "''"))
+    assert completed("hepti", "inst") == ["install"]
+
+
+def test_bash_completes_options_of_a_command():
+    assert completed("hepti", "run", "--hostf") == ["--hostfile"]
+    assert completed("hepti", "install", "--dry") == ["--dry-run"]
+    assert completed("hepti", "lab", "st") == ["status"]
+
+
+def test_hepti_prints_it():
+    done = run(*FRONT, "completion", "bash")
+
+    assert (done.returncode, done.stdout) == (0, (FOLDER / "hepti.bash").read_text())
+
+
+def test_another_shell_is_refused():
+    done = run(*FRONT, "completion", "fish")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "hepti completion: for which shell? hepti completion bash or zsh\n"

@@ -1,0 +1,40 @@
+"""So many ranks as a machine can play: refused in one line with both numbers where it cannot."""
+
+import pytest
+
+from launch.doctor import probe, room
+from launch.front.places import split
+from launch.program import HostCluster
+from solver.base.errors import HeptiError
+from solver.cluster.cluster import MIB
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """Let this machine have two cores and 1000 MiB free."""
+    monkeypatch.setattr(room.os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.setattr(probe, "free_bytes", lambda: 1000 * MIB)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 6])
+def test_a_try_out_may_have_more_ranks_than_cores(ranks):
+    assert split(["--np", str(ranks)])[0].ranks == ranks
+
+
+@pytest.mark.parametrize(
+    ("ranks", "complaint"),
+    [
+        (64, "64 are 64 processes on 2 cores of this machine, more than 8 a core: give 16 at most, or boards with"),
+        (7, "7 are 7 processes of 150 MiB before any weights, this machine has 1000 MiB free: give 6 at most, or"),
+    ],
+)
+def test_what_this_machine_cannot_play_is_refused(ranks, complaint):
+    with pytest.raises(HeptiError, match=f"^--np {complaint}"):
+        split(["--np", str(ranks)])
+    with pytest.raises(HeptiError, match=f"^ranks {complaint}"):
+        HostCluster(ranks=ranks)
+
+
+def test_boards_have_cores_of_their_own():
+    assert split(["--hosts", "pi-0,pi-1", "--np", "64"])[0].ranks == 64
+    assert HostCluster(["pi-0"], ranks=64).ranks == 64
