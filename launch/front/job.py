@@ -14,7 +14,7 @@ from pathlib import Path
 from launch.base import shell
 from launch.front.places import StartPlace
 from launch.front.sieve import ERRORS, OUTPUT, Sieve, reasons
-from launch.start.mpirun import hostfile_text, mpirun_command, mpirun_environment
+from launch.start.mpirun import hostfile_text, how_it_ended, mpirun_command, mpirun_environment
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained
 from solver.base.front import CALLED, JOB_OF
@@ -123,7 +123,7 @@ class MpirunJob:
 
         said = self._log.read_text(errors="replace")
         trouble = None if self._sieve.begun else host_trouble(place)
-        reason = trouble or next(reasons(said), f"mpirun ended with code {code}")
+        reason = trouble or next(reasons(said), how_it_ended(code))
         if said:
             self._say(f"{reason} ({self._log} has all that mpirun said)")
         else:

