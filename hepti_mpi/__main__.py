@@ -53,6 +53,7 @@ def load() -> stopping.Main:
 
 def main(arguments: Sequence[str]) -> int:
     """Run this rank; return its exit code."""
+    from hepti_mpi import reserve
     from hepti_mpi.comm import group as comm
     from solver.base.errors import HeptiError
 
@@ -60,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
     if group.rank == 0 and JOB_OF in os.environ:
         print(BEGUN, file=sys.stderr, flush=True)
     try:
+        if list(arguments) == [reserve.RESERVE]:
+            arguments = reserve.told(group)
         parser, parse, run, words = _command(arguments)
         if "-h" in words or "--help" in words:
             if group.rank == 0:

@@ -14,6 +14,7 @@ from typing import Any
 from launch.serve.clusters import Clusters
 from launch.serve.journal import Journal
 from launch.serve.plans import Plans
+from launch.serve.reserve import Reserve
 from launch.watch.boards import silence
 from launch.watch.losses import BadStartError, LossWatch, RanksLostError
 from launch.watch.ranks import BAD_INPUT, RankJob
@@ -98,6 +99,8 @@ class Surroundings:
     ----------
     starter
         Of ranks on the boards.
+    reserve
+        Of ranks that are there already.
     cluster
         What to plan for, devices as the boards are in order; None: measured.
     sequences, context
@@ -109,6 +112,7 @@ class Surroundings:
     """
 
     starter: Starter
+    reserve: Reserve
     cluster: Cluster | None
     sequences: int | None
     context: int | None
@@ -279,7 +283,7 @@ class ServedModel:
                 cluster = await self._clusters.of(boards, self._measure)
                 words = await self._program(boards, cluster)
                 self._loads("the ranks load their weights")
-                job = self.job = await self._starter.start(self.name, boards, words)
+                job = self.job = await self._around.reserve.start(self.name, boards, words)
                 life = asyncio.create_task(self._live(job, cluster))
                 await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
             await life

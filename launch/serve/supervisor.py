@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from launch.serve.reserve import Reserve
 from launch.serve.served import ServedFile, ServedModel, Surroundings
 from launch.watch.boards import Heartbeats, states
 from launch.watch.site import Site
@@ -73,7 +74,8 @@ class Supervisor:
             log_folder.mkdir(parents=True, exist_ok=True)
         self._folder = _fresh_folder(service)
         starter = Starter(site, self._beats, self._folder, log_folder)
-        around = Surroundings(starter, cluster, sequences, context, asyncio.Lock(), self._event)
+        self._reserve, self._starting = Reserve(starter), asyncio.Lock()
+        around = Surroundings(starter, self._reserve, cluster, sequences, context, self._starting, self._event)
         self.models: Mapping[str, ServedModel] = {file.name: ServedModel(file, around, most_waiting) for file in files}
 
     def state(self) -> dict[str, Any]:
@@ -94,6 +96,7 @@ class Supervisor:
             async with asyncio.TaskGroup() as tasks:
                 for model in self.models.values():
                     tasks.create_task(model.run())
+                tasks.create_task(self._reserve.run(self._calm))
                 tasks.create_task(_forward(beats))
         finally:
             self._ending = True
@@ -105,6 +108,11 @@ class Supervisor:
             with suppress(BaseException):
                 await beats
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _calm(self) -> bool:
+        """Return whether no model waits for its ranks."""
+        states = {model.state for model in self.models.values()}
+        return states <= {"ready", "failed"} and not self._starting.locked()
 
     def _board_event(self, kind: str, board: str, sentence: str) -> None:
         self._event(kind, sentence, board)

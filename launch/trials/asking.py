@@ -185,8 +185,14 @@ class Bench:
 
     def ranks(self) -> list[tuple[str, int]]:
         """Return the ranks that are there: board, process number."""
-        found = self.service.state()["boards"]
-        return [(board["name"], rank["pid"]) for board in found for rank in board["ranks"]]
+        return [(board["name"], rank["pid"]) for board, rank in self._ranks()]
+
+    def jobs(self) -> set[int]:
+        """Return the numbers of the models' jobs."""
+        return {rank["job"] for _, rank in self._ranks()}
+
+    def _ranks(self) -> list[tuple[Any, Any]]:
+        return [(board, rank) for board in self.service.state()["boards"] for rank in board["ranks"]]
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from launch.base import shell
 from launch.lab import up as lab_up
 from launch.lab.lab import Host, Lab, load_lab
 from launch.trials.asking import ASK_AGAIN_S, PATIENCE_S, Bench
+from launch.watch.agent import MARK
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import GIB
 
@@ -58,9 +59,11 @@ def kill_rank(bench: Bench, rng: random.Random) -> Iterator[str]:
 
 @contextmanager
 def kill_mpirun(bench: Bench, rng: random.Random) -> Iterator[str]:
-    """Kill an mpirun, which is a process below the service."""
+    """Kill a model's mpirun, which is a process below the service; not that of the ranks in reserve."""
+    _some_rank(bench, rng)
+    jobs = bench.jobs()
     starters = [pid for pid in _below(bench.service.process.pid) if _name(pid) in ("prterun", "mpirun")]
-    os.kill(rng.choice(starters), signal.SIGKILL)
+    os.kill(rng.choice([pid for pid in starters if _job(pid) in jobs]), signal.SIGKILL)
     yield ""
 
 
@@ -194,6 +197,12 @@ def _below(pid: int) -> list[int]:
         for child in (task / "children").read_text().split():
             found += [int(child), *_below(int(child))]
     return found
+
+
+def _job(pid: int) -> int:
+    """Return the number of the job that a process of the service belongs to."""
+    variables = dict(word.partition("=")[::2] for word in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+    return int(variables[MARK].rpartition("/")[2])
 
 
 def _name(pid: int) -> str:

@@ -46,8 +46,8 @@ class RankJob:
     """
 
     def __init__(self, number: int, boards: Sequence[str], process: shell.StreamedProcess, log: Path) -> None:
-        self.number, self.boards = number, tuple(boards)
-        self._process, self._log = process, log
+        self.number, self.boards, self.log = number, tuple(boards), log
+        self._process = process
         self._words: deque[str] = deque(maxlen=LAST_WORDS)
         self._listening = asyncio.create_task(self._listen())
 
@@ -149,5 +149,5 @@ class RankJob:
                 self._say(line)
 
     def _say(self, line: bytes) -> None:
-        with suppress(OSError), self._log.open("ab") as file:  # a full disk is no reason to end
+        with suppress(OSError), self.log.open("ab") as file:  # a full disk is no reason to end
             file.write(line)

@@ -53,7 +53,11 @@ class Starter:
             "PRTE_MCA_prte_remote_tmpdir_base": "/dev/shm",
         }  # fmt: skip
         on = [self.site.board_of(boards, rank) for rank in range(self.site.rank_count(boards))]
-        return await RankJob.start(number, on, command, variables, self._log_folder / f"{name}.log")
+        return await RankJob.start(number, on, command, variables, self.log(name))
+
+    def log(self, name: str) -> Path:
+        """Return the file for what mpirun says of a model's job."""
+        return self._log_folder / f"{name}.log"
 
     async def end(self, job: RankJob, *, hard: bool) -> None:
         """End a job on all boards that live; `hard` where mpirun might wait for others."""

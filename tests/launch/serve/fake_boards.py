@@ -115,10 +115,14 @@ def marked(service):
     return [pid for pid, variables in environments().items() if variables.get("HEPTI_SERVE", "").startswith(service)]
 
 
-def rank_process(service, rank):
-    """Return the process of a rank."""
+def rank_process(supervisor, rank):
+    """Return the process of a rank of the only model."""
+    (served,) = supervisor.models.values()
     found = environments()
-    (pid,) = [pid for pid in marked(service) if found.get(pid, {}).get("PMIX_RANK") == str(rank)]
+    (pid,) = [
+        pid for pid in marked(supervisor.service)
+        if found[pid].get("PMIX_RANK") == str(rank) and found[pid]["HEPTI_SERVE"].endswith(f"/{served.job.number}")
+    ]  # fmt: skip
     return pid
 
 

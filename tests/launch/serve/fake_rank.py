@@ -82,6 +82,11 @@ class Rank0:
 
 def main(words):
     rank = int(os.environ["PMIX_RANK"])
+    if words == ["reserve"]:
+        if rank:
+            time.sleep(3600)
+        print(json.dumps({"reserve": int(os.environ["FAKE_RANKS"])}), flush=True)
+        words = json.loads(sys.stdin.buffer.raw.readline())["run"]
     if words[0] == "profile":
         if rank == 0:
             assert "FAKE_REFUSES_PROFILE" not in os.environ

@@ -17,7 +17,7 @@ def plans(tmp_path):
 
     def of(path, **lengths):
         starter = SimpleNamespace(heartbeats=None, site=None, folder=tmp_path)
-        around = Surroundings(starter, None, lengths.get("sequences"), lengths.get("context"), None, print)
+        around = Surroundings(starter, None, None, lengths.get("sequences"), lengths.get("context"), None, print)
         return ServedModel(served_file(path), around, 1)._plans
 
     return of

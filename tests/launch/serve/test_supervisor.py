@@ -65,7 +65,7 @@ def test_a_request_goes_on_behind_what_was_told_when_a_process_is_killed(model, 
             request = served.journal.submit(fakes.asks(60))
             answer = asyncio.create_task(fakes.told(request))
             await fakes.until(lambda: len(request.said) > 5)
-            number = served.job._process.pid if who == "mpirun" else fakes.rank_process(supervisor.service, who)
+            number = served.job._process.pid if who == "mpirun" else fakes.rank_process(supervisor, who)
             os.kill(number, signal.SIGKILL)
             await fakes.until(lambda: served.state == "replanning", 5.0)
             tokens, last = await answer
@@ -88,7 +88,7 @@ def test_on_the_same_boards_a_plan_is_made_once_as_long_as_it_fits(model, monkey
             of_model = await fakes.ready(supervisor)
             assert "given" not in fakes.table(supervisor)["plan"]
             await asyncio.sleep(0.1)
-            os.kill(fakes.rank_process(supervisor.service, 1), signal.SIGKILL)
+            os.kill(fakes.rank_process(supervisor, 1), signal.SIGKILL)
             await fakes.until(lambda: of_model.state == "replanning", 5.0)
             await fakes.ready(supervisor)
 
@@ -120,7 +120,7 @@ def test_a_rank_that_stands_still_is_found_and_its_board_used_again(model):
     async def scenario():
         async with fakes.supervised(model) as supervisor:
             served = await fakes.ready(supervisor)
-            os.kill(fakes.rank_process(supervisor.service, 1), signal.SIGSTOP)
+            os.kill(fakes.rank_process(supervisor, 1), signal.SIGSTOP)
             await fakes.until(lambda: fakes.events(supervisor, "fault"), 20.0)
             await fakes.ready(supervisor)
 
@@ -239,7 +239,7 @@ def test_what_fitted_before_is_tried_again_when_there_is_more_free_memory(model,
             answer = asyncio.create_task(fakes.told(request))
             await fakes.until(lambda: request.said)
             refuses.write_text("no plan fits: 7 bytes are missing")
-            os.kill(fakes.rank_process(supervisor.service, 1), signal.SIGKILL)
+            os.kill(fakes.rank_process(supervisor, 1), signal.SIGKILL)
             await fakes.until(lambda: served.reason == "python -m hepti_mpi: no plan fits: 7 bytes are missing", 20.0)
             assert served.state == "replanning"
             refuses.unlink()
@@ -275,11 +275,11 @@ def test_health_is_503_with_the_reason_while_loading_behind_a_loss_and_short_of_
             await said(503, "model: loading, the ranks load their weights")
             served = await fakes.ready(supervisor)
             assert await health() == (200, None)
-            os.kill(fakes.rank_process(supervisor.service, 1), signal.SIGKILL)
+            os.kill(fakes.rank_process(supervisor, 1), signal.SIGKILL)
             await said(503, "model: replanning, rank 1 on pi-1 was ended by signal 9 (SIGKILL)")
             await fakes.ready(supervisor)
             refuses.write_text("no plan fits: 7 bytes are missing")
-            os.kill(fakes.rank_process(supervisor.service, 2), signal.SIGKILL)
+            os.kill(fakes.rank_process(supervisor, 2), signal.SIGKILL)
             await said(503, "model: replanning, python -m hepti_mpi: no plan fits: 7 bytes are missing")
             refuses.unlink()
             monkeypatch.setattr(served, "_free_bytes", lambda boards: [1 << 40] * len(boards))
@@ -345,13 +345,53 @@ def test_a_board_with_which_no_start_succeeds_is_left_out_for_a_while(model, mon
     run(scenario())
 
 
+def test_a_lost_rank_s_job_is_replaced_by_the_one_in_reserve_and_this_by_another(model):
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            served = await fakes.ready(supervisor)
+            reserve = supervisor._reserve
+            waiting = (await fakes.until(lambda: reserve.job)).number
+            request = served.journal.submit(fakes.asks(60))
+            answer = asyncio.create_task(fakes.told(request))
+            await fakes.until(lambda: request.said)
+            os.kill(fakes.rank_process(supervisor, 1), signal.SIGKILL)
+            tokens, _ = await answer
+
+            assert tokens == fakes.should_be(60)
+            assert served.job.number == waiting
+            await fakes.until(lambda: reserve.job and reserve.job.number == waiting + 1)
+            os.kill(reserve.job._process.pid, signal.SIGKILL)
+            await fakes.until(lambda: reserve.job and reserve.job.number == waiting + 2)
+            assert served.restarts == 1
+
+    run(scenario())
+
+
+def test_without_a_board_the_ranks_in_reserve_are_others(model):
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            served = await fakes.ready(supervisor)
+            reserve = supervisor._reserve
+            await fakes.until(lambda: reserve.job)
+            fakes.unplug("pi-1")
+            await fakes.until(lambda: served.state == "replanning", 20.0)
+            await fakes.ready(supervisor)
+            assert served.job.boards == ("pi-0", "pi-2")
+            await fakes.until(lambda: reserve.job and reserve.job.boards == ("pi-0", "pi-2"))
+            fakes.plug("pi-1")
+
+    run(scenario())
+
+
 def test_a_board_that_was_good_and_where_mpirun_no_longer_starts_is_left_out(model, monkeypatch):
+    monkeypatch.setattr("launch.serve.reserve.PAUSE_S", 1000.0)
+
     async def scenario():
         async with fakes.supervised(model) as supervisor:
             served = await fakes.ready(supervisor)
             await fakes.until(lambda: len(served._good) == 3)
             monkeypatch.setenv("FAKE_NO_DAEMON", "pi-1")
-            os.kill(fakes.rank_process(supervisor.service, 1), signal.SIGKILL)
+            os.kill(fakes.rank_process(supervisor, 1), signal.SIGKILL)
             held = "goes on without pi-1 for 60 s: mpirun's daemon did not start on pi-1"
             await fakes.until(lambda: any(held in text for text in fakes.events(supervisor, "fault")))
             await fakes.ready(supervisor)

@@ -1,0 +1,37 @@
+"""Ranks in reserve: they wait for the words of any job, and are then that job."""
+
+import json
+
+import pytest
+
+from tests.commands.cli import complaints, hepti, succeeded
+from tests.commands.requests import check_hidden
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_ranks_in_reserve_become_the_job_that_they_are_told(converted, ranks, tmp_path):
+    checkpoint = converted("bert")
+    out = tmp_path / "hidden.npz"
+    told = {"run": ["--model", str(checkpoint.path), "--input", "-", "--output", str(out)]}
+    # In one piece: what stands behind the first line is the job's.
+    done = hepti(ranks, "reserve", stdin=f'{json.dumps(told)}\n{{"tokens": [5, 6, 7]}}\n')
+
+    assert json.loads(succeeded(done).stdout.splitlines()[0]) == {"reserve": ranks}
+    check_hidden(out, {1: checkpoint.expected([5, 6, 7])})
+
+
+@pytest.mark.parametrize("line", ["", "{}", "[]", '{"run": [1]}', '{"run": "--model"}', "run"])
+def test_what_is_no_job_is_one_line(line):
+    done = hepti(1, "reserve", stdin=f"{line}\n")
+
+    (complaint,) = complaints(done)
+    assert done.returncode == 2
+    assert 'ranks in reserve are told {"run": ["--model", …]}, not ' in complaint
+
+
+def test_bad_words_of_a_job_are_its_own_complaint():
+    done = hepti(2, "reserve", stdin='{"run": ["--model", "nowhere.h5"]}\n')
+
+    (complaint,) = complaints(done)
+    assert done.returncode == 2
+    assert "nowhere.h5" in complaint
