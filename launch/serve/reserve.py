@@ -15,8 +15,8 @@ from launch.watch.ranks import RankJob
 from launch.watch.starter import Starter
 
 RESERVE = "reserve"
-# Until the next start: it is seconds of the boards' time. Behind one that failed it is doubled.
-PAUSE_S, LONGEST_PAUSE_S = 5.0, 600.0
+# Until the next start, which is seconds of the boards' time; behind one that failed it is doubled.
+PAUSE_S, LONGEST_PAUSE_S = 1.0, 600.0
 
 
 class Reserve:
@@ -38,10 +38,14 @@ class Reserve:
         """The job in reserve, once all its ranks are there."""
         return self._job if self._ready else None
 
+    def is_on(self, boards: Sequence[str]) -> bool:
+        """Return whether there are ranks in reserve on these boards, and no others."""
+        return self.job is not None and self.job.code is None and self.job.boards == tuple(boards)
+
     async def start(self, name: str, boards: Sequence[str], program: Sequence[str]) -> RankJob:
         """Return a job that runs `hepti_mpi` with these words: the one in reserve where it is on these boards."""
         job = self.job
-        if job is None or job.code is not None or job.boards != tuple(boards):
+        if job is None or not self.is_on(boards):
             return await self._starter.start(name, boards, program)
         self._job, job.log = None, self._starter.log(name)
         job.send({"run": list(program)})

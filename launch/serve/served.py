@@ -425,7 +425,10 @@ class ServedModel:
                 back_at = None
                 continue
             back_at = time.monotonic() if back_at is None else back_at
-            if not self.journal.open or time.monotonic() - back_at > CALM_S:
+            waited_s = time.monotonic() - back_at
+            # With ranks in reserve on all of them the answers stand still for half as long: these are waited for, too.
+            calm = not self.journal.open or waited_s > CALM_S
+            if calm and (self._around.reserve.is_on(self._may_use()) or waited_s > 2 * CALM_S):
                 raise BoardsBackError(f"taken in: {', '.join(back)}")
 
     async def _tell_cluster(self, boards: Sequence[str], cluster: Cluster) -> str:

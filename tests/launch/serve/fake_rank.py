@@ -83,6 +83,8 @@ class Rank0:
 def main(words):
     rank = int(os.environ["PMIX_RANK"])
     if words == ["reserve"]:
+        if os.environ["FAKE_HOST"] == os.environ.get("FAKE_BROKEN"):
+            sys.exit(1)
         if rank:
             time.sleep(3600)
         print(json.dumps({"reserve": int(os.environ["FAKE_RANKS"])}), flush=True)

@@ -327,6 +327,8 @@ def test_where_nothing_can_be_kept_boards_are_measured_for_this_service_alone(mo
 
 
 def test_a_board_with_which_no_start_succeeds_is_left_out_for_a_while(model, monkeypatch):
+    monkeypatch.setattr("launch.serve.served.CALM_S", 2.0)  # there are no ranks in reserve with this board
+
     async def scenario():
         async with fakes.supervised(model) as supervisor:
             served = await fakes.ready(supervisor)
