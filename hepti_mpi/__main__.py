@@ -53,8 +53,8 @@ def load() -> stopping.Main:
 
 def main(arguments: Sequence[str]) -> int:
     """Run this rank; return its exit code."""
-    from hepti_mpi import reserve
     from hepti_mpi.comm import group as comm
+    from hepti_mpi.comm import reserve
     from solver.base.errors import HeptiError
 
     group = comm.world()

@@ -14,10 +14,10 @@ from typing import Any
 from launch.serve.clusters import Clusters
 from launch.serve.journal import Journal
 from launch.serve.plans import Plans
-from launch.serve.reserve import Reserve
 from launch.watch.boards import silence
 from launch.watch.losses import BadStartError, LossWatch, RanksLostError
 from launch.watch.ranks import BAD_INPUT, RankJob
+from launch.watch.reserve import Reserve
 from launch.watch.starter import LOAD_S, Starter
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster, write_cluster

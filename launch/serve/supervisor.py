@@ -17,9 +17,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from launch.serve.reserve import Reserve
 from launch.serve.served import ServedFile, ServedModel, Surroundings
 from launch.watch.boards import Heartbeats, states
+from launch.watch.reserve import Reserve
 from launch.watch.site import Site
 from launch.watch.starter import Starter
 from solver.base.cache import cache_folder

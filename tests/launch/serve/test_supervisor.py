@@ -386,7 +386,7 @@ def test_without_a_board_the_ranks_in_reserve_are_others(model):
 
 
 def test_a_board_that_was_good_and_where_mpirun_no_longer_starts_is_left_out(model, monkeypatch):
-    monkeypatch.setattr("launch.serve.reserve.PAUSE_S", 1000.0)
+    monkeypatch.setattr("launch.watch.reserve.PAUSE_S", 1000.0)
 
     async def scenario():
         async with fakes.supervised(model) as supervisor:
