@@ -37,7 +37,7 @@ def how_it_ended(code: int) -> str:
     """
     if code < 0:
         return f"mpirun was ended by {signal_name(-code)}"
-    if code > 128:
+    if code - 128 in signal.valid_signals():
         return f"a rank was ended by {signal_name(code - 128)}"
     return f"mpirun ended with exit code {code}"
 

@@ -17,6 +17,8 @@ from launch.watch.starter import Starter
 RESERVE = "reserve"
 # Until the next start, which is seconds of the boards' time; behind one that failed it is doubled.
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 600.0
+# mpirun that has not started its ranks by then was seen to hang.
+LATE_S = 60.0
 
 
 class Reserve:
@@ -70,10 +72,13 @@ class Reserve:
     async def _keep(self, job: RankJob) -> None:
         """Keep a job until a model has taken it, or it is no good any more."""
         beats = self._starter.heartbeats
+        late = time.monotonic() + LATE_S / self._starter.site.scale
         self._job = job
         listening = asyncio.create_task(self._listen(job))
         try:
             while self._job is job and job.code is None and job.boards == tuple(beats.living):
+                if not self._ready and time.monotonic() > late:
+                    break
                 await beats.beat()
         finally:
             listening.cancel()

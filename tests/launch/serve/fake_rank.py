@@ -6,6 +6,7 @@ measures devices fake-0, fake-1, and so on. What can go wrong:
     FAKE_REFUSES   a file: what it says is said, and the exit code is 2; so it is for a model called refused
     FAKE_DEAF_S    seconds after which nothing more is said
     FAKE_REFUSES_PLAN    a plan that is given does not fit
+    FAKE_NO_RESERVE      ranks in reserve are never ready
     FAKE_BROKEN    a board on which ranks fail when they are loaded
 """
 
@@ -85,7 +86,7 @@ def main(words):
     if words == ["reserve"]:
         if os.environ["FAKE_HOST"] == os.environ.get("FAKE_BROKEN"):
             sys.exit(1)
-        if rank:
+        if rank or "FAKE_NO_RESERVE" in os.environ:
             time.sleep(3600)
         print(json.dumps({"reserve": int(os.environ["FAKE_RANKS"])}), flush=True)
         words = json.loads(sys.stdin.buffer.raw.readline())["run"]

@@ -369,6 +369,25 @@ def test_a_lost_rank_s_job_is_replaced_by_the_one_in_reserve_and_this_by_another
     run(scenario())
 
 
+def test_ranks_in_reserve_that_never_come_are_ended_and_tried_again_later(model, monkeypatch):
+    monkeypatch.setattr("launch.watch.reserve.LATE_S", 1.0)
+    monkeypatch.setenv("FAKE_NO_RESERVE", "")
+
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            served = await fakes.ready(supervisor)
+            first = await fakes.until(lambda: supervisor._reserve._job)
+            second = await fakes.until(lambda: (job := supervisor._reserve._job) is not first and job)
+            os.kill(fakes.rank_process(supervisor, 1), signal.SIGKILL)
+            await fakes.until(lambda: served.restarts == 1 and served.state == "ready")
+
+            assert first.code is not None
+            assert second.number not in (first.number, served.job.number)
+            assert supervisor._reserve.job is None
+
+    run(scenario())
+
+
 def test_without_a_board_the_ranks_in_reserve_are_others(model):
     async def scenario():
         async with fakes.supervised(model) as supervisor:

@@ -135,6 +135,7 @@ def test_the_page_sees_a_rank_on_its_board_alone():
         ),
         ("note: 2 ranks\npython -m hepti_mpi: no room\n-----\nmore\n", 1, "python -m hepti_mpi: no room"),
         ("note: 2 ranks\n", 3, "mpirun ended with exit code 3"),
+        ("note: 2 ranks\n", 213, "mpirun ended with exit code 213"),
         ("note: 2 ranks\n", 137, "a rank was ended by signal 9 (SIGKILL)"),
         ("note: 2 ranks\n", -15, "mpirun was ended by signal 15 (SIGTERM)"),
     ],
