@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 
 from launch.base import shell
 from launch.lab import up as lab_up
@@ -60,10 +59,13 @@ def kill_rank(bench: Bench, rng: random.Random) -> Iterator[str]:
 @contextmanager
 def kill_mpirun(bench: Bench, rng: random.Random) -> Iterator[str]:
     """Kill a model's mpirun, which is a process below the service; not that of the ranks in reserve."""
+    import psutil  # of the extra `serve`, as the service
+
     _some_rank(bench, rng)
     jobs = bench.jobs()
-    starters = [pid for pid in _below(bench.service.process.pid) if _name(pid) in ("prterun", "mpirun")]
-    os.kill(rng.choice([pid for pid in starters if _job(pid) in jobs]), signal.SIGKILL)
+    below = psutil.Process(bench.service.process.pid).children(recursive=True)
+    starters = [process for process in below if process.name() in ("prterun", "mpirun")]
+    rng.choice([one for one in starters if int(one.environ()[MARK].rpartition("/")[2]) in jobs]).kill()
     yield ""
 
 
@@ -188,22 +190,3 @@ FAULTS: Mapping[str, Sort] = {
     "rank 0's host restarted": restarting(lambda lab, _: lab.hosts[0]),
     CLOCK: move_clock,
 }
-
-
-def _below(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that they have."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found += [int(child), *_below(int(child))]
-    return found
-
-
-def _job(pid: int) -> int:
-    """Return the number of the job that a process of the service belongs to."""
-    variables = dict(word.partition("=")[::2] for word in Path(f"/proc/{pid}/environ").read_text().split("\0"))
-    return int(variables[MARK].rpartition("/")[2])
-
-
-def _name(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
