@@ -14,14 +14,16 @@ from typing import Any
 from launch.base import shell
 from launch.lab.agent import on_host
 from launch.lab.lab import Host, Lab
+from launch.lab.limits import quota_us
 from solver.base.errors import HeptiError
 
 PROBE = str(Path(__file__).with_name("probe.py"))
 FLOP = 2 * 256 * 1024 * 1024  # of the probe's product
-# A round is cut in windows: long against the quota period (10 ms at 10 %), short against other people's load. A host at
-# a small scale has long periods, and its products take as many of them as elsewhere: it is given time for a dozen.
+# A round is cut in windows: long against the quota period, short against other people's load. A host with little of a
+# core has long periods (25 ms at 4 %), a slow core long products: rounds are long enough for both. In windows of ten
+# periods hosts seemed up to 9 % faster or slower than in the round before.
 WINDOWS = 6
-ROUND_S, ROUND_PRODUCTS = 1.5, 12
+ROUND_S, ROUND_PRODUCTS, WINDOW_PERIODS = 1.5, 12, 25
 MAX_ROUNDS = 6
 # Calibrated when no quota has to move by more than this. One round's own noise is 2 to 5 %.
 CLOSE = 0.015
@@ -71,8 +73,10 @@ def calibrate(lab: Lab, limit: Callable[[Lab, Host], None]) -> tuple[Lab, list[f
         FLOP per second of each host, in the last round.
     """
     told: list[list[float]] = [[] for _ in lab.hosts]  # by each round: FLOP/s of a core as far as the quota gives it
-    slowest = min(host.compute_flop_per_s for host in lab.hosts)
-    round_s = max(ROUND_S, ROUND_PRODUCTS * FLOP / (slowest * lab.scale))
+    slowest = min(lab.hosts, key=lambda host: host.cores)
+    period_s = quota_us(slowest.cores)[1] / 1e6
+    products_s = ROUND_PRODUCTS * FLOP / (slowest.compute_flop_per_s * lab.scale)
+    round_s = max(ROUND_S, products_s, WINDOWS * WINDOW_PERIODS * period_s)
     with _Probes([on_host(lab, host, [sys.executable, PROBE, "matmul"]) for host in lab.hosts]) as probes:
         for _ in range(MAX_ROUNDS):
             rounds = [summary(products, lab.scale) for products in probes.ask(round_s)]

@@ -2,15 +2,14 @@
 
 import json
 
-import numpy as np
-
+from launch.lab.probe import product
 from solver.base import clock
 
-left, right = np.ones((256, 1024), np.float32), np.ones((1024, 1024), np.float32)
-out = left @ right
+multiply = product()
+multiply()
 times = []
 for _ in range(200):
     begin = clock.now()
-    np.matmul(left, right, out=out)
+    multiply()
     times.append((clock.now() - begin) * 1e3)
 print(json.dumps(times[20:]))

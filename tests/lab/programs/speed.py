@@ -1,6 +1,6 @@
 """Every rank multiplies for so many seconds; rank 0 prints, per rank, [host, [[end of window, GFLOP/s], …]] as JSON.
 
-The shape is the lab's own: 256 × 1024 × 1024, float32. Seconds to run and ends of windows are the clock's, speeds are
+The product is the lab's own: 256 × 1024 × 1024, float32. Seconds to run and ends of windows are the clock's, speeds are
 in the lab's time.
 """
 
@@ -9,29 +9,29 @@ import socket
 import sys
 import time
 
-import numpy as np
 from mpi4py import MPI
 
+from launch.lab.measure import FLOP
+from launch.lab.probe import product
 from solver.base.clock import SCALE
 
-GFLOP = 2 * 256 * 1024 * 1024 / 1e9
 WINDOW_S = 0.25
 
 world = MPI.COMM_WORLD
 seconds = float(sys.argv[1])
-left, right = np.ones((256, 1024), np.float32), np.ones((1024, 1024), np.float32)
-out = left @ right
+multiply = product()
+multiply()
 world.Barrier()
 if world.rank == 0:
     print("started", flush=True)
 windows, count = [], 0
 begin = window = time.time()
 while time.time() - begin < seconds:
-    np.matmul(left, right, out=out)
+    multiply()
     count += 1
     now = time.time()
     if now - window >= WINDOW_S:
-        windows.append([now, count * GFLOP / ((now - window) * SCALE)])
+        windows.append([now, count * FLOP / 1e9 / ((now - window) * SCALE)])
         window, count = now, 0
 found = world.gather([socket.gethostname(), windows])
 if world.rank == 0:
