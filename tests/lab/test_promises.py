@@ -41,7 +41,7 @@ def test_speeds_are_met_within_5_percent(settings, tmp_path):
 
     def measure():
         with lab_up("fresh", tmp_path, **settings) as lab:
-            return [median_of_windows(windows) for _, windows in lab.json("speed.py", 3)]
+            return [median_of_windows(windows) for _, windows in lab.json("speed.py", 8)]
 
     asked = settings["gflops"]
     assert run_until_close(measure, near(asked)) == pytest.approx(asked, rel=0.05)
@@ -82,8 +82,8 @@ def test_speed_follows_within_a_second_of_set(usual):
     """From 24.6 to 33 GFLOP/s and to a quarter, in the middle of a run."""
 
     def measure(setting):
-        with usual.running("speed.py", 10) as process:
-            time.sleep(2)
+        with usual.running("speed.py", 14) as process:
+            time.sleep(5)
             usual.lab("set", "pi-0", setting)
             changed = time.time()
             windows = json.loads(process.stdout.readline())[0][1]

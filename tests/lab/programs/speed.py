@@ -15,7 +15,7 @@ from launch.lab.measure import FLOP
 from launch.lab.probe import product
 from solver.base.clock import SCALE
 
-WINDOW_S = 0.25
+WINDOW_S = 1.0
 
 world = MPI.COMM_WORLD
 seconds = float(sys.argv[1])
