@@ -7,6 +7,7 @@ that what is ready early is there early.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,7 +52,7 @@ class Arriving:
     @property
     def size(self) -> int:
         """How many numbers."""
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,12 +20,12 @@ from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.stack import Carrying, Meter
 from hepti_mpi.engine.steps import Look
 from hepti_mpi.engine.tiles import TileTasks
-from hepti_mpi.kernels.slab import Placed, ReadTensor, Slab, index_of, part, shape_of
+from hepti_mpi.kernels.slab import Placed, ReadTensor, Shared, Slab, index_of, part, shape_of
 from solver.base import clock
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
 from solver.model.convnet import Box, ConvNet
-from solver.plan.segments import THROUGHPUT, Boxes, Held, SegmentPlan, handed_in, image_on_root, unrolled
+from solver.plan.segments import THROUGHPUT, Boxes, Held, Piece, SegmentPlan, handed_in, image_on_root, unrolled
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +87,14 @@ class NetworkShare:
         pieces: Sequence[Sequence[Mapping[str, Box]]] = [[{net.input: whole}] if peer == 0 else [] for peer in ranks]
         self._steps: list[RankStep] = []
         for shares in unrolled(net, plan):
+            adds = any(own.summands for own in held.values())  # to zeros: not where a summand lies
             slabs: Sequence[Slab | TileTasks] = (
                 [TileTasks(net, shares, group, read)]
                 if shares.tiles
-                else [Slab(net, shares, rank, piece, read) for piece in shares.pieces[rank]]
+                else [
+                    Slab(net, shares, rank, piece, read, Shared({} if adds else _lies(have, piece)))
+                    for piece in shares.pieces[rank]
+                ]
             )
             places = [slab.needs for slab in slabs]
             exchange = _exchange(net, rank, held, shares.needs, pieces, have, places)
@@ -312,15 +316,25 @@ def _exchange(
     return BoxExchange(sends, receives, kept, summed)
 
 
+def _lies(have: Sequence[Placed], piece: Piece) -> dict[str, Numbers]:
+    """Return where values lie of which a rank has just the box that a piece needs: nothing is to be copied."""
+    return {
+        value: array.reshape(-1)
+        for own in have
+        for value, (box, array) in own.items()
+        if piece.walk.needs.get(value) == box and array.flags.c_contiguous
+    }
+
+
 def _kept(net: ConvNet, wanted: Sequence[str], own: Placed, places: Sequence[Placed]) -> list[tuple[View, View]]:
-    """Return what of a piece this rank needs itself: from, to."""
+    """Return what of a piece this rank needs itself, and does not take from where it lies: from, to."""
     return [
         (part(net, value, own[value][1], own[value][0], common), part(net, value, array, box, common))
         for value in wanted
         for place in places
         if value in place
         for box, array in [place[value]]
-        if (common := own[value][0].intersect(box)).size
+        if (common := own[value][0].intersect(box)).size and not np.may_share_memory(own[value][1], array)
     ]
 
 

@@ -183,14 +183,16 @@ class Session:
         """The names of its inputs."""
         return [value.name for value in self._session.get_inputs()]
 
-    def bound(self, inputs: Mapping[str, Numbers], outputs: Mapping[str, Numbers]) -> Bound:
-        """Return a call that computes these arrays of those; all are contiguous."""
+    def bound(
+        self, inputs: Mapping[str, Numbers], outputs: Mapping[str, Numbers], batch: tuple[int, ...] = ()
+    ) -> Bound:
+        """Return a call that computes these arrays of those; all are contiguous. `batch` goes before every shape."""
         binding = self._session.io_binding()
         for bind, arrays in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
             for name, array in arrays.items():
                 assert array.flags.c_contiguous
-                bind(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
-        return Bound(self._session, binding, (inputs, outputs))
+                bind(name, "cpu", 0, array.dtype, (*batch, *array.shape), array.ctypes.data)
+        return Bound(self._session, binding, (inputs, outputs, self._values))
 
     def _bind(self, bind: Callable[..., None], name: str, array: Numbers, batch: tuple[int, ...]) -> None:
         place = (array.ctypes.data, array.shape)
@@ -201,11 +203,14 @@ class Session:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """A session with its arrays, which stay where they are: a call costs 5 us beside what it computes."""
+    """A session with its arrays, which stay where they are: a call costs 5 us beside what it computes.
+
+    `held` is what the session reads and writes, and does not own.
+    """
 
     session: onnxruntime.InferenceSession
     binding: onnxruntime.IOBinding
-    held: tuple[Mapping[str, Numbers], Mapping[str, Numbers]]
+    held: tuple[object, ...]
 
     def __call__(self) -> None:
         """Compute."""

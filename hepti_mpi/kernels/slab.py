@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from hepti_mpi.kernels.ort import Session, make_session
+from hepti_mpi.kernels.ort import Bound, Session, make_session
 from solver.base.arrays import Numbers
 from solver.base.spans import Span
 from solver.model.convnet import Box, ConvNet, Node, Picture
@@ -29,15 +29,6 @@ SMALL_IN_PLACE = 1 << 10  # where many graphs have the same
 VERBATIM = "Verbatim:"  # in front of operators that are as they were in the model's file
 Placed = dict[str, tuple[Box, Numbers]]  # of values, a box and an array for it
 ReadTensor = Callable[[str, Span | None], Numbers]  # a tensor, or some of its first dimension
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BoundSession:
-    """A session, and where its inputs and outputs lie."""
-
-    session: Session
-    inputs: Mapping[str, Numbers]
-    outputs: Mapping[str, Numbers]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +115,7 @@ class Slab:
     def run(self) -> None:
         """Compute `leaves` of `needs`."""
         for call in self._calls:
-            call.session.run(call.inputs, call.outputs, batch=(1,))
+            call()
 
 
 def shape_of(net: ConvNet, value: str, box: Box) -> tuple[int, ...]:
@@ -199,15 +190,15 @@ class _Graph:
         self._reads: dict[str, Callable[[], Numbers]] = {}  # tensors that a new session reads, by what they are
         self._names: dict[tuple[str, Box], str] = {}
 
-    def call(self, places: Placed, shared: Shared) -> BoundSession:
-        """Return the session that computes what has a place, from what has one, and these places."""
+    def call(self, places: Placed, shared: Shared) -> Bound:
+        """Return what computes what has a place, from what has one."""
         net, needs = self._net, self._walk.needs
         made = {net.nodes[number].output for number in self._walk.made}
         left = {value: places[value][0].intersect(needs[value]) for value in places if value in made}
         inputs = {name: places[value][1] for value, name in self._build(left).items()}
         outputs = {f"out:{value}": part(net, value, places[value][1], places[value][0], left[value]) for value in left}
         coming, going = ([_info(name, array) for name, array in arrays.items()] for arrays in (inputs, outputs))
-        return BoundSession(self._session(coming, going, shared), inputs, outputs)
+        return self._session(coming, going, shared).bound(inputs, outputs, batch=(1,))
 
     def _build(self, left: Mapping[str, Box]) -> dict[str, str]:
         """Make the nodes, and name the values that come in, as the graph's inputs."""
