@@ -3,9 +3,10 @@
 import time
 
 import numpy as np
+import pytest
 
 from hepti_mpi.comm.mailbox import LONGEST_PAUSE_S
-from hepti_mpi.comm.mpi import Tag
+from hepti_mpi.comm.mpi import TIMER_SLACK, TIMER_SLACK_NS, Tag
 
 LATE_S = 0.2
 IN_TIME_S = 60.0
@@ -28,6 +29,11 @@ def test_a_long_wait_looks_seldom_and_still_ends_in_time(world, monkeypatch):
     # Some at once and ever fewer, then one a millisecond; looking every 0.1 ms would be five times as often.
     assert len(looks) < 200 + LATE_S / LONGEST_PAUSE_S
     world.finish_sending()
+
+
+@pytest.mark.skipif(not TIMER_SLACK.exists(), reason="this system has no timer slack")
+def test_who_sleeps_wakes_in_time(world):
+    assert TIMER_SLACK.read_text().strip() == TIMER_SLACK_NS
 
 
 def test_what_has_been_sent_is_forgotten(world):
