@@ -133,12 +133,13 @@ def out_length(length, kernel, stride, dilation, begin, end, *, ceil=False):
     return count
 
 
-def random_net(rng, most=9):
-    """Return a random network and its tensors."""
+def random_net(rng, most=9, *, verbatim=False):
+    """Return a random network and its tensors; some nodes may be verbatim, which pass no rows on."""
     build = Builder(rng)
     count = int(rng.integers(2, most + 1))
     while len(build.nodes) < count:
-        _random_node(build, build.values[int(rng.integers(max(0, len(build.values) - 3), len(build.values)))])
+        value = build.values[int(rng.integers(max(0, len(build.values) - 3), len(build.values)))]
+        _random_node(build, value, ["verbatim"] if verbatim else [])
     used = {name for node in build.nodes for name in node.inputs}
     outputs = [value for value in build.values if value not in used and value != "x"]
     if rng.random() < 0.4:
@@ -155,12 +156,12 @@ def random_net(rng, most=9):
     return build.net(outputs), build.tensors
 
 
-def _random_node(build, value):
+def _random_node(build, value, extra=()):
     rng = build.rng
     C, H, W = build.shapes[value]  # noqa: N806
     op = rng.choice(
         ["conv", "conv", "conv", "depthwise", "grouped", "maxpool", "avgpool", "relu", "clip", "add", "mul", "concat",
-         "resize", "linear", "pad", "slice", "s2d", "d2s", "transposed", "se", "bn", "const"]
+         "resize", "linear", "pad", "slice", "s2d", "d2s", "transposed", "se", "bn", "const", *extra]
     )  # fmt: skip
     if op in ("conv", "depthwise", "grouped"):
         groups = 1 if op == "conv" else C if op == "depthwise" else 2 if C % 2 == 0 else 1
@@ -232,8 +233,22 @@ def _random_node(build, value):
         variance = build.tensor(C)
         build.tensors[variance] = np.abs(build.tensors[variance]) + np.float32(0.5)
         build.add("BatchNormalization", [value, scale, shift, mean, variance], (C, H, W), epsilon=1e-5)
+    elif op == "verbatim" and H > 1:
+        _verbatim_node(build, value)
     elif op == "const":
         build.add("Mul", [value, build.tensor(*(C, 1, 1) if rng.integers(2) else (1, 1, 1))], (C, H, W))
+
+
+def _verbatim_node(build, value):
+    """Add what is computed as it is: of all of its input, with its own output of several."""
+    C, H, W = build.shapes[value]  # noqa: N806
+    facts = {"output": 0, "batch": True, "dtype": "float32"}
+    if build.rng.integers(2):
+        build.add("Verbatim:Transpose", [value], (C, W, H), attributes={"perm": [0, 1, 3, 2]}, **facts)
+    else:
+        sizes = build.tensor(2)
+        build.tensors[sizes] = np.array([1, H - 1])
+        build.add("Verbatim:Split", [value, sizes], (C, H - 1, W), attributes={"axis": 2}, **{**facts, "output": 1})
 
 
 def _window(rng, H, W, *, ceil=False, pool=False, dilated=True):

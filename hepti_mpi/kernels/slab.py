@@ -256,9 +256,11 @@ class _Graph:
         ]
         op = node.op
         if op.startswith(VERBATIM):
-            inputs = [name if not name or name in net.shapes else self._tensor(name) for name in node.inputs]
+            named = dict(zip(net.values_of(node), values, strict=True))
+            inputs = [named[name] if name in named else self._tensor(name) if name else "" for name in node.inputs]
             op, attributes = op.removeprefix(VERBATIM), node.attributes["attributes"]
-            self._nodes.append(helper.make_node(op, inputs, [made], name=node.name, **attributes))
+            outputs = [*(f"{made}:unused{before}" for before in range(node.attributes["output"])), made]
+            self._nodes.append(helper.make_node(op, inputs, outputs, name=node.name, **attributes))
         elif op in GLOBAL_POOLS and part_of is not None:
             pixels = np.float32(1 / (net.extent(net.values_of(node)[0]).size // net.shapes[node.output][0]))
             axes = self._constant(f"{made}:axes", np.array([2, 3], np.int64))
