@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import numpy as np
+
+from solver.base.arrays import Numbers
 
 # Of glibc's mallopt: how much may lie free at the heap's end, and from which size on an allocation is a mapping of its
 # own, which the kernel gets back when it is freed.
@@ -69,6 +74,31 @@ def freed_at_once() -> Iterator[None]:
         yield
     finally:
         keep_freed()
+
+
+class Lent:
+    """An array in pages of its own: whoever reads it where it is can be left with zeros, and the pages go back.
+
+    Parameters
+    ----------
+    numbers
+        What it begins as; copied.
+
+    Attributes
+    ----------
+    array
+        Where it is.
+    """
+
+    def __init__(self, numbers: Numbers) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        self._pages = mmap.mmap(-1, max(numbers.nbytes, 1), flags=flags)
+        self.array: Numbers = np.frombuffer(self._pages, numbers.dtype, numbers.size).reshape(numbers.shape)
+        self.array[...] = numbers
+
+    def give_back(self) -> None:
+        """Give the kernel its pages; the array stays where it is, of zeros."""
+        self._pages.madvise(mmap.MADV_DONTNEED)
 
 
 def _glibc(name: str, *arguments: int) -> None:

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import numpy as np
 
-from hepti_mpi.base.memory import give_back
+from hepti_mpi.base.memory import Lent, give_back
+from hepti_mpi.kernels.blocks import Blocks
 from hepti_mpi.kernels.decoder_graphs import (
     AttentionWeights,
     Before,
-    Blocks,
     Heads,
     Matrix,
     MlpWeights,
@@ -228,7 +228,7 @@ class _Source:
             levels, scales = self._reads.read_blocks(name, blocks)
             levels, scales = levels.transpose(1, 0, 2), scales.T
         length = weight.shape[1] if summed else span.size
-        return Blocks(np.ascontiguousarray(levels), np.ascontiguousarray(scales, np.float32), self._bits, length)
+        return Blocks(Lent(levels), Lent(scales.astype(np.float32)), self._bits, length)
 
     def vector(self, name: str, span: Span | None = None) -> Array | None:
         """Return a vector, or some of it; None where the model has none."""

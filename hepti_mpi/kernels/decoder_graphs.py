@@ -15,36 +15,17 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
+from hepti_mpi.kernels.blocks import Blocks
 from hepti_mpi.kernels.ort import ACTIVATIONS, CONTRIBUTED, Session, make_session
 from solver.base.arrays import Array, Numbers
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.model.decoder import BLOCK, Decoder, GatedMlp, GroupedAttention, Rope
+from solver.model.decoder import Decoder, GatedMlp, GroupedAttention, Rope
 
 OPSET = 18
 KINDS = {"float32": TensorProto.FLOAT, "int8": TensorProto.INT8}  # of a cache
 HEAD_MULTIPLE = 8  # the operator takes heads of a multiple of so many columns
 TURNED_MULTIPLE = 16  # and turns those of a multiple of so many itself, twice so many columns of them at a time
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
-    """A matrix in blocks of 32 numbers along its summed axis, as MatMulNBits takes it.
-
-    Parameters
-    ----------
-    levels : [out, blocks, bytes] uint8
-    scales : [out, blocks] float32
-    bits
-        Of a number.
-    summed
-        Length of the summed axis; the last block may have more numbers, zeros.
-    """
-
-    levels: Numbers
-    scales: Array
-    bits: int
-    summed: int
 
 
 Matrix = Array | Blocks  # an Array is [in, out]
@@ -136,6 +117,7 @@ class _Graph:
     nodes: list[NodeProto] = field(default_factory=list)
     small: list[TensorProto] = field(default_factory=list)
     large: dict[str, Numbers] = field(default_factory=dict)
+    blocks: dict[str, Blocks] = field(default_factory=dict)  # by the product
     inputs: list[ValueInfoProto] = field(default_factory=list)
     outputs: list[ValueInfoProto] = field(default_factory=list)
 
@@ -162,18 +144,9 @@ class _Graph:
     def product(self, x: str, y: str, matrix: Matrix, bias: Array | None = None) -> str:
         """Add y = x · matrix + bias."""
         if isinstance(matrix, Blocks):
-            self.large |= {f"{y}.levels": matrix.levels, f"{y}.scales": matrix.scales}
-            inputs = [x, f"{y}.levels", f"{y}.scales"]
-            if bias is not None:
-                inputs += ["", "", self.constant(f"{y}.bias", bias)]
-            facts = {
-                "N": len(matrix.levels),
-                "K": matrix.summed,
-                "bits": matrix.bits,
-                "block_size": BLOCK,
-                "accuracy_level": 4,
-            }
-            return self.node("MatMulNBits", inputs, y, CONTRIBUTED, **facts)
+            self.blocks[y] = matrix
+            self.nodes.append(matrix.node(x, y, [] if bias is None else [self.constant(f"{y}.bias", bias)]))
+            return y
         self.large[f"{y}.matrix"] = matrix
         if bias is None:
             return self.node("MatMul", [x, f"{y}.matrix"], y)
@@ -215,9 +188,14 @@ class _Graph:
         return self.node(op, inputs, ["normed", "", "", "h"], CONTRIBUTED, epsilon=self.model.norm_eps)
 
     def session(self) -> Session:
-        return make_session(
-            self.nodes, self.inputs, self.outputs, self.small, self.large, opset=OPSET, passes_memory_on=True
-        )
+        lent = {name: part.array for y, own in self.blocks.items() for name, part in own.parts(y).items()}
+        session = make_session(
+            self.nodes, self.inputs, self.outputs, self.small, self.large | lent, opset=OPSET, passes_memory_on=True,
+            shares_constants=bool(lent),
+        )  # fmt: skip
+        for own in self.blocks.values():
+            own.give_back()
+        return session
 
 
 def add_graph(model: Decoder, before: Before) -> Session:
@@ -346,7 +324,7 @@ def head_graph(model: Decoder, norm: NormWeights, words: Matrix, before: Before)
         s = graph.norm(s, "s.normed", before.norm)
     h = graph.node("Add", [rows["x"], s], "stream")
     n = graph.norm(h, "normed", norm)
-    width = words.levels.shape[0] if isinstance(words, Blocks) else words.shape[1]
+    width = words.out if isinstance(words, Blocks) else words.shape[1]
     logits = graph.gives("logits", [1, "chosen", width])
     cap = model.head_softcap
     graph.product(n, "raw" if cap else logits, words)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from hepti_mpi.base.memory import Lent
 from hepti_mpi.decoding.ranks import likeliest
+from hepti_mpi.kernels.blocks import Blocks
 from hepti_mpi.kernels.decoder_graphs import (
     AttentionWeights,
     Before,
-    Blocks,
     Matrix,
     MlpWeights,
     NormWeights,
@@ -127,7 +128,7 @@ class RandomDecoder:
         assert rows is not None
         matrix = self._matrix(rows.size, self.model.hidden)
         assert isinstance(matrix, Blocks)
-        return matrix.levels, matrix.scales.astype(np.float16)
+        return matrix.levels.array, matrix.scales.array.astype(np.float16)
 
     def _session(self, part: DecoderPart, size: int, cache: str) -> Session:
         key = part, size, cache
@@ -169,7 +170,8 @@ class RandomDecoder:
             return matrix
         bits, blocks = PRECISIONS[self.precision].bits, math.ceil(inner / BLOCK)
         levels = _filled(self._numbers.view(np.uint8), (out, blocks, BLOCK * bits // 8))
-        return Blocks(levels, np.full((out, blocks), scale / SPREAD[self.precision], np.float32), bits, inner)
+        scales = np.full((out, blocks), scale / SPREAD[self.precision], np.float32)
+        return Blocks(Lent(levels), Lent(scales), bits, inner)
 
     def _norm(self) -> NormWeights:
         H = self.model.hidden
