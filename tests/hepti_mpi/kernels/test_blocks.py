@@ -25,7 +25,7 @@ def product(matrix: Blocks) -> Session:
 
 
 @pytest.mark.parametrize("precision", ["int4", "int8"])
-@pytest.mark.parametrize(("out", "inner"), [(1, 32), (37, 96), (200, 320)])
+@pytest.mark.parametrize(("out", "inner"), [(1, 32), (37, 96), (21, 100), (200, 320)])
 @pytest.mark.parametrize("rows", [1, 3, 8, 70])
 def test_gives_the_product_when_its_pages_are_given_back(precision: str, out: int, inner: int, rows: int) -> None:
     random = np.random.default_rng(0)
