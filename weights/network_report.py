@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from solver.base.spans import Span
 from solver.model.convnet import FLOAT_BYTES, Box, ConvNet
-from solver.model.operators import flop, row_part, tensors_of, walk
+from solver.model.operators import VERBATIM, flop, row_part, tensors_of, walk
 
 MOST_STRETCHES = 25
 
@@ -61,7 +61,7 @@ def tail(net: ConvNet) -> tuple[str, str, float] | None:
         return None
     work = [flop(net, node, net.extent(node.output)) for node in net.nodes]
     node = net.nodes[number]
-    return node.name, node.op.removeprefix("Verbatim:"), sum(work[number:]) / (sum(work) or 1)
+    return node.name, node.op.removeprefix(VERBATIM), sum(work[number:]) / (sum(work) or 1)
 
 
 def _is_light(net: ConvNet, start: int, stop: int | None) -> bool:

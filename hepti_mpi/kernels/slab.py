@@ -20,13 +20,12 @@ from hepti_mpi.kernels.ort import Bound, Session, make_session
 from solver.base.arrays import Numbers
 from solver.base.spans import Span
 from solver.model.convnet import Box, ConvNet, Node, Picture
-from solver.model.operators import BROADCAST, GLOBAL_POOLS, POOLS, Reach, Walk, windows
+from solver.model.operators import BROADCAST, GLOBAL_POOLS, POOLS, VERBATIM, Reach, Walk, windows
 from solver.plan.segments import Piece, SegmentShares
 
 LARGE = 1 << 22  # numbers of a product's weights that one session computes with
 SMALL = 1 << 16  # numbers; larger tensors are not copied into the graph
 SMALL_IN_PLACE = 1 << 10  # where many graphs have the same
-VERBATIM = "Verbatim:"  # in front of operators that are as they were in the model's file
 Placed = dict[str, tuple[Box, Numbers]]  # of values, a box and an array for it
 ReadTensor = Callable[[str, Span | None], Numbers]  # a tensor, or some of its first dimension
 

@@ -26,6 +26,8 @@ UNARY = (
 BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "PRelu", "BatchNormalization")
 ELEMENTWISE = (*UNARY, *BROADCAST)
 POOLS = ("MaxPool", "AveragePool")
+VERBATIM = "Verbatim:"  # in front of operators that are as they were in the model's file
+PRODUCTS = ("Gemm", "MatMul")
 GLOBAL_POOLS = ("GlobalAveragePool",)  # that can be added up of parts
 
 
@@ -297,13 +299,14 @@ def kind_of(net: ConvNet, node: Node) -> WorkKind:
         return WorkKind.POINTWISE if tuple(node.attributes["kernel_shape"]) == (1, 1) else WorkKind.CONVOLUTION
     if node.op in (*POOLS, *GLOBAL_POOLS):
         return WorkKind.POOL
-    return WorkKind.CONNECTED if node.op in ("Gemm", "MatMul") else WorkKind.ELEMENTWISE
+    return WorkKind.CONNECTED if node.op.removeprefix(VERBATIM) in PRODUCTS else WorkKind.ELEMENTWISE
 
 
 def flop(net: ConvNet, node: Node, box: Box, part: Box | None = None) -> int:
     """Return the floating-point operations of a box of a node's output; of a summand, over that part of its input."""
     if node.op not in REACH:
-        return net.extent(node.output).size
+        product = node.op.removeprefix(VERBATIM) in PRODUCTS
+        return math.prod(net.shapes[node.output]) * (2 * _summed(net, node) if product else 1)
     own = part or net.extent(net.values_of(node)[0])
     if node.op in GLOBAL_POOLS:
         return own.size
@@ -318,6 +321,14 @@ def flop(net: ConvNet, node: Node, box: Box, part: Box | None = None) -> int:
     if node.op == "ConvTranspose":
         return max(2 * channels * pixels // math.prod(map(int, node.attributes.get("strides", (1, 1)))), 1) * box.size
     return box.size
+
+
+def _summed(net: ConvNet, node: Node) -> int:
+    """Return how many numbers a product that is computed as it is adds up for one of its output."""
+    left = node.inputs[0]
+    shape = net.shapes[left] if left in net.shapes else net.tensors[left]
+    turned = node.attributes.get("attributes", {}).get("transA", 0)
+    return shape[0 if turned else -1]
 
 
 def tensors_of(net: ConvNet, node: Node) -> list[str]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from solver.base.errors import HeptiError
 from solver.model.convnet import Node
+from solver.model.operators import VERBATIM
 from weights.convert.onnx_file import Constant, OnnxGraph, OnnxNode
 
 
@@ -205,7 +206,7 @@ class Reading:
             "batch": batched,
             "dtype": self.dtype(output).name,
         }
-        self._add(name, f"Verbatim:{op}", inputs, output, shape[1:] if batched else shape, facts)
+        self._add(name, f"{VERBATIM}{op}", inputs, output, shape[1:] if batched else shape, facts)
 
     def _add(
         self, name: str, op: str, inputs: Sequence[str], output: str, shape: tuple[int, ...], attributes: dict[str, Any]

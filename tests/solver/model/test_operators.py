@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnxruntime
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from solver.base.spans import Span
 from solver.model.convnet import Box, ConvNet, Node
-from solver.model.operators import walk
+from solver.model.operators import WorkKind, flop, kind_of, walk
 from tests import convnet_reference, sweeps
 from tests.convnets import out_length, random_net
 
@@ -171,3 +174,18 @@ def test_a_graph_needs_what_changes_it(seed):
         assert truth is None or found.needs["x"].contains(truth)
         for number, reach in found.made.items():
             assert reach.made.contains(found.needs[net.nodes[number].output])
+
+
+@pytest.mark.parametrize(
+    ("op", "left", "attributes", "expected"),
+    [("MatMul", "x", {}, 2 * 6 * 20), ("MatMul", "w", {}, 2 * 3 * 20), ("Gemm", "x", {"transA": 1}, 2 * 5 * 20)],
+)
+def test_a_product_that_is_computed_as_it_is_adds_up_what_its_operands_have_in_common(op, left, attributes, expected):
+    """The output has 20 numbers; x is [5, 6], w is [4, 3]; what else goes in changes nothing of the work."""
+    node = Node("product", f"Verbatim:{op}", (left, "w"), "y", {"attributes": attributes})
+    net = ConvNet("net", "x", ("y",), (node,), {"x": (1, 5, 6), "y": (4, 5)}, {"w": (4, 3)})
+    if op == "Gemm":
+        net = replace(net, shapes={**net.shapes, "x": (5, 6, 1)})
+
+    assert flop(net, node, net.extent("y")) == expected
+    assert kind_of(net, node) is WorkKind.CONNECTED
