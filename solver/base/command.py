@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from solver.base.errors import HeptiError, explained
 
 
 class Parser(argparse.ArgumentParser):
     """Argparse whose errors, and those of its subcommands, are one line that the command prints like any other."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Refuse what is unknown here, where the options are known, and not in the command above a subcommand."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            word = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(word, self._option_string_actions, n=1) if word.startswith("-") else []
+            guess = f": did you mean {near[0]}?" if near else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{guess}")
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing usage and error and exiting, on every rank at that.

@@ -66,7 +66,8 @@ def test_options_that_say_nothing_or_too_much(options, complaint):
 
 
 def test_bad_usage_ends_a_job(tiny, refused):
-    refused("unrecognized arguments: --promt (see python -m hepti_mpi generate --help)", generate(tiny, "--promt"))
+    complaint = "unrecognized arguments: --promt: did you mean --prompt? (see python -m hepti_mpi generate --help)"
+    refused(complaint, generate(tiny, "--promt"))
 
 
 @pytest.mark.parametrize(

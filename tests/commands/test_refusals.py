@@ -97,7 +97,8 @@ def flip_in_metadata(path):
 
 
 def test_bad_usage_ends_a_job(bert, job):
-    job("unrecognized arguments: --modle bert.h5 (see python -m hepti_mpi --help)", "--modle", "bert.h5")
+    complaint = "unrecognized arguments: --modle bert.h5: did you mean --model? (see python -m hepti_mpi --help)"
+    job(complaint, "--modle", "bert.h5")
 
 
 def test_a_plan_that_does_not_fit_ends_a_job(bert, job, tmp_path):

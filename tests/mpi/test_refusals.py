@@ -104,7 +104,10 @@ def write(world):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--modle", "bert.h5"], "unrecognized arguments: --modle bert.h5 (see python -m hepti_mpi --help)"),
+        (
+            ["--modle", "bert.h5"],
+            "unrecognized arguments: --modle bert.h5: did you mean --model?",
+        ),
         (["--text", "a", "--random", "5"], "--text and --random both say what to compute"),
         (["--random", "x"], "invalid int value: 'x'"),
         (["--random", "5", "--repeat", "0"], "--repeat is 0, must be at least 1"),
