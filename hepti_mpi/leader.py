@@ -180,10 +180,10 @@ class Leader(Speaker):
             self._rounding = _measured_rounding(batches[0], engine)
         with ExitStack() as last, self._watch or nullcontext(), self._sinks() as sinks:
             if member is not None and self._choice.may_change and self._cluster is not None:
-                from solver.live.planning import own_process  # the solvers are for rank 0 alone
+                from solver.live.planning import PlanningProcess  # the solvers are for rank 0 alone
                 from solver.live.replan import Replanner
 
-                solves = last.enter_context(own_process())
+                solves = last.enter_context(PlanningProcess())
                 replanner = Replanner(
                     self._spec, self._cluster, self._choice.plan, self._choice.spare, read_bytes_per_s, solves,
                     self._choice.solution,

@@ -5,17 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from multiprocessing import connection, get_context, parent_process
+from typing import Any, TypeVar
 
 from solver.cluster.cluster import Cluster
 from solver.live.first_plan import plan_to_begin_with
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Wire
 from solver.programs.planner import Solution, solve
+
+Found = TypeVar("Found")
 
 NICE = 10  # behind what rank 0 computes
 
@@ -33,12 +37,57 @@ def solved_again(spec: ModelSpec, cluster: Cluster, rows: int, before: Solution 
     return replace(solution, plan=plan)
 
 
-@contextmanager
-def own_process() -> Iterator[Executor]:
-    """Give what runs functions in one other process, which ends with this one, whatever ends it."""
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin) as pool:
-        pool.submit(os.getpid)  # it imports the solvers now
-        yield pool
+class PlanningProcess(Executor):
+    """Runs functions in one other process, one after the other, which ends with this one, whatever ends it.
+
+    A pipe is all that is between them: of the semaphores of `ProcessPoolExecutor` five files in /dev/shm stayed behind
+    every rank 0 that was killed.
+
+    Attributes
+    ----------
+    process
+        The other process.
+    """
+
+    def __init__(self) -> None:
+        context = get_context("spawn")
+        self._way, other = context.Pipe()
+        self.process = context.Process(target=_work, args=(other,))
+        self.process.start()
+        other.close()
+        self._thread = ThreadPoolExecutor(1)
+
+    def submit(self, function: Callable[..., Found], /, *arguments: Any, **named: Any) -> Future[Found]:
+        """Return what the function will have found."""
+        return self._thread.submit(self._ask, partial(function, *arguments, **named))
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the process, once it has done what was submitted."""
+        self._thread.shutdown(wait, cancel_futures=cancel_futures)
+        self._way.close()
+        if wait:
+            self.process.join()
+
+    def _ask(self, function: Callable[[], Found]) -> Found:
+        self._way.send(function)
+        found, error = self._way.recv()
+        if error is not None:
+            raise error
+        answer: Found = found
+        return answer
+
+
+def _work(way: connection.Connection) -> None:
+    """Run what comes, until nothing more can come."""
+    _begin()
+    with suppress(EOFError):
+        while True:
+            function, found, error = way.recv(), None, None
+            try:
+                found = function()
+            except Exception as why:
+                error = why
+            way.send((found, error))
 
 
 def _begin() -> None:

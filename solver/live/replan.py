@@ -84,7 +84,7 @@ class Replanner:
     read_bytes_per_s : [p]
         How fast each rank gets weights, from its file or from rank 0.
     solves
-        Runs what takes long: `solver.live.planning.own_process`.
+        Runs what takes long: `solver.live.planning.PlanningProcess`.
     solution
         How the first plan was found; None where a file had it.
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from solver.base.errors import InfeasiblePlanError
-from solver.live.planning import own_process, solved_again
+from solver.live.planning import PlanningProcess, solved_again
 from solver.live.replan import AGAIN
 from solver.model.named import named_model
 from solver.plan.plan import Wire
@@ -22,10 +22,10 @@ SPEC = named_model("bert-base")
 
 PARENT = """
 import time
-from solver.live.planning import own_process
+from solver.live.planning import PlanningProcess
 
-with own_process() as pool:
-    print(next(iter(pool._processes)) if pool._processes else 0, flush=True)
+with PlanningProcess() as pool:
+    print(pool.process.pid, flush=True)
     time.sleep(60)
 """
 
@@ -34,7 +34,7 @@ def test_another_process_finds_the_same_plan_and_says_the_same_of_memory():
     cluster, small = pis(24.6, 70, 24.6), pis(24.6, 70, 24.6, memory_gib=0.2)
     solution = solve(SPEC, cluster, 128)
     slower = pis(24.6, 20, 24.6)
-    with own_process() as pool:
+    with PlanningProcess() as pool:
         found = pool.submit(solved_again, SPEC, slower, 128, solution, Wire.FLOAT32)
         refused = pool.submit(solved_again, SPEC, small, 128, solution, Wire.FLOAT32)
 
@@ -44,12 +44,14 @@ def test_another_process_finds_the_same_plan_and_says_the_same_of_memory():
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
-def test_the_process_ends_with_who_began_it(ending):
+def test_the_process_ends_with_who_began_it_and_leaves_nothing_in_memory(ending):
+    before = {*Path("/dev/shm").glob("sem.mp-*")}
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         child = int(parent.stdout.readline())
         assert Path(f"/proc/{child}").exists()
         parent.send_signal(ending)
         parent.wait()
+        assert not {*Path("/dev/shm").glob("sem.mp-*")} - before
         until = time.monotonic() + 30
         while _runs(child) and time.monotonic() < until:
             time.sleep(0.05)
