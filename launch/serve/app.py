@@ -123,7 +123,8 @@ class _Api:
     def _described(self, name: str) -> dict[str, Any]:
         found = {"id": name, "object": "model", "created": self._started, "owned_by": "hepti"}
         context = getattr(self._texts[name], "context", None)
-        return found | {"kind": self._service.models[name].kind} | ({"max_model_len": context} if context else {})
+        found |= {"kind": self._service.models[name].kind, "reads": self._texts[name].reads}
+        return found | ({"max_model_len": context} if context else {})
 
     async def _chats(self, request: Request) -> Response:
         return await self._say(request, self._chat)
@@ -206,7 +207,8 @@ class _Api:
         changed = self._service.changed
         while True:
             state = self._service.state()
-            yield json.dumps({**state, "requests": self._requests()})
+            models = [{**model, "reads": self._texts[model["name"]].reads} for model in state["models"]]
+            yield json.dumps({**state, "models": models, "requests": self._requests()})
             if state.get("ending"):
                 return
             try:

@@ -124,6 +124,8 @@ class Endpoint(ABC):
                 else:
                     last = line
             choice = self._choice(_text(last), self._told_logprobs(entries) if logprobs.asked else None)
+            if not texts.has_tokenizer:
+                choice["token_ids"] = list(last.get("new_tokens", ()))
             choice["finish_reason"] = _reason(last)
             return self._object(question, texts, self.kind, [choice]) | {"usage": _usage(question.line, last)}
 
@@ -143,8 +145,10 @@ class Endpoint(ABC):
                         yield piece([choice])
                 if "token" in line:
                     entries, text = logprobs.take(line), str(line.get("text", ""))
-                    if text or logprobs.asked:
-                        yield piece([self._piece(text, self._told_logprobs(entries) if logprobs.asked else None)])
+                    told_ids = {} if texts.has_tokenizer else {"token_ids": [line["token"]]}
+                    if text or logprobs.asked or told_ids:
+                        told_logprobs = self._told_logprobs(entries) if logprobs.asked else None
+                        yield piece([self._piece(text, told_logprobs) | told_ids])
                 else:
                     # What was held back until the end.
                     text = _text(line)[told:]

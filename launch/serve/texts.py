@@ -23,6 +23,8 @@ from weights.inputs.templates import ChatTemplate, Turn
 from weights.inputs.tokenize import PromptTokenizer, TextStream, Tokenizer
 
 NOTHING = "no endpoint gives what it computes"
+IDS = "token ids"
+ASK_IDS = "with a prompt of token ids like [1, 15043]"
 ENDLESS = 1 << 30  # tokens: texts are counted whole
 MOST_TOP_K = 256  # candidates that ranks gather of the whole vocabulary
 # Characters of a token, on average, are fewer in any language and in code. What is longer is not taken apart:
@@ -45,6 +47,8 @@ class LanguageTexts:
     ----------
     file
         Its weights file.
+    name
+        What clients call it.
     context
         Tokens of a prompt and its answer; None: what a run has room for by default.
 
@@ -59,8 +63,9 @@ class LanguageTexts:
         If its tokenizer or its template is damaged.
     """
 
-    def __init__(self, file: DecoderFile, context: int | None = None) -> None:
+    def __init__(self, file: DecoderFile, name: str, context: int | None = None) -> None:
         self._model: Decoder = file.model
+        self._name = name
         self.fingerprint = file.fingerprint
         self.context = min(context or CONTEXT, file.model.positions)
         self._tokenizer = None if file.tokenizer is None else PromptTokenizer(file.tokenizer)
@@ -76,6 +81,13 @@ class LanguageTexts:
         """Whether it reads and writes text; else token ids alone."""
         return self._tokenizer is not None
 
+    @property
+    def reads(self) -> str:
+        """What it can be asked with: messages; else text; else token ids."""
+        if self._tokenizer is None:
+            return IDS
+        return "text" if self._template is None else "messages"
+
     def conversation(self, messages: Sequence[Turn], settings: Mapping[str, Any]) -> list[int]:
         """Return the ids of a conversation, which its answer continues.
 
@@ -84,8 +96,10 @@ class LanguageTexts:
         HeptiError
             If there is no template or tokenizer, or the template refuses the conversation.
         """
+        if self._tokenizer is None:
+            raise HeptiError(f"{self._name} came without a tokenizer: ask /v1/completions, {ASK_IDS}")
         if self._template is None:
-            raise HeptiError(f"{self._model.name} came without a chat template: ask /v1/completions")
+            raise HeptiError(f"{self._name} came without a chat template: ask /v1/completions")
         return self._encoded(self._template.render(messages, settings=settings), None)
 
     def prompt(self, text: str) -> list[int]:
@@ -108,7 +122,7 @@ class LanguageTexts:
         """
         if not tokens:
             raise HeptiError("the prompt is empty: it has no tokens")
-        return _known(tokens, self._model.name, self._model.vocab)
+        return _known(tokens, self._name, self._model.vocab)
 
     def check_schema(self, schema: Mapping[str, Any]) -> None:
         """Check that answers can be held to a JSON schema.
@@ -136,7 +150,7 @@ class LanguageTexts:
 
     def _encoded(self, text: str, bos: int | None) -> list[int]:
         if self._tokenizer is None:
-            raise HeptiError(f"{self._model.name} came without a tokenizer: give a prompt of token ids")
+            raise HeptiError(f"{self._name} came without a tokenizer: ask {ASK_IDS}")
         _check_length(text, self.context)
         # A tokenizer may know more tokens than the model was trained with.
         return self.ids(self._tokenizer.encode(text, bos))
@@ -149,6 +163,8 @@ class EncoderTexts:
     ----------
     file
         Its weights file.
+    name
+        What clients call it.
 
     Attributes
     ----------
@@ -163,14 +179,19 @@ class EncoderTexts:
         If its tokenizer is damaged.
     """
 
-    def __init__(self, file: WeightsFile) -> None:
+    def __init__(self, file: WeightsFile, name: str) -> None:
         spec, source = file.spec, file.spec.input
         assert isinstance(source, TextInput)
-        self._name, self._input = spec.name, source
+        self._name, self._input = name, source
         self.fingerprint = file.fingerprint
         self.labels = spec.labels
         self.width = spec.dense_width or spec.hidden
         self._tokenizer = None if file.tokenizer is None else Tokenizer(file.tokenizer, ENDLESS)
+
+    @property
+    def reads(self) -> str:
+        """What it can be asked with: text, else token ids."""
+        return IDS if self._tokenizer is None else "text"
 
     @property
     def context(self) -> int:
@@ -188,7 +209,7 @@ class EncoderTexts:
         if not text.strip():
             raise HeptiError("the text is empty")
         if self._tokenizer is None:
-            raise HeptiError(f"{self._name} came without a tokenizer: give token ids")
+            raise HeptiError(f"{self._name} came without a tokenizer: give a list of token ids, like [101, 7592, 102]")
         _check_length(text, self.context)
         return _known(self._tokenizer(text).ids, self._name, self._input.vocab)
 
@@ -211,6 +232,7 @@ class ImageTexts:
 
     fingerprint: str
     labels: tuple[str, ...]
+    reads: str = "images"
 
 
 ModelTexts = LanguageTexts | EncoderTexts | ImageTexts
@@ -233,7 +255,7 @@ def read_texts(path: Path, context: int | None = None) -> ModelTexts:
         kind = file.kind
     if kind == LANGUAGE_MODEL:
         with DecoderFile(path) as decoder:
-            return LanguageTexts(decoder, context)
+            return LanguageTexts(decoder, path.stem, context)
     if kind == NETWORK:
         with NetworkFile(path) as network:
             if network.net.head == "none":
@@ -241,7 +263,7 @@ def read_texts(path: Path, context: int | None = None) -> ModelTexts:
             return ImageTexts(network.fingerprint, network.net.labels)
     with WeightsFile(path) as weights:
         if isinstance(weights.spec.input, TextInput):
-            return EncoderTexts(weights)
+            return EncoderTexts(weights, path.stem)
         if not weights.spec.labels:
             raise HeptiError(f"{weights.spec.name} reads images and names no classes: {NOTHING}")
         return ImageTexts(weights.fingerprint, weights.spec.labels)

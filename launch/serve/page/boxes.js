@@ -18,7 +18,7 @@ let askForKey = () => {};
 export function renderBoxes(state) {
   latest = state;
   for (const [box, kind] of Object.entries(BOXES)) {
-    const models = state.models.filter((model) => model.kind === kind);
+    const models = state.models.filter((model) => model.kind === kind && model.reads !== "token ids");
     const select = $(`${box}-model`);
     keyed(select, models, (model) => model.name, (model) => new Option(model.name, model.name), () => {});
     show(select.parentElement, models.length > 1);
@@ -61,7 +61,6 @@ function failed(box, error) {
 // ---- chat
 
 let messages = [];
-const withoutTemplate = new Set(); // models that have said so
 let running = null;
 
 function startChat() {
@@ -140,16 +139,9 @@ async function* answers(name, talk, signal) {
   const settings = {
     model: name, stream: true, stream_options: { include_usage: true }, max_tokens: Number($("chat-most").value),
   };
-  let response;
-  if (!withoutTemplate.has(name)) {
-    try {
-      response = await post("v1/chat/completions", { ...settings, messages: talk }, signal);
-    } catch (error) {
-      if (!/chat template/i.test(error.message)) throw error;
-      withoutTemplate.add(name);
-    }
-  }
-  response ??= await post("v1/completions", { ...settings, prompt: talk.at(-1).content }, signal);
+  const response = modelOf(name)?.reads === "text"
+    ? await post("v1/completions", { ...settings, prompt: talk.at(-1).content }, signal)
+    : await post("v1/chat/completions", { ...settings, messages: talk }, signal);
   for await (const data of eventsOf(response)) {
     if (data === "[DONE]") return;
     yield JSON.parse(data);

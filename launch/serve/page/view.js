@@ -57,7 +57,8 @@ function summary(state, lost) {
   say($("sum-requests"), counted((state.requests ?? []).length, "request"));
   const unit = state.models.some((model) => model.kind === "decoder") ? "tokens" : "requests";
   const speed = state.models.reduce((sum, model) => sum + (rate(model.name, unit) ?? 0), 0);
-  say($("sum-speed"), `${figure(speed)} ${unit}/s`);
+  // Right behind a loss nothing is counted yet.
+  say($("sum-speed"), !speed && state.requests?.length ? "–" : `${figure(speed)} ${unit}/s`);
 }
 
 // ---- boards
@@ -93,7 +94,7 @@ function* modelFacts(board, state) {
   for (const model of state.models) {
     const share = shareOn(board, model);
     const ranks = board.alive ? ranksOn(board, model) : [];
-    if (share !== null) yield { key: `share ${model.name}`, term: model.name, words: `has ${percent(share)}`, parts: [100 * share] };
+    if (share) yield { key: `share ${model.name}`, term: model.name, words: `has ${percent(share)}`, parts: [100 * share] };
     else if (ranks.length) yield { key: `share ${model.name}`, term: model.name, words: "" };
     for (const rank of ranks) {
       const [computes, waits] = ["compute_s", "wait_s"].map((name) => Math.min(1, rate(rankKey(model, rank), name) ?? NaN));
@@ -185,7 +186,8 @@ function noteChange(panel, model) {
 }
 
 function showLegend(list, plan, rows, lost) {
-  keyed(list, rows.length ? [...sharesOf(plan, rows)] : [], ([device]) => device, () => {
+  const shares = rows.length ? [...sharesOf(plan, rows)].filter(([, share]) => share > 0) : [];
+  keyed(list, shares, ([device]) => device, () => {
     const entry = make("li");
     entry.append(make("span", "swatch"), make("span"));
     return entry;
@@ -258,6 +260,7 @@ function figuresOf(model) {
       .filter(Boolean).join(", ")]);
   }
   if (plan.context) found.push(["Room for", `${counted(plan.sequences ?? 1, "sequence")} of ${counted(plan.context, "token")}`]);
+  if (model.reads === "token ids") found.push(["Reads", "token ids alone: it came without a tokenizer"]);
   const served = [counted(model.requests ?? 0, "request")];
   if (model.kind === "decoder") served.push(counted(model.tokens ?? 0, "token"));
   if (model.restarts) served.push(counted(model.restarts, "restart"));
@@ -282,7 +285,10 @@ function showRequests(requests) {
   });
 }
 
-const KINDS = { lost: "Lost", back: "Back", restarted: "Restarted", planned: "New plan", fault: "Fault" };
+const KINDS = {
+  lost: "Lost", back: "Back", restarted: "Restarted", planned: "New plan", measuring: "Measuring", fault: "Fault",
+  unreached: "Not reached",
+};
 
 function showEvents(events) {
   show($("no-events"), !events.length);

@@ -20,6 +20,10 @@ DECODER_PLAN_WITHOUT_PI_3 = DECODER_PLAN | {
     "words": [26304, 75680, 26272],
     "predicted": DECODER_PLAN["predicted"] | {"token_s": 0.140, "memory_bytes": [409754368, 854900352, 392936064]},
 }
+ON_ONE = DECODER_PLAN | {
+    "devices": ["pi-1"], "stages": [{"layers": [0, 16], "heads": [32], "columns": [8192]}], "words": [128256],
+    "predicted": DECODER_PLAN["predicted"] | {"memory_bytes": [1657588352]},
+}  # fmt: skip
 ENCODER_PLAN: dict[str, Any] = {
     "format": "hepti-plan/1", "system": "hepti", "model": {"name": "minilm", "fingerprint": "b8da2014a029"},
     "cluster": {"fingerprint": "16f7af3faf53"}, "rows": 256, "tile_rows": 0, "wire": "float32", "devices": list(PIS),
@@ -66,7 +70,7 @@ def a_model(name: str, kind: str, plan: dict[str, Any] | None, **other: Any) -> 
     ]
     return {
         "name": name, "kind": kind, "state": "ready", "reason": None, "plan": plan, "tokens": 4211, "requests": 96,
-        "ranks": ranks, "restarts": 0,
+        "ranks": ranks, "restarts": 0, "reads": "images" if kind == "convnet" else "messages",
     } | other  # fmt: skip
 
 

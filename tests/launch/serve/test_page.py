@@ -31,6 +31,7 @@ from tests.launch.serve.states import (
     DECODER_PLAN,
     DECODER_PLAN_WITHOUT_PI_3,
     ENCODER_PLAN,
+    ON_ONE,
     PIS,
     a_board,
     a_model,
@@ -406,7 +407,7 @@ def test_a_stream_that_waits_for_boards_says_so_and_goes_on(page, service):
 
 @needs_chromium
 def test_a_model_without_a_chat_template_completes(page, service):
-    service.refusal = "llama-3.2-1b came without a chat template: ask /v1/completions"
+    service.state = a_state(a_model("llama-3.2-1b", "decoder", DECODER_PLAN, reads="text"))
     page.open(service.url)
     page.until("!document.querySelector('#chat').hidden")
     page.click("#chat-text")
@@ -415,8 +416,28 @@ def test_a_model_without_a_chat_template_completes(page, service):
 
     page.shows("#chat-log .assistant .body", "".join(ANSWER))
     assert service.asked[0]["prompt"] == "Once upon a time"
-    assert [error for error in page.errors if "400" not in error] == []
-    page.errors.clear()
+
+
+@needs_chromium
+def test_a_model_of_token_ids_is_offered_no_box_and_a_board_without_a_share_no_bar(page, service):
+    service.state = a_state(a_model("bare", "decoder", ON_ONE, reads="token ids", boards=["pi-1"]))
+    page.open(service.url)
+    page.shows("#models .figures", "token ids alone: it came without a tokenizer")
+
+    assert page.js("document.querySelector('#chat').hidden && document.querySelector('#embedding').hidden")
+    assert page.text("#models .legend") == "pi-1 100 %"
+    assert page.text("#boards").count("has ") == 1
+
+
+@needs_chromium
+def test_requests_in_flight_without_a_token_have_no_speed_yet(page, service):
+    request = {"id": "cmpl-1", "model": "llama-3.2-1b", "tokens": 9, "seconds": 8.0, "tokens_per_s": 1.1}
+    model = a_model("llama-3.2-1b", "decoder", DECODER_PLAN, tokens=0)
+    service.state = a_state(model, requests=[request])
+    page.open(service.url)
+    page.shows("#sum-requests", "1 request")
+
+    assert page.text("#sum-speed") == "\N{EN DASH}"
 
 
 @needs_chromium

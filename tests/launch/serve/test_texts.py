@@ -47,7 +47,8 @@ def test_what_no_endpoint_can_give_is_refused(tmp_path):
 
 def one_model(path):
     """Return a service of one language model."""
-    texts = {"it": read_texts(path, CONTEXT)}
+    it = path.rename(path.with_name("it.h5"))
+    texts = {"it": read_texts(it, CONTEXT)}
     return running(lambda: [FakeModel("it", "decoder", Journal(4, 4))], texts)
 
 
@@ -58,10 +59,25 @@ def test_a_model_without_a_tokenizer_takes_and_gives_token_ids_alone(tiny, tmp_p
         for how in ({"prompt": "the cat"}, {"prompt": [5], "stop": "x"}):
             with pytest.raises(openai.BadRequestError, match="came without"):
                 client.completions.create(model="it", **how)
-        with pytest.raises(openai.BadRequestError, match="without a chat template: ask /v1/completions"):
+        hint = r"it came without a tokenizer: ask /v1/completions, with a prompt of token ids like \[1, 15043\]"
+        with pytest.raises(openai.BadRequestError, match=hint):
             client.chat.completions.create(model="it", messages=[{"role": "user", "content": "x"}])
+        loose = connect(service, _strict_response_validation=False)
+        stream = loose.completions.create(model="it", prompt=[5, 6], max_tokens=2, stream=True)
+        told = [getattr(chunk.choices[0], "token_ids", None) for chunk in stream]
+        described = client.models.retrieve("it")
 
     assert answer.choices[0].logprobs.tokens == ["token_id:0", "token_id:1"]
+    assert answer.choices[0].token_ids == [0, 1]
+    assert told == [[0], [1], None]  # one by one, and the end
+    assert described.reads == "token ids"
+
+
+def test_a_model_without_a_chat_template_says_where_to_ask(tiny, tmp_path):
+    with one_model(with_files(tiny, tmp_path, chat_template=None)) as service, connect(service) as client:
+        with pytest.raises(openai.BadRequestError, match="it came without a chat template: ask /v1/completions"):
+            client.chat.completions.create(model="it", messages=[{"role": "user", "content": "x"}])
+        assert client.models.retrieve("it").reads == "text"
 
 
 def test_a_template_may_refuse_a_conversation_and_read_settings(tiny, tmp_path):
