@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -44,8 +44,13 @@ class Clusters:
             self._known[site.boards] = given.first(site.ranks, "--cluster")
         self._given = given is not None
 
-    async def of(self, boards: tuple[str, ...], measure: Measure) -> Cluster:
+    async def of(self, boards: tuple[str, ...], measure: Measure, claimed: Mapping[str, int]) -> Cluster:
         """Return what to plan for on these boards: of a measurement of more of them their part.
+
+        Parameters
+        ----------
+        claimed
+            Bytes of boards that others are about to take.
 
         Raises
         ------
@@ -57,9 +62,27 @@ class Clusters:
             self._read(boards)
         if not any(set(boards) <= set(known) for known in self._known):
             self._known[boards] = read_cluster(self._kept(boards, await measure(boards)))
-        known = max((known for known in self._known if set(boards) <= set(known)), key=len)
-        indices = range(self._site.ranks) if self._site.alone else map(known.index, boards)
-        return self._with_free_memory(self._known[known].only(indices), boards)
+        found = self.known(boards)
+        assert found is not None
+        free = {board: size - claimed.get(board, 0) for board, size in self.free(boards).items()}
+        return self._capped(found, boards, free)
+
+    def ahead(self, boards: tuple[str, ...], had: Mapping[str, int]) -> Cluster | None:
+        """Return what to plan for on boards, None where it is not measured; `had` was free before our own ranks."""
+        found = self.known(boards)
+        return None if found is None else self._capped(found, boards, {**self.free(boards), **had})
+
+    def free(self, boards: Sequence[str]) -> Mapping[str, int]:
+        """Return the bytes that are free on boards."""
+        return {name: self._beats.boards[name].free_bytes for name in boards}
+
+    def known(self, boards: tuple[str, ...]) -> Cluster | None:
+        """Return what is known of these boards, None where they have to be measured, with all their memory."""
+        larger = [known for known in self._known if set(boards) <= set(known)]
+        if not larger:
+            return None
+        known = max(larger, key=len)
+        return self._known[known].only(range(self._site.ranks) if self._site.alone else map(known.index, boards))
 
     def _read(self, boards: tuple[str, ...]) -> None:
         path = self._path(boards)
@@ -83,12 +106,11 @@ class Clusters:
         facts = (tuple(boards), self._site.ranks, self._site.enter, self._site.scale, self._fingerprint)
         return cache_folder() / "serve" / f"cluster-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}.toml"
 
-    def _with_free_memory(self, cluster: Cluster, boards: Sequence[str]) -> Cluster:
+    def _capped(self, cluster: Cluster, boards: Sequence[str], free: Mapping[str, int]) -> Cluster:
         """Cap every device at what its board has free: other models, and other programs, have the rest."""
         on_one = self._site.ranks if self._site.alone else 1
         devices = []
         for rank, device in enumerate(cluster.devices):
-            facts = self._beats.boards[self._site.board_of(boards, rank)].facts
-            free = int(facts["free_bytes"]) // on_one - PROGRAM_BYTES
-            devices.append(replace(device, memory_bytes=max(LEAST_BYTES, min(device.memory_bytes, free))))
+            left = free[self._site.board_of(boards, rank)] // on_one - PROGRAM_BYTES
+            devices.append(replace(device, memory_bytes=max(LEAST_BYTES, min(device.memory_bytes, left))))
         return replace(cluster, devices=tuple(devices))

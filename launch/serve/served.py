@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +17,9 @@ from launch.serve.plans import Plans
 from launch.watch.boards import silence
 from launch.watch.losses import BadStartError, LossWatch, RanksLostError
 from launch.watch.ranks import BAD_INPUT, RankJob
-from launch.watch.reserve import Reserve
+from launch.watch.reserve import PAUSE_S, Reserve
 from launch.watch.starter import LOAD_S, Starter
+from launch.watch.starts import Needs, Starts
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster, write_cluster
 from solver.model.spec import typical_rows
@@ -99,24 +100,24 @@ class Surroundings:
     ----------
     starter
         Of ranks on the boards.
-    reserve
-        Of ranks that are there already.
     cluster
         What to plan for, devices as the boards are in order; None: measured.
     sequences, context
         Of language models, as for `generate`; None: its own.
-    starting
-        Held by whom it is to start: one model at a time measures, and sees what memory the others left.
+    starts
+        Who starts now.
+    calm
+        Whether no model waits for its ranks.
     tell
         Hears what happens.
     """
 
     starter: Starter
-    reserve: Reserve
     cluster: Cluster | None
     sequences: int | None
     context: int | None
-    starting: asyncio.Lock
+    starts: Starts
+    calm: Callable[[], bool]
     tell: TellEvent
 
 
@@ -147,7 +148,14 @@ class ServedModel:
         self._starter = starter = around.starter
         self._beats, self._site = starter.heartbeats, starter.site
         self._clusters = Clusters(starter.site, starter.heartbeats, around.cluster, file.fingerprint, starter.folder)
+        self._reserve = Reserve(starter, self.name)
         self._status: dict[str, Any] = {}
+        self._planned_for: tuple[str, ...] = ()  # the boards that the ranks are planned for
+        self._on: tuple[str, ...] = ()  # those of them that have any
+        self._free: Mapping[str, int] = {}  # bytes of memory that they had
+        self._unplanned: set[tuple[str, ...]] = set()  # boards that no plan can be made for ahead
+        self._given = False  # whether the ranks were given a plan
+        self._own_plan = True  # whether the next ranks are to make their own
         self._plans = Plans(self._planner_words(), starter.folder / f"{self.name}-ahead")
         self._before = {"tokens": 0, "requests": 0, "replanned": 0}  # of jobs that are gone
         self._ready = asyncio.Event()
@@ -174,12 +182,19 @@ class ServedModel:
             "replans": status.get("replans", []),
             "restarts": self.restarts,
             "boards": list(self.job.boards) if self.job is not None else [],
+            "planned_for": list(self._planned_for) if self.job is not None else [],
             **counts,
         }
 
     async def run(self) -> None:
         """Serve for ever."""
         await self._all_boards()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._reserve.run(self._in_reserve))
+            await self._lives()
+
+    async def _lives(self) -> None:
+        """Start ranks, and when they are lost start them again."""
         while True:
             boards = await self._usable()
             try:
@@ -188,14 +203,22 @@ class ServedModel:
                 self._becomes("replanning", str(back))
                 self._around.tell("planned", f"{self.name}: {back}", None)
             except BadStartError as error:
-                if self._plans.of(boards) is None:
+                if not self._given:
                     await self._refused(boards, str(error))
-                self._plans.forget(boards)  # other programs have taken the memory: there may be another
+                self._plans.forget(self._on)  # other programs have taken the memory: there may be another
+                self._own_plan = self._given
             except (RanksLostError, HeptiError, OSError) as loss:  # a disk may be full
                 self._becomes("replanning", str(loss))
-                self._around.tell("fault", f"{self.name}: {loss}", getattr(loss, "board", None))
+                self._tell_loss(str(loss), getattr(loss, "board", None))
                 await self._pause(boards, getattr(loss, "board", None))
             self.restarts += 1
+
+    def _tell_loss(self, why: str, board: str | None) -> None:
+        """Tell why the ranks are lost; of a silent board, which is told already, only what follows from it."""
+        if board is not None and not self._beats.boards[board].alive:
+            self._around.tell("planned", f"{self.name} goes on without {board}", None)
+        else:
+            self._around.tell("fault", f"{self.name}: {why}", board)
 
     def fail(self, why: str) -> None:
         """Refuse all that is open, and all that will come: there will be no ranks."""
@@ -225,7 +248,7 @@ class ServedModel:
 
     async def _refused(self, boards: tuple[str, ...], why: str) -> None:
         """Say that the ranks end with bad input, and wait until there are other boards to try, or more free memory."""
-        if self._hold_new(boards, why):
+        if self._hold_new(self._on, why):
             return
         missing = [board for board in self._site.boards if board not in boards]
         if missing:
@@ -235,14 +258,11 @@ class ServedModel:
         else:
             self.fail(why)
         self._around.tell("fault", f"{self.name}: {self.reason}", None)
-        before = self._free_bytes(boards)
+        before = self._clusters.free(boards)
         while self._may_use() in ((), boards):
             await self._beats.beat()
-            if any(free > MORE * had for free, had in zip(self._free_bytes(boards), before, strict=True)):
+            if any(free > MORE * before[board] for board, free in self._clusters.free(boards).items()):
                 return
-
-    def _free_bytes(self, boards: Sequence[str]) -> list[int]:
-        return [int(self._beats.boards[board].facts.get("free_bytes", 0)) for board in boards]
 
     def _hold_new(self, boards: Sequence[str], why: str) -> bool:
         """Leave boards out that were not there when all went well; return whether there are any."""
@@ -261,8 +281,8 @@ class ServedModel:
         lasted = self._ready.is_set() and time.monotonic() - self._ready_at > SHORT_S
         self._short = 0 if lasted else self._short + 1
         if not self._ready.is_set() or self._short > MOST_SHORT:
-            self._plans.forget(boards)
-        if not lasted and self._hold_new([culprit] if culprit else boards, str(self.reason)):
+            self._plans.forget(self._on)
+        if not lasted and self._hold_new([culprit] if culprit else self._on, str(self.reason)):
             return
         if culprit and self._short > MOST_SHORT and len(boards) > 1:
             self._hold(culprit, str(self.reason))  # what was good once need not be so for ever
@@ -274,17 +294,21 @@ class ServedModel:
     async def _once(self, boards: tuple[str, ...]) -> None:
         """Start ranks on boards, and serve until they are lost."""
         self._ready.clear()
+        self._on = boards
         job: RankJob | None = None
         hard = True
         life: asyncio.Task[None] | None = None
         ready = asyncio.create_task(self._ready.wait())
         try:
-            async with self._around.starting:
-                cluster = await self._clusters.of(boards, self._measure)
-                words = await self._program(boards, cluster)
+            async with self._around.starts.turn(self.name, self._needs(boards)) as others:
+                cluster = await self._clusters.of(boards, self._measure, others)
+                self._free = self._clusters.free(boards)
+                used = self._on = await self._share_out(boards, cluster)
+                self._planned_for = boards
+                words = await self._program(used, cluster.only(self._indices(boards, used)))
                 self._loads("the ranks load their weights")
-                job = self.job = await self._around.reserve.start(self.name, boards, words)
-                life = asyncio.create_task(self._live(job, cluster))
+                job = self.job = await self._reserve.start(used, words)
+                life = asyncio.create_task(self._live(job))
                 await asyncio.wait({life, ready}, return_when=asyncio.FIRST_COMPLETED)
             await life
         except asyncio.CancelledError:
@@ -311,7 +335,10 @@ class ServedModel:
         """Return what every rank runs."""
         ranks = len(cluster.devices)
         words = ["generate"] if self.kind == "decoder" else []
-        if (plan := self._plans.of(boards)) is not None:
+        # The first ranks make their own: encoders' plan for several lengths, and try which plan is the fastest.
+        plan = None if self._own_plan else self._plans.of(boards)
+        self._given = plan is not None
+        if plan is not None:
             words += ["--plan", await self._beats.write(boards[0], f"{self.name}.json", plan)]
         elif self.kind == "decoder":
             words += self._lengths()
@@ -335,12 +362,12 @@ class ServedModel:
             words += [] if value is None else [name, str(value)]
         return words
 
-    async def _live(self, job: RankJob, cluster: Cluster) -> None:
+    async def _live(self, job: RankJob) -> None:
         """Talk to ranks and watch them, until one of both raises."""
         watch = LossWatch(job, self._beats.boards, self._site.scale)
         parts = (
             self._read(job), self._write(job), self._ask(job), self._watch(job, watch), self._await(job, watch),
-            self._plan_ahead(job, cluster),
+            self._plan_ahead(),
         )  # fmt: skip
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -349,16 +376,65 @@ class ServedModel:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
 
-    async def _plan_ahead(self, job: RankJob, cluster: Cluster) -> None:
-        """Make plans for when a board is lost, once the ranks answer."""
+    async def _plan_ahead(self) -> None:
+        """Make plans for when a board is lost or back, once the ranks answer."""
         await self._ready.wait()
-        boards = job.boards
-        ranks = range(0 if self._site.alone or len(boards) == 1 else len(boards))
-        for lost in ranks:
-            while self._around.starting.locked():  # another model needs the cores
-                await self._beats.beat()
-            left = [rank for rank in ranks if rank != lost]
-            await self._plans.make_ahead(tuple(boards[rank] for rank in left), cluster.only(left))
+        self._unplanned.clear()
+        while not self._site.alone:
+            for boards in self._next_boards():
+                if self._plans.used(boards) is None and boards not in self._unplanned and not self._around.starts.busy:
+                    if (cluster := self._clusters.ahead(boards, self._free)) is not None:
+                        await self._plans.make(boards, cluster, ahead=True)
+                    if self._plans.used(boards) is None:
+                        self._unplanned.add(boards)
+            await self._beats.beat()
+
+    def _next_boards(self) -> list[tuple[str, ...]]:
+        """Return which boards the ranks may be started on next: all that live, and those without one that has any."""
+        usable = self._may_use()
+        parts = [tuple(board for board in usable if board != lost) for lost in self._plans.used(usable) or ()]
+        return [boards for boards in (usable, *parts) if boards]
+
+    def _in_reserve(self) -> set[tuple[str, ...]]:
+        """Return on which boards ranks in reserve are wanted."""
+        usable = self._may_use()
+        if self.job is None or not self._ready.is_set():  # those that will be taken in a moment
+            return {boards for boards in (self._plans.used(usable), usable) if boards in self._reserve.boards}
+        wanted = {self.job.boards}
+        if any(self._beats.boards[board].suspected for board in self.job.boards):
+            left = tuple(board for board in usable if not self._beats.boards[board].suspected)
+            wanted.add(self._target(left) or ())
+        elif not (self._around.calm() and time.monotonic() - self._ready_at > PAUSE_S):
+            wanted &= self._reserve.boards
+        elif self._back():
+            wanted.add(self._target(usable) or ())
+        return wanted - {()}
+
+    def _back(self) -> list[str]:
+        """Return the boards that are back: they live, and were not planned for."""
+        boards = self._beats.boards
+        return [name for name in self._may_use() if name not in self._planned_for and boards[name].steady]
+
+    def _target(self, boards: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return on which of these boards there would be ranks; None as long as that is being planned."""
+        return self._plans.used(boards) or (boards if boards in self._unplanned else None)
+
+    def _needs(self, boards: tuple[str, ...]) -> Needs | None:
+        """Return what memory the ranks take of these boards, as far as there is a plan."""
+        used = self._plans.used(boards)
+        return None if used is None else self._plans.needs(used)
+
+    async def _share_out(self, boards: tuple[str, ...], cluster: Cluster) -> tuple[str, ...]:
+        """Return which boards have a share, all where the planner finds no plan: the ranks say why."""
+        if self._site.alone or len(boards) == 1:
+            return boards
+        if self._plans.used(boards) is None:
+            self._loads("shares are planned")
+            await self._plans.make(boards, cluster, ahead=False)
+        return self._plans.used(boards) or boards
+
+    def _indices(self, boards: tuple[str, ...], used: tuple[str, ...]) -> Iterable[int]:
+        return range(self._site.ranks) if self._site.alone else map(boards.index, used)
 
     async def _read(self, job: RankJob) -> None:
         async for line in job.lines():
@@ -373,7 +449,9 @@ class ServedModel:
         self._ready.set()
         self._ready_at = time.monotonic()
         boards = tuple(dict.fromkeys(job.boards))  # alone a machine has several ranks
-        self._plans.keep(boards, json.dumps(self._status["plan"]))
+        self._own_plan = False
+        if not self._given:
+            self._plans.keep(boards, json.dumps(self._status["plan"]))
         self._becomes("ready", None)
         kind = "restarted" if self.restarts else "planned"
         self._around.tell(kind, f"{self.name} runs on {', '.join(boards)}", None)
@@ -419,8 +497,10 @@ class ServedModel:
             if time.monotonic() - self._ready_at > SHORT_S and self._good != set(job.boards):
                 self._good = set(job.boards)
                 self._held = {name: held for name, held in self._held.items() if name not in self._good}
-            boards = self._beats.boards
-            back = [name for name in self._may_use() if name not in job.boards and boards[name].steady]
+            back, target = self._back(), self._target(self._may_use())
+            if back and target == job.boards:  # they would have nothing to do
+                self._planned_for = self._may_use()
+                back = []
             if not back:
                 back_at = None
                 continue
@@ -428,7 +508,7 @@ class ServedModel:
             waited_s = time.monotonic() - back_at
             # With ranks in reserve on all of them the answers stand still for half as long: these are waited for, too.
             calm = not self.journal.open or waited_s > CALM_S
-            if calm and (self._around.reserve.is_on(self._may_use()) or waited_s > 2 * CALM_S):
+            if calm and (self._reserve.is_on(target or ()) or waited_s > 2 * CALM_S):
                 raise BoardsBackError(f"taken in: {', '.join(back)}")
 
     async def _tell_cluster(self, boards: Sequence[str], cluster: Cluster) -> str:
@@ -440,7 +520,7 @@ class ServedModel:
     async def _measure(self, boards: tuple[str, ...]) -> str:
         """Measure boards for this model; return the cluster file."""
         self._loads("the boards are measured")
-        self._around.tell("planned", f"{self.name}: measuring {', '.join(boards)}, which takes some seconds", None)
+        self._around.tell("measuring", f"{self.name}: measuring {', '.join(boards)}, which takes some seconds", None)
         return await self._starter.measure(self.name, boards, self._file.path)
 
     def _loads(self, what: str) -> None:

@@ -19,9 +19,9 @@ from typing import Any
 
 from launch.serve.served import ServedFile, ServedModel, Surroundings
 from launch.watch.boards import Heartbeats, states
-from launch.watch.reserve import Reserve
 from launch.watch.site import Site
 from launch.watch.starter import Starter
+from launch.watch.starts import Starts
 from solver.base.cache import cache_folder
 from solver.cluster.cluster import Cluster
 
@@ -74,8 +74,8 @@ class Supervisor:
             log_folder.mkdir(parents=True, exist_ok=True)
         self._folder = _fresh_folder(service)
         starter = Starter(site, self._beats, self._folder, log_folder)
-        self._reserve, self._starting = Reserve(starter), asyncio.Lock()
-        around = Surroundings(starter, self._reserve, cluster, sequences, context, self._starting, self._event)
+        self._starts = Starts(self._beats)
+        around = Surroundings(starter, cluster, sequences, context, self._starts, self._calm, self._event)
         self.models: Mapping[str, ServedModel] = {file.name: ServedModel(file, around, most_waiting) for file in files}
 
     def state(self) -> dict[str, Any]:
@@ -96,7 +96,6 @@ class Supervisor:
             async with asyncio.TaskGroup() as tasks:
                 for model in self.models.values():
                     tasks.create_task(model.run())
-                tasks.create_task(self._reserve.run(self._calm))
                 tasks.create_task(_forward(beats))
         finally:
             self._ending = True
@@ -112,7 +111,7 @@ class Supervisor:
     def _calm(self) -> bool:
         """Return whether no model waits for its ranks."""
         states = {model.state for model in self.models.values()}
-        return states <= {"ready", "failed"} and not self._starting.locked()
+        return states <= {"ready", "failed"} and not self._starts.busy
 
     def _board_event(self, kind: str, board: str, sentence: str) -> None:
         self._event(kind, sentence, board)

@@ -111,11 +111,11 @@ class StartedService:
         raise HeptiError(f"the service was not ready after {PATIENCE_S:.0f} s: {last.decode(errors='replace')}")
 
     def wait_whole(self, boards: int) -> None:
-        """Wait until all models are ready on so many boards; one that is left out for longer is not waited for."""
+        """Wait until all models are planned for so many boards; one that is left out for longer is not waited for."""
         end = time.monotonic() + WHOLE_S
         while time.monotonic() < end:
             self.wait_ready()
-            if all(len(set(model["boards"])) == boards for model in self.state()["models"]):
+            if all(len(model["planned_for"]) == boards for model in self.state()["models"]):
                 return
             time.sleep(ASK_AGAIN_S)
 

@@ -115,6 +115,8 @@ class Marked:
         end = time.monotonic() + DYING_S
         while any(_fields(number)[:1] not in ([], ["Z"]) for number in killed) and time.monotonic() < end:
             time.sleep(0.01)
+        for number in killed:  # mpirun's daemon on a board has its files there, and cannot remove them any more
+            shutil.rmtree(f"/dev/shm/prted.{number}", ignore_errors=True)
 
     def states(self) -> list[Told]:
         """Return pid, job, rank, state and CPU seconds of every rank; what a rank has started, as to plan, is none."""

@@ -21,6 +21,8 @@ from solver.base.errors import HeptiError
 
 # A board that says nothing for so long is lost: three heartbeats may be late or missing.
 SILENCE_S = 4.0
+# What takes its place is started from here on, and ended again where it speaks.
+SUSPECT_S = 2.0
 # A board that is back beats for so long before it is used: a loose plug comes and goes.
 STEADY_S = 3.0
 LOOK_S = 0.25
@@ -28,6 +30,8 @@ LOOK_S = 0.25
 CONNECT_S = 20.0
 AGAIN_S = 1.0
 FILE_S = 10.0
+UNKNOWN_NAME = "Could not resolve hostname"  # as ssh says it
+MEND_NAME = "is it spelled so? Else give its address in the hostfile, in /etc/hosts or in ~/.ssh/config"
 LEAVE_S = 3.0  # of an agent whose input has ended: it waits for ranks that are about to end
 
 # Kind, board, sentence: what is told of the boards.
@@ -65,6 +69,16 @@ class WatchedBoard:
     def silent_s(self) -> float:
         """Seconds since the last heartbeat."""
         return time.monotonic() - self.seen_at if self.seen_at is not None else float("inf")
+
+    @property
+    def suspected(self) -> bool:
+        """Whether it is late, and may be lost."""
+        return self.silent_s > SUSPECT_S
+
+    @property
+    def free_bytes(self) -> int:
+        """The memory that is free, as the last heartbeat has it."""
+        return int(self.facts.get("free_bytes", 0))
 
     @property
     def steady(self) -> bool:
@@ -233,7 +247,8 @@ class Heartbeats:
         """Tell once why a board that never answered does not."""
         if board.seen_at is None and board.complaint != board.told:
             board.told = board.complaint
-            self._tell("unreached", board.name, f"{silence(board)}; trying again every {AGAIN_S:.0f} s")
+            mend = f": {MEND_NAME}" if UNKNOWN_NAME in board.complaint else ""
+            self._tell("unreached", board.name, f"{silence(board)}{mend}; trying again every {AGAIN_S:.0f} s")
 
     async def _listen(self, board: WatchedBoard, command: shell.Command, first: bytes) -> None:
         board.process = process = await shell.start_streamed(command, shell.environment())

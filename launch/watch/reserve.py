@@ -1,94 +1,123 @@
-"""Ranks in reserve: one mpirun on all boards that live, whose ranks wait for the first model that loses its own.
+"""Ranks in reserve: for each model one mpirun where it would start next, whose ranks wait until it does.
 
 To start ranks takes 1.3 s on four idle boards with a quarter of a core of 2024 each, 3 s where another model computes.
-It helps where a process is lost; with a board its ranks in reserve are lost, too.
+Where a board is late, ranks are started without it before its silence counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from launch.watch.ranks import RankJob
 from launch.watch.starter import Starter
 
 RESERVE = "reserve"
-# Until the next start, which is seconds of the boards' time; behind one that failed it is doubled.
+# Behind a start that failed it is waited for so long, twice as long each time.
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 600.0
 # mpirun that has not started its ranks by then was seen to hang.
 LATE_S = 60.0
+# A model that loses its ranks waits for those that are coming, but no longer than for a start of its own.
+COMING_S = 5.0
+Wanted = Callable[[], Collection[tuple[str, ...]]]
 
 
 class Reserve:
-    """Keeps ranks in reserve.
+    """Keeps ranks in reserve for one model.
 
     Parameters
     ----------
     starter
         Of ranks on the boards.
+    name
+        The model's.
+
+    Attributes
+    ----------
+    jobs
+        Those in reserve, by their boards, all their ranks there.
     """
 
-    def __init__(self, starter: Starter) -> None:
-        self._starter = starter
-        self._job: RankJob | None = None
-        self._ready = False  # all its ranks are there
+    def __init__(self, starter: Starter, name: str) -> None:
+        self.jobs: dict[tuple[str, ...], RankJob] = {}
+        self._coming: dict[tuple[str, ...], RankJob] = {}
+        self._starter, self._name = starter, name
 
     @property
-    def job(self) -> RankJob | None:
-        """The job in reserve, once all its ranks are there."""
-        return self._job if self._ready else None
+    def boards(self) -> set[tuple[str, ...]]:
+        """Where there are ranks in reserve, or will be in a moment."""
+        return {*self.jobs, *self._coming}
 
     def is_on(self, boards: Sequence[str]) -> bool:
         """Return whether there are ranks in reserve on these boards, and no others."""
-        return self.job is not None and self.job.code is None and self.job.boards == tuple(boards)
+        job = self.jobs.get(tuple(boards))
+        return job is not None and job.code is None
 
-    async def start(self, name: str, boards: Sequence[str], program: Sequence[str]) -> RankJob:
+    async def start(self, boards: tuple[str, ...], program: Sequence[str]) -> RankJob:
         """Return a job that runs `hepti_mpi` with these words: the one in reserve where it is on these boards."""
-        job = self.job
-        if job is None or not self.is_on(boards):
-            return await self._starter.start(name, boards, program)
-        self._job, job.log = None, self._starter.log(name)
+        waited_until = time.monotonic() + COMING_S / self._starter.site.scale
+        while boards in self._coming and time.monotonic() < waited_until:
+            await self._starter.heartbeats.beat()
+        if not self.is_on(boards):
+            return await self._starter.start(self._name, boards, program)
+        job = self.jobs.pop(boards)
+        job.log = self._starter.log(self._name)
         job.send({"run": list(program)})
         return job
 
-    async def run(self, calm: Callable[[], bool]) -> None:
-        """Keep ranks in reserve for ever, but on this machine alone, where ranks are there at once.
+    async def run(self, wanted: Wanted) -> None:
+        """Keep ranks in reserve for ever on the boards that are `wanted` at any time.
 
-        They are started where it is `calm`: no model waits for its ranks.
+        Not on this machine alone, where ranks are there at once.
         """
-        beats = self._starter.heartbeats
-        pause_s = PAUSE_S
-        while not self._starter.site.alone:
-            paused_until = time.monotonic() + pause_s
-            while not (calm() and beats.living and time.monotonic() > paused_until):
-                await beats.beat()
-            self._ready = False
-            with suppress(OSError):  # a disk may be full
-                await self._keep(await self._starter.start(RESERVE, beats.living, [RESERVE]))
-            pause_s = PAUSE_S if self._ready else min(LONGEST_PAUSE_S, 2 * pause_s)
-
-    async def _keep(self, job: RankJob) -> None:
-        """Keep a job until a model has taken it, or it is no good any more."""
-        beats = self._starter.heartbeats
-        late = time.monotonic() + LATE_S / self._starter.site.scale
-        self._job = job
-        listening = asyncio.create_task(self._listen(job))
+        keeping: dict[tuple[str, ...], asyncio.Task[None]] = {}
         try:
-            while self._job is job and job.code is None and job.boards == tuple(beats.living):
-                if not self._ready and time.monotonic() > late:
+            while not self._starter.site.alone:
+                for boards in wanted():
+                    if boards not in keeping or keeping[boards].done():
+                        keeping[boards] = asyncio.create_task(self._keep(boards, wanted))
+                await self._starter.heartbeats.beat()
+        finally:
+            for task in keeping.values():
+                task.cancel()
+            await asyncio.gather(*keeping.values(), return_exceptions=True)
+
+    async def _keep(self, boards: tuple[str, ...], wanted: Wanted) -> None:
+        """Keep ranks on some boards as long as they are wanted."""
+        pause_s = PAUSE_S
+        while boards in wanted():
+            was_ready = False
+            with suppress(OSError):  # a disk may be full
+                was_ready = await self._one(boards, wanted)
+            pause_s = PAUSE_S if was_ready else min(LONGEST_PAUSE_S, 2 * pause_s)
+            paused_until = time.monotonic() + pause_s
+            while boards in wanted() and time.monotonic() < paused_until:
+                await self._starter.heartbeats.beat()
+
+    async def _one(self, boards: tuple[str, ...], wanted: Wanted) -> bool:
+        """Keep a job until the model has taken it, it ends, or is wanted no more; return whether it was ready."""
+        late = time.monotonic() + LATE_S / self._starter.site.scale
+        self._coming[boards] = job = await self._starter.start(f"{self._name}-{RESERVE}", boards, [RESERVE])
+        listening = asyncio.create_task(self._listen(boards, job))
+        try:
+            while boards in self.boards and job.code is None and boards in wanted():
+                if boards in self._coming and time.monotonic() > late:
                     break
-                await beats.beat()
+                await self._starter.heartbeats.beat()
+            return boards not in self._coming
         finally:
             listening.cancel()
-            if self._job is job:
-                self._job = None
+            taken = boards not in self.boards
+            self._coming.pop(boards, None)
+            self.jobs.pop(boards, None)
+            if not taken:
                 await self._starter.end(job, hard=True)
 
-    async def _listen(self, job: RankJob) -> None:
+    async def _listen(self, boards: tuple[str, ...], job: RankJob) -> None:
         """Wait until all ranks are there."""
         async for line in job.lines():
             if RESERVE in line:
-                self._ready = True
+                self.jobs[boards] = self._coming.pop(boards)
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -42,7 +43,7 @@ class Starter:
     async def start(self, name: str, boards: Sequence[str], program: Sequence[str]) -> RankJob:
         """Start `hepti_mpi` with these words on boards; `name` is the model's."""
         number, mark = self.heartbeats.new_job()
-        hostfile = self.folder / f"{name}.hosts"
+        hostfile = self._hostfile(number)
         hostfile.write_text(self.site.hostfile_text(boards))
         server = mark.rpartition("/")[0]
         command = self.site.mpirun(boards, hostfile, mark, [*CLIENT, server, *program])
@@ -55,6 +56,9 @@ class Starter:
         on = [self.site.board_of(boards, rank) for rank in range(self.site.rank_count(boards))]
         return await RankJob.start(number, on, command, variables, self.log(name))
 
+    def _hostfile(self, number: int) -> Path:
+        return self.folder / f"{number}.hosts"
+
     def log(self, name: str) -> Path:
         """Return the file for what mpirun says of a model's job."""
         return self._log_folder / f"{name}.log"
@@ -62,6 +66,10 @@ class Starter:
     async def end(self, job: RankJob, *, hard: bool) -> None:
         """End a job on all boards that live; `hard` where mpirun might wait for others."""
         await job.end(hard=hard)
+        self._hostfile(job.number).unlink(missing_ok=True)
+        for left in self.folder.glob("prterun.*"):  # of an mpirun that was killed
+            if not Path("/proc", left.suffix[1:]).exists():
+                shutil.rmtree(left, ignore_errors=True)
         await self.heartbeats.end_job(job.number)
 
     async def measure(self, name: str, boards: Sequence[str], model: Path) -> str:

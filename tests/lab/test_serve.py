@@ -9,21 +9,30 @@ import pytest
 
 from launch.serve.supervisor import service_name
 from tests.commands.languages import make_tiny
-from tests.lab.conftest import lab_up, wait_until
-from tests.lab.services import serving
+from tests.lab.conftest import lab_up, wait_until, write_cluster
+from tests.lab.services import COLUMNS, PLANNED_GIB, serving
 from tests.launch.serve.fake_boards import marked
+
+BOARDS = {"gflops": (13, 13, 10), "mbps": 940}
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     """Three hosts with sshd."""
-    with lab_up("serve", tmp_path_factory.mktemp("serve"), "--ssh", gflops=(13, 13, 10), mbps=940, memory_gib=1) as lab:
+    with lab_up("serve", tmp_path_factory.mktemp("serve"), "--ssh", memory_gib=1, **BOARDS) as lab:
         yield lab
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    return make_tiny(tmp_path_factory.mktemp("model")).path
+    return make_tiny(tmp_path_factory.mktemp("model"), COLUMNS).path
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """Return what to plan for: two of the boards are needed."""
+    path = tmp_path_factory.mktemp("planned") / "planned.toml"
+    return "--cluster", write_cluster(path, memory_gib=PLANNED_GIB, **BOARDS)
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +46,10 @@ def port():
         return listener.getsockname()[1]
 
 
-@pytest.mark.parametrize("host", ["pi-0", "pi-2"])
-def test_an_answer_goes_on_when_a_cable_is_cut_and_the_host_is_taken_in_again(lab, model, cache, port, host):
+@pytest.mark.parametrize("host", ["pi-0", "pi-1"])
+def test_an_answer_goes_on_when_a_cable_is_cut_and_the_host_is_taken_in_again(lab, model, planned, cache, port, host):
     """Also rank 0's host."""
-    with serving(lab, cache, port, "--model", model) as service:
+    with serving(lab, cache, port, "--model", model, *planned) as service:
         calm = "".join(service.tokens(model))
         pieces = []
         for piece in service.tokens(model):
@@ -53,19 +62,31 @@ def test_an_answer_goes_on_when_a_cable_is_cut_and_the_host_is_taken_in_again(la
         assert wait_until(lambda: service.state()["models"][0]["boards"] == left, 120 / lab.scale)
         assert any(line.startswith(f"{host} has been silent") for line in service.said)
         lab.lab("mend", host)
-        everybody = ["pi-0", "pi-1", "pi-2"]
-        assert wait_until(lambda: service.state()["models"][0]["boards"] == everybody, 60 / lab.scale)
+        assert wait_until(lambda: service.state()["models"][0]["boards"] == ["pi-0", "pi-1"], 60 / lab.scale)
         assert wait_until(lambda: service.state()["models"][0]["state"] == "ready", 120 / lab.scale)
         assert "".join(service.tokens(model)) == calm
 
 
-def test_ranks_keep_their_host_s_quota(lab, model, cache, port):
-    with serving(lab, cache, port, "--model", model):
+def test_a_host_without_a_share_is_lost_and_back_unnoticed(lab, model, planned, cache, port):
+    with serving(lab, cache, port, "--model", model, *planned) as service:
+        assert service.state()["models"][0]["boards"] == ["pi-0", "pi-1"]
+        lab.lab("cut", "pi-2")
+        assert wait_until(lambda: not service.state()["boards"][2]["alive"], 30 / lab.scale)
+        assert "".join(service.tokens(model))
+        lab.lab("mend", "pi-2")
+        assert wait_until(lambda: service.state()["boards"][2]["alive"], 60 / lab.scale)
+        assert "".join(service.tokens(model))
+        (table,) = service.state()["models"]
+        assert (table["state"], table["restarts"], table["boards"]) == ("ready", 0, ["pi-0", "pi-1"])
+
+
+def test_ranks_keep_their_host_s_quota(lab, model, planned, cache, port):
+    with serving(lab, cache, port, "--model", model, *planned):
         ranks = marked(service_name(port))
 
         groups = [Path(f"/proc/{pid}/cgroup").read_text() for pid in ranks]
         assert all(f"/hepti-lab.{lab.name}/" in group for group in groups)
-        for host in ("pi-0", "pi-1", "pi-2"):
+        for host in ("pi-0", "pi-1"):
             assert any(f"/hepti-lab.{lab.name}/{host}/" in group for group in groups)
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch.serve.served import ServedModel, Surroundings, served_file
+from solver.cluster.cluster import PROGRAM_BYTES
 from tests.commands.networks import write_classifier
 from tests.solver.clusters import pis
 
@@ -17,16 +18,16 @@ def plans(tmp_path):
 
     def of(path, **lengths):
         starter = SimpleNamespace(heartbeats=None, site=None, folder=tmp_path)
-        around = Surroundings(starter, None, None, lengths.get("sequences"), lengths.get("context"), None, print)
+        around = Surroundings(starter, None, lengths.get("sequences"), lengths.get("context"), None, None, print)
         return ServedModel(served_file(path), around, 1)._plans
 
     return of
 
 
 def made(plans, boards):
-    """Return the plan that is made for boards."""
-    asyncio.run(plans.make_ahead(boards, pis(24.6, 10)))
-    return json.loads(plans.of(boards))
+    """Return the plan that is made for boards, so slow that encoders are split."""
+    asyncio.run(plans.make(boards, pis(0.01, 0.01), ahead=True))
+    return json.loads(plans.of(plans.used(boards)))
 
 
 @pytest.mark.parametrize("name", ["mini", "vit"])
@@ -43,13 +44,25 @@ def test_a_language_model_is_planned_for_what_the_service_says(tiny, plans):
 def test_a_network_is_planned_for_an_image(tmp_path, plans):
     write_classifier(tmp_path / "sees.h5")
 
-    assert made(plans(tmp_path / "sees.h5"), ("a", "b"))["devices"] == ["pi-0", "pi-1"]
+    assert made(plans(tmp_path / "sees.h5"), ("a", "b"))["devices"] == ["pi-0"]
+
+
+def test_of_boards_where_some_have_nothing_the_others_are_planned_for_alone(tiny, plans):
+    """A tiny model is the fastest on one board; without one that has nothing the plan is the same."""
+    known = plans(tiny.path)
+
+    assert known.used(("a", "b", "c")) is None
+    asyncio.run(known.make(("a", "b", "c"), pis(24.6, 10, 10), ahead=False))
+    assert known.used(("a", "b", "c")) == known.used(("a", "b")) == known.used(("a",)) == ("a",)
+    assert known.used(("b", "c")) is None
+    assert json.loads(known.of(("a",)))["devices"] == ["pi-0"]
+    assert list(known.needs(("a",))) == ["a"]
+    assert known.needs(("a",))["a"] > PROGRAM_BYTES
 
 
 def test_a_plan_that_ran_stays_until_it_is_forgotten(tiny, plans):
     known = plans(tiny.path)
     known.keep(("a",), "first")
-    known.keep(("a",), "second")
 
     assert known.of(("a",)) == "first"
     known.forget(("a",))
@@ -58,6 +71,6 @@ def test_a_plan_that_ran_stays_until_it_is_forgotten(tiny, plans):
 
 def test_where_nothing_fits_there_is_no_plan(encoders, plans):
     known = plans(encoders["mini"])
-    asyncio.run(known.make_ahead(("a",), pis(24.6, memory_gib=0.001)))
+    asyncio.run(known.make(("a",), pis(24.6, memory_gib=0.001), ahead=True))
 
     assert known.of(("a",)) is None

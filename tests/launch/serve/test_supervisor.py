@@ -3,12 +3,15 @@
 import asyncio
 import os
 import signal
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from launch.serve.app import make_app
 from launch.serve.texts import read_texts
+from launch.watch.boards import WatchedBoard
+from launch.watch.starts import Starts
 from tests.launch.serve import fake_boards as fakes
 
 
@@ -16,6 +19,7 @@ from tests.launch.serve import fake_boards as fakes
 def _boards(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("FAKE_UNPLUGGED", str(tmp_path))
+    monkeypatch.setattr("launch.serve.plans.Plans._made", fakes.fake_plan)
 
 
 @pytest.fixture
@@ -243,7 +247,7 @@ def test_what_fitted_before_is_tried_again_when_there_is_more_free_memory(model,
             await fakes.until(lambda: served.reason == "python -m hepti_mpi: no plan fits: 7 bytes are missing", 20.0)
             assert served.state == "replanning"
             refuses.unlink()
-            monkeypatch.setattr(served, "_free_bytes", lambda boards: [1 << 40] * len(boards))
+            monkeypatch.setattr(served._clusters, "free", lambda boards: dict.fromkeys(boards, 1 << 40))
             tokens, _ = await answer
 
             assert tokens == fakes.should_be(400)
@@ -282,7 +286,7 @@ def test_health_is_503_with_the_reason_while_loading_behind_a_loss_and_short_of_
             os.kill(fakes.rank_process(supervisor, 2), signal.SIGKILL)
             await said(503, "model: replanning, python -m hepti_mpi: no plan fits: 7 bytes are missing")
             refuses.unlink()
-            monkeypatch.setattr(served, "_free_bytes", lambda boards: [1 << 40] * len(boards))
+            monkeypatch.setattr(served._clusters, "free", lambda boards: dict.fromkeys(boards, 1 << 40))
             await fakes.ready(supervisor)
             assert await health() == (200, None)
 
@@ -351,8 +355,8 @@ def test_a_lost_rank_s_job_is_replaced_by_the_one_in_reserve_and_this_by_another
     async def scenario():
         async with fakes.supervised(model) as supervisor:
             served = await fakes.ready(supervisor)
-            reserve = supervisor._reserve
-            waiting = (await fakes.until(lambda: reserve.job)).number
+            reserve = served._reserve
+            waiting = (await fakes.until(lambda: reserve.jobs.get(served.job.boards))).number
             request = served.journal.submit(fakes.asks(60))
             answer = asyncio.create_task(fakes.told(request))
             await fakes.until(lambda: request.said)
@@ -361,9 +365,16 @@ def test_a_lost_rank_s_job_is_replaced_by_the_one_in_reserve_and_this_by_another
 
             assert tokens == fakes.should_be(60)
             assert served.job.number == waiting
-            await fakes.until(lambda: reserve.job and reserve.job.number == waiting + 1)
-            os.kill(reserve.job._process.pid, signal.SIGKILL)
-            await fakes.until(lambda: reserve.job and reserve.job.number == waiting + 2)
+            (second,) = await fakes.until(lambda: [*reserve.jobs.values()])
+            left = supervisor._folder / "prterun.4999999"  # no process has this number
+            left.mkdir()
+            os.kill(second._process.pid, signal.SIGKILL)
+            (third,) = await fakes.until(lambda: [job for job in reserve.jobs.values() if job is not second])
+            assert (second.number, third.number) == (waiting + 1, waiting + 2)
+            assert not left.exists()
+            assert sorted(path.name for path in supervisor._folder.glob("*.hosts")) == [
+                f"{job.number}.hosts" for job in (served.job, third)
+            ]
             assert served.restarts == 1
 
     run(scenario())
@@ -376,36 +387,39 @@ def test_ranks_in_reserve_that_never_come_are_ended_and_tried_again_later(model,
     async def scenario():
         async with fakes.supervised(model) as supervisor:
             served = await fakes.ready(supervisor)
-            first = await fakes.until(lambda: supervisor._reserve._job)
-            second = await fakes.until(lambda: (job := supervisor._reserve._job) is not first and job)
+            coming = served._reserve._coming
+            (first,) = await fakes.until(lambda: [*coming.values()])
+            (second,) = await fakes.until(lambda: [job for job in coming.values() if job is not first])
             os.kill(fakes.rank_process(supervisor, 1), signal.SIGKILL)
             await fakes.until(lambda: served.restarts == 1 and served.state == "ready")
 
             assert first.code is not None
             assert second.number not in (first.number, served.job.number)
-            assert supervisor._reserve.job is None
+            assert not served._reserve.jobs
 
     run(scenario())
 
 
-def test_without_a_board_the_ranks_in_reserve_are_others(model):
+def test_ranks_without_a_board_that_is_late_are_there_when_its_silence_counts(model):
     async def scenario():
         async with fakes.supervised(model) as supervisor:
             served = await fakes.ready(supervisor)
-            reserve = supervisor._reserve
-            await fakes.until(lambda: reserve.job)
+            reserve = served._reserve
+            await fakes.until(lambda: ("pi-0", "pi-1", "pi-2") in reserve.jobs)
             fakes.unplug("pi-1")
+            ahead = (await fakes.until(lambda: reserve.jobs.get(("pi-0", "pi-2")))).number
+            assert served.state == "ready"  # before the silence counts
             await fakes.until(lambda: served.state == "replanning", 20.0)
             await fakes.ready(supervisor)
-            assert served.job.boards == ("pi-0", "pi-2")
-            await fakes.until(lambda: reserve.job and reserve.job.boards == ("pi-0", "pi-2"))
+            assert (served.job.boards, served.job.number) == (("pi-0", "pi-2"), ahead)
+            await fakes.until(lambda: list(reserve.jobs) == [("pi-0", "pi-2")])
             fakes.plug("pi-1")
 
     run(scenario())
 
 
 def test_a_board_that_was_good_and_where_mpirun_no_longer_starts_is_left_out(model, monkeypatch):
-    monkeypatch.setattr("launch.watch.reserve.PAUSE_S", 1000.0)
+    monkeypatch.setattr("launch.serve.served.PAUSE_S", 1000.0)
 
     async def scenario():
         async with fakes.supervised(model) as supervisor:
@@ -485,5 +499,56 @@ def test_without_any_board_the_reason_is_what_ssh_says(model, tmp_path):
             (tmp_path / "pi-0").unlink()
             await fakes.until(lambda: len(supervisor.state()["events"]) > 1)
             assert supervisor.state()["events"][1]["text"] == "pi-0 answers"
+
+    run(scenario())
+
+
+def test_a_model_has_ranks_where_it_has_a_share_and_does_not_notice_what_happens_elsewhere(model, monkeypatch):
+    monkeypatch.setenv("FAKE_ONE", "")
+    monkeypatch.setattr("launch.serve.served.CALM_S", 0.5)
+
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            served = await fakes.ready(supervisor)
+            assert served.job.boards == ("pi-0",)
+            assert fakes.table(supervisor)["planned_for"] == ["pi-0", "pi-1", "pi-2"]
+            fakes.unplug("pi-2")
+            await fakes.until(lambda: fakes.events(supervisor, "lost"), 20.0)
+            await fakes.until(lambda: served._plans.used(("pi-1",)))
+            assert (served.state, served.restarts) == ("ready", 0)
+            fakes.unplug("pi-0")
+            await fakes.until(lambda: served.state == "replanning", 20.0)
+            await fakes.ready(supervisor)
+            assert served.job.boards == ("pi-1",)
+            assert fakes.events(supervisor, "planned") == ["model runs on pi-0", "model goes on without pi-0"]
+            assert fakes.events(supervisor, "restarted") == ["model runs on pi-1"]
+            assert not fakes.events(supervisor, "fault")  # a silent board is one fault, not one of each model
+            fakes.plug("pi-2")  # it would have nothing to do
+            await fakes.until(lambda: fakes.table(supervisor)["planned_for"] == ["pi-1", "pi-2"], 20.0)
+            assert served.restarts == 1
+            fakes.plug("pi-0")
+            await fakes.until(lambda: served.job and served.job.boards == ("pi-0",), 20.0)
+
+    run(scenario())
+
+
+def test_models_start_side_by_side_where_their_memory_is_known_to_be_free():
+    boards = {"a": WatchedBoard("a")}
+    boards["a"].facts["free_bytes"] = 100
+
+    async def scenario():
+        starts = Starts(SimpleNamespace(boards=boards, beat=lambda: asyncio.sleep(0.001)))
+        done = []
+
+        async def start(model, needs):
+            async with starts.turn(model, needs) as others:
+                done.append((model, others))
+                await asyncio.sleep(0.01)
+                done.append(model)
+
+        await asyncio.gather(start("x", {"a": 60}), start("y", {"a": 40}), start("z", {"a": 1}), start("u", None))
+        assert done[:2] == [("x", {}), ("y", {"a": 60})]
+        assert [one for one in done if isinstance(one, tuple)][-1] == ("u", {})
+        assert not starts.busy
 
     run(scenario())

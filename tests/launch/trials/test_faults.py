@@ -272,9 +272,9 @@ def test_nothing_is_asked_while_boards_are_taken_in(monkeypatch):
     assert asked == [0, 1, 2]
 
 
-def test_a_service_is_whole_when_every_model_runs_on_all_boards(monkeypatch):
+def test_a_service_is_whole_when_every_model_is_planned_for_all_boards(monkeypatch):
     monkeypatch.setattr(asking, "ASK_AGAIN_S", 0.0)
-    rest, whole = {"boards": ["pi-0"]}, {"boards": ["pi-0", "pi-1"]}
+    rest, whole = {"planned_for": ["pi-0"]}, {"planned_for": ["pi-0", "pi-1"]}
     states = [[rest, rest], [whole, rest], [whole, whole]]
     service = asking.StartedService(None, 0)
     monkeypatch.setattr(asking.StartedService, "wait_ready", lambda self: None)
