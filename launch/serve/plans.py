@@ -36,9 +36,8 @@ class Plans:
         self._words = tuple(words)
         self._asked, self._found = (path.with_name(f"{path.name}.{ending}") for ending in ("toml", "json"))
         self._known: dict[tuple[str, ...], str] = {}
-        self._used: dict[
-            tuple[str, ...], tuple[str, ...]
-        ] = {}  # boards that were planned for -> those of them that have a share
+        # By the boards that were planned for, those of them that have a share.
+        self._used: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._making = asyncio.Lock()  # of its files
 
     def of(self, boards: tuple[str, ...]) -> str | None:
