@@ -106,7 +106,7 @@ def write(world):
     [
         (
             ["--modle", "bert.h5"],
-            "unrecognized arguments: --modle bert.h5: did you mean --model?",
+            "unrecognized arguments: --modle bert.h5: did you mean --model? (see python -m hepti_mpi --help)",
         ),
         (["--text", "a", "--random", "5"], "--text and --random both say what to compute"),
         (["--random", "x"], "invalid int value: 'x'"),
