@@ -8,7 +8,13 @@ from json import JSONDecodeError
 
 
 class HeptiError(Exception):
-    """Bad usage or bad input: one line that says what is wrong and how to mend it; exit code 2."""
+    """Bad usage or bad input: one line that says what is wrong and how to mend it; exit code 2.
+
+    A name in a stranger's file may hold line ends, or what a terminal obeys: they are shown as Python writes them.
+    """
+
+    def __init__(self, line: str) -> None:
+        super().__init__("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line))
 
 
 class InfeasiblePlanError(HeptiError):

@@ -20,3 +20,9 @@ def test_what_is_no_json_has_its_line_only_where_there_are_several(text, reason)
         json.loads(text)
 
     assert str(error.value) == f"asked.jsonl, line 3: not JSON: {reason}"
+
+
+def test_a_name_with_line_ends_or_terminal_codes_leaves_the_complaint_one_readable_line():
+    assert str(HeptiError("node a\n\x1b[31mb\udc80 is Göte, 3 µs — wrong")) == (
+        r"node a\n\x1b[31mb\udc80 is Göte, 3 µs — wrong"
+    )
