@@ -278,36 +278,43 @@ class _Part:
 
 def _parts(file: GgufFile, model: Decoder, architecture: str) -> dict[str, _Part]:
     """Say where each of our tensors lies, and refuse tensors that are missing, too many or of other shapes."""
-    found: dict[str, _Part] = {}
+    weights = decoder_tensors(model)
+    places: dict[str, tuple[str, int]] = {}  # the tensor of theirs that each of ours lies in, and where it begins
     taken: dict[str, int] = {}  # outputs of a tensor that are ours
-    head_dim = model.layers[0].attention.head_dim
-    for name, weight in decoder_tensors(model).items():
+    for name, weight in weights.items():
         theirs = _their_name(file, name)
         if theirs not in file.tensors:
             raise HeptiError(f"it has no tensor {theirs}")
-        size = weight.shape[1] if weight.summed == 0 else weight.shape[0]
-        outputs = np.arange(size)
-        if architecture in _PAIRED and ("/query/" in name or "/key/" in name):
-            outputs = outputs.reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel()
-        start = taken.get(theirs, 0)
-        taken[theirs] = start + size
-        found[name] = _Part(file.tensors[theirs], weight, start + outputs)
-    for part in found.values():
-        _check_shape(part, taken[part.tensor.name])
+        places[name] = theirs, taken.get(theirs, 0)
+        taken[theirs] = places[name][1] + _outputs(weight)
+    for name, weight in weights.items():
+        theirs, _ = places[name]
+        _check_shape(file.tensors[theirs], weight, taken[theirs])
     unknown = file.tensors.keys() - taken.keys() - {_DIVISORS, _LONG, _SHORT}
     if unknown:
         raise HeptiError(f"it has a tensor {min(unknown)}, which Hepti does not know in architecture {architecture}")
+    found: dict[str, _Part] = {}
+    head_dim = model.layers[0].attention.head_dim
+    for name, weight in weights.items():
+        theirs, start = places[name]
+        outputs = np.arange(_outputs(weight))
+        if architecture in _PAIRED and ("/query/" in name or "/key/" in name):
+            outputs = outputs.reshape(-1, head_dim // 2, 2).swapaxes(1, 2).ravel()
+        found[name] = _Part(file.tensors[theirs], weight, start + outputs)
     return found
 
 
-def _check_shape(part: _Part, outputs: int) -> None:
+def _outputs(weight: Weight) -> int:
+    return weight.shape[1] if weight.summed == 0 else weight.shape[0]
+
+
+def _check_shape(tensor: GgufTensor, weight: Weight, outputs: int) -> None:
     """Refuse a tensor of another shape than its outputs, and what they are summed of, make it."""
-    weight = part.weight
     shape: tuple[int, ...] = (outputs, *weight.shape[1:])
     if weight.summed is not None:
         shape = (outputs, weight.shape[weight.summed])
-    if part.tensor.shape != shape:
-        raise HeptiError(f"tensor {part.tensor.name} is {part.tensor.shape}, its settings make it {shape}")
+    if tensor.shape != shape:
+        raise HeptiError(f"tensor {tensor.name} is {tensor.shape}, its settings make it {shape}")
 
 
 def _their_name(file: GgufFile, name: str) -> str:

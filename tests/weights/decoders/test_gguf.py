@@ -278,6 +278,11 @@ def test_version_2_is_read(tmp_path):
         ),
         (lambda w: w.add_uint32("llama.block_count", 2**31), "it says 2147483648 layers, and has 30 tensors"),
         (lambda w: w.add_uint32("llama.feed_forward_length", 64), r"ffn_gate.weight is \(96, 64\), .* it \(64, 64\)"),
+        # No array of that size is made before the file's own is seen.
+        (
+            lambda w: w.add_uint32("llama.feed_forward_length", 2**32 - 1),
+            r"ffn_gate.weight is .* it \(4294967295, 64\)",
+        ),
         (lambda w: w.add_array("llama.attention.head_count_kv", [2, 1, 2]), "differs from layer to layer: 2, 1, 2"),
         (lambda w: w.add_uint32("llama.rope.dimension_count", 12), "12 of 24 columns of a head turn"),
         (lambda w: w.add_string("llama.rope.scaling.type", "strange"), "rope_type"),
