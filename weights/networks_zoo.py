@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.random import SFC64, Generator
 
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError
+from solver.base.phrases import did_you_mean
 from solver.model.convnet import ConvNet, Node, Picture
 from solver.model.operators import in_levels
 
@@ -52,8 +52,7 @@ def zoo_network(name: str, size: int | None = None, seed: int | None = 0) -> tup
         If the name is unknown, or the size is one that it cannot take.
     """
     if name not in ZOO:
-        near = get_close_matches(name, ZOO, n=1)
-        raise HeptiError(f"unknown network {name}: {f'did you mean {near[0]}?' if near else ', '.join(ZOO)}")
+        raise HeptiError(f"unknown network {name}{did_you_mean(name, ZOO)}")
     make, usual = ZOO[name]
     size = usual if size is None else size
     if size % STEP or not SMALLEST <= size <= LARGEST:

@@ -192,7 +192,7 @@ def _ratio(compared: Report, bar: Bar) -> Floats | None:
     single_s = of_rounds(singles[0], rounds)
     if bar.beside == SINGLE:
         return single_s / of_rounds(ours[0], rounds) if ours else None
-    device = next(rank["device"] for rank in singles[0]["per_rank"] if rank["compute_s"] > 0)
+    device = max(singles[0]["per_rank"], key=lambda rank: float(rank["compute_s"]))["device"]  # rank 0 embeds
     sessions = [row for row in rows if row["system"] == f"{SINGLE}:{device}"]
     return of_rounds(sessions[0], rounds) / single_s if sessions else None
 

@@ -147,20 +147,19 @@ def planned(
 
 
 def alone(spec: ModelSpec, clusters: Mapping[Kernels, Cluster], rows: int, runtimes: Sequence[str]) -> list[Entrant]:
-    """Return the fastest and the slowest device, each on these runtimes; they compute no decoupled layers."""
+    """Return the fastest device on each of these runtimes; they compute no decoupled layers."""
     if spec.groups:
         return []
     measured = {kernels.precision: cluster for kernels, cluster in clusters.items()}
     devices = next(iter(clusters.values())).devices
-    speeds = [device.compute_flop_per_s for device in devices]
+    host = int(np.argmax([device.compute_flop_per_s for device in devices]))
     found = []
-    for host in dict.fromkeys((int(np.argmax(speeds)), int(np.argmin(speeds)))):
-        for kernels in (Kernels(*RUNTIMES[name]) for name in runtimes):
-            # What another backend reaches in the same precision bounds this one, but does not predict it.
-            cluster = clusters.get(kernels) or measured.get(kernels.precision)
-            seconds, bound_s = _alone(spec, cluster, rows, host) if cluster else (None, None)
-            entry = RowName(f"single:{devices[host].name}", kernels, "")
-            found.append(Entrant(entry, seconds if kernels in clusters else None, bound_s, 0.0, host=host))
+    for kernels in (Kernels(*RUNTIMES[name]) for name in runtimes):
+        # What another backend reaches in the same precision bounds this one, but does not predict it.
+        cluster = clusters.get(kernels) or measured.get(kernels.precision)
+        seconds, bound_s = _alone(spec, cluster, rows, host) if cluster else (None, None)
+        entry = RowName(f"single:{devices[host].name}", kernels, "")
+        found.append(Entrant(entry, seconds if kernels in clusters else None, bound_s, 0.0, host=host))
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from launch.front.job import run_job
 from launch.front.places import split
 from solver.base.errors import HeptiError
 from solver.base.front import CALLED
+from solver.base.phrases import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,7 @@ def _run(arguments: Sequence[str]) -> int:
         print(Path(__file__).with_name("completion").joinpath(f"hepti.{words[0]}").read_text(), end="")
         return 0
     if name not in COMMANDS:
-        near = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
-        raise HeptiError(f"there is no such command: {hint} (see hepti --help)")
+        raise HeptiError(f"there is no such command{did_you_mean(name, COMMANDS)}: see hepti --help")
     command = COMMANDS[name]
     module = [sys.executable, "-m", *command.words]
     # A module whose own command has this name says it behind the program's.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from difflib import get_close_matches
 
 from solver.base.errors import HeptiError
+from solver.base.phrases import did_you_mean
 from solver.model.spec import ImageInput, ModelSpec, TextInput, encoder, encoder_widths, with_layers
 
 MOST_LAYERS = 1000  # of a named architecture: nothing deeper was published (DeepNet, arXiv 2203.00555)
@@ -30,9 +30,7 @@ def named_model(name: str, layers: int | None = None) -> ModelSpec:
         base, groups, sub_blocks = found.groups()
         return decoupled(named_model(base, layers), *((int(groups), int(sub_blocks)) if groups else ()))
     if name not in NAMED_MODELS:
-        near = get_close_matches(name, NAMED_MODELS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(NAMED_MODELS))}; {DECOUPLED_NAMES}"
-        raise HeptiError(f"unknown model {name}: {hint}")
+        raise HeptiError(f"unknown model {name}{did_you_mean(name, (*sorted(NAMED_MODELS), DECOUPLED_NAMES))}")
     spec = NAMED_MODELS[name]
     return spec if layers is None else with_layers(spec, layers)
 

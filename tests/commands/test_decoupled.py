@@ -158,7 +158,7 @@ def test_what_is_synthesized_is_planned_and_run(tmp_path):
         ("bert-base-decoupled-5x4", "layers 12 do not divide into 5 groups"),
         ("bert-base-decoupled-4x8", "heads 12 do not divide into 8 sub-blocks"),
         ("bert-base-decoupled-4x7", "hidden 768 do not divide into 7 sub-blocks"),
-        ("bert-bas-decoupled", "unknown model bert-bas: did you mean bert-base?"),
+        ("bert-bas-decoupled", "unknown model bert-bas (did you mean bert-base?)"),
     ],
 )
 def test_what_does_not_divide_is_refused_with_the_numbers(name, complaint, tmp_path, capsys):

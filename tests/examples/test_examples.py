@@ -146,5 +146,5 @@ def test_what_the_planner_refuses_is_one_line(model):
     done = example("buy_next.py", model, "mixed4")
 
     assert done.returncode == 2
-    assert done.stderr.startswith(f"buy_next.py: unknown model {model}: ")
+    assert done.stderr.startswith(f"buy_next.py: unknown model {model}")
     assert len(done.stderr.splitlines()) == 1

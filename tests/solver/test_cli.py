@@ -232,7 +232,7 @@ def test_mistakes_end_the_process_with_one_line():
     done = process("--model", "bert-lage", "--cluster", "mixed4")
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "python -m solver: unknown model bert-lage: did you mean bert-large?\n"
+    assert done.stderr == "python -m solver: unknown model bert-lage (did you mean bert-large?)\n"
 
 
 def test_all_systems_stand_side_by_side(cluster, tmp_path):

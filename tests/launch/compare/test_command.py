@@ -44,7 +44,7 @@ def refused(done):
         (["--warmup", "-1"], "--warmup is -1, must be at least 0"),
         (["--rows", "0"], "--rows is 0, must be at least 1"),
         (["--rows", "many"], "invalid int value: 'many' (see python -m launch bench compare --help)"),
-        (["--model", "bert-larg"], "unknown model bert-larg: did you mean bert-large?"),
+        (["--model", "bert-larg"], "unknown model bert-larg (did you mean bert-large?)"),
         (["--model", "bert.h5", "--layers", "2"], "--layers is for named architectures: bert.h5 has the layers that"),
         (["--layers", "0"], "--layers is 0, must be at least 1"),
         (["--cluster", "mixed5"], "there is no cluster file mixed5 (did you mean mixed3 or mixed4?)"),
