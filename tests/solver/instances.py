@@ -34,6 +34,35 @@ def unlike_cluster(rng: np.random.Generator, devices: int) -> Cluster:
     return Cluster(tuple(found), network, narrow)
 
 
+def sharing_cluster(rng: np.random.Generator, devices: int) -> Cluster:
+    """Return devices of like speeds whose calls, messages and links cost so little that small models may be shared.
+
+    `unlike_cluster` leaves all of a small model to one device, unless memory forbids it.
+    """
+    base, found = float(10 ** rng.uniform(7.5, 9)), []
+    unsteady = rng.random() < 0.5
+    for number in range(devices):
+        speed = base * float(10 ** rng.uniform(-0.6, 0.6))
+        curves = light(derived_curves(speed), float(10 ** rng.uniform(-3, -1)))
+        if unsteady and rng.random() < 0.7:
+            curves = bent(curves, rng)
+        own = base / float(10 ** rng.uniform(0.5, 2.5)) if rng.random() < 0.3 else None
+        found.append(Device(f"d{number}", speed, 2**30, own, curves))
+    network = Link(base / float(10 ** rng.uniform(0, 2)), float(10 ** rng.uniform(-6, -4.5)))
+    slow = Link(base / float(10 ** rng.uniform(1, 3)), 1e-4)
+    return Cluster(tuple(found), network, {frozenset(("d0", "d1")): slow} if rng.random() < 0.3 else {})
+
+
+def light(curves: Curves, part: float) -> Curves:
+    """Return curves of which the least work takes so small a part of what it took."""
+
+    def lighter(curve: Curve) -> Curve:
+        off = (1 - part) * curve.seconds[0][0]
+        return replace(curve, seconds=tuple(tuple(value - off for value in row) for row in curve.seconds))
+
+    return replace(curves, kernels={kernel: lighter(curve) for kernel, curve in curves.kernels.items()})
+
+
 def bent(curves: Curves, rng: np.random.Generator) -> Curves:
     """Return curves whose slope changes along the way, up or down."""
 

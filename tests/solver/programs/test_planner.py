@@ -28,7 +28,7 @@ from solver.systems import make_plan, plan_that_fits, plans_for
 from tests.plans import like
 from tests.solver.clusters import pis
 from tests.solver.instances import small_model, unlike_cluster
-from tests.solver.programs.exhaustive import all_layers
+from tests.solver.programs.exhaustive import all_layers, over_the_best, sharing_instance
 from tests.sweeps import ALL, count, seeds
 
 MIB = 2**20
@@ -67,6 +67,24 @@ def test_best_layer_is_that_of_exhaustive_search(devices, seed):
 
     assert min((layer.seconds for layer in found), default=np.inf) == pytest.approx(least_seconds(s, caps))
     assert all((layer.held_bytes <= caps).all() for layer in found)
+
+
+def test_plan_is_the_best_of_all_layers_where_sharing_pays():
+    """By its exact price; a bound for other devices than the plan's could not say so."""
+    found = [over_the_best(*sharing_instance(seed)) for seed in seeds(12, 200)]
+
+    assert max(ratio for ratio, _ in found) == pytest.approx(1)
+    assert all(solution.bound_s <= solution.plan.predicted_s * (1 + 1e-6) for _, solution in found)
+    assert np.mean([len(solution.crew) > 1 for _, solution in found]) > 0.3
+
+
+def test_descent_alone_seldom_misses_the_best_of_all_layers(monkeypatch):
+    """Units are few and large: what one of them too many costs is more than on any real model."""
+    monkeypatch.setattr(search, "ALL_WAYS", 0)
+    ratios = np.array([over_the_best(*sharing_instance(seed))[0] for seed in seeds(20, 200)])
+
+    assert np.mean(ratios > 1 + 1e-9) <= 0.1
+    assert ratios.max() < 1.1
 
 
 def test_search_alone_comes_close_to_exhaustive_search(monkeypatch):
