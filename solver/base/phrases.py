@@ -12,6 +12,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
+def ms(seconds: float) -> str:
+    """Return milliseconds to a tenth, as tables have them: "12.3"."""
+    return f"{1e3 * seconds:.1f}"
+
+
 def percent(part: float) -> str:
     """Return a part of one to two digits, as a person writes it: "0.031 %", "490 %"."""
     return f"{Decimal(f'{100 * part:.2g}'):f} %"

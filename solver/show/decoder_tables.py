@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from solver.base.phrases import counted
+from solver.base.phrases import counted, ms
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.decoder import Decoder
@@ -49,8 +49,8 @@ def print_decoder(console: Console, found: PricedDecoder) -> None:
     console.print(f"There is room for {plan.context} tokens{of}; keys and values are kept in {plan.cache}.")
     console.print(
         f"[bold]{1 / facts.token_s:.2f} tokens a second[/] with {facts.behind} before"
-        f"{f' by {plan.system}' * bool(plan.system)}: {_ms(facts.token_s)} ms a token, {_ms(facts.compute_s)} of them "
-        f"compute and {_ms(facts.exchange_s)} waiting for the wire; {_kib(found.token.prediction.bytes_on_wire)} KiB "
+        f"{f' by {plan.system}' * bool(plan.system)}: {ms(facts.token_s)} ms a token, {ms(facts.compute_s)} of them "
+        f"compute and {ms(facts.exchange_s)} waiting for the wire; {_kib(found.token.prediction.bytes_on_wire)} KiB "
         f"are sent. [bold]{facts.first_s:.2f} s[/] from a prompt of {counted(facts.prompt, 'token')} to the first."
     )
 
@@ -86,7 +86,7 @@ def _devices(found: PricedDecoder, listed: Sequence[int]) -> Table:
         times = (price.compute_s[rank], price.exchange_s[rank], price.idle_s[rank])
         sizes = (needs.weights, needs.cache, needs.total, device.memory_bytes)
         table.add_row(
-            device.name, *(f"{size / MIB:.0f}" for size in sizes), *(_ms(float(seconds)) for seconds in times),
+            device.name, *(f"{size / MIB:.0f}" for size in sizes), *(ms(float(seconds)) for seconds in times),
             style="bold red" if needs.total > device.memory_bytes else "",
         )  # fmt: skip
     return table
@@ -218,7 +218,3 @@ def print_shares_map(console: Console, found: PricedDecoder) -> None:
 
 def _kib(size: int) -> str:
     return f"{size / 1024:.0f}"
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f}"

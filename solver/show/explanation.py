@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from solver.base.phrases import counted
+from solver.base.phrases import counted, ms
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.programs.explain import KindTried, kinds_tried, least_shares
@@ -39,9 +39,9 @@ def print_explanation(console: Console, cluster: Cluster, solution: Solution, fo
         table.add_row(
             kind.kind,
             " ".join(map(str, kind.ranks)),
-            _ms(kind.start_s) if np.isfinite(kind.start_s) else "-",
-            _ms(kind.best_s),
-            _ms(kind.bound_s),
+            ms(kind.start_s) if np.isfinite(kind.start_s) else "-",
+            ms(kind.best_s),
+            ms(kind.bound_s),
             f"{100 * max(0.0, 1 - kind.bound_s / kind.best_s):.1f}",
             f"{1e3 * kind.cpu_s:.0f}",
         )
@@ -58,7 +58,7 @@ def print_explanation(console: Console, cluster: Cluster, solution: Solution, fo
     _print_limits(console, cluster, solution)
     _print_gap(console, solution, found.kinds)
     for name, added_s in _idle(cluster, solution, found).items():
-        console.print(f"{name} has nothing: the best share for it makes a request {_ms(added_s)} ms longer.")
+        console.print(f"{name} has nothing: the best share for it makes a request {ms(added_s)} ms longer.")
 
 
 def explanation_to_json(cluster: Cluster, solution: Solution, found: Explanation) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _print_limits(console: Console, cluster: Cluster, solution: Solution) -> Non
     table = new_table("what limits a layer", "device", "its speed\nbinds ms", "its link\nbinds ms")
     limits = _limits(cluster, solution)
     for limit in limits:
-        table.add_row(limit["device"], _ms(limit["compute_s"]), _ms(limit["link_s"]))
+        table.add_row(limit["device"], ms(limit["compute_s"]), ms(limit["link_s"]))
     console.print(table)
     for limit in limits:
         if limit["saved_s_per_mib"] > 0:
@@ -116,10 +116,10 @@ def _print_limits(console: Console, cluster: Cluster, solution: Solution) -> Non
 def _print_gap(console: Console, solution: Solution, kinds: Sequence[KindTried]) -> None:
     if solution.mix_bound_s:
         said = "If layers could be mixed in fractions, without tiles and routes, a request would take"
-        console.print(f"{said} {_ms(solution.bound_s)} ms.")
+        console.print(f"{said} {ms(solution.bound_s)} ms.")
         return
     console.print(
-        f"Could heads, rows and tiles be parted between devices, a request would take at least {_ms(solution.bound_s)} "
+        f"Could heads, rows and tiles be parted between devices, a request would take at least {ms(solution.bound_s)} "
         f"ms: that they are whole costs {100 * solution.gap:.1f} % at most."
     )
     plan_s = solution.plan.predicted_s
@@ -133,8 +133,4 @@ def _print_plan(console: Console, solution: Solution) -> None:
     plan = solution.plan
     runs = ", ".join(f"{counted(layers, 'layer')} of {layer.kind}" for layer, layers in solution.runs)
     tiles = f", in tiles of about {counted(plan.tile_rows, 'row')}" if plan.tile_rows else ""
-    console.print(f"The plan takes {_ms(plan.predicted_s)} ms: {runs}{tiles}.")
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f}"
+    console.print(f"The plan takes {ms(plan.predicted_s)} ms: {runs}{tiles}.")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from solver.base.phrases import percent
+from solver.base.phrases import ms, percent
 from solver.base.spans import largest_remainder
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
@@ -62,8 +62,8 @@ def print_network(console: Console, found: PricedNetwork) -> None:
         )
     facts = found.price.prediction
     console.print(
-        f"[bold]{_ms(facts.seconds)} ms[/] for an image{f' by {found.plan.system}' * bool(found.plan.system)}: "
-        f"{_ms(facts.compute_s)} ms of compute, in every step that of the slowest, {_ms(facts.exchange_s)} ms of "
+        f"[bold]{ms(facts.seconds)} ms[/] for an image{f' by {found.plan.system}' * bool(found.plan.system)}: "
+        f"{ms(facts.compute_s)} ms of compute, in every step that of the slowest, {ms(facts.exchange_s)} ms of "
         f"waiting for the wire; {facts.bytes_on_wire / MIB:.2f} MiB are sent{_wire(found.plan.wire)}."
     )
 
@@ -82,10 +82,10 @@ def _segments(found: PricedNetwork) -> Table:
             first_node(found.net, segment),
             shared_out(segment, own) + ", edges first" * segment.edges_first,
             found.plan.devices[segment.active[0]] if alone else _side_by_side(own, widths),
-            _ms(wire_s(step)),
-            _ms(float(step.times.compute.max())),
+            ms(wire_s(step)),
+            ms(float(step.times.compute.max())),
         )
-    table.add_row("", "to rank 0", "", "", _ms(wire_s(found.handed_in)), "")
+    table.add_row("", "to rank 0", "", "", ms(wire_s(found.handed_in)), "")
     return table
 
 
@@ -130,7 +130,7 @@ def _devices(found: PricedNetwork, listed: Sequence[int]) -> Table:
             f"{price.weights_bytes[rank] / MIB:.1f}",
             f"{found.memory[rank] / MIB:.0f}",
             f"{device.memory_bytes / MIB:.0f}",
-            *map(_ms, times),
+            *map(ms, times),
             style="bold red" if found.memory[rank] > device.memory_bytes else "",
         )
     return table
@@ -179,7 +179,7 @@ def print_networks(console: Console, entries: Sequence[ComparedSystem], title: s
         held = entry.weights_bytes
         table.add_row(
             entry.system + (" †" if entry.lacks else ""),
-            _ms(entry.seconds) if held else "-",
+            ms(entry.seconds) if held else "-",
             f"{entry.bytes_on_wire / MIB:.2f}" if held else "-",
             *((f"{size / MIB:.1f}" for size in (max(held), min(held))) if held else "--"),
             style="dim" if entry.lacks else "bold" if not place else "",
@@ -187,7 +187,7 @@ def print_networks(console: Console, entries: Sequence[ComparedSystem], title: s
     console.print(table)
     print_notes(console, entries)
     best = entries[0]
-    console.print("None of them can be run." if best.lacks else f"{best.system} wins with {_ms(best.seconds)} ms.")
+    console.print("None of them can be run." if best.lacks else f"{best.system} wins with {ms(best.seconds)} ms.")
 
 
 def print_replicas(console: Console, title: str, net: ConvNet, found: Replicas) -> None:
@@ -294,7 +294,3 @@ def _mark(rank: int) -> str:
 
 def _wire(wire: Wire) -> str:
     return f" as {wire}" * (wire is not Wire.FLOAT32)
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f}"
