@@ -80,14 +80,13 @@ def again(s: Setting, layers: Sequence[Configuration], terms: Terms) -> list[Con
     better = [improved(draft, terms) for draft in found[:AGAIN]]
     # Where memory has a price, what the mix is made of has to stay, good or not.
     better += found[AGAIN:] if terms.prices.any() else []
-    return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]
+    return _fitting(s, better, terms)
 
 
 def alone(s: Setting, terms: Terms) -> list[Configuration]:
     """Return a layer on every device by itself: slow links make pipelines of these the best of little memory."""
     kind, mine = kind_by_rows(s.spec.blocks), s.rows * np.eye(min(s.devices, JOINING), s.devices, dtype=np.int64)
-    found = [redraft(s, kind, {Axis.ROWS: rows}, terms) for rows in mine]
-    return [layer for draft in found if (layer := finish(draft, terms, s.devices)) is not None]
+    return _fitting(s, (redraft(s, kind, {Axis.ROWS: rows}, terms) for rows in mine), terms)
 
 
 def nearby(s: Setting, layers: Sequence[Configuration], terms: Terms) -> list[Configuration]:
@@ -154,5 +153,9 @@ def _orders(s: Setting, terms: Terms) -> list[NDArray[np.intp]]:
 
 def finished(s: Setting, found: Sequence[Draft], terms: Terms) -> list[Configuration]:
     """Improve drafts."""
-    better = sorted((improved(draft, terms) for draft in found), key=lambda draft: draft.score)
-    return [layer for draft in better if (layer := finish(draft, terms, s.devices)) is not None]
+    return _fitting(s, sorted((improved(draft, terms) for draft in found), key=lambda draft: draft.score), terms)
+
+
+def _fitting(s: Setting, found: Iterable[Draft], terms: Terms) -> list[Configuration]:
+    """Return drafts as layers; without those that break a cap."""
+    return [layer for draft in found if (layer := finish(draft, terms, s.devices)) is not None]
