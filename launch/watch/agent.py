@@ -16,24 +16,27 @@ With PYTHON, that of the ranks, and how many RANKS run at once on the board for 
 When the service is gone (end of input) or silent, the agent kills what the service left on the board, and ends.
 """
 
-# pathlib takes as long to import, on a slow board, as all else here.
-# ruff: noqa: PTH105, PTH112, PTH115, PTH118, PTH119, PTH120, PTH123, PTH207, PTH208
+# What is imported here counts: on one x86 core json, signal and socket take 10 ms of CPU behind Python's 7, and pathlib,
+# tempfile, shutil, glob and typing would take 12 more.
+# ruff: noqa: PTH102, PTH105, PTH112, PTH115, PTH118, PTH119, PTH120, PTH123, PTH208
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    Told = dict[str, Any]
 
 MARK = "HEPTI_SERVE"
 BEAT_S = 1.0
@@ -50,7 +53,10 @@ DYING_S = 1.0  # of a process that was killed: one that waits for a disk takes l
 # vcgencmd is a program of its own, too much for every heartbeat of a slow board.
 THROTTLED_S = 10.0
 TICKS = os.sysconf("SC_CLK_TCK")
-Told = dict[str, Any]
+# In memory: a full disk is no reason not to start again. mpirun's daemon has its files there, too.
+SHARED_MEMORY = "/dev/shm"
+DAEMON = "prted."  # and its process number: its folder
+THERMAL = "/sys/class/thermal"
 
 
 class Marked:
@@ -116,7 +122,7 @@ class Marked:
         while any(_fields(number)[:1] not in ([], ["Z"]) for number in killed) and time.monotonic() < end:
             time.sleep(0.01)
         for number in killed:  # mpirun's daemon on a board has its files there, and cannot remove them any more
-            shutil.rmtree(f"/dev/shm/prted.{number}", ignore_errors=True)
+            _remove(os.path.join(SHARED_MEMORY, f"{DAEMON}{number}"))
 
     def states(self) -> list[Told]:
         """Return pid, job, rank, state and CPU seconds of every rank; what a rank has started, as to plan, is none."""
@@ -185,7 +191,7 @@ class Gauges:
         now = time.monotonic()
         if now - self.throttled_at >= THROTTLED_S:
             self.throttled_at = now
-            if shutil.which("vcgencmd"):
+            if any(os.access(os.path.join(folder, "vcgencmd"), os.X_OK) for folder in os.get_exec_path()):
                 with os.popen("vcgencmd get_throttled 2>/dev/null") as answer:
                     word = answer.read().strip().partition("=")[2]
                 # The lower bits are of this moment: too little voltage, capped, throttled, too warm.
@@ -228,7 +234,7 @@ def _quota_cores() -> float | None:
 
 
 def _temperature() -> float | None:
-    zones = [_text(path).strip() for path in glob.glob("/sys/class/thermal/thermal_zone*/temp")]
+    zones = [_text(f"{THERMAL}/{name}/temp").strip() for name in _names(THERMAL) if name.startswith("thermal_zone")]
     degrees = [int(zone) / 1000 for zone in zones if zone.lstrip("-").isdigit()]
     return max(degrees) if degrees else None
 
@@ -253,6 +259,37 @@ def _text(path: str) -> str:
 def _table(path: str) -> dict[str, str]:
     lines = (line.split() for line in _text(path).splitlines())
     return {words[0]: words[1] for words in lines if len(words) > 1}
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder and what is in it, if it is there."""
+    if os.path.isdir(folder):
+        from shutil import rmtree  # a board that nobody has left anything on need not import it
+
+        rmtree(folder, ignore_errors=True)
+
+
+def sweep(where: str, prefix: str, kept: str) -> None:
+    """Remove what dead ones have left: folders of agents of our service, but of the token that is `kept`, and of daemons.
+
+    A daemon's is removed only where it is this user's, and no process has its number.
+    """
+    for name in _names(where):
+        folder = os.path.join(where, name)
+        if name.startswith(prefix) and not name.startswith(prefix + kept):
+            _remove(folder)
+        number = name.removeprefix(DAEMON)
+        if number != name and number.isdigit() and not os.path.exists(f"/proc/{number}"):
+            with suppress(OSError):
+                if os.lstat(folder).st_uid == os.geteuid():
+                    _remove(folder)
 
 
 def _link(path: str) -> str:
@@ -336,13 +373,11 @@ class Agent:
         self.forks = Forks(service, token, *server)
         self.orders = b""
         self.watched: dict[int, int] = {}  # rank's process number -> a descriptor that becomes readable when it ends
-        # In memory where there is such a place: a full disk is no reason not to start again.
-        where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        where = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else os.environ.get("TMPDIR", "/tmp")
         prefix = f"hepti-serve-{service}-"
-        for old in glob.glob(os.path.join(where or tempfile.gettempdir(), prefix + "*")):
-            if not os.path.basename(old).startswith(prefix + token):  # of a service that is dead
-                shutil.rmtree(old, ignore_errors=True)
-        self.folder = tempfile.mkdtemp(prefix=f"{prefix}{token}-", dir=where)
+        sweep(where, prefix, token)
+        self.folder = os.path.join(where, f"{prefix}{token}-{os.getpid()}-{time.monotonic_ns()}")
+        os.mkdir(self.folder, 0o700)
 
     def run(self) -> None:
         """Beat until the service is gone."""
@@ -428,7 +463,7 @@ class Agent:
             time.sleep(0.05)
             self.marked.look()
         self.marked.kill(self.token, [], self.following, others=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove(self.folder)
         os._exit(0)
 
 

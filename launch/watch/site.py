@@ -18,6 +18,8 @@ from launch.start.mpirun import mpirun_command
 from launch.watch.agent import MARK
 
 AGENT = Path(__file__).with_name("agent.py")
+# The agent needs the standard library alone: to look for packages that others have installed may cost more than it does.
+BARE = ("-I", "-S")
 # Reads its program from standard input, as long as it is told, and leaves there what comes behind it.
 BOOT = "import os\ns=b''\nwhile len(s)<{0}:\n c=os.read(0,{0}-len(s))\n if not c:raise SystemExit\n s+=c\nexec(s)"
 SSH = ("ssh", "-T", "-o", "BatchMode=yes", "-o", "ConnectTimeout=3")
@@ -74,9 +76,9 @@ class Site:
         """Return the command that starts a board's agent, and what goes to its standard input first."""
         words = [service, token, sys.executable, str(self.ranks if self.alone else 1)]
         if self.alone or (not self.enter and board in _own_names()):
-            return [sys.executable, str(AGENT), *words], b""
+            return [sys.executable, *BARE, str(AGENT), *words], b""
         program = AGENT.read_bytes()
-        far = ["python3", "-u", "-c", BOOT.format(len(program)), *words]
+        far = ["python3", *BARE, "-u", "-c", BOOT.format(len(program)), *words]
         return [*self.enter, *SSH, board, shlex.join(far)], program
 
 

@@ -228,6 +228,37 @@ def test_what_a_dead_service_of_its_name_has_left_is_cleared_away(service):
         assert not folder.exists()
 
 
+def test_folders_of_daemons_that_are_dead_and_ours_are_swept(tmp_path, monkeypatch):
+    """An agent that is killed with its board cannot remove them."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    dead, living = tmp_path / f"prted.{ended.pid}", tmp_path / f"prted.{os.getpid()}"
+    others = [tmp_path / name for name in ("prted.no-number", f"other.{ended.pid}", "hepti-serve-x-now-1")]
+    old = tmp_path / "hepti-serve-x-before-1"
+    for folder in (dead, living, old, *others):
+        folder.mkdir()
+        (folder / "file").touch()
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    agent.sweep(str(tmp_path), "hepti-serve-x-", "now")
+    assert dead.exists(), "another user's"
+    monkeypatch.undo()
+    agent.sweep(str(tmp_path), "hepti-serve-x-", "now")
+
+    assert sorted(tmp_path.iterdir()) == sorted([living, *others])
+
+
+def test_an_agent_imports_little():
+    """On a slow board that is restarted its start is waited for."""
+    heavy = {"argparse", "asyncio", "glob", "pathlib", "shutil", "site", "subprocess", "tempfile", "threading", "typing"}
+    program = f"import sys; exec(open({agent.__file__!r}).read(), {{}})"
+    told = subprocess.run(
+        [sys.executable, *site.BARE, "-c", f"{program}; print(*sys.modules)"], capture_output=True, text=True, check=True
+    )
+
+    assert not heavy & set(told.stdout.split())
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_cap_on_memory_counts_and_files_in_the_cache_are_free(tmp_path, monkeypatch, version):
     names = {"cap": "memory.max", "use": "memory.current", "cached": "inactive_file"}
