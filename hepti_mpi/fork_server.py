@@ -35,8 +35,8 @@ PR_SET_PDEATHSIG = 1
 LATE = (
     "hepti_mpi.cli", "hepti_mpi.decoding.cli", "hepti_mpi.measure.profile_command", "hepti_mpi.job",
     "hepti_mpi.network_job", "hepti_mpi.decoder_job", "hepti_mpi.leader", "hepti_mpi.network_leader",
-    "hepti_mpi.decoder_leader", "hepti_mpi.kernels.int8", "solver.programs.planner", "solver.systems.decoders",
-    "solver.live.trials",
+    "hepti_mpi.decoder_leader", "hepti_mpi.kernels.int8", "hepti_mpi.comm.reserve", "numpy.random", "numpy.ma",
+    "solver.programs.planner", "solver.systems.decoders", "solver.live.trials",
 )  # fmt: skip
 
 

@@ -143,7 +143,8 @@ class Generation:
         self._places = [_Place(number) for number in range(plan.sequences)]
         if plan.cache == "int8":
             self._choose_scales()
-        self._lookup = Lookup(self._measured()) if speculates and usual.sampling.greedy else None
+        self._speculates = speculates and usual.sampling.greedy
+        self._lookup: Lookup | None = None  # until something is found to be guessed: to time passes may take seconds
 
     def answer(
         self,
@@ -219,7 +220,7 @@ class Generation:
         known = min(_common(place.kept, before), len(before) - 1)
         answer.known = known
         del place.kept[known:]
-        place.history = History(before) if self._lookup else None
+        place.history = History(before) if self._speculates else None
         best = self._behind(place, before[known:], answer)
         if best is not None:
             self._take(place, best, 0, said)
@@ -243,11 +244,14 @@ class Generation:
     def _step(self, said: Callable[[TextAnswer, str], object]) -> None:
         """Make the next token of every answer on its way; of one alone also several, where they were guessed."""
         active = [place for place in self._places if place.answer is not None]
-        started = clock.now()
         first = active[0].answer
         assert first is not None
-        if len(active) == 1 and self._lookup is not None and first.greedy and first.wishes.grammar is None:
-            alone = self._guess(active[0], self._lookup, said)
+        lookup = None
+        if len(active) == 1 and self._speculates and first.greedy and first.wishes.grammar is None:
+            lookup = self._lookup = self._lookup or self._first_lookup(active[0])
+        started = clock.now()
+        if lookup is not None:
+            alone = self._guess(active[0], lookup, said)
         else:
             self._step_all(active, said)
             alone = len(active) == 1
@@ -270,6 +274,13 @@ class Generation:
                 self._take(place, best, row, said)
             else:
                 place.kept.pop()
+
+    def _first_lookup(self, place: _Place) -> Lookup | None:
+        """Return what decides about guesses, once there is one, and room for passes that are timed."""
+        assert place.history is not None
+        if len(place.kept) + GUESSED_ROWS[-1] > self._context or not place.history.propose(1).tokens:
+            return None
+        return Lookup(self._measured())
 
     def _guess(self, place: _Place, lookup: Lookup, said: Callable[[TextAnswer, str], object]) -> bool:
         """Compute the last token and those that may follow it; take what the model says, as far as it was guessed.

@@ -16,9 +16,9 @@ With PYTHON, that of the ranks, and how many RANKS run at once on the board for 
 When the service is gone (end of input) or silent, the agent kills what the service left on the board, and ends.
 """
 
-# What is imported here counts: on one x86 core json, signal and socket take 10 ms of CPU behind Python's 7, and pathlib,
-# tempfile, shutil, glob and typing would take 12 more.
-# ruff: noqa: PTH102, PTH105, PTH112, PTH115, PTH118, PTH119, PTH120, PTH123, PTH208
+# What is imported here counts: on one x86 core json, signal and socket take 10 ms of CPU behind Python's 7, and
+# pathlib, tempfile, shutil, glob and typing would take 12 more.
+# ruff: noqa: PTH102, PTH105, PTH110, PTH112, PTH115, PTH118, PTH120, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def _remove(folder: str) -> None:
 
 
 def sweep(where: str, prefix: str, kept: str) -> None:
-    """Remove what dead ones have left: folders of agents of our service, but of the token that is `kept`, and of daemons.
+    """Remove what the dead have left: folders of our service's agents, but of the token that is `kept`, and of daemons.
 
     A daemon's is removed only where it is this user's, and no process has its number.
     """

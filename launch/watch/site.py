@@ -18,7 +18,7 @@ from launch.start.mpirun import mpirun_command
 from launch.watch.agent import MARK
 
 AGENT = Path(__file__).with_name("agent.py")
-# The agent needs the standard library alone: to look for packages that others have installed may cost more than it does.
+# The agent needs the standard library alone: to look for packages may take more than all else that it does.
 BARE = ("-I", "-S")
 # Reads its program from standard input, as long as it is told, and leaves there what comes behind it.
 BOOT = "import os\ns=b''\nwhile len(s)<{0}:\n c=os.read(0,{0}-len(s))\n if not c:raise SystemExit\n s+=c\nexec(s)"

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hepti_mpi.decoding.generation import Generation
+from hepti_mpi.decoding.generation import GUESSED_ROWS, TIMES, Generation
 from hepti_mpi.requests.answer_text import Ending
+from hepti_mpi.requests.lookup import Lookup
 from hepti_mpi.requests.prompts import Prompt, Wishes
 from hepti_mpi.requests.sampling import Sampling
 from tests import sweeps
@@ -98,7 +99,7 @@ def test_a_guess_is_taken_as_far_as_the_model_agrees(world):
         compute = ranks.compute
         ranks.compute = lambda *args, **facts: passes.append(args[1].shape[1]) or compute(*args, **facts)
         generation = Generation(weights.model, ranks, embedding, None, Wishes(Ending(40), GREEDY), speculates=True)
-        generation._lookup.measured({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0})
+        generation._lookup = Lookup({1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0})
         (answer,) = generation.answer([Prompt(1, prompt)])
         return answer.text.tokens, passes
 
@@ -107,6 +108,35 @@ def test_a_guess_is_taken_as_far_as_the_model_agrees(world):
     assert found == greedy(weights, prompt, 40)
     behind = rows[rows.index(len(prompt)) + 1 :]
     assert sum(behind) > len(behind)  # something was guessed
+
+
+def test_what_guesses_cost_is_measured_behind_the_first_token_and_only_where_there_is_one(world):
+    """Ranks that are started again have an answer that waits for them: its next token comes before."""
+    weights = Weights(MODELS["llama"])
+    new = next((token,) for token in range(50) if greedy(weights, (token,), 1) != [token])
+    old = (3, 9, 4)  # of which the model says one again
+    prompts = [new, old, old]
+    plan = random_plan(world, weights.model, np.random.default_rng(0), context=128)
+    passes = []
+
+    def lead(ranks, embedding):
+        compute = ranks.compute
+        ranks.compute = lambda *args, **facts: passes[-1].append(args[1].shape[1]) or compute(*args, **facts)
+        generation = Generation(weights.model, ranks, embedding, None, Wishes(Ending(2), GREEDY), speculates=True)
+        tokens = []
+        for number, prompt in enumerate(prompts):
+            passes.append([])
+            tokens += [answer.text.tokens for answer in generation.answer([Prompt(number, prompt)])]
+        return tokens, passes
+
+    found, rows = on_ranks(world, weights, plan, lead)
+
+    assert found == [greedy(weights, prompt, 2) for prompt in prompts]
+    once = [rows for rows in GUESSED_ROWS for _ in range(TIMES)]
+    assert rows[0] == [1, 1]
+    assert rows[1][1 : 1 + len(once)] == once
+    assert len(rows[1]) == 2 + len(once)
+    assert len(rows[2]) == 2
 
 
 def test_an_answer_ends_with_the_context(world):
