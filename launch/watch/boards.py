@@ -16,12 +16,14 @@ from typing import Any
 from launch.base import shell
 from launch.base.json_output import SHOWN
 from launch.watch.agent import BEAT_S
+from launch.watch.lateness import Gaps
 from launch.watch.site import Site
 from solver.base.errors import HeptiError
 
 # A board that says nothing for so long is lost: three heartbeats may be late or missing.
 SILENCE_S = 4.0
-# What takes its place is started from here on, and ended again where it speaks.
+# What takes its place is started from here on, or later where its heartbeats come unevenly, and ended again where it
+# speaks: half a start for nothing, on boards that compute.
 SUSPECT_S = 2.0
 # A board that is back beats for so long before it is used: a loose plug comes and goes.
 STEADY_S = 3.0
@@ -49,6 +51,8 @@ class WatchedBoard:
         Monotonic seconds: of the last heartbeat, None before the first; of the first one since it lives.
     alive
         Whether it is counted on.
+    gaps
+        Between its heartbeats.
     complaint
         The last line that its way there, ssh for example, has said.
     told
@@ -61,6 +65,7 @@ class WatchedBoard:
         self.seen_at: float | None = None
         self.since = 0.0
         self.alive = False
+        self.gaps = Gaps(BEAT_S)
         self.complaint = self.told = ""
         self.answered = 0
         self.process: shell.StreamedProcess | None = None
@@ -70,10 +75,21 @@ class WatchedBoard:
         """Seconds since the last heartbeat."""
         return time.monotonic() - self.seen_at if self.seen_at is not None else float("inf")
 
+    def heard(self, now: float) -> None:
+        """Take a heartbeat that has come now, by the monotonic clock."""
+        if self.alive and self.seen_at is not None:
+            self.gaps.take(now - self.seen_at)
+        self.seen_at = now
+
+    @property
+    def suspected_s(self) -> float:
+        """Seconds of silence behind which it may be lost."""
+        return min(max(SUSPECT_S, self.gaps.late_s), SILENCE_S)
+
     @property
     def suspected(self) -> bool:
         """Whether it is late, and may be lost."""
-        return self.silent_s > SUSPECT_S
+        return self.silent_s > self.suspected_s
 
     @property
     def free_bytes(self) -> int:
@@ -283,9 +299,10 @@ class Heartbeats:
         assert isinstance(ranks, list)
         board.facts = facts
         board.answered = max(board.answered, facts.get("n", 0))
-        first, board.seen_at = board.seen_at is None, time.monotonic()
+        first, now = board.seen_at is None, time.monotonic()
+        board.heard(now)
         if not board.alive:
-            board.alive, board.since, board.complaint = True, board.seen_at, ""
+            board.alive, board.since, board.complaint = True, now, ""
             # What it still runs of a job that has been given up meanwhile is killed before it is used again.
             board.send(self._orders(next(self._numbers)))
             if board.told or not first:
