@@ -30,6 +30,11 @@ class Plans:
         Of the planner's command line: the model, and what else is asked for.
     path
         For its files, without an ending.
+
+    Attributes
+    ----------
+    unplanned
+        Boards that no plan can be made for ahead.
     """
 
     def __init__(self, words: Sequence[str], path: Path) -> None:
@@ -38,6 +43,7 @@ class Plans:
         self._known: dict[tuple[str, ...], str] = {}
         # By the boards that were planned for, those of them that have a share.
         self._used: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self.unplanned: set[tuple[str, ...]] = set()
         self._making = asyncio.Lock()  # of its files
 
     def of(self, boards: tuple[str, ...]) -> str | None:
@@ -53,6 +59,15 @@ class Plans:
             if set(used) <= set(boards) <= set(planned):
                 return used
         return None
+
+    def target(self, boards: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return on which of these boards there would be ranks; None as long as that is being planned."""
+        return self.used(boards) or (boards if boards in self.unplanned else None)
+
+    def next_boards(self, usable: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Return which boards may be next: all that are usable, and those without one that has a share."""
+        parts = [tuple(board for board in usable if board != lost) for lost in self.used(usable) or ()]
+        return [boards for boards in (usable, *parts) if boards]
 
     def needs(self, boards: tuple[str, ...]) -> Mapping[str, int] | None:
         """Return the bytes that ranks on boards take of each; None where there is no plan that says so."""

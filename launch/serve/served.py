@@ -20,6 +20,7 @@ from launch.watch.ranks import BAD_INPUT, RankJob
 from launch.watch.reserve import PAUSE_S, Reserve
 from launch.watch.starter import LOAD_S, Starter
 from launch.watch.starts import Needs, Starts
+from launch.watch.usable import TellEvent, Usable
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster, write_cluster
 from solver.model.spec import typical_rows
@@ -32,16 +33,10 @@ STATUS_S = 1.0
 # A board that is back is taken in when nothing is asked. Under steady load that never comes: then after so long, since
 # open requests go on behind what they have said anyway.
 CALM_S = 30.0
-# All boards are waited for at the first start: one that is late would mean another start.
-FIRST_S = 15.0
 # Ranks that were ready for less than this did not last: behind two such jobs the next start waits, ever longer.
 SHORT_S, LONGEST_PAUSE_S = 5.0, 30.0
 MOST_SHORT = 2  # such jobs in a row; behind them a board that is to blame is left out
 MORE = 1.1  # times the free memory of a board: worth another start where it was short
-# A board with which no start succeeds is left out for so long, twice as long each time.
-HELD_S = 60.0
-
-TellEvent = Callable[[str, str, str | None], None]  # kind, sentence, board
 
 
 class BoardsBackError(Exception):
@@ -153,17 +148,15 @@ class ServedModel:
         self._planned_for: tuple[str, ...] = ()  # the boards that the ranks are planned for
         self._on: tuple[str, ...] = ()  # those of them that have any
         self._free: Mapping[str, int] = {}  # bytes of memory that they had
-        self._unplanned: set[tuple[str, ...]] = set()  # boards that no plan can be made for ahead
         self._given = False  # whether the ranks were given a plan
         self._own_plan = True  # whether the next ranks are to make their own
         self._plans = Plans(self._planner_words(), starter.folder / f"{self.name}-ahead")
+        self._boards = Usable(self.name, starter.site, starter.heartbeats, around.tell)
         self._before = {"tokens": 0, "requests": 0, "replanned": 0}  # of jobs that are gone
         self._ready = asyncio.Event()
         self._ready_at = 0.0
         self._asked_at = 0.0
         self._asked = False
-        self._good: set[str] = set()  # the boards of the last job that lasted
-        self._held: dict[str, tuple[float, float]] = {}  # board -> until when it is left out, for how long that was
         self._short = 0  # lives in a row that were none
 
     def to_table(self) -> dict[str, Any]:
@@ -188,7 +181,7 @@ class ServedModel:
 
     async def run(self) -> None:
         """Serve for ever."""
-        await self._all_boards()
+        await self._boards.all_there()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._reserve.run(self._in_reserve))
             await self._lives()
@@ -225,30 +218,17 @@ class ServedModel:
         self._becomes("failed", why)
         self.journal.fail(why)
 
-    async def _all_boards(self) -> None:
-        """Wait for all boards' first heartbeats, but not for ever."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_S / self._site.scale):
-                while len(self._beats.living) < len(self._site.boards):
-                    await self._beats.beat()
-
     async def _usable(self) -> tuple[str, ...]:
         """Wait until boards live that may be used; return them in rank order."""
-        while not (boards := self._may_use()):
+        while not (boards := self._boards.now()):
             state = self.state if self.state == "loading" else "replanning"
             self._becomes(state, "; ".join(silence(board) for board in self._beats.boards.values() if not board.alive))
             await self._beats.beat()
         return boards
 
-    def _may_use(self) -> tuple[str, ...]:
-        now = time.monotonic()
-        living = self._beats.living
-        allowed = [board for board in living if self._held.get(board, (0.0, 0.0))[0] <= now]
-        return tuple(allowed)
-
     async def _refused(self, boards: tuple[str, ...], why: str) -> None:
         """Say that the ranks end with bad input, and wait until there are other boards to try, or more free memory."""
-        if self._hold_new(self._on, why):
+        if self._boards.hold_new(self._on, why):
             return
         missing = [board for board in self._site.boards if board not in boards]
         if missing:
@@ -259,22 +239,10 @@ class ServedModel:
             self.fail(why)
         self._around.tell("fault", f"{self.name}: {self.reason}", None)
         before = self._clusters.free(boards)
-        while self._may_use() in ((), boards):
+        while self._boards.now() in ((), boards):
             await self._beats.beat()
             if any(free > MORE * before[board] for board, free in self._clusters.free(boards).items()):
                 return
-
-    def _hold_new(self, boards: Sequence[str], why: str) -> bool:
-        """Leave boards out that were not there when all went well; return whether there are any."""
-        new = [board for board in boards if self._good and board not in self._good]
-        for board in new:
-            self._hold(board, why)
-        return bool(new)
-
-    def _hold(self, board: str, why: str) -> None:
-        held_s = 2 * self._held.get(board, (0.0, HELD_S / 2))[1]
-        self._held[board] = (time.monotonic() + held_s, held_s)
-        self._around.tell("fault", f"{self.name} goes on without {board} for {held_s:.0f} s: {why}", board)
 
     async def _pause(self, boards: tuple[str, ...], culprit: str | None) -> None:
         """Wait where ranks end again and again, until there are other boards."""
@@ -282,13 +250,13 @@ class ServedModel:
         self._short = 0 if lasted else self._short + 1
         if not self._ready.is_set() or self._short > MOST_SHORT:
             self._plans.forget(self._on)
-        if not lasted and self._hold_new([culprit] if culprit else self._on, str(self.reason)):
+        if not lasted and self._boards.hold_new([culprit] if culprit else self._on, str(self.reason)):
             return
         if culprit and self._short > MOST_SHORT and len(boards) > 1:
-            self._hold(culprit, str(self.reason))  # what was good once need not be so for ever
+            self._boards.hold(culprit, str(self.reason))  # what was good once need not be so for ever
             return
         end = time.monotonic() + min(LONGEST_PAUSE_S, 2.0 ** (self._short - 2)) * (self._short > 2)
-        while time.monotonic() < end and self._may_use() == boards:
+        while time.monotonic() < end and self._boards.now() == boards:
             await self._beats.beat()
 
     async def _once(self, boards: tuple[str, ...]) -> None:
@@ -379,45 +347,30 @@ class ServedModel:
     async def _plan_ahead(self) -> None:
         """Make plans for when a board is lost or back, once the ranks answer."""
         await self._ready.wait()
-        self._unplanned.clear()
+        self._plans.unplanned.clear()
         while not self._site.alone:
-            for boards in self._next_boards():
-                if self._plans.used(boards) is None and boards not in self._unplanned and not self._around.starts.busy:
+            for boards in self._plans.next_boards(self._boards.now()):
+                if self._plans.target(boards) is None and not self._around.starts.busy:
                     if (cluster := self._clusters.ahead(boards, self._free)) is not None:
                         await self._plans.make(boards, cluster, ahead=True)
                     if self._plans.used(boards) is None:
-                        self._unplanned.add(boards)
+                        self._plans.unplanned.add(boards)
             await self._beats.beat()
-
-    def _next_boards(self) -> list[tuple[str, ...]]:
-        """Return which boards the ranks may be started on next: all that live, and those without one that has any."""
-        usable = self._may_use()
-        parts = [tuple(board for board in usable if board != lost) for lost in self._plans.used(usable) or ()]
-        return [boards for boards in (usable, *parts) if boards]
 
     def _in_reserve(self) -> set[tuple[str, ...]]:
         """Return on which boards ranks in reserve are wanted."""
-        usable = self._may_use()
+        usable = self._boards.now()
         if self.job is None or not self._ready.is_set():  # those that will be taken in a moment
             return {boards for boards in (self._plans.used(usable), usable) if boards in self._reserve.boards}
         wanted = {self.job.boards}
         if any(self._beats.boards[board].suspected for board in self.job.boards):
             left = tuple(board for board in usable if not self._beats.boards[board].suspected)
-            wanted.add(self._target(left) or ())
+            wanted.add(self._plans.target(left) or ())
         elif not (self._around.calm() and time.monotonic() - self._ready_at > PAUSE_S):
             wanted &= self._reserve.boards
-        elif self._back():
-            wanted.add(self._target(usable) or ())
+        elif self._boards.back(self._planned_for):
+            wanted.add(self._plans.target(usable) or ())
         return wanted - {()}
-
-    def _back(self) -> list[str]:
-        """Return the boards that are back: they live, and were not planned for."""
-        boards = self._beats.boards
-        return [name for name in self._may_use() if name not in self._planned_for and boards[name].steady]
-
-    def _target(self, boards: tuple[str, ...]) -> tuple[str, ...] | None:
-        """Return on which of these boards there would be ranks; None as long as that is being planned."""
-        return self._plans.used(boards) or (boards if boards in self._unplanned else None)
 
     def _needs(self, boards: tuple[str, ...]) -> Needs | None:
         """Return what memory the ranks take of these boards, as far as there is a plan."""
@@ -494,12 +447,11 @@ class ServedModel:
                 if time.monotonic() - began > LOAD_S / self._site.scale:
                     raise RanksLostError(f"the ranks were not ready after {LOAD_S:.0f} s")
                 continue
-            if time.monotonic() - self._ready_at > SHORT_S and self._good != set(job.boards):
-                self._good = set(job.boards)
-                self._held = {name: held for name, held in self._held.items() if name not in self._good}
-            back, target = self._back(), self._target(self._may_use())
+            if time.monotonic() - self._ready_at > SHORT_S:
+                self._boards.lasted(job.boards)
+            back, target = self._boards.back(self._planned_for), self._plans.target(self._boards.now())
             if back and target == job.boards:  # they would have nothing to do
-                self._planned_for = self._may_use()
+                self._planned_for = self._boards.now()
                 back = []
             if not back:
                 back_at = None

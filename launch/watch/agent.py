@@ -285,8 +285,8 @@ def sweep(where: str, prefix: str, kept: str) -> None:
         folder = os.path.join(where, name)
         if name.startswith(prefix) and not name.startswith(prefix + kept):
             _remove(folder)
-        number = name.removeprefix(DAEMON)
-        if number != name and number.isdigit() and not os.path.exists(f"/proc/{number}"):
+        number = name[len(DAEMON) :]
+        if name.startswith(DAEMON) and number.isdigit() and not os.path.exists(f"/proc/{number}"):
             with suppress(OSError):
                 if os.lstat(folder).st_uid == os.geteuid():
                     _remove(folder)

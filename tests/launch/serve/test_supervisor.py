@@ -339,7 +339,7 @@ def test_a_board_with_which_no_start_succeeds_is_left_out_for_a_while(model, mon
             fakes.unplug("pi-2")
             await fakes.until(lambda: served.state == "replanning", 20.0)
             await fakes.ready(supervisor)
-            await fakes.until(lambda: served._good == {"pi-0", "pi-1"})
+            await fakes.until(lambda: served._boards._good == {"pi-0", "pi-1"})
             monkeypatch.setenv("FAKE_BROKEN", "pi-2")
             fakes.plug("pi-2")
             held = "goes on without pi-2 for 60 s"
@@ -424,7 +424,7 @@ def test_a_board_that_was_good_and_where_mpirun_no_longer_starts_is_left_out(mod
     async def scenario():
         async with fakes.supervised(model) as supervisor:
             served = await fakes.ready(supervisor)
-            await fakes.until(lambda: len(served._good) == 3)
+            await fakes.until(lambda: len(served._boards._good) == 3)
             monkeypatch.setenv("FAKE_NO_DAEMON", "pi-1")
             os.kill(fakes.rank_process(supervisor, 1), signal.SIGKILL)
             held = "goes on without pi-1 for 60 s: mpirun's daemon did not start on pi-1"
