@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +39,7 @@ from hepti_mpi.report.alone import (
 )
 from hepti_mpi.report.report import job_report, job_status, predicted_rate, prediction
 from hepti_mpi.report.speaker import Speaker
-from hepti_mpi.report.watch import Watch
+from hepti_mpi.report.watch import Watch, picture
 from hepti_mpi.requests.ahead import Ahead
 from hepti_mpi.requests.answers import Kept, Sink, Tally
 from hepti_mpi.requests.inputs import Reader, Request, batches_of, most_ahead, rows_of
@@ -191,7 +190,8 @@ class Leader(Speaker):
                 self._conductor = Conductor(self._spec, member, replanner, self._options.replan == "auto", self.say)
                 engine.live = self._conductor
                 if self._watch:
-                    self._conductor.show = partial(self._watch.show, stack)
+                    watch = self._watch
+                    self._conductor.show = lambda conductor: watch.show(picture(conductor, stack))
             for source, count in self._sources(batches, engine):
                 started = clock.now()
                 for answer in engine.serve(source, count=count):

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +35,7 @@ from hepti_mpi.report.alone import (
 from hepti_mpi.report.network_report import network_report, show_network
 from hepti_mpi.report.report import job_status
 from hepti_mpi.report.speaker import Speaker
+from hepti_mpi.report.watch import Watch, network_picture
 from hepti_mpi.requests.ahead import Ahead
 from hepti_mpi.requests.answers import Answer, Tally
 from hepti_mpi.requests.outputs import SUFFIXES, as_they_come, print_answer, write_json, writing
@@ -67,7 +69,6 @@ if TYPE_CHECKING:
 REFUSED: Mapping[str, tuple[Any, str]] = {
     "text": (None, "reads images: give --input"),
     "precision": ("float32", "computes in float32: leave it out"),
-    "watch": (False, "shows no devices: leave it out"),
 }
 WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)
 # So many images, of some 150 KiB to 1 MiB each, stay in memory where they are computed several times.
@@ -107,6 +108,7 @@ class NetworkLeader(Speaker):
         self._changes: list[dict[str, Any]] = []
         self._turns: Turns[SegmentPlan] | None = None  # where several plans may be tried
         self._replicas: Replicas | None = None  # where several compute images side by side
+        self._watch = Watch(self.console) if options.watch else None
 
     def read(self) -> tuple[Path, ConvNet, str]:
         """Read the network, and what is asked of it; return its file, what it says, and its fingerprint.
@@ -207,7 +209,8 @@ class NetworkLeader(Speaker):
         """Compute every image on all ranks, and answer it; then let them go."""
         self._held, self._sums = held, Sums(self._group, held.of(0).meter)
         self._follow_devices()
-        with self._progress() as done, suppress(NothingAnsweredError), self._takers() as takers:
+        takes, watch = self._takers(), self._watch or nullcontext()
+        with self._progress() as done, suppress(NothingAnsweredError), takes as takers, watch:
             passes = self._options.warmup + self._options.repeat
             for number in range(passes):
                 counts, started = number >= self._options.warmup, clock.now()
@@ -255,11 +258,13 @@ class NetworkLeader(Speaker):
         told = dict(self._group.reports.take() for _ in self._group.others())
         compute_s = [told.get(rank, self._own_s) for rank in range(self._group.size)]
         change = self._follower.took(compute_s, self._image_s)
-        if change is None:
-            return None
-        self._changes.append(change.to_table(self._tally.count))
-        self.say(change.line)
-        if not change.taken:
+        if change is not None:
+            self._changes.append(change.to_table(self._tally.count))
+            self.say(change.line)
+        if self._watch:
+            lines = [entry["line"] for entry in self._changes]
+            self._watch.show(network_picture(self._net, self._follower, compute_s, self._image_s, lines))
+        if change is None or not change.taken:
             return None
         self._plan = change.plan
         return ImageOrder(plan=change.plan, stays=True)
@@ -411,13 +416,16 @@ class NetworkLeader(Speaker):
         """Give what takes the answers of the last pass: the file, standard output, the person at the terminal."""
         output = self._options.output
         found: list[Take] = []
+        shown: list[dict[str, Any]] = []
+        show = partial(print_picture_answer, tables.terminal(stderr=False))
         if self._serves:
             found.append(lambda entry, _: print_answer(Answer(entry, np.empty(0, np.float32))))
         elif output is None and self._options.random is None:
-            console = tables.terminal(stderr=False)
-            found.append(lambda entry, _: print_picture_answer(console, entry))
+            found.append(lambda entry, _: shown.append(entry) if self._watch else show(entry))
         if output is None:
             yield found
+            for entry in shown:  # not through the picture of devices
+                show(entry)
             return
         with as_they_come(output) if self._serves else writing(output) as write:
 
@@ -431,7 +439,7 @@ class NetworkLeader(Speaker):
     def _progress(self) -> Iterator[Callable[[int], object]]:
         """Give what is called for every image; a bar goes on where no answers are printed meanwhile."""
         options = self._options
-        silent = not self._serves and (options.output is not None or options.random is not None)
+        silent = not self._serves and not self._watch and (options.output is not None or options.random is not None)
         total = (options.warmup + options.repeat) * self._count
         bar = self.progress("computing", total, "images")
         with bar if silent else nullcontext(lambda _: None) as done:

@@ -61,15 +61,10 @@ def show_network(console: Console, report: Mapping[str, Any], net: ConvNet, plan
     table = new_table(title, *headings, words=2)
     for entry in report["per_rank"]:
         plan = next((plan for plan in plans if entry["rank"] in plan.active), plans[0])
-        shares = [segment.shares[entry["rank"]] for segment in plan.segments]
-        of_each = (net.nodes[segment.nodes.slice] for segment in plan.segments)
-        work = [sum(flop(net, node, net.extent(node.output)) for node in nodes) for nodes in of_each]
-        own = sum(share * size for share, size in zip(shares, work, strict=True)) / (sum(work) or 1)
         table.add_row(
             str(entry["rank"]),
             entry["device"],
-            f"{sum(share > 0 for share in shares)} of {len(shares)}",
-            f"{100 * own:.0f} %",
+            *network_shares(net, plan, entry["rank"]),
             f"{entry['weights_bytes'] / MIB:.1f}",
             f"{1e3 * entry['compute_s'] / images:.1f}",
             f"{1e3 * entry['wait_s'] / images:.1f}",
@@ -88,3 +83,12 @@ def show_network(console: Console, report: Mapping[str, Any], net: ConvNet, plan
     if report["predicted_requests_per_s"] is not None:
         line.append(f", predicted {report['predicted_requests_per_s']:.2f} for {report['predicted_for']}")
     console.print(line)
+
+
+def network_shares(net: ConvNet, plan: SegmentPlan, rank: int) -> list[str]:
+    """Return in how many segments a rank has a share, and its share of the work."""
+    shares = [segment.shares[rank] for segment in plan.segments]
+    of_each = (net.nodes[segment.nodes.slice] for segment in plan.segments)
+    work = [sum(flop(net, node, net.extent(node.output)) for node in nodes) for nodes in of_each]
+    own = sum(share * size for share, size in zip(shares, work, strict=True)) / (sum(work) or 1)
+    return [f"{sum(share > 0 for share in shares)} of {len(shares)}", f"{100 * own:.0f} %"]

@@ -1,21 +1,29 @@
-"""`--watch`: the plan as it lives: every device's share, compute, wait and speed, and the last decisions."""
+"""`--watch`: the plan as it lives: every device's share, compute, wait and speed, and the last decisions.
+
+Of a network every device tells what it computed of an image, and nothing of its links.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.live.conductor import Conductor
+from hepti_mpi.report.network_report import network_shares
 from hepti_mpi.report.tables import shares
 from solver.base.tables import new_table
 from solver.cluster.cluster import GIB
-from solver.plan.plan import Plan
+from solver.model.convnet import ConvNet
+
+if TYPE_CHECKING:
+    from solver.live.network_replan import NetworkFollower
 
 DECISIONS = 4
 
@@ -39,28 +47,51 @@ class Watch:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._live.stop()
 
-    def show(self, stack: Stack, conductor: Conductor) -> None:
-        """Draw what was measured last, on the stack of rank 0."""
-        seconds = stack.last.compute_s + stack.last.wait_s
-        self._live.update(picture(conductor, stack.plan, seconds), refresh=True)
+    def show(self, drawn: Group) -> None:
+        """Draw what was measured last."""
+        self._live.update(drawn, refresh=True)
 
 
-def picture(conductor: Conductor, plan: Plan, seconds: float) -> Group:
-    """Return the table of devices and the last decisions."""
+def picture(conductor: Conductor, stack: Stack) -> Group:
+    """Return the table of devices and the last decisions, on the stack of rank 0."""
     drift = conductor.drift
-    measures = ("compute ms", "wait ms", "GFLOP/s, of profile", "Mbps, of profile", "GiB")
-    table = new_table(f"{1e3 * seconds:.0f} ms for the last batch", "device", "attention", "MLP", *measures)
+    seconds = stack.last.compute_s + stack.last.wait_s
+    table = _table(seconds, "batch", "attention", "MLP", links=True)
     for rank, (device, measured) in enumerate(zip(drift.cluster.devices, conductor.latest, strict=False)):
         table.add_row(
             device.name,
-            *shares(plan, rank),
-            f"{1e3 * measured.compute_s:.0f}",
-            f"{1e3 * measured.wait_s:.0f}",
-            Text.assemble(f"{device.compute_flop_per_s / 1e9:.1f}, ", _percent(drift.compute[rank].factor)),
+            *shares(stack.plan, rank),
+            *_speed(measured.compute_s, measured.wait_s, device.compute_flop_per_s, drift.compute[rank].factor),
             Text.assemble(f"{drift.cluster.bandwidth(rank) * 8 / 1e6:.0f}, ", _percent(drift.links[rank].factor)),
             f"{device.memory_bytes / GIB:.1f}",
         )
     return Group(table, *_lines(conductor.lines))
+
+
+def network_picture(
+    net: ConvNet, follower: NetworkFollower, compute_s: Sequence[float], seconds: float, lines: Sequence[str]
+) -> Group:
+    """Return the same of a network, of an image's seconds and what every rank computed of them."""
+    table = _table(seconds, "image", "segments", "work", links=False)
+    for rank, device in enumerate(follower.devices):
+        own_s, factor = compute_s[rank], 1 / follower.slower(rank)
+        table.add_row(
+            device.name,
+            *network_shares(net, follower.plan, rank),
+            *_speed(own_s, max(seconds - own_s, 0.0), factor * device.compute_flop_per_s, factor),
+            f"{device.memory_bytes / GIB:.1f}",
+        )
+    return Group(table, *_lines(lines))
+
+
+def _table(seconds: float, unit: str, *columns: str, links: bool) -> Table:
+    measures = ("compute ms", "wait ms", "GFLOP/s, of profile", *(("Mbps, of profile",) if links else ()), "GiB")
+    return new_table(f"{1e3 * seconds:.0f} ms for the last {unit}", "device", *columns, *measures)
+
+
+def _speed(compute_s: float, wait_s: float, flop_per_s: float, factor: float) -> tuple[str, str, Text]:
+    speed = Text.assemble(f"{flop_per_s / 1e9:.1f}, ", _percent(factor))
+    return f"{1e3 * compute_s:.0f}", f"{1e3 * wait_s:.0f}", speed
 
 
 def _lines(lines: Sequence[str]) -> list[Text]:

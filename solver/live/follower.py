@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from solver.cluster.cluster import Cluster
+from solver.cluster.cluster import Cluster, Device
 from solver.cluster.curves import Floats
 from solver.live.cusum import Cusum, Shift
 
@@ -84,6 +84,15 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
         self._usual: Floats | None = None  # of those
         self._slows = Cusum(CHANGE, NOISE, UNITS)
         self._returns = [Cusum(RETURN, RESTED_NOISE, UNITS) for _ in cluster.devices]
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        """What was planned for."""
+        return self._cluster.devices
+
+    def slower(self, rank: int) -> float:
+        """Return by what factor a device has slowed; 1 where it has not."""
+        return float(self._factor[rank])
 
     def took(self, compute_s: Sequence[float], seconds: float) -> PlanChange[AnyPlan] | None:
         """Take what every rank computed of a unit, and its seconds; return what was decided, if anything was."""

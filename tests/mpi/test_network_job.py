@@ -8,6 +8,7 @@ import pytest
 
 from hepti_mpi.__main__ import main
 from hepti_mpi.comm.trace import OUTSIDE
+from hepti_mpi.report.watch import Watch
 from solver.live import network_trials
 from solver.live.follower import PlanChange
 from solver.live.network_replan import NetworkFollower
@@ -193,6 +194,17 @@ def test_a_plan_that_changes_gives_the_same_answers(job, place, world, folder, m
             check_answer(answer, place / "photos" / name)
         replans = json.loads((folder / "report.json").read_text())["replans"]
         assert [entry["taken"] for entry in replans] == [replan == "auto"] * 4 * (world.size > 1)
+
+
+def test_devices_are_shown_after_every_image(job, world, monkeypatch):
+    shown = []
+    monkeypatch.setattr(Watch, "show", lambda watch, drawn: shown.append(drawn))
+
+    code, _, _ = job("--random", 3, "--repeat", 4, "--replan", "dry-run", "--watch")
+
+    if world.rank == 0:
+        assert (code, len(shown)) == (0, 4 * (world.size > 1))
+        assert [drawn.renderables[0].row_count for drawn in shown] == [world.size] * len(shown)
 
 
 @pytest.mark.parametrize("images", [3 * TURNS + 2, 4])

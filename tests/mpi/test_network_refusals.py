@@ -84,7 +84,7 @@ def refused(place, world, folder, capsys):
         ([], "sees reads images: give --input FILE or FOLDER, or --random 0"),
         (["--text", "a"], "--text: sees reads images: give --input"),
         (["--random", "0", "--precision", "int8"], "--precision: sees computes in float32: leave it out"),
-        (["--random", "0", "--replan", "auto", "--watch"], "--watch: sees shows no devices: leave it out"),
+        (["--random", "0", "--watch"], "add --replan dry-run, or auto"),
         (
             ["--random", "0", "--trace", "trace.json", "--system", "hepti-throughput"],
             "--trace is of one image: leave out --system hepti-throughput",
