@@ -181,9 +181,15 @@ class ConvNet:
 
     def extent(self, value: str) -> Box:
         """Return all of a value; one that is neither [C, H, W] nor [C] is one thing that nobody has a part of."""
-        shape = self.shapes[value]
-        channels, rows, columns = shape if len(shape) == 3 else (*shape, 1, 1) if len(shape) == 1 else (1, 1, 1)
-        return Box(Span(0, channels), Span(0, rows), Span(0, columns))
+        return self._extents[value]
+
+    @cached_property
+    def _extents(self) -> Mapping[str, Box]:
+        found = {}
+        for value, shape in self.shapes.items():
+            channels, rows, columns = shape if len(shape) == 3 else (*shape, 1, 1) if len(shape) == 1 else (1, 1, 1)
+            found[value] = Box(Span(0, channels), Span(0, rows), Span(0, columns))
+        return found
 
     def bytes_of(self, value: str, box: Box) -> int:
         """Return the bytes of a box of a value, float32."""

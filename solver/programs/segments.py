@@ -26,6 +26,7 @@ from solver.model.convnet import FLOAT_BYTES, ConvNet, Node
 from solver.model.operators import GLOBAL_POOLS, channel_points, cut_points, windows
 from solver.plan.plan import Wire
 from solver.plan.segments import (
+    Boxes,
     Held,
     Segment,
     SegmentCut,
@@ -50,7 +51,7 @@ from solver.schedule.segment_steps import (
     weights_bytes,
     weights_of,
 )
-from solver.schedule.timing import Transfer, times
+from solver.schedule.timing import Transfer, ends
 
 FEW = 4  # devices of which every set is tried as a crew; of more, the fastest ones
 PRICES, RISE = 12, 3.0  # how often, and by how much, the price of memory rises
@@ -78,7 +79,8 @@ def solve_network(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32) -> 
         first_s = plan_seconds(s, best) / sum(weights_of(net, best))
         for rank in short:
             byte_s[rank] = max(RISE * byte_s[rank], first_s)
-    check_memory(net, cluster, best)
+    if short:
+        check_memory(net, cluster, best)
     early = edges_first(s, best)
     return predicted(s, best if lacking(net, cluster, early) else early)
 
@@ -134,6 +136,8 @@ class Search:
         self._levels = {self._points.index(at) for at in levels}
         self._deep = self._points.index(deep)
         self._channel_shares = self._by_speed(speed)
+        self._had: dict[tuple[str, int], Areas] = {}
+        self._spans: dict[tuple[int, int], tuple[Ints, Ints]] = {}
 
     def plans(self, devices: Sequence[str]) -> Iterator[SegmentPlan]:
         """Yield the best path, and what rank 0 or the fastest device does alone, which is one segment."""
@@ -195,8 +199,9 @@ class Search:
                 ways.append((slice(rows, rows + channels), to - 1, self._by_channels(to)))
             for crews, at, reached in ways:
                 before = np.flatnonzero(np.isfinite(cost[at]))
-                step = self._exchange_s(at, before, reached.needs)  # [crews before, crews]
-                total = cost[at][before, None] + step + reached.seconds.max(-1) + reached.weights @ self._byte_s
+                moved_s, copied_s = self._exchange_s(at, before, reached.needs)  # [crews before, crews], [..., p]
+                here_s = (reached.seconds + copied_s).max(-1) + reached.weights @ self._byte_s
+                total = cost[at][before, None] + moved_s + here_s
                 least = total.argmin(0)
                 found = total[least, np.arange(least.size)]
                 better = found < best[crews]
@@ -236,13 +241,29 @@ class Search:
 
     def _have(self, value: str, at: int) -> Areas:
         """Return what of a value the devices of every crew have at a point; nothing where a crew is not there."""
+        if (value, at) not in self._had:
+            self._had[value, at] = self._owned(value, at)
+        return self._had[value, at]
+
+    def _rows_at(self, at: int, height: int) -> tuple[Ints, Ints]:
+        """Return who of every crew at a point has which of so many rows."""
+        if (at, height) not in self._spans:
+            self._spans[at, height] = _spans(self._shares[at], height)
+        return self._spans[at, height]
+
+    def _owned(self, value: str, at: int) -> Areas:
         every, devices = self._net.extent(value), self._s.devices
         if at == 0:
             root = (np.arange(devices) == 0).astype(np.intp)[None]
             return 0 * root, every.rows.stop * root, 0 * root, every.channels.stop * root
-        shares = self._shares.get(at, np.zeros((len(self._crews), devices)))
-        rows = _spans(shares, every.rows.stop)
-        member = (shares > 0).astype(np.intp)
+        shares = self._shares.get(at)
+        member = (np.zeros((len(self._crews), devices)) if shares is None else shares > 0).astype(np.intp)
+        if shares is None:
+            rows = member, member
+        elif self._pooled(value, self._points[at]) is not None:  # all who pooled rows have a summand of all
+            rows = 0 * member, every.rows.stop * member
+        else:
+            rows = self._rows_at(at, every.rows.stop)
         channels = _spans(self._channel_shares, every.channels.stop)
         taking = (self._channel_shares > 0).astype(np.intp)
         return (
@@ -263,7 +284,7 @@ class Search:
         pooled = {value: source for value in net.live(end) if (source := self._pooled(value, end)) is not None}
         for value in net.live(end):
             whole = pooled.get(value, value)
-            needs[whole] = _hull(needs.get(whole), _spans(shares, self._rows_of(whole)))
+            needs[whole] = _hull(needs.get(whole), self._rows_at(to, self._rows_of(whole)))
         seconds, levels, weights = np.zeros(shares.shape), 0, 0
         session_s = np.array([speeds.session_s for speeds in s.speeds])
         entering_s = np.array([speeds.entering_s for speeds in s.speeds])
@@ -288,8 +309,8 @@ class Search:
                     every = net.extent(value)
                     coming[value] = first, behind, 0 * member, every.channels.stop * member
                     numbers += (behind - first) * every.channels.stop * every.columns.stop
-            entering = s.machine.bank.seconds(Kernel.ADD, numbers) + entering_s * numbers
-            yield at, Reached((seconds + session_s + entering) * member, coming, np.asarray(weights * member, float))
+            own_s = (seconds + session_s + entering_s * numbers) * member
+            yield at, Reached(own_s, coming, np.asarray(weights * member, float))
             levels += at in self._levels
             if levels == FUSED:
                 return
@@ -325,26 +346,29 @@ class Search:
         first = np.clip(over.start(first), 0, rows - 1)
         return first, np.clip(over.stop(behind), first + 1, rows)
 
-    def _exchange_s(self, at: int, before: Ints, needs: Mapping[str, Areas]) -> Floats:
-        """Return the seconds to bring crews what they need from where some at a point have it, [before, crews]."""
+    def _exchange_s(self, at: int, before: Ints, needs: Mapping[str, Areas]) -> tuple[Floats, Floats]:
+        """Return the seconds to bring crews what they need from where some at a point have it, [before, crews].
+
+        And those of copying what does not lie there as it is needed, [before, crews, p].
+        """
         net, devices = self._net, self._s.devices
         here = next(iter(needs.values()))[0].shape[0]
         moved = np.zeros((before.size, here, devices, devices))
+        copied = np.zeros((before.size, here, devices))
+        sums = at > 0 and any(self._pooled(value, self._points[at]) is not None for value in needs)
         for value, area in needs.items():
             number_bytes = 1 if value == net.input else FLOAT_BYTES * self._wire.bits / 32
-            column_bytes = net.extent(value).columns.stop * number_bytes
+            columns = net.extent(value).columns.stop
             have = self._have(value, at)
-            if at and self._pooled(value, self._points[at]) is not None:  # all who pooled rows have a summand of all
-                rows, every = slice(0, len(self._crews)), net.extent(value)
-                member = (self._shares.get(at, np.zeros((len(self._crews), devices))) > 0).astype(np.intp)
-                for end, of_all in zip(have, (0, every.rows.stop, 0, every.channels.stop), strict=True):
-                    end[rows] = of_all * member
             first, behind, low, high = (
                 (own[before, None, :, None], wanted[None, :, None, :]) for own, wanted in zip(have, area, strict=True)
             )
             common = np.maximum(np.minimum(*behind) - np.maximum(*first), 0)
-            moved += column_bytes * common * np.maximum(np.minimum(*high) - np.maximum(*low), 0)
-        return self._step_s(moved)
+            moved += columns * number_bytes * common * np.maximum(np.minimum(*high) - np.maximum(*low), 0)
+            lies = np.logical_and.reduce([own[before, None] == wanted for own, wanted in zip(have, area, strict=True)])
+            wanted = columns * (area[1] - area[0]) * (area[3] - area[2])
+            copied += wanted * ~(lies & (not sums))
+        return self._step_s(moved), np.asarray(self._s.machine.bank.seconds(Kernel.ADD, copied))
 
     def _step_s(self, moved: Floats) -> Floats:
         """Return the seconds of an exchange of these bytes, [..., sender, receiver]."""
@@ -357,8 +381,8 @@ class Search:
         )
         nothing = np.zeros(sent.shape)
         transfer = Transfer(lambda values, active: exchange, wire=self._wire)
-        found = times([nothing] * 4, transfer, False, {}, np.ones(sent.shape, bool), s.machine)
-        return np.asarray(found.end.max(-1))
+        end = ends([nothing] * 4, transfer, False, {}, np.ones(sent.shape, bool), s.machine)
+        return np.asarray(end.max(-1))
 
     # What stands behind the rows.
 
@@ -377,8 +401,8 @@ class Search:
             paths.append((float(cost[last][crew]), segments, segment_shares(net, segments[-1], held).after))
         for nodes in self._behind_rows():
             paths = self._one_further(paths, nodes)
-        ends = [(seconds + self._moved_s(held, handed_in(net, held)), segments) for seconds, segments, held in paths]
-        return min(ends, key=lambda end: end[0])[1]
+        seconds = [path[0] for path in paths] + self._moved_s([(held, handed_in(net, held)) for *_, held in paths])
+        return paths[int(seconds.argmin())][1]
 
     def _path(self, came_from: list[Ints], to: int, crew: int) -> list[Segment]:
         segments: list[Segment] = []
@@ -411,9 +435,9 @@ class Search:
             shares = segment_shares(net, segment, paths[0][2])  # needs the same wherever it lies before
             weights = run_bytes(net, nodes)
             work_s = float(compute_s(self._s, shares).max() + weights * np.array(segment.shares) @ self._byte_s)
-            ways = [(seconds + self._moved_s(held, shares.needs), segments) for seconds, segments, held in paths]
-            seconds, segments = min(ways, key=lambda way: way[0])
-            found.append((seconds + work_s, [*segments, segment], shares.after))
+            seconds = [path[0] for path in paths] + self._moved_s([(held, shares.needs) for *_, held in paths])
+            best = int(seconds.argmin())
+            found.append((float(seconds[best]) + work_s, [*paths[best][1], segment], shares.after))
         return found
 
     def _configurations(self, nodes: Span) -> Iterator[Segment]:
@@ -428,9 +452,10 @@ class Search:
                     own = np.where(np.isin(np.arange(s.devices), crew), speed, 0.0)
                     yield Segment(nodes, SegmentCut.CHANNELS, tuple((own / own.sum()).tolist()))
 
-    def _moved_s(self, held: Mapping[str, Held], needs: Mapping[str, tuple[object, ...]]) -> float:
-        moved = moved_bytes(self._net, held, needs, self._wire)  # type: ignore[arg-type]
-        return float(self._step_s(np.array(moved, float)))
+    def _moved_s(self, ways: Sequence[tuple[Mapping[str, Held], Mapping[str, Boxes]]]) -> Floats:
+        """Return the seconds to bring ranks what they need from where it lies, one by one of these ways."""
+        moved = [moved_bytes(self._net, held, needs, self._wire) for held, needs in ways]
+        return self._step_s(np.array(moved, float))
 
 
 def _spans(shares: Floats, length: int) -> tuple[Ints, Ints]:

@@ -45,6 +45,8 @@ from solver.schedule.cost import Price, PricedStep
 from solver.schedule.exchange import Network
 from solver.schedule.timing import RESTED, Machine, Times
 
+Pieced = Sequence[Mapping[str, Box]]  # boxes of values, piece by piece
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NetSetting:
@@ -91,32 +93,70 @@ def net_setting(net: ConvNet, cluster: Cluster) -> NetSetting:
     return NetSetting(net, machine, tuple(device.node_speeds for device in devices), {})
 
 
-def pieces_s(s: NetSetting, shares: SegmentShares) -> list[list[float]]:
-    """Return what every device computes of a segment, piece by piece: nodes, the call, and what enters its graph."""
+def compute_s(s: NetSetting, shares: SegmentShares) -> Floats:
+    """Return what every device computes of a segment, [p] seconds, without copies of what is not where it needs it."""
+    return np.array([sum(_piece_s(s, rank, piece, shares) for piece in own) for rank, own in enumerate(shares.pieces)])
+
+
+def pieces_s(s: NetSetting, shares: SegmentShares, lying: Sequence[Pieced]) -> list[list[float]]:
+    """Return what every device takes for a segment, piece by piece, copies included.
+
+    Parameters
+    ----------
+    lying
+        Of every device, which boxes lie there as a piece of the segment can take them.
+    """
     return [
-        [_piece_s(s, rank, piece, shares.parts[rank]) + _entering_s(s, rank, piece, shares.before) for piece in pieces]
-        for rank, pieces in enumerate(shares.pieces)
+        [_piece_s(s, rank, piece, shares) + _copied_s(s, rank, piece, shares, lying[rank]) for piece in own]
+        for rank, own in enumerate(shares.pieces)
     ]
 
 
-def compute_s(s: NetSetting, shares: SegmentShares) -> Floats:
-    """Return the same of all pieces, [p] seconds."""
-    return np.array([sum(own) for own in pieces_s(s, shares)])
-
-
-def _piece_s(s: NetSetting, rank: int, piece: Piece, parts: Mapping[str, Box]) -> float:
+def _piece_s(s: NetSetting, rank: int, piece: Piece, shares: SegmentShares) -> float:
+    """Return what a piece takes: nodes, the call, and what enters its graph and gets another layout there."""
     if not piece.walk.made:
         return 0.0
+    entering_s = s.speeds[rank].entering_s * sum(box.size for _, box in _coming(piece, shares))
+    parts = shares.parts[rank]
     nodes = (
         s.node_s(number, rank, reach, parts.get(s.net.nodes[number].output))
         for number, reach in piece.walk.made.items()
     )
-    return sum(nodes) + s.speeds[rank].session_s
+    return sum(nodes) + s.speeds[rank].session_s + entering_s
 
 
-def _entering_s(s: NetSetting, rank: int, piece: Piece, before: Mapping[str, Held]) -> float:
-    numbers = sum(box.size for value, box in piece.walk.needs.items() if value in before)
-    return float(s.machine.bank.seconds(Kernel.ADD, float(numbers))[rank]) + s.speeds[rank].entering_s * numbers
+def _copied_s(s: NetSetting, rank: int, piece: Piece, shares: SegmentShares, lying: Pieced) -> float:
+    numbers = sum(box.size for value, box in _coming(piece, shares) if all(own.get(value) != box for own in lying))
+    return float(s.machine.bank.seconds(Kernel.ADD, float(numbers))[rank])
+
+
+def _coming(piece: Piece, shares: SegmentShares) -> Iterator[tuple[str, Box]]:
+    """Yield what a piece needs from before its segment."""
+    return ((value, box) for value, box in piece.walk.needs.items() if value in shares.before)
+
+
+def _lying(before: SegmentShares | None, shares: SegmentShares) -> Sequence[Pieced]:
+    """Return of every rank which boxes a piece of a segment can take where they lie, piece by piece.
+
+    Not where they are added up, nor where rank 0 hands them out as tiles; and they lie in one run. What only passes a
+    segment lies in what that needed of it.
+    """
+    if shares.tiles or any(held.summands for held in shares.before.values()):
+        return [[] for _ in shares.pieces]
+    if before is None or before.tiles:
+        return [
+            [{value: held.boxes[rank] for value, held in shares.before.items()}] for rank in range(len(shares.pieces))
+        ]
+
+    def in_one_run(piece: Piece) -> dict[str, Box]:
+        around = piece.walk.needs
+        return {
+            value: box
+            for value, box in piece.boxes.items()
+            if value not in around or (around[value].rows, around[value].columns) == (box.rows, box.columns)
+        }
+
+    return [[in_one_run(piece) for piece in own] for own in before.pieces]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,7 +200,8 @@ def step_at(s: NetSetting, every: Sequence[SegmentShares], number: int, wire: Wi
     for rank, tiles in enumerate(own.pieces if own.tiles else ()):
         for tile in tiles:
             moved[0] += _from_root(s.net, tile, rank, own, wire)
-    return SegmentStep(f"segment {number}", _names(s.net, own), moved, pieces_s(s, own))
+    lying = _lying(every[number - 1] if number else None, own)
+    return SegmentStep(f"segment {number}", _names(s.net, own), moved, pieces_s(s, own, lying))
 
 
 def _from_root(net: ConvNet, tile: Piece, rank: int, shares: SegmentShares, wire: Wire) -> Floats:

@@ -10,7 +10,7 @@ from solver.cluster.nodes import NodeCurve, NodeSpeeds
 from solver.model.convnet import ConvNet, Node
 from solver.model.operators import WorkKind, signature
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan
-from solver.schedule.segment_steps import memory_of, net_setting, price_segments, weights_of
+from solver.schedule.segment_steps import memory_of, net_setting, network_steps, price_segments, weights_of
 
 from dataclasses import replace  # isort: skip
 
@@ -36,6 +36,16 @@ def cluster_of(net, row_s, bandwidth, latency_s):
         device = Device(f"pi-{number}", 1e9, 1 << 30, curves=replace(derived_curves(1e9), kernels=kernels), nodes=nodes)
         devices.append(device)
     return Cluster(tuple(devices), Link(bandwidth, latency_s))
+
+
+def copying(cluster, number_s):
+    """Return the cluster with devices that copy a number in so many seconds."""
+    curve = Curve((0.0, 1e6), (0.0, 1.0), ((NOTHING_S, NOTHING_S), (1e6 * number_s, 1e6 * number_s)))
+
+    def slow(device):
+        return replace(device, curves=replace(device.curves, kernels={**device.curves.kernels, Kernel.ADD: curve}))
+
+    return replace(cluster, devices=tuple(map(slow, cluster.devices)))
 
 
 def plan_of(net, *segments):
@@ -91,6 +101,27 @@ def test_fusing_computes_rows_twice_and_sends_nothing():
 
     assert price.seconds == pytest.approx(9e-3, rel=1e-3)  # five rows of the first, four of the second
     assert sum(step.sent.sum() for step in price.steps[1:]) == 320
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shares", "copied"),
+    [
+        (1, (0.5, 0.5), 3 * 4 * 5),  # the second's half of the image, which comes from the first
+        (1, (1.0, 0.0), 0),  # the image lies where it is needed
+        (3, (0.5, 0.5), 3 * 5 * 5 + 4 * 5 * 5),  # and a row more; then four rows of its own and one that comes
+    ],
+)
+def test_what_lies_where_it_is_needed_is_not_copied(kernel, shares, copied):
+    net, number_s = chain(), 1e-5
+    window = WINDOW | ({} if kernel == 3 else {"kernel_shape": [1, 1], "pads": [0, 0, 0, 0]})
+    net = replace(net, nodes=tuple(replace(node, attributes=window) for node in net.nodes))
+    cluster, plan = cluster_of(net, [1e-3, 1e-3], 1e12, 0.0), plan_of(net, (1, shares), (2, shares))
+
+    free, slow = (network_steps(net_setting(net, own), plan) for own in (cluster, copying(cluster, number_s)))
+
+    last = 1 if shares[1] else 0
+    more_s = sum(sum(slow[n].computes[last]) - sum(free[n].computes[last]) for n in range(2))
+    assert more_s == pytest.approx(number_s * copied, abs=1e-8)
 
 
 def test_weights_and_memory():
