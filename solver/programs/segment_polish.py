@@ -5,17 +5,25 @@ Each on the price of the whole plan, in which ranks do not wait for all others (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, permutations, product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.base.spans import Partition
+from solver.base.spans import Partition, Span
 from solver.cluster.curves import Floats
-from solver.plan.segments import SegmentCut, SegmentPlan, alone_on, segment_shares, unrolled
-from solver.schedule.segment_steps import NetSetting, SegmentStep, follow, network_steps, seconds_of, step_at
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, segment_shares, unrolled
+from solver.schedule.segment_steps import (
+    NetSetting,
+    SegmentStep,
+    follow,
+    network_steps,
+    plan_seconds,
+    seconds_of,
+    step_at,
+)
 
 Ints = NDArray[np.intp]
 CHANNEL_PARTS = 32  # of which shares of channels are made: multiples of 8 and 16, which kernels compute at a time
@@ -82,6 +90,63 @@ def balanced(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
             segments[number], every, steps, best_s = other, changed, tried, other_s
             ended = [times.end for _, times in follow(s.machine, steps)]
     return replace(plan, segments=tuple(segments))
+
+
+def descended(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
+    """Return the plan changed step by step, as long as a step makes it faster.
+
+    A step moves rows of a segment from one device to another, joins two segments, or divides one and moves rows of a
+    part.
+    """
+    best_s, tried = plan_seconds(s, plan), {plan.segments}
+    improved = True
+    while improved:
+        improved = False
+        for segments in _neighbours(s, plan.segments):
+            if segments in tried:
+                continue
+            tried.add(segments)
+            other = replace(plan, segments=segments)
+            if (other_s := plan_seconds(s, other)) < best_s:
+                plan, best_s, improved = other, other_s, True
+                break
+    return plan
+
+
+def _neighbours(s: NetSetting, segments: Sequence[Segment]) -> Iterator[tuple[Segment, ...]]:
+    """Yield what is one step away: first other shares, then other cuts."""
+    for number, segment in enumerate(segments):
+        around = segments[:number], segments[number + 1 :]
+        for shares in _shifted(s, segment) if segment.cut is SegmentCut.ROWS else ():
+            yield (*around[0], replace(segment, shares=shares), *around[1])
+    for number, segment in enumerate(segments):
+        if number:
+            before = segments[number - 1]
+            for kept in (before, segment) if before.cut is segment.cut is SegmentCut.ROWS else ():
+                joined = replace(kept, nodes=Span(before.nodes.start, segment.nodes.stop))
+                yield (*segments[: number - 1], joined, *segments[number + 1 :])
+        if segment.cut is SegmentCut.ROWS:
+            for at in range(segment.nodes.start + 1, segment.nodes.stop):
+                one, other = (
+                    replace(segment, nodes=Span(*ends))
+                    for ends in pairwise((segment.nodes.start, at, segment.nodes.stop))
+                )
+                several = [(one, other), *((replace(one, shares=shares), other) for shares in _shifted(s, one))]
+                several += [(one, replace(other, shares=shares)) for shares in _shifted(s, other)]
+                yield from ((*segments[:number], *parts, *segments[number + 1 :]) for parts in several)
+
+
+def _shifted(s: NetSetting, segment: Segment) -> Iterator[tuple[float, ...]]:
+    """Yield shares with a row, or all rows, of one device moved to another: of the coarsest value behind a segment."""
+    heights = {s.net.extent(value).rows.stop for value in s.net.live(segment.nodes.stop)}
+    height = min(heights - {1}, default=1)
+    rows = Partition.of_shares(segment.shares, height).counts
+    for source, target in permutations(range(s.devices), 2):
+        for moved in sorted({1, rows[source]}) if rows[source] else ():
+            other = list(rows)
+            other[source] -= moved
+            other[target] += moved
+            yield tuple(count / height for count in other)
 
 
 def edges_first(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
