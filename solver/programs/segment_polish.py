@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, permutations, product
+from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solver.base.spans import Partition, Span
 from solver.cluster.curves import Floats
-from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, segment_shares, unrolled
+from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares, segment_shares, unrolled
 from solver.schedule.segment_steps import (
     NetSetting,
     SegmentStep,
@@ -95,8 +95,8 @@ def balanced(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
 def descended(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
     """Return the plan changed step by step, as long as a step makes it faster.
 
-    A step moves rows of a segment from one device to another, joins two segments, or divides one and moves rows of a
-    part.
+    A step moves rows of a segment from one device to another, or cuts it by channels; it joins two segments, or divides
+    one and moves rows of a part.
     """
     best_s, tried = plan_seconds(s, plan), {plan.segments}
     improved = True
@@ -119,6 +119,10 @@ def _neighbours(s: NetSetting, segments: Sequence[Segment]) -> Iterator[tuple[Se
         around = segments[:number], segments[number + 1 :]
         for shares in _shifted(s, segment) if segment.cut is SegmentCut.ROWS else ():
             yield (*around[0], replace(segment, shares=shares), *around[1])
+        for size in range(2, s.devices + 1):
+            for crew in combinations(range(s.devices), size):
+                channels = replace(segment, cut=SegmentCut.CHANNELS, shares=equal_shares(crew, s.devices))
+                yield (*around[0], channels, *around[1])
     for number, segment in enumerate(segments):
         if number:
             before = segments[number - 1]

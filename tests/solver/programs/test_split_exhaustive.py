@@ -1,8 +1,7 @@
 """The planner against every plan of small networks, by a search of its own (`every_split`).
 
-Of 79 random networks of 3 to 8 nodes on 2 or 3 devices 71 plans were the best, and the worst was 8.3 % slower (seeds 0
-to 12, 100 to 150, 160 to 174). What is missed are segments cut by channels, and what takes two steps of which neither
-makes a plan faster by itself.
+Of 53 random networks of 3 to 8 nodes on 2 or 3 devices 50 plans were the best, and the worst was 5.3 % slower (among
+seeds 100 to 150 and 160 to 174). What is missed takes two steps, of which neither makes a plan faster by itself.
 """
 
 import numpy as np
@@ -65,6 +64,6 @@ def test_no_plan_of_a_small_network_is_much_faster(seed):
 
     assert plan.predicted is not None
     best = least_seconds(net_setting(net, cluster), plan.predicted.seconds)
-    # Of these all but two are the best; of new ones nobody knows how far the worst is.
-    allowed = {123: 0.084, 143: 0.054}.get(seed, 1e-6 if seed < 1000 else 0.15)
+    # Of these all but one are the best; of new ones nobody knows how far the worst is.
+    allowed = {143: 0.054}.get(seed, 1e-6 if seed < 1000 else 0.15)
     assert plan.predicted.seconds <= (1 + allowed) * best
