@@ -157,7 +157,9 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
         saves = after_s < (1 - LEAST_SAVED) * before_s
         taken = self._changes and saves and self.pays(before_s - after_s)
         if taken:
-            self.plan, self._units, self._usual = found, [], None
+            self.plan = found
+        # The factors have it now: against what was usual before, it would be multiplied in again and again.
+        self._units, self._usual = [], None
         for detector in (self._slows, *self._returns):
             detector.begin()
         return PlanChange(found, why, before_s, after_s, taken, self.unit, self.shares)

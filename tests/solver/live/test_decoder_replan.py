@@ -54,3 +54,14 @@ def test_the_plan_stays_where_few_tokens_come_or_nothing_is_to_change(facts, to_
 
     assert not changes[0].taken
     assert follower.plan is before
+
+
+def test_a_board_that_stays_slow_is_told_of_once_where_the_plan_stays():
+    follower = followed()
+    compute_s = np.full(4, 0.02)
+    compute_s[max(rank for rank in range(4) if follower.at_work(rank))] = 0.04
+
+    changes = [change for _ in range(200) if (change := follower.came(compute_s, 0.05, 1))]
+
+    assert len(changes) == 1
+    assert not changes[0].taken
