@@ -22,7 +22,7 @@ from solver.base import clock
 from solver.cluster.cluster import Cluster
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
-from solver.schedule.decoders.memory import rank_memory
+from solver.schedule.decoders.memory import stored_bytes
 from weights.decoders.file import DecoderFile
 
 if TYPE_CHECKING:
@@ -93,7 +93,6 @@ def load_share(
     What it has under the plan before, it takes over. The `progress` shows how it gets on.
     """
     source = RankFile(DecoderFile, path, fingerprint, group)
-    memory = rank_memory(model, plan)
-    total = sum(memory[rank].weights for rank in {group.rank, *source.without_file})
+    total = sum(stored_bytes(model, plan, rank) for rank in {group.rank, *source.without_file})
     bar = progress("loading", total) if progress else None
     return source.load(lambda: DecoderShare(model, plan, group.rank, source, before), bar)

@@ -78,12 +78,12 @@ class RandomDecoder:
 
     def bytes_of(self, part: DecoderPart, size: int) -> int:
         """Return the bytes of a share's weights."""
-        layer = self.model.layers[0]
+        layer, precision = self.model.layers[0], PRECISIONS[self.precision]
         if part is DecoderPart.ATTENTION:
-            return attention_bytes(self.model, layer.attention, size * layer.attention.group, size, self.precision)
+            return attention_bytes(self.model, layer.attention, size * layer.attention.group, size, precision)
         if part is DecoderPart.MLP:
-            return mlp_bytes(self.model, layer.mlp, size, self.precision)
-        return words_bytes(self.model, size, self.precision)
+            return mlp_bytes(self.model, layer.mlp, size, precision)
+        return words_bytes(self.model, size, precision)
 
     def call(self, part: DecoderPart, size: int, rows: int, behind: int = 0, cache: str = "float32") -> TimedCall:
         """Return the call of a share on so many rows, of attention behind so many tokens in a cache."""

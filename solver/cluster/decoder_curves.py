@@ -96,7 +96,8 @@ class DecoderSpeeds:
     precision
         What the weights were in: float32, int8 or int4.
     parts
-        Of every part a curve of `rows` (1, 2, 4, 8, 64, 256) over `weights`, bytes as held: 4, 1.125 or 0.625 a number.
+        Of every part a curve of `rows` (1, 2, 4, 8, 64, 256) over `weights`, bytes of numbers and float32 scales: 4,
+        1.125 or 0.625 a number; memory holds more (`solver.schedule.decoders.memory`).
         Attention: norm, query, key, value, what is cached, output, with next to nothing in the cache; MLP: norm, gate,
         up, down; both with the sum of what ranks sent before. Head: norm, logits, candidates. Seconds.
     cached

@@ -49,6 +49,7 @@ from solver.schedule.decoders.cost import (
 )
 from solver.schedule.decoders.memory import (
     FLOAT_BYTES,
+    HELD,
     attention_bytes,
     cache_bytes,
     mlp_bytes,
@@ -253,6 +254,7 @@ def _bytes(task: StageTask, sizes: Sequence[int]) -> Iterator[tuple[float, float
     Of less than a group it is counted as if the share began and ended within groups, at the worst.
     """
     model, asked = task.s.model, task.asked
+    held = HELD[asked.precision]
     rows, tokens = min(CHUNK_ROWS, asked.context), asked.context * asked.sequences
 
     def heads(count: int) -> int:
@@ -261,17 +263,17 @@ def _bytes(task: StageTask, sizes: Sequence[int]) -> Iterator[tuple[float, float
             own = layer.attention
             cut = sizes[0] % own.group and 2
             kv = min(own.kv_span(Span(0, count)).size + (cut and 1), own.kv_heads)
-            taken += often * attention_bytes(model, own, count, kv, asked.precision)
+            taken += often * attention_bytes(model, own, count, kv, held)
             taken += often * cache_bytes(own, kv, asked.cache, tokens)
         own = task.kinds[0][0].attention
         return taken + FLOAT_BYTES * rows * (count + 2 * own.kv_span(Span(0, count)).size) * own.head_dim
 
     def columns(count: int) -> int:
-        taken = sum(often * mlp_bytes(model, layer.mlp, count, asked.precision) for layer, often in task.kinds)
+        taken = sum(often * mlp_bytes(model, layer.mlp, count, held) for layer, often in task.kinds)
         return taken + FLOAT_BYTES * rows * (1 + task.kinds[0][0].mlp.gated) * count
 
     def words(count: int) -> int:
-        return words_bytes(model, count, asked.precision) + FLOAT_BYTES * count
+        return words_bytes(model, count, held) + FLOAT_BYTES * count
 
     for total, size, taken in zip(task.totals, sizes, (heads, columns, words), strict=True):
         one, every = taken(min(size, total)), taken(total)

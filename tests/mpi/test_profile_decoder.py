@@ -53,7 +53,7 @@ def test_every_family_is_measured_in_blocks_or_not(name, precision, world):
     measured = profile_decoder.measure_decoder(model, precision, world)
 
     attention = model.layers[0].attention
-    whole = attention_bytes(model, attention, attention.heads, attention.kv_heads, precision)
+    whole = attention_bytes(model, attention, attention.heads, attention.kv_heads, PRECISIONS[precision])
     assert whole in measured.speeds.parts[DecoderPart.ATTENTION].second
     assert measured.speeds.precision == precision
     assert measured.flop_per_s > 0

@@ -24,7 +24,7 @@ from solver.base.spans import Span, largest_remainder
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Bank, Floats, Kernel
 from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
-from solver.model.decoder import Decoder, DecoderLayer, GatedMlp, GroupedAttention
+from solver.model.decoder import PRECISIONS, Decoder, DecoderLayer, GatedMlp, GroupedAttention
 from solver.plan.decoder_plan import DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
 from solver.schedule.cost import Price, PricedStep
@@ -82,7 +82,7 @@ class DecoderSetting:
         """Return the seconds of so many heads on every device, [p], for rows behind so many tokens."""
         key = attention, heads, kv_heads, rows, behind
         if key not in self.kept:
-            size = attention_bytes(self.model, attention, heads, kv_heads, self.precision)
+            size = attention_bytes(self.model, attention, heads, kv_heads, PRECISIONS[self.precision])
             pairs = rows * seen(attention, rows, behind) * heads * attention.head_dim
             self.kept[key] = self._part_s(DecoderPart.ATTENTION, rows, size) + pairs * np.array(
                 [own.cached[self.cache].at(rows) for own in self.speeds]
@@ -91,11 +91,11 @@ class DecoderSetting:
 
     def mlp_s(self, mlp: GatedMlp, columns: int, rows: int) -> Floats:
         """Return the seconds of so many columns on every device, [p]."""
-        return self._part_s(DecoderPart.MLP, rows, mlp_bytes(self.model, mlp, columns, self.precision))
+        return self._part_s(DecoderPart.MLP, rows, mlp_bytes(self.model, mlp, columns, PRECISIONS[self.precision]))
 
     def words_s(self, words: int, rows: int = 1) -> Floats:
         """Return the seconds of so many words of some rows on every device, [p]."""
-        return self._part_s(DecoderPart.HEAD, rows, words_bytes(self.model, words, self.precision))
+        return self._part_s(DecoderPart.HEAD, rows, words_bytes(self.model, words, PRECISIONS[self.precision]))
 
     def _part_s(self, part: DecoderPart, rows: int, size: int) -> Floats:
         key = part, rows, size

@@ -1,7 +1,7 @@
 """What memory a language model's plan needs on every rank, in bytes.
 
-Weights are counted as they are held (`Weight`, `Precision.bytes_of`), also of query heads that share a key and value
-head with another rank's: both hold it, and its cache.
+Weights are counted as they are held (`HELD`), also of query heads that share a key and value head with another rank's:
+both hold it, and its cache.
 """
 
 from __future__ import annotations
@@ -22,10 +22,24 @@ from solver.model.decoder import (
     attention_tensors,
     mlp_tensors,
 )
+from solver.model.precision import Precision
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.asked import CHUNK_ROWS
 
 FLOAT_BYTES = 4
+
+
+def _in_blocks(**beside: int) -> Mapping[str, Precision]:
+    """Return what weights are in, with so many bytes beside the 16 or 32 of a block's levels."""
+    return {**PRECISIONS, **{name: replace(PRECISIONS[name], scale_bytes=size) for name, size in beside.items()}}
+
+
+# onnxruntime 1.32 lays blocks out anew, with sums beside the scales. Bytes of a block of int4 and int8 that stay in
+# memory: 24 and 40 on x86, 20 and 45 on an emulated Cortex-A76, 20 and 36 on an A72. A cluster does not say which its
+# devices are, and a board that lacks memory is worse off than one with some to spare: the larger ones count.
+HELD = _in_blocks(int4=8, int8=13)
+STORED = _in_blocks(int4=2, int8=2)  # in the file, where scales are float16
+
 NUMBER_BYTES = {"float32": 4, "int8": 1}  # of a number in the cache
 WORDS_KEPT = 2048  # embedded words that stay in rank 0's memory
 # Of [rows, hidden]: what came in, what goes out, a sum; beside the summands of all ranks.
@@ -59,19 +73,21 @@ class RankMemory:
         return self.weights + self.embedding + self.cache + self.work
 
 
-def attention_bytes(model: Decoder, attention: GroupedAttention, heads: int, kv_heads: int, precision: str) -> int:
+def attention_bytes(
+    model: Decoder, attention: GroupedAttention, heads: int, kv_heads: int, precision: Precision
+) -> int:
     """Return the bytes of the weights of some query heads, and of the key and value heads that they need."""
     return _bytes(attention_tensors(model, replace(attention, heads=heads, kv_heads=kv_heads)), precision) * (heads > 0)
 
 
-def mlp_bytes(model: Decoder, mlp: GatedMlp, columns: int, precision: str) -> int:
+def mlp_bytes(model: Decoder, mlp: GatedMlp, columns: int, precision: Precision) -> int:
     """Return the bytes of the weights of some columns."""
     return _bytes(mlp_tensors(model, replace(mlp, ffn=columns)), precision) * (columns > 0)
 
 
-def words_bytes(model: Decoder, words: int, precision: str) -> int:
+def words_bytes(model: Decoder, words: int, precision: Precision) -> int:
     """Return the bytes of some rows of the head."""
-    return PRECISIONS[precision].bytes_of((words, model.hidden), 1)
+    return precision.bytes_of((words, model.hidden), 1)
 
 
 def embedding_bytes(model: Decoder) -> int:
@@ -98,12 +114,17 @@ def widest(attention: GroupedAttention, mlp: GatedMlp, heads: int, columns: int)
 
 def rank_memory(model: Decoder, plan: DecoderPlan) -> tuple[RankMemory, ...]:
     """Return what every rank needs; of one that takes no part and is not rank 0, nothing."""
-    return tuple(_of_rank(model, plan, rank) for rank in range(len(plan.devices)))
+    return tuple(_of_rank(model, plan, rank, HELD[plan.precision]) for rank in range(len(plan.devices)))
 
 
-def _of_rank(model: Decoder, plan: DecoderPlan, rank: int) -> RankMemory:
+def stored_bytes(model: Decoder, plan: DecoderPlan, rank: int) -> int:
+    """Return what a rank's weights take in the file."""
+    return _of_rank(model, plan, rank, STORED[plan.precision]).weights
+
+
+def _of_rank(model: Decoder, plan: DecoderPlan, rank: int, precision: Precision) -> RankMemory:
     weights, cache, width, ranks = 0, 0, 0, 0
-    tokens, precision = plan.context * plan.sequences, plan.precision
+    tokens = plan.context * plan.sequences
     for stage in plan.stages:
         if rank not in stage.ranks:
             continue
@@ -145,5 +166,5 @@ def check_memory(model: Decoder, cluster: Cluster, plan: DecoderPlan) -> None:
         raise InfeasiblePlanError(f"{model.name} by {plan.system} {lacks}")
 
 
-def _bytes(tensors: Mapping[str, Weight], precision: str) -> int:
-    return sum(PRECISIONS[precision].bytes_of(weight.shape, weight.summed) for weight in tensors.values())
+def _bytes(tensors: Mapping[str, Weight], precision: Precision) -> int:
+    return sum(precision.bytes_of(weight.shape, weight.summed) for weight in tensors.values())

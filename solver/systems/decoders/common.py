@@ -18,6 +18,7 @@ from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import DecoderSetting, chunks, predicted, setting_of
 from solver.schedule.decoders.memory import (
+    HELD,
     attention_bytes,
     cache_bytes,
     check_memory,
@@ -62,15 +63,15 @@ def whole_layers(s: DecoderSetting, cluster: Cluster, asked: TokenRequest) -> Wh
         for rows, behind, often in passes:
             seconds += often * s.attention_s(own, own.heads, own.kv_heads, rows, behind)
             seconds += often * s.mlp_s(layer.mlp, layer.mlp.ffn, rows)
-    tokens = asked.context * asked.sequences
+    tokens, held = asked.context * asked.sequences, HELD[asked.precision]
     size = max(
-        attention_bytes(model, layer.attention, layer.attention.heads, layer.attention.kv_heads, asked.precision)
-        + mlp_bytes(model, layer.mlp, layer.mlp.ffn, asked.precision)
+        attention_bytes(model, layer.attention, layer.attention.heads, layer.attention.kv_heads, held)
+        + mlp_bytes(model, layer.mlp, layer.mlp.ffn, held)
         + cache_bytes(layer.attention, layer.attention.kv_heads, asked.cache, tokens)
         for layer in set(model.layers)
     )
     width = max(widest(layer.attention, layer.mlp, layer.attention.heads, layer.mlp.ffn) for layer in set(model.layers))
-    taken = work_bytes(model, 1, width, model.vocab, asked.context) + words_bytes(model, model.vocab, asked.precision)
+    taken = work_bytes(model, 1, width, model.vocab, asked.context) + words_bytes(model, model.vocab, held)
     room = memory_room(model, cluster) - taken
     return WholeLayers(seconds / len(model.layers), room, size)
 

@@ -18,6 +18,7 @@ from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.cost import setting_of
 from solver.schedule.decoders.memory import (
     FLOAT_BYTES,
+    HELD,
     attention_bytes,
     cache_bytes,
     mlp_bytes,
@@ -62,11 +63,12 @@ def _clipped(units: list[int], size: int, total: int) -> list[int]:
 def _unit_bytes(model: Decoder, asked: TokenRequest, heads: int, columns: int) -> list[int]:
     """Return the bytes of a block of words, of columns and of heads in all layers, with their cache."""
     tokens, rows = asked.context * asked.sequences, min(CHUNK_ROWS, asked.context)
-    taken = [words_bytes(model, BLOCK_OF_WORDS, asked.precision), 0, 0]
+    held = HELD[asked.precision]
+    taken = [words_bytes(model, BLOCK_OF_WORDS, held), 0, 0]
     for layer in model.layers:
         kv = -(-heads // layer.attention.group)
-        taken[1] += mlp_bytes(model, layer.mlp, columns, asked.precision)
-        taken[2] += attention_bytes(model, layer.attention, heads, kv, asked.precision)
+        taken[1] += mlp_bytes(model, layer.mlp, columns, held)
+        taken[2] += attention_bytes(model, layer.attention, heads, kv, held)
         taken[2] += cache_bytes(layer.attention, kv, asked.cache, tokens)
     taken[1] += 2 * FLOAT_BYTES * rows * columns
     taken[2] += FLOAT_BYTES * rows * 3 * heads * model.layers[0].attention.head_dim

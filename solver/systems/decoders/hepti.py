@@ -36,7 +36,7 @@ from solver.schedule.decoders.cost import (
     setting_of,
     summed,
 )
-from solver.schedule.decoders.memory import decoder_lacks, rank_memory, words_bytes, work_bytes
+from solver.schedule.decoders.memory import HELD, decoder_lacks, rank_memory, words_bytes, work_bytes
 from solver.schedule.timing import FLOAT_BYTES
 from solver.systems.decoders.common import WholeLayers, all_on, finished, memory_room, plan_of, whole_layers
 
@@ -125,7 +125,7 @@ class StageSet:
 def _sets(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: WholeLayers) -> list[StageSet]:
     """Return all sets of the fastest devices that hold a layer."""
     model = s.model
-    head = words_bytes(model, model.vocab, asked.precision) + FLOAT_BYTES * model.vocab
+    head = words_bytes(model, model.vocab, HELD[asked.precision]) + FLOAT_BYTES * model.vocab
     free = memory_room(model, cluster)
     able = [rank for rank in np.argsort(whole.seconds, kind="stable").tolist() if free[rank] > 0][:MOST]
     passes = [(1, asked.tokens), *((rows, 1) for rows, _ in chunks(asked.prompt))]

@@ -10,6 +10,7 @@ from hepti_mpi.base.memory import Lent, give_back, own_bytes
 from hepti_mpi.kernels.blocks import Blocks
 from hepti_mpi.kernels.ort import Session, make_session
 from solver.model.decoder import BLOCK, PRECISIONS
+from solver.schedule.decoders.memory import HELD
 from weights.decoders.quantise import dequantise, quantise
 
 helper = pytest.importorskip("onnx").helper
@@ -38,18 +39,24 @@ def test_gives_the_product_when_its_pages_are_given_back(precision: str, out: in
     assert np.abs(y - exact).max() < 0.02 * inner**0.5 * np.abs(x).max() * np.abs(weight).max()
 
 
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="ARM's product reads the scales")
-def test_holds_only_what_the_product_reads() -> None:
-    product(Blocks(Lent(np.zeros((8, 1, 16), np.uint8)), Lent(np.ones((8, 1), np.float32)), 4, BLOCK))  # imports
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="ARM's products hold other numbers")
+@pytest.mark.parametrize(("precision", "held"), [("int4", 24), ("int8", 40)])
+def test_holds_only_what_the_product_reads_and_no_more_than_is_predicted(precision: str, held: int) -> None:
+    bits = PRECISIONS[precision].bits
+    product(
+        Blocks(Lent(np.zeros((8, 1, 4 * bits), np.uint8)), Lent(np.ones((8, 1), np.float32)), bits, BLOCK)
+    )  # imports
     out, blocks = 8192, 64
     gc.collect()
     give_back()
     before = own_bytes()
-    levels = Lent(np.full((out, blocks, 16), 0x78, np.uint8))
-    matrix = Blocks(levels, Lent(np.ones((out, blocks), np.float32)), 4, blocks * BLOCK)
+    levels = Lent(np.full((out, blocks, 4 * bits), 0x78, np.uint8))
+    matrix = Blocks(levels, Lent(np.ones((out, blocks), np.float32)), bits, blocks * BLOCK)
     session = product(matrix)
     give_back()
-    assert own_bytes() - before < 26 * out * blocks  # of 24, and 44 if it held what it was made of
+    # If it held what it was made of, too, it would be 44 of int4 and 76 of int8.
+    assert own_bytes() - before == pytest.approx(held * out * blocks, rel=0.08)
+    assert held * out * blocks <= HELD[precision].bytes_of((out, blocks * BLOCK), 1)
     del session
 
 

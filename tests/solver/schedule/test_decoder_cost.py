@@ -24,7 +24,7 @@ from solver.schedule.decoders.cost import (
     setting_of,
     token_seconds,
 )
-from solver.schedule.decoders.memory import check_memory, rank_memory
+from solver.schedule.decoders.memory import check_memory, rank_memory, stored_bytes
 from tests.decoders import small_model
 from tests.solver.answers import boards
 
@@ -45,16 +45,17 @@ def here(*bytes_per_s, plan, **facts):
     return setting_of(MODEL, boards(*bytes_per_s, **facts), plan)
 
 
-def int4(numbers):
-    return numbers * (0.5 + 4 / 32)
+def int4(numbers, beside=4):
+    """Return the bytes of numbers in blocks, each with so many beside its levels."""
+    return numbers * (0.5 + beside / 32)
 
 
-def attention_bytes(heads, kv):
-    return 4 * 64 + int4(2 * heads * 32 * 64 + 2 * kv * 32 * 64)
+def attention_bytes(heads, kv, beside=4):
+    return 4 * 64 + int4(2 * heads * 32 * 64 + 2 * kv * 32 * 64, beside)
 
 
-def mlp_bytes(columns):
-    return 4 * 64 + int4(3 * columns * 64)
+def mlp_bytes(columns, beside=4):
+    return 4 * 64 + int4(3 * columns * 64, beside)
 
 
 def test_a_token_on_one_device_is_its_layers_and_its_head():
@@ -178,7 +179,8 @@ def test_memory_is_weights_cache_and_work():
     two = plan(heads=(2, 6), columns=(32, 96), words=(128, 128), sequences=3)
     one, other = rank_memory(MODEL, two)
 
-    assert one.weights == 2 * (attention_bytes(2, 1) + mlp_bytes(32)) + int4(128 * 64)
+    assert one.weights == 2 * (attention_bytes(2, 1, 8) + mlp_bytes(32, 8)) + int4(128 * 64, 8)
+    assert stored_bytes(MODEL, two, 0) == 2 * (attention_bytes(2, 1, 2) + mlp_bytes(32, 2)) + int4(128 * 64, 2)
     assert one.cache == 2 * 2 * 1 * 32 * 4 * 128 * 3
     assert other.cache == 3 * one.cache
     assert one.embedding == 4 * 256 * 64
