@@ -243,8 +243,8 @@ class DecoderLeader(Speaker):
         changes = options.replan == "auto"
         follower = TokenFollower(self._model, self._cluster, self._asked(), self._plan, load_s, changes=changes)
 
-        def follow(compute_s: Floats, seconds: float, to_come: int) -> DecoderPlan | None:
-            change = follower.came(compute_s.tolist(), seconds, to_come)
+        def follow(compute_s: Floats, seconds: float, behind: int, to_come: int) -> DecoderPlan | None:
+            change = follower.came(compute_s.tolist(), seconds, behind, to_come)
             if change is None:
                 return None
             self._changes.append(change.to_table(len(self._answers)))

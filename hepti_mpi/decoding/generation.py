@@ -25,7 +25,7 @@ TIMES = 3  # each
 SAMPLE = 128  # tokens by which an int8 cache's scales are chosen
 CANCELLED = "cancelled"  # the reason why an answer ends that nobody waits for any more
 
-Follow = Callable[[Floats, float, int], DecoderPlan | None]
+Follow = Callable[[Floats, float, int, int], DecoderPlan | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -121,8 +121,8 @@ class Generation:
         Whether tokens that followed the same ones before are tried together (`requests.lookup`); never where tokens
         are drawn, or several sequences share a pass.
     follows
-        Hears of every token that was made alone what every rank computed [p], the seconds that it took, and how many
-        are still asked for; returns the plan to go on with, if it is another.
+        Hears of every token that was made alone what every rank computed [p], the seconds that it took, how many stand
+        before it, and how many are still asked for; returns the plan to go on with, if it is another.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ class Generation:
         lookup = None
         if len(active) == 1 and self._speculates and first.greedy and first.wishes.grammar is None:
             lookup = self._lookup = self._lookup or self._first_lookup(active[0])
-        started = clock.now()
+        started, behind = clock.now(), len(active[0].kept)
         if lookup is not None:
             alone = self._guess(active[0], lookup, said)
         else:
@@ -257,7 +257,7 @@ class Generation:
             alone = len(active) == 1
         if self._follows is not None and alone:
             asked = first.text.most - len(first.text.tokens)
-            plan = self._follows(self._ranks.pass_s, clock.now() - started, asked)
+            plan = self._follows(self._ranks.pass_s, clock.now() - started, behind, asked)
             if plan is not None:
                 self.change(plan)
 
