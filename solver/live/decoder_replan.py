@@ -20,7 +20,7 @@ from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import DecoderSetting, price_pass, setting_of, token_seconds
 from solver.systems.decoders.hepti import plan_hepti
 
-STEP = 32  # tokens for which a price holds: it takes rank 0 some 0.7 ms, while all others wait
+STEP = 32  # tokens for which a price holds: it takes rank 0 1.5 ms, while all others wait
 
 
 class TokenFollower(DeviceFollower[DecoderPlan]):
