@@ -70,6 +70,13 @@ class Box:
             self.columns.intersect(other.columns),
         )
 
+    def common(self, other: Box) -> int:
+        """Return how many numbers both have."""
+        numbers = 1
+        for one, two in zip(self.spans, other.spans, strict=True):
+            numbers *= max(min(one.stop, two.stop) - max(one.start, two.start), 0)
+        return numbers
+
     def hull(self, other: Box) -> Box:
         """Return the smallest box that has both; what is empty takes no room."""
         if not (self.size and other.size):
@@ -191,10 +198,10 @@ class ConvNet:
             found[value] = Box(Span(0, channels), Span(0, rows), Span(0, columns))
         return found
 
-    def bytes_of(self, value: str, box: Box) -> int:
-        """Return the bytes of a box of a value, float32."""
-        whole = self.extent(value)
-        return FLOAT_BYTES * (math.prod(self.shapes[value]) * box.size // whole.size if whole.size else 0)
+    def bytes_of(self, value: str, size: int) -> int:
+        """Return the bytes of a box of a value that has so many numbers, float32."""
+        whole = self.extent(value).size
+        return FLOAT_BYTES * (math.prod(self.shapes[value]) * size // whole if whole else 0)
 
     def values_of(self, node: Node) -> list[str]:
         """Return the values that a node computes of, tensors left out."""

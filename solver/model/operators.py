@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 from solver.base.spans import Span
@@ -97,6 +98,7 @@ class Reach:
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
+@lru_cache(maxsize=1 << 12)
 def windows(node: Node) -> tuple[Window, Window]:
     """Return how an operator that passes rows on passes over rows, and over columns."""
     rows, columns = (_window(node, axis) for axis in (0, 1))
@@ -172,6 +174,8 @@ def _pixel_by_pixel(net: ConvNet, node: Node, wanted: Box) -> Reach:
     """Return the same pixels of every value; of one that is the same for all rows, columns or channels, that one."""
 
     def of(value: str) -> Box:
+        if len(net.shapes[value]) == 3 and 1 not in net.shapes[value]:
+            return wanted
         every = net.extent(value).spans
         return Box(*(Span(0, 1) if own.stop == 1 else span for own, span in zip(every, wanted.spans, strict=True)))
 

@@ -212,19 +212,19 @@ class SegmentShares:
         return [[piece.boxes for piece in own] for own in self.pieces]
 
 
-def unrolled(net: ConvNet, plan: SegmentPlan) -> list[SegmentShares]:
+def unrolled(net: ConvNet, plan: SegmentPlan) -> tuple[SegmentShares, ...]:
     """Return what follows from every segment; the image is on rank 0, and in the end so are the outputs."""
-    held: Mapping[str, Held] = image_on_root(net, len(plan.devices))
+    return _unrolled(net, plan.segments, len(plan.devices))
+
+
+@lru_cache(maxsize=8)  # time, weights and memory of a plan are asked for one after the other
+def _unrolled(net: ConvNet, segments: tuple[Segment, ...], ranks: int) -> tuple[SegmentShares, ...]:
+    held: Mapping[str, Held] = image_on_root(net, ranks)
     found: list[SegmentShares] = []
-    for segment in plan.segments:
-        shares = segment_shares(net, segment, held)
-        if found:
-            found[-1] = with_edges_first(net, found[-1], shares.needs)
-        found.append(shares)
-        held = shares.after
-    if found:
-        found[-1] = with_edges_first(net, found[-1], handed_in(net, held))
-    return found
+    for segment in segments:
+        found.append(segment_shares(net, segment, held))
+        held = found[-1].after
+    return tuple(with_edges_first(net, found)) if found else ()
 
 
 def image_on_root(net: ConvNet, ranks: int) -> dict[str, Held]:
@@ -311,7 +311,13 @@ def _pieces(
     return tuple(Piece(boxes, _walk(net, nodes, tuple(boxes.items()), tuple(parts.items()))) for boxes in full if boxes)
 
 
-def with_edges_first(net: ConvNet, shares: SegmentShares, needed: Mapping[str, Boxes]) -> SegmentShares:
+def with_edges_first(net: ConvNet, every: Sequence[SegmentShares]) -> list[SegmentShares]:
+    """Return segments whose ranks compute first what others need of them next, where they are of those."""
+    needed = [*(shares.needs for shares in every[1:]), handed_in(net, every[-1].after)]
+    return [_with_edges_first(net, shares, own) for shares, own in zip(every, needed, strict=True)]
+
+
+def _with_edges_first(net: ConvNet, shares: SegmentShares, needed: Mapping[str, Boxes]) -> SegmentShares:
     """Return a segment whose ranks compute first what others need of them next, if it is one of those.
 
     Rows that those before a rank need are its upper edge, that those behind it need its lower one. What needs no
@@ -398,7 +404,7 @@ def moved_bytes(net: ConvNet, held: Mapping[str, Held], needs: Mapping[str, Boxe
     for value, wanted in needs.items():
         for sender, box in enumerate(held[value].boxes):
             for receiver in ranks if box.size else ():
-                if sender != receiver and (common := box.intersect(wanted[receiver])).size:
+                if sender != receiver and (common := box.common(wanted[receiver])):
                     size = net.bytes_of(value, common) // 4
                     moved[sender][receiver] += size if value == net.input else size * wire.bits // 8
     return moved

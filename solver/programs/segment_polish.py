@@ -1,13 +1,14 @@
 """What is done to a network's plan once it is cut: rows moved, edges first, shares for devices as they are now.
 
-Each on the price of the whole plan, in which ranks do not wait for all others (`solver.schedule.segment_steps.follow`).
+Each on the price of the whole plan, in which ranks do not wait for all others
+(`solver.schedule.segment_steps.advanced`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise, permutations, product
+from itertools import combinations, pairwise, permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,10 +19,9 @@ from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equ
 from solver.schedule.segment_steps import (
     NetSetting,
     SegmentStep,
-    follow,
+    moments_of,
     network_steps,
     plan_seconds,
-    seconds_of,
     step_at,
 )
 
@@ -63,10 +63,9 @@ def balanced(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
 
     Ranks do not wait for all others: who has a row more in one segment may have one less in the next.
     """
-    segments, every = list(plan.segments), unrolled(s.net, plan)
+    segments, every = list(plan.segments), list(unrolled(s.net, plan))
     steps = network_steps(s, plan)
-    ended = [times.end for _, times in follow(s.machine, steps)]
-    best_s = seconds_of(s.machine, steps)
+    moments = list(moments_of(s.machine, steps))
     for number, segment in enumerate(plan.segments):
         heights = {s.net.extent(value).rows.stop for value in every[number].after}
         height, active = max(heights), np.array(segment.active)
@@ -74,7 +73,8 @@ def balanced(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
             continue
         rows = np.array(Partition.of_shares(segment.shares, height).counts)
         moved = height // min(heights - {1}, default=height)  # a row of the coarsest value
-        last, first = active[ended[number][active].argmax()], active[ended[number][active].argmin()]
+        ended = moments[number + 1].ready[active]
+        last, first = active[ended.argmax()], active[ended.argmin()]
         if rows[last] <= moved:
             continue
         rows[last] -= moved
@@ -84,11 +84,12 @@ def balanced(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
         changed = [*every[:number], own, *every[number + 1 :]]
         if number + 1 < len(every):
             changed[number + 1] = replace(every[number + 1], before=own.after)
-        here = (step_at(s, changed, at, plan.wire) for at in (number, number + 1))
-        tried = [*steps[:number], *here, *steps[number + 2 :]]
-        if (other_s := seconds_of(s.machine, tried)) < best_s:
-            segments[number], every, steps, best_s = other, changed, tried, other_s
-            ended = [times.end for _, times in follow(s.machine, steps)]
+        here = [step_at(s, changed, at, plan.wire) for at in (number, number + 1)]
+        tried = [*here, *steps[number + 2 :]]
+        then = list(moments_of(s.machine, tried, moments[number]))
+        if then[-1].ready.max() < moments[-1].ready.max():
+            segments[number], every = other, changed
+            steps[number:], moments[number:] = tried, then
     return replace(plan, segments=tuple(segments))
 
 
@@ -155,27 +156,25 @@ def _shifted(s: NetSetting, segment: Segment) -> Iterator[tuple[float, ...]]:
 
 def edges_first(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
     """Return the plan with edges first in those segments where that makes it faster."""
+    segments = [tuple(replace(segment, edges_first=flag) for segment in plan.segments) for flag in (False, True)]
+    every = [unrolled(s.net, replace(plan, segments=own)) for own in segments]
     count, known = len(plan.segments), dict[tuple[int, bool, bool], SegmentStep]()
 
-    def with_edges(flags: Sequence[bool]) -> SegmentPlan:
-        own = (replace(segment, edges_first=flag) for segment, flag in zip(plan.segments, flags, strict=True))
-        return replace(plan, segments=tuple(own))
-
-    # A step depends on whether edges come first in its segment, and in the one before.
-    for flags in product([False, True], repeat=2):
-        alternating = [flags[number % 2] for number in range(count)]
-        for number, step in enumerate(network_steps(s, with_edges(alternating))):
-            before = alternating[number - 1] if number else False
-            known[number, before, alternating[number] if number < count else False] = step
-
-    def seconds(flags: Sequence[bool]) -> float:
-        ends = zip([False, *flags], [*flags, False], strict=True)
-        return seconds_of(s.machine, [known[number, *pair] for number, pair in enumerate(ends)])
+    def step(number: int, flags: Sequence[bool]) -> SegmentStep:
+        """Return a step, which depends on whether edges come first in its segment, and in the one before."""
+        around = flags[number - 1] if number else False, flags[number] if number < count else False
+        if (number, *around) not in known:
+            own = [every[flag][at] for at, flag in enumerate(flags)]
+            known[number, *around] = step_at(s, own, number, plan.wire)
+        return known[number, *around]
 
     best = [False] * count
-    best_s = seconds(best)
+    moments = list(moments_of(s.machine, (step(number, best) for number in range(count + 1))))
     for turned in (range(count), *([number] for number in range(count))):
         other = [flag is not (number in turned) for number, flag in enumerate(best)]
-        if (other_s := seconds(other)) < best_s:
-            best, best_s = other, other_s
-    return with_edges(best)
+        since = min(turned, default=0)
+        steps = (step(number, other) for number in range(since, count + 1))
+        then = list(moments_of(s.machine, steps, moments[since]))
+        if then[-1].ready.max() < moments[-1].ready.max():
+            best, moments[since:] = other, then
+    return replace(plan, segments=tuple(segments[flag][number] for number, flag in enumerate(best)))

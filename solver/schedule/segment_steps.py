@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -169,6 +170,8 @@ class SegmentStep:
         Of the segment, and its first and last node.
     moved : [pieces, p, p] bytes
         What each rank sends each other of each of the pieces that it computed before.
+    sending, taking : [p]
+        The seconds in which every rank handles what it sends, and what comes.
     computes
         Of every rank, the seconds of its pieces.
     """
@@ -176,6 +179,8 @@ class SegmentStep:
     name: str
     nodes: tuple[str, ...]
     moved: Floats
+    sending: Floats
+    taking: Floats
     computes: Sequence[Sequence[float]]
 
 
@@ -194,14 +199,25 @@ def step_at(s: NetSetting, every: Sequence[SegmentShares], number: int, wire: Wi
         pieces = [[piece.boxes for piece in own] for own in every[number - 1].pieces]
     if number == len(every):
         held = every[-1].after if every else image_on_root(s.net, s.devices)
-        return SegmentStep("hand in", (), _moved(s.net, pieces, handed_in(s.net, held), wire), [[] for _ in ranks])
+        moved = _moved(s.net, pieces, handed_in(s.net, held), wire)
+        return SegmentStep("hand in", (), moved, *_handling_s(s.machine, moved), [[] for _ in ranks])
     own = every[number]
     moved = _moved(s.net, pieces, own.needs, wire)
     for rank, tiles in enumerate(own.pieces if own.tiles else ()):
         for tile in tiles:
             moved[0] += _from_root(s.net, tile, rank, own, wire)
     lying = _lying(every[number - 1] if number else None, own)
-    return SegmentStep(f"segment {number}", _names(s.net, own), moved, pieces_s(s, own, lying))
+    handling_s = _handling_s(s.machine, moved)
+    return SegmentStep(f"segment {number}", _names(s.net, own), moved, *handling_s, pieces_s(s, own, lying))
+
+
+def _handling_s(machine: Machine, moved: Floats) -> tuple[Floats, Floats]:
+    """Return in how many seconds every rank handles the messages that it sends, and those that come, [p]."""
+    messages = moved > 0
+    sent, received = messages.sum(-1), messages.sum((0, 1))
+    sizes = np.concatenate([moved.sum(-1) / np.maximum(sent, 1), [moved.sum((0, 1)) / np.maximum(received, 1)]])
+    seconds = machine.bank.seconds(Kernel.MESSAGE, sizes)  # [pieces + 1, p]
+    return (seconds[:-1] * sent).sum(0), seconds[-1] * received
 
 
 def _from_root(net: ConvNet, tile: Piece, rank: int, shares: SegmentShares, wire: Wire) -> Floats:
@@ -225,36 +241,65 @@ def _moved(
     return moved
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Moment:
+    """When ranks have ended a step, [p], and had computed its pieces, [pieces, p]; seconds since the image came."""
+
+    ready: Floats
+    sent_at: Floats
+
+    @classmethod
+    def first(cls, devices: int) -> Moment:
+        """Return when the image comes."""
+        return cls(np.zeros(devices), np.zeros((1, devices)))
+
+
 def follow(machine: Machine, steps: Iterable[SegmentStep]) -> Iterator[tuple[SegmentStep, Times]]:
-    """Yield every step with its seconds of compute, and of waiting, and by how much it ends after the one before.
+    """Yield every step with its seconds of compute, and of waiting, and by how much it ends after the one before."""
+    now = Moment.first(machine.devices)
+    for step in steps:
+        before = now.ready.max()
+        now, taken, waited = advanced(machine, now, step)
+        yield step, Times(taken, waited, now.ready - before)
+
+
+def moments_of(machine: Machine, steps: Iterable[SegmentStep], now: Moment | None = None) -> Iterator[Moment]:
+    """Yield the moment when the first of these steps begins, and when each ends; without one, the image comes then."""
+    now = now or Moment.first(machine.devices)
+    yield now
+    for step in steps:
+        now, _, _ = advanced(machine, now, step)
+        yield now
+
+
+def advanced(machine: Machine, now: Moment, step: SegmentStep) -> tuple[Moment, Floats, Floats]:
+    """Return when a step has ended that begins now, and every rank's seconds of compute and of waiting.
 
     A rank has a message when its sender has computed the piece and sent all that it had to send before, and when its
     own link has taken all that came. Times vary: of those that a rank waits for, and its own, the latest is later than
     the latest of their means, as in `solver.schedule.timing.lateness`; and who has waited computes faster for a moment.
     """
-    network, devices = machine.network, machine.devices
-    ready = np.zeros(devices)
-    sent_at = np.zeros((1, devices))  # when pieces are computed
-    scale = float(machine.late_scale(np.ones(devices, bool))[0]) if devices > 1 else 0.0
-    for step in steps:
-        messages = step.moved > 0
-        cost = machine.bank.seconds(Kernel.MESSAGE, step.moved.sum(-1) / np.maximum(messages.sum(-1), 1))
-        sending = cost * messages.sum(-1)  # [pieces, p]
-        size = step.moved.sum((0, 1)) / np.maximum(messages.sum((0, 1)), 1)
-        taking = machine.bank.seconds(Kernel.MESSAGE, size) * messages.sum((0, 1))
-        arrival = _arrivals(network, step.moved, sent_at)
-        done = ready + sending.sum(0)
-        begin = np.array([_latest(scale, [done[i], *arrival[:, i][arrival[:, i] > 0]]) for i in range(devices)])
-        waited = begin - done
-        faster = np.minimum(machine.rest, RESTED * waited)
-        most = max((len(own) for own in step.computes), default=0)
-        sent_at, before = np.zeros((max(most, 1), devices)), ready.max()
-        compute = np.array([sum(own) for own in step.computes]) if most else np.zeros(devices)
-        ready = begin + taking + np.maximum(compute - faster, 0.5 * compute)
-        for rank, own in enumerate(step.computes):
-            for number in range(len(own)):
-                sent_at[number, rank] = ready[rank] - sum(own[number + 1 :])
-        yield step, Times(compute + taking + sending.sum(0), waited, ready - before)
+    devices = machine.devices
+    arrival = _arrivals(machine.network, step.moved, now.sent_at)
+    done = now.ready + step.sending
+    scale = _late_scale(machine)
+    begin = np.array([_latest(scale, [done[i], *arrival[:, i][arrival[:, i] > 0]]) for i in range(devices)])
+    waited = begin - done
+    faster = np.minimum(machine.rest, RESTED * waited)
+    most = max((len(own) for own in step.computes), default=0)
+    compute = np.array([sum(own) for own in step.computes]) if most else np.zeros(devices)
+    ready = begin + step.taking + np.maximum(compute - faster, 0.5 * compute)
+    sent_at = np.zeros((max(most, 1), devices))
+    for rank, own in enumerate(step.computes):
+        for number in range(len(own)):
+            sent_at[number, rank] = ready[rank] - sum(own[number + 1 :])
+    return Moment(ready, sent_at), compute + step.taking + step.sending, waited
+
+
+@lru_cache(maxsize=8)
+def _late_scale(machine: Machine) -> float:
+    every = np.ones(machine.devices, bool)
+    return float(machine.late_scale(every)[0]) if machine.devices > 1 else 0.0
 
 
 def _arrivals(network: Network, moved: Floats, sent_at: Floats) -> Floats:
