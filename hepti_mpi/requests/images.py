@@ -112,7 +112,7 @@ def read_image(file: Path | bytes, source: ImageInput) -> Array:
         it is no file, or Pillow is not installed.
     """
     with _opened(file) as opened:
-        image = opened.convert("RGB")
+        image = _eight_bits(opened).convert("RGB")
     height, width = source.resize or (source.height, source.width)
     image = image.resize((width, height), Image.Resampling[source.resample.upper()])
     top, left = (height - source.height) // 2, (width - source.width) // 2
@@ -147,7 +147,7 @@ def read_pixels(file: Path | bytes, shape: tuple[int, ...], picture: Picture) ->
     if channels not in MODES:
         raise HeptiError(f"cannot read {_name(file)}: the network reads {channels} channels, an image has 1 or 3")
     with _opened(file) as opened:
-        image = ImageOps.exif_transpose(opened).convert(MODES[channels])
+        image = _eight_bits(ImageOps.exif_transpose(opened)).convert(MODES[channels])
     frame = Frame(*image.size)
     if image.size != (width, height):
         size = _resized(image.width, image.height, picture.resize or (height, width))
@@ -176,6 +176,13 @@ def _opened(file: Path | bytes) -> Iterator[Image.Image]:
             raise HeptiError(f"cannot read {_name(file)}: it is no image") from None
         with opened:
             yield opened
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Return the high bytes of a grey image of 16 bits, as Pillow takes those of colours: it cuts grey off at 255."""
+    if not image.mode.startswith("I"):
+        return image
+    return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
 
 
 def _open_path(path: Path) -> Image.Image:

@@ -106,6 +106,17 @@ def test_a_network_of_one_channel_reads_grey(tmp_path):
     assert np.array_equal(request.pixels, np.asarray(image.convert("L"))[None])
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_grey_image_of_16_bits_is_as_dark_as_it_is(channels, tmp_path):
+    grey = NUMBERS.integers(0, 2**16, (5, 7), np.uint16)
+    Image.fromarray(grey).save(tmp_path / "deep.png")
+
+    [request], said = ask(network(channels, 5, 7), tmp_path / "deep.png")
+
+    assert not said
+    assert (request.pixels == grey >> 8).all()
+
+
 def test_images_are_turned_upright(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned right by 90°
