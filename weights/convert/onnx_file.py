@@ -162,15 +162,16 @@ def _fix_input(path: Path, model: onnx.ModelProto, size: tuple[int, int] | None)
     if batch > 1:
         raise HeptiError(f"{path} is for batches of {batch}, export it for a batch of 1 or of any size")
     dims[0].dim_value = 1
-    if not dims[1].dim_value:
+    if dims[1].dim_value < 1:
         raise HeptiError(f"{path}: input {inputs[0].name} does not say how many channels it has")
     for axis, name in ((0, "height"), (1, "width")):
-        dim, wanted = dims[2 + axis], size and size[axis]
-        if not (dim.dim_value or wanted):
+        # Some exporters write -1 where a size is open.
+        dim, known, wanted = dims[2 + axis], max(dims[2 + axis].dim_value, 0), size and size[axis]
+        if not (known or wanted):
             raise HeptiError(f"{path} leaves the {name} of its input open: give it with --size HxW")
-        if wanted and dim.dim_value not in (0, wanted):
-            raise HeptiError(f"{path} is for images of {name} {dim.dim_value}, --size says {wanted}")
-        dim.dim_value = dim.dim_value or wanted
+        if wanted and known not in (0, wanted):
+            raise HeptiError(f"{path} is for images of {name} {known}, --size says {wanted}")
+        dim.dim_value = known or wanted
     del model.graph.value_info[:]
     for value in model.graph.output:
         value.type.tensor_type.ClearField("shape")
