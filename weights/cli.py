@@ -97,6 +97,8 @@ def _convert(options: argparse.Namespace) -> None:
     if options.checkpoint.suffix == ONNX:
         if options.dtype != "float32":
             raise HeptiError(f"--dtype {options.dtype} is for transformers, networks of ONNX are stored as float32")
+        if options.precision or options.text:
+            raise HeptiError(f"--precision and --text are for language models, {options.checkpoint} is a network")
         net = convert_network(options.checkpoint, options.model, **of_networks)
         print(f"{options.model}: {_network_sentence(net)}, {_mib(options.model.stat().st_size)}")
         return
@@ -119,6 +121,8 @@ def _check_convertible(path: Path) -> None:
     if path.is_dir():
         return
     if not path.exists():
+        if path.suffix in (GGUF, ONNX):
+            raise HeptiError(f"there is no file {path}")
         raise HeptiError(f"there is no checkpoint {path}: hf download NAME --local-dir {path} gets one")
     if path.suffix in (GGUF, ONNX):
         return

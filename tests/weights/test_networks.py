@@ -227,6 +227,7 @@ class TestCommands:
             ((), "--size HxW"),
             (("--size", "20"), "224x224"),
             (("--size", "8x8", "--dtype", "float16"), "--dtype"),
+            (("--size", "8x8", "--precision", "int4"), "--precision and --text are for language models"),
             (("--size", "8x8", "--head", "boxes"), "--head boxes"),
             (("--size", "8x8", "--anchors", "1,2,3"), "width and height"),
         ],
@@ -247,6 +248,8 @@ class TestCommands:
             ('{"mean": [1]}', "3 numbers"),
             ('{"interpolation": "area"}', "area"),
             ('{"resize": "large"}', "neither a length"),
+            ('{"std": [1, NaN, 1]}', "must be finite numbers"),
+            ('{"scale": Infinity}', "must be finite numbers"),
         ],
     )
     def test_pictures_that_cannot_be(self, tmp_path, onnx_file, run_weights, text, words):

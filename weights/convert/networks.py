@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -113,12 +114,15 @@ def _picture(path: Path | None, shape: tuple[int, ...]) -> Picture | None:
         )
         if len(mean) != shape[0] or len(std) != shape[0] or not all(std):
             raise HeptiError(f"{path}: mean and std must be {shape[0]} numbers, and no std may be 0")
+        scale = float(facts.get("scale", 1 / 255))
+        if not all(map(isfinite, (*mean, *std, scale))):
+            raise HeptiError(f"{path}: mean, std and scale must be finite numbers")
         return Picture(
             resize=_sides(facts.get("resize_size", facts.get("resize"))),
             mean=mean,
             std=std,
             interpolation=interpolation,
-            scale=float(facts.get("scale", 1 / 255)),
+            scale=scale,
         )
 
 
