@@ -148,10 +148,14 @@ async def images_of(request: Request, body: bytes) -> tuple[str, list[bytes]]:
     Raises
     ------
     ApiError
-        If it is none.
+        If it is none, or without either.
     """
     form = await parse_form(request, body)
-    return check_text(form.get("model"), "model"), await files_of(form, FILES)
+    model, images = Fields(form).text("model"), await files_of(form, FILES)
+    if not images:
+        message = "the form has no file called image: curl sends one with -F image=@FILE"
+        raise ApiError(400, message, "image", "missing_required_parameter")
+    return model, images
 
 
 def images_in(body: Fields) -> list[bytes]:
@@ -162,7 +166,7 @@ def images_in(body: Fields) -> list[bytes]:
     ApiError
         If there are none.
     """
-    given = body.value("image") or body.value("input")
+    given = body.value("image" if "image" in body else "input")
     return [_image(one) for one in (given if isinstance(given, list) else [given])]
 
 

@@ -136,6 +136,28 @@ def test_a_damaged_form_is_a_bad_request(service):
             assert answer.status_code == 400, body
 
 
+@pytest.mark.parametrize(
+    ("fields", "files", "param", "words"),
+    [
+        ({}, {"image": b"x"}, "model", "model is missing, it must be a string"),
+        ({"model": "vit", "image": "cat.png"}, {"other": b"x"}, "image", "-F image=@FILE"),
+    ],
+)
+def test_a_form_without_a_model_or_a_file_says_so(service, fields, files, param, words):
+    answer = httpx.post(f"{service.url}/v1/classifications", data=fields, files=files)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, "missing_required_parameter")
+    assert words in error["message"]
+
+
+def test_a_list_of_no_images_has_none(service):
+    answer = httpx.post(f"{service.url}/v1/classifications", json={"model": "vit", "image": []})
+
+    assert answer.status_code == 400
+    assert "image has 0 entries" in answer.json()["error"]["message"]
+
+
 def test_paths_and_methods_that_there_are_not_have_errors_of_the_same_shape(service):
     for path in ("/v1/images", "/etc/passwd", "/static/../app.py", "/static/%2e%2e/app.py", "/v1/models/../../x"):
         answer = httpx.get(service.url + path)
