@@ -6,7 +6,7 @@ Each on the price of the whole plan, in which ranks do not wait for all others
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, permutations
 
@@ -47,8 +47,7 @@ def shared_out(s: NetSetting, plan: SegmentPlan, without: Sequence[int] = ()) ->
     segments = []
     for segment, shares in zip(plan.segments, unrolled(s.net, plan), strict=True):
         crew = np.array([rank for rank in segment.active if rank not in without] or [0])
-        heights = {s.net.extent(value).rows.stop for value in shares.after} - {1}
-        parts = min(heights, default=1) if segment.cut is SegmentCut.ROWS else CHANNEL_PARTS
+        parts = _coarsest(s, shares.after) if segment.cut is SegmentCut.ROWS else CHANNEL_PARTS
         if crew.size == 1 or not segment.nodes.size or segment.cut is SegmentCut.TILES:
             alone = replace(segment, shares=alone_on(int(crew[0]), s.devices), edges_first=False)
             segments.append(alone if crew.size == 1 and segment.cut is not SegmentCut.TILES else segment)
@@ -67,12 +66,12 @@ def balanced(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
     steps = network_steps(s, plan)
     moments = list(moments_of(s.machine, steps))
     for number, segment in enumerate(plan.segments):
-        heights = {s.net.extent(value).rows.stop for value in every[number].after}
-        height, active = max(heights), np.array(segment.active)
+        height = max(s.net.extent(value).rows.stop for value in every[number].after)
+        active = np.array(segment.active)
         if segment.cut is not SegmentCut.ROWS or active.size < 2:
             continue
         rows = np.array(Partition.of_shares(segment.shares, height).counts)
-        moved = height // min(heights - {1}, default=height)  # a row of the coarsest value
+        moved = height // _coarsest(s, every[number].after)  # a row of the coarsest value
         ended = moments[number + 1].ready[active]
         last, first = active[ended.argmax()], active[ended.argmin()]
         if rows[last] <= moved:
@@ -143,8 +142,7 @@ def _neighbours(s: NetSetting, segments: Sequence[Segment]) -> Iterator[tuple[Se
 
 def _shifted(s: NetSetting, segment: Segment) -> Iterator[tuple[float, ...]]:
     """Yield shares with a row, or all rows, of one device moved to another: of the coarsest value behind a segment."""
-    heights = {s.net.extent(value).rows.stop for value in s.net.live(segment.nodes.stop)}
-    height = min(heights - {1}, default=1)
+    height = _coarsest(s, s.net.live(segment.nodes.stop))
     rows = Partition.of_shares(segment.shares, height).counts
     for source, target in permutations(range(s.devices), 2):
         for moved in sorted({1, rows[source]}) if rows[source] else ():
@@ -152,6 +150,11 @@ def _shifted(s: NetSetting, segment: Segment) -> Iterator[tuple[float, ...]]:
             other[source] -= moved
             other[target] += moved
             yield tuple(count / height for count in other)
+
+
+def _coarsest(s: NetSetting, values: Iterable[str]) -> int:
+    """Return how many rows the coarsest of these values has; those of one row do not count where others have more."""
+    return min({s.net.extent(value).rows.stop for value in values} - {1}, default=1)
 
 
 def edges_first(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
