@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from solver.base.phrases import counted
+from solver.base.phrases import counted, ms
 from solver.base.spans import Span
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster, Device
@@ -87,7 +87,7 @@ def print_comparison(
         planned = np.isfinite(seconds)
         compared = planned and system != plan.system
         ratio = f"{seconds / plan.predicted.seconds:.2f} times as fast" if compared else ""
-        shown = f"{1e3 * seconds:.1f}" if planned else "-"
+        shown = ms(seconds) if planned else "-"
         table.add_row(system, shown, ratio, style="bold" if system == plan.system else "dim" if lacks else "")
     console.print(table)
     print_notes(console, others)
@@ -213,11 +213,11 @@ def _devices(cluster: Cluster, priced: Price, listed: Sequence[int]) -> Table:
             f"{device.compute_flop_per_s / 1e9:.1f}",
             f"{device.memory_bytes / MIB:.0f}",
             f"{held / MIB:.0f}",
-            *(f"{1e3 * seconds:.1f}" for seconds in times),
+            *map(ms, times),
             style="bold red" if held > device.memory_bytes else "",
         )
     return table
 
 
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.1f} ms"
+    return f"{ms(seconds)} ms"

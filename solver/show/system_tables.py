@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from solver.base.phrases import counted
+from solver.base.phrases import counted, ms
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.spec import ModelSpec
@@ -35,7 +35,7 @@ def print_systems(console: Console, entries: Sequence[ComparedSystem], title: st
         held = (max(entry.weights_bytes), min(entry.weights_bytes)) if planned else ()
         table.add_row(
             entry.label + (" †" if entry.lacks else ""),
-            f"{1e3 * entry.seconds:.1f}" if planned else "-",
+            ms(entry.seconds) if planned else "-",
             f"{entry.requests_per_s:.2f}" if planned else "-",
             f"{entry.bytes_on_wire / MIB:.1f}" if planned else "-",
             *([f"{size / MIB:.0f}" for size in held] or "--"),
@@ -104,8 +104,8 @@ def print_stages(console: Console, cluster: Cluster, plan: Plan, priced: PricedP
                 str(number),
                 stage.stage.label,
                 ", ".join(stage.stage.devices),
-                f"{1e3 * stage.layers.seconds:.1f}",
-                f"{1e3 * float(stage.enter.times.end.max()):.1f}",
+                ms(stage.layers.seconds),
+                ms(float(stage.enter.times.end.max())),
                 f"{1 / stage.busy_s:.2f}",
             )
     console.print(table)
