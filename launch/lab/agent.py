@@ -20,26 +20,33 @@ def agent_text(lab: Lab, cgroups: Cgroups) -> str:
     Like ssh it hands the words to a shell of the host. `ip netns exec` would hide /sys, so it enters by nsenter; host
     name and /etc/hosts live in namespaces that end with the process.
     """
-    threads = "\n".join(f"    {host.name}) threads={host.threads} ;;" for host in lab.hosts)
+    hosts = "\n".join(f"    {host.name}) threads={host.threads} core={host.core} ;;" for host in lab.hosts)
     ssh = f" && mount --bind {lab.directory}/ssh/ssh_config /etc/ssh/ssh_config" if lab.ssh else ""
     groups = " ".join(shlex.quote(str(group)) for group in cgroups.groups(lab.name))
+    join = become = ""
+    if lab.real_time:
+        # A run's own group would need a share of the real-time class, of which the host's group has all: only the
+        # memory group says what belongs to a run then.
+        join = f"echo $$ > {shlex.quote(str(cgroups.cpu_group(lab.name)))}/$host/cgroup.procs || exit 1\n"
+        groups = shlex.quote(str(cgroups.memory_group(lab.name)))
+        become = "chrt --rr 1 taskset --cpu-list $core "
     return f"""\
 #!/bin/bash
 # {lab.name}: agent HOST command…
 host=$1
 shift
 case $host in
-{threads}
+{hosts}
     *) echo "lab {lab.name} has no host $host" >&2; exit 2 ;;
 esac
-for group in {groups}; do
+{join}for group in {groups}; do
     group=$group/$host/${{{RUN}:-shell}}
     mkdir -p "$group" && echo $$ > "$group/cgroup.procs" || exit 1
 done
 export OMP_NUM_THREADS=$threads OPENBLAS_NUM_THREADS=$threads MKL_NUM_THREADS=$threads
 export {SCALE_VARIABLE}={lab.scale!r} {LAB_VARIABLE}={lab.identity}
 export TMPDIR={lab.directory}/tmp/$host
-exec nsenter --net=/run/netns/{lab.namespace_prefix}$host unshare --uts --mount bash -c \\
+exec {become}nsenter --net=/run/netns/{lab.namespace_prefix}$host unshare --uts --mount bash -c \\
     "hostname $host && mount --bind {lab.directory}/hosts /etc/hosts{ssh} || exit 1
 $*"
 """

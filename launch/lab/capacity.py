@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 
 from launch.lab.lab import Lab
-from launch.lab.limits import LEAST_CORES
+from launch.lab.limits import LEAST_CORES, REAL_TIME_CORES
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import GIB
 
@@ -39,16 +40,33 @@ def core_count() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def choose_scale(lab: Lab, core_flop_per_s: float, cores: int) -> float:
+def usable_cores(real_time: bool) -> float:
+    """Return how many of this machine's cores the hosts of a lab may have."""
+    return REAL_TIME_CORES if real_time else USABLE * core_count()
+
+
+def placed(lab: Lab) -> Lab:
+    """Give every host a core: the fastest first, each where there is most left."""
+    loads = dict.fromkeys(sorted(os.sched_getaffinity(0)), 0.0)
+    for host in sorted(lab.hosts, key=lambda host: -host.device_flop_per_s):
+        core = min(loads, key=loads.__getitem__)
+        loads[core] += host.device_flop_per_s
+        lab = lab.with_host(replace(host, core=core))
+    return lab
+
+
+def choose_scale(lab: Lab, core_flop_per_s: float, usable: float) -> float:
     """Return the largest scale, of two digits and at most 1, at which the hosts fit with a margin.
 
     Parameters
     ----------
     core_flop_per_s
         Of this machine, by its own clock.
+    usable
+        The cores that the hosts may have.
     """
     speed = sum(host.compute_flop_per_s for host in lab.hosts)
-    fits = SLOWEST * USABLE * cores * core_flop_per_s / speed
+    fits = SLOWEST * usable * core_flop_per_s / speed
     if fits >= 1:
         return 1.0
     digit = 10.0 ** (math.floor(math.log10(fits)) - 1)
@@ -57,13 +75,14 @@ def choose_scale(lab: Lab, core_flop_per_s: float, cores: int) -> float:
 
 def require_capacity(lab: Lab) -> None:
     """Refuse a lab that asks for more cores than this machine has, or for less of one than the kernel can give."""
-    cores, have = sum(host.cores for host in lab.hosts), core_count()
-    if cores > have * USABLE:
+    cores, usable = sum(host.cores for host in lab.hosts), usable_cores(lab.real_time)
+    if cores > usable:
         speed = sum(host.compute_flop_per_s for host in lab.hosts) / 1e9
-        can = have * USABLE / cores
+        can = usable / cores
+        carrier = f"{REAL_TIME_CORES:.0%} of a core" if lab.real_time else f"the {core_count()} cores"
         raise HeptiError(
-            f"the hosts of lab {lab.name} add up to {speed:.0f} GFLOP/s; at scale {lab.scale:g} the {have} cores of "
-            f"this machine carry {can * speed:.0f}: bring it up at --scale {0.99 * can * lab.scale:.2g} or less"
+            f"the hosts of lab {lab.name} add up to {speed:.0f} GFLOP/s; at scale {lab.scale:g} {carrier} of this "
+            f"machine carry {can * speed:.0f}: bring it up at --scale {0.99 * can * lab.scale:.2g} or less"
         )
     least = min(lab.hosts, key=lambda host: host.cores)
     if least.cores < LEAST_CORES:

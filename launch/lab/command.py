@@ -14,7 +14,7 @@ from launch.lab import run as lab_run
 from launch.lab import up as lab_up
 from launch.lab.agent import on_host
 from launch.lab.lab import Host, Lab, lab_name, load_lab, plan_lab
-from launch.lab.limits import quota_us
+from launch.lab.limits import brake_of
 from solver.base.errors import HeptiError
 from solver.base.phrases import did_you_mean
 from solver.cluster.cluster import GIB, quantities
@@ -115,7 +115,7 @@ def _up(options: argparse.Namespace) -> int:
             f"{row['achieved_mbps']:.0f}",
             f"{host.memory_bytes / GIB:.2f}",
             f"{host.cores:.1%}",
-            f"{quota_us(host.cores)[1] * lab.scale / 1e3:.1f}",
+            f"{brake_of(lab).quota_us(host.cores)[1] * lab.scale / 1e3:.1f}",
         ]
         for host, row in zip(lab.hosts, measured, strict=True)
     ]

@@ -43,6 +43,7 @@ class Host:
     exceptions: tuple[tuple[str, float], ...] = ()  # address of a peer, bytes per second of the link to it
     cpu: float = 1.0  # now, as a fraction of the device's speed
     core_flop_per_s: float = 0.0  # calibrated: what this host gets for one whole core, in the lab's time
+    core: int = 0  # the one that all it runs is on, where the lab is of the real-time class
     connected: bool = True
     full: bool = False  # whether its disk is
     kills: int = 0  # how often `lab kill` has ended everything on it
@@ -76,6 +77,7 @@ class Lab:
     latency_s: float
     scale: float = 1.0
     ssh: bool = False
+    real_time: bool = False  # what its hosts run is of the real-time class, whose shares come in finer pieces
     started: str = ""  # by whom, where and when: names of labs are the machine's
 
     @property

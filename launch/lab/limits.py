@@ -5,18 +5,53 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.lab.lab import PREFIX
+from launch.lab.lab import PREFIX, Lab
 from solver.base.errors import HeptiError
 
-# The kernel notices a used-up quota at its tick, 4 ms at the usual 250 Hz: shorter periods lose up to 20 % of the speed
-# (1.4 ms period at 72 %: 42 instead of 67 GFLOP/s), longer ones make times come out in coarser steps.
-SHORTEST_PERIOD_US = 4000
-# The kernel refuses less.
-SHORTEST_QUOTA_US = 1000
 LONGEST_PERIOD_US = 1_000_000
-LEAST_CORES = SHORTEST_QUOTA_US / LONGEST_PERIOD_US
+LEAST_CORES = 0.001
 # Older kernels know no bursts; the files about swap exist only where it is accounted for.
 OPTIONAL_FILES = {"cpu.cfs_burst_us", "cpu.max.burst", "memory.memsw.limit_in_bytes", "memory.swap.max"}
+
+
+@dataclass(frozen=True, slots=True)
+class Brake:
+    """A way to hold a host to a share of a core: it runs for a quota, and stands still for the rest of a period."""
+
+    shortest_quota_us: int
+    shortest_period_us: int
+    look_s: float  # how often a ticker makes the kernel look at what is used up
+    left: float  # of a core's speed, what is left when it is cut in such pieces: a first guess
+
+    def quota_us(self, cores: float) -> tuple[int, int]:
+        """Return quota and period: the shortest period in which the quota is long enough.
+
+        Examples
+        --------
+        >>> FAIR.quota_us(0.26), FAIR.quota_us(0.1), REAL_TIME.quota_us(0.1), REAL_TIME.quota_us(0.04)
+        ((1040, 4000), (1000, 10000), (205, 2047), (200, 5000))
+        """
+        period = min(max(self.shortest_period_us, round(self.shortest_quota_us / cores)), LONGEST_PERIOD_US)
+        return max(self.shortest_quota_us, round(cores * period)), period
+
+
+# Quotas of ordinary processes. The kernel refuses less than 1 ms; with a ticker it notices a used-up quota within 1 ms.
+# Shorter periods lost up to 20 % of the speed (1.4 ms at 72 %: 42 instead of 67 GFLOP/s).
+FAIR = Brake(shortest_quota_us=1000, shortest_period_us=4000, look_s=1e-3, left=0.98)
+# Shares of the real-time class, which cgroups of v1 have where the kernel is built so: it takes any quota. Of a core of
+# 245 GFLOP/s four hosts with a tenth each got 220 to 228, one alone 232 to 244; in pieces of half the size 195 and 210,
+# since each finds the core's cache full of the others' numbers, and a look takes 11 µs. A period that divides the
+# kernel's tick of 4 ms would always meet it at the same place: processes of one host then take turns never, or always.
+REAL_TIME = Brake(shortest_quota_us=200, shortest_period_us=2047, look_s=2e-4, left=0.9)
+# What the hosts of a lab may have of the real-time class. The kernel adds the shares of all groups up, whichever core
+# they are on, and leaves 0.95 of every core to them and to the ticker.
+REAL_TIME_CORES = 0.85
+# A lab that sleeps has lent its share to another; a group with processes must keep something.
+ASLEEP_CORES = 0.001
+# How many milliseconds a process of the real-time class keeps the others of its host waiting: with 4 it is 35 where a
+# host has a tenth of a core, since the kernel counts only what the host computes; with the usual 100 it is 630.
+ROUND_ROBIN = Path("/proc/sys/kernel/sched_rr_timeslice_ms")
+SHORT_TURN, USUAL_TURN = "4", "0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +80,22 @@ class Cgroups:
         """Return the group with the memory limits."""
         return self.memory / f"{PREFIX}.{lab}" / host
 
+    @property
+    def real_time_left(self) -> float:
+        """What no group has of the real-time class, in cores; 0 where groups cannot have shares of it.
+
+        In v2 they cannot; nor where v1 has CPU and memory in one hierarchy, since a run's own group would need a share.
+        """
+        if self.cpu_version == 2 or self.cpu == self.memory or not (self.cpu / "cpu.rt_runtime_us").exists():
+            return 0.0
+        return real_time_share(self.cpu) - sum(map(real_time_share, self.cpu.glob("*/")))
+
+
+def real_time_share(group: Path) -> float:
+    """Return what a group has of the real-time class, in cores."""
+    runtime, period = (int((group / f"cpu.rt_{name}_us").read_text()) for name in ("runtime", "period"))
+    return runtime / period
+
 
 def find_cgroups(mounts: str) -> Cgroups:
     """Find the controllers in the text of /proc/mounts; those that v1 has mounted are not in v2.
@@ -68,30 +119,33 @@ def find_cgroups(mounts: str) -> Cgroups:
     return Cgroups(found["cpu"][0], found["memory"][0], found["cpu"][1], found["memory"][1])
 
 
-def quota_us(cores: float) -> tuple[int, int]:
-    """Return quota and period: the shortest period in which the quota is long enough for the kernel.
-
-    Examples
-    --------
-    >>> quota_us(0.26), quota_us(0.1)
-    ((1040, 4000), (1000, 10000))
-    """
-    period = min(max(SHORTEST_PERIOD_US, round(SHORTEST_QUOTA_US / cores)), LONGEST_PERIOD_US)
-    return max(SHORTEST_QUOTA_US, round(cores * period)), period
+def brake_of(lab: Lab) -> Brake:
+    """Return what holds a lab's hosts to their shares of a core."""
+    return REAL_TIME if lab.real_time else FAIR
 
 
 def cpu_files(version: int, cores: float) -> list[tuple[str, str]]:
-    """Return the files, in order, that hold a host to so many cores.
+    """Return the files, in order, that hold a host's ordinary processes to so many cores.
 
     What a host leaves of one period, because another host is on its core at the moment, it may catch up in the next
     (burst): without that, four hosts on two cores got 26 instead of 28 % and 62 instead of 74 %.
     """
-    quota, period = quota_us(cores)
+    quota, period = FAIR.quota_us(cores)
     if version == 1:
         # The burst may never exceed the quota, so it is taken back first.
         burst, limits = "cpu.cfs_burst_us", [("cpu.cfs_period_us", str(period)), ("cpu.cfs_quota_us", str(quota))]
         return [(burst, "0"), *limits, (burst, str(quota))]
     return [("cpu.max.burst", "0"), ("cpu.max", f"{quota} {period}"), ("cpu.max.burst", str(quota))]
+
+
+def real_time_files(cores: float) -> list[tuple[str, str]]:
+    """Return the files, in order, that give a group so much of the real-time class.
+
+    The quota may never exceed the period: the longest possible one comes first.
+    """
+    quota, period = REAL_TIME.quota_us(cores)
+    name = "cpu.rt_period_us"
+    return [(name, str(LONGEST_PERIOD_US)), ("cpu.rt_runtime_us", str(quota)), (name, str(period))]
 
 
 def weight_file(version: int) -> tuple[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 from launch.base import shell
 from launch.lab.agent import on_host
 from launch.lab.lab import Host, Lab
-from launch.lab.limits import quota_us
+from launch.lab.limits import brake_of
 from solver.base.errors import HeptiError
 
 PROBE = str(Path(__file__).with_name("probe.py"))
@@ -28,9 +28,8 @@ MAX_ROUNDS = 6
 # Calibrated when no quota has to move by more than this. One round's own noise is 2 to 5 %.
 CLOSE = 0.015
 STREAM_S = 1.3
-# Of a core's speed, the part that is left when the quota cuts it in pieces: a first guess, and the least there can be.
-# A host that gets less is being robbed (by another lab); it is asked again, and its quota is not raised further.
-START = 0.98
+# Of its quota, the least that a host gets by itself. One that gets less is being robbed (by another lab); it is asked
+# again, and its quota is not raised further.
 LEAST_LEFT = 0.94
 
 
@@ -74,7 +73,7 @@ def calibrate(lab: Lab, limit: Callable[[Lab, Host], None]) -> tuple[Lab, list[f
     """
     told: list[list[float]] = [[] for _ in lab.hosts]  # by each round: FLOP/s of a core as far as the quota gives it
     slowest = min(lab.hosts, key=lambda host: host.cores)
-    period_s = quota_us(slowest.cores)[1] / 1e6
+    period_s = brake_of(lab).quota_us(slowest.cores)[1] / 1e6
     products_s = ROUND_PRODUCTS * FLOP / (slowest.compute_flop_per_s * lab.scale)
     round_s = max(ROUND_S, products_s, WINDOWS * WINDOW_PERIODS * period_s)
     with _Probes([on_host(lab, host, [sys.executable, PROBE, "matmul"]) for host in lab.hosts]) as probes:

@@ -15,18 +15,40 @@ from pathlib import Path
 
 from launch.base import shell
 from launch.lab.agent import agent_text, hosts_text, on_host
-from launch.lab.capacity import choose_scale, core_count, memory_notes, require_capacity, told_core_speed
+from launch.lab.capacity import (
+    choose_scale,
+    core_count,
+    memory_notes,
+    placed,
+    require_capacity,
+    told_core_speed,
+    usable_cores,
+)
 from launch.lab.down import down, kill_everything, machine_cgroups, processes
 from launch.lab.lab import Host, Lab, load_lab
-from launch.lab.limits import OPTIONAL_FILES, Cgroups, cpu_files, memory_files, weight_file
+from launch.lab.limits import (
+    ASLEEP_CORES,
+    OPTIONAL_FILES,
+    REAL_TIME_CORES,
+    ROUND_ROBIN,
+    SHORT_TURN,
+    Cgroups,
+    brake_of,
+    cpu_files,
+    memory_files,
+    real_time_files,
+    real_time_share,
+    weight_file,
+)
 from launch.lab.links import connect_command, latency_commands, network_commands, shape_commands
-from launch.lab.measure import START, calibrate, core_speed, throughput
+from launch.lab.measure import calibrate, core_speed, throughput
 from launch.lab.ssh import key_commands, known_hosts, ssh_config, sshd_command, sshd_config
 from launch.start.mpirun import SOCKET_BUFFER, hostfile_text
 from solver.base.errors import HeptiError, explained
 from solver.cluster.cluster import GIB
 
-TOOLS = {"ip": "iproute2", "tc": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "setpriv": "util-linux"}
+TOOLS = dict.fromkeys(("ip", "tc"), "iproute2")
+TOOLS |= dict.fromkeys(("nsenter", "unshare", "setpriv", "chrt", "taskset"), "util-linux")
 # In memory, and far more than what programs on a host write; a full one has what it holds.
 DISK = "size=4g,nr_inodes=1m"
 BLOCK_BYTES = 4096
@@ -96,26 +118,48 @@ def another(lab: Lab, name: str) -> Iterator[Lab]:
     """
     other = replace(lab, name=name, ssh=False)
     _require_down(other)
+    cgroups = machine_cgroups()
+    _sleep(cgroups, lab)
     try:
-        _build(other, machine_cgroups())
+        _build(other, cgroups)
+        _sleep(cgroups, other)
         other.save()
         yield other
     finally:
         down(name)
+        _wake(cgroups, lab)
 
 
 @contextmanager
 def awake(lab: Lab) -> Iterator[None]:
     """Let what runs on a lab's hosts go on; afterwards it stands still."""
-    _signal(lab, signal.SIGCONT)
+    cgroups = machine_cgroups()
+    _wake(cgroups, lab)
+    _signal(cgroups, lab, signal.SIGCONT)
     try:
         yield
     finally:
-        _signal(lab, signal.SIGSTOP)
+        _signal(cgroups, lab, signal.SIGSTOP)
+        _sleep(cgroups, lab)
 
 
-def _signal(lab: Lab, number: int) -> None:
-    cgroups = machine_cgroups()
+def _wake(cgroups: Cgroups, lab: Lab) -> None:
+    """Give a lab back what it has of the real-time class, shared out as its hosts are now."""
+    if lab.real_time:
+        _write_limits(cgroups.cpu_group(lab.name), real_time_files(REAL_TIME_CORES))
+        for host in load_lab(lab.name).hosts:
+            limit_cpu(cgroups, lab, host)
+
+
+def _sleep(cgroups: Cgroups, lab: Lab) -> None:
+    """Take from a lab what it has of the real-time class: all labs together have what one needs."""
+    if lab.real_time:
+        for host in lab.hosts:
+            _write_limits(cgroups.cpu_group(lab.name, host.name), real_time_files(ASLEEP_CORES))
+        _write_limits(cgroups.cpu_group(lab.name), real_time_files(2 * len(lab.hosts) * ASLEEP_CORES))
+
+
+def _signal(cgroups: Cgroups, lab: Lab, number: int) -> None:
     for host in lab.hosts:
         for process in processes(cgroups.cpu_group(lab.name, host.name)):
             with suppress(ProcessLookupError):  # it has just ended by itself
@@ -123,13 +167,17 @@ def _signal(lab: Lab, number: int) -> None:
 
 
 def scaled(lab: Lab, scale: float | None) -> Lab:
-    """Return the lab at a scale, chosen where it is None, with quotas that are a first guess."""
+    """Return the lab at a scale, chosen where it is None, with cores, and with quotas that are a first guess.
+
+    Hosts with sshd are for several programs at a time. Of the real-time class they would take turns of 35 ms, and not
+    wake beside one that computes; so they are not.
+    """
     told = told_core_speed()
-    cores = core_count()
-    core_flop_per_s = core_speed(cores)
+    lab = placed(replace(lab, real_time=not lab.ssh and machine_cgroups().real_time_left >= REAL_TIME_CORES))
+    core_flop_per_s = core_speed(core_count())
     if scale is None:
-        scale = choose_scale(lab, told or core_flop_per_s, cores)
-    core_flop_per_s *= START / scale
+        scale = choose_scale(lab, (told or core_flop_per_s) * brake_of(lab).left, usable_cores(lab.real_time))
+    core_flop_per_s *= brake_of(lab).left / scale
     hosts = tuple(replace(host, core_flop_per_s=core_flop_per_s) for host in lab.hosts)
     return replace(lab, scale=scale, hosts=hosts)
 
@@ -240,8 +288,12 @@ def require_tools() -> None:
 
 
 def limit_cpu(cgroups: Cgroups, lab: Lab, host: Host) -> None:
-    """Put a host's CPU quota in force."""
-    _write_limits(cgroups.cpu_group(lab.name, host.name), cpu_files(cgroups.cpu_version, host.cores))
+    """Put a host's CPU quota in force; where its lab sleeps, the quota comes when it is woken."""
+    group = cgroups.cpu_group(lab.name, host.name)
+    if not lab.real_time:
+        _write_limits(group, cpu_files(cgroups.cpu_version, host.cores))
+    elif real_time_share(group.parent) > REAL_TIME_CORES / 2:
+        _write_limits(group, real_time_files(host.cores))
 
 
 def limit_memory(cgroups: Cgroups, lab: Lab, host: Host) -> None:
@@ -292,6 +344,9 @@ def _write_files(lab: Lab, cgroups: Cgroups) -> None:
         for group in (cgroups.cpu, *cgroups.groups(lab.name)):
             (group / "cgroup.subtree_control").write_text("+cpu +memory")
     _write_limits(cgroups.cpu_group(lab.name), [weight_file(cgroups.cpu_version)])
+    if lab.real_time:
+        _write_limits(cgroups.cpu_group(lab.name), real_time_files(REAL_TIME_CORES))
+        ROUND_ROBIN.write_text(SHORT_TURN)
 
 
 def _start_tickers(lab: Lab, cgroups: Cgroups) -> None:
@@ -302,7 +357,7 @@ def _start_tickers(lab: Lab, cgroups: Cgroups) -> None:
     program = str(Path(__file__).with_name("ticker.py"))
     for core in sorted(os.sched_getaffinity(0)):
         join = f'echo $$ > {group}/cgroup.procs && exec "$@"'
-        shell.start_alone(["bash", "-c", join, "bash", sys.executable, program, str(core)])
+        shell.start_alone(["bash", "-c", join, "bash", sys.executable, program, str(core), str(brake_of(lab).look_s)])
 
 
 def _write_ssh(lab: Lab) -> None:

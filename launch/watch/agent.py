@@ -225,9 +225,11 @@ def _groups(controller: str) -> Iterator[tuple[str, dict[str, str]]]:
 def _quota_cores() -> float | None:
     """Return the cores of the narrowest CPU quota that we are under, None without one."""
     found = []
+    ordinary = os.sched_getscheduler(0) == os.SCHED_OTHER
+    names = ("cfs_quota", "cfs_period") if ordinary else ("rt_runtime", "rt_period")
     for group, _ in _groups("cpu"):
         words = _text(os.path.join(group, "cpu.max")).split()
-        words = words or [_text(os.path.join(group, f"cpu.cfs_{name}_us")).strip() for name in ("quota", "period")]
+        words = words or [_text(os.path.join(group, f"cpu.{name}_us")).strip() for name in names]
         if len(words) == 2 and words[0].isdigit() and words[1].isdigit():
             found.append(int(words[0]) / int(words[1]))
     return min(found) if found else None

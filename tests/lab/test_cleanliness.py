@@ -14,7 +14,7 @@ from launch.lab.agent import on_host
 from launch.lab.down import machine_cgroups, remove_groups
 from launch.lab.down import processes as machine_processes
 from launch.lab.lab import load_lab
-from launch.lab.limits import cpu_files
+from launch.lab.limits import cpu_files, real_time_files
 from launch.lab.up import another, awake
 from tests import sweeps
 from tests.lab.conftest import (
@@ -136,17 +136,18 @@ def test_ctrl_c_ends_a_run(small):
 
 
 def test_another_lab_has_the_same_limits_stands_still_until_it_is_awake_and_goes(small):
+    limits = quotas(small.name)
     with another(load_lab(small.name), own("twin")) as twin:
-        limits = [quotas(name, host) for name in (small.name, twin.name) for host in ("pi-0", "pi-1")]
         idle = subprocess.Popen(on_host(twin, twin.hosts[1], ["sleep", "60"]))
         assert wait_until(lambda: processes(twin, run="shell"))
         with awake(twin):
             assert wait_until(lambda: state_of(idle.pid) == "S")
+            assert quotas(twin.name) == limits
         assert wait_until(lambda: state_of(idle.pid) == "T")
         with awake(twin):
             assert wait_until(lambda: state_of(idle.pid) == "S")
 
-    assert limits[:2] == limits[2:]
+    assert quotas(small.name) == limits
     assert idle.wait(timeout=10) == -9
     assert leftovers(own("twin")) == []
 
@@ -199,10 +200,12 @@ def test_down_clears_away_what_a_crash_left(tmp_path):
         assert leftovers(runner.name) == []
 
 
-def quotas(lab, host):
+def quotas(lab):
+    """Return what holds its first two hosts to their shares."""
     cgroups = machine_cgroups()
-    group = cgroups.cpu_group(lab, host)
-    return {name: (group / name).read_text() for name, _ in cpu_files(cgroups.cpu_version, 1.0)}
+    files = real_time_files(0.5) if load_lab(lab).real_time else cpu_files(cgroups.cpu_version, 0.5)
+    groups = [cgroups.cpu_group(lab, host) for host in ("pi-0", "pi-1")]
+    return [{name: (group / name).read_text() for name, _ in files} for group in groups]
 
 
 def state_of(pid):

@@ -12,7 +12,8 @@ from itertools import pairwise
 import pytest
 
 from launch.lab.lab import load_lab
-from launch.lab.limits import quota_us
+from launch.lab.limits import brake_of
+from launch.lab.links import BURST
 from tests.lab.conftest import ODD, PROGRAMS, USUAL, lab_up
 
 WIRE_OF_256_KIB_MS = 2**18 * 8 / 940e6 * 1e3
@@ -122,15 +123,17 @@ def test_a_mebibyte_costs_half_a_millisecond_of_a_core(usual):
 
 
 def test_a_message_after_a_pause_takes_its_wire_time(usual):
+    """But for the piece that a bucket that is full lets pass at once."""
+    free = int(BURST) / 2**18
     times = usual.json("traffic.py", "pause", 2**18)[0]
 
-    assert WIRE_OF_256_KIB_MS * 0.9 < statistics.median(times) < WIRE_OF_256_KIB_MS * 1.5
+    assert WIRE_OF_256_KIB_MS * (1 - free) < statistics.median(times) < WIRE_OF_256_KIB_MS * 1.5
 
 
 def test_times_do_not_come_in_coarse_steps(usual):
     """On a 24.6 GFLOP/s host: sorted, the usual durations of one product leave no gap beyond its quota's period."""
     lab = load_lab(usual.name)
-    period_ms = quota_us(lab.host("pi-0").cores)[1] * lab.scale / 1e3
+    period_ms = brake_of(lab).quota_us(lab.host("pi-0").cores)[1] * lab.scale / 1e3
 
     def widest_gap():
         done = usual.on("pi-0", "python", str(PROGRAMS / "products.py"))
@@ -156,9 +159,9 @@ def test_a_second_lab_does_not_slow_the_first(odd, usual):
     """Speeds of its hosts while the other lab works, against before and after, in one run."""
 
     def measure():
-        with usual.running("speed.py", 12) as process:
+        with usual.running("speed.py", 18) as process:
             time.sleep(3)
-            _, other = odd.json("speed.py", 3)[0]
+            _, other = odd.json("speed.py", 6)[0]
             begin, end = other[0][0], other[-1][0]
             hosts = [windows for _, windows in json.loads(process.stdout.readline())]
         busy = [statistics.median(value for at, value in windows if begin < at < end) for windows in hosts]

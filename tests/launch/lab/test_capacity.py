@@ -6,8 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.lab.capacity import USABLE, choose_scale, core_count, memory_notes, require_capacity, told_core_speed
+from launch.lab.capacity import (
+    USABLE,
+    choose_scale,
+    core_count,
+    memory_notes,
+    placed,
+    require_capacity,
+    told_core_speed,
+)
 from launch.lab.lab import plan_lab
+from launch.lab.limits import REAL_TIME_CORES
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.cluster.named import find_cluster
@@ -32,7 +41,7 @@ def test_a_scale_leaves_room_for_cores_that_become_a_third_slower(gflops, core_g
     """Two cores; whole where it fits, else the largest of two digits."""
     lab = lab_of(gflops)
 
-    assert choose_scale(lab, core_gflops * 1e9, 2) == scale
+    assert choose_scale(lab, core_gflops * 1e9, 2 * USABLE) == scale
     cores = sum(host.cores for host in running(lab, core_gflops * 2 / 3, scale).hosts)
     assert cores <= 2 * USABLE
 
@@ -43,7 +52,7 @@ def test_a_scale_leaves_room_for_cores_that_become_a_third_slower(gflops, core_g
     st.integers(1, 64),
 )
 def test_a_chosen_scale_always_fits(gflops, core_gflops, cores):
-    scale = choose_scale(lab_of(gflops), core_gflops * 1e9, cores)
+    scale = choose_scale(lab_of(gflops), core_gflops * 1e9, cores * USABLE)
 
     assert 0 < scale <= 1
     assert sum(host.cores for host in running(lab_of(gflops), core_gflops, scale).hosts) <= cores * USABLE
@@ -61,6 +70,21 @@ def test_a_scale_that_is_too_large_is_refused_with_one_that_fits():
     with pytest.raises(HeptiError, match=rf"add up to {speed:.0f} GFLOP/s; at scale 1 .* bring it up at --scale 0.47 "):
         require_capacity(running(lab_of((speed,)), 30, 1.0))
     require_capacity(running(lab_of((speed,)), 30, 0.47))
+
+
+def test_hosts_of_the_real_time_class_share_what_the_kernel_gives_out_once():
+    """Whichever core they are on, and however many there are."""
+    lab = replace(running(lab_of((20, 20)), 30, 1.0), real_time=True)
+
+    with pytest.raises(HeptiError, match=rf"at scale 1 {REAL_TIME_CORES:.0%} of a core of this machine carry 26: "):
+        require_capacity(lab)
+    require_capacity(replace(running(lab_of((20, 20)), 30, 0.6), real_time=True))
+
+
+def test_hosts_are_placed_where_there_is_most_left(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+
+    assert [host.core for host in placed(lab_of((24.6, 70, 24.6, 10))).hosts] == [1, 0, 1, 1]
 
 
 def test_a_host_that_would_get_nothing_is_named():

@@ -184,11 +184,17 @@ def test_the_agent_joins_cgroups_then_namespaces():
     lab = dataclasses.replace(calibrated(plan_lab("lab", cluster())), scale=0.5)
     text = agent_text(lab, Cgroups(Path("/cg/cpu"), Path("/cg/memory"), 1, 1))
 
-    assert "pi-1) threads=1 ;;" in text
+    assert "pi-1) threads=1 core=0 ;;" in text
     assert "for group in /cg/cpu/hepti-lab.lab /cg/memory/hepti-lab.lab; do" in text
     assert "export OMP_NUM_THREADS=$threads OPENBLAS_NUM_THREADS=$threads" in text
     assert f"export HEPTI_LAB_SCALE=0.5 HEPTI_LAB_HOSTS={lab.identity}\n" in text
     assert "exec nsenter --net=/run/netns/hepti-lab.lab.$host unshare --uts --mount" in text
+    text = agent_text(dataclasses.replace(lab, real_time=True), Cgroups(Path("/cg/cpu"), Path("/cg/memory"), 1, 1))
+    assert (
+        "echo $$ > /cg/cpu/hepti-lab.lab/$host/cgroup.procs || exit 1\nfor group in /cg/memory/hepti-lab.lab; do"
+        in text
+    )
+    assert "exec chrt --rr 1 taskset --cpu-list $core nsenter --net=/run/netns/hepti-lab.lab.$host" in text
     assert on_host(lab, lab.hosts[1], ["echo", "a b"]) == ["/run/hepti-lab/lab/agent", "pi-1", "exec echo 'a b'"]
 
 

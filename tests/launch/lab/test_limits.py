@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 
 from launch.lab.lab import Host
 from launch.lab.limits import (
+    FAIR,
+    REAL_TIME,
+    Cgroups,
     cpu_files,
     find_cgroups,
     kills_file,
     memory_files,
     parse_kills,
-    quota_us,
+    real_time_files,
     weight_file,
 )
 from launch.lab.run import killed_line
@@ -52,20 +55,23 @@ def test_machines_without_cgroups_are_refused():
         find_cgroups("proc /proc proc rw 0 0\n")
 
 
-def test_the_period_is_the_shortest_with_a_millisecond_of_quota():
-    assert quota_us(0.26) == (1040, 4000)
-    assert quota_us(0.10) == (1000, 10000)
-    assert quota_us(0.72) == (2880, 4000)
-    assert quota_us(1.5) == (6000, 4000)
+def test_the_period_is_the_shortest_in_which_the_quota_is_long_enough():
+    assert FAIR.quota_us(0.26) == (1040, 4000)
+    assert FAIR.quota_us(0.10) == (1000, 10000)
+    assert FAIR.quota_us(0.72) == (2880, 4000)
+    assert FAIR.quota_us(1.5) == (6000, 4000)
+    assert REAL_TIME.quota_us(0.10) == (205, 2047)
+    assert REAL_TIME.quota_us(0.04) == (200, 5000)
 
 
-@given(st.floats(0.001, 64))
-def test_a_quota_gives_its_share_and_the_kernel_takes_it(cores):
-    quota, period = quota_us(cores)
+@pytest.mark.parametrize("brake", [FAIR, REAL_TIME])
+@given(cores=st.floats(0.001, 0.85))
+def test_a_quota_gives_its_share_and_the_kernel_takes_it(brake, cores):
+    quota, period = brake.quota_us(cores)
 
-    assert quota >= 1000
-    assert 1000 <= period <= 1_000_000
-    assert quota / period == pytest.approx(cores, rel=2e-3)
+    assert quota >= brake.shortest_quota_us
+    assert brake.shortest_period_us <= period <= 1_000_000
+    assert quota / period == pytest.approx(cores, rel=3e-3)
 
 
 def test_the_burst_is_taken_back_before_the_quota_changes():
@@ -76,6 +82,15 @@ def test_the_burst_is_taken_back_before_the_quota_changes():
         ("cpu.cfs_burst_us", "1040"),
     ]
     assert cpu_files(2, 0.26) == [("cpu.max.burst", "0"), ("cpu.max", "1040 4000"), ("cpu.max.burst", "1040")]
+
+
+def test_a_quota_of_the_real_time_class_never_exceeds_the_period_on_its_way():
+    files = {"cpu.rt_period_us": 1000, "cpu.rt_runtime_us": 900}  # as it was
+    for cores in (0.8, 0.001, 0.5):
+        for name, value in real_time_files(cores):
+            files[name] = int(value)
+            assert files["cpu.rt_runtime_us"] <= files["cpu.rt_period_us"]
+        assert files["cpu.rt_runtime_us"] / files["cpu.rt_period_us"] == pytest.approx(cores, rel=3e-3)
 
 
 def test_labs_come_before_other_programs():
@@ -107,3 +122,19 @@ def test_a_killed_rank_is_named(ranks, who):
     host = Host("pi-3", "10.83.0.4", 1e10, 1e8, GIB)
 
     assert killed_line(host, 3, 4, ranks) == f"{who} on pi-3 was killed: it broke its memory cap of 1.00 GiB"
+
+
+def test_what_is_left_of_the_real_time_class_is_less_what_labs_have(tmp_path):
+    def group(name, runtime, period):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "cpu.rt_runtime_us").write_text(f"{runtime}\n")
+        (tmp_path / name / "cpu.rt_period_us").write_text(f"{period}\n")
+
+    of_its_own = Cgroups(tmp_path, Path("/memory"), 1, 1)
+    assert of_its_own.real_time_left == 0  # this kernel has no such files
+
+    group("", 950000, 1000000)
+    group("hepti-lab.one", 850000, 1000000)
+    assert of_its_own.real_time_left == pytest.approx(0.1)
+    assert Cgroups(tmp_path, tmp_path, 1, 1).real_time_left == 0
+    assert Cgroups(tmp_path, tmp_path, 2, 2).real_time_left == 0
