@@ -62,11 +62,13 @@ class Window:
         a transposed convolution puts apart: a graph needs a pixel.
         """
         start, stop = wanted.start, wanted.stop
-        while start > 0 and self.start(start) >= min(length, self.stop(stop)):
-            start -= 1
-        while self.stop(stop) <= max(0, self.start(start)):
-            stop += 1
         first, behind = self.start(start), self.stop(stop)
+        while start > 0 and first >= min(length, behind):
+            start -= 1
+            first = self.start(start)
+        while behind <= max(0, first):
+            stop += 1
+            behind = self.stop(stop)
         inside = Span(min(max(first, 0), length), max(min(behind, length), 0))
         return inside, Span(start, stop), inside.start - first, behind - inside.stop
 
@@ -281,7 +283,7 @@ def walk(net: ConvNet, nodes: Span, wanted: Mapping[str, Box], parts: Mapping[st
             made[number] = reach(net, node, box)
         for value, own in zip(net.values_of(node), made[number].needs, strict=True):
             if own.size:
-                needs[value] = needs.get(value, NOTHING).hull(own)
+                needs[value] = needs[value].hull(own) if value in needs else own
     return Walk(needs, made)
 
 

@@ -203,9 +203,9 @@ class Search:
             ways = [(slice(0, rows), at, found) for at, found in self._backwards(to)] if to in self._levels else []
             if to > self._deep and channels:
                 ways.append((slice(rows, rows + channels), to - 1, self._by_channels(to)))
-            for crews, at, reached in ways:
-                before = np.flatnonzero(np.isfinite(cost[at]))
-                moved_s, copied_s = self._exchange_s(at, before, reached.needs)  # [crews before, crews], [..., p]
+            there = [(at, np.flatnonzero(np.isfinite(cost[at])), reached.needs) for _, at, reached in ways]
+            exchanged = self._exchanges_s(there)
+            for (crews, at, reached), (_, before, _), (moved_s, copied_s) in zip(ways, there, exchanged, strict=True):
                 here_s = (reached.seconds + copied_s).max(-1) + reached.weights @ self._byte_s
                 total = cost[at][before, None] + moved_s + here_s
                 least = total.argmin(0)
@@ -349,14 +349,30 @@ class Search:
         if node.op in GLOBAL_POOLS or rows == 1:
             return np.zeros_like(first), np.full_like(behind, rows)
         over, _ = windows(node)
-        first = np.clip(over.start(first), 0, rows - 1)
-        return first, np.clip(over.stop(behind), first + 1, rows)
+        first = np.minimum(np.maximum(over.start(first), 0), rows - 1)
+        return first, np.minimum(np.maximum(over.stop(behind), first + 1), rows)
 
-    def _exchange_s(self, at: int, before: Ints, needs: Mapping[str, Areas]) -> tuple[Floats, Floats]:
+    def _exchanges_s(self, ways: Sequence[tuple[int, Ints, Mapping[str, Areas]]]) -> list[tuple[Floats, Floats]]:
         """Return the seconds to bring crews what they need from where some at a point have it, [before, crews].
 
-        And those of copying what does not lie there as it is needed, [before, crews, p].
+        And those of copying what does not lie there as it is needed, [before, crews, p]. All at once: of one point
+        there are so few that the calls would take longer than the numbers.
         """
+        brought = [self._brought(*way) for way in ways]
+        flat = [[part.reshape(-1, *part.shape[2:]) for part in own] for own in zip(*brought, strict=True)]
+        seconds = (
+            self._step_s(np.concatenate(flat[0])),
+            np.asarray(self._s.machine.bank.seconds(Kernel.ADD, np.concatenate(flat[1]))),
+        )
+        ends = np.cumsum([len(own) for own in flat[0]])[:-1]
+        moved_s, copied_s = (np.split(own, ends) for own in seconds)
+        return [
+            (moved.reshape(copies.shape[:2]), copied.reshape(copies.shape))
+            for moved, copied, (_, copies) in zip(moved_s, copied_s, brought, strict=True)
+        ]
+
+    def _brought(self, at: int, before: Ints, needs: Mapping[str, Areas]) -> tuple[Floats, Floats]:
+        """Return the bytes that devices send each other, [before, crews, p, p], and the numbers that they copy."""
         net, devices = self._net, self._s.devices
         here = next(iter(needs.values()))[0].shape[0]
         moved = np.zeros((before.size, here, devices, devices))
@@ -374,7 +390,7 @@ class Search:
             lies = np.logical_and.reduce([own[before, None] == wanted for own, wanted in zip(have, area, strict=True)])
             wanted = columns * (area[1] - area[0]) * (area[3] - area[2])
             copied += wanted * ~(lies & (not sums))
-        return self._step_s(moved), np.asarray(self._s.machine.bank.seconds(Kernel.ADD, copied))
+        return moved, copied
 
     def _step_s(self, moved: Floats) -> Floats:
         """Return the seconds of an exchange of these bytes, [..., sender, receiver]."""
