@@ -74,8 +74,11 @@ class Box:
     def common(self, other: Box) -> int:
         """Return how many numbers both have."""
         numbers = 1
-        for one, two in zip(self.spans, other.spans, strict=True):
-            numbers *= max(min(one.stop, two.stop) - max(one.start, two.start), 0)
+        for one, two in ((self.rows, other.rows), (self.channels, other.channels), (self.columns, other.columns)):
+            length = min(one.stop, two.stop) - max(one.start, two.start)
+            if length <= 0:
+                return 0
+            numbers *= length
         return numbers
 
     def hull(self, other: Box) -> Box:

@@ -70,7 +70,8 @@ class Window:
             stop += 1
             behind = self.stop(stop)
         inside = Span(min(max(first, 0), length), max(min(behind, length), 0))
-        return inside, Span(start, stop), inside.start - first, behind - inside.stop
+        made = wanted if stop - start == wanted.size else Span(start, stop)
+        return inside, made, inside.start - first, behind - inside.stop
 
     def start(self, start: Any) -> Any:
         """Return the first input pixel that an output from this one on needs; also of many, [...]."""
@@ -146,10 +147,10 @@ def _windowed(net: ConvNet, node: Node, wanted: Box) -> Reach:
 
 def conv_channels(net: ConvNet, node: Node, wanted: Span) -> tuple[Span, Span]:
     """Return the input channels that output channels need, and the output channels that these make: whole groups."""
-    groups = node.attributes.get("group", 1)
-    inputs, outputs = net.shapes[net.values_of(node)[0]][0], net.shapes[node.output][0]
+    groups, every = node.attributes.get("group", 1), net.extent(net.values_of(node)[0])
     if groups == 1:
-        return Span(0, inputs), wanted
+        return every.channels, wanted
+    inputs, outputs = every.channels.size, net.shapes[node.output][0]
     each = outputs // groups
     own = Span(wanted.start // each, -(-wanted.stop // each))
     return own.scaled(inputs // groups), own.scaled(each)

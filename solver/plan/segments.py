@@ -224,7 +224,7 @@ def _unrolled(net: ConvNet, segments: tuple[Segment, ...], ranks: int) -> tuple[
     for segment in segments:
         found.append(segment_shares(net, segment, held))
         held = found[-1].after
-    return tuple(with_edges_first(net, found)) if found else ()
+    return tuple(with_edges_first(net, found, handed_in(net, held)))
 
 
 def image_on_root(net: ConvNet, ranks: int) -> dict[str, Held]:
@@ -307,13 +307,19 @@ def _pieces(
     net: ConvNet, nodes: Span, several: Sequence[Mapping[str, Box]], parts: Mapping[str, Box]
 ) -> tuple[Piece, ...]:
     """Return what leaves these boxes, one piece after the other; nothing where they are empty."""
-    full = ({value: box for value, box in boxes.items() if box.size} for boxes in several)
-    return tuple(Piece(boxes, _walk(net, nodes, tuple(boxes.items()), tuple(parts.items()))) for boxes in full if boxes)
+    full = (tuple((value, box) for value, box in boxes.items() if box.size) for boxes in several)
+    return tuple(_piece(net, nodes, boxes, tuple(parts.items())) for boxes in full if boxes)
 
 
-def with_edges_first(net: ConvNet, every: Sequence[SegmentShares]) -> list[SegmentShares]:
-    """Return segments whose ranks compute first what others need of them next, where they are of those."""
-    needed = [*(shares.needs for shares in every[1:]), handed_in(net, every[-1].after)]
+def with_edges_first(net: ConvNet, every: Sequence[SegmentShares], then: Mapping[str, Boxes]) -> list[SegmentShares]:
+    """Return segments whose ranks compute first what others need of them next, where they are of those.
+
+    Parameters
+    ----------
+    then
+        What ranks need behind the last of these segments.
+    """
+    needed = [*(shares.needs for shares in every[1:]), then]
     return [_with_edges_first(net, shares, own) for shares, own in zip(every, needed, strict=True)]
 
 
@@ -327,11 +333,14 @@ def _with_edges_first(net: ConvNet, shares: SegmentShares, needed: Mapping[str, 
     if not segment.edges_first or segment.cut is not SegmentCut.ROWS or any(shares.parts):
         return shares
     pieces = []
-    for rank, own in enumerate(shares.pieces):
+    for rank in range(len(shares.pieces)):
         upper: dict[str, Box] = {}
         lower: dict[str, Box] = {}
         inner: dict[str, Box] = {}
-        for value, box in own[0].boxes.items() if own else ():
+        for value, held in shares.after.items():
+            box = held.boxes[rank]
+            if not box.size:
+                continue
             if value in shares.before:
                 upper[value] = box
                 continue
@@ -346,9 +355,9 @@ def _with_edges_first(net: ConvNet, shares: SegmentShares, needed: Mapping[str, 
     return replace(shares, pieces=tuple(pieces))
 
 
-@lru_cache(maxsize=1 << 14)
-def _walk(net: ConvNet, nodes: Span, wanted: tuple[tuple[str, Box], ...], parts: tuple[tuple[str, Box], ...]) -> Walk:
-    return walk(net, nodes, dict(wanted), dict(parts))
+@lru_cache(maxsize=1 << 12)  # of plans that differ in a segment all other pieces are the same
+def _piece(net: ConvNet, nodes: Span, boxes: tuple[tuple[str, Box], ...], parts: tuple[tuple[str, Box], ...]) -> Piece:
+    return Piece(dict(boxes), walk(net, nodes, dict(boxes), dict(parts)))
 
 
 def owned_boxes(net: ConvNet, segment: Segment, value: str) -> Boxes:

@@ -1,32 +1,38 @@
-"""What is done to a network's plan once it is cut: rows moved, edges first, shares for devices as they are now.
+"""What is done to a network's plan once it is cut: a descent, and shares for devices as they are now.
 
-Each on the price of the whole plan, in which ranks do not wait for all others
-(`solver.schedule.segment_steps.advanced`).
+A descent changes a plan step by step, as long as that makes it faster, by the price of the whole plan, in which ranks
+do not wait for all others (`solver.schedule.segment_steps.advanced`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise, permutations
+from itertools import combinations, islice, pairwise, permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from solver.base.spans import Partition, Span
 from solver.cluster.curves import Floats
-from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares, segment_shares, unrolled
-from solver.schedule.segment_steps import (
-    NetSetting,
-    SegmentStep,
-    moments_of,
-    network_steps,
-    plan_seconds,
-    step_at,
+from solver.plan.segments import (
+    Segment,
+    SegmentCut,
+    SegmentPlan,
+    alone_on,
+    equal_shares,
+    handed_in,
+    segment_shares,
+    unrolled,
+    with_edges_first,
 )
+from solver.schedule.segment_steps import NetSetting, moments_of, network_steps, step_at, waited_for
 
 Ints = NDArray[np.intp]
 CHANNEL_PARTS = 32  # of which shares of channels are made: multiples of 8 and 16, which kernels compute at a time
+PRICE = 10  # of how many nodes the walks take as long as a price does besides
+LEAST_GAIN = 1e-9  # of a plan's seconds: less may be rounding
 
 
 def apportioned(rows: int, row_s: Floats, crew: Ints) -> Ints:
@@ -54,130 +60,233 @@ def shared_out(s: NetSetting, plan: SegmentPlan, without: Sequence[int] = ()) ->
             continue
         shared = apportioned(parts, s.whole_s(segment.nodes) / parts, crew) / parts
         segments.append(replace(segment, shares=tuple(shared.tolist())))
-    return balanced(s, replace(plan, segments=tuple(segments)))
+    priced = Priced(s, replace(plan, segments=tuple(segments)))
+    balance(priced)
+    return priced.plan
 
 
-def balanced(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
-    """Return the plan with rows moved from who ends a segment last to who ends it first, where that makes it faster.
+class Priced:
+    """A plan whose price is known step by step, and computed anew only where the plan is changed.
+
+    Parameters
+    ----------
+    points
+        Nodes before which segments may be cut.
+    """
+
+    def __init__(self, s: NetSetting, plan: SegmentPlan, points: Sequence[int] = ()) -> None:
+        self.s, self._plan, self.points = s, plan, points
+        self.work = 0  # of all prices
+        self.segments = list(plan.segments)
+        self._every, self._steps = list(unrolled(s.net, plan)), network_steps(s, plan)
+        self.moments = list(moments_of(s.machine, self._steps))
+        self._critical: list[int] | None = None
+
+    @property
+    def plan(self) -> SegmentPlan:
+        """As it is now."""
+        return replace(self._plan, segments=tuple(self.segments))
+
+    @property
+    def seconds(self) -> float:
+        """When the last rank has ended."""
+        return float(self.moments[-1].ready.max())
+
+    def takes(self, start: int, stop: int, others: Sequence[Segment]) -> bool:
+        """Take other segments in place of some, if that makes the plan faster; return whether it does."""
+        s, held = self.s, self._every[start].before
+        # Which rows come first of the segment before depends on what these need.
+        since = start - 1 if start and self.segments[start - 1].edges_first else start
+        found = self._every[since:start]
+        for segment in others:
+            found.append(segment_shares(s.net, segment, held))
+            held = found[-1].after
+        self.work += PRICE + sum(shares.segment.nodes.size for shares in found)
+        behind = [replace(shares, before=held) for shares in self._every[stop : stop + 1]]
+        found = with_edges_first(s.net, found, behind[0].needs if behind else handed_in(s.net, held))
+        every = [*self._every[:since], *found, *behind, *self._every[stop + 1 :]]
+        steps = [step_at(s, every, number, self._plan.wire) for number in range(since, since + len(found) + 1)]
+        *moments, now = moments_of(s.machine, steps, self.moments[since])
+        steps += self._steps[stop + 1 :]
+        later = moments_of(s.machine, self._steps[stop + 1 :], now)
+        for now, before in zip(later, self.moments[stop + 1 :], strict=True):
+            if (now.ready >= before.ready).all():  # who is ready later begins nothing earlier
+                return False
+            moments.append(now)
+        if now.ready.max() >= (1 - LEAST_GAIN) * self.seconds:
+            return False
+        self.segments[start:stop] = others
+        self._critical = None
+        self._every, self._steps[since:], self.moments[since:] = every, steps, moments
+        return True
+
+    def critical(self) -> list[int]:
+        """Return whose compute of every segment the end waits for."""
+        if self._critical is None:
+            rank, found = int(self.moments[-1].ready.argmax()), list[int]()
+            for step, now in zip(reversed(self._steps), reversed(self.moments[:-1]), strict=True):
+                found.append(rank)
+                rank = waited_for(self.s.machine, now, step)[rank]
+            self._critical = found[:0:-1]
+        return self._critical
+
+
+Replacement = tuple[int, int, Sequence[Segment]]  # what stands in place of the segments from one number to another
+Move = Callable[[Priced, int], Iterator[Replacement]]  # of a segment, by its number
+
+
+def balance(priced: Priced) -> None:
+    """Move a row from who ends a segment last to who ends it first, where that makes the plan faster.
 
     Ranks do not wait for all others: who has a row more in one segment may have one less in the next.
     """
-    segments, every = list(plan.segments), list(unrolled(s.net, plan))
-    steps = network_steps(s, plan)
-    moments = list(moments_of(s.machine, steps))
-    for number, segment in enumerate(plan.segments):
-        height = max(s.net.extent(value).rows.stop for value in every[number].after)
-        active = np.array(segment.active)
-        if segment.cut is not SegmentCut.ROWS or active.size < 2:
-            continue
-        rows = np.array(Partition.of_shares(segment.shares, height).counts)
-        moved = height // _coarsest(s, every[number].after)  # a row of the coarsest value
-        ended = moments[number + 1].ready[active]
-        last, first = active[ended.argmax()], active[ended.argmin()]
-        if rows[last] <= moved:
-            continue
-        rows[last] -= moved
-        rows[first] += moved
-        other = replace(segment, shares=tuple((rows / height).tolist()))
-        own = segment_shares(s.net, other, every[number].before)
-        changed = [*every[:number], own, *every[number + 1 :]]
-        if number + 1 < len(every):
-            changed[number + 1] = replace(every[number + 1], before=own.after)
-        here = [step_at(s, changed, at, plan.wire) for at in (number, number + 1)]
-        tried = [*here, *steps[number + 2 :]]
-        then = list(moments_of(s.machine, tried, moments[number]))
-        if then[-1].ready.max() < moments[-1].ready.max():
-            segments[number], every = other, changed
-            steps[number:], moments[number:] = tried, then
-    return replace(plan, segments=tuple(segments))
+    for number in range(len(priced.segments)):
+        for change in islice(_last_moved(priced, number), 1):
+            priced.takes(*change)
 
 
-def descended(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
-    """Return the plan changed step by step, as long as a step makes it faster.
+def let_edges_first(priced: Priced) -> None:
+    """Let edges come first in those segments where that makes the plan faster."""
+    priced.takes(0, len(priced.segments), [replace(segment, edges_first=True) for segment in priced.segments])
+    for number in range(len(priced.segments)):
+        priced.takes(*next(_edges_turned(priced, number)))
 
-    A step moves rows of a segment from one device to another, or cuts it by channels; it joins two segments, or divides
-    one and moves rows of a part.
+
+def descend(priced: Priced, moves: Sequence[Move], work: float = math.inf) -> None:
+    """Change a plan step by step, as long as a step makes it faster, or until its prices took so much work.
+
+    Kinds of steps are tried one after the other, each on one segment after the other.
     """
-    best_s, tried = plan_seconds(s, plan), {plan.segments}
-    improved = True
-    while improved:
-        improved = False
-        for segments in _neighbours(s, plan.segments):
-            if segments in tried:
-                continue
-            tried.add(segments)
-            other = replace(plan, segments=segments)
-            if (other_s := plan_seconds(s, other)) < best_s:
-                plan, best_s, improved = other, other_s, True
-                break
-    return plan
+    before_s, until = math.inf, priced.work + work
+    while priced.seconds < before_s:
+        before_s = priced.seconds
+        for move in moves:
+            number = 0
+            while number < len(priced.segments) and priced.work < until:
+                number += not any(priced.takes(*change) for change in move(priced, number))
 
 
-def _neighbours(s: NetSetting, segments: Sequence[Segment]) -> Iterator[tuple[Segment, ...]]:
-    """Yield what is one step away: first other shares, then other cuts."""
-    for number, segment in enumerate(segments):
-        around = segments[:number], segments[number + 1 :]
-        for shares in _shifted(s, segment) if segment.cut is SegmentCut.ROWS else ():
-            yield (*around[0], replace(segment, shares=shares), *around[1])
-        for size in range(2, s.devices + 1):
-            for crew in combinations(range(s.devices), size):
-                channels = replace(segment, cut=SegmentCut.CHANNELS, shares=equal_shares(crew, s.devices))
-                yield (*around[0], channels, *around[1])
-    for number, segment in enumerate(segments):
-        if number:
-            before = segments[number - 1]
-            for kept in (before, segment) if before.cut is segment.cut is SegmentCut.ROWS else ():
-                joined = replace(kept, nodes=Span(before.nodes.start, segment.nodes.stop))
-                yield (*segments[: number - 1], joined, *segments[number + 1 :])
-        if segment.cut is SegmentCut.ROWS:
-            for at in range(segment.nodes.start + 1, segment.nodes.stop):
-                one, other = (
-                    replace(segment, nodes=Span(*ends))
-                    for ends in pairwise((segment.nodes.start, at, segment.nodes.stop))
-                )
-                several = [(one, other), *((replace(one, shares=shares), other) for shares in _shifted(s, one))]
-                several += [(one, replace(other, shares=shares)) for shares in _shifted(s, other)]
-                yield from ((*segments[:number], *parts, *segments[number + 1 :]) for parts in several)
+def _cut_moved(priced: Priced, number: int) -> Iterator[Replacement]:
+    """Yield the cut before a segment moved to the next point, and to the one before."""
+    if not number:
+        return
+    before, behind = priced.segments[number - 1 : number + 1]
+    if before.cut is behind.cut is SegmentCut.ROWS:
+        later, earlier = _inner(priced, behind), _inner(priced, before)
+        for at in (*later[:1], *earlier[-1:]):
+            one, other = Span(before.nodes.start, at), Span(at, behind.nodes.stop)
+            yield number - 1, number + 1, [replace(before, nodes=one), replace(behind, nodes=other)]
+
+
+def _critical_moved(priced: Priced, number: int) -> Iterator[Replacement]:
+    """Yield a row of whom the end waits for moved to who ends the segment first."""
+    return islice(_row_of(priced, number, priced.critical()[number]), 1)
+
+
+def _last_moved(priced: Priced, number: int) -> Iterator[Replacement]:
+    """Yield a row of who ends the segment last moved to any other, to who ends it first at first."""
+    ready = priced.moments[number + 1].ready
+    return _row_of(priced, number, max(priced.segments[number].active, key=lambda rank: ready[rank]))
+
+
+def _row_of(priced: Priced, number: int, source: int) -> Iterator[Replacement]:
+    """Yield a row of a device moved to each of the others that have rows there."""
+    segment, ready = priced.segments[number], priced.moments[number + 1].ready
+    if segment.cut is not SegmentCut.ROWS or (rows := _rows(priced.s, segment))[source] < 2:
+        return
+    for target in sorted(segment.active, key=lambda rank: ready[rank]):
+        if target != source:
+            yield number, number + 1, [replace(segment, shares=_moved(rows, 1, source, target))]
+
+
+def _divided(priced: Priced, number: int) -> Iterator[Replacement]:
+    """Yield a segment divided at every point."""
+    segment = priced.segments[number]
+    if segment.cut is SegmentCut.ROWS and len(segment.active) > 1:
+        for at in _inner(priced, segment):
+            yield number, number + 1, _parts(segment, at)
+
+
+def _edges_turned(priced: Priced, number: int) -> Iterator[Replacement]:
+    """Yield a segment with edges first, or no longer."""
+    segment = priced.segments[number]
+    yield number, number + 1, [replace(segment, edges_first=not segment.edges_first)]
+
+
+def _joined(priced: Priced, number: int) -> Iterator[Replacement]:
+    """Yield a segment and the one before as one, with the shares of either."""
+    if not number:
+        return
+    before, behind = priced.segments[number - 1 : number + 1]
+    for kept in (before, behind) if before.cut is behind.cut is SegmentCut.ROWS else ():
+        yield number - 1, number + 1, [replace(kept, nodes=Span(before.nodes.start, behind.nodes.stop))]
+
+
+def _rows_moved(priced: Priced, number: int) -> Iterator[Replacement]:
+    """Yield a row, or all rows, of any device moved to any other."""
+    segment = priced.segments[number]
+    for shares in _shifted(priced.s, segment) if segment.cut is SegmentCut.ROWS else ():
+        yield number, number + 1, [replace(segment, shares=shares)]
+
+
+def _by_channels(priced: Priced, number: int) -> Iterator[Replacement]:
+    """Yield a segment shared out by channels, equally among any devices."""
+    devices = priced.s.devices
+    for size in range(2, devices + 1):
+        for crew in combinations(range(devices), size):
+            segment = replace(priced.segments[number], cut=SegmentCut.CHANNELS, shares=equal_shares(crew, devices))
+            yield number, number + 1, [segment]
+
+
+def _divided_and_moved(priced: Priced, number: int) -> Iterator[Replacement]:
+    """Yield a segment divided, with rows of either part moved."""
+    segment = priced.segments[number]
+    for at in _inner(priced, segment) if segment.cut is SegmentCut.ROWS else ():
+        one, other = _parts(segment, at)
+        yield number, number + 1, [one, other]
+        for shares in _shifted(priced.s, one):
+            yield number, number + 1, [replace(one, shares=shares), other]
+        for shares in _shifted(priced.s, other):
+            yield number, number + 1, [one, replace(other, shares=shares)]
+
+
+# Those that gain most of what all do, few of each and in the order of what they gain for their price.
+FEW_MOVES: Sequence[Move] = (_cut_moved, _critical_moved, _edges_turned, _divided, _last_moved)
+ALL_MOVES: Sequence[Move] = (_rows_moved, _by_channels, _joined, _divided_and_moved)
+
+
+def _inner(priced: Priced, segment: Segment) -> list[int]:
+    """Return the points within a segment."""
+    return [at for at in priced.points if segment.nodes.start < at < segment.nodes.stop]
+
+
+def _parts(segment: Segment, at: int) -> tuple[Segment, Segment]:
+    """Return a segment's nodes before another and from there on."""
+    one, other = (Span(*ends) for ends in pairwise((segment.nodes.start, at, segment.nodes.stop)))
+    return replace(segment, nodes=one), replace(segment, nodes=other)
 
 
 def _shifted(s: NetSetting, segment: Segment) -> Iterator[tuple[float, ...]]:
-    """Yield shares with a row, or all rows, of one device moved to another: of the coarsest value behind a segment."""
-    height = _coarsest(s, s.net.live(segment.nodes.stop))
-    rows = Partition.of_shares(segment.shares, height).counts
+    """Yield shares with a row, or all rows, of one device moved to another."""
+    rows = _rows(s, segment)
     for source, target in permutations(range(s.devices), 2):
-        for moved in sorted({1, rows[source]}) if rows[source] else ():
-            other = list(rows)
-            other[source] -= moved
-            other[target] += moved
-            yield tuple(count / height for count in other)
+        for count in sorted({1, rows[source]}) if rows[source] else ():
+            yield _moved(rows, count, source, target)
+
+
+def _rows(s: NetSetting, segment: Segment) -> Sequence[int]:
+    """Return how many rows every device has of the coarsest value behind a segment."""
+    return Partition.of_shares(segment.shares, _coarsest(s, s.net.live(segment.nodes.stop))).counts
+
+
+def _moved(rows: Sequence[int], count: int, source: int, target: int) -> tuple[float, ...]:
+    """Return shares with so many rows of one device moved to another."""
+    other = list(rows)
+    other[source] -= count
+    other[target] += count
+    return tuple(own / sum(rows) for own in other)
 
 
 def _coarsest(s: NetSetting, values: Iterable[str]) -> int:
     """Return how many rows the coarsest of these values has; those of one row do not count where others have more."""
     return min({s.net.extent(value).rows.stop for value in values} - {1}, default=1)
-
-
-def edges_first(s: NetSetting, plan: SegmentPlan) -> SegmentPlan:
-    """Return the plan with edges first in those segments where that makes it faster."""
-    segments = [tuple(replace(segment, edges_first=flag) for segment in plan.segments) for flag in (False, True)]
-    every = [unrolled(s.net, replace(plan, segments=own)) for own in segments]
-    count, known = len(plan.segments), dict[tuple[int, bool, bool], SegmentStep]()
-
-    def step(number: int, flags: Sequence[bool]) -> SegmentStep:
-        """Return a step, which depends on whether edges come first in its segment, and in the one before."""
-        around = flags[number - 1] if number else False, flags[number] if number < count else False
-        if (number, *around) not in known:
-            own = [every[flag][at] for at, flag in enumerate(flags)]
-            known[number, *around] = step_at(s, own, number, plan.wire)
-        return known[number, *around]
-
-    best = [False] * count
-    moments = list(moments_of(s.machine, (step(number, best) for number in range(count + 1))))
-    for turned in (range(count), *([number] for number in range(count))):
-        other = [flag is not (number in turned) for number, flag in enumerate(best)]
-        since = min(turned, default=0)
-        steps = (step(number, other) for number in range(since, count + 1))
-        then = list(moments_of(s.machine, steps, moments[since]))
-        if then[-1].ready.max() < moments[-1].ready.max():
-            best, moments[since:] = other, then
-    return replace(plan, segments=tuple(segments[flag][number] for number, flag in enumerate(best)))

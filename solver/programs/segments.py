@@ -12,6 +12,7 @@ with halos from device to device).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -37,7 +38,17 @@ from solver.plan.segments import (
     only_on,
     segment_shares,
 )
-from solver.programs.segment_polish import CHANNEL_PARTS, Ints, apportioned, balanced, descended, edges_first
+from solver.programs.segment_polish import (
+    ALL_MOVES,
+    CHANNEL_PARTS,
+    FEW_MOVES,
+    Ints,
+    Priced,
+    apportioned,
+    balance,
+    descend,
+    let_edges_first,
+)
 from solver.schedule.exchange import Exchange
 from solver.schedule.segment_steps import (
     NetSetting,
@@ -45,7 +56,6 @@ from solver.schedule.segment_steps import (
     compute_s,
     lacking,
     net_setting,
-    plan_seconds,
     predicted,
     run_bytes,
     weights_bytes,
@@ -55,9 +65,11 @@ from solver.schedule.timing import Transfer, ends
 
 FEW = 4  # devices of which every set is tried as a crew; of more, the fastest ones
 PRICES, RISE = 12, 3.0  # how often, and by how much, the price of memory rises
-# Nodes of a network whose plans are then changed step by step on the true price, in which ranks do not wait for all
-# others: that takes 0.1 to 0.3 s, and of more nodes or devices too long.
+# A plan is then changed step by step on the true price, in which ranks do not wait for all others. Of so many nodes, on
+# up to `FEW` devices, every step is tried: 0.1 to 0.3 s. Of more those that gain most, as long as their prices take so
+# much work: 40 ms on four devices.
 SMALL = 10
+PRICED = 1000
 FUSED = 8  # levels that a segment may have
 # Where fewer rows are left for each device, kernels lose by it: at 2 of 7 rows a sixth to a half.
 FEW_ROWS = 8
@@ -73,22 +85,29 @@ def solve_network(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32) -> 
     """
     s = net_setting(net, cluster)
     byte_s = np.zeros(s.devices)
+    small = len(net.nodes) <= SMALL and s.devices <= FEW
+    points = range(1, len(net.nodes)) if small else sorted({*cut_points(net), *channel_points(net)})
     for _ in range(PRICES):
-        plans = list(Search(s, wire, byte_s).plans(cluster.names))
-        if len(net.nodes) <= SMALL and s.devices <= FEW and not byte_s.any():
-            plans = [descended(s, plan) for plan in plans]
-        best = balanced(s, min(plans, key=lambda plan: plan_seconds(s, plan)))
-        short = lacking(net, cluster, best)
+        several = [Priced(s, plan, points) for plan in Search(s, wire, byte_s).plans(cluster.names)]
+        for priced in several if small and not byte_s.any() else ():
+            descend(priced, ALL_MOVES)
+        best = min(several, key=lambda priced: priced.seconds)
+        balance(best)
+        short = lacking(net, cluster, best.plan)
         if not short:
             break
         # What a device lacks has its price, which rises until it does without: a Lagrangian relaxation.
-        first_s = plan_seconds(s, best) / sum(weights_of(net, best))
+        first_s = best.seconds / sum(weights_of(net, best.plan))
         for rank in short:
             byte_s[rank] = max(RISE * byte_s[rank], first_s)
     if short:
-        check_memory(net, cluster, best)
-    early = edges_first(s, best)
-    return predicted(s, best if lacking(net, cluster, early) else early)
+        check_memory(net, cluster, best.plan)
+    plans = [best.plan]
+    let_edges_first(best)
+    plans.append(best.plan)
+    descend(best, ALL_MOVES if small else FEW_MOVES, math.inf if small else PRICED)
+    plans.append(best.plan)
+    return predicted(s, next((plan for plan in plans[:0:-1] if not lacking(net, cluster, plan)), plans[0]))
 
 
 # Rows and channels that the devices of crews have or need, [crews, p] each: rows from and to, channels from and to.

@@ -96,7 +96,7 @@ def net_setting(net: ConvNet, cluster: Cluster) -> NetSetting:
 
 def compute_s(s: NetSetting, shares: SegmentShares) -> Floats:
     """Return what every device computes of a segment, [p] seconds, without copies of what is not where it needs it."""
-    return np.array([sum(_piece_s(s, rank, piece, shares) for piece in own) for rank, own in enumerate(shares.pieces)])
+    return np.array([sum(_made_s(s, rank, piece, shares) for piece in own) for rank, own in enumerate(shares.pieces)])
 
 
 def pieces_s(s: NetSetting, shares: SegmentShares, lying: Sequence[Pieced]) -> list[list[float]]:
@@ -107,33 +107,42 @@ def pieces_s(s: NetSetting, shares: SegmentShares, lying: Sequence[Pieced]) -> l
     lying
         Of every device, which boxes lie there as a piece of the segment can take them.
     """
+    numbers = np.zeros((max(map(len, shares.pieces)), s.devices))
+    for rank, own in enumerate(shares.pieces):
+        for number, piece in enumerate(own):
+            coming = _coming(s.net, piece)
+            numbers[number, rank] = sum(
+                box.size for value, box in coming if all(there.get(value) != box for there in lying[rank])
+            )
+    copied_s = s.machine.bank.seconds(Kernel.ADD, numbers).tolist()
     return [
-        [_piece_s(s, rank, piece, shares) + _copied_s(s, rank, piece, shares, lying[rank]) for piece in own]
+        [_made_s(s, rank, piece, shares) + copied_s[number][rank] for number, piece in enumerate(own)]
         for rank, own in enumerate(shares.pieces)
     ]
 
 
-def _piece_s(s: NetSetting, rank: int, piece: Piece, shares: SegmentShares) -> float:
+def _made_s(s: NetSetting, rank: int, piece: Piece, shares: SegmentShares) -> float:
+    return _piece_s(s, rank, piece, tuple(shares.parts[rank].items()))
+
+
+@lru_cache(maxsize=1 << 12)
+def _piece_s(s: NetSetting, rank: int, piece: Piece, parts: tuple[tuple[str, Box], ...]) -> float:
     """Return what a piece takes: nodes, the call, and what enters its graph and gets another layout there."""
     if not piece.walk.made:
         return 0.0
-    entering_s = s.speeds[rank].entering_s * sum(box.size for _, box in _coming(piece, shares))
-    parts = shares.parts[rank]
+    entering_s = s.speeds[rank].entering_s * sum(box.size for _, box in _coming(s.net, piece))
+    part_of = dict(parts)
     nodes = (
-        s.node_s(number, rank, reach, parts.get(s.net.nodes[number].output))
+        s.node_s(number, rank, reach, part_of.get(s.net.nodes[number].output))
         for number, reach in piece.walk.made.items()
     )
     return sum(nodes) + s.speeds[rank].session_s + entering_s
 
 
-def _copied_s(s: NetSetting, rank: int, piece: Piece, shares: SegmentShares, lying: Pieced) -> float:
-    numbers = sum(box.size for value, box in _coming(piece, shares) if all(own.get(value) != box for own in lying))
-    return float(s.machine.bank.seconds(Kernel.ADD, float(numbers))[rank])
-
-
-def _coming(piece: Piece, shares: SegmentShares) -> Iterator[tuple[str, Box]]:
+def _coming(net: ConvNet, piece: Piece) -> Iterator[tuple[str, Box]]:
     """Yield what a piece needs from before its segment."""
-    return ((value, box) for value, box in piece.walk.needs.items() if value in shares.before)
+    made, made_by = piece.walk.made, net.made_by
+    return ((value, box) for value, box in piece.walk.needs.items() if made_by[value] not in made)
 
 
 def _lying(before: SegmentShares | None, shares: SegmentShares) -> Sequence[Pieced]:
@@ -282,8 +291,9 @@ def advanced(machine: Machine, now: Moment, step: SegmentStep) -> tuple[Moment, 
     devices = machine.devices
     arrival = _arrivals(machine.network, step.moved, now.sent_at)
     done = now.ready + step.sending
-    scale = _late_scale(machine)
-    begin = np.array([_latest(scale, [done[i], *arrival[:, i][arrival[:, i] > 0]]) for i in range(devices)])
+    moments = np.where(arrival > 0, arrival, -np.inf)
+    np.fill_diagonal(moments, done)
+    begin = _latest(_late_scale(machine), moments)
     waited = begin - done
     faster = np.minimum(machine.rest, RESTED * waited)
     most = max((len(own) for own in step.computes), default=0)
@@ -294,6 +304,13 @@ def advanced(machine: Machine, now: Moment, step: SegmentStep) -> tuple[Moment, 
         for number in range(len(own)):
             sent_at[number, rank] = ready[rank] - sum(own[number + 1 :])
     return Moment(ready, sent_at), compute + step.taking + step.sending, waited
+
+
+def waited_for(machine: Machine, now: Moment, step: SegmentStep) -> list[int]:
+    """Return for whose piece every rank waits last in a step that begins now; itself, if it waits for none."""
+    arrival = _arrivals(machine.network, step.moved, now.sent_at)
+    np.fill_diagonal(arrival, now.ready + step.sending)
+    return [int(rank) for rank in arrival.argmax(0)]
 
 
 @lru_cache(maxsize=8)
@@ -316,22 +333,17 @@ def _arrivals(network: Network, moved: Floats, sent_at: Floats) -> Floats:
             if (total := moved[:, sender, receiver].sum()) > 0:
                 late = sent_at[:, sender].min() + total / bandwidth + latency_s
                 arrival[sender, receiver] = max(arrival[sender, receiver], late)
-    for receiver in range(devices):
-        from_whom = arrival[:, receiver] > 0
-        if from_whom.any():
-            begun = sent_at[0, from_whom].min()
-            full = begun + received[receiver] / network.bandwidth[receiver] + network.latency_s
-            last = np.argmax(arrival[:, receiver])
-            arrival[last, receiver] = max(arrival[last, receiver], full)
+    from_whom, last = arrival > 0, arrival.argmax(0)
+    begun = np.where(from_whom, sent_at[0][:, None], np.inf).min(0)
+    full = np.where(from_whom.any(0), begun + received / network.bandwidth + network.latency_s, 0.0)
+    arrival[last, np.arange(devices)] = np.maximum(arrival.max(0), full)
     return arrival
 
 
-def _latest(scale: float, moments: Sequence[float]) -> float:
-    """Return what is expected of the latest of moments that vary."""
-    latest = max(moments)
-    if scale <= 0 or len(moments) == 1:
-        return latest
-    return latest + scale * math.log(sum(math.exp((moment - latest) / scale) for moment in moments))
+def _latest(scale: float, moments: Floats) -> Floats:
+    """Return what is expected of the latest of moments that vary, column by column; of what never comes -inf."""
+    latest = moments.max(0)
+    return np.asarray(latest + scale * np.log(np.exp((moments - latest) / scale).sum(0)) if scale > 0 else latest)
 
 
 def _names(net: ConvNet, shares: SegmentShares) -> tuple[str, ...]:
@@ -372,17 +384,24 @@ def weights_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
             pieces = computed_by(shares, rank)
             if shares.tiles and pieces:
                 pieces = [max(pieces, key=lambda tile: len(tile.walk.made))]
-            needed[rank] += sum(
-                held_bytes(net, net.nodes[number], reach, shares.parts[rank].get(net.nodes[number].output))
-                for piece in pieces
-                for number, reach in piece.walk.made.items()
-            )
+            parts = tuple(shares.parts[rank].items())
+            needed[rank] += sum(_piece_bytes(net, piece, parts) for piece in pieces)
     return needed
 
 
 def computed_by(shares: SegmentShares, rank: int) -> Sequence[Piece]:
     """Return what a rank may have to compute of a segment."""
     return [shares.tiles[number] for number in shares.able(rank)] if shares.tiles else shares.pieces[rank]
+
+
+@lru_cache(maxsize=1 << 12)
+def _piece_bytes(net: ConvNet, piece: Piece, parts: tuple[tuple[str, Box], ...]) -> int:
+    """Return the bytes of weights of a piece's graph."""
+    part_of, made = dict(parts), piece.walk.made
+    return sum(
+        held_bytes(net, net.nodes[number], reach, part_of.get(net.nodes[number].output))
+        for number, reach in made.items()
+    )
 
 
 def weights_bytes(net: ConvNet, node: Node) -> int:
@@ -437,6 +456,7 @@ def room_of(shares: SegmentShares, tiles: Sequence[Piece]) -> dict[str, int]:
     return most
 
 
+@lru_cache(maxsize=1 << 12)
 def numbers_within(net: ConvNet, piece: Piece) -> int:
     """Return how many numbers that its nodes make a graph has at a time, at most.
 

@@ -1,0 +1,71 @@
+"""The descent on a network's plan: its price is that of the whole plan, and no step makes it slower."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from solver.cluster.cluster import Cluster, Device, Link
+from solver.cluster.named import find_cluster
+from solver.model.operators import cut_points, in_levels
+from solver.plan.plan import Wire
+from solver.programs.segment_polish import ALL_MOVES, FEW_MOVES, Priced, balance, descend, let_edges_first
+from solver.programs.segments import Search, solve_network
+from solver.schedule.segment_steps import net_setting, plan_seconds
+from tests.convnets import random_net
+from weights.networks_zoo import zoo_network
+
+
+def instance(seed):
+    """Return a random network and a cluster of two to four boards, some of them alike."""
+    rng = np.random.default_rng(seed)
+    net = in_levels(random_net(rng, most=14)[0])
+    speeds = rng.choice([5.0, 10.0, 24.6], int(rng.integers(2, 5)))
+    devices = tuple(Device(f"pi-{rank}", 1e9 * speed, 4 << 30) for rank, speed in enumerate(speeds))
+    return net, Cluster(devices, Link(rng.choice([80, 940]) * 1e6 / 8, 50e-6))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_what_a_change_costs_is_what_the_changed_plan_costs(seed):
+    net, cluster = instance(seed)
+    s = net_setting(net, cluster)
+    for plan in Search(s, Wire.FLOAT32).plans(cluster.names):
+        priced = Priced(s, plan, range(1, len(net.nodes)))
+        steps = [balance, let_edges_first, lambda own: descend(own, FEW_MOVES), lambda own: descend(own, ALL_MOVES)]
+        for step in steps:
+            before_s = priced.seconds
+
+            step(priced)
+
+            priced.plan.check(net, s.devices)
+            assert priced.seconds <= before_s
+            assert priced.seconds == pytest.approx(plan_seconds(s, priced.plan), rel=1e-9)
+
+
+def test_who_ends_last_is_whom_the_end_waits_for():
+    """Where one board has most of the rows the end waits for it from there on, through what the others send it."""
+    net, _ = zoo_network("vgg16")
+    cluster = find_cluster("pi4x4")
+    s = net_setting(net, cluster)
+    plan = solve_network(net, cluster)
+    shares = (0.125, 0.5, 0.125, 0.25)
+
+    priced = Priced(s, replace(plan, segments=(replace(plan.segments[0], shares=shares), *plan.segments[1:])))
+
+    assert priced.critical()[0] == 1
+    assert len(priced.critical()) == len(plan.segments)
+
+
+def test_a_descent_ends_when_its_prices_took_enough_work():
+    net, _ = zoo_network("mobilenetv2")
+    cluster = find_cluster("pi4x4")
+    s = net_setting(net, cluster)
+    plan = next(iter(Search(s, Wire.FLOAT32).plans(cluster.names)))
+    none, some, all_of_it = (Priced(s, plan, cut_points(net)) for _ in range(3))
+
+    for priced, work in ((none, 0), (some, 300), (all_of_it, np.inf)):
+        descend(priced, FEW_MOVES, work)
+
+    assert none.plan == plan
+    assert 300 <= some.work < 600
+    assert none.seconds > some.seconds > all_of_it.seconds
