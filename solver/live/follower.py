@@ -1,33 +1,40 @@
 """A plan follows its devices: who has become slower gets less to do.
 
-A device that slows makes all others wait: a CUSUM over the seconds of units, images or tokens, says when that has
-happened, and who computes longer than before is the device. (What one device computes says little by itself: who waits
-has rested, and is twice as fast for a moment under a CPU quota.) A device that has slowed and computes much faster than
-that is back; a CUSUM of its own says so. Then the plan is made anew, and changes where that is faster by more than
-errors. What is usual is learnt from the first units under a plan.
+All is measured beside the plan's price: what a unit, an image or a token, took over what it was to take. Prices may be
+wrong by any factor, as those of boards that were only declared: what the first units took is usual, and what changes
+slowly stays usual. A device that slows makes all others wait: a CUSUM over the seconds of units says when that has
+happened, and who then computes longer than before, by more than all have in common, is the device. (What one device
+computes says little by itself: who waits has rested, and is twice as fast for a moment under a CPU quota.) Where all
+take longer alike, or none does, what units take now is usual. A device that has slowed and computes much faster than
+that is back; a CUSUM of its own says so.
+
+Then the plan is made anew, of prices that are as measured: every device's work times what it takes beside its price,
+and exchanges so long that the plan that runs takes what it does. It changes where that is faster by more than errors.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from solver.cluster.cluster import Cluster, Device
+from solver.cluster.cluster import Cluster, Device, Link
 from solver.cluster.curves import Floats
-from solver.live.cusum import Cusum, Shift
+from solver.live.cusum import Cusum
 
 KEPT = 20  # units that are remembered
 UNITS = 1e5  # may pass without a change until one is seen, on average
-CHANGE, NOISE = math.log(1.5), 0.15  # of a unit's seconds: what is looked for, and their standard deviation in a lab
+SLOWED = math.log(1.5) / 2  # of what a device computes: what is less is none that has slowed
+SLOWLY = 0.002  # as a logarithm: by so much at most a unit changes what is usual, by less where it is nearer
 RETURN, RESTED_NOISE = math.log(4.0), 0.35  # of what a device computes
 LEAST_SAVED = 0.03  # of a unit's seconds, for which the plan changes
 AGAIN = 50  # units until a device that was left out is tried again
 IDLE_S = 1e-4  # less than this is as good as nothing
+SHORTEST = 1e-3  # of what exchanges were to take: they take something
 
 AnyPlan = TypeVar("AnyPlan")
 
@@ -71,6 +78,8 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
     """
 
     first = 5  # units by which it is known what is usual under a plan
+    # Of the seconds of units, as logarithms: the change that is looked for, and their standard deviation, in a lab.
+    change, noise = math.log(1.5), 0.15
     unit: str  # what takes time: an image, a token
     shares: str  # what devices get more or less of
 
@@ -80,9 +89,13 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
         # For how many units a device has been left out, and for how many it is.
         self._left_out = [(0, AGAIN) for _ in cluster.devices]
         self._factor = np.ones(len(cluster.devices))  # by which devices have slowed
-        self._units: list[Floats] = []  # what ranks computed of those under this plan, [p] and the seconds of all
+        self._place = 0
+        self._prices: dict[int, Floats] = {}  # of a unit in its place, [p + 1], of the plan that runs
+        # What units took under this plan beside their price, [p + 1]: every rank's compute, and the seconds of all.
+        self._units: list[Floats] = []
         self._usual: Floats | None = None  # of those
-        self._slows = Cusum(CHANGE, NOISE, UNITS)
+        self._tried: dict[int, float] = {}  # devices that are tried again, and what they are thought to take
+        self._slows = Cusum(self.change, self.noise, UNITS)
         self._returns = [Cusum(RETURN, RESTED_NOISE, UNITS) for _ in cluster.devices]
 
     @property
@@ -94,29 +107,61 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
         """Return by what factor a device has slowed; 1 where it has not."""
         return float(self._factor[rank])
 
-    def took(self, compute_s: Sequence[float], seconds: float) -> PlanChange[AnyPlan] | None:
-        """Take what every rank computed of a unit, and its seconds; return what was decided, if anything was."""
-        self._units = [*self._units[-KEPT:], np.maximum([*compute_s, seconds], IDLE_S)]
+    def took(self, compute_s: Sequence[float], seconds: float, place: int = 0) -> PlanChange[AnyPlan] | None:
+        """Take what every rank computed of a unit, and its seconds; return what was decided, if anything was.
+
+        Units in different places have different prices.
+        """
+        self._place = place
+        self._units = [*self._units[-KEPT:], np.maximum([*compute_s, seconds], IDLE_S) / self._price()]
         if self._usual is None:
-            if len(self._units) == self.first:
-                self._usual = np.median(self._units, axis=0)
+            if len(self._units) < self.first:
+                return None
+            self._usual = np.median(self._units, axis=0)
+            return self._judged(self._still_slow(), self._usual)
+        longer, recent = np.log(self._units[-1] / self._usual), self._usual
+        change = self.change  # counts twice of one unit, at most: that alone is no change
+        changed: dict[int, float] = {}
+        shift = self._slows.take(float(np.clip(longer[-1], -2 * change, 2 * change)))
+        if shift is not None:
+            recent = np.median(self._units[-shift.numbers :], axis=0)
+            if shift.mean > 0:
+                changed = self._slowed(recent / self._usual, min(shift.numbers, len(self._units)))
+        for rank in np.flatnonzero((self._factor > 1) & self._at_work).tolist():
+            back = self._returns[rank].take(float(longer[rank]))
+            if back is not None and back.mean < 0:
+                changed[rank] = math.exp(back.mean)
+        if shift is not None and not changed:
+            self._forget()
             return None
-        longer = np.log(self._units[-1] / self._usual)
-        changed = self._slowed(self._slows.take(float(longer[-1])))
-        at_work = [self.at_work(rank) for rank in range(len(self._returns))]
-        for rank in np.flatnonzero((self._factor > 1) & at_work).tolist():
-            shift = self._returns[rank].take(float(longer[rank]))
-            if shift is not None and shift.mean < 0:
-                changed[rank] = math.exp(shift.mean)
-        why = [_said(self._cluster.names[rank], by) for rank, by in changed.items()]
-        for rank in self._tried_again():
-            changed[rank] = 1 / float(self._factor[rank])
-            why.append(f"{self._cluster.names[rank]} is tried again")
-        if not changed:
-            return None
-        for rank, factor in changed.items():
-            self._factor[rank] = max(self._factor[rank] * factor, 1.0)
-        return self._decided(", ".join(why))
+        self._usual = self._usual * np.exp(SLOWLY * np.clip(2 * longer / change, -1, 1))
+        return self._judged(changed, recent, self._tried_again())
+
+    @property
+    def _at_work(self) -> list[bool]:
+        return [self.at_work(rank) for rank in range(len(self.devices))]
+
+    def _price(self) -> Floats:
+        if self._place not in self._prices:
+            self._prices[self._place] = self.priced(self._cluster, self.plan, self._place)
+        # A device that has nothing to do takes nothing longer.
+        return np.maximum(self._prices[self._place], IDLE_S)
+
+    def _slowed(self, longer: Floats, units: int) -> dict[int, float]:
+        """Return which devices take longer, by more than all that work have in common and so many units err by."""
+        working = np.flatnonzero(self._at_work).tolist()
+        common = max(1.0, float(longer[working].min())) if len(working) > 1 else 1.0
+        least = common * math.exp(SLOWED + self.noise / math.sqrt(units))
+        return {rank: float(longer[rank]) / common for rank in working if longer[rank] > least}
+
+    def _still_slow(self) -> dict[int, float]:
+        """Return which of the devices that were tried again are slow, and by how much."""
+        assert self._usual is not None
+        longer = np.ones(len(self.devices))
+        for rank, times in self._tried.items():
+            longer[rank] = self._usual[rank] / times
+        self._tried = {}
+        return self._slowed(longer, self.first)
 
     def _tried_again(self) -> list[int]:
         """Return the devices that have slowed and been left out for long; every time it takes twice as long."""
@@ -129,40 +174,103 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
                 found += [rank] * tries
         return found
 
-    def _slowed(self, shift: Shift | None) -> dict[int, float]:
-        """Return which devices make all take longer since a change, and by how much."""
-        assert self._usual is not None
-        if shift is None or shift.mean < 0:
-            return {}
-        longer = np.mean(self._units[-shift.numbers :], axis=0) / self._usual
-        return {rank: float(by) for rank, by in enumerate(longer[:-1]) if math.log(by) > CHANGE / 2}
-
     @abstractmethod
     def at_work(self, rank: int) -> bool:
         """Return whether a device has a share of the plan that runs."""
 
     @abstractmethod
-    def solved(self, factor: Floats) -> tuple[AnyPlan, float, float]:
-        """Return the plan for devices that take so many times as long, [p], and a unit's seconds before and under it.
+    def slowed(self, device: Device, by: float) -> Device:
+        """Return a device that takes so many times as long."""
 
-        The seconds before are of the plan that runs, on the same devices.
-        """
+    @abstractmethod
+    def priced(self, cluster: Cluster, plan: AnyPlan, place: int) -> Floats:
+        """Return the seconds that every device computes of a unit in its place, and those of all, [p + 1]."""
+
+    @abstractmethod
+    def solved(self, cluster: Cluster) -> AnyPlan:
+        """Return the plan for devices as they are."""
 
     def pays(self, saved_s: float) -> bool:
         """Return whether so many seconds that a unit saves make up for the change."""
         return True
 
-    def _decided(self, why: str) -> PlanChange[AnyPlan]:
-        found, before_s, after_s = self.solved(self._factor)
-        saves = after_s < (1 - LEAST_SAVED) * before_s
-        taken = self._changes and saves and self.pays(before_s - after_s)
+    def _judged(
+        self, changed: dict[int, float], recent: Floats, tried: Collection[int] = ()
+    ) -> PlanChange[AnyPlan] | None:
+        """Decide about a plan for devices some of which have changed or are tried again, if any.
+
+        Parameters
+        ----------
+        changed
+            How many times as long they take.
+        recent : [p + 1]
+            What units take now, beside their price.
+        """
+        if not changed and not tried:
+            return None
+        assert self._usual is not None
+        at_work = np.array(self._at_work)
+        # Of who has nothing to do it is not known how wrong the price is: as wrong as those of the others.
+        wrong = float(np.median((self._usual[:-1] / self._factor)[at_work]))
+        why = [_said(self._cluster.names[rank], by) for rank, by in changed.items()]
+        why += [f"{self._cluster.names[rank]} is tried again" for rank in tried]
+        for rank, factor in changed.items():
+            self._factor[rank] = max(self._factor[rank] * factor, 1.0)
+        self._factor[list(tried)] = 1.0
+        # Who waits has rested, and is no faster than it was.
+        times = np.maximum(recent, self._usual)[:-1]
+        for rank, factor in changed.items():
+            times[rank] = self._usual[rank] * factor if factor < 1 else times[rank]
+        times = np.where(at_work, times, wrong * self._factor)
+        found, before_s, after_s = self._solved(times, float(recent[-1] * self._price()[-1]))
+        taken = self._changes and after_s < (1 - LEAST_SAVED) * before_s and self.pays(before_s - after_s)
         if taken:
             self.plan = found
-        # The factors have it now: against what was usual before, it would be multiplied in again and again.
+            self._prices.clear()
+            self._tried = {rank: float(times[rank]) for rank in tried}
+        self._forget()
+        return PlanChange(found, ", ".join(why), before_s, after_s, taken, self.unit, self.shares)
+
+    def _solved(self, times: Floats, seconds: float) -> tuple[AnyPlan, float, float]:
+        """Return the best plan now, and the seconds of a unit before and under it.
+
+        Parameters
+        ----------
+        times : [p]
+            What every device takes beside its price.
+        seconds
+            What a unit takes under the plan that runs.
+        """
+        few_s, many_s = (self._total(self._now(times, messages), self.plan) for messages in (SHORTEST, 1.0))
+        messages = 1.0
+        if many_s > few_s:
+            messages = max(SHORTEST, SHORTEST + (1 - SHORTEST) * (seconds - few_s) / (many_s - few_s))
+        now = self._now(times, messages)
+        found = self.solved(now)
+        return found, seconds, seconds * self._total(now, found) / self._total(now, self.plan)
+
+    def _total(self, cluster: Cluster, plan: AnyPlan) -> float:
+        return float(self.priced(cluster, plan, self._place)[-1])
+
+    def _now(self, times: Floats, messages: float) -> Cluster:
+        """Return the cluster with devices that take so many times as long, and messages, too."""
+        cluster = self._cluster
+
+        def link(link: Link) -> Link:
+            return Link(link.bandwidth_bytes_per_s / messages, link.latency_s * messages)
+
+        devices = tuple(
+            replace(self.slowed(device, by), bandwidth_bytes_per_s=cluster.bandwidth(rank) / messages)
+            for rank, (device, by) in enumerate(zip(cluster.devices, times.tolist(), strict=True))
+        )
+        links = {pair: link(own) for pair, own in cluster.links.items()}
+        return replace(cluster, devices=devices, network=link(cluster.network), links=links)
+
+    def _forget(self) -> None:
+        """Learn anew what is usual."""
         self._units, self._usual = [], None
         for detector in (self._slows, *self._returns):
             detector.begin()
-        return PlanChange(found, why, before_s, after_s, taken, self.unit, self.shares)
 
 
 def _said(name: str, factor: float) -> str:

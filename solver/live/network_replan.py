@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from solver.cluster.cluster import Cluster
+from solver.cluster.cluster import Cluster, Device
 from solver.cluster.curves import Floats
 from solver.live.follower import DeviceFollower
 from solver.model.convnet import ConvNet
 from solver.plan.segments import SegmentPlan
 from solver.programs.segment_polish import shared_out
-from solver.schedule.segment_steps import net_setting, plan_seconds
+from solver.schedule.segment_steps import net_setting, plan_seconds, price_segments
 
 
 class NetworkFollower(DeviceFollower[SegmentPlan]):
@@ -36,13 +36,15 @@ class NetworkFollower(DeviceFollower[SegmentPlan]):
     def at_work(self, rank: int) -> bool:  # noqa: D102
         return any(segment.shares[rank] for segment in self.plan.segments)
 
-    def solved(self, factor: Floats) -> tuple[SegmentPlan, float, float]:  # noqa: D102
-        devices = tuple(
-            replace(device, nodes=device.node_speeds.slowed(by), curves=device.kernels.slowed(by))
-            for device, by in zip(self._cluster.devices, factor.tolist(), strict=True)
-        )
-        s = net_setting(self._net, replace(self._cluster, devices=devices))
-        slow = [rank for rank in np.flatnonzero(factor > 1).tolist() if rank]
+    def slowed(self, device: Device, by: float) -> Device:  # noqa: D102
+        return replace(device, nodes=device.node_speeds.slowed(by), curves=device.kernels.slowed(by))
+
+    def priced(self, cluster: Cluster, plan: SegmentPlan, place: int) -> Floats:  # noqa: D102
+        price = price_segments(net_setting(self._net, cluster), plan)
+        return np.array([*price.compute_s, price.seconds])
+
+    def solved(self, cluster: Cluster) -> SegmentPlan:  # noqa: D102
+        s = net_setting(self._net, cluster)
+        slow = [rank for rank in np.flatnonzero(self._factor > 1).tolist() if rank]
         plans = [shared_out(s, self._first), *([shared_out(s, self._first, without=slow)] if slow else [])]
-        found = min(plans, key=lambda plan: plan_seconds(s, plan))
-        return found, plan_seconds(s, self.plan), plan_seconds(s, found)
+        return min(plans, key=lambda plan: plan_seconds(s, plan))
