@@ -24,11 +24,12 @@ from hepti_mpi.measure.profile_kernels import ELEMENTS, measure_unrest, random_n
 from hepti_mpi.measure.profile_links import measure_links, measure_messages
 from hepti_mpi.measure.timing import seconds_of
 from solver.base.arrays import Numbers
+from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.cluster.cluster import Cluster, Device
+from solver.cluster.cluster import MIB, Cluster, Device
 from solver.cluster.curves import Curve, Floats, Kernel, derived_curves
 from solver.cluster.nodes import RELATIVE, NodeCurve, NodeSpeeds, mean_speeds
-from solver.model.convnet import ConvNet
+from solver.model.convnet import FLOAT_BYTES, ConvNet
 from solver.model.operators import WorkKind, cut_points, flop, kind_of, signature
 from solver.plan.segments import Held, Segment, SegmentCut, SegmentShares, only_on, segment_shares
 
@@ -59,7 +60,15 @@ def network_fingerprint(net: ConvNet, group: Group) -> str:
 
 
 def profile_network(net: ConvNet, group: Group) -> Cluster:
-    """Measure all ranks for a network; every rank calls this and gets the same cluster."""
+    """Measure all ranks for a network; every rank calls this and gets the same cluster.
+
+    Raises
+    ------
+    HeptiError
+        If a host lacks memory for it.
+    """
+    ranks_on = Counter(group.on_all(host_name))
+    group.on_all(lambda: check_room(net, free_bytes() // ranks_on[host_name()]))
     speeds, add, pace = measure_nodes(net, group)
     links = measure_links(group)
     messages = measure_messages(group, links, pace)
@@ -67,7 +76,7 @@ def profile_network(net: ConvNet, group: Group) -> Cluster:
     give_back()
     measured = group.on_all(lambda: (host_name(), free_bytes(), speeds, add, messages, unrest))
     hosts, memories, all_speeds, adds, all_messages, all_unrest = zip(*measured, strict=True)
-    ranks_on, names = Counter(hosts), names_of(hosts)
+    names = names_of(hosts)
     points = [np.array([t for curve in own.curves.values() for t in curve.seconds]) for own in all_speeds]
     found: dict[int, tuple[NodeSpeeds, float, float]] = {}
     for kind in kinds(points, [jitter_s for jitter_s, _ in all_unrest]):
@@ -85,6 +94,23 @@ def profile_network(net: ConvNet, group: Group) -> Cluster:
         devices.append(device)
     facts = profile_facts(net.name, "onnxruntime", network_fingerprint(net, group))
     return Cluster(tuple(devices), links.network, links.exceptions(names), facts)
+
+
+def check_room(net: ConvNet, free: int) -> None:
+    """Refuse a network for which this rank has too few free bytes: all of its graphs are there at a time.
+
+    Raises
+    ------
+    HeptiError
+        With what goes in and out of the graphs alone, and what is free.
+    """
+    values = [value for nodes in _graphs(net) for point in (nodes.start, nodes.stop) for value in net.live(point)]
+    size = sum(net.extent(value).size * (1 if value == net.input else FLOAT_BYTES) for value in values)
+    if (needed := sum(PARTS) * size) > free:
+        raise HeptiError(
+            f"{net.name} needs at least {needed / MIB:.0f} MiB on each rank of {host_name()} to be measured, which has "
+            f"{free / MIB:.0f} MiB free for each: add memory, or take smaller images"
+        )
 
 
 def measure_nodes(net: ConvNet, group: Group) -> tuple[NodeSpeeds, Curve, float]:

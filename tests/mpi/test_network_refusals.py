@@ -217,3 +217,15 @@ def test_images_of_as_many_channels_as_no_image_has(refused, world, folder, plac
     world.barrier()
 
     refused("the network reads 5 channels, an image has 1 or 3", "--input", place / "photos" / "a.png", model=path)
+
+
+def test_an_image_that_no_rank_has_memory_for_is_refused_before_it_is_measured(
+    refused, world, folder, place, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    path = folder / "huge.onnx"
+    if world.rank == 0:
+        onnx_file(path, sides=(10**6, 10**6))
+    world.barrier()
+
+    refused("huge needs at least 33974648 MiB on each rank of ", "--random", 0, model=path, boards=False)
