@@ -179,6 +179,8 @@ class PromptReader:
             raise HeptiError(f"one of prompt, tokens and messages is needed, it has {' and '.join(given) or 'none'}")
         prompt = kinds[given[0]](name, entry[given[0]])
         wishes = self._wishes(entry) if WISHES.keys() & entry.keys() else None
+        if wishes is not None and entry.get("max_tokens") is not None:
+            self._check_room(len(prompt.tokens), wishes.ending.tokens)
         return replace(prompt, wishes=wishes, line=number)
 
     def _wishes(self, entry: Mapping[str, Any]) -> Wishes:
@@ -207,6 +209,14 @@ class PromptReader:
             ending, replace(sampling, **drawn), tuple(before), said.get("logprobs"), said.get("stream", False),
             None if "schema" not in said else self._grammar(said["schema"], before),
         )  # fmt: skip
+
+    def _check_room(self, prompt: int, tokens: int) -> None:
+        """Refuse more tokens than there is room for behind a prompt: one asked for them."""
+        if prompt + tokens > self._context:
+            raise HeptiError(
+                f"max_tokens is {tokens}, the context of {self._context} has room for {self._context - prompt} behind "
+                f"the prompt's {prompt}: ask for fewer, or give a longer --context"
+            )
 
     def _grammar(self, schema: Mapping[str, Any], said: Sequence[int]) -> JsonGrammar:
         """Return which tokens an answer may have that is JSON of a schema, and begins with some."""

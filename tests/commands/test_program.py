@@ -50,7 +50,7 @@ def embedding(sentence):
 @pytest.fixture(scope="module")
 def speaking(tiny, uneven):
     """Give a language model on three ranks."""
-    with Cluster(ranks=3).start(tiny.path, plan=uneven) as model:
+    with Cluster(ranks=3).start(tiny.path, plan=uneven, context=256) as model:
         yield model
 
 

@@ -176,6 +176,10 @@ def test_a_line_says_how_it_is_answered_and_else_it_is_as_usual(tmp_path, made):
     ("wish", "complaint"),
     [
         ({"max_tokens": 0}, "an answer of 0 tokens, must be at least 1"),
+        (
+            {"max_tokens": 50},
+            "max_tokens is 50, the context of 50 has room for 49 behind the prompt's 1: ask for fewer",
+        ),
         ({"max_tokens": True}, "max_tokens is True, must be an integer"),
         ({"temperature": "hot"}, "temperature is 'hot', must be a number"),
         ({"temperature": -1}, "temperature is -1, must be at least 0"),
