@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hepti_mpi.comm.hosts import Place
+from hepti_mpi.comm.mailbox import LONGEST_PAUSE_S
 from solver.base.cache import profile_path
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
@@ -19,6 +20,8 @@ from solver.schedule.decoders.asked import TokenRequest
 
 # What takes this many times what was predicted, or so little of it, speaks against the profile, not of noise.
 FAR = 2.0
+# A rank that waits looks up to so much later, which no profile has: the times of what is as short say nothing.
+SHORT_S = LONGEST_PAUSE_S
 # Times that differ by less are the same: they are predicted to within so much at best.
 ALIKE = 1.05
 
@@ -46,6 +49,8 @@ class Pace:
     @property
     def is_far(self) -> bool:
         """Whether the boards are not as they were predicted to be, as it seems."""
+        if self.predicted_s is None or abs(self.seconds - self.predicted_s) <= SHORT_S:
+            return False
         return not 1 / FAR < self.ratio < FAR
 
 

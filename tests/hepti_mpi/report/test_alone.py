@@ -84,6 +84,9 @@ def test_where_no_board_holds_the_model_that_is_said():
         (Pace(0.19, 0.1), None),
         (Pace(0.06, 0.1), None),
         (Pace(0.06, None), None),
+        (Pace(0.0012, 0.0004), None),
+        (Pace(0.0004, 0.0012), None),
+        (Pace(0.003, 0.001), "3.0 times as long as predicted"),
     ],
 )
 def test_what_is_twice_as_fast_or_slow_as_predicted_is_doubted_both_ways(pace, words):
