@@ -305,7 +305,7 @@ class DecoderLeader(Speaker):
             for rank, device in enumerate(plan.devices)
             if plan.words[rank].size or any(stage.heads[rank].size or stage.columns[rank].size for stage in plan.stages)
         }
-        self.say(alone_line(pace, active, alone, boards, tokens_a_second, here=here))
+        self.console.print(alone_line(pace, active, alone, boards, tokens_a_second, here=here))
         if note := doubt(pace, boards, self._cluster, kept=self.needs_profile, here=here):
             self.note([note])
 
