@@ -56,7 +56,8 @@ class Encoders:
             complaint = f"dimensions is {width}, embeddings of {model.name} have {texts.width}"
             raise ApiError(400, complaint, "dimensions", "invalid_value")
         inputs = await self._tokens(body, texts)
-        answers = await self._answers(model, f"embd-{uuid.uuid4().hex}", [{"tokens": ids} for ids in inputs])
+        name = f"embd-{uuid.uuid4().hex}"
+        answers = await self._answers(model, name, [{"tokens": ids} for ids in inputs], "input")
         data = [
             {"object": "embedding", "index": index, "embedding": _encoded(answer["embedding"], encoding)}
             for index, answer in enumerate(answers)
@@ -73,7 +74,7 @@ class Encoders:
         """
         inputs = await self._tokens(body, texts)
         name = f"classify-{uuid.uuid4().hex}"
-        answers = await self._answers(model, name, [{"tokens": ids} for ids in inputs])
+        answers = await self._answers(model, name, [{"tokens": ids} for ids in inputs], "input")
         return _classes(name, model, texts.labels, answers) | {"usage": _usage(inputs)}
 
     async def classify_images(self, images: Sequence[bytes], model: Served, texts: ImageTexts) -> dict[str, Any]:
@@ -86,13 +87,13 @@ class Encoders:
         """
         limits = self._desk.limits
         _check_count(len(images), limits.inputs, "image")
-        for image in images:
+        for number, image in enumerate(images):
             if not 0 < len(image) <= limits.image_bytes:
-                complaint = f"an image has {len(image)} bytes, it must have 1 to {limits.image_bytes}"
+                complaint = f"image {number} has {len(image)} bytes, it must have 1 to {limits.image_bytes}"
                 raise ApiError(413 if image else 400, complaint, "image", "image_size")
         name = f"classify-{uuid.uuid4().hex}"
         lines = ({"image_data": base64.b64encode(image).decode()} for image in images)
-        return _classes(name, model, texts.labels, await self._answers(model, name, lines))
+        return _classes(name, model, texts.labels, await self._answers(model, name, lines, "image"))
 
     async def _tokens(self, body: Fields, texts: EncoderTexts) -> list[list[int]]:
         inputs = _inputs(body.value("input"))
@@ -107,9 +108,12 @@ class Encoders:
                 raise ApiError(400, complaint, "input", "context_length_exceeded")
         return found
 
-    async def _answers(self, model: Served, name: str, lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    async def _answers(
+        self, model: Served, name: str, lines: Iterable[Mapping[str, Any]], param: str
+    ) -> list[dict[str, Any]]:
         """Return the ranks' answers to lines, in their order; if one fails, the others are cancelled.
 
+        What the ranks refuse is told by its number in the field `param`.
         A full queue refuses all of them or none: once one is in, the others wait for room.
         """
         numbered = iter(enumerate(lines))
@@ -124,6 +128,8 @@ class Encoders:
                     try:
                         answers[index] = await self._answer(model, whole, begun)
                     except ApiError as error:
+                        if error.status == 400:
+                            raise ApiError(400, f"{param} {index}: {error}", param, "refused") from None
                         if error.status != 429 or not begun.is_set() or time.monotonic() > give_up:
                             raise
                         await asyncio.sleep(AGAIN_S)
@@ -167,19 +173,21 @@ def images_in(body: Fields) -> list[bytes]:
         If there are none.
     """
     given = body.value("image" if "image" in body else "input")
-    return [_image(one) for one in (given if isinstance(given, list) else [given])]
+    if not isinstance(given, list):
+        return [_image(given, "image")]
+    return [_image(one, f"image[{number}]") for number, one in enumerate(given)]
 
 
-def _image(given: Any) -> bytes:
+def _image(given: Any, name: str) -> bytes:
     if not isinstance(given, str):
-        raise wrong("image", "a string of base64, or a list of them", given)
+        raise wrong(name, "a string of base64, or a list of them", given)
     head, comma, data = given.partition(",")
     if comma and not (head.startswith("data:") and head.endswith(";base64")):
-        raise ApiError(400, "image must be base64: nothing is fetched from elsewhere", "image", "invalid_value")
+        raise ApiError(400, f"{name} must be base64: nothing is fetched from elsewhere", name, "invalid_value")
     try:
         return base64.b64decode(data if comma else given, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise ApiError(400, f"image is no base64: {error}", "image", "invalid_value") from None
+        raise ApiError(400, f"{name} is no base64: {error}", name, "invalid_value") from None
 
 
 def _inputs(given: Any) -> list[Any]:
