@@ -146,13 +146,17 @@ def _serve(options: argparse.Namespace) -> int:
     from launch.serve.keys import check_address, read_keys
     from launch.serve.served import served_file
     from launch.serve.supervisor import Supervisor, service_name
-    from launch.serve.texts import read_texts
+    from launch.serve.texts import LanguageTexts, read_texts
 
     files = [served_file(path) for path in options.model]
     twice = [file.name for file in files if [other.name for other in files].count(file.name) > 1]
     if twice:
         raise HeptiError(f"two models are called {twice[0]}: give each file its own name")
     texts = {file.name: read_texts(file.path, options.context) for file in files}
+    if not any(isinstance(own, LanguageTexts) for own in texts.values()):
+        for option, value in (("context", options.context), ("sequences", options.sequences)):
+            if value is not None:
+                raise HeptiError(f"--{option} {value} is for language models, {', '.join(texts)} is none: leave it out")
     cluster = None if options.cluster is None else find_cluster(options.cluster)
     keys = read_keys(options.key_file)
     check_address(options.host, keys)

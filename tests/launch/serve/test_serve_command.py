@@ -19,6 +19,7 @@ from launch.__main__ import main
 from launch.serve import command
 from launch.serve.supervisor import service_name
 from tests import inside
+from tests.commands.networks import write_classifier
 from tests.launch.serve import fake_boards as fakes
 
 HERE = Path(__file__).parent
@@ -175,6 +176,15 @@ def test_two_models_of_one_name_are_refused(tiny):
 
     assert done.returncode == 2
     assert f"two models are called {tiny.path.stem}" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--context", "--sequences"])
+def test_what_is_for_language_models_is_refused_where_there_is_none(tmp_path, option):
+    write_classifier(tmp_path / "sees.h5")
+    done = inside.run(main, "serve", "--port", "0", "--model", tmp_path / "sees.h5", option, 77)
+
+    assert done.returncode == 2
+    assert f"{option} 77 is for language models, sees is none: leave it out" in done.stderr
 
 
 def test_a_board_with_two_slots_is_refused(tiny, tmp_path):
