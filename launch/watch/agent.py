@@ -18,7 +18,7 @@ When the service is gone (end of input) or silent, the agent kills what the serv
 
 # What is imported here counts: on one x86 core json, signal and socket take 10 ms of CPU behind Python's 7, and
 # pathlib, tempfile, shutil, glob and typing would take 12 more.
-# ruff: noqa: PTH102, PTH105, PTH110, PTH112, PTH115, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH102, PTH105, PTH107, PTH110, PTH112, PTH115, PTH118, PTH120, PTH123, PTH208
 
 from __future__ import annotations
 
@@ -56,6 +56,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 # In memory: a full disk is no reason not to start again. mpirun's daemon has its files there, too.
 SHARED_MEMORY = "/dev/shm"
 DAEMON = "prted."  # and its process number: its folder
+SEGMENT = "sm_segment."  # of MPI: a file that ranks of one board share, who is killed leaves it behind
 THERMAL = "/sys/class/thermal"
 
 
@@ -281,8 +282,9 @@ def _remove(folder: str) -> None:
 def sweep(where: str, prefix: str, kept: str) -> None:
     """Remove what the dead have left: folders of our service's agents, but of the token that is `kept`, and of daemons.
 
-    A daemon's is removed only where it is this user's, and no process has its number.
+    A daemon's is removed only where it is this user's, and no process has its number; MPI's files, that no process has.
     """
+    _sweep_segments(where)
     for name in _names(where):
         folder = os.path.join(where, name)
         if name.startswith(prefix) and not name.startswith(prefix + kept):
@@ -292,6 +294,21 @@ def sweep(where: str, prefix: str, kept: str) -> None:
             with suppress(OSError):
                 if os.lstat(folder).st_uid == os.geteuid():
                     _remove(folder)
+
+
+def _sweep_segments(where: str) -> None:
+    """Remove this user's files of MPI that no process has open, as whoever makes one does first, or in its memory."""
+    left = set()
+    for path in (os.path.join(where, name) for name in _names(where) if name.startswith(SEGMENT)):
+        with suppress(OSError):
+            if os.lstat(path).st_uid == os.geteuid():
+                left.add(path)
+    for process in (f"/proc/{name}" for name in _names("/proc") if left and name.isdigit()):
+        left.difference_update(_link(f"{process}/fd/{number}") for number in _names(f"{process}/fd"))
+        left.difference_update(line.split(maxsplit=5)[-1] for line in _text(f"{process}/maps").splitlines())
+    for path in left:
+        with suppress(OSError):
+            os.remove(path)
 
 
 def _link(path: str) -> str:

@@ -1,6 +1,7 @@
 """A board's agent as a process: its heartbeats, its orders, and what it kills."""
 
 import json
+import mmap
 import os
 import signal
 import socket
@@ -246,6 +247,26 @@ def test_folders_of_daemons_that_are_dead_and_ours_are_swept(tmp_path, monkeypat
     agent.sweep(str(tmp_path), "hepti-serve-x-", "now")
 
     assert sorted(tmp_path.iterdir()) == sorted([living, *others])
+
+
+def test_files_of_mpi_are_swept_that_are_ours_and_that_no_process_has(tmp_path, monkeypatch):
+    """Ranks that are killed leave them; their names do not say whose they are."""
+    dead, mapped, begun, other = (
+        tmp_path / name for name in ("sm_segment.a.0.1.0", "sm_segment.a.0.1.1", "sm_segment.a.0.2.0", "other")
+    )
+    for file in (dead, mapped, begun, other):
+        file.write_bytes(bytes(100))
+    mine = os.geteuid()
+    with mapped.open("rb") as file:
+        segment = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    with segment, begun.open("rb"):
+        monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+        agent.sweep(str(tmp_path), "hepti-serve-x-", "now")
+        assert dead.exists(), "another user's"
+        monkeypatch.undo()
+        agent.sweep(str(tmp_path), "hepti-serve-x-", "now")
+
+    assert sorted(tmp_path.iterdir()) == sorted([mapped, begun, other])
 
 
 def test_an_agent_imports_little():
