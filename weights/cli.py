@@ -31,7 +31,7 @@ from solver.model.spec import ModelSpec, TextInput, encoder_blocks, tensor_shape
 from solver.models import kind_of_name
 from solver.plan.holdings import TensorSlice
 from weights.convert.convert import convert
-from weights.convert.networks import convert_network
+from weights.convert.networks import read_network
 from weights.decoders import report
 from weights.decoders.convert import is_language_model, open_checkpoint, write_checkpoint
 from weights.decoders.export import export
@@ -99,7 +99,8 @@ def _convert(options: argparse.Namespace) -> None:
             raise HeptiError(f"--dtype {options.dtype} is for transformers, networks of ONNX are stored as float32")
         if options.precision or options.text:
             raise HeptiError(f"--precision and --text are for language models, {options.checkpoint} is a network")
-        net = convert_network(options.checkpoint, options.model, **of_networks)
+        net, tensors, source = read_network(options.checkpoint, **of_networks)
+        write_network(options.model, net, tensors, source)
         print(f"{options.model}: {_network_sentence(net)}, {_mib(options.model.stat().st_size)}")
         return
     if given := [name for name, value in of_networks.items() if value]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from solver.base.cache import cache_folder
@@ -100,13 +102,14 @@ def weights_path(source: Path, wanted: str = "", say: Callable[[str], object] | 
     where = f"{source.resolve().stem if source.is_file() else source.resolve().name}-{_digest([source.resolve()])}"
     found = cache_folder() / "models" / f"{where}-{_digest([VERSION, *files])}.h5"
     if not _is_whole(found):
-        with explained(f"cannot make {found.parent}", OSError):
-            found.parent.mkdir(parents=True, exist_ok=True)
-        (say or _say)(f"{source} is converted once: {found} is read from now on")
-        # Two that convert at once do not write into each other's file.
-        own = found.with_name(f"{os.getpid()}-{found.name}")
-        _convert(source, kind, own)
-        own.replace(found)
+        with _opened(source, kind) as write:  # what cannot be computed is refused here
+            with explained(f"cannot make {found.parent}", OSError):
+                found.parent.mkdir(parents=True, exist_ok=True)
+            (say or _say)(f"{source} is converted once: {found} is read from now on")
+            # Two that convert at once do not write into each other's file.
+            own = found.with_name(f"{os.getpid()}-{found.name}")
+            write(own)
+            own.replace(found)
         for old in found.parent.glob(f"{where}-*.h5"):  # of what the source was before
             if old != found:
                 old.unlink(missing_ok=True)
@@ -124,26 +127,31 @@ def _missing(source: Path) -> str:
     return f"no weights file {source}"
 
 
-def _convert(source: Path, kind: str, path: Path) -> None:
+@contextmanager
+def _opened(source: Path, kind: str) -> Iterator[Callable[[Path], object]]:
+    """Open a model in another format; give what writes its weights file."""
     if kind == NETWORK:
-        from weights.convert.networks import convert_network
+        from weights.convert.networks import read_network
+        from weights.file.networks import write_network
 
         try:
-            convert_network(source, path)
+            net, tensors, origin = read_network(source)
         except HeptiError as error:
             if " --" in str(error):
                 raise HeptiError(f"{error}, of python -m weights convert") from error
             raise
+        yield lambda path: write_network(path, net, tensors, origin)
     elif kind == TRANSFORMER:
-        from weights.convert.convert import convert
+        from weights.convert.convert import open_encoder, write_encoder
 
-        convert(source, path)
+        with open_encoder(source) as encoder:
+            yield partial(write_encoder, encoder)
     else:
         from weights.decoders.convert import open_checkpoint, write_checkpoint
         from weights.decoders.gguf import open_gguf
 
-        with (open_gguf if source.suffix == GGUF else open_checkpoint)(source) as checkpoint:
-            write_checkpoint(checkpoint, path, checkpoint.precision)
+        with (open_gguf if source.suffix == GGUF else open_checkpoint)(source) as decoder:
+            yield lambda path: write_checkpoint(decoder, path, decoder.precision)
 
 
 def _files(source: Path) -> list[tuple[str, int, int]]:

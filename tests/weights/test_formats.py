@@ -93,15 +93,20 @@ def test_what_holds_something_else_is_refused_before_it_is_converted(encoder, tm
     assert not cache.exists()
 
 
-def test_what_cannot_be_converted_leaves_nothing_behind(encoder, tmp_path, cache):
+def test_what_cannot_be_converted_is_refused_before_anything_is_said_or_made(encoder, tmp_path, cache):
     (encoder / "model.safetensors").write_bytes(b"cut")
+    (tmp_path / "text.onnx").write_text("no network")
+    said = []
 
     with pytest.raises(HeptiError, match=r"cannot read .*model\.safetensors"):
-        weights_path(encoder)
+        weights_path(encoder, say=said.append)
+    with pytest.raises(HeptiError, match="is no ONNX file"):
+        weights_path(tmp_path / "text.onnx", say=said.append)
     for name in ("none.gguf", "none.onnx", "none.safetensors"):
         with pytest.raises(HeptiError, match=f"there is no file .*{name}"):
-            weights_path(tmp_path / name)
-    assert not list(cache.iterdir())
+            weights_path(tmp_path / name, say=said.append)
+    assert not cache.exists()
+    assert not said
 
 
 def test_a_safetensors_alone_or_beside_others_is_refused(encoder, tmp_path):

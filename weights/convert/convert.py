@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,22 +35,53 @@ class Source:
     rows: Callable[[Span], Array]
 
 
-def convert(directory: Path, path: Path, dtype: str = "float32") -> ModelSpec:
-    """Write the weights file of a checkpoint.
+@dataclass(frozen=True, slots=True, eq=False)
+class EncoderCheckpoint:
+    """An encoder's checkpoint, whose tensors can be read.
 
     Parameters
     ----------
-    directory
-        As the transformers or the sentence-transformers library saves it.
-    path
-        The file to make.
-    dtype
-        float32 or float16.
+    label
+        Its name and architecture.
+    tokenizer
+        Text of its tokenizer.json.
+    sources
+        Of every tensor of the model.
+    """
+
+    spec: ModelSpec
+    label: str
+    tokenizer: str | None
+    sources: dict[str, Source]
+
+
+def convert(directory: Path, path: Path, dtype: str = "float32") -> ModelSpec:
+    """Write the weights file of a checkpoint directory, as `open_encoder` and `write_encoder`; return what it is."""
+    with open_encoder(directory) as checkpoint:
+        write_encoder(checkpoint, path, dtype)
+    return checkpoint.spec
+
+
+def write_encoder(checkpoint: EncoderCheckpoint, path: Path, dtype: str = "float32") -> None:
+    """Write the weights file of a checkpoint, in float32 or float16.
 
     Raises
     ------
     HeptiError
-        If the checkpoint is incomplete, damaged or of an architecture that is not computed; nothing is left behind.
+        If a tensor is damaged, or the file cannot be written; nothing is left behind.
+    """
+    with WeightsWriter(path, checkpoint.spec, checkpoint.label, dtype, checkpoint.tokenizer) as weights:
+        _copy(checkpoint.sources, weights)
+
+
+@contextmanager
+def open_encoder(directory: Path) -> Iterator[EncoderCheckpoint]:
+    """Open a checkpoint directory, as the transformers or the sentence-transformers library saves it.
+
+    Raises
+    ------
+    HeptiError
+        If it is incomplete, damaged or of an architecture that is not computed.
     """
     if not directory.is_dir():
         raise HeptiError(f"no checkpoint directory {directory}")
@@ -77,9 +109,7 @@ def convert(directory: Path, path: Path, dtype: str = "float32") -> ModelSpec:
             tokenizer = None
             if isinstance(spec.input, TextInput) and (tokenizer := tokenizer_text(encoder)) is not None:
                 Tokenizer(tokenizer, spec.input.max_rows)  # refuses what no rank could use
-        with WeightsWriter(path, spec, f"{name} ({architecture})", dtype, tokenizer) as weights:
-            _copy(sources, weights)
-    return spec
+        yield EncoderCheckpoint(spec, f"{name} ({architecture})", tokenizer, sources)
 
 
 def _use_sentence_head(tensors: StoredTensors, head: SentenceHead | None) -> None:

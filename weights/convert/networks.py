@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from solver.base.errors import HeptiError, explained
 from solver.model.convnet import ConvNet, Picture
-from weights.file.networks import write_network
 
 INSTALL = "pip install 'hepti[fast]'"
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 _PICTURE_KEYS = ("resize", "resize_size", "crop", "crop_size", "mean", "std", "interpolation", "scale")
 
 
-def convert_network(
+def read_network(
     source: Path,
-    path: Path,
     size: tuple[int, int] | None = None,
     labels: Path | None = None,
     head: str | None = None,
     picture: Path | None = None,
     anchors: Sequence[tuple[float, float]] = (),
-) -> ConvNet:
-    """Write the weights file of an ONNX file.
+) -> tuple[ConvNet, Mapping[str, NDArray[Any]], str]:
+    """Return what `write_network` makes a weights file of: the network of an ONNX file, its tensors, their source.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def convert_network(
     Raises
     ------
     HeptiError
-        If one of the files is not as it should be; nothing is left behind.
+        If one of the files is not as it should be.
     """
     try:
         # Imported late: it needs onnx and onnxruntime, which only this needs.
@@ -64,8 +64,7 @@ def convert_network(
         anchors=tuple(anchors),
     )
     _check_head(net, result)
-    write_network(path, net, tensors, f"{source.name} (ONNX, opset {net.opset})")
-    return net
+    return net, tensors, f"{source.name} (ONNX, opset {net.opset})"
 
 
 def _labels(path: Path | None) -> tuple[str, ...]:
