@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from solver.cluster.cluster import GIB, Cluster
+from solver.cluster.cluster import GIB, MIB, Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan
 from solver.programs.planner import Solution
@@ -28,6 +28,16 @@ class Bounds:
 
     compute_s: float
     exchange_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What of a layer a device's speed and its link bind, and what of a request the next MiB of it would save."""
+
+    device: str
+    compute_s: float
+    link_s: float
+    saved_s_per_mib: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +64,15 @@ def bounds(spec: ModelSpec, cluster: Cluster, rows: int, priced: Price | PricedP
     return Bounds(compute_s, float((priced.moved_bytes / bandwidth).max()))
 
 
-def limits(cluster: Cluster, solution: Solution) -> list[str]:
-    """Return in words what a layer's time is spent on, from the convex program's duals; the largest first."""
+def limits(cluster: Cluster, solution: Solution) -> list[Limit]:
+    """Return what limits the best layer, from the convex program's duals; devices that limit nothing are left out."""
     relaxed = solution.relaxed
-    parts = [
-        (seconds, f"{1e3 * seconds:.1f} ms {what} of {name}")
-        for what, values in (("compute", relaxed.by_speed), ("link", relaxed.by_link))
-        for name, seconds in zip(cluster.names, values, strict=True)
-        if seconds > WORTH * relaxed.seconds
+    values = zip(cluster.names, relaxed.by_speed, relaxed.by_link, solution.prices, strict=True)
+    return [
+        Limit(name, float(speed), float(link), float(price * MIB))
+        for name, speed, link, price in values
+        if max(speed, link) > WORTH * relaxed.seconds or price > 0
     ]
-    return [words for _, words in sorted(parts, reverse=True)]
 
 
 def upgrades(spec: ModelSpec, cluster: Cluster, rows: int, plan: Plan, solution: Solution | None) -> list[Upgrade]:

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from solver.base.phrases import counted, ms
 from solver.base.tables import new_table
-from solver.cluster.cluster import MIB, Cluster
+from solver.cluster.cluster import Cluster
 from solver.programs.explain import KindTried, kinds_tried, least_shares
 from solver.programs.planner import Solution
-from solver.show.advice import WORTH
+from solver.show.advice import limits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +67,7 @@ def explanation_to_json(cluster: Cluster, solution: Solution, found: Explanation
         "kinds": [
             asdict(kind) | {"start_s": kind.start_s if np.isfinite(kind.start_s) else None} for kind in found.kinds
         ],
-        "limits": _limits(cluster, solution),
+        "limits": [asdict(limit) for limit in limits(cluster, solution)],
         "gap": solution.gap,
         "bound_s": solution.bound_s,
         "runs": [{"kind": str(layer.kind), "layers": layers} for layer, layers in solution.runs],
@@ -87,30 +87,16 @@ def _once_alone(kinds: Sequence[KindTried]) -> list[KindTried]:
     return [kind for kind in kinds if len(kind.ranks) > 1 or first[kind.ranks] is kind]
 
 
-def _limits(cluster: Cluster, solution: Solution) -> list[dict[str, Any]]:
-    """Return for every device what of the best layer its speed and its link bind, and what a MiB more would save.
-
-    The seconds of speeds and links are of the layer, those of memory of a request, for the next MiB alone.
-    """
-    relaxed = solution.relaxed
-    values = zip(cluster.names, relaxed.by_speed, relaxed.by_link, solution.prices, strict=True)
-    return [
-        {"device": name, "compute_s": float(speed), "link_s": float(link), "saved_s_per_mib": float(price * MIB)}
-        for name, speed, link, price in values
-        if max(speed, link) > WORTH * relaxed.seconds or price > 0
-    ]
-
-
 def _print_limits(console: Console, cluster: Cluster, solution: Solution) -> None:
     table = new_table("what limits a layer", "device", "its speed\nbinds ms", "its link\nbinds ms")
-    limits = _limits(cluster, solution)
-    for limit in limits:
-        table.add_row(limit["device"], ms(limit["compute_s"]), ms(limit["link_s"]))
+    found = limits(cluster, solution)
+    for limit in found:
+        table.add_row(limit.device, ms(limit.compute_s), ms(limit.link_s))
     console.print(table)
-    for limit in limits:
-        if limit["saved_s_per_mib"] > 0:
-            saved = f"{1e3 * limit['saved_s_per_mib']:.3g} ms of a request"
-            console.print(f"The next MiB of memory on {limit['device']} saves {saved}.")
+    for limit in found:
+        if limit.saved_s_per_mib > 0:
+            saved = f"{1e3 * limit.saved_s_per_mib:.3g} ms of a request"
+            console.print(f"The next MiB of memory on {limit.device} saves {saved}.")
 
 
 def _print_gap(console: Console, solution: Solution, kinds: Sequence[KindTried]) -> None:

@@ -23,7 +23,7 @@ from solver.plan.routes import Route
 from solver.plan.segments import SegmentPlan
 from solver.programs.planner import Solution
 from solver.schedule.cost import Price
-from solver.show.advice import Bounds, Upgrade
+from solver.show.advice import WORTH, Bounds, Limit, Upgrade
 from solver.show.comparison import ComparedSystem
 from solver.show.system_tables import print_notes
 from solver.systems.named import ALONE
@@ -97,8 +97,15 @@ def print_comparison(
     )
 
 
-def print_limits(console: Console, solution: Solution, spent: Sequence[str]) -> None:
-    """Print what limits the plan; what whole heads and rows cost is for `--explain`."""
+def print_limits(console: Console, solution: Solution, limits: Sequence[Limit]) -> None:
+    """Print what a layer's time is spent on, the most first; what whole heads and rows cost is for `--explain`."""
+    parts = [
+        (seconds, f"{_ms(seconds)} {what} of {limit.device}")
+        for limit in limits
+        for what, seconds in (("compute", limit.compute_s), ("link", limit.link_s))
+        if seconds > WORTH * solution.relaxed.seconds
+    ]
+    spent = [words for _, words in sorted(parts, reverse=True)]
     console.print(
         f"What limits a layer, of {_ms(solution.relaxed.seconds)}: {', '.join(spent)}. "
         "What is not named has time to spare."
