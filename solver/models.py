@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from solver.base.errors import HeptiError
 from solver.base.hub import refuse_hub_name
+from solver.base.phrases import did_you_mean
 from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
 from solver.model.named import DECOUPLED_NAMES, NAMED_MODELS, named_model
@@ -62,8 +63,8 @@ def kind_of_name(word: str) -> NamedKind:
     zoo = known_networks()
     near = get_close_matches(word, (*NAMED_MODELS, *zoo), n=1)
     if not near:
-        known = ", ".join((*sorted(NAMED_MODELS), *zoo, *NAMED_DECODERS))
-        raise HeptiError(f"unknown model {word}: known: {known}; {DECOUPLED_NAMES}")
+        known = (*sorted(NAMED_MODELS), *zoo, *NAMED_DECODERS, DECOUPLED_NAMES)
+        raise HeptiError(f"unknown model {word}{did_you_mean(word, known)}")
     return "network" if near[0] in zoo else "encoder"
 
 

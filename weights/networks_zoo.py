@@ -52,7 +52,7 @@ def zoo_network(name: str, size: int | None = None, seed: int | None = 0) -> tup
         If the name is unknown, or the size is one that it cannot take.
     """
     if name not in ZOO:
-        raise HeptiError(f"unknown network {name}{did_you_mean(name, ZOO)}")
+        raise HeptiError(f"unknown model {name}{did_you_mean(name, ZOO)}")
     make, usual = ZOO[name]
     size = usual if size is None else size
     if size % STEP or not SMALLEST <= size <= LARGEST:

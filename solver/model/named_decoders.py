@@ -22,7 +22,7 @@ def named_decoder(name: str, layers: int | None = None) -> Decoder:
         If the name is unknown, or the layers are absurdly many.
     """
     if name not in NAMED_DECODERS:
-        raise HeptiError(f"unknown language model {name}{did_you_mean(name, NAMED_DECODERS)}")
+        raise HeptiError(f"unknown model {name}{did_you_mean(name, NAMED_DECODERS)}")
     if layers is None:
         return NAMED_DECODERS[name]
     if not 1 <= layers <= MOST_LAYERS:

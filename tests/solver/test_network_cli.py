@@ -123,8 +123,8 @@ def test_steps_map_and_picture_are_of_a_plan_that_is_there(plan, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--model", "resne18"], "unknown network resne18 (did you mean resnet18?)"),
-        (["--model", "quux"], "unknown model quux: known: bert-base, "),
+        (["--model", "resne18"], "unknown model resne18 (did you mean resnet18?)"),
+        (["--model", "quux"], "unknown model quux (known: bert-base, "),
         (["--model", "resnet18", "--rows", "9"], "--rows is about the length of a text: for a convolutional network"),
         (["--model", "resnet18", "--layers", "9"], "--layers is about transformers"),
         (["--model", "resnet18", "--explain"], "--explain is about how a transformer's plan was found"),

@@ -414,7 +414,7 @@ def test_a_report_is_json_and_a_picture(report, tmp_path):
         (["--boards", "1,5"], "--boards has 5, pi4x4 has 4"),
         (["--boards", "1,zero"], "'1,zero' are not numbers of boards, as 1,2,4"),
         (["--tokens", "1"], "--tokens is 1, must be at least 2"),
-        (["--model", "llama-3.2-2b"], "unknown language model llama-3.2-2b (did you mean llama-3.2-"),
+        (["--model", "llama-3.2-2b"], "unknown model llama-3.2-2b (did you mean llama-3.2-"),
         (["--cluster", "pi4x5"], "pi4x5"),
     ],
 )

@@ -282,7 +282,7 @@ def test_a_network_known_by_name_is_made_once_and_kept(tmp_path, monkeypatch):
     assert bench_network("vit-base", None) is None
     with pytest.raises(HeptiError, match="--layers and --dtype are for transformers, mobilenetv2 is"):
         bench_network("mobilenetv2", 2)
-    with pytest.raises(HeptiError, match=r"unknown network resnet5 \(did you mean resnet50\?"):
+    with pytest.raises(HeptiError, match=r"unknown model resnet5 \(did you mean resnet50\?"):
         bench_network("resnet5", None)
 
 

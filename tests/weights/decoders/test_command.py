@@ -134,7 +134,7 @@ class TestFiles:
     [
         (("bert-base", "--precision", "int4"), "--precision is for language models: llama-3.2-1b"),
         (("gpt2", "--size", "224"), "--size is for convolutional networks"),
-        (("gpt-2",), r"unknown language model gpt-2 (did you mean gpt2?)"),
+        (("gpt-2",), r"unknown model gpt-2 (did you mean gpt2?)"),
         (("gpt2", "--precision", "int3"), "invalid choice: 'int3'"),
     ],
 )

@@ -35,7 +35,7 @@ class TestNames:
     @pytest.mark.parametrize(
         ("name", "layers", "line"),
         [
-            ("qwen3-4", None, r"unknown language model qwen3-4 \(did you mean qwen3-4b\?\)"),
+            ("qwen3-4", None, r"unknown model qwen3-4 \(did you mean qwen3-4b\?\)"),
             ("gpt2", 0, "--layers is 0, must be at least 1"),
             ("gpt2", 1001, "at most 1000"),
         ],
