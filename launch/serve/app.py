@@ -11,7 +11,6 @@ from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
@@ -58,7 +57,6 @@ def make_app(
     texts: Mapping[str, ModelTexts],
     *,
     keys: Collection[str] = (),
-    origins: Collection[str] = (),
     limits: Limits | None = None,
 ) -> ASGIApp:
     """Return the app.
@@ -72,16 +70,10 @@ def make_app(
     keys
         One of which a client needs; none: requests for names of this machine alone are answered (`keys.check_address`
         says where it may listen).
-    origins
-        Of pages elsewhere that may ask; "*": all.
     limits
         Of requests; None: the usual ones.
     """
-    app: ASGIApp = Gate(_Api(service, texts, limits or Limits()).app(), keys, origins)
-    if origins:
-        # Outside of the gate: browsers ask without a key whether they may ask.
-        app = CORSMiddleware(app, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
-    return app
+    return Gate(_Api(service, texts, limits or Limits()).app(), keys)
 
 
 class _Api:

@@ -90,14 +90,11 @@ class Gate:
         What answers them.
     keys
         One of which is needed; none: no key is asked for, and only names of this machine are answered.
-    origins
-        Of pages elsewhere that may ask; "*": all.
     """
 
-    def __init__(self, app: ASGIApp, keys: Collection[str], origins: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, keys: Collection[str]) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
-        self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
@@ -115,13 +112,10 @@ class Gate:
             raise ApiError(
                 403, "this name is not this machine's: ask localhost, or serve with a key", code="wrong_host"
             )
-        if origin is not None and not self._may(origin, host):
-            raise ApiError(403, "pages of this origin may not ask: name it with the service", code="wrong_origin")
+        if origin is not None and origin.partition("://")[2] != host:
+            raise ApiError(403, "pages from elsewhere may not ask, only the service's own", code="wrong_origin")
         if self._keys and path not in OPEN and not path.startswith(OPEN_BELOW):
             self._check_key(headers.get("authorization", ""))
-
-    def _may(self, origin: str, host: str) -> bool:
-        return "*" in self._origins or origin in self._origins or origin.partition("://")[2] == host
 
     def _check_key(self, authorization: str) -> None:
         scheme, _, given = authorization.partition(" ")
