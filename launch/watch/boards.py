@@ -8,7 +8,6 @@ import json
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -358,10 +357,8 @@ def _kill(process: shell.StreamedProcess) -> None:
 
 async def _complaints(board: WatchedBoard, process: shell.StreamedProcess) -> None:
     assert process.stderr is not None
-    last: deque[str] = deque(maxlen=1)
     while line := await process.stderr.readline():
         if text := line.decode(errors="replace").strip():
-            last.append(text)
             board.complaint = text
 
 
