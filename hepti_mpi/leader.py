@@ -250,7 +250,9 @@ class Leader(Speaker):
     def close(self, ranks: Sequence[dict[str, Any]]) -> int:
         """Write and show what was asked for; return the exit code."""
         options = self._options
-        report = job_report(self._spec, self._plan, self._tally, ranks, self._places, options)
+        report = job_report(
+            self._spec.name, plan_to_json(self._plan), options.wire, self._tally, ranks, self._places, options
+        )
         report |= prediction(self._spec, self._cluster, self._plan, self._tally.rows, self._plan_of)
         report["predicted_for"] = None if report["predicted_seconds"] is None else self._boards
         report["wire_rounding"] = self._rounding

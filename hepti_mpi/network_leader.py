@@ -32,8 +32,8 @@ from hepti_mpi.report.alone import (
     network_alone,
     runs_here,
 )
-from hepti_mpi.report.network_report import network_report, show_network
-from hepti_mpi.report.report import job_status
+from hepti_mpi.report.network_report import show_network
+from hepti_mpi.report.report import job_report, job_status
 from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.report.watch import Watch, network_picture
 from hepti_mpi.requests.ahead import Ahead
@@ -282,7 +282,9 @@ class NetworkLeader(Speaker):
             if self._complained:
                 return 2
             raise HeptiError(f"--input {options.input} is empty")
-        report = network_report(self._net, self._plan, self._tally, ranks, places, options)
+        plan = segments_to_json(self._net, self._plan)
+        report = job_report(self._net.name, plan, self._plan.wire, self._tally, ranks, places, options)
+        report["predicted_seconds"] = self._plan.predicted.seconds if self._plan.predicted else None
         report["replans"] = self._changes
         report["trials"] = [] if self._turns is None else self._turns.to_table()
         here = runs_here(self._plan.devices, places)

@@ -11,6 +11,7 @@ from hepti_mpi.comm.hosts import Place
 from hepti_mpi.comm.mailbox import LONGEST_PAUSE_S
 from solver.base.cache import profile_path
 from solver.base.errors import HeptiError
+from solver.base.phrases import ms
 from solver.cluster.cluster import Cluster
 from solver.model.convnet import ConvNet
 from solver.model.decoder import Decoder
@@ -160,7 +161,7 @@ def doubt(pace: Pace, boards: str, cluster: Cluster | None, *, kept: bool, here:
 
 def milliseconds(seconds: float) -> str:
     """Write the seconds from a request to its answer."""
-    return f"{1e3 * seconds:.1f} ms"
+    return f"{ms(seconds)} ms"
 
 
 def requests_a_second(seconds: float) -> str:

@@ -7,6 +7,7 @@ import resource
 from typing import Any
 
 from hepti_mpi.engine.stack import Meter
+from hepti_mpi.kernels.backends import ONNXRUNTIME
 from solver.model.convnet import ConvNet
 from solver.model.precision import PRECISIONS
 from solver.model.spec import ModelSpec
@@ -18,24 +19,22 @@ from solver.schedule.segment_steps import weights_of
 
 def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, options: argparse.Namespace) -> dict[str, Any]:
     """Return what this rank did in all requests that count."""
-    return {
-        "rank": rank,
-        "device": plan.devices[rank],
-        "backend": options.backend,
-        **meter.to_table(),
-        "batches_by_bits": {str(bits): count for bits, count in meter.batches_by_bits.items()},
-        "weights_bytes": weights_bytes(spec, plan, rank, PRECISIONS[options.precision]),
-        "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
-    }
+    held = weights_bytes(spec, plan, rank, PRECISIONS[options.precision])
+    bits = {str(bits): count for bits, count in meter.batches_by_bits.items()}
+    return _report(rank, plan.devices[rank], options.backend, meter, held) | {"batches_by_bits": bits}
 
 
 def network_rank_report(net: ConvNet, plan: SegmentPlan, meter: Meter, rank: int) -> dict[str, Any]:
     """Return what a rank did in all images that count."""
+    return _report(rank, plan.devices[rank], ONNXRUNTIME, meter, weights_of(net, plan)[rank])
+
+
+def _report(rank: int, device: str, backend: str, meter: Meter, held: int) -> dict[str, Any]:
     return {
         "rank": rank,
-        "device": plan.devices[rank],
-        "backend": "onnxruntime",
+        "device": device,
+        "backend": backend,
         **meter.to_table(),
-        "weights_bytes": weights_of(net, plan)[rank],
+        "weights_bytes": held,
         "peak_rss_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
     }

@@ -16,8 +16,7 @@ from hepti_mpi.requests.answers import Tally
 from solver.base import clock
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
-from solver.plan.file import plan_to_json
-from solver.plan.plan import Plan
+from solver.plan.plan import Plan, Wire
 from solver.schedule.stages import predict_plan, price_plan
 
 FORMAT = "hepti-report/1"
@@ -25,30 +24,26 @@ SHOWN = 20  # decisions about a plan that lives in a status, which may be asked 
 
 
 def job_report(
-    spec: ModelSpec,
-    plan: Plan,
-    tally: Tally,
-    ranks: Sequence[dict[str, Any]],
-    places: Sequence[Place],
+    model: str, plan: str, wire: Wire, tally: Tally, ranks: Sequence[dict[str, Any]], places: Sequence[Place],
     options: argparse.Namespace,
-) -> dict[str, Any]:
-    """Return the report but for what was predicted."""
+) -> dict[str, Any]:  # fmt: skip
+    """Return the report of an encoder or a network but for what was predicted; `plan` is JSON."""
     seconds = tally.seconds
     every = [value for values in seconds.values() for value in values]
     return {
         "format": FORMAT,
-        "model": spec.name,
+        "model": model,
         "mpi": library(),
         "backend": of_all([entry["backend"] for entry in ranks]),
         "precision": options.precision,
-        "wire": options.wire,
+        "wire": wire,
         "repeat": options.repeat,
         "lab_scale": clock.SCALE,
         "requests": [{"id": name, "seconds": values} for name, values in seconds.items()],
         "requests_answered": tally.count,
         "seconds_median": statistics.median(every) if every else None,
         "per_rank": [entry | {"host": place.host} for entry, place in zip(ranks, places, strict=True)],
-        "plan": json.loads(plan_to_json(plan)),
+        "plan": json.loads(plan),
     }
 
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hepti_mpi.base.launcher import straight_to
 from hepti_mpi.requests.inputs import Request
-from solver.base.phrases import counted
+from solver.base.phrases import counted, ms
 from solver.base.tables import new_console, new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.blocks import Cut
@@ -92,8 +92,8 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan, *, queue
             entry["device"],
             *shares(plan, entry["rank"]),
             f"{entry['weights_bytes'] / MIB:.1f}",
-            f"{1e3 * entry['compute_s'] / report['repeat']:.1f}",
-            f"{1e3 * entry['wait_s'] / report['repeat']:.1f}",
+            ms(entry["compute_s"] / report["repeat"]),
+            ms(entry["wait_s"] / report["repeat"]),
             f"{entry['sent_bytes'] / 1024 / report['repeat']:.0f}",
         )
     console.print(table)
@@ -103,10 +103,10 @@ def show_ranks(console: Console, report: Mapping[str, Any], plan: Plan, *, queue
 
 
 def _latency(report: Mapping[str, Any], plan: Plan) -> Text:
-    line = Text.assemble((f"{1e3 * report['seconds_median']:.1f} ms", "bold"), " from request to answer")
+    line = Text.assemble((f"{ms(report['seconds_median'])} ms", "bold"), " from request to answer")
     if report["predicted_seconds"] is not None:
         at = f"{report['predicted_rows']:g} row{'s' * (report['predicted_rows'] != 1)}"
-        line.append(f", predicted {1e3 * report['predicted_seconds']:.1f} ms at {at} for {report['predicted_for']}")
+        line.append(f", predicted {ms(report['predicted_seconds'])} ms at {at} for {report['predicted_for']}")
     if not plan.in_one:
         line.append(f"; {report['requests_per_s']:.2f} requests a second")
     return line
@@ -116,7 +116,7 @@ def _rate(report: Mapping[str, Any]) -> Text:
     line = Text.assemble((f"{report['requests_per_s']:.2f} requests a second", "bold"))
     if report["predicted_requests_per_s"] is not None:
         line.append(f", predicted {report['predicted_requests_per_s']:.2f} for {report['predicted_for']}")
-    line.append(f"; {1e3 * report['seconds_median']:.1f} ms from request to answer, the wait for others included")
+    line.append(f"; {ms(report['seconds_median'])} ms from request to answer, the wait for others included")
     return line
 
 
