@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from hepti_mpi.requests.inputs import BATCH_ROWS, Request, rows_of
+from hepti_mpi.requests.inputs import Request, batches_of
 
 Batches = Sequence[Sequence[Request]]
 
@@ -37,20 +37,6 @@ def together(
     left_out
         Whether a request is not to be computed; asked as the last thing.
     """
-    for batch in _gathered(asked, is_there):
+    for batch in batches_of(asked, is_there):
         if wanted := [request for request in batch if not left_out(request)]:
             yield wanted
-
-
-def _gathered(asked: Iterable[Request], is_there: Callable[[], bool]) -> Iterator[list[Request]]:
-    batch: list[Request] = []
-    for request in asked:
-        if batch and rows_of(batch) + request.rows > BATCH_ROWS:
-            yield batch
-            batch = []
-        batch.append(request)
-        if not is_there():
-            yield batch
-            batch = []
-    if batch:
-        yield batch

@@ -41,14 +41,17 @@ def rows_of(requests: Sequence[Request]) -> int:
     return sum(request.rows for request in requests)
 
 
-def batches_of(requests: Sequence[Request]) -> Iterator[list[Request]]:
-    """Yield requests in order, together up to BATCH_ROWS rows."""
+def batches_of(requests: Iterable[Request], is_there: Callable[[], bool] = lambda: True) -> Iterator[list[Request]]:
+    """Yield requests in order, together up to BATCH_ROWS rows; none waits for one that is not there yet."""
     batch: list[Request] = []
     for request in requests:
         if batch and rows_of(batch) + request.rows > BATCH_ROWS:
             yield batch
             batch = []
         batch.append(request)
+        if not is_there():
+            yield batch
+            batch = []
     if batch:
         yield batch
 
