@@ -14,7 +14,6 @@ from hepti_mpi.requests.images import Frame, below, image_data, read_pixels
 from hepti_mpi.requests.inputs import IMAGE_SUFFIXES, LineReader, images_in, named_entry
 from hepti_mpi.requests.service_lines import Complaint, ServiceLines
 from hepti_mpi.requests.stdin import read_lines
-from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.model.convnet import ConvNet, Picture
 
@@ -29,17 +28,6 @@ class PictureRequest:
     pixels: NDArray[np.uint8]  # [C, H, W], of the network's input
     frame: Frame  # which part of the image that is
     line: int = 0  # the number of the JSON line that it stands on; 0: on none
-
-
-def normalised(net: ConvNet, pixels: NDArray[np.uint8]) -> Array:
-    """Return what the network computes of: (pixels · scale - mean) / std, [..., C, H, W] float32."""
-    picture = net.picture or Picture()
-    mean, std = (np.array(of[: pixels.shape[-3]], np.float32)[:, None, None] for of in (picture.mean, picture.std))
-    numbers = pixels.astype(np.float32)
-    numbers *= picture.scale
-    numbers -= mean
-    numbers /= std
-    return numbers
 
 
 class PictureReader:

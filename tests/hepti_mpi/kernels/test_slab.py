@@ -3,6 +3,7 @@
 import multiprocessing
 import re
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from hepti_mpi.base.memory import freed_at_once
 from hepti_mpi.kernels import slab
 from hepti_mpi.kernels.slab import Shared, Slab
-from solver.model.convnet import ConvNet, Node
+from solver.model.convnet import ConvNet, Node, Picture
 from solver.plan.segments import unrolled
 from tests.convnet_reference import to_onnx
 from tests.convnets import Builder, emulate, plan_of, random_net, random_plan, reader
@@ -45,6 +46,18 @@ def test_random_networks(seed, ranks):
     outputs = emulate(net, tensors, random_plan(net, rng, ranks), pixels)
 
     assert_equal(outputs, whole_session(net, tensors, pixels))
+
+
+def test_pixels_are_scaled_then_shifted_then_divided():
+    picture = Picture(mean=(0.5, 0.25, 0.125), std=(0.5, 2.0, 4.0), scale=1 / 128)
+    build = Builder(np.random.default_rng(0), height=5, width=4)
+    net = replace(build.net([build.add("Relu", ["x"], (3, 5, 4))]), picture=picture)
+    pixels = build.rng.integers(0, 256, (3, 5, 4), np.uint8)
+
+    (found,) = emulate(net, {}, plan_of(net, [(1, "rows", [1.0])], 1), pixels).values()
+
+    mean, std = (np.array(of)[:, None, None] for of in (picture.mean, picture.std))
+    assert np.allclose(found, np.maximum((pixels / 128 - mean) / std, 0), atol=1e-6)
 
 
 @settings(max_examples=count(200, 2000), deadline=None)

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from hepti_mpi.requests import pictures
-from hepti_mpi.requests.pictures import PictureReader, normalised
+from hepti_mpi.requests.pictures import PictureReader
 from hepti_mpi.requests.service_lines import ServiceLines
 from solver.base.errors import HeptiError
 from solver.model.convnet import ConvNet, Node, Picture
@@ -125,25 +125,6 @@ def test_images_are_turned_upright(tmp_path):
     (request,), _ = ask(network(3, 8, 6), tmp_path / "a.png")
 
     assert np.array_equal(request.pixels, np.rot90(np.asarray(image), -1).transpose(2, 0, 1))
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_pixels_are_scaled_then_shifted_then_divided(channels):
-    pixels = NUMBERS.integers(0, 256, (2, channels, 4, 5), np.uint8)
-    picture = Picture(mean=(0.5, 0.25, 0.125), std=(0.5, 2.0, 4.0), scale=1 / 128)
-
-    numbers = normalised(network(channels, 4, 5, picture), pixels)
-
-    assert numbers.dtype == np.float32
-    for channel in range(channels):
-        expected = (pixels[:, channel] / 128 - picture.mean[channel]) / picture.std[channel]
-        assert np.allclose(numbers[:, channel], expected, atol=1e-6)
-
-
-def test_without_a_picture_block_pixels_go_from_zero_to_one():
-    pixels = np.array([0, 51, 255], np.uint8).reshape(1, 1, 3)
-
-    assert np.allclose(normalised(network(1, 1, 3), pixels), [[[0, 0.2, 1]]])
 
 
 def test_random_pixels_are_those_of_their_seed():
