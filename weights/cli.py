@@ -9,7 +9,7 @@ import math
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,20 @@ from weights.convert.networks import read_network
 from weights.decoders import report
 from weights.decoders.convert import is_language_model, open_checkpoint, write_checkpoint
 from weights.decoders.export import export
-from weights.decoders.file import DecoderFile, holds_decoder
+from weights.decoders.file import DecoderFile
 from weights.decoders.gguf import open_gguf
 from weights.decoders.loss import loss, random_tokens, text_tokens
 from weights.file.layout import row_spans
-from weights.file.networks import NetworkFile, holds_network, write_network
-from weights.file.store import DTYPES, FORMAT, TensorFile, WeightsFile
+from weights.file.networks import NetworkFile, write_network
+from weights.file.store import (
+    DTYPES,
+    LANGUAGE_MODEL,
+    NETWORK,
+    TensorFile,
+    WeightsFile,
+    stored_facts,
+    stored_kind,
+)
 from weights.formats import GGUF, ONNX, checkpoint_folder
 from weights.network_report import stretches, tail
 from weights.networks_zoo import ZOO, zoo_network
@@ -187,10 +195,10 @@ def _export(options: argparse.Namespace) -> None:
 
 def _inspect(options: argparse.Namespace) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # inspect | head
-    if holds_network(options.model):
+    if stored_kind(options.model) == NETWORK:
         _inspect_network(options)
         return
-    if holds_decoder(options.model):
+    if stored_kind(options.model) == LANGUAGE_MODEL:
         if options.json:
             print(json.dumps(report.facts(options.model)))
         else:
@@ -201,7 +209,7 @@ def _inspect(options: argparse.Namespace) -> None:
         stored = {name: weights.stored_bytes(name) for name in shapes}
         if options.json:
             facts = {
-                **_facts(weights, stored, shapes),
+                **stored_facts(weights, stored, shapes),
                 "tokenizer": weights.tokenizer is not None,
                 "model": json.loads(weights.spec.to_json()),
             }
@@ -219,7 +227,7 @@ def _inspect_network(options: argparse.Namespace) -> None:
         stored = {name: weights.stored_bytes(name) for name in net.tensors}
         ending = tail(net)
         facts = {
-            **_facts(weights, stored, net.tensors),
+            **stored_facts(weights, stored, net.tensors),
             "model": json.loads(net.to_json()),
             "stretches": [
                 {**dataclasses.asdict(stretch), "nodes": [stretch.nodes.start, stretch.nodes.stop]}
@@ -230,25 +238,11 @@ def _inspect_network(options: argparse.Namespace) -> None:
         print(json.dumps(facts))
 
 
-def _facts(weights: TensorFile, stored: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Return what is known of a file of either kind."""
-    return {
-        "path": str(weights.path),
-        "format": FORMAT,
-        "source": weights.source,
-        "dtype": weights.dtype,
-        "fingerprint": weights.fingerprint,
-        "bytes": weights.path.stat().st_size,
-        "parameters": sum(map(math.prod, shapes.values())),
-        "tensors": {name: {"shape": shape, "bytes": stored[name]} for name, shape in shapes.items()},
-    }
-
-
 def _verify(options: argparse.Namespace) -> None:
-    if holds_network(options.model):
+    if stored_kind(options.model) == NETWORK:
         _verify_network(options.model)
         return
-    if holds_decoder(options.model):
+    if stored_kind(options.model) == LANGUAGE_MODEL:
         print(report.verify(options.model))
         return
     with WeightsFile(options.model) as weights:

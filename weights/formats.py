@@ -17,7 +17,7 @@ from pathlib import Path
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained
 from solver.base.hub import MAKE_ONE, refuse_hub_name
-from weights.file.store import LANGUAGE_MODEL, NETWORK, TRANSFORMER, TensorFile, command_for
+from weights.file.store import LANGUAGE_MODEL, NETWORK, TRANSFORMER, TensorFile, command_for, stored_kind
 
 VERSION = 2  # of what is made of a source; what is in the cache of another is made again
 ONNX, GGUF, SAFETENSORS = ".onnx", ".gguf", ".safetensors"
@@ -34,11 +34,7 @@ def model_kind(path: Path) -> str:
         from weights.decoders.convert import is_language_model
 
         return LANGUAGE_MODEL if is_language_model(checkpoint_folder(path)) else TRANSFORMER
-    try:
-        with TensorFile(path) as file:
-            return file.kind
-    except HeptiError:
-        return ""
+    return stored_kind(path)
 
 
 def checkpoint_folder(path: Path) -> Path:

@@ -13,8 +13,8 @@ from solver.base.spans import Span
 from solver.model.convnet import ConvNet, Node, Picture
 from solver.model.operators import flop
 from tests import convnet_reference
-from weights.file.networks import NetworkFile, holds_network, write_network
-from weights.file.store import WeightsFile
+from weights.file.networks import NetworkFile, write_network
+from weights.file.store import NETWORK, TRANSFORMER, WeightsFile, stored_kind
 from weights.formats import weights_path
 from weights.network_report import stretches, tail
 from weights.networks_zoo import ZOO, zoo_network
@@ -88,8 +88,8 @@ class TestFile:
     def test_a_file_is_of_one_kind(self, network_file, tmp_path, text_spec, random_tensors, write_file):
         other = write_file(text_spec, random_tensors(text_spec))
 
-        assert holds_network(network_file)
-        assert not any(map(holds_network, (other, tmp_path, tmp_path / "none.h5")))
+        kinds = [stored_kind(path) for path in (network_file, other, tmp_path, tmp_path / "none.h5")]
+        assert kinds == [NETWORK, TRANSFORMER, "", ""]
         with pytest.raises(HeptiError, match=r"odd\.h5 is a convolutional network"):
             WeightsFile(network_file)
         with pytest.raises(HeptiError, match=r"model\.h5 is a transformer"):
@@ -293,7 +293,7 @@ def test_an_onnx_file_is_converted_once(tmp_path, onnx_file, monkeypatch):
 
     assert weights_path(onnx_file) == first
     assert first.stat().st_mtime_ns == written
-    assert holds_network(first)
+    assert stored_kind(first) == NETWORK
     assert weights_path(first) == first
     model.graph.initializer[0].raw_data = bytes(len(model.graph.initializer[0].raw_data))
     onnx.save(model, onnx_file)

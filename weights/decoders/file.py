@@ -229,15 +229,6 @@ class DecoderWriter(TensorWriter):
         return row_chunk(shape)
 
 
-def holds_decoder(path: Path) -> bool:
-    """Return whether a file is a weights file, and of a language model."""
-    try:
-        with TensorFile(path) as file:
-            return file.kind == LANGUAGE_MODEL
-    except HeptiError:
-        return False
-
-
 def _stored(tensors: Mapping[str, Weight], precision: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all that is stored."""
     return {

@@ -17,7 +17,7 @@ from solver.model.decoder import Decoder, Weight, decoder_tensors
 from weights.decoders.file import DecoderFile
 from weights.decoders.loss import Loss
 from weights.file.layout import row_spans
-from weights.file.store import FORMAT
+from weights.file.store import stored_facts
 
 
 def sentence(model: Decoder) -> str:
@@ -33,19 +33,10 @@ def sentence(model: Decoder) -> str:
 def facts(path: Path) -> dict[str, Any]:
     """Return what is known of a file, as JSON has it."""
     with DecoderFile(path) as weights:
+        stored = {name: weights.bytes_of(name) for name in weights.tensors}
         return {
-            "path": str(path),
-            "format": FORMAT,
-            "source": weights.source,
-            "dtype": weights.dtype,
+            **stored_facts(weights, stored, {name: weight.shape for name, weight in weights.tensors.items()}),
             "precision": weights.precision,
-            "fingerprint": weights.fingerprint,
-            "bytes": path.stat().st_size,
-            "parameters": _parameters(weights.tensors),
-            "tensors": {
-                name: {"shape": weight.shape, "bytes": weights.bytes_of(name)}
-                for name, weight in weights.tensors.items()
-            },
             "tokenizer": weights.tokenizer is not None,
             "chat_template": weights.chat_template is not None,
             "generation": weights.generation,

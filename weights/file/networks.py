@@ -91,15 +91,6 @@ class NetworkFile(TensorFile):
         return block if self.net.tensors[name] else block.reshape(())
 
 
-def holds_network(path: Path) -> bool:
-    """Return whether a file is a weights file, and of a convolutional network."""
-    try:
-        with TensorFile(path) as file:
-            return file.kind == NETWORK
-    except HeptiError:
-        return False
-
-
 class _NetworkWriter(TensorWriter):
     def _address(self, name: str) -> str:
         return _address(name)

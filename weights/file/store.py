@@ -191,6 +191,31 @@ class TensorFile:
             dataset.id.read(h5py.h5s.create_simple(out.shape), selection, out)
 
 
+def stored_kind(path: Path) -> str:
+    """Return what a weights file holds; "" where a path is no weights file."""
+    try:
+        with TensorFile(path) as file:
+            return file.kind
+    except HeptiError:
+        return ""
+
+
+def stored_facts(
+    weights: TensorFile, stored: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, Any]:
+    """Return what is known of any weights file, as JSON has it; `stored` are the bytes of its tensors."""
+    return {
+        "path": str(weights.path),
+        "format": FORMAT,
+        "source": weights.source,
+        "dtype": weights.dtype,
+        "fingerprint": weights.fingerprint,
+        "bytes": weights.path.stat().st_size,
+        "parameters": sum(map(math.prod, shapes.values())),
+        "tensors": {name: {"shape": shape, "bytes": stored[name]} for name, shape in shapes.items()},
+    }
+
+
 class WeightsFile(TensorFile):
     """A transformer's weights file, open for reading: `with WeightsFile(path) as weights`.
 
