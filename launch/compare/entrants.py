@@ -96,7 +96,7 @@ class Entrant:
         if self.plan is None:
             return 1
         if isinstance(self.plan, SegmentPlan):
-            return len({rank for segment in self.plan.segments for rank in segment.active})
+            return len(self.plan.active)
         return len({stage.devices[rank] for stage in self.plan.stages for rank in stage.active})
 
 

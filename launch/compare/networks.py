@@ -63,7 +63,7 @@ def network_entrant(entry: RowName, net: ConvNet, cluster: Cluster, plan: Segmen
     """Return who runs a plan; bounds are by this version's prices, of a device alone by its own speed."""
     priced = priced_network(net, cluster, replace(plan, devices=cluster.names))
     bound = network_bounds(priced)
-    (first, *others) = {rank for segment in plan.segments for rank in segment.active}
+    first, *others = plan.active
     compute_s = bound.compute_s if others or not is_single(entry.system) else whole_s(net, cluster)[first]
     predicted_s = None if plan.predicted is None else plan.predicted.seconds
     text = segments_to_json(net, plan)

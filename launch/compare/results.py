@@ -1,4 +1,4 @@
-"""What a comparison found, as data: the JSON of design section 5."""
+"""What a comparison found, as data: the rows of its JSON."""
 
 from __future__ import annotations
 
@@ -90,8 +90,7 @@ def of_rounds(row: Mapping[str, Any], rounds: int) -> Floats:
 
 def _of_network(plan: SegmentPlan) -> dict[str, Any]:
     """Return how many segments a plan has, and the names of the devices with a share."""
-    active = sorted({rank for segment in plan.segments for rank in segment.active})
-    return {"segments": len(plan.segments), "active": [plan.devices[rank] for rank in active]}
+    return {"segments": len(plan.segments), "active": [plan.devices[rank] for rank in plan.active]}
 
 
 def ranked(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

