@@ -40,10 +40,9 @@ class DecoderPart(StrEnum):
 
 ROWS = (1.0, 2.0, 4.0, 8.0, 64.0, 256.0)  # of a token, a few that are verified, a prompt's chunk
 # Derived speeds, in FLOP of the declared speed (a MatMul of 256 rows). Weights come from memory at 2.9 to 3.2 GB/s of
-# the file's bytes on a Pi 4 (24.6 GFLOP/s) and at 10.3 on a Pi 5 (70) (../shared/reference/decoders.md, section 3.1);
-# held int4 is 10/9 of those bytes. The rest was measured on one x86 core of 83 to 97 GFLOP/s with onnxruntime's
-# MatMulNBits (../shared/reference/decode_bench.md, sections 4 and 5): what rows cost beside one; a half layer's small
-# nodes and calls; messages of 8 KiB.
+# the file's bytes on a Pi 4 (24.6 GFLOP/s) and at 10.3 on a Pi 5 (70), as is published; held int4 is 10/9 of those
+# bytes. The rest was measured on one x86 core of 83 to 97 GFLOP/s with onnxruntime's MatMulNBits: what rows cost beside
+# one; a half layer's small nodes and calls; messages of 8 KiB.
 BYTES_PER_FLOP = 0.15
 ROW_FACTORS: Mapping[str, tuple[float, ...]] = {
     "float32": (1, 1, 1.1, 1.3, 3, 10),  # four bytes are read for the FLOP that int4 does for a half
@@ -54,7 +53,7 @@ CALL_FLOP = 8e6  # 90 us
 MESSAGE_FLOP = 1.2e6  # 13 us
 PASS_FLOP = 9e7  # 1 ms
 # Of a row, a cached token and a column of query heads. On a Pi 5 distributed-llama reads a float32 cache at 3.8 GB/s
-# (../shared/reference/decoders.md, section 1.3), int8 should come at 8 (section 3.5); of many rows, products.
+# (published), int8 should come at 8; of many rows, products.
 CACHED_ROWS = (1.0, 64.0)
 CACHED_FLOP: Mapping[str, tuple[float, float]] = {"float32": (37, 8), "int8": (5, 8)}
 

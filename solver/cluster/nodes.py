@@ -25,9 +25,9 @@ from solver.model.convnet import ConvNet, Node
 from solver.model.operators import WorkKind, flop, kind_of, signature
 
 # What a kind of work does of the FLOP that a MatMul of 256 rows does in the same time. A Pi 4 of 24.6 GFLOP/s computes
-# ResNet-18 and ResNet-50 at 33 to 35 (../shared/reference/cnn.md, section 1). On one x86 core of 97 GFLOP/s depthwise
-# convolutions did a sixth of what dense ones do. A matrix times a vector waits for the memory: 4 bytes a weight at
-# 4 GB/s, on a board of 24.6 GFLOP/s. Activations run within the node before them.
+# ResNet-18 and ResNet-50 at 33 to 35, as is published. On one x86 core of 97 GFLOP/s depthwise convolutions did a sixth
+# of what dense ones do. A matrix times a vector waits for the memory: 4 bytes a weight at 4 GB/s, on a board of
+# 24.6 GFLOP/s. Activations run within the node before them.
 RELATIVE: Mapping[WorkKind, float] = {
     WorkKind.CONVOLUTION: 1.4, WorkKind.POINTWISE: 1.4, WorkKind.DEPTHWISE: 1.4 / 6, WorkKind.POOL: 0.1,
     WorkKind.ELEMENTWISE: 0.1, WorkKind.CONNECTED: 1 / 12,
