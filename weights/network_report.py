@@ -37,14 +37,14 @@ class Stretch:
     field: tuple[int, int] | None
 
 
-def stretches(net: ConvNet, most: int = MOST_STRETCHES) -> list[Stretch]:
+def stretches(net: ConvNet) -> list[Stretch]:
     """Cut a network where only one value is alive; the least neighbours are put together until there are few."""
     count = len(net.nodes)
     cuts = [0, *(at for at in range(1, count) if len(net.live(at)) == 1), count]
     work = [flop(net, node, net.extent(node.output)) for node in net.nodes]
     # An activation is part of the line before it.
     cuts = [at for at, behind in zip(cuts, [*cuts[1:], None], strict=True) if not _is_light(net, at, behind)]
-    while len(cuts) - 1 > max(most, 1):
+    while len(cuts) - 1 > MOST_STRETCHES:
         # Of the same map first: a line is then about one size of map.
         _, least = min(
             ((_map_of(net, before) != _map_of(net, behind), sum(work[before:behind])), number)

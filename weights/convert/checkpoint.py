@@ -17,6 +17,8 @@ from safetensors import SafetensorError, safe_open
 from solver.base.errors import HeptiError, explained
 
 _named = partial(explained, errors=(SafetensorError, OSError, TypeError, ValueError))  # what safetensors raises
+# What settings of a kind that nobody thought of raise: a text as `num_channels`, a patch of 0 pixels.
+STRANGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 

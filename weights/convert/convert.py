@@ -15,15 +15,13 @@ from solver.base.errors import HeptiError, explained
 from solver.base.progress import progress
 from solver.base.spans import Span
 from solver.model.spec import ModelSpec, TextInput, inputs_first, tensor_shapes
-from weights.convert.checkpoint import StoredTensors, read_json, weight_files
+from weights.convert.checkpoint import STRANGE, StoredTensors, read_json, weight_files
 from weights.convert.families import build_spec, find_family, skipped_positions
 from weights.convert.sentence_encoders import SentenceHead, max_rows, sentence_modules, tokenizer_text
 from weights.file.layout import row_spans
 from weights.file.store import WeightsWriter
 from weights.inputs.tokenize import Tokenizer
 
-# What settings of a kind that nobody thought of raise: a text as `num_channels`, a patch of 0 pixels.
-_STRANGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _QKV_BIASES = ("attention/query/bias", "attention/key/bias", "attention/value/bias")
 
 
@@ -86,7 +84,7 @@ def open_encoder(directory: Path) -> Iterator[EncoderCheckpoint]:
     if not directory.is_dir():
         raise HeptiError(f"no checkpoint directory {directory}")
     with StoredTensors() as tensors:
-        with explained(f"{directory}: a setting in its JSON files is not as it should be", _STRANGE):
+        with explained(f"{directory}: a setting in its JSON files is not as it should be", STRANGE):
             encoder, head = sentence_modules(directory)
             config = read_json(encoder / "config.json")
             family, architecture = find_family(config)

@@ -15,7 +15,7 @@ from solver.base.errors import HeptiError, explained
 from solver.base.progress import progress
 from solver.base.spans import Span
 from solver.model.decoder import BLOCK, Decoder, Weight, decoder_tensors
-from weights.convert.checkpoint import StoredTensor, StoredTensors, read_json, weight_files
+from weights.convert.checkpoint import STRANGE, StoredTensor, StoredTensors, read_json, weight_files
 from weights.convert.convert import Source
 from weights.decoders.families import DECODER_FAMILIES, DecoderFamily, build_decoder, find_decoder_family
 from weights.decoders.file import DecoderWriter
@@ -23,8 +23,6 @@ from weights.decoders.quantise import Levels, Scales
 from weights.decoders.texts import DecoderTexts, read_texts
 from weights.file.layout import row_spans
 
-# What settings of a kind that nobody thought of raise.
-_STRANGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _UNUSED = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")  # constants of old versions
 
 
@@ -99,7 +97,7 @@ def open_checkpoint(directory: Path) -> Iterator[DecoderCheckpoint]:
         If it is incomplete, damaged, or of a model that is not computed.
     """
     with StoredTensors() as tensors:
-        with explained(f"{directory}: a setting in its JSON files is not as it should be", _STRANGE):
+        with explained(f"{directory}: a setting in its JSON files is not as it should be", STRANGE):
             whole = read_json(directory / "config.json")
             with explained(str(directory), HeptiError):
                 family, config = find_decoder_family(whole)

@@ -21,6 +21,7 @@ from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.base.spans import Span
 from solver.model.decoder import BLOCK, Decoder, Rope, Weight, decoder_tensors
+from weights.convert.checkpoint import STRANGE
 from weights.convert.convert import Source
 from weights.decoders.convert import BlockSource, DecoderCheckpoint
 from weights.decoders.export import MATRICES, NORMS
@@ -56,8 +57,6 @@ _NAMES = {
 }  # fmt: skip
 _TOP = {"embedding": "token_embd", "positions": "position_embd", "final_norm": "output_norm", "head": "output"}
 _FUSED = {**dict.fromkeys(("attn_q", "attn_k", "attn_v"), "attn_qkv"), "ffn_gate": "ffn_up"}
-# What settings of a kind that nobody thought of raise.
-_STRANGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _DIVISORS = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
 # What blocks of other kinds are nearest to; kinds of 5 bits and more lose least as int8.
@@ -114,7 +113,7 @@ def open_gguf(path: Path) -> Iterator[GgufCheckpoint]:
         If it is damaged, or of a model that is not computed.
     """
     file = GgufFile(path)
-    with explained(str(path), HeptiError), explained("a setting is not as it should be", _STRANGE):
+    with explained(str(path), HeptiError), explained("a setting is not as it should be", STRANGE):
         architecture = file.facts.get("general.architecture")
         if architecture not in _FAMILIES:
             raise HeptiError(f"architecture {architecture!r} is none of {', '.join(_FAMILIES)}")

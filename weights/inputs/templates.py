@@ -44,17 +44,13 @@ class ChatTemplate:
         with explained("the chat template cannot be read", (jinja2.TemplateError, RecursionError)):
             self._template = _environment().from_string(text)
 
-    def render(
-        self, messages: Sequence[Turn], *, answer: bool = True, settings: Mapping[str, Any] | None = None
-    ) -> str:
-        """Return the text of a conversation.
+    def render(self, messages: Sequence[Turn], settings: Mapping[str, Any] | None = None) -> str:
+        """Return the text of a conversation, which ends where the model's answer begins.
 
         Parameters
         ----------
         messages
             From the oldest on.
-        answer
-            Whether it ends where the model's answer begins.
         settings
             What some templates ask for besides, such as Qwen3's `enable_thinking`.
 
@@ -67,7 +63,7 @@ class ChatTemplate:
         # It may raise whatever Python raises.
         with explained("the chat template refuses this conversation", Exception):
             return self._template.render(
-                messages=[dict(message) for message in messages], add_generation_prompt=answer, **seen
+                messages=[dict(message) for message in messages], add_generation_prompt=True, **seen
             )
 
 
