@@ -16,6 +16,7 @@ from hepti_mpi.requests.answers import Answer
 from hepti_mpi.requests.images import Frame
 from solver.base.arrays import Array
 from solver.model.convnet import ConvNet
+from solver.model.operators import VERBATIM
 
 LABELS = 5  # are told of an image
 # Nodes behind which scores are probabilities already, and those that leave numbers as they are.
@@ -101,7 +102,7 @@ def _are_probabilities(net: ConvNet) -> bool:
     value = net.outputs[0]
     while (number := net.made_by[value]) >= 0:
         node = net.nodes[number]
-        op = node.op.removeprefix("Verbatim:")
+        op = node.op.removeprefix(VERBATIM)
         if op not in RESHAPING:
             return op in SCORING
         value = node.inputs[0]

@@ -23,6 +23,7 @@ from launch.base.json_output import written
 from launch.bench.decode_peers import LETTERS, RUN_S, Answered, Task, answered
 from launch.compare.compare import last_words, versions
 from launch.compare.model import BenchDecoder
+from launch.compare.results import quartiles
 from launch.lab import run as lab_run
 from launch.lab.agent import on_host
 from launch.lab.lab import Host, Lab
@@ -236,14 +237,13 @@ def _runner_facts(runner: Runner) -> dict[str, Any]:
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    low_s, median_s, high_s = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    low_s, median_s, high_s = quartiles(values)
     return {f"{name}median_s": median_s, f"{name}low_s": low_s, f"{name}high_s": high_s}
 
 
 def _ratio(above: Sequence[float], below: Sequence[float]) -> list[float]:
     """Return quartile, median, quartile over the rounds."""
-    found: list[float] = np.quantile(np.divide(above, below), (0.25, 0.5, 0.75)).tolist()
-    return found
+    return [*quartiles(np.divide(above, below))]
 
 
 def _overhead_s(lab: Lab, rival: Rival, alone: Rival | None) -> float | None:

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from launch.base.tables import show
 from launch.bench.paper import Point, lab_under
 from launch.compare.compare import Contest, compare
 from launch.compare.entrants import SINGLE, Kernels
 from launch.compare.model import bench_model
-from launch.compare.results import of_rounds
+from launch.compare.results import of_rounds, quartiles
 from launch.compare.stage import BenchHosts, host_count
 from launch.compare.suite import Keep, Report, Suite, add_list, add_rounds, at_least, say
 from launch.lab.up import require_tools
@@ -177,7 +175,7 @@ def ratios(report: Report) -> Iterator[Found]:
     for name, compared in report["parts"].items():
         for bar in NAMES[name].bars:
             found = _ratio(compared, bar)
-            yield Found(NAMES[name], bar, None if found is None else tuple(np.quantile(found, (0.25, 0.5, 0.75))))
+            yield Found(NAMES[name], bar, None if found is None else quartiles(found))
 
 
 def _ratio(compared: Report, bar: Bar) -> Floats | None:

@@ -23,6 +23,7 @@ from launch.bench.paper import Point, lab_under, without_samples
 from launch.compare.compare import Contest, compare
 from launch.compare.entrants import SINGLE
 from launch.compare.model import BenchNetwork
+from launch.compare.show import times_single
 from launch.compare.stage import BenchHosts
 from solver.base.clock import at_scale
 from solver.base.errors import HeptiError
@@ -182,9 +183,7 @@ def edgeld_cells(results: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[
 
 
 def _times(row: Mapping[str, Any] | None) -> str:
-    if row is None or "times_single" not in row:
-        return "-"
-    return f"{row['times_single']:.2f} ({row['times_single_low']:.2f}-{row['times_single_high']:.2f})"
+    return "-" if row is None or "times_single" not in row else times_single(row)
 
 
 def energy_cells(curve: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -17,6 +17,7 @@ from typing import Any
 from launch.base.json_output import written
 from launch.base.plot import PlottedCurve, draw
 from launch.base.tables import show
+from launch.compare.results import quartiles
 from launch.compare.stage import lab_of
 from launch.compare.suite import Report, Suite, at_least
 from launch.lab import run as lab_run
@@ -146,7 +147,7 @@ def _result(lab: Lab, condition: Condition, entry: dict[str, Any]) -> dict[str, 
         # The first tile in, the last one out.
         "tiles": max(compute_s[0], compute_s[1] + 2 * way_s * min(1.0, entry["tile_rows"] / max(1, away))),
     }[entry["way"]]
-    low_s, median_s, high_s = statistics.quantiles(entry["seconds"], n=4, method="inclusive")
+    low_s, median_s, high_s = quartiles(entry["seconds"])
     return {
         "system": _system(entry["way"]),
         "backend": entry["backend"],

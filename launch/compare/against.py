@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from launch.base import shell
 from launch.compare.checkout import AGAINST, HERE, THIS, in_checkout
 from launch.compare.entrants import Absent, Entrant, Kernels, RowName
 from launch.compare.model import AnyModel, BenchNetwork
 from launch.compare.networks import network_entrant
+from launch.compare.results import of_rounds, quartiles
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import read_cluster
 from solver.plan.file import read_plan
@@ -113,14 +112,14 @@ def ratios(results: Sequence[Mapping[str, Any]], rounds: int) -> list[dict[str, 
     Within a round the two ran minutes apart at most, so that a machine that slows down is in both.
     """
     rows = [{key: row.get(key, "") for key in ("system", "backend", "precision", "wire", "version")} for row in results]
-    medians = [np.median(np.reshape(row["seconds"], (rounds, -1)), axis=1) for row in results]
+    medians = [of_rounds(row, rounds) for row in results]
     found = []
     for row, this in zip(rows, medians, strict=True):
         twin = {**row, "version": AGAINST}
         if row["version"] != THIS or twin not in rows:
             continue
-        of_rounds = this / medians[rows.index(twin)]
-        low, median, high = np.quantile(of_rounds, (0.25, 0.5, 0.75)).tolist()
+        apart = this / medians[rows.index(twin)]
+        low, median, high = quartiles(apart)
         names = {key: value for key, value in row.items() if key != "version"}
-        found.append({**names, "ratio": median, "low": low, "high": high, "ratios": of_rounds.tolist()})
+        found.append({**names, "ratio": median, "low": low, "high": high, "ratios": apart.tolist()})
     return found

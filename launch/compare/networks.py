@@ -7,10 +7,8 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-import numpy as np
-
 from launch.compare.entrants import SINGLE, Absent, Entrant, Kernels, RowName
-from launch.compare.results import of_rounds
+from launch.compare.results import of_rounds, quartiles
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from solver.cluster.cluster import Cluster
@@ -88,6 +86,6 @@ def beside_best_single(results: Sequence[dict[str, Any]], rounds: int) -> dict[s
     best = min(singles, key=lambda row: float(row["median_s"]))
     best_s, rows = of_rounds(best, rounds), []
     for row in results:
-        low, median, high = np.quantile(best_s / of_rounds(row, rounds), (0.25, 0.5, 0.75)).tolist()
+        low, median, high = quartiles(best_s / of_rounds(row, rounds))
         rows.append({**row, "times_single": median, "times_single_low": low, "times_single_high": high})
     return {"results": rows, "best_single": f"{ALONE}{best['active'][0]}"}

@@ -59,7 +59,7 @@ class Samples:
 
 def result(entrant: Entrant, samples: Samples) -> dict[str, Any]:
     """Return one row: quartiles over all requests, medians over the runs' means for every rank."""
-    low_s, median_s, high_s = np.quantile(samples.seconds, (0.25, 0.5, 0.75)).tolist()
+    low_s, median_s, high_s = quartiles(samples.seconds)
     return {
         **entrant.entry.facts,
         "devices": entrant.devices,
@@ -81,6 +81,12 @@ def result(entrant: Entrant, samples: Samples) -> dict[str, Any]:
         ],
         "seconds": samples.seconds,
     }
+
+
+def quartiles(values: Sequence[float] | Floats) -> tuple[float, float, float]:
+    """Return quartile, median, quartile."""
+    low, median, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    return low, median, high
 
 
 def of_rounds(row: Mapping[str, Any], rounds: int) -> Floats:

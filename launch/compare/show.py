@@ -46,14 +46,15 @@ def main_cells(report: dict[str, Any]) -> Cells:
             f"{row['median_s'] / row['compute_bound_s']:.2f}" if row["compute_bound_s"] else "-",
             f"{row['ratio_to_best']:.2f}",
             f"{row['bytes_on_wire'] / MIB:.1f}",
-            *([_times_single(row)] if beside_single else []),
+            *([times_single(row)] if beside_single else []),
         ]
         for row in report["results"]
     ]
     return columns, rows
 
 
-def _times_single(row: Mapping[str, Any]) -> str:
+def times_single(row: Mapping[str, Any]) -> str:
+    """Return how many times as fast as the best device alone a network's row is, and the quartiles."""
     return f"{row['times_single']:.2f} ({row['times_single_low']:.2f}-{row['times_single_high']:.2f})"
 
 
