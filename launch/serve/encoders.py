@@ -134,12 +134,15 @@ class Encoders:
                             raise
                         await asyncio.sleep(AGAIN_S)
 
+        refusal: ApiError | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(TOGETHER):
                     group.create_task(work())
         except* ApiError as errors:
-            raise _first(errors) from None
+            refusal = _first(errors)  # what is raised here would be raised as a group
+        if refusal is not None:
+            raise refusal
         return [answer for _, answer in sorted(answers.items())]
 
     async def _answer(self, model: Served, line: Mapping[str, Any], begun: asyncio.Event) -> dict[str, Any]:

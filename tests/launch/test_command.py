@@ -104,7 +104,7 @@ def test_bad_cluster_files_are_refused(tmp_path, text, complaint):
 @needs_root
 @pytest.mark.parametrize(
     ("scale", "complaint"),
-    [("1", "GFLOP/s; at scale 1 the"), ("0", "--scale is 0, must be above 0 and at most 1")],
+    [("1", "GFLOP/s; at scale 1 "), ("0", "--scale is 0, must be above 0 and at most 1")],
 )
 def test_a_scale_at_which_the_machine_cannot_carry_a_lab_is_refused(tmp_path, scale, complaint):
     path = tmp_path / "test-huge.toml"
