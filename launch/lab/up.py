@@ -293,6 +293,7 @@ def limit_cpu(cgroups: Cgroups, lab: Lab, host: Host) -> None:
     if not lab.real_time:
         _write_limits(group, cpu_files(cgroups.cpu_version, host.cores))
     elif real_time_share(group.parent) > REAL_TIME_CORES / 2:
+        require_capacity(lab)  # cores may have become slower since the scale was chosen
         _write_limits(group, real_time_files(host.cores))
 
 
