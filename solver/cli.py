@@ -110,7 +110,11 @@ def _parser() -> Parser:
     parser.add_argument(
         "--schedule", nargs="?", const="", metavar="DEVICE", help="print what the plan does step by step, on a device"
     )
-    parser.add_argument("--explain", action="store_true", help="print how the plan was found, and what limits it")
+    parser.add_argument(
+        "--explain",
+        action="store_true",
+        help="print how the plan was found, and what limits it; of a convolutional network where the time goes",
+    )
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan")
     parser.add_argument("--json", action="store_true", help="print the plan and all about it as JSON, not as tables")
     parser.add_argument(

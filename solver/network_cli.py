@@ -35,6 +35,7 @@ from solver.show.network_tables import (
     print_network,
     print_networks,
     print_replicas,
+    print_spent,
     replicas_to_json,
 )
 from solver.show.pictures import SUFFIXES, check_pictures
@@ -52,7 +53,6 @@ WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)
 REFUSED = {
     "rows": "the length of a text",
     "layers": "transformers, whose layers are alike",
-    "explain": "how a transformer's plan was found",
 }
 
 
@@ -106,7 +106,7 @@ def _check(options: argparse.Namespace) -> None:
     if options.objective == "throughput" or options.system == THROUGHPUT:
         if options.system not in (None, DEFAULT, THROUGHPUT):
             raise HeptiError(f"--objective throughput is for --system hepti, {options.system} is for one image")
-        for name in ("out", "plot", "schedule", "map", "price", "compare", "deadline_ms"):
+        for name in ("out", "plot", "schedule", "map", "explain", "price", "compare", "deadline_ms"):
             if getattr(options, name) not in (None, False):
                 raise HeptiError(
                     f"--{name.replace('_', '-')} is about a plan for one image: leave it out; "
@@ -125,7 +125,10 @@ def _check(options: argparse.Namespace) -> None:
     for name in ("system", "out", *(("plot", "schedule", "map", "price") if options.compare else ())):
         if other and getattr(options, name) is not None:
             raise HeptiError(f"--{name} is for a plan that is made, {other} makes none: leave one of the two out")
-    printed = [name for name in ("json", "schedule", "map") if getattr(options, name) not in (None, False)]
+    for name in ("compare", "schedule"):
+        if options.explain and getattr(options, name) not in (None, False):
+            raise HeptiError(f"--explain prints where the time of one plan goes, and no more: leave out --{name}")
+    printed = [name for name in ("json", "schedule", "map", "explain") if getattr(options, name) not in (None, False)]
     if "map" in printed and len(printed) > 1:
         raise HeptiError(f"--map prints who has which rows, and no more: leave out --{printed[0]}")
     if options.plot is not None:
@@ -154,12 +157,14 @@ def _show(options: argparse.Namespace, found: PricedNetwork) -> None:
         console.print(title, markup=False, soft_wrap=True)
         print_map(console, found)
         return
-    if options.price:
+    if options.price or options.explain:
         if options.json:
             print(network_to_json(found), end="")
             return
         console.print(title, markup=False, soft_wrap=True)
         print_network(console, found)
+        if options.explain:
+            print_spent(console, found)
         return
     systems = [name for name in network_systems(found.cluster) if name not in (DEFAULT, found.plan.system)]
     with progress("comparing", len(systems), unit="systems") as advance:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import numpy as np
@@ -17,10 +17,39 @@ from solver.model.operators import flop
 from solver.plan.plan import Wire
 from solver.plan.segments import SegmentPlan, SegmentShares, unrolled
 from solver.schedule.cost import Price, PricedStep
-from solver.schedule.segment_steps import NetSetting, memory_of, net_setting, price_segments
+from solver.schedule.segment_steps import NetSetting, compute_s, memory_of, net_setting, price_segments
 from solver.show.advice import Bounds
 from solver.show.comparison import ComparedSystem, beside_devices, side_by_side
 from solver.systems.convnets import SYSTEMS, plan_network
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Spent:
+    """What devices compute with their time, [p] seconds each.
+
+    Parameters
+    ----------
+    part
+        Their part of the work, at the speed of whole maps.
+    twice
+        Their part of what several devices compute.
+    few_rows
+        What boxes take longer than such a part of the map: a graph reads all weights, however few rows it makes.
+    graphs
+        Calls of graphs, and what enters them and gets another layout.
+    messages
+        Handling messages, and copying what does not lie where a graph needs it.
+    """
+
+    part: Floats
+    twice: Floats
+    few_rows: Floats
+    graphs: Floats
+    messages: Floats
+
+    def of(self, rank: int) -> dict[str, float]:
+        """Return a device's seconds by what they are spent on."""
+        return {field.name: float(getattr(self, field.name)[rank]) for field in fields(self)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +100,27 @@ class PricedNetwork:
     def twice(self) -> float:
         """What part of the network's work is computed by one device more."""
         return max(0.0, float(self.flop.sum()) / work(self.net) - 1)
+
+    @cached_property
+    def spent(self) -> Spent:
+        """What every device's compute of an image consists of; all together is the price's."""
+        s, net = self.setting, self.net
+        whole, own, nodes, graphs = (np.zeros(s.devices) for _ in range(4))
+        for shares in self.shares:
+            made = np.zeros((len(net.nodes), s.devices))  # parts of nodes
+            for rank, pieces in enumerate(shares.pieces):
+                for number, reach in (made for piece in pieces for made in piece.walk.made.items()):
+                    node, summed = net.nodes[number], shares.parts[rank].get(net.nodes[number].output)
+                    made[number, rank] += flop(net, node, reach.made, summed) / flop(net, node, net.extent(node.output))
+                    nodes[rank] += s.node_s(number, rank, reach, summed)
+            numbers = range(shares.segment.nodes.start, shares.segment.nodes.stop)
+            whole_s = np.array([s.table(number)[:, -1] for number in numbers]).reshape(-1, s.devices)
+            parts = made[shares.segment.nodes.slice]
+            whole += (whole_s * parts).sum(0)
+            own += (whole_s * parts / np.maximum(parts.sum(1, keepdims=True), 1)).sum(0)
+            graphs += compute_s(s, shares)
+        messages = np.array(self.price.compute_s) - graphs
+        return Spent(own, whole - own, nodes - whole, graphs - nodes, messages)
 
     @cached_property
     def memory(self) -> tuple[int, ...]:

@@ -136,6 +136,21 @@ def _devices(found: PricedNetwork, listed: Sequence[int]) -> Table:
     return table
 
 
+def print_spent(console: Console, found: PricedNetwork) -> None:
+    """Print what every device that takes part does with the time of an image."""
+    headings = ("device", "its\npart", "done\ntwice", "few\nrows", "graphs", "messages", "exchange", "idle")
+    table = new_table("where the milliseconds go", *headings, "all")
+    for rank in found.plan.active:
+        seconds = [*found.spent.of(rank).values(), float(found.price.exchange_s[rank]), float(found.price.idle_s[rank])]
+        table.add_row(found.cluster.names[rank], *map(ms, seconds), ms(sum(seconds)))
+    console.print(table)
+    console.print(
+        "Its part: of the work, at the speed of whole maps. Done twice: what neighbours compute, too. Few rows: a "
+        "graph reads all weights, however few rows it makes. Graphs: calling them, and laying out anew what enters "
+        "them. Messages: handling and copying. Exchange: waiting for others and the wire."
+    )
+
+
 def network_to_json(
     found: PricedNetwork, others: Sequence[ComparedSystem] = (), bound: Bounds | None = None
 ) -> str:  # fmt: skip
@@ -159,6 +174,7 @@ def network_to_json(
             "weights_bytes": price.weights_bytes[rank],
             "memory_bytes": found.memory[rank],
             "compute_s": float(price.compute_s[rank]),
+            **{f"{name}_s": seconds for name, seconds in found.spent.of(rank).items()},
             "exchange_s": float(price.exchange_s[rank]),
             "idle_s": float(price.idle_s[rank]),
         }

@@ -120,6 +120,15 @@ def test_steps_map_and_picture_are_of_a_plan_that_is_there(plan, tmp_path):
     assert "<svg" in picture.read_text()
 
 
+def test_explained_a_plan_says_what_every_board_does_with_the_time(plan):
+    out = solver("--price", plan, *HERE, "--explain").stdout
+    table = json.loads(solver("--price", plan, *HERE, "--explain", "--json").stdout)
+
+    assert "where the milliseconds go" in out
+    assert "few" in out
+    assert all(device["part_s"] >= 0 for device in table["per_device"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -127,7 +136,9 @@ def test_steps_map_and_picture_are_of_a_plan_that_is_there(plan, tmp_path):
         (["--model", "quux"], "unknown model quux (known: bert-base, "),
         (["--model", "resnet18", "--rows", "9"], "--rows is about the length of a text: for a convolutional network"),
         (["--model", "resnet18", "--layers", "9"], "--layers is about transformers"),
-        (["--model", "resnet18", "--explain"], "--explain is about how a transformer's plan was found"),
+        (["--model", "resnet18", "--explain", "--compare"], "--explain prints where the time of one plan goes"),
+        (["--model", "resnet18", "--explain", "--schedule"], "and no more: leave out --schedule"),
+        (["--model", "resnet18", "--explain", "--objective", "throughput"], "--explain is about a plan for one"),
         (["--model", "resnet18", "--objective", "throughput", "--system", "modnn"], "modnn is for one image"),
         (
             ["--model", "resnet18", "--objective", "throughput", "--out", "p.json"],

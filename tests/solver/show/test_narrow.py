@@ -16,6 +16,7 @@ COMMANDS = {
     "of one board": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--schedule", "pi-1"],
     "throughput": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--objective", "throughput"],
     "network": ["--model", "resnet50", "--cluster", "mixed4"],
+    "network, explained": ["--model", "resnet18", "--cluster", "mixed4", "--explain"],
     "network, who has what": ["--model", "resnet50", "--cluster", "mixed4", "--map"],
     "network, all systems": ["--model", "resnet18", "--cluster", "mixed4", "--compare"],
     "network, step by step": ["--model", "resnet18", "--cluster", "mixed4", "--schedule"],

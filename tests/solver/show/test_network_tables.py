@@ -24,6 +24,7 @@ from solver.show.network_tables import (
     print_map,
     print_network,
     print_networks,
+    print_spent,
 )
 from solver.show.schedule_table import schedule_rows
 from tests.convnets import equal_segments
@@ -99,6 +100,33 @@ def test_one_device_alone_does_all_work_once(net, cluster):
     assert found.memory[1:] == (0, 0, 0)
     assert "By equal all is on pi-0." in out
     assert "twice" not in out
+
+
+@pytest.mark.parametrize("starts", [[11], [11, 25], [5, 11, 19, 25, 40]])
+def test_what_devices_spend_their_time_on_is_all_of_it_and_the_work_is_done_once(net, cluster, starts):
+    found = priced_network(net, cluster, equal_segments(net, cluster, starts))
+    spent, alone_s = found.spent, found.setting.whole_s(Span(0, len(net.nodes)))
+
+    of_all = [sum(spent.of(rank).values()) for rank in range(4)]
+
+    assert of_all == pytest.approx(found.price.compute_s)
+    assert (spent.part / alone_s).sum() == pytest.approx(1)
+    assert (spent.twice / alone_s).sum() == pytest.approx(found.twice, rel=0.5)
+    assert all(spent.few_rows[1:] > 0)
+    assert all(spent.graphs > 0)
+
+
+def test_a_device_alone_does_nothing_twice_and_has_all_rows(net, cluster):
+    every = Segment(Span(0, len(net.nodes)), SegmentCut.ROWS, alone_on(1, 4))
+    found = priced_network(net, cluster, SegmentPlan((every,), cluster.names, net.name))
+
+    out = printed(print_spent, found)
+
+    assert found.spent.of(1)["part"] == pytest.approx(found.setting.whole_s(every.nodes)[1])
+    assert [found.spent.of(1)[name] for name in ("twice", "few_rows")] == pytest.approx([0, 0])
+    assert "pi-1" in out
+    assert "pi-0" not in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_many_devices_that_are_alike_stand_together(net, cluster):
