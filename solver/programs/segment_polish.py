@@ -35,14 +35,37 @@ PRICE = 10  # of how many nodes the walks take as long as a price does besides
 LEAST_GAIN = 1e-9  # of a plan's seconds: less may be rounding
 
 
-def apportioned(rows: int, row_s: Floats, crew: Ints) -> Ints:
-    """Return whole rows of every device, [p], by which the slowest of the crew is as fast as can be."""
-    counts = np.zeros(row_s.size, np.intp)
-    speed = 1 / row_s[crew]
-    counts[crew] = np.floor(rows * speed / speed.sum() + 1e-9).astype(np.intp)
-    while counts.sum() < rows:
-        counts[crew[np.argmin((counts[crew] + 1) * row_s[crew])]] += 1
+def apportioned(seconds: Floats, crews: Sequence[Ints]) -> Ints:
+    """Return whole rows of every device, [crews, p], by which the slowest of each crew is as fast as can be.
+
+    Parameters
+    ----------
+    seconds : [p, rows + 1]
+        What every device takes for so many rows, which does not fall with them.
+    crews
+        Their devices.
+    """
+    devices, rows = seconds.shape[0], seconds.shape[1] - 1
+    # The rows that end first, whose they may be: of each device its first ones, since more rows take no less.
+    owners = np.argsort(seconds[:, 1:].T.ravel(), kind="stable") % devices
+    counts = np.zeros((len(crews), devices), np.intp)
+    for own, crew in zip(counts, crews, strict=True):
+        own += np.bincount(owners[np.isin(owners, crew)][:rows], minlength=devices)
     return counts
+
+
+def rows_s(s: NetSetting, nodes: Span, rows: int) -> Floats:
+    """Return what every device takes for that part of a run of nodes which makes so many of its rows, [p, rows + 1].
+
+    What neighbours compute, too, is left out.
+    """
+    part = np.arange(rows + 1) / rows
+    seconds = np.zeros((s.devices, rows + 1))
+    for number in range(nodes.start, nodes.stop):
+        table = s.table(number)
+        most = table.shape[1] - 1
+        seconds += table[:, np.ceil(part * most - 1e-9).astype(np.intp)] if most > 1 else table[:, -1:] * part
+    return seconds
 
 
 def shared_out(s: NetSetting, plan: SegmentPlan, without: Sequence[int] = ()) -> SegmentPlan:
@@ -58,7 +81,11 @@ def shared_out(s: NetSetting, plan: SegmentPlan, without: Sequence[int] = ()) ->
             alone = replace(segment, shares=alone_on(int(crew[0]), s.devices), edges_first=False)
             segments.append(alone if crew.size == 1 and segment.cut is not SegmentCut.TILES else segment)
             continue
-        shared = apportioned(parts, s.whole_s(segment.nodes) / parts, crew) / parts
+        by_rows = segment.cut is SegmentCut.ROWS
+        seconds = (
+            rows_s(s, segment.nodes, parts) if by_rows else s.whole_s(segment.nodes)[:, None] * np.arange(parts + 1)
+        )
+        (shared,) = apportioned(seconds, [crew]) / parts
         segments.append(replace(segment, shares=tuple(shared.tolist())))
     priced = Priced(s, replace(plan, segments=tuple(segments)))
     balance(priced)
@@ -190,21 +217,23 @@ def _last_moved(priced: Priced, number: int) -> Iterator[Replacement]:
 
 
 def _row_of(priced: Priced, number: int, source: int) -> Iterator[Replacement]:
-    """Yield a row of a device moved to each of the others that have rows there."""
+    """Yield a row of a device moved to each of the others, to those that have rows there at first."""
     segment, ready = priced.segments[number], priced.moments[number + 1].ready
     if segment.cut is not SegmentCut.ROWS or (rows := _rows(priced.s, segment))[source] < 2:
         return
-    for target in sorted(segment.active, key=lambda rank: ready[rank]):
+    for target in sorted(range(priced.s.devices), key=lambda rank: (not rows[rank], ready[rank])):
         if target != source:
             yield number, number + 1, [replace(segment, shares=_moved(rows, 1, source, target))]
 
 
 def _divided(priced: Priced, number: int) -> Iterator[Replacement]:
-    """Yield a segment divided at every point."""
+    """Yield a segment divided at every point, with edges of the first part as they were, and first."""
     segment = priced.segments[number]
     if segment.cut is SegmentCut.ROWS and len(segment.active) > 1:
         for at in _inner(priced, segment):
-            yield number, number + 1, _parts(segment, at)
+            one, other = _parts(segment, at)
+            for edges_first in sorted({segment.edges_first, True}):
+                yield number, number + 1, [replace(one, edges_first=edges_first), other]
 
 
 def _edges_turned(priced: Priced, number: int) -> Iterator[Replacement]:

@@ -92,15 +92,19 @@ def test_no_device_alone_is_faster(seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_are_shared_out_as_well_as_can_be(seed):
-    """Against all ways to give whole rows to three devices."""
+    """Against all ways to give whole rows to four devices, to whom some rows come for nothing, and some at a jump."""
     rng = np.random.default_rng(seed)
-    rows, row_s = int(rng.integers(3, 14)), rng.uniform(1, 5, 3)
+    rows = int(rng.integers(3, 14))
+    seconds = np.cumsum(rng.choice([0.0, 1.0, 2.5, 9.0], (4, rows + 1)), axis=1)
 
-    counts = apportioned(rows, row_s, np.arange(3))
+    every, without = apportioned(seconds, [np.arange(4), np.array([0, 1, 3])])
 
-    every = [(a, b, rows - a - b) for a in range(rows + 1) for b in range(rows + 1 - a)]
-    assert counts.sum() == rows
-    assert (counts * row_s).max() == pytest.approx(min((np.array(way) * row_s).max() for way in every))
+    ways = np.array([way for way in product(range(rows + 1), repeat=4) if sum(way) == rows])
+    slowest = seconds[np.arange(4), ways].max(1)
+    for counts, allowed in ((every, slowest), (without, slowest[ways[:, 2] == 0])):
+        assert counts.sum() == rows
+        assert seconds[np.arange(4), counts].max() == allowed.min()
+    assert without[2] == 0
 
 
 def test_scarce_memory_is_shared_out_too():
