@@ -68,8 +68,8 @@ FEW = 4  # devices of which every set is tried as a crew; of more, the fastest o
 PRICES, RISE = 12, 3.0  # how often, and by how much, the price of memory rises
 # A plan is then changed step by step on the true price, in which ranks do not wait for all others. Of so many nodes, on
 # up to `FEW` devices, every step is tried: 0.1 to 0.3 s. Of more those that gain most, as long as their prices take so
-# much work: 60 ms of ResNet-50 on four devices. Of 58 plans of six networks 22 are 0.1 to 4 % faster than by half as much,
-# and of those without end 12 another 0.1 to 5 %, for 0.3 s.
+# much work: 60 ms of ResNet-50 on four devices. Of 58 plans of six networks 22 are 0.1 to 4 % faster than by half as
+# much; without end 12 are another 0.1 to 5 % faster, for 0.3 s.
 SMALL = 10
 PRICED = 2000
 FUSED = 8  # levels that a segment may have
