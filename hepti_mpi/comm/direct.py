@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -25,6 +25,7 @@ from solver.base.errors import HeptiError
 CONNECT_S = 5.0  # to one address
 SOCKET_BYTES = 1 << 20  # asked for; a system may give less, Linux 208 KiB
 TOKEN_BYTES = 16
+WAIT_FOR_ALL = int(socket.MSG_WAITALL)
 
 
 class Direct:
@@ -90,19 +91,23 @@ class Direct:
 
     def exchange(self, sends: Mapping[int, Message], receives: Mapping[int, Message]) -> DirectExchange:
         """Return what sends C-contiguous arrays to ranks, and fills others from ranks, whenever it is run."""
+        leaving = [(self._sockets[peer].sendall, message.data.cast("B")) for peer, message in sends.items()]
+        coming = [
+            (self._sockets[peer].recv_into, message.data.cast("B"), message.nbytes, peer)
+            for peer, message in receives.items()
+        ]
         return DirectExchange(
-            self._traffic,
-            [(self._sockets[peer], message.data.cast("B")) for peer, message in sends.items()],
-            [(self._sockets[peer], message.data.cast("B"), peer) for peer, message in receives.items()],
-        )
+            self._traffic, leaving, coming,
+            sum(view.nbytes for _, view in leaving), sum(size for _, _, size, _ in coming),
+        )  # fmt: skip
 
     def send(self, message: Message, peer: int) -> None:
         """Send a C-contiguous array to a rank."""
-        self.exchange({peer: message}, {}).send()
+        self.exchange({peer: message}, {}).run()
 
     def receive(self, message: Message, peer: int) -> None:
         """Fill a C-contiguous array from a rank; wait until all of it is there."""
-        self.exchange({}, {peer: message}).receive()
+        self.exchange({}, {peer: message}).run()
 
     def close(self) -> None:
         """Close the connections."""
@@ -112,31 +117,30 @@ class Direct:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DirectExchange:
-    """Messages to some ranks and from some, always the same arrays; made by `Direct.exchange`."""
+    """Messages to some ranks and from some, always the same arrays; made by `Direct.exchange`.
+
+    Between two of them a rank's weights pass through the caches: what a run touches comes from memory, every time.
+    """
 
     traffic: Traffic
-    sends: Sequence[tuple[socket.socket, memoryview]]
-    receives: Sequence[tuple[socket.socket, memoryview, int]]
+    sends: Sequence[tuple[Callable[[memoryview], None], memoryview]]
+    receives: Sequence[tuple[Callable[[memoryview, int, int], int], memoryview, int, int]]
+    sent_bytes: int
+    received_bytes: int
 
     def run(self) -> None:
-        """Send everything, then wait for everything."""
-        self.send()
-        self.receive()
-
-    def send(self) -> None:
-        """Send everything, as it is now."""
+        """Send everything as it is now, then wait for everything."""
+        for send, view in self.sends:
+            send(view)
         traffic = self.traffic
-        for connection, view in self.sends:
-            connection.sendall(view)
-            traffic.sent_bytes += view.nbytes
-
-    def receive(self) -> None:
-        """Wait for everything."""
-        traffic, started = self.traffic, clock.now()
-        for connection, view, peer in self.receives:
-            if connection.recv_into(view, 0, socket.MSG_WAITALL) != view.nbytes:
+        traffic.sent_bytes += self.sent_bytes
+        if not self.receives:
+            return
+        started = clock.now()
+        for receive, view, size, peer in self.receives:
+            if receive(view, 0, WAIT_FOR_ALL) != size:
                 raise ConnectionError(f"rank {peer} has gone")
-            traffic.received_bytes += view.nbytes
+        traffic.received_bytes += self.received_bytes
         traffic.waited(started)
 
 

@@ -64,28 +64,27 @@ class Summands:
         self._two = in_two_steps(rows, len(stage))
         if self._two:
             return
-        # What arrives, and where it goes.
-        peers = [peer for peer in self._others if peer in senders]
-        places = [_blocks(self._slots[senders.index(peer)]) for peer in peers]
-        self._arriving = [(coding.message(place), place) for place in places]
-        self._message = None if self.part is None else coding.encode(_blocks(self.part))
-        self._exchange = direct.exchange(
-            {} if self._message is None else dict.fromkeys(self._others, self._message),
-            {peer: message for peer, (message, _) in zip(peers, self._arriving, strict=True)},
-        )
+        places = {peer: _blocks(self._slots[senders.index(peer)]) for peer in self._others if peer in senders}
+        arriving = {peer: coding.message(place) for peer, place in places.items()}
+        message = None if self.part is None else coding.encode(_blocks(self.part))
+        exchange = direct.exchange({} if message is None else dict.fromkeys(self._others, message), arriving)
+        # What is done of a run, in lists that are empty where numbers travel as they are.
+        coded = coding is not EXACT
+        self._leaving = [] if self.part is None or message is None else [(message, _blocks(self.part))] * coded
+        self._arriving = [(arriving[peer], place) for peer, place in places.items()] * coded
+        self._exchange = exchange.run
 
     def run(self) -> None:
         """Make `total` of all ranks' `part`."""
         if self._two:
             self._in_two_steps()
             return
-        coding = self._coding
-        if coding is not EXACT and self.part is not None and self._message is not None:
-            self._message[...] = coding.encode(_blocks(self.part))
-            coding.decode(self._message, _blocks(self.part))  # all ranks add what travelled
-        self._exchange.run()
+        for message, part in self._leaving:
+            message[...] = self._coding.encode(part)
+            self._coding.decode(message, part)  # all ranks add what travelled
+        self._exchange()
         for message, place in self._arriving:
-            coding.decode(message, place)
+            self._coding.decode(message, place)
         _add(self._slots, self.total)
 
     def _in_two_steps(self) -> None:

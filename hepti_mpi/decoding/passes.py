@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -12,8 +13,7 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.summands import Summands
 from hepti_mpi.comm.wires import Coding
-from hepti_mpi.decoding.share import DecoderShare, HalfLayer
-from hepti_mpi.kernels.ort import Bound
+from hepti_mpi.decoding.share import DecoderShare
 from solver.base.arrays import Array, Numbers
 
 
@@ -60,9 +60,7 @@ class DecoderPass:
         each = shape.chosen // B
         self._chosen = (np.arange(B)[:, None] * S + np.arange(S - each, S)).reshape(-1)
         self.logits: list[tuple[int, Array]] = []
-        self._calls: list[tuple[Bound | None, Summands]] = []
-        self._samples: dict[int, tuple[HalfLayer, Array, Array]] = {}  # by the number of their call
-        self._ends: list[Bound] = []
+        self._steps: list[Callable[[], None]] = []  # graphs and exchanges in turn
         streams = [np.zeros((B, S, H), np.float32) for _ in "xh"]
         self.stream = streams[0]
         if share.stage is None:
@@ -77,7 +75,6 @@ class DecoderPass:
         before: Summands | None = None
         for number, half in enumerate(share.halves):
             summands = sums[number % 2]
-            call = None
             if half.session is not None:
                 inputs: dict[str, Numbers] = {"x": streams[0]}
                 outputs: dict[str, Numbers] = {}
@@ -99,29 +96,25 @@ class DecoderPass:
                     if half.scales and shape.scales:
                         width = sum(run.kv for run in half.runs) * half.cache[0].shape[-1]
                         outputs["keys"], outputs["values"] = (np.empty((B, S, width), np.float32) for _ in "kv")
-                        self._samples[number] = half, outputs["keys"], outputs["values"]
                 if "places" in half.session.inputs:
                     inputs["places"] = self._places
                 call = half.session.bound(inputs, outputs)
-            self._calls.append((call, summands))
+                self._steps.append(call)
+                if "keys" in outputs:
+                    # By what it has made its scales are chosen; then it makes it again.
+                    rope = model.layers[stage.layers.start + number // 2].attention.rope
+                    self._steps += [partial(half.scale, outputs["keys"], outputs["values"], rope), call]
+            self._steps.append(summands.run)
             before = summands
         assert before is not None
         inputs = {"x": streams[0], "s": before.total.reshape(B, S, H, copy=False)}
         if share.last is not None:
-            self._ends.append(share.last.bound(inputs, {"h": streams[1]}))
+            self._steps.append(share.last.bound(inputs, {"h": streams[1]}))
         for words, head in share.heads if shape.chosen else ():
             logits = np.zeros((1, shape.chosen, words.size), np.float32)
             self.logits.append((words.start, logits[0]))
-            self._ends.append(head.bound({**inputs, "chosen": self._chosen}, {"logits": logits}))
+            self._steps.append(head.bound({**inputs, "chosen": self._chosen}, {"logits": logits}))
         self._out = streams[1]
-
-    def _scale(self, number: int, call: Bound) -> None:
-        """Choose a half's scales by what it has made, and make it again."""
-        half, keys, values = self._samples[number]
-        assert self._share.stage is not None
-        first = self._share.plan.stages[self._share.stage].layers.start
-        half.scale(keys, values, self._share.model.layers[first + number // 2].attention.rope)
-        call()
 
     def run(self, starts: Sequence[int]) -> None:
         """Compute; `starts` says for each sequence how many tokens are before the new ones."""
@@ -137,14 +130,8 @@ class DecoderPass:
         if stage:
             request = self._group.post_receive(self.stream, min(stages[stage - 1].ranks), Tag.STREAM)
             self._group.wait_all([request])
-        for number, (call, summands) in enumerate(self._calls):
-            if call is not None:
-                call()
-                if number in self._samples:
-                    self._scale(number, call)
-            summands.run()
-        for call in self._ends:
-            call()
+        for step in self._steps:
+            step()
         if stage + 1 < len(stages) and self._group.rank == min(stages[stage].ranks):
             for peer in stages[stage + 1].ranks:
                 self._group.post_send(self._out, peer, Tag.STREAM)
