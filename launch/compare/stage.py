@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,11 +11,10 @@ from pathlib import Path
 
 from launch.base import shell
 from launch.doctor.ask import remote
-from launch.lab import down as lab_down
 from launch.lab import run as lab_run
-from launch.lab import up as lab_up
 from launch.lab.agent import on_host
 from launch.lab.lab import Lab, lab_name, load_lab, plan_lab, running
+from launch.lab.up import brought_up
 from launch.start.hostfile import read_hostfile
 from launch.start.mpirun import mpirun_command, need_mpirun
 from solver.cluster.named import find_cluster
@@ -52,13 +50,8 @@ def lab_of(cluster: str) -> Iterator[Lab]:
     if name in running():
         yield load_lab(name)
         return
-    lab, _, notes = lab_up.up(plan_lab(name, find_cluster(cluster)))
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-    try:
+    with brought_up(plan_lab(name, find_cluster(cluster))) as lab:
         yield lab
-    finally:
-        lab_down.down(name)
 
 
 @contextmanager

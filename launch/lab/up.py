@@ -111,6 +111,18 @@ def up(lab: Lab, scale: float | None = None) -> tuple[Lab, list[Achieved], list[
 
 
 @contextmanager
+def brought_up(lab: Lab) -> Iterator[Lab]:
+    """Build a lab for the block, and say on standard error what this machine cannot imitate of it."""
+    lab, _, notes = up(lab)
+    try:
+        for note in notes:
+            print(f"note: {note}", file=sys.stderr)
+        yield lab
+    finally:
+        down(lab.name)
+
+
+@contextmanager
 def another(lab: Lab, name: str) -> Iterator[Lab]:
     """Build a lab like one that is up, with its calibration, and remove it in the end.
 

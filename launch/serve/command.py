@@ -19,9 +19,9 @@ from rich.console import Console
 
 from launch.base import shell
 from launch.doctor.room import check_ranks
-from launch.lab.down import down, machine_cgroups
+from launch.lab.down import machine_cgroups
 from launch.lab.lab import Lab, lab_name, load_lab, plan_lab, running
-from launch.lab.up import require_tools, up
+from launch.lab.up import brought_up, require_tools
 from launch.start.hostfile import read_hostfile
 from launch.start.mpirun import need_mpirun
 from launch.watch.outside import enter_command, join_commands
@@ -300,13 +300,8 @@ def _lab(word: str) -> Iterator[Lab]:
             raise HeptiError(f"lab {lab.name} has no sshd on its hosts: {again}")
         yield lab
         return
-    lab, _, notes = up(plan_lab(lab_name(word), find_cluster(word), ssh=True))
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-    try:
+    with brought_up(plan_lab(lab_name(word), find_cluster(word), ssh=True)) as lab:
         yield lab
-    finally:
-        down(lab.name)
 
 
 def _unit(options: argparse.Namespace) -> str:

@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from launch.base import shell
-from launch.compare.suite import say
-from launch.lab import down as lab_down
 from launch.lab import up as lab_up
 from launch.lab.lab import Lab, lab_name, plan_lab
 from solver.base.errors import HeptiError
@@ -288,10 +286,7 @@ def serving(cluster: str, suffix: str, models: Sequence[Path], clients: int, fil
         If it does not get ready.
     """
     name = f"{lab_name(cluster)}-{suffix}"
-    lab, _, notes = lab_up.up(plan_lab(name, find_cluster(cluster), ssh=True))
-    try:
-        for note in notes:
-            say(f"note: {note}")
+    with lab_up.brought_up(plan_lab(name, find_cluster(cluster), ssh=True)) as lab:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         bench = Bench(lab, models, port, files / "service.log", clients)
@@ -300,8 +295,6 @@ def serving(cluster: str, suffix: str, models: Sequence[Path], clients: int, fil
             yield bench
         finally:
             bench.end()
-    finally:
-        lab_down.down(name)
 
 
 def _tokens(answer: http.client.HTTPResponse, times: list[float]) -> Iterator[float]:

@@ -291,6 +291,24 @@ def test_a_damaged_state_file_is_named(tmp_path, monkeypatch):
         load_lab("lab")
 
 
+def test_a_lab_for_a_block_says_its_notes_and_goes_with_the_block_however_that_ends(monkeypatch, capsys):
+    lab, ended = plan_lab("lab", cluster()), []
+    monkeypatch.setattr(lab_up, "up", lambda planned: (calibrated(planned), [], ["this machine shares its caches"]))
+    monkeypatch.setattr(lab_up, "down", ended.append)
+
+    def interrupted():
+        with lab_up.brought_up(lab) as there:
+            assert there == calibrated(lab)
+            assert ended == []
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+    assert ended == ["lab"]
+    assert capsys.readouterr().err == "note: this machine shares its caches\n"
+
+
 @pytest.mark.parametrize("what", ["boot", "fill"])
 def test_without_sshd_there_is_nothing_to_boot_and_no_disk_to_fill(what):
     lab = plan_lab("lab", cluster())
