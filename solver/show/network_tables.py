@@ -69,7 +69,7 @@ def print_network(console: Console, found: PricedNetwork) -> None:
 
 
 def _segments(found: PricedNetwork) -> Table:
-    headings = ("nodes", "from", "shared out", "rank by rank", "wire\nms", "compute\nms")
+    headings = ("nodes", "from", "shared out", "rank by\nrank", "wire\nms", "compute\nms")
     table = new_table("segments: rows, or channels, of every device", *headings, words=4)
     table.columns[0].no_wrap = True
     table.columns[3].no_wrap = len(found.plan.devices) <= IN_A_LINE

@@ -26,7 +26,7 @@ def with_memory(cluster, needed):
 @pytest.fixture
 def cluster():
     """Return boards of which one is much faster, and alone not much slower than with others."""
-    return boards(20, 40, 12, 8, mbps=940)
+    return boards(18, 40, 14, 8, mbps=940)
 
 
 def test_fewer_devices_and_one_alone_are_tried_where_they_may_be_faster(cluster):
