@@ -128,7 +128,7 @@ def _check(options: argparse.Namespace) -> None:
     for name in ("compare", "schedule"):
         if options.explain and getattr(options, name) not in (None, False):
             raise HeptiError(f"--explain prints where the time of one plan goes, and no more: leave out --{name}")
-    printed = [name for name in ("json", "schedule", "map", "explain") if getattr(options, name) not in (None, False)]
+    printed = [name for name in ("json", "schedule", "explain", "map") if getattr(options, name) not in (None, False)]
     if "map" in printed and len(printed) > 1:
         raise HeptiError(f"--map prints who has which rows, and no more: leave out --{printed[0]}")
     if options.plot is not None:

@@ -54,7 +54,7 @@ def apportioned(seconds: Floats, crews: Sequence[Ints]) -> Ints:
     return counts
 
 
-def rows_s(s: NetSetting, nodes: Span, rows: int) -> Floats:
+def seconds_by_rows(s: NetSetting, nodes: Span, rows: int) -> Floats:
     """Return what every device takes for that part of a run of nodes which makes so many of its rows, [p, rows + 1].
 
     What neighbours compute, too, is left out.
@@ -76,15 +76,16 @@ def shared_out(s: NetSetting, plan: SegmentPlan, without: Sequence[int] = ()) ->
     segments = []
     for segment, shares in zip(plan.segments, unrolled(s.net, plan), strict=True):
         crew = np.array([rank for rank in segment.active if rank not in without] or [0])
-        parts = _coarsest(s, shares.after) if segment.cut is SegmentCut.ROWS else CHANNEL_PARTS
         if crew.size == 1 or not segment.nodes.size or segment.cut is SegmentCut.TILES:
             alone = replace(segment, shares=alone_on(int(crew[0]), s.devices), edges_first=False)
             segments.append(alone if crew.size == 1 and segment.cut is not SegmentCut.TILES else segment)
             continue
-        by_rows = segment.cut is SegmentCut.ROWS
-        seconds = (
-            rows_s(s, segment.nodes, parts) if by_rows else s.whole_s(segment.nodes)[:, None] * np.arange(parts + 1)
-        )
+        if segment.cut is SegmentCut.ROWS:
+            parts = _coarsest(s, shares.after)
+            seconds = seconds_by_rows(s, segment.nodes, parts)
+        else:
+            parts = CHANNEL_PARTS
+            seconds = s.whole_s(segment.nodes)[:, None] * np.arange(parts + 1)
         (shared,) = apportioned(seconds, [crew]) / parts
         segments.append(replace(segment, shares=tuple(shared.tolist())))
     priced = Priced(s, replace(plan, segments=tuple(segments)))

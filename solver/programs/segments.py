@@ -48,7 +48,7 @@ from solver.programs.segment_polish import (
     balance,
     descend,
     let_edges_first,
-    rows_s,
+    seconds_by_rows,
 )
 from solver.schedule.exchange import Exchange
 from solver.schedule.segment_steps import (
@@ -244,7 +244,7 @@ class Search:
         found = {}
         for before, at in pairwise(levels):
             height = self._height(self._points[at], [self._points[level] for level in levels])
-            seconds = rows_s(self._s, Span(self._points[before], self._points[at]), height)
+            seconds = seconds_by_rows(self._s, Span(self._points[before], self._points[at]), height)
             found[at] = apportioned(seconds, self._crews) / height
         return found
 

@@ -107,17 +107,18 @@ class PricedNetwork:
         s, net = self.setting, self.net
         whole, own, nodes, graphs = (np.zeros(s.devices) for _ in range(4))
         for shares in self.shares:
-            made = np.zeros((len(net.nodes), s.devices))  # parts of nodes
+            span = shares.segment.nodes
+            parts = np.zeros((span.size, s.devices))  # of every node, what part of it each makes
             for rank, pieces in enumerate(shares.pieces):
                 for number, reach in (made for piece in pieces for made in piece.walk.made.items()):
-                    node, summed = net.nodes[number], shares.parts[rank].get(net.nodes[number].output)
-                    made[number, rank] += flop(net, node, reach.made, summed) / flop(net, node, net.extent(node.output))
+                    node = net.nodes[number]
+                    summed = shares.parts[rank].get(node.output)
+                    all_of_it = max(flop(net, node, net.extent(node.output)), 1)
+                    parts[number - span.start, rank] += flop(net, node, reach.made, summed) / all_of_it
                     nodes[rank] += s.node_s(number, rank, reach, summed)
-            numbers = range(shares.segment.nodes.start, shares.segment.nodes.stop)
-            whole_s = np.array([s.table(number)[:, -1] for number in numbers]).reshape(-1, s.devices)
-            parts = made[shares.segment.nodes.slice]
-            whole += (whole_s * parts).sum(0)
-            own += (whole_s * parts / np.maximum(parts.sum(1, keepdims=True), 1)).sum(0)
+            for number, made in enumerate(parts, span.start):
+                whole += s.table(number)[:, -1] * made
+                own += s.table(number)[:, -1] * made / max(made.sum(), 1)
             graphs += compute_s(s, shares)
         messages = np.array(self.price.compute_s) - graphs
         return Spent(own, whole - own, nodes - whole, graphs - nodes, messages)

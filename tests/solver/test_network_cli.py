@@ -138,6 +138,10 @@ def test_explained_a_plan_says_what_every_board_does_with_the_time(plan):
         (["--model", "resnet18", "--layers", "9"], "--layers is about transformers"),
         (["--model", "resnet18", "--explain", "--compare"], "--explain prints where the time of one plan goes"),
         (["--model", "resnet18", "--explain", "--schedule"], "and no more: leave out --schedule"),
+        (
+            ["--model", "resnet18", "--explain", "--map"],
+            "and no more: leave out --explain",
+        ),
         (["--model", "resnet18", "--explain", "--objective", "throughput"], "--explain is about a plan for one"),
         (["--model", "resnet18", "--objective", "throughput", "--system", "modnn"], "modnn is for one image"),
         (
