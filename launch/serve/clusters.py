@@ -20,6 +20,12 @@ LEAST_BYTES = GIB // 500  # about the least that a cluster file may say: no shar
 Measure = Callable[[tuple[str, ...]], Awaitable[str]]
 
 
+def kept_path(name: str, site: Site, boards: Sequence[str], *facts: object) -> Path:
+    """Return where a file about boards is kept from one service to the next: `facts` are what else it holds for."""
+    known = (tuple(boards), site.ranks, site.enter, site.scale, *facts)
+    return cache_folder() / "serve" / f"{hashlib.sha256(repr(known).encode()).hexdigest()[:12]}-{name}"
+
+
 class Clusters:
     """The clusters of one model.
 
@@ -103,8 +109,7 @@ class Clusters:
         return path
 
     def _path(self, boards: Sequence[str]) -> Path:
-        facts = (tuple(boards), self._site.ranks, self._site.enter, self._site.scale, self._fingerprint)
-        return cache_folder() / "serve" / f"cluster-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}.toml"
+        return kept_path("cluster.toml", self._site, boards, self._fingerprint)
 
     def _capped(self, cluster: Cluster, boards: Sequence[str], free: Mapping[str, int]) -> Cluster:
         """Cap every device at what its board has free: other models, and other programs, have the rest."""

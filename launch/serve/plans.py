@@ -2,6 +2,7 @@
 
 To plan takes a rank 0 that has a quarter of a core longer than all the rest of its start: 6 of 12 s for an encoder.
 Ranks are started where a plan has shares alone: what happens to other boards does not touch the model.
+A service that is started again has the plans of the one before it.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import asyncio
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from launch.base import shell
+from solver.base.command import whole_file
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import PROGRAM_BYTES, Cluster, write_cluster
 
@@ -30,19 +33,30 @@ class Plans:
         Of the planner's command line: the model, and what else is asked for.
     path
         For its files, without an ending.
+    kept
+        The file of plans that outlives this service.
 
     Attributes
     ----------
+    recalled
+        Whether the service before this one has left any.
     unplanned
         Boards that no plan can be made for ahead.
     """
 
-    def __init__(self, words: Sequence[str], path: Path) -> None:
+    def __init__(self, words: Sequence[str], path: Path, kept: Path) -> None:
         self._words = tuple(words)
         self._asked, self._found = (path.with_name(f"{path.name}.{ending}") for ending in ("toml", "json"))
+        self._kept = kept
         self._known: dict[tuple[str, ...], str] = {}
         # By the boards that were planned for, those of them that have a share.
         self._used: dict[tuple[str, ...], tuple[str, ...]] = {}
+        with suppress(OSError, ValueError, KeyError, TypeError):  # none yet, or of another version
+            table = json.loads(kept.read_text())
+            known = {tuple(boards): str(plan) for boards, plan in table["plans"]}
+            self._used = {tuple(planned): tuple(used) for planned, used in table["shares"]}
+            self._known = known
+        self.recalled = bool(self._known)
         self.unplanned: set[tuple[str, ...]] = set()
         self._making = asyncio.Lock()  # of its files
 
@@ -77,11 +91,19 @@ class Plans:
     def keep(self, boards: tuple[str, ...], plan: str) -> None:
         """Keep a plan that runs."""
         self._known[boards] = plan
+        self._write()
 
     def forget(self, boards: tuple[str, ...]) -> None:
         """Forget a plan that does not fit, or does not last."""
         self._known.pop(boards, None)
         self._used = {planned: used for planned, used in self._used.items() if used != boards}
+        self._write()
+
+    def forget_all(self) -> None:
+        """Forget all plans: boards are measured anew."""
+        self._known.clear()
+        self._used.clear()
+        self._write()
 
     async def make(self, boards: tuple[str, ...], cluster: Cluster, *, ahead: bool) -> None:
         """Plan for some boards, a cluster in the same order; and where some have nothing, for the others alone.
@@ -102,6 +124,15 @@ class Plans:
             if plan is not None:
                 self._known.setdefault(used, plan)
             self._used[boards] = used
+        if ahead:  # else ranks try it first
+            self._write()
+
+    def _write(self) -> None:
+        table = {"plans": [*self._known.items()], "shares": [*self._used.items()]}
+        with suppress(HeptiError, OSError):  # a disk may be full
+            self._kept.parent.mkdir(parents=True, exist_ok=True)
+            with whole_file(self._kept) as temporary:
+                temporary.write_text(json.dumps(table))
 
     async def _made(self, cluster: Cluster, *, ahead: bool) -> str | None:
         """Return the plan for a cluster, None where there is none: whoever needs it is told why then."""

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from launch.serve.clusters import Clusters
+from launch.serve.clusters import Clusters, kept_path
 from launch.serve.journal import Journal
 from launch.serve.plans import Plans
 from launch.watch.boards import silence
@@ -149,8 +150,11 @@ class ServedModel:
         self._on: tuple[str, ...] = ()  # those of them that have any
         self._free: Mapping[str, int] = {}  # bytes of memory that they had
         self._given = False  # whether the ranks were given a plan
-        self._own_plan = True  # whether the next ranks are to make their own
-        self._plans = Plans(self._planner_words(), starter.folder / f"{self.name}-ahead")
+        words = self._planner_words()
+        facts = (file.fingerprint, words, around.cluster, version("hepti"))
+        kept = kept_path("plans.json", starter.site, starter.site.boards, *facts)
+        self._plans = Plans(words, starter.folder / f"{self.name}-ahead", kept)
+        self._own_plan = not self._plans.recalled  # whether the next ranks are to make their own
         self._boards = Usable(self.name, starter.site, starter.heartbeats, around.tell)
         self._before = {"tokens": 0, "requests": 0, "replanned": 0}  # of jobs that are gone
         self._ready = asyncio.Event()
@@ -471,6 +475,7 @@ class ServedModel:
 
     async def _measure(self, boards: tuple[str, ...]) -> str:
         """Measure boards for this model; return the cluster file."""
+        self._plans.forget_all()
         self._loads("the boards are measured")
         self._around.tell("measuring", f"{self.name}: measuring {', '.join(boards)}, which takes some seconds", None)
         return await self._starter.measure(self.name, boards, self._file.path)

@@ -7,17 +7,19 @@ from types import SimpleNamespace
 import pytest
 
 from launch.serve.served import ServedModel, Surroundings, served_file
+from launch.watch.site import Site
 from solver.cluster.cluster import PROGRAM_BYTES
 from tests.commands.networks import write_classifier
 from tests.solver.clusters import pis
 
 
 @pytest.fixture
-def plans(tmp_path):
-    """Return what makes the plans of a weights file."""
+def plans(tmp_path, monkeypatch):
+    """Return what makes the plans of a weights file, by the boards' names."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
-    def of(path, **lengths):
-        starter = SimpleNamespace(heartbeats=None, site=None, folder=tmp_path)
+    def of(path, boards=("a", "b", "c"), **lengths):
+        starter = SimpleNamespace(heartbeats=None, site=Site(boards, len(boards)), folder=tmp_path)
         around = Surroundings(starter, None, lengths.get("sequences"), lengths.get("context"), None, None, print)
         return ServedModel(served_file(path), around, 1)._plans
 
@@ -67,6 +69,32 @@ def test_a_plan_that_ran_stays_until_it_is_forgotten(tiny, plans):
     assert known.of(("a",)) == "first"
     known.forget(("a",))
     assert known.of(("a",)) is None
+
+
+def test_the_next_service_on_the_same_boards_has_what_ran_and_what_was_made_ahead(tiny, plans):
+    first = plans(tiny.path)
+    asyncio.run(first.make(("a", "b", "c"), pis(24.6, 10, 10), ahead=False))
+    assert not plans(tiny.path).recalled  # the ranks have not said yet what they make of it
+    first.keep(("a",), "ran")
+    asyncio.run(first.make(("b", "c"), pis(10, 10), ahead=True))
+    second = plans(tiny.path)
+
+    assert second.recalled
+    assert second.of(("a",)) == "ran"
+    assert second.used(("a", "b")) == ("a",)
+    assert second.used(("b", "c")) == ("b",)
+    assert not plans(tiny.path, ("a", "b")).recalled
+    assert not plans(tiny.path, context=99).recalled
+    second.forget_all()
+    assert not plans(tiny.path).recalled
+
+
+def test_a_file_of_plans_that_nobody_can_read_counts_for_none(tiny, plans):
+    first = plans(tiny.path)
+    first.keep(("a",), "ran")
+    first._kept.write_text('{"plans": 1}')
+
+    assert not plans(tiny.path).recalled
 
 
 def test_where_nothing_fits_there_is_no_plan(encoders, plans):

@@ -102,6 +102,22 @@ def test_on_the_same_boards_a_plan_is_made_once_as_long_as_it_fits(model, monkey
     run(scenario())
 
 
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_service_that_is_started_again_has_the_plan_of_the_one_before(model, monkeypatch, fits):
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            await fakes.ready(supervisor)
+        if not fits:
+            monkeypatch.setenv("FAKE_REFUSES_PLAN", "")
+        async with fakes.supervised(model) as supervisor:
+            of_model = await fakes.ready(supervisor)
+
+            assert fakes.table(supervisor)["plan"].get("given", False) == fits
+            assert of_model.restarts == (0 if fits else 1)
+
+    run(scenario())
+
+
 def test_for_the_loss_of_each_board_a_plan_is_made_ahead(model):
     async def scenario():
         async with fakes.supervised(model) as supervisor:
