@@ -20,6 +20,7 @@ from solver.cluster.named import find_cluster
 READY = {
     "paper2": [24.6, 70],
     "pi4x4": [24.6, 24.6, 24.6, 24.6],
+    "pi5x4": [70, 70, 70, 70],
     "mixed4": [24.6, 70, 24.6, 10],
     "mixed3": [24.6, 70, 24.6],
     "wifi4": [24.6, 70, 24.6, 10],
