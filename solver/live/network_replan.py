@@ -14,7 +14,7 @@ from solver.cluster.curves import Floats
 from solver.live.follower import DeviceFollower
 from solver.model.convnet import ConvNet
 from solver.plan.segments import SegmentPlan
-from solver.programs.segment_polish import shared_out
+from solver.programs.convnets.segment_polish import shared_out
 from solver.schedule.segment_steps import net_setting, plan_seconds, price_segments
 
 

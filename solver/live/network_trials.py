@@ -19,7 +19,7 @@ from solver.cluster.cluster import PROGRAM_BYTES, Cluster
 from solver.live.turns import ERROR
 from solver.model.convnet import ConvNet
 from solver.plan.segments import SegmentPlan, among
-from solver.programs.segments import solve_network
+from solver.programs.convnets.segments import solve_network
 from solver.schedule.segment_steps import memory_of, net_setting, predicted
 from solver.systems.convnets.single import alone
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
@@ -43,10 +44,12 @@ from solver.plan.segments import (
     unrolled,
 )
 from solver.schedule.cost import Price, PricedStep
-from solver.schedule.exchange import Network
+from solver.schedule.exchange import Mask, Network
 from solver.schedule.timing import RESTED, Machine, Times
 
 Pieced = Sequence[Mapping[str, Box]]  # boxes of values, piece by piece
+Ints = NDArray[np.intp]
+Areas = Ints  # of many ranks where their rows begin and end, and their channels, [4, ..., p]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,24 +212,30 @@ def step_at(s: NetSetting, every: Sequence[SegmentShares], number: int, wire: Wi
     if number == len(every):
         held = every[-1].after if every else image_on_root(s.net, s.devices)
         moved = _moved(s.net, pieces, handed_in(s.net, held), wire)
-        return SegmentStep("hand in", (), moved, *_handling_s(s.machine, moved), [[] for _ in ranks])
+        return SegmentStep("hand in", (), moved, *handling_s(s.machine, moved), [[] for _ in ranks])
     own = every[number]
     moved = _moved(s.net, pieces, own.needs, wire)
     for rank, tiles in enumerate(own.pieces if own.tiles else ()):
         for tile in tiles:
             moved[0] += _from_root(s.net, tile, rank, own, wire)
     lying = _lying(every[number - 1] if number else None, own)
-    handling_s = _handling_s(s.machine, moved)
-    return SegmentStep(f"segment {number}", _names(s.net, own), moved, *handling_s, pieces_s(s, own, lying))
+    return SegmentStep(
+        f"segment {number}", _names(s.net, own), moved, *handling_s(s.machine, moved), pieces_s(s, own, lying)
+    )
 
 
-def _handling_s(machine: Machine, moved: Floats) -> tuple[Floats, Floats]:
-    """Return in how many seconds every rank handles the messages that it sends, and those that come, [p]."""
+def handling_s(machine: Machine, moved: Floats) -> tuple[Floats, Floats]:
+    """Return in how many seconds every rank handles the messages that it sends, and those that come, [..., p].
+
+    Parameters
+    ----------
+    moved : [..., pieces, p, p] bytes
+    """
     messages = moved > 0
-    sent, received = messages.sum(-1), messages.sum((0, 1))
-    sizes = np.concatenate([moved.sum(-1) / np.maximum(sent, 1), [moved.sum((0, 1)) / np.maximum(received, 1)]])
-    seconds = machine.bank.seconds(Kernel.MESSAGE, sizes)  # [pieces + 1, p]
-    return (seconds[:-1] * sent).sum(0), seconds[-1] * received
+    sent, received = messages.sum(-1), messages.sum((-3, -2))
+    sizes = moved.sum(-1) / np.maximum(sent, 1), moved.sum((-3, -2)) / np.maximum(received, 1)
+    seconds = machine.bank.seconds(Kernel.MESSAGE, np.concatenate([sizes[0], sizes[1][..., None, :]], -2))
+    return (seconds[..., :-1, :] * sent).sum(-2), seconds[..., -1, :] * received
 
 
 def _from_root(net: ConvNet, tile: Piece, rank: int, shares: SegmentShares, wire: Wire) -> Floats:
@@ -248,6 +257,37 @@ def _moved(
         if held:
             moved[number] = moved_bytes(net, held, needs, wire)
     return moved
+
+
+def areas_of(several: Sequence[Boxes]) -> Areas:
+    """Return the rows and channels of boxes of all ranks, each of several ways."""
+    ends = [
+        [(box.rows.start, box.rows.stop, box.channels.start, box.channels.stop) for box in boxes] for boxes in several
+    ]
+    return np.moveaxis(np.array(ends, np.intp), -1, 0)
+
+
+def brought(net: ConvNet, have: Mapping[str, Areas], needs: Mapping[str, Areas], wire: Wire) -> Floats:
+    """Return the bytes that ranks send each other, [..., sender, receiver], of what some have and others need."""
+    moved: Floats = np.zeros(1)
+    for value, wanted in needs.items():
+        number_bytes = 1 if value == net.input else FLOAT_BYTES * wire.bits / 32
+        own, other = have[value][..., :, None], wanted[..., None, :]
+        rows, channels = np.maximum(np.minimum(own[1::2], other[1::2]) - np.maximum(own[::2], other[::2]), 0)
+        moved = moved + net.extent(value).columns.stop * number_bytes * rows * channels
+    return moved * ~np.eye(moved.shape[-1], dtype=bool)
+
+
+def copied(
+    net: ConvNet, have: Mapping[str, Areas], needs: Mapping[str, Areas], lies: Mapping[str, Mask | bool]
+) -> Floats:
+    """Return the numbers that ranks copy, [..., p]: of what they need and have not just so, or not as it must lie."""
+    numbers: Floats = np.zeros(1)
+    for value, wanted in needs.items():
+        same = (have[value] == wanted).all(0) & lies[value]
+        rows, channels = wanted[1::2] - wanted[::2]
+        numbers = numbers + net.extent(value).columns.stop * rows * channels * ~same
+    return numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -282,28 +322,34 @@ def moments_of(machine: Machine, steps: Iterable[SegmentStep], now: Moment | Non
 
 
 def advanced(machine: Machine, now: Moment, step: SegmentStep) -> tuple[Moment, Floats, Floats]:
-    """Return when a step has ended that begins now, and every rank's seconds of compute and of waiting.
+    """Return when a step has ended that begins now, and every rank's seconds of compute and of waiting."""
+    most = max((len(own) for own in step.computes), default=0)
+    compute = np.array([sum(own) for own in step.computes]) if most else np.zeros(machine.devices)
+    ready, waited = ended(machine, now, step.moved, step.sending, step.taking, compute)
+    sent_at = np.zeros((max(most, 1), machine.devices))
+    for rank, own in enumerate(step.computes):
+        for number in range(len(own)):
+            sent_at[number, rank] = ready[rank] - sum(own[number + 1 :])
+    return Moment(ready, sent_at), compute + step.taking + step.sending, waited
+
+
+def ended(
+    machine: Machine, now: Moment, moved: Floats, sending: Floats, taking: Floats, compute: Floats
+) -> tuple[Floats, Floats]:
+    """Return when ranks have ended a step that begins now, and how long they have waited; of one or many, [..., p].
 
     A rank has a message when its sender has computed the piece and sent all that it had to send before, and when its
     own link has taken all that came. Times vary: of those that a rank waits for, and its own, the latest is later than
     the latest of their means, as in `solver.schedule.timing.lateness`; and who has waited computes faster for a moment.
     """
-    devices = machine.devices
-    arrival = _arrivals(machine.network, step.moved, now.sent_at)
-    done = now.ready + step.sending
-    moments = np.where(arrival > 0, arrival, -np.inf)
-    np.fill_diagonal(moments, done)
+    arrival = _arrivals(machine.network, moved, now.sent_at)
+    done = now.ready + sending
+    own = np.eye(machine.devices, dtype=bool)
+    moments = np.where(own, done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
     begin = _latest(_late_scale(machine), moments)
     waited = begin - done
     faster = np.minimum(machine.rest, RESTED * waited)
-    most = max((len(own) for own in step.computes), default=0)
-    compute = np.array([sum(own) for own in step.computes]) if most else np.zeros(devices)
-    ready = begin + step.taking + np.maximum(compute - faster, 0.5 * compute)
-    sent_at = np.zeros((max(most, 1), devices))
-    for rank, own in enumerate(step.computes):
-        for number in range(len(own)):
-            sent_at[number, rank] = ready[rank] - sum(own[number + 1 :])
-    return Moment(ready, sent_at), compute + step.taking + step.sending, waited
+    return begin + taking + np.maximum(compute - faster, 0.5 * compute), waited
 
 
 def waited_for(machine: Machine, now: Moment, step: SegmentStep) -> list[int]:
@@ -320,30 +366,32 @@ def _late_scale(machine: Machine) -> float:
 
 
 def _arrivals(network: Network, moved: Floats, sent_at: Floats) -> Floats:
-    """Return when what a rank sends another is there, [sender, receiver]; 0 where it sends nothing."""
-    sent, received = moved.sum(-1), moved.sum((0, 1))
-    devices = received.size
-    out = np.zeros(devices)
-    arrival = np.zeros((devices, devices))
-    for number in range(len(moved)):
-        out = np.where(sent[number] > 0, np.maximum(out, sent_at[number]) + sent[number] / network.bandwidth, out)
-        arrival = np.where(moved[number] > 0, out[:, None] + network.latency_s, arrival)
+    """Return when what a rank sends another is there, [..., sender, receiver]; 0 where it sends nothing."""
+    sent, received = moved.sum(-1), moved.sum((-3, -2))
+    out = np.zeros(received.shape)
+    arrival = np.zeros((*received.shape, received.shape[-1]))
+    for number in range(moved.shape[-3]):
+        own, at = sent[..., number, :], sent_at[..., number, :]
+        out = np.where(own > 0, np.maximum(out, at) + own / network.bandwidth, out)
+        arrival = np.where(moved[..., number, :, :] > 0, out[..., None] + network.latency_s, arrival)
     for one, other, bandwidth, latency_s in network.narrow:
         for sender, receiver in ((one, other), (other, one)):
-            if (total := moved[:, sender, receiver].sum()) > 0:
-                late = sent_at[:, sender].min() + total / bandwidth + latency_s
-                arrival[sender, receiver] = max(arrival[sender, receiver], late)
-    from_whom, last = arrival > 0, arrival.argmax(0)
-    begun = np.where(from_whom, sent_at[0][:, None], np.inf).min(0)
-    full = np.where(from_whom.any(0), begun + received / network.bandwidth + network.latency_s, 0.0)
-    arrival[last, np.arange(devices)] = np.maximum(arrival.max(0), full)
-    return arrival
+            total = moved[..., sender, receiver].sum(-1)
+            late = np.where(total > 0, sent_at[..., sender].min(-1) + total / bandwidth + latency_s, 0.0)
+            arrival[..., sender, receiver] = np.maximum(arrival[..., sender, receiver], late)
+    from_whom, last = arrival > 0, arrival.argmax(-2)
+    begun = np.where(from_whom, sent_at[..., 0, :, None], np.inf).min(-2)
+    full = np.where(from_whom.any(-2), begun + received / network.bandwidth + network.latency_s, 0.0)
+    is_last = last[..., None, :] == np.arange(received.shape[-1])[:, None]
+    return np.asarray(np.maximum(arrival, is_last * full[..., None, :]))
 
 
 def _latest(scale: float, moments: Floats) -> Floats:
     """Return what is expected of the latest of moments that vary, column by column; of what never comes -inf."""
-    latest = moments.max(0)
-    return np.asarray(latest + scale * np.log(np.exp((moments - latest) / scale).sum(0)) if scale > 0 else latest)
+    latest = moments.max(-2)
+    if scale > 0:
+        latest = latest + scale * np.log(np.exp((moments - latest[..., None, :]) / scale).sum(-2))
+    return np.asarray(latest)
 
 
 def _names(net: ConvNet, shares: SegmentShares) -> tuple[str, ...]:

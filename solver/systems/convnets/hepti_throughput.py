@@ -1,9 +1,9 @@
 """The planner for many images: groups of devices, each of which computes whole images beside the others.
 
-A group's rate is that of `solver.programs.segments` for one image on its devices alone: the image is there while it
-computes the one before. Devices of which each holds the network by itself make no group, since side by side they
-answer as many; where memory is scarce, those that do not are put into groups as `solver.systems.hepti_throughput` does
-it. Rank 0 sends all others their pixels: more images than its link carries in a second are not answered.
+A group's rate is that of `solver.programs.convnets.segments` for one image on its devices alone: the image is there
+while it computes the one before. Devices of which each holds the network by itself make no group, since side by side
+they answer as many; where memory is scarce, those that do not are put into groups as `solver.systems.hepti_throughput`
+does it. Rank 0 sends all others their pixels: more images than its link carries in a second are not answered.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segments import THROUGHPUT, SegmentPlan, among
 from solver.programs.candidates import FEW
-from solver.programs.segments import solve_network
+from solver.programs.convnets.segments import solve_network
 from solver.schedule.segment_steps import net_setting, predicted
 from solver.systems.hepti_throughput import DeviceGroup, best_partition
 

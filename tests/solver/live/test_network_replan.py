@@ -7,7 +7,7 @@ from solver.cluster.cluster import Cluster, Device, Link
 from solver.live.cusum import Cusum, threshold
 from solver.live.follower import AGAIN
 from solver.live.network_replan import NetworkFollower
-from solver.programs.segments import solve_network
+from solver.programs.convnets.segments import solve_network
 from weights.networks_zoo import zoo_network
 
 

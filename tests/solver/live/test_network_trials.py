@@ -7,7 +7,7 @@ import pytest
 from solver.cluster.cluster import PROGRAM_BYTES
 from solver.live.network_trials import networks_to_try, words_of
 from solver.live.turns import ERROR
-from solver.programs.segments import solve_network
+from solver.programs.convnets.segments import solve_network
 from solver.schedule.segment_steps import memory_of
 from solver.systems.convnets import plan_network
 from tests.solver.systems.convnets.chains import boards, chain

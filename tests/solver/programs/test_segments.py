@@ -13,8 +13,8 @@ from solver.model.convnet import ConvNet, Node
 from solver.model.operators import in_levels
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
-from solver.programs.segment_polish import apportioned
-from solver.programs.segments import Search, solve_network
+from solver.programs.convnets.segment_polish import apportioned
+from solver.programs.convnets.segments import Search, solve_network
 from solver.schedule.segment_steps import memory_of, net_setting, price_segments, weights_of
 from tests.convnets import random_net
 from weights.networks_zoo import zoo_network

@@ -1,9 +1,4 @@
-"""The planner against every plan of small networks, by a search of its own (`every_split`).
-
-Of 53 random networks of 3 to 8 nodes on 2 or 3 devices 50 plans were the best, and the worst was 5.3 % slower (among
-seeds 100 to 150 and 160 to 174); of seeds 0 to 30 four were missed, one by 8.5 %. What is missed is more than one step
-of `descend` away from where that ends.
-"""
+"""The planner against every plan of small networks, by a search of its own (`every_split`)."""
 
 import numpy as np
 import pytest
@@ -11,7 +6,7 @@ import pytest
 from solver.cluster.cluster import Cluster, Device, Link
 from solver.model.convnet import ConvNet, Node
 from solver.model.operators import in_levels
-from solver.programs.segments import solve_network
+from solver.programs.convnets.segments import solve_network
 from solver.schedule.segment_steps import net_setting
 from tests.solver.programs.every_split import least_seconds
 from tests.sweeps import seeds
@@ -58,13 +53,11 @@ def instance(seed):
 
 
 @pytest.mark.parametrize("seed", [1, 4, 5, 7, 102, 105, 106, 108, 112, 113, 119, 123, 138, 143, 146, *seeds(0, 30)])
-def test_no_plan_of_a_small_network_is_much_faster(seed):
+def test_no_plan_of_a_small_network_is_faster(seed):
     net, cluster = instance(seed)
 
     plan = solve_network(net, cluster)
 
     assert plan.predicted is not None
     best = least_seconds(net_setting(net, cluster), plan.predicted.seconds)
-    # Of these all but one are the best; of new ones nobody knows how far the worst is.
-    allowed = {143: 0.054}.get(seed, 1e-6 if seed < 1000 else 0.15)
-    assert plan.predicted.seconds <= (1 + allowed) * best
+    assert plan.predicted.seconds <= (1 + 1e-6) * best

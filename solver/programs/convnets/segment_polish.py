@@ -9,27 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, islice, pairwise, permutations
+from itertools import islice, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from solver.base.spans import Partition, Span
 from solver.cluster.curves import Floats
+from solver.model.convnet import ConvNet
 from solver.plan.segments import (
     Segment,
     SegmentCut,
     SegmentPlan,
     alone_on,
-    equal_shares,
     handed_in,
     segment_shares,
     unrolled,
     with_edges_first,
 )
-from solver.schedule.segment_steps import NetSetting, moments_of, network_steps, step_at, waited_for
+from solver.schedule.segment_steps import Ints, NetSetting, moments_of, network_steps, step_at, waited_for
 
-Ints = NDArray[np.intp]
 CHANNEL_PARTS = 32  # of which shares of channels are made: multiples of 8 and 16, which kernels compute at a time
 PRICE = 10  # of how many nodes the walks take as long as a price does besides
 LEAST_GAIN = 1e-9  # of a plan's seconds: less may be rounding
@@ -81,7 +79,7 @@ def shared_out(s: NetSetting, plan: SegmentPlan, without: Sequence[int] = ()) ->
             segments.append(alone if crew.size == 1 and segment.cut is not SegmentCut.TILES else segment)
             continue
         if segment.cut is SegmentCut.ROWS:
-            parts = _coarsest(s, shares.after)
+            parts = coarsest(s.net, shares.after)
             seconds = seconds_by_rows(s, segment.nodes, parts)
         else:
             parts = CHANNEL_PARTS
@@ -243,46 +241,8 @@ def _edges_turned(priced: Priced, number: int) -> Iterator[Replacement]:
     yield number, number + 1, [replace(segment, edges_first=not segment.edges_first)]
 
 
-def _joined(priced: Priced, number: int) -> Iterator[Replacement]:
-    """Yield a segment and the one before as one, with the shares of either."""
-    if not number:
-        return
-    before, behind = priced.segments[number - 1 : number + 1]
-    for kept in (before, behind) if before.cut is behind.cut is SegmentCut.ROWS else ():
-        yield number - 1, number + 1, [replace(kept, nodes=Span(before.nodes.start, behind.nodes.stop))]
-
-
-def _rows_moved(priced: Priced, number: int) -> Iterator[Replacement]:
-    """Yield a row, or all rows, of any device moved to any other."""
-    segment = priced.segments[number]
-    for shares in _shifted(priced.s, segment) if segment.cut is SegmentCut.ROWS else ():
-        yield number, number + 1, [replace(segment, shares=shares)]
-
-
-def _by_channels(priced: Priced, number: int) -> Iterator[Replacement]:
-    """Yield a segment shared out by channels, equally among any devices."""
-    devices = priced.s.devices
-    for size in range(2, devices + 1):
-        for crew in combinations(range(devices), size):
-            segment = replace(priced.segments[number], cut=SegmentCut.CHANNELS, shares=equal_shares(crew, devices))
-            yield number, number + 1, [segment]
-
-
-def _divided_and_moved(priced: Priced, number: int) -> Iterator[Replacement]:
-    """Yield a segment divided, with rows of either part moved."""
-    segment = priced.segments[number]
-    for at in _inner(priced, segment) if segment.cut is SegmentCut.ROWS else ():
-        one, other = _parts(segment, at)
-        yield number, number + 1, [one, other]
-        for shares in _shifted(priced.s, one):
-            yield number, number + 1, [replace(one, shares=shares), other]
-        for shares in _shifted(priced.s, other):
-            yield number, number + 1, [one, replace(other, shares=shares)]
-
-
 # Those that gain most of what all do, few of each and in the order of what they gain for their price.
 FEW_MOVES: Sequence[Move] = (_cut_moved, _critical_moved, _edges_turned, _divided, _last_moved)
-ALL_MOVES: Sequence[Move] = (_rows_moved, _by_channels, _joined, _divided_and_moved)
 
 
 def _inner(priced: Priced, segment: Segment) -> list[int]:
@@ -296,17 +256,9 @@ def _parts(segment: Segment, at: int) -> tuple[Segment, Segment]:
     return replace(segment, nodes=one), replace(segment, nodes=other)
 
 
-def _shifted(s: NetSetting, segment: Segment) -> Iterator[tuple[float, ...]]:
-    """Yield shares with a row, or all rows, of one device moved to another."""
-    rows = _rows(s, segment)
-    for source, target in permutations(range(s.devices), 2):
-        for count in sorted({1, rows[source]}) if rows[source] else ():
-            yield _moved(rows, count, source, target)
-
-
 def _rows(s: NetSetting, segment: Segment) -> Sequence[int]:
     """Return how many rows every device has of the coarsest value behind a segment."""
-    return Partition.of_shares(segment.shares, _coarsest(s, s.net.live(segment.nodes.stop))).counts
+    return Partition.of_shares(segment.shares, coarsest(s.net, s.net.live(segment.nodes.stop))).counts
 
 
 def _moved(rows: Sequence[int], count: int, source: int, target: int) -> tuple[float, ...]:
@@ -317,6 +269,6 @@ def _moved(rows: Sequence[int], count: int, source: int, target: int) -> tuple[f
     return tuple(own / sum(rows) for own in other)
 
 
-def _coarsest(s: NetSetting, values: Iterable[str]) -> int:
+def coarsest(net: ConvNet, values: Iterable[str]) -> int:
     """Return how many rows the coarsest of these values has; those of one row do not count where others have more."""
-    return min({s.net.extent(value).rows.stop for value in values} - {1}, default=1)
+    return min({net.extent(value).rows.stop for value in values} - {1}, default=1)

@@ -7,12 +7,11 @@ before has it, and what the slowest computes, halos that fusing makes it compute
 of others are needed (`solver.model.operators.levels`); all that lies between is fused. Behind the rows every product
 is on one device, or by columns on several. So fusing against exchanging, who takes part where, and how deep rows are
 shared out are one search, exact for the crews and points that it has (as AOFL's over blocks, SEC 2019, section 4, but
-with halos from device to device).
+with halos from device to device). Of small networks all plans are tried (`solver.programs.convnets.every_plan`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,7 +22,7 @@ import numpy as np
 from solver.base.spans import Partition, Span
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats, Kernel
-from solver.model.convnet import FLOAT_BYTES, ConvNet, Node
+from solver.model.convnet import ConvNet, Node
 from solver.model.operators import GLOBAL_POOLS, channel_points, cut_points, windows
 from solver.plan.plan import Wire
 from solver.plan.segments import (
@@ -38,23 +37,28 @@ from solver.plan.segments import (
     only_on,
     segment_shares,
 )
-from solver.programs.segment_polish import (
-    ALL_MOVES,
+from solver.programs.convnets.every_plan import EveryPlan, parts_of_rows
+from solver.programs.convnets.segment_polish import (
     CHANNEL_PARTS,
     FEW_MOVES,
-    Ints,
     Priced,
     apportioned,
     balance,
+    coarsest,
     descend,
     let_edges_first,
     seconds_by_rows,
 )
 from solver.schedule.exchange import Exchange
 from solver.schedule.segment_steps import (
+    Areas,
+    Ints,
     NetSetting,
+    areas_of,
+    brought,
     check_memory,
     compute_s,
+    copied,
     lacking,
     net_setting,
     predicted,
@@ -66,11 +70,9 @@ from solver.schedule.timing import Transfer, ends
 
 FEW = 4  # devices of which every set is tried as a crew; of more, the fastest ones
 PRICES, RISE = 12, 3.0  # how often, and by how much, the price of memory rises
-# A plan is then changed step by step on the true price, in which ranks do not wait for all others. Of so many nodes, on
-# up to `FEW` devices, every step is tried: 0.1 to 0.3 s. Of more those that gain most, as long as their prices take so
-# much work: 60 ms of ResNet-50 on four devices. Of 58 plans of six networks 22 are 0.1 to 4 % faster than by half as
-# much; without end 12 are another 0.1 to 5 % faster, for 0.3 s.
-SMALL = 10
+# A plan is then changed step by step on the true price, in which ranks do not wait for all others, as long as prices
+# take so much work: 60 ms of ResNet-50 on four devices. Of 58 plans of six networks 22 are 0.1 to 4 % faster than by
+# half as much; without end 12 are another 0.1 to 5 % faster, for 0.3 s.
 PRICED = 2000
 FUSED = 8  # levels that a segment may have
 # Where fewer rows are left for each device, kernels lose by it: at 2 of 7 rows a sixth to a half.
@@ -87,12 +89,9 @@ def solve_network(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32) -> 
     """
     s = net_setting(net, cluster)
     byte_s = np.zeros(s.devices)
-    small = len(net.nodes) <= SMALL and s.devices <= FEW
-    points = range(1, len(net.nodes)) if small else sorted({*cut_points(net), *channel_points(net)})
+    points = sorted({*cut_points(net), *channel_points(net)})
     for _ in range(PRICES):
         several = [Priced(s, plan, points) for plan in Search(s, wire, byte_s).plans(cluster.names)]
-        for priced in several if small and not byte_s.any() else ():
-            descend(priced, ALL_MOVES)
         best = min(several, key=lambda priced: priced.seconds)
         balance(best)
         short = lacking(net, cluster, best.plan)
@@ -105,15 +104,17 @@ def solve_network(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32) -> 
     if short:
         check_memory(net, cluster, best.plan)
     plans = [best.plan]
+    if parts := parts_of_rows(net, s.devices):
+        found = EveryPlan(s, wire, parts).fastest(best.seconds)
+        plan = replace(best.plan, segments=tuple(found))
+        if found and not lacking(net, cluster, plan):
+            plans.append(plan)
+            best = Priced(s, plan, points)
     let_edges_first(best)
     plans.append(best.plan)
-    descend(best, ALL_MOVES if small else FEW_MOVES, math.inf if small else PRICED)
+    descend(best, FEW_MOVES, PRICED)
     plans.append(best.plan)
     return predicted(s, next((plan for plan in plans[:0:-1] if not lacking(net, cluster, plan)), plans[0]))
-
-
-# Rows and channels that the devices of crews have or need, [crews, p] each: rows from and to, channels from and to.
-Areas = tuple[Ints, Ints, Ints, Ints]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -250,8 +251,7 @@ class Search:
 
     def _height(self, at: int, levels: Sequence[int]) -> int:
         """Return the rows of the coarsest value before a node; of what is pooled, before that."""
-        heights = [self._rows_of(self._pooled(value, at, levels) or value) for value in self._net.live(at)]
-        return min([rows for rows in heights if rows > 1], default=1)
+        return coarsest(self._net, [self._pooled(value, at, levels) or value for value in self._net.live(at)])
 
     def _rows_of(self, value: str) -> int:
         return self._net.extent(value).rows.stop
@@ -281,7 +281,7 @@ class Search:
         every, devices = self._net.extent(value), self._s.devices
         if at == 0:
             root = (np.arange(devices) == 0).astype(np.intp)[None]
-            return 0 * root, every.rows.stop * root, 0 * root, every.channels.stop * root
+            return np.stack([0 * root, every.rows.stop * root, 0 * root, every.channels.stop * root])
         shares = self._shares.get(at)
         member = (np.zeros((len(self._crews), devices)) if shares is None else shares > 0).astype(np.intp)
         if shares is None:
@@ -292,12 +292,8 @@ class Search:
             rows = self._rows_at(at, every.rows.stop)
         channels = _spans(self._channel_shares, every.channels.stop)
         taking = (self._channel_shares > 0).astype(np.intp)
-        return (
-            np.concatenate([rows[0], 0 * taking]),
-            np.concatenate([rows[1], every.rows.stop * taking]),
-            np.concatenate([0 * member, channels[0]]),
-            np.concatenate([every.channels.stop * member, channels[1]]),
-        )
+        by_rows = np.stack([*rows, 0 * member, every.channels.stop * member])
+        return np.concatenate([by_rows, np.stack([0 * taking, every.rows.stop * taking, *channels])], 1)
 
     def _backwards(self, to: int) -> Iterator[tuple[int, Reached]]:
         """Walk back from a point; yield every point before it with what the crews at `to` need and compute from there.
@@ -333,7 +329,7 @@ class Search:
                 if value in needs:
                     first, behind = needs[value][0] * member, needs[value][1] * member
                     every = net.extent(value)
-                    coming[value] = first, behind, 0 * member, every.channels.stop * member
+                    coming[value] = np.stack([first, behind, 0 * member, every.channels.stop * member])
                     numbers += (behind - first) * every.channels.stop * every.columns.stop
             own_s = (seconds + session_s + entering_s * numbers) * member
             yield at, Reached(own_s, coming, np.asarray(weights * member, float))
@@ -346,17 +342,13 @@ class Search:
         net, devices = self._net, self._s.devices
         nodes = Span(self._points[to - 1], self._points[to])
         before = {value: Held(only_on(0, net.extent(value), devices)) for value in net.live(nodes.start)}
-        seconds, boxes = [], dict[str, list[list[tuple[int, int, int, int]]]]()
-        for shares in self._channel_shares:
-            found = segment_shares(net, Segment(nodes, SegmentCut.CHANNELS, tuple(shares.tolist())), before)
-            seconds.append(compute_s(self._s, found))
-            for value, own in found.needs.items():
-                ends = [(box.rows.start, box.rows.stop, box.channels.start, box.channels.stop) for box in own]
-                boxes.setdefault(value, []).append(ends)
-        areas = {value: np.moveaxis(np.array(ends, np.intp), -1, 0) for value, ends in boxes.items()}
-        needs = {value: (area[0], area[1], area[2], area[3]) for value, area in areas.items()}
-        weights = run_bytes(net, nodes)
-        return Reached(np.array(seconds), needs, weights * self._channel_shares)
+        every = [
+            segment_shares(net, Segment(nodes, SegmentCut.CHANNELS, tuple(shares.tolist())), before)
+            for shares in self._channel_shares
+        ]
+        needs = {value: areas_of([found.needs[value] for found in every]) for value in before}
+        seconds = np.array([compute_s(self._s, found) for found in every])
+        return Reached(seconds, needs, run_bytes(net, nodes) * self._channel_shares)
 
     def _rows_s(self, number: int, rows: Ints) -> Floats:
         """Return the seconds of so many rows of a node, [crews, p]."""
@@ -378,8 +370,8 @@ class Search:
         And those of copying what does not lie there as it is needed, [before, crews, p]. All at once: of one point
         there are so few that the calls would take longer than the numbers.
         """
-        brought = [self._brought(*way) for way in ways]
-        flat = [[part.reshape(-1, *part.shape[2:]) for part in own] for own in zip(*brought, strict=True)]
+        every = [self._brought(*way) for way in ways]
+        flat = [[part.reshape(-1, *part.shape[2:]) for part in own] for own in zip(*every, strict=True)]
         seconds = (
             self._step_s(np.concatenate(flat[0])),
             np.asarray(self._s.machine.bank.seconds(Kernel.ADD, np.concatenate(flat[1]))),
@@ -387,35 +379,21 @@ class Search:
         ends = np.cumsum([len(own) for own in flat[0]])[:-1]
         moved_s, copied_s = (np.split(own, ends) for own in seconds)
         return [
-            (moved.reshape(copies.shape[:2]), copied.reshape(copies.shape))
-            for moved, copied, (_, copies) in zip(moved_s, copied_s, brought, strict=True)
+            (own_s.reshape(copies.shape[:2]), copies_s.reshape(copies.shape))
+            for own_s, copies_s, (_, copies) in zip(moved_s, copied_s, every, strict=True)
         ]
 
     def _brought(self, at: int, before: Ints, needs: Mapping[str, Areas]) -> tuple[Floats, Floats]:
         """Return the bytes that devices send each other, [before, crews, p, p], and the numbers that they copy."""
-        net, devices = self._net, self._s.devices
-        here = next(iter(needs.values()))[0].shape[0]
-        moved = np.zeros((before.size, here, devices, devices))
-        copied = np.zeros((before.size, here, devices))
         sums = at > 0 and any(self._pooled(value, self._points[at]) is not None for value in needs)
-        for value, area in needs.items():
-            number_bytes = 1 if value == net.input else FLOAT_BYTES * self._wire.bits / 32
-            columns = net.extent(value).columns.stop
-            have = self._have(value, at)
-            first, behind, low, high = (
-                (own[before, None, :, None], wanted[None, :, None, :]) for own, wanted in zip(have, area, strict=True)
-            )
-            common = np.maximum(np.minimum(*behind) - np.maximum(*first), 0)
-            moved += columns * number_bytes * common * np.maximum(np.minimum(*high) - np.maximum(*low), 0)
-            lies = np.logical_and.reduce([own[before, None] == wanted for own, wanted in zip(have, area, strict=True)])
-            wanted = columns * (area[1] - area[0]) * (area[3] - area[2])
-            copied += wanted * ~(lies & (not sums))
-        return moved, copied
+        have = {value: self._have(value, at)[:, before, None] for value in needs}
+        wanted = {value: areas[:, None] for value, areas in needs.items()}
+        moved = brought(self._net, have, wanted, self._wire)
+        return moved, copied(self._net, have, wanted, dict.fromkeys(needs, not sums))
 
     def _step_s(self, moved: Floats) -> Floats:
         """Return the seconds of an exchange of these bytes, [..., sender, receiver]."""
         s = self._s
-        moved = moved * ~np.eye(s.devices, dtype=bool)
         sent, received = moved.sum(-1), moved.sum(-2)
         messages = ((moved > 0).sum(-1) + (moved > 0).sum(-2)).astype(float)
         exchange = Exchange(
