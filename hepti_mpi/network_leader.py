@@ -471,6 +471,8 @@ def check_options(options: argparse.Namespace, net: ConvNet) -> None:
         raise HeptiError(f"there is no folder --images {options.images}")
     if options.random is None and options.input is None:
         raise HeptiError(f"{net.name} reads images: give --input FILE or FOLDER, or --random 0")
+    if options.random is not None and options.random < 0:
+        raise HeptiError(f"--random is {options.random}, {net.name} takes any number from 0 on")
 
 
 def check_wire(wire: Wire, net: ConvNet) -> None:

@@ -83,6 +83,7 @@ def refused(place, world, folder, capsys):
     [
         ([], "sees reads images: give --input FILE or FOLDER, or --random 0"),
         (["--text", "a"], "--text: sees reads images: give --input"),
+        (["--random", "-1"], "--random is -1, sees takes any number from 0 on"),
         (["--random", "0", "--precision", "int8"], "--precision: sees computes in float32: leave it out"),
         (["--random", "0", "--watch"], "add --replan dry-run, or auto"),
         (
