@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -13,8 +13,23 @@ ALONE = "single:"  # and a device's name: all on that one
 AnyPlanner = TypeVar("AnyPlanner")
 
 
-def planner_named(system: str, systems: Mapping[str, AnyPlanner], alone: Callable[..., Any]) -> AnyPlanner:
-    """Return what plans by the named system; `alone` with a `name` is what plans for that device.
+def planner_named(
+    system: str,
+    systems: Mapping[str, AnyPlanner],
+    alone: Callable[..., Any],
+    family: str = "encoders",
+    of_encoders: Collection[str] = (),
+) -> AnyPlanner:
+    """Return what plans by the named system.
+
+    Parameters
+    ----------
+    systems
+        Of the `family` of models that is to be planned for.
+    alone
+        Plans for the device that it is given as `name`.
+    of_encoders
+        What somebody may name who has read what encoders have.
 
     Raises
     ------
@@ -26,4 +41,7 @@ def planner_named(system: str, systems: Mapping[str, AnyPlanner], alone: Callabl
     device = system.removeprefix(ALONE)
     if device and device != system:
         return cast(AnyPlanner, partial(alone, name=device))
-    raise HeptiError(f"unknown system {system!r}{did_you_mean(system, (*systems, f'{ALONE}DEVICE'))}")
+    names = (*systems, f"{ALONE}DEVICE")
+    if system in of_encoders:
+        raise HeptiError(f"{system!r} is a system of encoders: {family} have {', '.join(names)}")
+    raise HeptiError(f"unknown system {system!r}{did_you_mean(system, names)}")

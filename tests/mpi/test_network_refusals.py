@@ -93,7 +93,7 @@ def refused(place, world, folder, capsys):
         (["--random", "0", "--wire", "int4"], "int4 on the wire: sees sends float32, float16, int8"),
         (["--random", "0", "--backend", "numpy"], "sees.h5 needs onnxruntime: leave out --backend numpy"),
         (["--random", "0", "--system", "coedg"], "unknown system 'coedg' (did you mean coedge?)"),
-        (["--random", "0", "--system", "megatron"], "unknown system 'megatron' (known: hepti, single, "),
+        (["--random", "0", "--system", "megatron"], "'megatron' is a system of encoders: networks have hepti, sin"),
         (["--random", "0", "--system", "single:pi-9"], "there is no device 'pi-9'"),
         (["--input", "nowhere/"], "--input nowhere: there is no such file or folder"),
         (["--input", "nowhere.png"], "--input nowhere.png: there is no such file or folder"),

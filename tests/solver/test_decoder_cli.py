@@ -129,6 +129,7 @@ def test_a_model_is_planned_from_its_weights_file(tmp_path, precision):
         ([*HERE, "--context", "32"], "a prompt of 16 tokens and an answer of 100"),
         ([*HERE, "--context", "999999"], "a context of 999999 tokens, llama-3.2-1b has 131072"),
         ([*HERE, "--system", "modnn"], "unknown system 'modnn'"),
+        ([*HERE, "--system", "voltage"], "'voltage' is a system of encoders: language models have hepti, single, "),
         (["--model", "llama-3.2-2b", "--cluster", "mixed4"], "did you mean llama-3.2"),
         (["--model", "bert-base", "--cluster", "mixed4", "--prompt", "9"], "--prompt is for language models"),
         (["--model", "resnet18", "--cluster", "mixed4", "--cache", "int8"], "--cache is for language models"),

@@ -158,7 +158,7 @@ def test_explained_a_plan_says_what_every_board_does_with_the_time(plan):
         (["--price", "PLAN", "--model", "resnet50"], "the plan is for resnet18"),
         (["--price", "PLAN", "--model", "bert-base"], "this is the plan of a convnet, resnet18: here a transformer's"),
         (["--price", "PLAN", "--without", "pi-3"], "is for devices pi-0, pi-1, pi-2, pi-3, the cluster has pi-0"),
-        (["--model", "resnet18", "--system", "galaxy"], "unknown system 'galaxy'"),
+        (["--model", "resnet18", "--system", "galaxy"], "'galaxy' is a system of encoders: networks have hepti, sing"),
         (["--model", "resnet18", "--plot", "plan.doc"], "the ending must be .svg or .png or .pdf"),
         (["--model", "resnet18", "--out", "no/such/plan.json"], "there is no folder no/such"),
         (["--model", "bert-base", "--map"], "--map needs a file to draw into: --map FILE.svg"),

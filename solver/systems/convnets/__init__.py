@@ -9,6 +9,7 @@ from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segments import SegmentPlan
 from solver.programs.convnets.segments import solve_network
+from solver.systems import PLANNERS
 from solver.systems.convnets.aofl import plan_aofl
 from solver.systems.convnets.coedge import plan_coedge
 from solver.systems.convnets.deeperthings import plan_deeperthings
@@ -53,4 +54,4 @@ def planner_of(system: str) -> NetPlanner:
     HeptiError
         If there is none of that name.
     """
-    return planner_named(system, SYSTEMS, plan_named)
+    return planner_named(system, SYSTEMS, plan_named, "networks", PLANNERS)

@@ -8,6 +8,7 @@ from solver.cluster.cluster import Cluster
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.asked import TokenRequest
+from solver.systems import PLANNERS
 from solver.systems.decoders.edgeshard import plan_edgeshard
 from solver.systems.decoders.galaxy import plan_galaxy
 from solver.systems.decoders.hepti import plan_hepti
@@ -50,4 +51,4 @@ def planner_of(system: str) -> DecoderPlanner:
     HeptiError
         If there is none of that name.
     """
-    return planner_named(system, SYSTEMS, plan_named)
+    return planner_named(system, SYSTEMS, plan_named, "language models", PLANNERS)
