@@ -293,7 +293,7 @@ def likeliest(logits: Array, count: int, first: int) -> Numbers:
         some = min(count, logits.shape[1])
         best = np.argpartition(-logits, some - 1, axis=1)[:, :some]
     found[:, : best.shape[1], 0] = best + first
-    found[:, : best.shape[1], 1] = np.take_along_axis(logits, best, 1)
+    found[:, : best.shape[1], 1] = logits[np.arange(len(logits))[:, None], best]
     return found
 
 
@@ -307,9 +307,11 @@ def log_sum(logits: Array) -> Numbers:
 
 def best_of(parts: Sequence[Numbers], count: int) -> Numbers:
     """Return the candidates among those of several parts of the vocabulary, each as of `likeliest`."""
-    both = np.concatenate(parts, 1)
+    both = parts[0] if len(parts) == 1 else np.concatenate(parts, 1)
+    if both.shape[1] == 1:  # nothing to sort
+        return both
     order = np.lexsort((both[:, :, 0], -both[:, :, 1]), axis=1)[:, :count]
-    return np.take_along_axis(both, order[:, :, None], 1)
+    return both[np.arange(len(both))[:, None], order]
 
 
 def merged(parts: Sequence[Numbers], count: int, sums: Sequence[Numbers]) -> Candidates:
