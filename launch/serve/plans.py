@@ -38,8 +38,6 @@ class Plans:
 
     Attributes
     ----------
-    recalled
-        Whether the service before this one has left any.
     unplanned
         Boards that no plan can be made for ahead.
     """
@@ -56,7 +54,6 @@ class Plans:
             known = {tuple(boards): str(plan) for boards, plan in table["plans"]}
             self._used = {tuple(planned): tuple(used) for planned, used in table["shares"]}
             self._known = known
-        self.recalled = bool(self._known)
         self.unplanned: set[tuple[str, ...]] = set()
         self._making = asyncio.Lock()  # of its files
 

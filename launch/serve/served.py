@@ -154,7 +154,7 @@ class ServedModel:
         facts = (file.fingerprint, words, around.cluster, version("hepti"))
         kept = kept_path("plans.json", starter.site, starter.site.boards, *facts)
         self._plans = Plans(words, starter.folder / f"{self.name}-ahead", kept)
-        self._own_plan = not self._plans.recalled  # whether the next ranks are to make their own
+        self._own_plan = False  # whether the next ranks are to make their own
         self._boards = Usable(self.name, starter.site, starter.heartbeats, around.tell)
         self._before = {"tokens": 0, "requests": 0, "replanned": 0}  # of jobs that are gone
         self._ready = asyncio.Event()
@@ -307,7 +307,7 @@ class ServedModel:
         """Return what every rank runs."""
         ranks = len(cluster.devices)
         words = ["generate"] if self.kind == "decoder" else []
-        # The first ranks make their own: encoders' plan for several lengths, and try which plan is the fastest.
+        # Ranks that are refused a plan make their own, and say what is wrong.
         plan = None if self._own_plan else self._plans.of(boards)
         self._given = plan is not None
         if plan is not None:
@@ -317,8 +317,9 @@ class ServedModel:
         path = await self._tell_cluster(boards, cluster)
         words += ["--model", str(self._file.path), "--input", "-", "--cluster", path]
         # A board that is slow, not lost, gets less to do. Tokens are too short to tell a slow board from a late one: a
-        # language model's plan was seen to change for boards that were as ever.
-        if ranks > 1 and not self._site.alone and self.kind != "decoder":
+        # language model's plan was seen to change for boards that were as ever. Shares of stages do not move.
+        in_one = plan is None or len(json.loads(plan).get("stages", ())) < 2
+        if ranks > 1 and not self._site.alone and self.kind != "decoder" and in_one:
             words += ["--replan", "auto"]
         return words
 
@@ -407,8 +408,7 @@ class ServedModel:
         self._ready_at = time.monotonic()
         boards = tuple(dict.fromkeys(job.boards))  # alone a machine has several ranks
         self._own_plan = False
-        if not self._given:
-            self._plans.keep(boards, json.dumps(self._status["plan"]))
+        self._plans.keep(boards, json.dumps(self._status["plan"]))
         self._becomes("ready", None)
         kind = "restarted" if self.restarts else "planned"
         self._around.tell(kind, f"{self.name} runs on {', '.join(boards)}", None)

@@ -74,19 +74,18 @@ def test_a_plan_that_ran_stays_until_it_is_forgotten(tiny, plans):
 def test_the_next_service_on_the_same_boards_has_what_ran_and_what_was_made_ahead(tiny, plans):
     first = plans(tiny.path)
     asyncio.run(first.make(("a", "b", "c"), pis(24.6, 10, 10), ahead=False))
-    assert not plans(tiny.path).recalled  # the ranks have not said yet what they make of it
+    assert plans(tiny.path).used(("a", "b")) is None  # it has not run yet
     first.keep(("a",), "ran")
     asyncio.run(first.make(("b", "c"), pis(10, 10), ahead=True))
     second = plans(tiny.path)
 
-    assert second.recalled
     assert second.of(("a",)) == "ran"
     assert second.used(("a", "b")) == ("a",)
     assert second.used(("b", "c")) == ("b",)
-    assert not plans(tiny.path, ("a", "b")).recalled
-    assert not plans(tiny.path, context=99).recalled
+    assert plans(tiny.path, ("a", "b")).of(("a",)) is None
+    assert plans(tiny.path, context=99).of(("a",)) is None
     second.forget_all()
-    assert not plans(tiny.path).recalled
+    assert plans(tiny.path).of(("a",)) is None
 
 
 def test_a_file_of_plans_that_nobody_can_read_counts_for_none(tiny, plans):
@@ -94,7 +93,7 @@ def test_a_file_of_plans_that_nobody_can_read_counts_for_none(tiny, plans):
     first.keep(("a",), "ran")
     first._kept.write_text('{"plans": 1}')
 
-    assert not plans(tiny.path).recalled
+    assert plans(tiny.path).of(("a",)) is None
 
 
 def test_where_nothing_fits_there_is_no_plan(encoders, plans):
