@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -230,8 +231,7 @@ class Bench:
 
         def endless(numbers: Sequence[int]) -> Iterator[int]:
             yield from numbers
-            while not until():
-                yield from numbers
+            yield from takewhile(lambda number: not until(), cycle(numbers))
 
         sources = [endless(numbers) for numbers in by_path.values()]
         threads = [threading.Thread(target=client, args=(source,)) for source in sources for _ in range(self._clients)]

@@ -70,7 +70,7 @@ def bench_day(
     def look() -> None:
         done = 0
         while not over.wait(SAMPLE_S):
-            now_done = min(len(heard.answers), len(questions))
+            now_done = sum(min(len(heard.took_s.get(model, ())), count) for model, count in asked.items())
             advance(now_done - done)
             done = now_done
             for model in bench.service.state()["models"]:  # it tells the last ones alone

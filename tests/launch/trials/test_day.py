@@ -1,6 +1,7 @@
 """What `bench day` makes of latencies, and of processes that grow."""
 
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import pytest
 
 from launch.lab.lab import plan_lab
 from launch.trials import day, day_command
-from launch.trials.asking import BenchQuestion
+from launch.trials.asking import Bench, BenchQuestion, Heard
 from launch.trials.day import Sample, bench_day, sample
 from solver.cluster.named import find_cluster
 
@@ -65,10 +66,10 @@ class Asked:
         assert not until()
         for number in range(len(questions)):
             heard.answers.append((number, (1.0,)))
-        while len(self.told) < 3:
-            time.sleep(0.01)
         heard.took_s["m"] = [0.5] * len(questions)
         assert until()
+        while len(self.told) < 3:
+            time.sleep(0.01)
 
 
 def test_a_host_is_slow_and_fast_in_turn_while_all_is_asked(monkeypatch, capsys):
@@ -89,6 +90,26 @@ def test_a_host_is_slow_and_fast_in_turn_while_all_is_asked(monkeypatch, capsys)
     assert "8 requests" in said
     assert "1 of plans: 0 lost" in said
     assert "rank on pi-1" in said
+
+
+def test_the_faster_model_is_asked_on_until_the_slower_has_all_its_answers():
+    class Quick(Bench):
+        def __init__(self):
+            self._clients, self._going = 2, threading.Event()
+            self._going.set()
+
+        def _ask(self, number, question, heard):
+            time.sleep(0.02 * (question.path == "/slow"))
+            heard.answers.append((number, (1.0,)))
+
+    questions = [BenchQuestion(path, {}) for path in ("/fast", "/slow") for _ in range(10)]
+    heard = Heard()
+    Quick().ask(questions, lambda: sum(number >= 10 for number, _ in heard.answers) >= 10, heard)
+    slow = [number for number, _ in heard.answers if number >= 10]
+
+    assert set(slow) == {*range(10, 20)}
+    assert len(slow) <= 12  # a client may have begun with another before the last one has its answer
+    assert len(heard.answers) - len(slow) > 10
 
 
 def test_what_goes_wrong_beside_the_clients_is_told(monkeypatch):
