@@ -39,6 +39,7 @@ PAGE = Path(__file__).parent / "page"
 STATE_S = 1.0  # between two events of the state where nothing changes
 TOGETHER_S = 0.1  # changes within it are told together
 GONE = 499  # nginx's number for a client that is gone; nobody reads it
+ASKED = "/v1/chat/completions, /v1/completions, /v1/embeddings and /v1/classifications"
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 Texts = TypeVar("Texts", LanguageTexts, EncoderTexts)
 Handler = Callable[[Request], Awaitable[Response]]
@@ -253,8 +254,11 @@ async def _complain(request: Request, error: ApiError) -> Response:
 
 
 async def _complain_of_http(request: Request, error: HTTPException) -> Response:
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    what = f"{error.detail}: {request.method} {request.url.path}"
+    path, taken = request.url.path, (error.headers or {}).get("Allow")
+    if error.status_code == 405:
+        code, what = "method_not_allowed", f"{path} is asked by {taken}, not by {request.method}"
+    else:
+        code, what = "not_found", f"there is nothing at {path}; models are at /v1/models, questions at {ASKED}"
     return ApiError(error.status_code, what, code=code, headers=error.headers).response()
 
 

@@ -22,6 +22,7 @@ Found = TypeVar("Found")
 MOST_STOPS = 4  # as OpenAI
 MOST_LOGPROBS = 20
 COMPLETION_TOKENS = 16  # OpenAI's default
+MESSAGES = '[{"role": "user", "content": "…"}]'
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 INT64 = 1 << 63  # seeds are from minus this on, below it
 # What would change an answer, and is not there; a value that changes nothing is taken.
@@ -347,8 +348,10 @@ def _drawing(body: Fields, texts: LanguageTexts) -> dict[str, Any]:
 
 def _messages(messages: Any) -> list[dict[str, str]]:
     """Return a conversation as chat templates read it."""
-    if not isinstance(messages, list) or not messages:
-        raise wrong("messages", 'a list like [{"role": "user", "content": "…"}]', messages or None)
+    if not isinstance(messages, list):
+        raise wrong("messages", f"a list like {MESSAGES}", messages)
+    if not messages:
+        raise ApiError(400, f"messages is empty: give one at least, like {MESSAGES}", "messages", "empty_array")
     return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
 
 
@@ -397,14 +400,15 @@ async def _in_thread(param: str, call: Callable[..., Found], *arguments: Any) ->
 
 def _room(prompt: int, most: int | None, context: int, param: str) -> int:
     """Return how many tokens an answer may have."""
-    if prompt >= context or (most is not None and prompt + most > context):
-        asked = f" and {most} of the answer" if most is not None else ""
-        complaint = (
-            f"the context has {context} tokens, {prompt + (most or 1)} are needed: {prompt} of the prompt"
-            f"{asked or ' and at least one of the answer'}: shorten it"
-        )
-        raise ApiError(400, complaint, param, "context_length_exceeded")
-    return context - prompt if most is None else most
+    room = context - prompt
+    if room >= (most or 1):
+        return most or room
+    complaint = (
+        f"the context has {context} tokens, {prompt + (most or 1)} are needed: {prompt} of the prompt and "
+        f"{most or 'at least one'} of the answer"
+    )
+    mend, field = (f"ask for at most {room}", "max_tokens") if room > 0 else ("shorten the prompt", param)
+    raise ApiError(400, f"{complaint}: {mend}", field, "context_length_exceeded")
 
 
 def _text(last: Mapping[str, Any]) -> str:

@@ -171,10 +171,8 @@ def _serve(options: argparse.Namespace) -> int:
                 context=options.context, most_waiting=options.most_waiting,
             )  # fmt: skip
             app = make_app(supervisor, texts, keys=keys)
-            print(
-                f"listening on http://{_in_address(options.host)}:{port}; {', '.join(supervisor.models)} not ready yet",
-                flush=True,
-            )
+            address = f"http://{_in_address(options.host)}:{port}"
+            print(f"listening on {address}; loading {', '.join(supervisor.models)}", flush=True)
             return await _until_told(supervisor, app, listener)
 
         told = asyncio.run(serve())

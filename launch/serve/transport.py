@@ -324,6 +324,10 @@ def parse_json(body: bytes) -> Fields:
     """
     try:
         table = json.loads(body, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        complaint = f'the body is not JSON at {where}: send an object like {{"model": …}}'
+        raise ApiError(400, complaint, code="invalid_json") from None
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
     if not isinstance(table, dict):

@@ -341,6 +341,9 @@ def test_what_exceeds_the_context_is_refused_with_both_numbers(client, service, 
     with pytest.raises(openai.BadRequestError, match=f"{CONTEXT} tokens, {CONTEXT + 1} are needed") as completion:
         client.completions.create(model="tiny", prompt=[5] * CONTEXT, max_tokens=1)
 
+    assert f"ask for at most {CONTEXT - prompt}" in str(chat.value)
+    assert "shorten the prompt" in str(completion.value)
+    assert (chat.value.param, completion.value.param) == ("max_tokens", "prompt")
     assert chat.value.code == completion.value.code == "context_length_exceeded"
     assert len(service.service.models["tiny"].lines) == before
 

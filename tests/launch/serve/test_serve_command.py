@@ -37,7 +37,7 @@ def served(model, folder, port, *words, **variables):
     )  # fmt: skip
     try:
         first, second = process.stdout.readline(), process.stdout.readline()
-        assert first == f"listening on http://127.0.0.1:{port}; {model.stem} not ready yet\n", process.stderr.read()
+        assert first == f"listening on http://127.0.0.1:{port}; loading {model.stem}\n", process.stderr.read()
         assert second == "ready\n"
         yield process
     finally:

@@ -127,6 +127,18 @@ def test_what_is_no_json_object_is_a_bad_request(service, path, body):
     assert answer.json()["error"]["code"] == "invalid_json"
 
 
+def test_a_body_that_is_no_json_is_told_where(service):
+    answer = httpx.post(f"{service.url}/v1/chat/completions", content=b'{"model":\n nothing}')
+
+    assert answer.json()["error"]["message"].startswith("the body is not JSON at line 2, column 2: send an object")
+
+
+def test_a_conversation_without_a_message_is_said_to_be_one(service):
+    answer = httpx.post(f"{service.url}/v1/chat/completions", json={"model": "tiny", "messages": []})
+
+    assert answer.json()["error"]["message"].startswith("messages is empty")
+
+
 def test_a_damaged_form_is_a_bad_request(service):
     for kind in ("multipart/form-data", "multipart/form-data; boundary=x"):
         for body in (b"", b"--x", b"--x\r\n\r\n", b"--x\r\ncontent-disposition: form-data; name=model\r\n\r\nvit"):
@@ -162,8 +174,10 @@ def test_paths_and_methods_that_there_are_not_have_errors_of_the_same_shape(serv
     for path in ("/v1/images", "/etc/passwd", "/static/../app.py", "/static/%2e%2e/app.py", "/v1/models/../../x"):
         answer = httpx.get(service.url + path)
         assert answer.status_code == 404, path
-        assert answer.json()["error"]["message"]
-    assert httpx.get(f"{service.url}/v1/embeddings").status_code == 405
+        assert "there is nothing at /" in answer.json()["error"]["message"]
+    answer = httpx.get(f"{service.url}/v1/embeddings")
+    assert answer.status_code == 405
+    assert answer.json()["error"]["message"] == "/v1/embeddings is asked by POST, not by GET"
 
 
 def test_the_page_is_served_without_a_key_and_nothing_beside_it(texts, tmp_path, monkeypatch):
