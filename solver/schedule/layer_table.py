@@ -306,7 +306,9 @@ def layer_seconds(setting: Setting, kind: LayerKind, units: Units) -> Floats:
     return np.asarray(seconds / setting.spec.layers)
 
 
-@lru_cache(maxsize=64)
+# A solve asks again for few of its tables, and at once (13 to 15 of 211 hits are lost with 8 for 64); while a service
+# follows its boards, every new measurement makes others, of 0.1 to 0.5 MiB.
+@lru_cache(maxsize=8)
 def layer_table(setting: Setting, kind: LayerKind) -> LayerTable:
     """Return the table of a kind, made once for a setting."""
     return LayerTable(setting, kind)
