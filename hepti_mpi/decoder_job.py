@@ -39,6 +39,8 @@ def run(options: argparse.Namespace, group: Group) -> int:
 
         leader = DecoderLeader(options, group)
     path, model, precision, fingerprint = group.from_root(leader.read if leader else None)
+    if group.from_root((lambda: leader.answers_nothing) if leader else None):
+        return 2 if leader else 0
     cluster = None
     needs_profile = group.from_root((lambda: leader.needs_profile) if leader else None)
     if needs_profile:

@@ -141,10 +141,14 @@ class DecoderLeader(Speaker):
             self._prompts = self._reader.texts(options.prompt)
         elif options.input is not None and not self._serves:
             self._prompts = list(self._reader.file(Path(options.input)))
-            if not self._prompts:
-                what = "has no line that can be answered" if self._complained else "is empty"
-                raise HeptiError(f"--input {options.input} {what}")
+            if not self._prompts and not self._complained:
+                raise HeptiError(f"--input {options.input} is empty")
         return path.absolute(), model, file.precision, file.fingerprint
+
+    @property
+    def answers_nothing(self) -> bool:
+        """Whether every line of the file that is asked was refused, each with what is wrong with it."""
+        return self._prompts is not None and not self._prompts
 
     @property
     def needs_profile(self) -> bool:

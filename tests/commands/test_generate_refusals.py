@@ -101,14 +101,19 @@ def test_a_plan_for_other_ranks(tiny, uneven, refused):
 def test_a_prompt_longer_than_a_plan_has_room_for(tiny, uneven, refused, tmp_path):
     (tmp_path / "long.jsonl").write_text(json.dumps({"tokens": [5] * 200}) + "\n")
 
-    done = hepti(3, *generate(tiny, "--input", tmp_path / "long.jsonl", "--plan", uneven))
+    complaint = "generate: long.jsonl, line 1: the prompt has 200 tokens, the context 128: shorten it or give a longer"
+    refused(complaint, generate(tiny, "--input", tmp_path / "long.jsonl", "--plan", uneven), ranks=3)
+
+
+def test_a_file_of_bad_lines_alone_says_what_is_wrong_with_each(tiny, tmp_path):
+    (tmp_path / "asked.jsonl").write_text('{"tokens": []}\n{"tokens": [1, 137]}\n')
+
+    done = hepti(2, *generate(tiny, "--input", tmp_path / "asked.jsonl", "--output", tmp_path / "answers.jsonl"))
 
     assert done.returncode == 2
-    assert [line.partition("python -m hepti_mpi")[2] for line in complaints(done)] == [
-        " generate: long.jsonl, line 1: the prompt has 200 tokens, the context 128: "
-        "shorten it or give a longer --context",
-        f": --input {tmp_path}/long.jsonl has no line that can be answered",
-    ]
+    assert ["line 1: " in complaints(done)[0], "line 2: " in complaints(done)[1]] == [True, True]
+    assert len(complaints(done)) == 2
+    assert not (tmp_path / "answers.jsonl").exists()
 
 
 def board(folder, memory_bytes):
