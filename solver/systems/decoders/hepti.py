@@ -14,13 +14,14 @@ Within a stage of several devices the shares are the integer program's. Of more 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
 
 from solver.base.errors import InfeasiblePlanError
+from solver.base.phrases import counted
 from solver.base.spans import Partition, Span
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.decoder import Decoder
@@ -199,25 +200,29 @@ def best_stages(sets: list[StageSet], layers: int) -> list[ChosenStage]:
 
 
 def _no_room(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, task: StageTask) -> InfeasiblePlanError:
-    """Return the error that says how long the context could be, or how much memory is missing."""
+    """Return the error that says how long the context could be, and of how many, or how much memory is missing."""
     able = int((task.room > 0).sum())
 
-    def fits(context: int) -> bool:
-        shorter = replace(task, asked=replace(asked, context=context))
-        units = units_of(shorter, head_units(task)[0])
-        return any(shares(shorter, ranks, units) is not None for ranks in sorted({able, 1}) if ranks)
+    def fits(less: TokenRequest) -> bool:
+        smaller = replace(task, asked=less)
+        units = units_of(smaller, head_units(task)[0])
+        return any(shares(smaller, ranks, units) is not None for ranks in sorted({able, 1}) if ranks)
 
     what = f"{s.model.name} in {asked.precision} with a {asked.cache} cache"
-    least, most = 0, asked.context
-    while most - least > max(least // 100, 1):
-        middle = (least + most) // 2
-        least, most = (middle, most) if fits(middle) else (least, middle)
-    if least:
-        of = f" of each of {asked.sequences} sequences" * (asked.sequences > 1)
-        cache = ", or --cache int8" * (asked.cache != "int8")
+    context = _most(asked.context, lambda tokens: fits(replace(asked, context=tokens)))
+    if context:
+        sequences = _most(asked.sequences, lambda number: fits(replace(asked, sequences=number)))
+        of, fewer, instead = "", "", [f"--context {context}"]
+        if asked.sequences > 1:
+            of = f" of each of {asked.sequences} sequences"
+        if sequences:
+            fewer = f", and for {counted(sequences, 'sequence')} of {asked.context}"
+            instead.append(f"--sequences {sequences}")
+        if asked.cache != "int8":
+            instead.append("--cache int8")
         return InfeasiblePlanError(
-            f"{what} has no room for a context of {asked.context} tokens{of}, for one of {least} it has: "
-            f"--context {least}{cache}"
+            f"{what} has no room for a context of {asked.context} tokens{of}, for one of {context} it has{fewer}: "
+            f"{', or '.join(instead)}"
         )
     one = plan_of(
         asked, cluster.names, [DecoderStage(task.layers, *(all_on(0, s.devices, total) for total in task.totals[:2]))],
@@ -228,3 +233,12 @@ def _no_room(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, task: Sta
     return InfeasiblePlanError(
         f"{what} needs {needed:.0f} MiB on one device without any context, more on several; all of them have {has:.0f}"
     )
+
+
+def _most(asked: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number below `asked`, which does not fit, that does, within a hundredth; 0 if none."""
+    least, most = 0, asked
+    while most - least > max(least // 100, 1):
+        middle = (least + most) // 2
+        least, most = (middle, most) if fits(middle) else (least, middle)
+    return least

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -160,6 +163,19 @@ def test_no_room_for_the_cache_says_how_long_the_context_could_be():
     assert max(plan.predicted.memory_bytes) > 0.9 * 512 * MIB
     with pytest.raises(InfeasiblePlanError):
         plan_decoder("hepti", FEW, cluster, TokenRequest(context=int(1.1 * longest)))
+
+
+def test_no_room_for_several_says_how_many_there_could_be():
+    cluster, asked = pis(24, 24, memory_gib=0.5), TokenRequest(context=4096, sequences=64)
+    with pytest.raises(InfeasiblePlanError, match=r"of each of 64 sequences, for one of \d+ it has, and for") as caught:
+        plan_decoder("hepti", FEW, cluster, asked)
+    error = str(caught.value)
+    most = int(re.search(r"--context \d+, or --sequences (\d+), or --cache int8$", error)[1])
+
+    assert f"and for {most} sequences of 4096: " in error
+    plan_decoder("hepti", FEW, cluster, replace(asked, sequences=most))
+    with pytest.raises(InfeasiblePlanError):
+        plan_decoder("hepti", FEW, cluster, replace(asked, sequences=most + 1))
 
 
 def test_no_room_for_the_weights_says_how_much_is_needed():
