@@ -18,6 +18,7 @@ HOT_C = 80.0
 THROTTLE_BITS = {0: "under-voltage", 1: "frequency capped", 2: "throttled", 3: "too hot"}
 # What ssh says, and its mend.
 UNRESOLVED, DENIED = "Could not resolve hostname", "Permission denied"
+NO_SUCH_NAME = "its name does not resolve"
 SSH_MENDS = {
     UNRESOLVED: "check the name, or write its address",
     DENIED: "ssh-copy-id {host}",
@@ -110,7 +111,7 @@ def examine_pairs(hosts: Sequence[str], reached: Mapping[str, Sequence[str]]) ->
 def out_of_reach(host: str, error: str) -> tuple[str, str]:
     """Return what is wrong with a host, by what ssh said of it, and its mend."""
     words, mend = next(((words, mend) for words, mend in SSH_MENDS.items() if words in error), ("", CHECK))
-    problems = {UNRESOLVED: "its name does not resolve", DENIED: f"no ssh without a password: {error}"}
+    problems = {UNRESOLVED: NO_SUCH_NAME, DENIED: f"no ssh without a password: {error}"}
     return problems.get(words, f"no ssh: {error}"), mend.format(host=shlex.quote(host))
 
 

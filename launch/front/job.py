@@ -15,7 +15,7 @@ from launch.front.places import StartPlace
 from launch.front.sieve import ERRORS, OUTPUT, Sieve, reasons
 from launch.start.mpirun import hostfile_text, how_it_ended, mpirun_command, mpirun_environment, need_mpirun
 from solver.base.cache import cache_folder
-from solver.base.errors import explained
+from solver.base.errors import HeptiError, explained
 from solver.base.front import CALLED, JOB_OF
 
 # The person is told where to look: four boards begin within two seconds, a Pi 3 that has to load its libraries in ten.
@@ -33,7 +33,7 @@ def run_job(called: str, place: StartPlace, program: Sequence[str]) -> int:
     Raises
     ------
     HeptiError
-        If there is no mpirun.
+        If there is no mpirun, or no host of a name.
     """
     environment = mpirun_environment()
     mpirun = need_mpirun()
@@ -109,7 +109,13 @@ class MpirunJob:
         self._log.unlink(missing_ok=True)
 
     def close(self, code: int, place: StartPlace) -> int:
-        """Say why it failed, where it did and no rank has said so; return our exit code."""
+        """Say why it failed, where it did and no rank has said so; return our exit code.
+
+        Raises
+        ------
+        HeptiError
+            If a host's name is none: what mpirun says of it says no more.
+        """
         self._sieve.end()
         self._log_file.close()
         # A rank that finds fault with what is asked says so itself, on the terminal or by us.
@@ -118,8 +124,12 @@ class MpirunJob:
             return code
         from launch.front.trouble import host_trouble  # numpy, which a job that runs well does not wait for
 
+        try:
+            trouble = None if self._sieve.begun else host_trouble(place)
+        except HeptiError:
+            self._log.unlink()
+            raise
         said = self._log.read_text(errors="replace")
-        trouble = None if self._sieve.begun else host_trouble(place)
         reason = trouble or next(reasons(said), how_it_ended(code))
         if said:
             self._say(f"{reason} ({self._log} has all that mpirun said)")

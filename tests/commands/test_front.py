@@ -94,18 +94,31 @@ def test_mistakes_are_one_line_of_the_command_that_was_typed(words, complaint, c
     assert logs(folder) == []
 
 
-def test_hosts_that_cannot_be_reached_are_named_with_the_mend(cache):
+def test_a_host_that_is_off_is_named_with_the_mend_and_the_job_has_failed(cache):
+    """Nobody listens at this address of the machine's own."""
     variables, folder = cache
 
-    done = front("run", "--hosts", "no-such-board.invalid,nor-this.invalid", "--text", "a", **variables)
+    done = front("run", "--hosts", "127.0.0.9,127.0.0.8", "--text", "a", **variables)
 
     (line,) = done.stderr.splitlines()
     (log,) = logs(folder)
     assert (done.returncode, done.stdout) == (1, "")
-    assert line.startswith("hepti run: no-such-board.invalid: its name does not resolve: check the name")
-    assert "; and look at nor-this.invalid" in line
+    assert line.startswith("hepti run: 127.0.0.")
     assert f"({log} has all that mpirun said)" in line
     assert log.read_text()
+
+
+def test_a_name_that_is_no_hosts_is_bad_input_whatever_else_is_wrong(cache):
+    variables, folder = cache
+
+    done = front("run", "--hosts", "127.0.0.9,no-such-board.invalid,nor-this.invalid", "--text", "a", **variables)
+
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert line.startswith("hepti run: no-such-board.invalid: its name does not resolve: check the name")
+    assert "; and look at" in line
+    assert "nor-this.invalid" in line
+    assert logs(folder) == []
 
 
 def test_a_hostfile_run_is_not_led_astray_by_settings_for_one_machine(cache, tmp_path):
@@ -115,7 +128,7 @@ def test_a_hostfile_run_is_not_led_astray_by_settings_for_one_machine(cache, tmp
 
     done = run(sys.executable, "-m", "launch.front", "run", "--hostfile", hostfile, "--text", "a", **cache[0])
 
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "hepti run: no-such-board.invalid: " in done.stderr
 
 
