@@ -18,6 +18,7 @@ from hepti_mpi.decoding.ranks import Ranks
 from hepti_mpi.decoding.share import DecoderShare
 from hepti_mpi.engine.rank_file import RankFile
 from hepti_mpi.kernels.backends import ONNXRUNTIME, backend
+from hepti_mpi.measure.room import check_room
 from solver.base import clock
 from solver.cluster.cluster import Cluster
 from solver.model.decoder import Decoder
@@ -48,6 +49,7 @@ def run(options: argparse.Namespace, group: Group) -> int:
             leader.introduce(places)
         cluster = measured_cluster(model, precision, group, leader)
     plan = group.from_root((lambda: leader.plan(cluster)) if leader else None)
+    check_room(model.name, leader.needed_bytes if leader else None, group)
     if leader and not needs_profile:
         leader.introduce(places)
     load = partial(load_share, path, fingerprint, model, group)

@@ -50,7 +50,7 @@ from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
 from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import CONTEXT, PROMPT, TokenRequest
-from solver.schedule.decoders.memory import check_memory
+from solver.schedule.decoders.memory import check_memory, rank_memory
 from weights.decoders.file import DecoderFile
 from weights.file.store import LANGUAGE_MODEL
 from weights.formats import weights_path
@@ -183,6 +183,10 @@ class DecoderLeader(Speaker):
             self.note([f"{counted(ranks, 'rank')}, {len(whole.names)} devices: without {', '.join(left)}"])
         self._plan = plan
         return plan
+
+    def needed_bytes(self) -> list[int]:
+        """Return the memory that every rank needs for the plan."""
+        return [needs.total for needs in rank_memory(self._model, self._plan)]
 
     def _read_plan(self) -> DecoderPlan:
         """Read the plan that is given; what the command line says goes before what it says."""

@@ -23,6 +23,7 @@ from hepti_mpi.live.change_over import Mover
 from hepti_mpi.live.member import Member, follow
 from hepti_mpi.live.monitor import Monitor
 from hepti_mpi.measure.profile import fingerprint, profile
+from hepti_mpi.measure.room import check_room
 from hepti_mpi.report.ranks import rank_report
 from hepti_mpi.report.trace_file import write_trace
 from solver.base import clock
@@ -64,6 +65,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
             leader.introduce(places, notes)
         cluster = measured_cluster(model.spec, options.backend, options.precision, group, leader)
     plans = group.from_root((lambda: leader.plan(cluster)) if leader else None)
+    check_room(model.spec.name, leader.needed_bytes if leader else None, group)
     if leader and not needs_profile:
         leader.introduce(places, notes)
     plan = plans[0]

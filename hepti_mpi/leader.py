@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -52,8 +53,11 @@ from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.base.phrases import percent
 from solver.cluster.cluster import Cluster
+from solver.model.precision import PRECISIONS
+from solver.plan.changes import all_bytes
 from solver.plan.file import plan_to_json
 from solver.plan.plan import Plan, Wire
+from solver.schedule.memory import needed_bytes
 from solver.systems import planner_of
 from weights.file.store import TRANSFORMER, WeightsFile
 from weights.formats import weights_path
@@ -166,6 +170,13 @@ class Leader(Speaker):
         for rows in lengths:
             self._plan_of(rows)  # made before anything waits for it
         return choice.plans
+
+    def needed_bytes(self) -> list[int]:
+        """Return the memory that every rank needs for the plans that it holds weights for."""
+        spec, plans, precision = self._spec, self._choice.plans, PRECISIONS[self._options.precision]
+        held = [all_bytes(spec, plans, rank, precision) for rank in range(self._group.size)]
+        needed = needed_bytes(spec, precision, max(plan.rows for plan in plans), held)
+        return [math.ceil(own) if weights else 0 for own, weights in zip(needed, held, strict=True)]
 
     def lead(
         self, stack: Stack, tensors: embeddings.EndTensors, member: Member | None, read_bytes_per_s: Sequence[float]

@@ -18,6 +18,7 @@ from hepti_mpi.engine.rank_file import RankFile
 from hepti_mpi.kernels.backends import ONNXRUNTIME, backend
 from hepti_mpi.live.sums import SumsOrder
 from hepti_mpi.measure.profile_network import network_fingerprint, profile_network
+from hepti_mpi.measure.room import check_room
 from hepti_mpi.report.ranks import network_rank_report
 from hepti_mpi.report.trace_file import write_trace
 from solver.cluster.cluster import Cluster
@@ -45,6 +46,7 @@ def run_network(options: argparse.Namespace, group: Group) -> int:
             leader.introduce(places)
         cluster = measured_cluster(net, group, leader)
     plans = group.from_root((lambda: leader.plan(cluster)) if leader else None)
+    check_room(net.name, leader.needed_bytes if leader else None, group)
     if leader and not needs_profile:
         leader.introduce(places)
     group.coding = coding(plans[0].wire, backend(ONNXRUNTIME).cast)

@@ -48,13 +48,13 @@ from solver.base.command import check_path
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.base.phrases import counted
-from solver.cluster.cluster import Cluster
+from solver.cluster.cluster import PROGRAM_BYTES, Cluster
 from solver.cluster.named import find_cluster
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segment_file import read_segments, segments_to_json
 from solver.plan.segments import THROUGHPUT, SegmentPlan
-from solver.schedule.segment_steps import net_setting, predicted, weights_of
+from solver.schedule.segment_steps import memory_of, net_setting, predicted, weights_of
 from solver.systems import DEFAULT
 from weights.file.networks import NetworkFile
 from weights.file.store import NETWORK
@@ -154,7 +154,7 @@ class NetworkLeader(Speaker):
             whole = find_cluster(options.cluster)
             cluster, left = whole.first(ranks, options.cluster), whole.names[ranks:]
         self._cluster = cluster
-        plans = self._planned(cluster)
+        plans = self._plans = self._planned(cluster)
         if left:  # told when nothing is refused any more
             left_out = ", ".join(left)
             self.note(
@@ -204,6 +204,12 @@ class NetworkLeader(Speaker):
         elif options.plan_by == "measure":
             self.note(["--plan-by measure tries no other plan: none is likely to be faster, or memory holds none"])
         return tuple(plans)
+
+    def needed_bytes(self) -> list[int]:
+        """Return the memory that every rank needs for the plans that it holds weights for."""
+        held = zip(*(memory_of(self._net, plan) for plan in self._plans), strict=True)
+        active = {0, *(rank for plan in self._plans for rank in plan.active)}
+        return [sum(own) + PROGRAM_BYTES if rank in active else 0 for rank, own in enumerate(held)]
 
     def lead(self, held: HeldPlans) -> None:
         """Compute every image on all ranks, and answer it; then let them go."""

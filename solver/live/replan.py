@@ -377,7 +377,7 @@ class Replanner:
 
     def _memory_shifted(self) -> bool:
         """Return whether a device's memory has become scarce, or has come back, since the last solve."""
-        needs = needed_bytes(self._spec, self.drift.profile, self.plan.rows, self._held_bytes())
+        needs = needed_bytes(self._spec, self.drift.profile.precision, self.plan.rows, self._held_bytes())
         for now, told, need in zip(self.drift.memory, self._told.devices, needs, strict=True):
             scarce = now < SCARCE * need and abs(now / told.memory_bytes - 1) > MEMORY_SHIFT
             if scarce or now > SCARCE * told.memory_bytes:
@@ -386,7 +386,7 @@ class Replanner:
 
     def _short(self, now: Cluster, weights_bytes: Sequence[int]) -> list[int]:
         """Return the ranks that lack memory for so many bytes of weights, [p]."""
-        needs = needed_bytes(self._spec, self.drift.profile, self.plan.rows, weights_bytes)
+        needs = needed_bytes(self._spec, self.drift.profile.precision, self.plan.rows, weights_bytes)
         return [rank for rank, device in enumerate(now.devices) if needs[rank] > device.memory_bytes]
 
     def _fits(self, plan: Plan, now: Cluster) -> bool:

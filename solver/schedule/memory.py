@@ -47,17 +47,17 @@ def loading(spec: ModelSpec, precision: Precision) -> float:
     return 1.0 if precision == FLOAT32 else 1.05 + 3 / spec.layers
 
 
-def needed_bytes(spec: ModelSpec, cluster: Cluster, rows: int, weights_bytes: Sequence[int]) -> Floats:
+def needed_bytes(spec: ModelSpec, precision: Precision, rows: int, weights_bytes: Sequence[int]) -> Floats:
     """Return the memory that devices need to hold and use these weights, [p]."""
     held, ends = np.array(weights_bytes, float), np.zeros(len(weights_bytes))
     ends[0] = min(ends_bytes(spec), held[0])
-    return (held - ends) * loading(spec, cluster.precision) + ends + work_bytes(spec, rows)
+    return (held - ends) * loading(spec, precision) + ends + work_bytes(spec, rows)
 
 
 def short_bytes(spec: ModelSpec, cluster: Cluster, plan: Plan, weights_bytes: Sequence[int]) -> Floats:
     """Return the bytes of memory that devices lack for a plan, [p]; 0 where they suffice, and for who takes no part."""
     memory = np.array([float(device.memory_bytes) for device in cluster.devices])
-    short = needed_bytes(spec, cluster, plan.rows, weights_bytes) - memory
+    short = needed_bytes(spec, cluster.precision, plan.rows, weights_bytes) - memory
     taking = [rank for stage in plan.stages for rank in np.array(plan.ranks(stage))[list(stage.active)]]
     # Rank 0 has embeddings and heads, whatever else.
     return np.where(np.isin(np.arange(memory.size), [0, *taking]), np.maximum(short, 0.0), 0.0)

@@ -142,6 +142,13 @@ def test_no_memory_for_the_cache_says_how_long_it_could_be(tiny, refused, tmp_pa
     refused("on one device without any context", too_small, ranks=1)
 
 
+def test_a_plan_for_which_a_host_lacks_memory(tiny, uneven, refused):
+    """Of ranks on one host, whose needs add up; no cluster says what it has."""
+    asked = generate(tiny, *SAY, "--plan", uneven, "--sequences", 10**9)
+
+    refused(" for 3 ranks, which has ", asked, ranks=3)
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [

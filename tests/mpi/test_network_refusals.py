@@ -13,6 +13,7 @@ from mpi4py import MPI
 from onnx import TensorProto, helper, numpy_helper
 
 from hepti_mpi.__main__ import main
+from hepti_mpi.measure import room
 from solver.plan.segment_file import segments_to_json
 from tests.commands.networks import classifier, write_boards, write_classifier, write_photos
 from tests.commands.plans import PLAN
@@ -44,6 +45,7 @@ def write_plans(path):
     net, _ = classifier()
     count = len(net.nodes)
     good = segments_to_json(net, plan_of(net, [(count, "rows", [0.5, 0.5])], 2))
+    (path / "two.json").write_text(good)
     (path / "three.json").write_text(segments_to_json(net, plan_of(net, [(count, "rows", [0.5, 0.5, 0])], 3)))
     (path / "one.json").write_text(segments_to_json(net, plan_of(net, [(count, "rows", [1])], 1)))
     (path / "bert.json").write_text(json.dumps(PLAN))
@@ -230,3 +232,11 @@ def test_an_image_that_no_rank_has_memory_for_is_refused_before_it_is_measured(
     world.barrier()
 
     refused("huge needs at least 33974648 MiB on each rank of ", "--random", 0, model=path, boards=False)
+
+
+@pytest.mark.parametrize("boards", [True, False])
+def test_a_plan_for_which_a_host_lacks_memory_whatever_a_file_says_of_its_boards(boards, refused, place, monkeypatch):
+    monkeypatch.setattr(room, "free_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(room, "own_bytes", lambda: 1 << 20)
+
+    refused(" for 2 ranks, which has ", "--random", 0, "--plan", place / "two.json", boards=boards)

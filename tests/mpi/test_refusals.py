@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from hepti_mpi.__main__ import main
+from hepti_mpi.measure import room
 from solver.base.spans import Span
 from solver.model.spec import TextInput, tensor_shapes
 from tests.commands.plans import PLAN, changed
@@ -239,6 +240,17 @@ def test_a_device_in_two_stages(bert, job, folder, write):
     plan = write(folder / "plan.json", PLAN | {"stages": stages, "devices": ["a", "b"]})
 
     job("device a is in two stages: a device can be in one", "--model", bert.path, "--random", 5, "--plan", plan)
+
+
+@pytest.mark.parametrize("cluster", [(), ("--cluster", "mixed4")])
+def test_a_plan_for_which_a_host_lacks_memory_whatever_a_file_says_of_its_boards(
+    cluster, bert, job, folder, write, monkeypatch
+):
+    monkeypatch.setattr(room, "free_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(room, "own_bytes", lambda: 1 << 20)
+    plan = write(folder / "plan.json", PLAN)
+
+    job(" for 2 ranks, which has 3 free: give", "--model", bert.path, "--random", 5, "--plan", plan, *cluster)
 
 
 def test_a_system_whose_plan_lacks_memory(bert, job, folder, write):

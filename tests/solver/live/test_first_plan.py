@@ -34,7 +34,7 @@ def test_the_best_plan_runs_and_all_weights_are_held_besides_where_there_is_room
         assert plan is best.plan
         assert all_by_rows(spare)
         assert spare.stages[0].active == tuple(np.flatnonzero(holds_all(SPEC, cluster, ROWS)))
-        assert max(needed_bytes(SPEC, cluster, ROWS, weights)) <= memory_gib * GIB
+        assert max(needed_bytes(SPEC, cluster.precision, ROWS, weights)) <= memory_gib * GIB
     elif by_rows is not None:
         close = by_rows.predicted_s <= (1 + WORTH) * best.plan.predicted_s
         assert plan == (by_rows if close else best.plan)

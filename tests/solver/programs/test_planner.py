@@ -179,7 +179,7 @@ def test_int8_fits_where_float32_does_not(system):
 
     held = plan.predicted.weights_bytes
     assert held == tuple(weights_bytes(BERT_LARGE, plan, rank, INT8) for rank in range(2))
-    needs = needed_bytes(BERT_LARGE, cluster.holding("int8"), 256, held)
+    needs = needed_bytes(BERT_LARGE, cluster.holding("int8").precision, 256, held)
     assert (needs <= 0.54 * GIB + 1).all()
     assert needs.sum() > sum(held) + 2 * work_bytes(BERT_LARGE, 256)
 
