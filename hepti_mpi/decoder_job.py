@@ -49,9 +49,10 @@ def run(options: argparse.Namespace, group: Group) -> int:
             leader.introduce(places)
         cluster = measured_cluster(model, precision, group, leader)
     plan = group.from_root((lambda: leader.plan(cluster)) if leader else None)
-    check_room(model.name, leader.needed_bytes if leader else None, group)
-    if leader and not needs_profile:
-        leader.introduce(places)
+    if not needs_profile:  # else the plan is for the memory that was measured
+        check_room(model.name, leader.needed_bytes if leader else None, group)
+        if leader:
+            leader.introduce(places)
     load = partial(load_share, path, fingerprint, model, group)
     started = clock.now()
     share = load(plan, progress=leader.progress if leader else None)

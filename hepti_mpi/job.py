@@ -65,9 +65,10 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
             leader.introduce(places, notes)
         cluster = measured_cluster(model.spec, options.backend, options.precision, group, leader)
     plans = group.from_root((lambda: leader.plan(cluster)) if leader else None)
-    check_room(model.spec.name, leader.needed_bytes if leader else None, group)
-    if leader and not needs_profile:
-        leader.introduce(places, notes)
+    if not needs_profile:  # else the plan is for the memory that was measured
+        check_room(model.spec.name, leader.needed_bytes if leader else None, group)
+        if leader:
+            leader.introduce(places, notes)
     plan = plans[0]
     computes = backend(options.backend, options.precision)
     make = partial(block_kernels, computes.graph)

@@ -46,9 +46,10 @@ def run_network(options: argparse.Namespace, group: Group) -> int:
             leader.introduce(places)
         cluster = measured_cluster(net, group, leader)
     plans = group.from_root((lambda: leader.plan(cluster)) if leader else None)
-    check_room(net.name, leader.needed_bytes if leader else None, group)
-    if leader and not needs_profile:
-        leader.introduce(places)
+    if not needs_profile:  # else the plan is for the memory that was measured
+        check_room(net.name, leader.needed_bytes if leader else None, group)
+        if leader:
+            leader.introduce(places)
     group.coding = coding(plans[0].wire, backend(ONNXRUNTIME).cast)
     trace = Trace() if options.trace else None
     held = HeldPlans(plans, partial(load_share, path, fingerprint, net, group), trace)
