@@ -23,6 +23,7 @@ from solver.base.clock import at_scale
 from solver.base.errors import HeptiError
 from solver.base.phrases import did_you_mean
 from solver.cluster.cluster import Cluster
+from solver.cluster.named import ready_names
 
 PREFIX = "hepti-lab"
 RUNTIME = Path("/run/hepti-lab")
@@ -209,7 +210,8 @@ def load_lab(word: str | None) -> Lab:
     """Read the state of a lab that is up; `None` means the only one there is."""
     names = running()
     if word is None and len(names) != 1:
-        raise HeptiError(f"which lab? up are: {', '.join(names)}" if names else "no lab is up: lab up CLUSTER.toml")
+        none = f"no lab is up: hepti lab up CLUSTER, a file or one of {', '.join(ready_names())}"
+        raise HeptiError(f"which lab? up are: {', '.join(names)}" if names else none)
     name = names[0] if word is None else lab_name(word)
     if name not in names:
         raise HeptiError(f"lab {name} is not up{did_you_mean(name, names)}: start it with lab up {word}")

@@ -298,8 +298,10 @@ def _lab(word: str) -> Iterator[Lab]:
             raise HeptiError(f"lab {lab.name} has no sshd on its hosts: {again}")
         yield lab
         return
-    with brought_up(plan_lab(lab_name(word), find_cluster(word), ssh=True)) as lab:
-        yield lab
+    lab = plan_lab(lab_name(word), find_cluster(word), ssh=True)
+    print(f"lab {lab.name} comes up, which takes some seconds", file=sys.stderr, flush=True)
+    with brought_up(lab) as up:
+        yield up
 
 
 def _unit(options: argparse.Namespace) -> str:

@@ -20,13 +20,18 @@ def find_cluster(word: str) -> Cluster:
     HeptiError
         If there is none of them, or as `read_cluster`.
     """
-    path, ready = Path(word), {file.stem: file for file in READY.glob("*.toml")}
+    path, ready = Path(word), ready_names()
     if path.exists():
         return read_cluster(path)
     if word in ready:
-        return read_cluster(ready[word])
+        return read_cluster(READY / f"{word}.toml")
     boards = word.split(",")
     if len(boards) > 1 or word.partition(":")[0] in BOARDS:
         return cluster_of_boards(boards)
-    hint = did_you_mean(word, sorted(ready))
+    hint = did_you_mean(word, ready)
     raise HeptiError(f"there is no cluster file {word}{hint}; name boards as in pi4,pi4,pi5, or see docs/files.md")
+
+
+def ready_names() -> list[str]:
+    """Return the names of the ready files."""
+    return sorted(file.stem for file in READY.glob("*.toml"))
