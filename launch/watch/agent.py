@@ -55,6 +55,7 @@ THROTTLED_S = 10.0
 TICKS = os.sysconf("SC_CLK_TCK")
 # In memory: a full disk is no reason not to start again. mpirun's daemon has its files there, too.
 SHARED_MEMORY = "/dev/shm"
+FOLDER = "hepti-serve-"  # and service, token, process number and time: an agent's
 DAEMON = "prted."  # and its process number: its folder
 SEGMENT = "sm_segment."  # of MPI: a file that ranks of one board share, who is killed leaves it behind
 THERMAL = "/sys/class/thermal"
@@ -279,18 +280,18 @@ def _remove(folder: str) -> None:
         rmtree(folder, ignore_errors=True)
 
 
-def sweep(where: str, prefix: str, kept: str) -> None:
-    """Remove what the dead have left: folders of our service's agents, but of the token that is `kept`, and of daemons.
+def sweep(where: str) -> None:
+    """Remove what this user's dead have left: folders of agents and of daemons, by the process number in their names.
 
-    A daemon's is removed only where it is this user's, and no process has its number; MPI's files, that no process has.
+    And MPI's files, whose names have none, where no process has them open.
     """
     _sweep_segments(where)
     for name in _names(where):
         folder = os.path.join(where, name)
-        if name.startswith(prefix) and not name.startswith(prefix + kept):
-            _remove(folder)
-        number = name[len(DAEMON) :]
-        if name.startswith(DAEMON) and number.isdigit() and not os.path.exists(f"/proc/{number}"):
+        number = name[len(DAEMON) :] if name.startswith(DAEMON) else ""
+        if name.startswith(FOLDER):
+            number = name.rsplit("-", 2)[1]
+        if number.isdigit() and not os.path.exists(f"/proc/{number}"):
             with suppress(OSError):
                 if os.lstat(folder).st_uid == os.geteuid():
                     _remove(folder)
@@ -393,9 +394,8 @@ class Agent:
         self.orders = b""
         self.watched: dict[int, int] = {}  # rank's process number -> a descriptor that becomes readable when it ends
         where = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else os.environ.get("TMPDIR", "/tmp")
-        prefix = f"hepti-serve-{service}-"
-        sweep(where, prefix, token)
-        self.folder = os.path.join(where, f"{prefix}{token}-{os.getpid()}-{time.monotonic_ns()}")
+        sweep(where)
+        self.folder = os.path.join(where, f"{FOLDER}{service}-{token}-{os.getpid()}-{time.monotonic_ns()}")
         os.mkdir(self.folder, 0o700)
 
     def run(self) -> None:

@@ -107,7 +107,7 @@ def test_the_state_file_gives_the_same_lab_back(tmp_path, monkeypatch):
 
 def test_without_a_name_there_must_be_one_lab(tmp_path, monkeypatch):
     monkeypatch.setattr(labs, "RUNTIME", tmp_path)
-    with pytest.raises(HeptiError, match="no lab is up: .*mixed4, .*pi4x4"):
+    with pytest.raises(HeptiError, match=r"no lab is up: .*mixed4, .*pi4x4"):
         load_lab(None)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -229,24 +229,24 @@ def test_what_a_dead_service_of_its_name_has_left_is_cleared_away(service):
         assert not folder.exists()
 
 
-def test_folders_of_daemons_that_are_dead_and_ours_are_swept(tmp_path, monkeypatch):
-    """An agent that is killed with its board cannot remove them."""
+def test_folders_of_daemons_and_agents_that_are_dead_and_ours_are_swept(tmp_path, monkeypatch):
+    """An agent that is killed with its board cannot remove them; the next one may be of a service on another port."""
     ended = subprocess.Popen(["true"])
     ended.wait()
-    dead, living = tmp_path / f"prted.{ended.pid}", tmp_path / f"prted.{os.getpid()}"
-    others = [tmp_path / name for name in ("prted.no-number", f"other.{ended.pid}", "hepti-serve-x-now-1")]
-    old = tmp_path / "hepti-serve-x-before-1"
-    for folder in (dead, living, old, *others):
+    dead, old = tmp_path / f"prted.{ended.pid}", tmp_path / f"hepti-serve-x-before-{ended.pid}-1"
+    names = (f"prted.{os.getpid()}", f"hepti-serve-x-now-{os.getpid()}-1", "prted.no-number", f"other.{ended.pid}")
+    others = [tmp_path / name for name in names]
+    for folder in (dead, old, *others):
         folder.mkdir()
         (folder / "file").touch()
     mine = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
-    agent.sweep(str(tmp_path), "hepti-serve-x-", "now")
+    agent.sweep(str(tmp_path))
     assert dead.exists(), "another user's"
     monkeypatch.undo()
-    agent.sweep(str(tmp_path), "hepti-serve-x-", "now")
+    agent.sweep(str(tmp_path))
 
-    assert sorted(tmp_path.iterdir()) == sorted([living, *others])
+    assert sorted(tmp_path.iterdir()) == sorted(others)
 
 
 def test_files_of_mpi_are_swept_that_are_ours_and_that_no_process_has(tmp_path, monkeypatch):
@@ -261,10 +261,10 @@ def test_files_of_mpi_are_swept_that_are_ours_and_that_no_process_has(tmp_path, 
         segment = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
     with segment, begun.open("rb"):
         monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
-        agent.sweep(str(tmp_path), "hepti-serve-x-", "now")
+        agent.sweep(str(tmp_path))
         assert dead.exists(), "another user's"
         monkeypatch.undo()
-        agent.sweep(str(tmp_path), "hepti-serve-x-", "now")
+        agent.sweep(str(tmp_path))
 
     assert sorted(tmp_path.iterdir()) == sorted([mapped, begun, other])
 
