@@ -127,6 +127,7 @@ def _window(node: Node, axis: int) -> Window:
     return Window(per=have["blocksize"]) if node.op == "DepthToSpace" else Window()
 
 
+@lru_cache(maxsize=1 << 12)  # plans that differ, and pieces of one, need the same boxes again
 def reach(net: ConvNet, node: Node, wanted: Box) -> Reach:
     """Return what a node computes for a box of its output that is not empty."""
     return REACH.get(node.op, _everything)(net, node, wanted)
