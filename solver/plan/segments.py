@@ -344,9 +344,10 @@ def _with_edges_first(net: ConvNet, shares: SegmentShares, needed: Mapping[str, 
             if value in shares.before:
                 upper[value] = box
                 continue
-            common = [box.intersect(other) for other in needed[value]]
-            first = max((own.rows.stop for own in common[:rank] if own.size), default=box.rows.start)
-            last = min((own.rows.start for own in common[rank + 1 :] if own.size), default=box.rows.stop)
+            before, behind = needed[value][:rank], needed[value][rank + 1 :]
+            first = max((own.rows.stop for own in before if box.common(own)), default=box.rows.start)
+            first = min(first, box.rows.stop)
+            last = min((own.rows.start for own in behind if box.common(own)), default=box.rows.stop)
             last = max(first, last)
             ends = (box.rows.start, first, last, box.rows.stop)
             for part, rows in zip((upper, inner, lower), pairwise(ends), strict=True):
