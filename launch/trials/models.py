@@ -46,7 +46,8 @@ class TwoModels:
 def add_models(parser: argparse.ArgumentParser, decoder_layers: int, encoder_layers: int) -> None:
     """Add which models, and on which lab; named ones have so many layers."""
     parser.set_defaults(decoder_layers=decoder_layers, encoder_layers=encoder_layers)
-    parser.add_argument("--cluster", default="pi4x4", help="file of a lab, or a ready one (default: %(default)s)")
+    # By its GFLOP/s, which are those of vectors, a Pi 4 gets a tenth of a core: Python and ssh are slower then.
+    parser.add_argument("--cluster", default="pi5x4", help="file of a lab, or a ready one (default: %(default)s)")
     text = f"a language model, float32: nothing is nearly equal there (default: %(default)s, layers: {decoder_layers})"
     parser.add_argument("--model", default="smollm2-135m", metavar="NAME|FILE", help=text)
     text = f"an encoder of texts (default: %(default)s, layers: {encoder_layers})"
