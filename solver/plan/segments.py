@@ -248,7 +248,7 @@ def segment_shares(net: ConvNet, segment: Segment, before: Mapping[str, Held]) -
     if segment.cut is SegmentCut.TILES:
         return _tiled(net, segment, before)
     ranks = range(len(segment.shares))
-    parts = tuple(_parts(net, segment, rank) for rank in ranks)
+    parts = _parts(net, segment)
     added_up = {value for own in parts for value in own}
     after = {value: Held(owned_boxes(net, segment, value)) for value in net.live(segment.nodes.stop)}
     for value in added_up:  # every rank that has a part has a summand of all
@@ -376,22 +376,16 @@ def owned_boxes(net: ConvNet, segment: Segment, value: str) -> Boxes:
     )
 
 
-def _parts(net: ConvNet, segment: Segment, rank: int) -> dict[str, Box]:
-    """Return over what of their inputs a rank's nodes add up, by their outputs."""
-    if len(segment.active) == 1:
-        return {}
-    if segment.cut is SegmentCut.SUMS:
-        node = net.nodes[segment.nodes.start]
-        own = owned_boxes(net, segment, net.values_of(node)[0])[rank]
-        return {node.output: own} if own.size else {}
-    if segment.cut is SegmentCut.CHANNELS:
-        return {}
-    found = {}
-    for number in pooled_in(net, segment.nodes):
+def _parts(net: ConvNet, segment: Segment) -> tuple[dict[str, Box], ...]:
+    """Return over what of their inputs every rank's nodes add up, by their outputs."""
+    found: tuple[dict[str, Box], ...] = tuple({} for _ in segment.shares)
+    if len(segment.active) == 1 or segment.cut is SegmentCut.CHANNELS:
+        return found
+    for number in [segment.nodes.start] if segment.cut is SegmentCut.SUMS else pooled_in(net, segment.nodes):
         node = net.nodes[number]
-        own = owned_boxes(net, segment, net.values_of(node)[0])[rank]
-        if own.size:
-            found[node.output] = own
+        for parts, own in zip(found, owned_boxes(net, segment, net.values_of(node)[0]), strict=True):
+            if own.size:
+                parts[node.output] = own
     return found
 
 
@@ -411,10 +405,11 @@ def moved_bytes(net: ConvNet, held: Mapping[str, Held], needs: Mapping[str, Boxe
     """
     ranks = range(len(next(iter(held.values())).boxes))
     moved = [[0 for _ in ranks] for _ in ranks]
-    for value, wanted in needs.items():
-        for sender, box in enumerate(held[value].boxes):
-            for receiver in ranks if box.size else ():
-                if sender != receiver and (common := box.common(wanted[receiver])):
+    for value, boxes in needs.items():
+        wanted = [(receiver, box) for receiver, box in enumerate(boxes) if box.size]
+        for sender, own in enumerate(held[value].boxes):
+            for receiver, box in wanted if own.size else ():
+                if sender != receiver and (common := own.common(box)):
                     size = net.bytes_of(value, common) // 4
                     moved[sender][receiver] += size if value == net.input else size * wire.bits // 8
     return moved
