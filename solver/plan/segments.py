@@ -405,11 +405,10 @@ def moved_bytes(net: ConvNet, held: Mapping[str, Held], needs: Mapping[str, Boxe
     """
     ranks = range(len(next(iter(held.values())).boxes))
     moved = [[0 for _ in ranks] for _ in ranks]
-    for value, boxes in needs.items():
-        wanted = [(receiver, box) for receiver, box in enumerate(boxes) if box.size]
-        for sender, own in enumerate(held[value].boxes):
-            for receiver, box in wanted if own.size else ():
-                if sender != receiver and (common := own.common(box)):
+    for value, wanted in needs.items():
+        for sender, box in enumerate(held[value].boxes):
+            for receiver in ranks if box.size else ():
+                if sender != receiver and (common := box.common(wanted[receiver])):
                     size = net.bytes_of(value, common) // 4
                     moved[sender][receiver] += size if value == net.input else size * wire.bits // 8
     return moved
