@@ -236,7 +236,6 @@ def test_an_image_that_no_rank_has_memory_for_is_refused_before_it_is_measured(
 
 @pytest.mark.parametrize("boards", [True, False])
 def test_a_plan_for_which_a_host_lacks_memory_whatever_a_file_says_of_its_boards(boards, refused, place, monkeypatch):
-    monkeypatch.setattr(room, "free_bytes", lambda: 1 << 20)
-    monkeypatch.setattr(room, "own_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(room, "free_bytes", lambda: 0)
 
-    refused(" for 2 ranks, which has ", "--random", 0, "--plan", place / "two.json", boards=boards)
+    refused(" 1 MiB more on ", "--random", 0, "--plan", place / "two.json", boards=boards)

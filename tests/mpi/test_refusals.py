@@ -246,11 +246,10 @@ def test_a_device_in_two_stages(bert, job, folder, write):
 def test_a_plan_for_which_a_host_lacks_memory_whatever_a_file_says_of_its_boards(
     cluster, bert, job, folder, write, monkeypatch
 ):
-    monkeypatch.setattr(room, "free_bytes", lambda: 1 << 20)
-    monkeypatch.setattr(room, "own_bytes", lambda: 1 << 20)
+    monkeypatch.setattr(room, "free_bytes", lambda: 0)
     plan = write(folder / "plan.json", PLAN)
 
-    job(" for 2 ranks, which has 3 free: give", "--model", bert.path, "--random", 5, "--plan", plan, *cluster)
+    job(" for 2 ranks, which has 0 free: give", "--model", bert.path, "--random", 5, "--plan", plan, *cluster)
 
 
 def test_a_system_whose_plan_lacks_memory(bert, job, folder, write):
