@@ -288,8 +288,10 @@ def sweep(where: str) -> None:
     _sweep_segments(where)
     for name in _names(where):
         folder = os.path.join(where, name)
-        number = name[len(DAEMON) :] if name.startswith(DAEMON) else ""
-        if name.startswith(FOLDER):
+        number = ""
+        if name.startswith(DAEMON):
+            number = name[len(DAEMON) :]
+        elif name.startswith(FOLDER):
             number = name.rsplit("-", 2)[1]
         if number.isdigit() and not os.path.exists(f"/proc/{number}"):
             with suppress(OSError):

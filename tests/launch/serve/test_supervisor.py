@@ -219,7 +219,7 @@ def test_bad_input_is_said_once_and_open_requests_end(model, tmp_path, monkeypat
             request = served.journal.submit(fakes.asks(3))
             _, last = await fakes.told(request)
 
-            assert served.state == "failed"
+            assert (served.state, served.restarts) == ("failed", 1)  # with a plan of the service's, and with their own
             assert served.reason == last["error"] == "python -m hepti_mpi: no plan fits: 5 bytes are missing"
 
     run(scenario())
