@@ -238,7 +238,7 @@ class NetworkLeader(Speaker):
         """Let the plan follow the devices, where it may change."""
         if self._options.replan == "off" or self._group.size == 1:
             return
-        assert self._cluster is not None  # --replan goes with no --plan, and all else is planned for a cluster
+        assert self._cluster is not None  # --replan beside a --plan needs one, and all else is planned for one
         from solver.live.network_replan import NetworkFollower  # the solvers are for rank 0 alone
 
         changes = self._options.replan == "auto"
