@@ -6,9 +6,14 @@ On a quarter of a core of 2024 the imports take 2 of the 5 s until a rank can lo
 waits that has lost a rank. mpirun starts `base/fork_client.py`, which hands its streams, its environment and its words
 to this server, and ends as the rank that is forked ends.
 
-SOCKET is the number of a listening socket. Of every rank the server prints when it begins: the process number of the
-client, which mpirun knows, and that of the rank; and when it ends, but by its client's end: the client's, the rank's,
-and its exit code, or minus the signal. The server ends when its standard input does, and its ranks with it.
+SOCKET is the number of a listening socket. An agent connects there, too, with a text instead of streams. Of every rank
+that agent is told, in lines, when it begins: the process number of the client, which mpirun knows, and that of the
+rank; and when it ends, but by its client's end: the client's, the rank's, and its exit code, or minus the signal. Of
+several agents the last to come is told, first of the ranks that are there.
+
+The server ends, and its ranks with it, when an agent sends a line, or when there has been none for `KEPT_S`: a service
+that was killed and is started again finds the imports done. It ends when an agent comes whose text is not the first
+one's, or when a file that it has imported is another now: that agent starts a new one.
 """
 
 from __future__ import annotations
@@ -25,12 +30,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
 from hepti_mpi import __main__ as rank_program
 from hepti_mpi.base import fork_client
 from hepti_mpi.base.fork_client import CODE, SIZE, STREAMS, peer
 
 PR_SET_PDEATHSIG = 1
+KEPT_S = 15.0  # systemd waits for 5 until it starts a service again
 # All jobs of `__main__`, and what they import only when they are to plan or to compute.
 LATE = (
     "hepti_mpi.cli", "hepti_mpi.decoding.cli", "hepti_mpi.measure.profile_command", "hepti_mpi.job",
@@ -110,15 +117,21 @@ class ForkServer:
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
         self._ranks: list[ForkedRank] = []
+        self._agents: list[socket.socket] = []
+        self._files = _changed_at()
+        self._text: str | None = None  # the first agent's
+        self._wanted = True
 
     def run(self) -> RankRequest | None:
-        """Serve until standard input ends; in a process that was forked, return what is asked of it."""
-        while True:
-            waiting: list[int | socket.socket] = [0, self._listening, *(rank.ended for rank in self._ranks)]
+        """Serve until no agent wants it any more; in a process that was forked, return what is asked of it."""
+        while self._wanted:
+            waiting: list[int | socket.socket] = [self._listening, *self._agents, *(rank.ended for rank in self._ranks)]
             waiting += [rank.client for rank in self._ranks if rank.client is not None]
-            ready, _, _ = select.select(waiting, [], [])
-            if 0 in ready:
-                return None
+            ready, _, _ = select.select(waiting, [], [], None if self._agents else KEPT_S)
+            if not ready:
+                break
+            for agent in [agent for agent in self._agents if agent in ready]:
+                self._hear(agent)
             for rank in list(self._ranks):
                 if rank.ended in ready:
                     self._tell_end(rank)
@@ -131,9 +144,35 @@ class ForkServer:
                 else:
                     self._let_go(request)
                     return request
+        self._listening.close()  # first of all: who finds its agent's connection closed may bind the name
+        return None
+
+    def _hear(self, agent: socket.socket) -> None:
+        """Take what an agent says: that we are not wanted any more, or, by its end, nothing."""
+        try:
+            said = agent.recv(1)
+        except OSError:
+            said = b""
+        if said:
+            self._wanted = False
+        self._agents.remove(agent)
+        agent.close()
+
+    def _take_agent(self, agent: socket.socket, text: str) -> None:
+        if self._text is None:
+            self._text = text
+        self._wanted &= text == self._text and _changed_at() == self._files
+        self._agents.append(agent)
+        for rank in self._ranks if self._wanted else ():
+            self._tell(rank.number, rank.process)
+
+    def _tell(self, *numbers: int) -> None:
+        for agent in self._agents[-1:]:
+            with suppress(OSError):  # it is gone, as the next look finds
+                agent.sendall(" ".join(map(str, numbers)).encode() + b"\n")
 
     def _accept(self) -> RankRequest | None:
-        """Return what a client asks for; one that gets no rank is the rank itself."""
+        """Take an agent, or return what a client asks for; one that gets no rank is the rank itself."""
         client, _ = self._listening.accept()
         number, user = peer(client)
         if user != os.geteuid():
@@ -143,6 +182,9 @@ class ForkServer:
             return None
         (size,) = SIZE.unpack(first)
         asked = json.loads(client.recv(size, socket.MSG_WAITALL))
+        if not given:
+            self._take_agent(client, asked)
+            return None
         *streams, folder = given
         request = RankRequest(client, number, streams, folder, asked["words"], asked["environment"])
         if asked["client"] == fork_client.__file__:
@@ -152,7 +194,7 @@ class ForkServer:
 
     def _tell_begin(self, request: RankRequest, process: int) -> None:
         request.close()
-        print(request.number, process, flush=True)
+        self._tell(request.number, process)
         with suppress(OSError):  # it was killed meanwhile, as the next look finds
             request.client.sendall(b"\n")
         self._ranks.append(ForkedRank(request.number, process, os.pidfd_open(process), request.client))
@@ -163,7 +205,7 @@ class ForkServer:
         self._ranks.remove(rank)
         if rank.client is not None:
             code = os.waitstatus_to_exitcode(status)
-            print(rank.number, rank.process, code, flush=True)
+            self._tell(rank.number, rank.process, code)
             with suppress(OSError):  # it was killed in the same moment
                 rank.client.sendall(CODE.pack(code))
 
@@ -171,10 +213,22 @@ class ForkServer:
         """Close what is the server's: a client learns of its rank's end by the server alone."""
         request.client.close()
         self._listening.close()
+        for agent in self._agents:
+            agent.close()
         for rank in self._ranks:
             os.close(rank.ended)
             if rank.client is not None:
                 rank.client.close()
+
+
+def _changed_at() -> dict[str, int]:
+    """Return when each file that was imported was last changed, in any way, by the clock of its file system."""
+    changed = {}
+    for module in list(sys.modules.values()):
+        if path := getattr(module, "__file__", None):
+            with suppress(OSError):
+                changed[path] = Path(path).stat().st_ctime_ns
+    return changed
 
 
 def main(number: str) -> None:

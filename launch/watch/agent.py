@@ -9,9 +9,11 @@ second at least, and each is answered by a heartbeat at once, which echoes `n`:
     {"n": 7, "keep": [3], "next": 4}                 kills ranks of all jobs below 4 but 3, and of all other tokens
     {"n": 8, …, "write": "cluster.toml", "text": …}  a file in the agent's folder
     {"n": 9, …, "read": "cluster.toml"}              the heartbeat has its text
+    {"n": 10, …, "last": true}                       the service ends, and means to
 
 With PYTHON, that of the ranks, and how many RANKS run at once on the board for one model, it keeps a fork server there
-(`hepti_mpi/fork_server.py`), in whose name SERVICE and TOKEN stand: a rank that this one forks is known by its client.
+(`hepti_mpi/fork_server.py`), whose name is SERVICE: a rank that this one forks is known by its client. It is there yet
+for the next agent of the same service, but behind an order that was the last.
 
 When the service is gone (end of input) or silent, the agent kills what the service left on the board, and ends.
 """
@@ -45,9 +47,6 @@ LATE_S = 1.5  # orders come every second, and are answered: only where one is la
 ORPHANED_S = 15
 # mpirun is told to end by the kernel when the service dies, and ends its ranks itself, in order.
 GRACE_S = 2.0
-# An agent that has heard nothing for so long gives way to one of the same service that has come after it.
-UNHEARD_S = 3.0
-GIVES_WAY_S = 2.0
 KILLED_SHOWN = 8
 DYING_S = 1.0  # of a process that was killed: one that waits for a disk takes longer
 # vcgencmd is a program of its own, too much for every heartbeat of a slow board.
@@ -322,77 +321,82 @@ def _link(path: str) -> str:
 
 
 class Forks:
-    """The board's fork server.
+    """The board's fork server: one that is there already, or else a new one.
 
     Attributes
     ----------
     told
-        A descriptor that says which ranks it has forked; None without a server.
+        A connection that says which ranks it has forked; None without a server.
     """
 
-    def __init__(self, service: str, token: str, python: str | None = None, ranks: str = "1") -> None:
-        self.told: int | None = None
+    def __init__(self, service: str, python: str = "", ranks: str = "1") -> None:
+        self.name = f"\0{service}"
+        self.python, self.ranks = python, ranks
         self.lines = b""
-        if python is None:
-            return
-        orders, self.orders = os.pipe()  # it ends when we do, which closes our end
-        self.told, answers = os.pipe()
-        nothing = os.open(os.devnull, os.O_WRONLY)  # a rank that it cannot fork says itself what is wrong
-        with suppress(OSError), socket.socket(socket.AF_UNIX) as listening:
-            _bind(listening, f"\0{service}/{token}")
-            listening.listen()
-            listening.set_inheritable(True)
-            words = [python, "-m", "hepti_mpi.fork_server", str(listening.fileno())]
-            streams = [(os.POSIX_SPAWN_DUP2, end, number) for number, end in enumerate((orders, answers, nothing))]
-            # By which a rank knows how many threads are its own.
-            environment = {**os.environ, "OMPI_COMM_WORLD_LOCAL_SIZE": ranks}
-            os.posix_spawn(python, words, environment, file_actions=streams)
-        for end in (orders, answers, nothing):
-            os.close(end)
+        self.own = False  # whether we have started it
+        self.told: socket.socket | None = (self._met() or self._started()) if python else None
+
+    def _met(self) -> socket.socket | None:
+        """Return the way to the server that listens, None where none does."""
+        text = json.dumps(f"{self.python} {self.ranks}").encode()
+        connection = socket.socket(socket.AF_UNIX)
+        with suppress(OSError):
+            connection.connect(self.name)
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * 4)
+            if int.from_bytes(credentials[4:8], sys.byteorder) == os.geteuid():
+                connection.sendall(len(text).to_bytes(4, "big") + text)
+                return connection
+        connection.close()
+        return None
+
+    def _started(self) -> socket.socket | None:
+        self.own = True
+        nothing = os.open(os.devnull, os.O_RDWR)  # a rank that it cannot fork says itself what is wrong
+        try:
+            with socket.socket(socket.AF_UNIX) as listening:
+                listening.bind(self.name)
+                listening.listen()
+                listening.set_inheritable(True)
+                words = [self.python, "-m", "hepti_mpi.fork_server", str(listening.fileno())]
+                streams = [(os.POSIX_SPAWN_DUP2, nothing, number) for number in range(3)]
+                # By which a rank knows how many threads are its own.
+                environment = {**os.environ, "OMPI_COMM_WORLD_LOCAL_SIZE": self.ranks}
+                os.posix_spawn(self.python, words, environment, file_actions=streams)
+                return self._met()
+        except OSError:
+            return None
+        finally:
+            os.close(nothing)
 
     def take(self) -> list[list[int]]:
-        """Return the lines that it has printed."""
+        """Return the lines that it has told."""
         assert self.told is not None
-        data = os.read(self.told, 4096)
+        data = b""
+        with suppress(OSError):  # it has not read what we said
+            data = self.told.recv(4096)
         if not data:
-            os.close(self.told)
-            self.told = None
+            self.told.close()
+            self.told = None if self.own else self._started()  # of another program, or it was about to end
         *lines, self.lines = (self.lines + data).split(b"\n")
         return [[int(word) for word in line.split()] for line in lines]
 
-
-def _bind(listening: socket.socket, name: str) -> None:
-    """Bind a name; an agent that has it, and that the service no longer reaches, ends.
-
-    Behind a cable that was cut it is there yet; and ranks that it forks end with it, seconds later.
-    """
-    end = time.monotonic() + GIVES_WAY_S
-    while True:
-        try:
-            listening.bind(name)
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            with suppress(OSError), socket.socket(socket.AF_UNIX) as other:
-                other.connect(name)
-                credentials = other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 3 * 4)
-                os.kill(int.from_bytes(credentials[:4], sys.byteorder), signal.SIGUSR1)  # of who listens
-            time.sleep(0.1)
-        else:
-            return
+    def end(self) -> None:
+        """End the server: nobody comes after us."""
+        if self.told is not None:
+            with suppress(OSError):
+                self.told.sendall(b"\n")
 
 
 class Agent:
     """Takes orders and beats."""
 
     def __init__(self, service: str, token: str, *server: str) -> None:
-        signal.signal(signal.SIGUSR1, lambda *_: self.give_way())
-        self.heard_at = time.monotonic()
         self.token = token
         self.following = 0  # the next job's number, as the last order has it
         self.marked = Marked(service)
         self.gauges = Gauges()
-        self.forks = Forks(service, token, *server)
+        self.forks = Forks(service, *server)
+        self.last = False
         self.orders = b""
         self.watched: dict[int, int] = {}  # rank's process number -> a descriptor that becomes readable when it ends
         where = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else os.environ.get("TMPDIR", "/tmp")
@@ -408,9 +412,9 @@ class Agent:
         due = time.monotonic() + BEAT_S
         while True:
             wait_s = max(0.0, due - time.monotonic())
-            told = [] if self.forks.told is None else [self.forks.told]
-            ready, _, _ = select.select([0, *told, *self.watched.values()], [], [], wait_s)
-            if self.forks.told in ready:
+            told = -1 if self.forks.told is None else self.forks.told.fileno()
+            ready, _, _ = select.select([0, *self.watched.values(), *([told] if told >= 0 else [])], [], [], wait_s)
+            if told in ready:
                 for line in self.forks.take():
                     self.marked.take(*line)
             if 0 in ready:
@@ -426,12 +430,12 @@ class Agent:
         if not data:
             self.leave(GRACE_S)
         signal.alarm(ORPHANED_S)
-        self.heard_at = time.monotonic()
         *lines, self.orders = (self.orders + data).split(b"\n")
         for line in lines:
             order = json.loads(line)
             self.marked.look()
             self.following = order["next"]
+            self.last = "last" in order
             # Of a service that is dead: its name is ours.
             self.marked.kill(self.token, order["keep"], self.following, others=True)
             answer: Told = {"n": order["n"]}
@@ -468,11 +472,6 @@ class Agent:
             with suppress(AttributeError, OSError):
                 self.watched[number] = os.pidfd_open(number)
 
-    def give_way(self) -> None:
-        """End where the service does not reach us: another agent has come in our place."""
-        if time.monotonic() - self.heard_at > UNHEARD_S:
-            self.leave(0.0)
-
     def leave(self, grace_s: float) -> None:
         """Kill what the service left here, and end.
 
@@ -484,6 +483,8 @@ class Agent:
             time.sleep(0.05)
             self.marked.look()
         self.marked.kill(self.token, [], self.following, others=False)
+        if self.last:
+            self.forks.end()
         _remove(self.folder)
         os._exit(0)
 

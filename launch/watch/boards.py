@@ -279,6 +279,9 @@ class Heartbeats:
                     self._take(board, line)
         except (TimeoutError, ValueError) as error:
             board.complaint = f"its agent {_unlike(error)}"
+        except asyncio.CancelledError:
+            board.send(self._orders(next(self._numbers)) | {"last": True})
+            raise
         finally:
             _hang_up(board)
             words.cancel()

@@ -45,8 +45,8 @@ class Starter:
         number, mark = self.heartbeats.new_job()
         hostfile = self._hostfile(number)
         hostfile.write_text(self.site.hostfile_text(boards))
-        server = mark.rpartition("/")[0]
-        command = self.site.mpirun(boards, hostfile, mark, [*CLIENT, server, *program])
+        service = mark.partition("/")[0]
+        command = self.site.mpirun(boards, hostfile, mark, [*CLIENT, service, *program])
         # mpirun's own files go with the service. Quiet: of a rank's exit code it need not tell us. On boards they are
         # in memory: where a disk is full, its daemon would not start.
         variables = {

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -25,33 +25,49 @@ def model(tmp_path_factory):
 
 
 class Server:
-    """A fork server."""
+    """A fork server, and an agent's connection to it."""
 
     def __init__(self, process, name):
         self.process, self.name = process, name
+        self.agent = self.meet()
+        self.lines = self.agent.makefile()
+
+    def meet(self, text="here"):
+        """Connect as an agent."""
+        agent = socket.socket(socket.AF_UNIX)
+        agent.settimeout(60)
+        agent.connect("\0" + self.name)
+        said = json.dumps(text).encode()
+        agent.sendall(fork_client.SIZE.pack(len(said)) + said)
+        return agent
 
     def told(self):
         """Return the numbers of the next line."""
-        return [int(word) for word in self.process.stdout.readline().split()]
+        return [int(word) for word in self.lines.readline().split()]
+
+    def leave(self):
+        """End the agent's connection."""
+        self.lines.close()
+        self.agent.close()
 
 
 @contextmanager
-def forking():
-    """Start a fork server."""
+def forking(before="pass"):
+    """Start a fork server; `before` is run first."""
     name = f"hepti-test-{os.getpid()}-{time.monotonic_ns()}"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind("\0" + name)
         listening.listen()
-        command = [sys.executable, "-m", "hepti_mpi.fork_server", str(listening.fileno())]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, pass_fds=[listening.fileno()]
-        )
+        program = f"from hepti_mpi import fork_server; {before}; fork_server.main({str(listening.fileno())!r})"
+        process = subprocess.Popen([sys.executable, "-c", program], pass_fds=[listening.fileno()])
+    server = Server(process, name)
     try:
-        yield Server(process, name)
+        yield server
     finally:
-        process.stdin.close()
+        with suppress(OSError):
+            server.agent.sendall(b"\n")
         process.wait(10)
-        process.stdout.close()
+        server.leave()
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +203,52 @@ def test_with_its_server_its_ranks_end(model):
 
         gone(rank)
         assert process.wait(10) == -signal.SIGKILL
+
+
+def test_the_next_agent_hears_of_the_ranks_that_are_there_and_of_what_comes(model):
+    with forking() as server, client(server.name, *serving(model)) as process:
+        begun = server.told()
+        server.leave()
+        with server.meet() as second, second.makefile() as lines:
+            assert lines.readline().split() == [str(number) for number in begun]
+            process.communicate(LINES, timeout=60)
+            assert lines.readline().split() == [str(number) for number in (*begun, 0)]
+            second.sendall(b"\n")
+            assert server.process.wait(10) == 0
+
+
+def test_without_an_agent_it_ends_after_a_while_and_its_ranks_with_it(model):
+    with forking("fork_server.KEPT_S = 1.0") as server, client(server.name, *serving(model)):
+        _, rank = server.told()
+        begin = time.monotonic()
+        server.leave()
+
+        assert server.process.wait(10) == 0
+        assert time.monotonic() - begin >= 1.0
+        gone(rank)
+
+
+def test_it_ends_for_an_agent_that_would_have_started_another():
+    with forking() as server, server.meet("there") as other:
+        assert other.recv(1) == b""
+        with pytest.raises(ConnectionRefusedError):
+            server.meet()
+        assert server.process.wait(10) == 0
+
+
+def test_it_ends_for_the_next_agent_when_what_it_has_imported_is_another_now(tmp_path):
+    module = tmp_path / "imported_here.py"
+    module.touch()
+    with forking(f"import sys; sys.path.append({str(tmp_path)!r}); import imported_here") as server:
+        with client(server.name, "--help") as process:
+            assert process.wait(60) == 0  # its imports are done
+            begun = server.told()
+            assert server.told() == [*begun, 0]
+        with server.meet() as same, same.makefile() as lines, client(server.name, "--help") as process:
+            assert process.wait(60) == 0
+            assert lines.readline().split()[0] == str(process.pid)
+            assert lines.readline().split()[2] == "0"
+        module.touch()
+        with server.meet() as other:
+            assert other.recv(1) == b""
+        assert server.process.wait(10) == 0

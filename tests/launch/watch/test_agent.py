@@ -144,7 +144,7 @@ def test_a_rank_that_is_forked_is_told_of_in_its_client_s_place(service, tmp_pat
     words = ["generate", "--model", str(make_tiny(tmp_path).path), "--input", "-", "--cluster", "mixed4"]
     variables = {**os.environ, agent.MARK: f"{service}/now/1", "PMIX_RANK": "2"}
     pipe = subprocess.PIPE
-    command = [*CLIENT, f"{service}/now", *words]
+    command = [*CLIENT, service, *words]
     with running(service, server=(sys.executable, "1")) as far:
         far.order(1, keep=[1], following=2)
         with subprocess.Popen(command, env=variables, stdin=pipe, stdout=pipe, stderr=pipe) as client:
@@ -168,30 +168,49 @@ def test_a_rank_that_is_forked_is_told_of_in_its_client_s_place(service, tmp_pat
             assert client.wait(10) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("unheard", [True, False])
-def test_an_agent_that_the_service_no_longer_reaches_gives_way_to_the_next(unheard, service):
-    """A cable was cut, and mended: the old one is there yet. Of two that are heard, on one board, the first stays."""
+def listens(service):
+    """Return the process number of the agent that has started the service's fork server, None where there is none."""
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(f"\0{service}")
+        except ConnectionRefusedError:
+            return None
+        return peer(client)[0]
 
-    def listens():
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(f"\0{service}/now")
-            return peer(client)[0]
 
+@pytest.mark.parametrize("cause", ["killed", "gone"])
+def test_the_fork_server_of_a_service_that_was_killed_is_the_next_one_s(cause, service):
+    """And it ends behind an order that is the last."""
     server = (sys.executable, "1")
-    with running(service, server=server) as old, rank(f"{service}/now/1") as left:
-        old.order(1, keep=[1], following=2)
-        assert listens() == old.process.pid
-        if unheard:
-            time.sleep(agent.UNHEARD_S + 0.1)
-        with running(service, server=server) as new:
-            until = time.monotonic() + agent.GIVES_WAY_S + 1
-            while time.monotonic() < until:
-                old.order(2, keep=[1], following=2) if not unheard else time.sleep(0.1)
+    variables = {**os.environ, agent.MARK: f"{service}/second/1", "PMIX_RANK": "0"}
+    with running(service, "first", server=server) as old:
+        old.order(1)
+        if cause == "killed":
+            old.process.kill()
+        else:
+            old.process.stdin.close()
+        old.process.wait(10)
+        with running(service, "second", server=server) as new:
             new.order(1, keep=[1], following=2)
+            assert listens(service) == old.process.pid
+            subprocess.run([*CLIENT, service, "--help"], env=variables, stdout=subprocess.DEVNULL, check=True)
+            assert listens(service) == old.process.pid
+            new.order(2, keep=[1], following=2, last=True)
+        end = time.monotonic() + 5
+        while listens(service) is not None:
+            assert time.monotonic() < end
+            time.sleep(0.05)
 
-            assert listens() == (new if unheard else old).process.pid
-            assert (old.process.poll() is None) != unheard
-            assert (left.poll() is None) != unheard
+
+def test_a_fork_server_of_another_program_is_replaced(service):
+    with running(service, "first", server=(sys.executable, "1")) as old:
+        old.order(1)
+        with running(service, "second", server=(sys.executable, "2")) as new:
+            end = time.monotonic() + 30
+            while listens(service) != new.process.pid:
+                assert time.monotonic() < end
+                new.order(1)
+            new.order(2, last=True)
 
 
 def test_what_a_rank_has_started_is_no_rank_and_is_killed_with_it(service):
