@@ -108,10 +108,11 @@ class Endpoint(ABC):
             line["schema"] = schema
         if (logprobs := self._logprobs(body)) is not None:
             line["logprobs"] = logprobs
-        most = self._most_tokens(body)
+        most_field, most = self._most_tokens(body)
         streams, tells_usage = body.flag("stream"), body.object("stream_options").flag("include_usage")
         tokens = await self._tokens(body, texts)
-        line |= {"tokens": tokens, "max_tokens": _room(len(tokens), most, texts.context, self.prompt_field)}
+        room = _room(len(tokens), most, texts.context, (self.prompt_field, most_field))
+        line |= {"tokens": tokens, "max_tokens": room}
         return Question(model, line, streams, tells_usage)
 
     async def answer(self, question: Question, texts: LanguageTexts) -> dict[str, Any]:
@@ -174,8 +175,8 @@ class Endpoint(ABC):
         """Return what the answer continues."""
 
     @abstractmethod
-    def _most_tokens(self, body: Fields) -> int | None:
-        """Return the most tokens that the answer may have; None: as many as there is room for."""
+    def _most_tokens(self, body: Fields) -> tuple[str, int | None]:
+        """Return the most tokens that the answer may have, behind their field; None: as many as there is room for."""
 
     @abstractmethod
     def _logprobs(self, body: Fields) -> int | None:
@@ -210,10 +211,10 @@ class Chat(Endpoint):
             raise wrong("chat_template_kwargs", "an object", settings)
         return await _in_thread("messages", texts.conversation, messages, settings)
 
-    def _most_tokens(self, body: Fields) -> int | None:
+    def _most_tokens(self, body: Fields) -> tuple[str, int | None]:
         older = body.whole("max_tokens", 1)
         newer = body.whole("max_completion_tokens", 1)
-        return older if newer is None else newer
+        return ("max_tokens", older) if newer is None else ("max_completion_tokens", newer)
 
     def _logprobs(self, body: Fields) -> int | None:
         top = body.whole("top_logprobs", 0, MOST_LOGPROBS)
@@ -264,8 +265,8 @@ class Completion(Endpoint):
             return await _in_thread("prompt", texts.ids, prompt)
         raise wrong("prompt", "a string or a list of token ids", prompt)
 
-    def _most_tokens(self, body: Fields) -> int | None:
-        return body.whole("max_tokens", 1) or COMPLETION_TOKENS
+    def _most_tokens(self, body: Fields) -> tuple[str, int | None]:
+        return "max_tokens", body.whole("max_tokens", 1) or COMPLETION_TOKENS
 
     def _logprobs(self, body: Fields) -> int | None:
         return body.whole("logprobs", 0, MOST_LOGPROBS)
@@ -398,8 +399,8 @@ async def _in_thread(param: str, call: Callable[..., Found], *arguments: Any) ->
         raise ApiError(400, str(error), param, code_of(error)) from None
 
 
-def _room(prompt: int, most: int | None, context: int, param: str) -> int:
-    """Return how many tokens an answer may have."""
+def _room(prompt: int, most: int | None, context: int, fields: tuple[str, str]) -> int:
+    """Return how many tokens an answer may have; `fields` are those of the prompt and of `most`, for a refusal."""
     room = context - prompt
     if room >= (most or 1):
         return most or room
@@ -407,7 +408,7 @@ def _room(prompt: int, most: int | None, context: int, param: str) -> int:
         f"the context has {context} tokens, {prompt + (most or 1)} are needed: {prompt} of the prompt and "
         f"{most or 'at least one'} of the answer"
     )
-    mend, field = (f"ask for at most {room}", "max_tokens") if room > 0 else ("shorten the prompt", param)
+    mend, field = (f"ask for at most {room}", fields[1]) if room > 0 else ("shorten the prompt", fields[0])
     raise ApiError(400, f"{complaint}: {mend}", field, "context_length_exceeded")
 
 

@@ -338,12 +338,15 @@ def test_what_exceeds_the_context_is_refused_with_both_numbers(client, service, 
     needed = f"the context has {CONTEXT} tokens, {CONTEXT + prompt} are needed: {prompt} of the prompt"
     with pytest.raises(openai.BadRequestError, match=needed) as chat:
         client.chat.completions.create(model="tiny", messages=HI, max_tokens=CONTEXT)
+    with pytest.raises(openai.BadRequestError, match=needed) as newer:
+        client.chat.completions.create(model="tiny", messages=HI, max_completion_tokens=CONTEXT)
     with pytest.raises(openai.BadRequestError, match=f"{CONTEXT} tokens, {CONTEXT + 1} are needed") as completion:
         client.completions.create(model="tiny", prompt=[5] * CONTEXT, max_tokens=1)
 
     assert f"ask for at most {CONTEXT - prompt}" in str(chat.value)
     assert "shorten the prompt" in str(completion.value)
     assert (chat.value.param, completion.value.param) == ("max_tokens", "prompt")
+    assert newer.value.param == "max_completion_tokens"
     assert chat.value.code == completion.value.code == "context_length_exceeded"
     assert len(service.service.models["tiny"].lines) == before
 
