@@ -76,20 +76,20 @@ def offload(x: Array, chain: Sequence[Graph], parts: Partition, group: Group, wa
             compute_s += clock.now() - computing
             yield span
 
-    group.on_all(lambda: None)
+    group.barrier()
     clock.sleep(SETTLE_S)
     started = clock.now()
     x_rows = gather_rows(group, Tiles.here(x), at_primary, parts.spans, tile_rows)
     if way != "tiles":
         x_rows = Tiles.here(whole(x_rows))
     if way == "waits":
-        group.on_all(lambda: None)
+        group.barrier()
     y_rows = np.empty_like(x_rows.array)
     y = Tiles(y_rows, computed(x_rows))
     if way != "tiles":
         y = Tiles.here(whole(y))
     if way == "waits":
-        group.on_all(lambda: None)
+        group.barrier()
     result = whole(gather_rows(group, y, parts, [everything, nothing], tile_rows))
     total_s = clock.now() - started
     group.finish_sending()

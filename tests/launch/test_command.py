@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.__main__ import main
+from launch.__main__ import COMMANDS, main
 from tests import inside
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +30,17 @@ def test_help_has_an_example(words):
     assert done.returncode == 0
     assert "example" in done.stdout
     assert "python -m launch" in done.stdout
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
+def test_a_command_does_not_import_what_benchmarks_need(command):
+    """It takes longer than all else until a service listens, or a lab is taken down."""
+    words = f"import sys; sys.argv = ['launch', '--debug', {command!r}]"
+    program = f"{words}; from launch.__main__ import load; load(); print([*sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+
+    assert COMMANDS[command] in done.stdout
+    assert "launch.bench" not in done.stdout
 
 
 @pytest.mark.parametrize("words", [["lab"], ["lab", "set"]])
