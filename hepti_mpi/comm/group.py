@@ -131,8 +131,13 @@ class Group:
             self._sending.clear()
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks are here, without a pause: to measure from the same moment on."""
         self._comm.Barrier()
+
+    def _meet(self) -> None:
+        """Wait until all ranks are here, as for a message: a rank that has loaded its weights leaves others the core."""
+        arrival = self._comm.Ibarrier()
+        self.traffic.wait(arrival.Test, IDLE_PAUSE_S)
 
     def slowest(self, seconds: float) -> float:
         """Return the largest of all ranks' times."""
@@ -161,7 +166,9 @@ class Group:
         SharedError
             The complaint.
         """
-        result, complaint = self._comm.bcast(_attempt(step) if step else None)
+        outcome = _attempt(step) if step else None
+        self._meet()
+        result, complaint = self._comm.bcast(outcome)
         if complaint is not None:
             raise SharedError(complaint)
         return cast(Value, result)
@@ -174,7 +181,9 @@ class Group:
         SharedError
             The first complaint in rank order.
         """
-        outcomes = self._comm.allgather(_attempt(step))
+        outcome = _attempt(step)
+        self._meet()
+        outcomes = self._comm.allgather(outcome)
         for rank, (_, complaint) in enumerate(outcomes):
             if complaint is not None:
                 raise SharedError(complaint if rank == 0 else f"{complaint} (rank {rank})")

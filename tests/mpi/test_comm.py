@@ -31,6 +31,23 @@ def test_a_long_wait_looks_seldom_and_still_ends_in_time(world, monkeypatch):
     world.finish_sending()
 
 
+@pytest.mark.parametrize("ranks", ["all", "root"])
+def test_who_waits_for_a_step_of_others_leaves_them_the_core(world, ranks):
+    """The other rank on a board may be another model's, which loads its weights."""
+
+    def late():
+        time.sleep(LATE_S * (world.rank == 0))
+        return world.rank
+
+    world.barrier()
+    before = time.process_time()
+    if ranks == "all":
+        assert world.on_all(late) == list(range(world.size))
+    else:
+        assert world.from_root(late if world.rank == 0 else None) == 0
+    assert time.process_time() - before < LATE_S / 2
+
+
 @pytest.mark.skipif(not TIMER_SLACK.exists(), reason="this system has no timer slack")
 def test_who_sleeps_wakes_in_time(world):
     assert TIMER_SLACK.read_text().strip() == TIMER_SLACK_NS
