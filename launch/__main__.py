@@ -13,7 +13,6 @@ from solver.base.command import Parser
 from solver.base.errors import HeptiError
 from solver.base.front import program, typed
 
-
 # What adds each command, as --help lists them.
 COMMANDS = {
     "lab": "launch.lab.command",

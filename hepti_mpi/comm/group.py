@@ -135,7 +135,7 @@ class Group:
         self._comm.Barrier()
 
     def _meet(self) -> None:
-        """Wait until all ranks are here, as for a message: a rank that has loaded its weights leaves others the core."""
+        """Wait until all ranks are here, as for a message: the core is for those that still load their weights."""
         arrival = self._comm.Ibarrier()
         self.traffic.wait(arrival.Test, IDLE_PAUSE_S)
 
