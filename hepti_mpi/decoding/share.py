@@ -220,7 +220,7 @@ class _Source:
         summed = weight.summed
         if not self._bits:
             matrix = self._reads.read(name, span)
-            return np.ascontiguousarray(matrix.T) if summed else matrix
+            return matrix.T if summed else matrix
         if summed:
             levels, scales = self._reads.read_blocks(name, span)
         else:

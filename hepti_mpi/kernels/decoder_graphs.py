@@ -28,7 +28,7 @@ HEAD_MULTIPLE = 8  # the operator takes heads of a multiple of so many columns
 TURNED_MULTIPLE = 16  # and turns those of a multiple of so many itself, twice so many columns of them at a time
 
 
-Matrix = Array | Blocks  # an Array is [in, out]
+Matrix = Array | Blocks  # an Array is [in, out], or such a view of one that lies as [out, in]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -147,11 +147,12 @@ class _Graph:
             self.blocks[y] = matrix
             self.nodes.append(matrix.node(x, y, [] if bias is None else [self.constant(f"{y}.bias", bias)]))
             return y
-        self.large[f"{y}.matrix"] = matrix
-        if bias is None:
-            return self.node("MatMul", [x, f"{y}.matrix"], y)
-        product = self.node("MatMul", [x, f"{y}.matrix"], f"{y}.product")
-        return self.node("Add", [product, self.constant(f"{y}.bias", bias)], y)
+        # As it lies: a copy of the head's matrix the other way round was half of what its graph took to make.
+        transposed = not matrix.flags.c_contiguous
+        self.large[f"{y}.matrix"] = matrix.T if transposed else matrix
+        product = y if bias is None else f"{y}.product"
+        self.node("FusedMatMul", [x, f"{y}.matrix"], product, CONTRIBUTED, transB=int(transposed))
+        return y if bias is None else self.node("Add", [product, self.constant(f"{y}.bias", bias)], y)
 
     def norm(self, x: str, y: str, norm: NormWeights, eps: float | None = None) -> str:
         """Add a norm over the last axis; "rms" without a shift."""
