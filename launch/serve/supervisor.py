@@ -68,11 +68,11 @@ class Supervisor:
         self._events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
         self._event_number = 0
         self._notices: set[asyncio.Task[None]] = set()
-        self._beats = Heartbeats(site, service, uuid.uuid4().hex[:8], self._board_event)
         log_folder = cache_folder() / "serve" / service
         with suppress(OSError):  # on a full disk there is no log
             log_folder.mkdir(parents=True, exist_ok=True)
         self._folder = _fresh_folder(service)
+        self._beats = Heartbeats(site, service, uuid.uuid4().hex[:8], self._folder, self._board_event)
         starter = Starter(site, self._beats, self._folder, log_folder)
         self._starts = Starts(self._beats)
         around = Surroundings(starter, cluster, sequences, context, self._starts, self._calm, self._event)
@@ -140,7 +140,7 @@ def service_name(port: int) -> str:
 
 
 def _fresh_folder(service: str) -> Path:
-    """Return an empty folder for mpirun, once those are removed that services of our name have left.
+    """Return an empty folder for mpirun and ssh, once those are removed that services of our name have left.
 
     In memory where there is such a place: on a full disk nothing would start again.
     """

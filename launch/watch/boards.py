@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from launch.base import shell
@@ -119,6 +120,8 @@ class Heartbeats:
         Which they are, and the way to them.
     service, token
         Mark the ranks: what is of this service but of another token is left from before, and killed.
+    folder
+        For the sockets of log-ins.
     tell
         Hears which boards are lost and back.
 
@@ -128,10 +131,10 @@ class Heartbeats:
         Numbers of the jobs that may run; what else is of this service is killed.
     """
 
-    def __init__(self, site: Site, service: str, token: str, tell: TellBoard) -> None:
+    def __init__(self, site: Site, service: str, token: str, folder: Path, tell: TellBoard) -> None:
         self.boards = {name: WatchedBoard(name) for name in site.boards}
         self.jobs: set[int] = set()
-        self._site, self._service, self._token, self._tell = site, service, token, tell
+        self._site, self._service, self._token, self._folder, self._tell = site, service, token, folder, tell
         self._numbers = itertools.count(1)
         self._jobs = itertools.count(1)
         self._following = 1
@@ -250,7 +253,7 @@ class Heartbeats:
     async def _connect(self, board: WatchedBoard) -> None:
         """Keep an agent running on a board."""
         while True:
-            command, first = self._site.agent(board.name, self._service, self._token)
+            command, first = self._site.agent(board.name, self._service, self._token, self._folder)
             try:
                 await self._listen(board, command, first)
             except OSError as error:

@@ -72,14 +72,25 @@ class Site:
         slots = self.ranks if self.alone else 1
         return "".join(f"{board} slots={slots}\n" for board in boards)
 
-    def agent(self, board: str, service: str, token: str) -> tuple[Command, bytes]:
-        """Return the command that starts a board's agent, and what goes to its standard input first."""
+    def agent(self, board: str, service: str, token: str, folder: Path) -> tuple[Command, bytes]:
+        """Return the command that starts a board's agent, and what goes to its standard input first.
+
+        Its log-in is shared, by a socket in the folder.
+        """
         words = [service, token, sys.executable, str(self.ranks if self.alone else 1)]
         if self.alone or (not self.enter and board in _own_names()):
             return [sys.executable, *BARE, str(AGENT), *words], b""
         program = AGENT.read_bytes()
         far = ["python3", *BARE, "-u", "-c", BOOT.format(len(program)), *words]
-        return [*self.enter, *SSH, board, shlex.join(far)], program
+        return [*self.enter, *SSH, "-o", "ControlMaster=auto", *shared(folder), board, shlex.join(far)], program
+
+
+def shared(folder: Path) -> Command:
+    """Return ssh's options for a board where an agent is logged in: 0.03 s instead of 0.24 on 0.38 of a core of 2024.
+
+    Where there is no agent, ssh logs in itself.
+    """
+    return ["-o", f"ControlPath={folder}/%C"]
 
 
 def _own_names() -> set[str]:

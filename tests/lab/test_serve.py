@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.lab.lab import load_lab
 from launch.serve.supervisor import service_name
 from tests.commands.languages import make_tiny
 from tests.lab.conftest import lab_up, wait_until, write_cluster
@@ -65,6 +66,17 @@ def test_an_answer_goes_on_when_a_cable_is_cut_and_the_host_is_taken_in_again(la
         assert wait_until(lambda: service.state()["models"][0]["boards"] == ["pi-0", "pi-1"], 60 / lab.scale)
         assert wait_until(lambda: service.state()["models"][0]["state"] == "ready", 120 / lab.scale)
         assert "".join(service.tokens(model)) == calm
+
+
+def test_a_service_logs_in_once_on_every_host_whoever_it_starts_there(lab, model, planned, cache, port):
+    def log_ins():
+        logs = [load_lab(lab.name).directory / "ssh" / host / "log" for host in ("pi-0", "pi-1", "pi-2")]
+        return [log.read_text().count("Accepted publickey") for log in logs]
+
+    before = log_ins()
+    with serving(lab, cache, port, "--model", model, *planned) as service:
+        assert "".join(service.tokens(model))  # agents, and mpirun
+        assert log_ins() == [number + 1 for number in before]
 
 
 def test_a_host_without_a_share_is_lost_and_back_unnoticed(lab, model, planned, cache, port):

@@ -47,7 +47,7 @@ def running(service, token="now", *, sent=False, server=()):
     where = site.Site(("far",), 1, enter=() if not sent else ("env",))
     command, first = [sys.executable, agent.__file__, service, token, *server], b""
     if sent:
-        command, first = where.agent("far", service, token)
+        command, first = where.agent("far", service, token, Path("none"))
         command = ["sh", "-c", command[-1]]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     process.stdin.write(first.decode())
