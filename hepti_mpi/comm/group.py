@@ -137,7 +137,7 @@ class Group:
     def _meet(self) -> None:
         """Wait until all ranks are here, as for a message: the core is for those that still load their weights."""
         arrival = self._comm.Ibarrier()
-        self.traffic.wait(arrival.Test, IDLE_PAUSE_S)
+        self.traffic.wait(arrival.Test, LONGEST_PAUSE_S)
 
     def slowest(self, seconds: float) -> float:
         """Return the largest of all ranks' times."""
