@@ -91,9 +91,10 @@ class RankJob:
         """
         while (code := self.code) is None:
             await asyncio.sleep(POLL_S)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WORDS_S):
-                await asyncio.shield(self._listening)
+        if code >= 0:  # one that a signal has ended had none
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WORDS_S):
+                    await asyncio.shield(self._listening)
         return code
 
     def signalled(self) -> str | None:
