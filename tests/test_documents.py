@@ -1,6 +1,7 @@
 """README, docs and what else is for readers: links lead somewhere, and commands are ones that exist."""
 
 import argparse
+import ast
 import importlib
 import re
 import shlex
@@ -130,3 +131,20 @@ def test_a_written_plan_is_made(line, monkeypatch, capsys, tmp_path):
     assert code == 0, said.err
     assert said.out
     assert all((tmp_path / word).exists() for word in words if word.endswith((".svg", ".json")))
+
+
+def test_the_codes_of_refusals_are_those_that_the_service_has():
+    """Each is a text of `launch/serve`: the fourth argument of an error, what it is chosen among, or `code_of`'s."""
+    table = [line.split("|")[2] for line in (ROOT / "docs/http.md").read_text().splitlines() if line.startswith("| ")]
+    written = {code for cell in table for code in re.findall(r"`([a-z_]+)`", cell)}
+    texts, given = set(), set()
+    for path in (ROOT / "launch/serve").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant):
+                texts.add(node.value)
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "ApiError":
+                codes = [*node.args[3:4], *(word.value for word in node.keywords if word.arg == "code")]
+                given |= {part.value for code in codes for part in ast.walk(code) if isinstance(part, ast.Constant)}
+
+    assert given
+    assert given <= written <= texts

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -328,15 +329,20 @@ def parse_json(body: bytes) -> Fields:
         where = f"line {error.lineno}, column {error.colno}"
         complaint = f'the body is not JSON at {where}: send an object like {{"model": …}}'
         raise ApiError(400, complaint, code="invalid_json") from None
-    except (ValueError, RecursionError) as error:
-        raise ApiError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not {error.encoding.upper()} at byte {error.start}", code="invalid_json") from None
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+    except ValueError:  # which is all that Python refuses besides
+        complaint = f"the body has a number of more than {sys.get_int_max_str_digits()} digits"
+        raise ApiError(400, complaint, code="invalid_json") from None
     if not isinstance(table, dict):
         raise ApiError(400, f"the body must be a JSON object, not {_kind(table)}", code="invalid_json")
     return Fields(table)
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ApiError(400, f"the body is not JSON: {name} is no number", code="invalid_json")
 
 
 async def parse_form(request: Request, body: bytes) -> FormData:

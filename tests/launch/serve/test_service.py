@@ -117,20 +117,26 @@ def test_a_wrong_body_is_a_bad_request_that_names_the_field(service, path, body,
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[1]", b"null", b'{"model": NaN}', b"\xff\xfe\xfd", b"[" * 100_000, b'{"a": ' + b"9" * 5000]
+    ("body", "complaint"),
+    [
+        (b"", "the body is not JSON at line 1, column 1: send an object"),
+        (b"{", "the body is not JSON at line 1, column 2: send an object"),
+        (b'{"model":\n nothing}', "the body is not JSON at line 2, column 2: send an object"),
+        (b"[1]", "the body must be a JSON object, not "),
+        (b"null", "the body must be a JSON object, not "),
+        (b'{"model": NaN}', "the body is not JSON: NaN is no number"),
+        (b'{"model": "\xe9"}', "the body is not UTF-8 at byte 11"),
+        (b"[" * 100_000, "the body is nested too deeply"),
+        (b'{"a": ' + b"9" * 5000, "the body has a number of more than 4300 digits"),
+    ],
 )
 @pytest.mark.parametrize("path", ["chat/completions", "embeddings", "classifications"])
-def test_what_is_no_json_object_is_a_bad_request(service, path, body):
+def test_what_is_no_json_object_is_a_bad_request_that_says_why(service, path, body, complaint):
     answer = httpx.post(f"{service.url}/v1/{path}", content=body)
 
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "invalid_json"
-
-
-def test_a_body_that_is_no_json_is_told_where(service):
-    answer = httpx.post(f"{service.url}/v1/chat/completions", content=b'{"model":\n nothing}')
-
-    assert answer.json()["error"]["message"].startswith("the body is not JSON at line 2, column 2: send an object")
+    assert answer.json()["error"]["message"].startswith(complaint)
 
 
 def test_a_conversation_without_a_message_is_said_to_be_one(service):
