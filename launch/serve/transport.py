@@ -328,17 +328,17 @@ def parse_json(body: bytes) -> Fields:
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         complaint = f'the body is not JSON at {where}: send an object like {{"model": …}}'
-        raise ApiError(400, complaint, code="invalid_json") from None
     except UnicodeDecodeError as error:
-        raise ApiError(400, f"the body is not {error.encoding.upper()} at byte {error.start}", code="invalid_json") from None
+        complaint = f"the body is not {error.encoding.upper()} at byte {error.start}"
     except RecursionError:
-        raise ApiError(400, "the body is nested too deeply", code="invalid_json") from None
+        complaint = "the body is nested too deeply"
     except ValueError:  # which is all that Python refuses besides
         complaint = f"the body has a number of more than {sys.get_int_max_str_digits()} digits"
-        raise ApiError(400, complaint, code="invalid_json") from None
-    if not isinstance(table, dict):
-        raise ApiError(400, f"the body must be a JSON object, not {_kind(table)}", code="invalid_json")
-    return Fields(table)
+    else:
+        if isinstance(table, dict):
+            return Fields(table)
+        complaint = f"the body must be a JSON object, not {_kind(table)}"
+    raise ApiError(400, complaint, code="invalid_json")
 
 
 def _refuse_constant(name: str) -> None:
