@@ -406,11 +406,15 @@ def moved_bytes(net: ConvNet, held: Mapping[str, Held], needs: Mapping[str, Boxe
     ranks = range(len(next(iter(held.values())).boxes))
     moved = [[0 for _ in ranks] for _ in ranks]
     for value, wanted in needs.items():
-        for sender, box in enumerate(held[value].boxes):
-            for receiver in ranks if box.size else ():
-                if sender != receiver and (common := box.common(wanted[receiver])):
-                    size = net.bytes_of(value, common) // 4
-                    moved[sender][receiver] += size if value == net.input else size * wire.bits // 8
+        receivers = [(rank, box, box.rows) for rank, box in enumerate(wanted) if box.size]
+        bits = 8 if value == net.input else wire.bits
+        for sender, own in enumerate(held[value].boxes):
+            if not own.size:
+                continue
+            first, stop = own.rows.start, own.rows.stop  # of a hundred ranks few have rows that one needs
+            for receiver, box, rows in receivers:
+                if rows.start < stop and first < rows.stop and receiver != sender and (common := own.common(box)):
+                    moved[sender][receiver] += net.bytes_of(value, common) // 4 * bits // 8
     return moved
 
 
