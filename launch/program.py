@@ -141,7 +141,7 @@ class HostCluster:
                 plan.save(made)
             for name, value in given.items():
                 words += [] if value is None else [f"--{name}", str(value)]
-            command = self._mpirun(Path(folder.name), [sys.executable, "-m", "hepti_mpi", *words])
+            command = self._mpirun(Path(folder.name), [sys.executable, "-P", "-m", "hepti_mpi", *words])
             hosts = self.hosts or ("this machine",)
             boards = [hosts[rank % len(hosts)] for rank in range(self.ranks)]
             return StartedModel(path, kind, boards, command, folder)

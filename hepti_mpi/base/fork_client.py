@@ -29,7 +29,7 @@ def main(name: str, words: list[str]) -> NoReturn:
     """Be the rank, or let the server be it."""
     code = _served(name, words)
     if code is None:
-        os.execv(sys.executable, [sys.executable, "-m", "hepti_mpi", *words])
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "hepti_mpi", *words])
     if code < 0:
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)

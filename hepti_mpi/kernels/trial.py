@@ -49,7 +49,7 @@ def known() -> str | None:
 
 def tried() -> str:
     """Let onnxruntime compute in a process of its own; return, and keep, what is wrong with it, "" if nothing is."""
-    command = [sys.executable, "-m", "hepti_mpi.kernels.trial_graphs"]
+    command = [sys.executable, "-P", "-m", "hepti_mpi.kernels.trial_graphs"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(OF_MPI)}
     try:
         done = subprocess.run(

@@ -26,7 +26,7 @@ def check_ranks(ranks: int, option: str = "--np") -> None:
     if ranks > cores * RANKS_PER_CORE:
         raise HeptiError(
             f"{option} {ranks} are {ranks} processes on {counted(cores, 'core')} of this machine, more than "
-            f"{RANKS_PER_CORE} a core: give {cores * RANKS_PER_CORE} at most, or boards with --hosts"
+            f"{RANKS_PER_CORE} a core: give {cores * RANKS_PER_CORE} at most, or boards by --hostfile"
         )
     from launch.doctor.probe import free_bytes  # with it comes what few ranks do not wait for
     from solver.cluster.cluster import MIB, PROGRAM_BYTES
@@ -35,5 +35,5 @@ def check_ranks(ranks: int, option: str = "--np") -> None:
     if ranks * PROGRAM_BYTES > free:
         raise HeptiError(
             f"{option} {ranks} are {ranks} processes of {PROGRAM_BYTES // MIB} MiB before any weights, this machine "
-            f"has {free // MIB} MiB free: give {max(1, free // PROGRAM_BYTES)} at most, or boards with --hosts"
+            f"has {free // MIB} MiB free: give {max(1, free // PROGRAM_BYTES)} at most, or boards by --hostfile"
         )

@@ -121,7 +121,8 @@ def _run(arguments: Sequence[str]) -> int:
     if name not in COMMANDS:
         raise HeptiError(f"there is no such command{did_you_mean(name, COMMANDS)}: see hepti --help")
     command = COMMANDS[name]
-    module = [sys.executable, "-m", *command.words]
+    # A file of the folder that it is typed in is not to be taken for one of our packages (-P).
+    module = [sys.executable, "-P", "-m", *command.words]
     # A module whose own command has this name says it behind the program's.
     called = "hepti" if command.words[-1] == name and not command.on_hosts else f"hepti {name}"
     if not command.on_hosts:

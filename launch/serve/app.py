@@ -32,6 +32,7 @@ from launch.serve.transport import (
     check_text,
     parse_json,
     read_body,
+    shown,
     until_gone,
 )
 
@@ -254,7 +255,7 @@ async def _complain(request: Request, error: ApiError) -> Response:
 
 
 async def _complain_of_http(request: Request, error: HTTPException) -> Response:
-    path, taken = request.url.path, (error.headers or {}).get("Allow")
+    path, taken = shown(request.url.path), (error.headers or {}).get("Allow")
     if error.status_code == 405:
         code, what = "method_not_allowed", f"{path} is asked by {taken}, not by {request.method}"
     else:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from launch.serve.metrics import Served
 from launch.serve.texts import MOST_TOP_K, LanguageTexts, code_of
-from launch.serve.transport import ApiError, Desk, Fields, check_text, wrong
+from launch.serve.transport import ApiError, Desk, Fields, check_text, shown, wrong
 from solver.base.errors import HeptiError
 
 Found = TypeVar("Found")
@@ -209,6 +209,8 @@ class Chat(Endpoint):
         settings = body.value("chat_template_kwargs") or {}
         if not isinstance(settings, dict):
             raise wrong("chat_template_kwargs", "an object", settings)
+        if "messages" in settings:
+            raise ApiError(400, "chat_template_kwargs has messages: give them beside it", "messages", "invalid_value")
         return await _in_thread("messages", texts.conversation, messages, settings)
 
     def _most_tokens(self, body: Fields) -> tuple[str, int | None]:
@@ -254,16 +256,19 @@ class Completion(Endpoint):
 
     async def _tokens(self, body: Fields, texts: LanguageTexts) -> list[int]:
         prompt = body.value("prompt")
-        if isinstance(prompt, list) and prompt and not all(type(token) is int for token in prompt):
+        if isinstance(prompt, list) and prompt and all(isinstance(one, str | list) for one in prompt):
             if len(prompt) > 1:
                 complaint = f"prompt is a list of {len(prompt)} prompts: ask one in a request"
                 raise ApiError(400, complaint, "prompt", "unsupported_parameter")
             prompt = prompt[0]
         if isinstance(prompt, str):
             return await _in_thread("prompt", texts.prompt, check_text(prompt, "prompt"))
-        if isinstance(prompt, list) and all(type(token) is int for token in prompt):
-            return await _in_thread("prompt", texts.ids, prompt)
-        raise wrong("prompt", "a string or a list of token ids", prompt)
+        if not isinstance(prompt, list):
+            raise wrong("prompt", "a string or a list of token ids", prompt)
+        for number, token in enumerate(prompt):
+            if type(token) is not int:
+                raise wrong(f"prompt[{number}]", "a token id", token)
+        return await _in_thread("prompt", texts.ids, prompt)
 
     def _most_tokens(self, body: Fields) -> tuple[str, int | None]:
         return "max_tokens", body.whole("max_tokens", 1) or COMPLETION_TOKENS
@@ -349,6 +354,9 @@ def _drawing(body: Fields, texts: LanguageTexts) -> dict[str, Any]:
 
 def _messages(messages: Any) -> list[dict[str, str]]:
     """Return a conversation as chat templates read it."""
+    if messages is None:
+        complaint = f"messages is missing, it must be a list like {MESSAGES}"
+        raise ApiError(400, complaint, "messages", "missing_required_parameter")
     if not isinstance(messages, list):
         raise wrong("messages", f"a list like {MESSAGES}", messages)
     if not messages:
@@ -388,7 +396,8 @@ def _schema(wished: Fields) -> dict[str, Any] | None:
             if not isinstance(schema, dict):
                 raise wrong("response_format.json_schema.schema", "an object", schema)
             return schema
-    raise wrong("response_format.type", "text, json_object or json_schema", wished.value("type"))
+    complaint = f"response_format.type is {shown(wished.value('type'))}, must be text, json_object or json_schema"
+    raise ApiError(400, complaint, "response_format.type", "invalid_value")
 
 
 async def _in_thread(param: str, call: Callable[..., Found], *arguments: Any) -> Found:

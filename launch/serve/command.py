@@ -91,7 +91,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--sequences", type=int, metavar="B", help=text)
     text = "language models: tokens of a prompt and its answer (default: what generate has)"
     parser.add_argument("--context", type=int, metavar="C", help=text)
-    text = "what to plan for: a file, or a ready one (default: the boards are measured once)"
+    text = "what to plan for: a file, or a ready one (default: the boards are measured, once a model)"
     parser.add_argument("--cluster", metavar="CLUSTER.toml|NAME", help=text)
     text = "requests that may wait, of each model (default: %(default)s)"
     parser.add_argument("--most-waiting", type=int, default=MOST_WAITING, metavar="N", help=text)
@@ -114,9 +114,6 @@ def _run(options: argparse.Namespace) -> int:
         return _watch(options)
     if not options.model:
         raise HeptiError("give --model M.h5 to serve it, or --watch to see a service that runs")
-    if options.print_unit:
-        print(_unit(options), end="")
-        return 0
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
@@ -143,7 +140,7 @@ def _in_address(host: str) -> str:
 
 def _serve(options: argparse.Namespace) -> int:
     from launch.serve.app import make_app
-    from launch.serve.keys import check_address, read_keys
+    from launch.serve.keys import VARIABLE, check_address, read_keys
     from launch.serve.served import served_file
     from launch.serve.supervisor import Supervisor, service_name
     from launch.serve.texts import LanguageTexts, read_texts
@@ -160,6 +157,13 @@ def _serve(options: argparse.Namespace) -> int:
     cluster = None if options.cluster is None else find_cluster(options.cluster)
     keys = read_keys(options.key_file)
     check_address(options.host, keys)
+    if options.print_unit:
+        if options.hostfile is not None:
+            read_hostfile(options.hostfile)
+        print(_unit(options), end="")
+        if keys and options.key_file is None:
+            print(f"note: {VARIABLE} is not in the unit: give --key-file", file=sys.stderr)
+        return 0
     with _listening(options.host, options.port) as listener, _site(options) as site:
         if cluster is not None:
             cluster.first(site.ranks, options.cluster)
@@ -238,10 +242,18 @@ def _server(app: object) -> uvicorn.Server:
 
 
 async def _tell(supervisor: Supervisor) -> None:
-    """Print a line where all models are ready, and what happens to boards and ranks on standard error."""
+    """Print a line where all models are ready, and what happens to boards and ranks on standard error.
+
+    Raises
+    ------
+    HeptiError
+        If no model can be served.
+    """
     was_ready, last = False, 0
     while True:
         state = supervisor.state()
+        if all(model["state"] == "failed" for model in state["models"]):
+            raise HeptiError("; ".join(f"{model['name']}: {model['reason']}" for model in state["models"]))
         for event in state["events"]:
             if event["number"] > last:
                 print(event["text"], file=sys.stderr, flush=True)
@@ -306,7 +318,7 @@ def _lab(word: str) -> Iterator[Lab]:
 
 def _unit(options: argparse.Namespace) -> str:
     """Return a systemd unit that starts what this command line would."""
-    words = [sys.executable, "-m", "launch", "serve"]
+    words = [sys.executable, "-P", "-m", "launch", "serve"]
     for name in ("hostfile", "lab", "cluster", "key_file", "sequences", "context", "host", "port", "most_waiting"):
         value = getattr(options, name)
         if value is not None:
@@ -317,5 +329,5 @@ def _unit(options: argparse.Namespace) -> str:
     for model in options.model:
         words += ["--model", str(model.absolute())]
     models = ", ".join(model.stem for model in options.model)
-    command = shlex.join(words).replace("%", "%%")
-    return UNIT.format(models=models, user=getpass.getuser(), folder=Path.cwd(), command=command)
+    facts = {"models": models, "user": getpass.getuser(), "folder": str(Path.cwd()), "command": shlex.join(words)}
+    return UNIT.format(**{name: fact.replace("%", "%%") for name, fact in facts.items()})

@@ -39,6 +39,8 @@ def read_keys(path: Path | None, environment: Mapping[str, str] = os.environ) ->
         source = f"environment variable {VARIABLE}"
     else:
         source = f"key file {path}"
+        if path.is_dir():
+            raise HeptiError(f"{source} is a folder: name a file with a key a line")
         with explained(f"cannot read {source}", (OSError, UnicodeDecodeError)):
             if others := path.stat().st_mode & 0o077:
                 raise HeptiError(f"{source} may be used by other users (mode bits {others:03o}): chmod 600 {path}")

@@ -137,7 +137,8 @@ class Plans:
         first = LAST if ahead else ()
         try:
             write_cluster(cluster, self._asked)
-            code, _, _ = await shell.carry([*first, sys.executable, "-m", "solver", *self._words, *words], (), PLAN_S)
+            planner = [sys.executable, "-P", "-m", "solver", *self._words, *words]
+            code, _, _ = await shell.carry([*first, *planner], (), PLAN_S)
             return self._found.read_text() if code == 0 else None
         except (HeptiError, OSError):  # a disk may be full
             return None

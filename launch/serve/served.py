@@ -477,7 +477,7 @@ class ServedModel:
         """Measure boards for this model; return the cluster file."""
         self._plans.forget_all()
         self._loads("the boards are measured")
-        self._around.tell("measuring", f"{self.name}: measuring {', '.join(boards)}, which takes some seconds", None)
+        self._around.tell("measuring", f"{self.name}: measuring {', '.join(boards)}: half a minute", None)
         return await self._starter.measure(self.name, boards, self._file.path)
 
     def _loads(self, what: str) -> None:

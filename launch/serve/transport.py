@@ -27,6 +27,7 @@ from launch.serve.metrics import Metrics, Served, Watched
 T = TypeVar("T")
 MOST_PARTS = 64  # of a form
 MOST_WHOLE = (1 << 31) - 1  # a number of tokens, where nothing else limits it
+SHOWN = 100  # characters of what was sent
 MOST_RETRY_S = 60  # that a client is asked to wait before it tries again
 HELD_BACK = {"cache-control": "no-store", "x-accel-buffering": "no"}  # proxies keep no stream for themselves
 
@@ -424,7 +425,7 @@ class Fields:
         if value is None:
             return None
         if type(value) is not int:
-            raise wrong(name, "a whole number", value)
+            raise ApiError(400, f"{name} is {shown(value)}, must be a whole number", name, "invalid_type")
         self._check_range(name, value, least, most)
         return value
 
@@ -478,6 +479,12 @@ def check_text(value: Any, name: str) -> str:
 def wrong(name: str, wanted: str, value: Any) -> ApiError:
     """Return what says that a field is of another kind than it must be."""
     return ApiError(400, f"{name} must be {wanted}, not {_kind(value)}", name, "invalid_type")
+
+
+def shown(value: Any) -> str:
+    """Return what a client has sent as a sentence can show it: JSON, the end of what is long left out."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
 
 
 def _kind(value: Any) -> str:

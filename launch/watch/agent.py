@@ -357,7 +357,7 @@ class Forks:
                 listening.bind(self.name)
                 listening.listen()
                 listening.set_inheritable(True)
-                words = [self.python, "-m", "hepti_mpi.fork_server", str(listening.fileno())]
+                words = [self.python, "-P", "-m", "hepti_mpi.fork_server", str(listening.fileno())]
                 streams = [(os.POSIX_SPAWN_DUP2, nothing, number) for number in range(3)]
                 # By which a rank knows how many threads are its own.
                 environment = {**os.environ, "OMPI_COMM_WORLD_LOCAL_SIZE": self.ranks}

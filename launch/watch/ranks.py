@@ -23,6 +23,7 @@ END_S = 3.0
 POLL_S = 0.05
 WORDS_S = 0.3  # mpirun's last words come before it ends: they are there already, unless others hold its streams
 BAD_INPUT = 2
+OURS = "python -m hepti_mpi"  # how lines of ranks begin
 # What mpirun says, across the lines that it breaks: of a rank that a signal ended, of a host that it lost, and of one
 # where its own daemon did not start.
 SIGNALLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on signal (\d+)")
@@ -121,7 +122,7 @@ class RankJob:
         if found := UNSTARTED.search(self._said()):
             return f"mpirun's daemon did not start on {found[1]}"
         code = self.code or 0
-        ours = [line for line in self._words if "python -m hepti_mpi" in line]
+        ours = [line.partition(OURS)[2].partition(": ")[2] or line for line in self._words if OURS in line]
         others = [line for line in self._words if line.strip("- \n") and not line.startswith("note: ")]
         if code >= 0 and (ours or others):
             return " ".join((ours or others)[-1].split())

@@ -21,7 +21,7 @@ def runs(process, model):
         words = (process / "cmdline").read_bytes().decode().split("\0")
     except OSError:  # it has just ended
         return False
-    return words[1:3] == ["-m", "hepti_mpi"] and str(model) in words
+    return [word for word in words[1:4] if word != "-P"][:2] == ["-m", "hepti_mpi"] and str(model) in words
 
 
 def cpu_seconds(pid):

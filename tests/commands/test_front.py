@@ -53,6 +53,16 @@ def test_a_run_on_this_machine_needs_no_settings_and_leaves_no_log(ranks, model,
     assert logs(folder) == []
 
 
+def test_files_of_the_folder_that_it_is_typed_in_are_not_taken_for_its_own(model, tmp_path, cache):
+    for name in ("launch", "solver", "hepti_mpi", "weights"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")
+    hepti = Path(sys.executable).with_name("hepti")
+    plan = ("plan", "--model", "bert-base", "--cluster", "mixed4")
+    for words in (plan, ("run", "--np", 2, "--model", model, "--random", 4), ("lab", "status"), ("convert", "--help")):
+        done = run("env", "-C", tmp_path, hepti, *words, **cache[0])
+        assert done.returncode == 0, done.stderr
+
+
 def test_lines_of_standard_input_are_answered_one_by_one(model, cache):
     with start(*HEPTI, "run", "--np", "2", "--model", model, "--input", "-", **cache[0]) as process:
         for tokens in ([5, 6], [7, 8, 9]):

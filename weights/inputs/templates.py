@@ -59,12 +59,10 @@ class ChatTemplate:
         HeptiError
             If the template refuses the conversation, or fails.
         """
-        seen = {"tools": None, "documents": None, **(settings or {}), **self._special}
+        seen = {"tools": None, "documents": None, **(settings or {}), **self._special, "add_generation_prompt": True}
         # It may raise whatever Python raises.
         with explained("the chat template refuses this conversation", Exception):
-            return self._template.render(
-                messages=[dict(message) for message in messages], add_generation_prompt=True, **seen
-            )
+            return self._template.render(seen | {"messages": [dict(message) for message in messages]})
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

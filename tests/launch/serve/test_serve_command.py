@@ -38,7 +38,7 @@ def served(model, folder, port, *words, **variables):
     try:
         first, second = process.stdout.readline(), process.stdout.readline()
         assert first == f"listening on http://127.0.0.1:{port}; loading {model.stem}\n", process.stderr.read()
-        assert second == "ready\n"
+        assert second == "ready\n", process.stderr.read()
         yield process
     finally:
         if process.poll() is None:
@@ -198,6 +198,28 @@ def test_a_board_with_two_slots_is_refused(tiny, tmp_path):
     assert "pi-0 has slots=2, a board takes one rank" in done.stderr
 
 
+def test_a_service_whose_only_model_is_refused_ends_in_one_line(tiny, tmp_path, port):
+    model = tmp_path / "refused.h5"
+    model.symlink_to(tiny.path)
+    with pytest.raises(AssertionError) as ended, served(model, tmp_path, port):
+        pass
+
+    assert str(ended.value).startswith("python -m launch serve: refused: no plan fits: 5 bytes are missing\n")
+
+
+def test_a_unit_that_could_not_start_is_not_printed(tiny, tmp_path, monkeypatch):
+    for words in (["--hostfile", tmp_path / "none"], ["--host", "0.0.0.0"], ["--key-file", tmp_path]):
+        done = inside.run(main, "serve", "--model", tiny.path, *words, "--print-unit")
+        assert (done.returncode, done.stdout) == (2, ""), words
+        assert len(done.stderr.splitlines()) == 1
+    monkeypatch.setenv("HEPTI_API_KEY", "k" * 16)
+    done = inside.run(main, "serve", "--model", tiny.path, "--host", "0.0.0.0", "--print-unit")
+
+    assert done.returncode == 0
+    assert "k" * 16 not in done.stdout
+    assert done.stderr == "note: HEPTI_API_KEY is not in the unit: give --key-file\n"
+
+
 def test_the_unit_starts_what_the_command_line_would(tiny, monkeypatch):
     monkeypatch.chdir(tiny.path.parent)
     done = inside.run(main, "serve", "--np", 3, "--model", tiny.path.name, "--port", 18000, "--print-unit")
@@ -215,7 +237,7 @@ def test_events_are_told_also_when_the_clock_goes_back(capsys):
         entries: ClassVar = [{"number": 1, "at": 9000.0, "text": "pi-1 is silent"}]
 
         def state(self):
-            return {"events": self.entries, "models": []}
+            return {"events": self.entries, "models": [{"state": "loading"}]}
 
     async def scenario():
         told = Told()

@@ -139,6 +139,44 @@ def test_what_is_no_json_object_is_a_bad_request_that_says_why(service, path, bo
     assert answer.json()["error"]["message"].startswith(complaint)
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "complaint", "code"),
+    [
+        ("chat/completions", {}, "messages is missing", "missing_required_parameter"),
+        (
+            "chat/completions",
+            {"messages": HI, "response_format": {"type": "xml"}},
+            "response_format.type is xml, must be",
+            "invalid_value",
+        ),
+        (
+            "chat/completions",
+            {"messages": HI, "max_tokens": 2.5},
+            "max_tokens is 2.5, must be a whole number",
+            "invalid_type",
+        ),
+        (
+            "chat/completions",
+            {"messages": HI, "max_tokens": "9" * 200},
+            f"max_tokens is {'9' * 100} …, must be",
+            "invalid_type",
+        ),
+        ("completions", {"prompt": [1, "a"]}, "prompt[1] must be a token id, not a string", "invalid_type"),
+        ("completions", {"prompt": ["a", "b"]}, "prompt is a list of 2 prompts: ask one", "unsupported_parameter"),
+    ],
+)
+def test_a_refusal_says_what_was_sent(service, path, body, complaint, code):
+    answer = httpx.post(f"{service.url}/v1/{path}", json={"model": "tiny", **body})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"].startswith(complaint)
+    assert answer.json()["error"]["code"] == code
+
+
+def test_a_long_path_is_not_sent_back_whole(service):
+    assert len(httpx.get(f"{service.url}/{'a' * 10_000}").json()["error"]["message"]) < 400
+
+
 def test_a_conversation_without_a_message_is_said_to_be_one(service):
     answer = httpx.post(f"{service.url}/v1/chat/completions", json={"model": "tiny", "messages": []})
 

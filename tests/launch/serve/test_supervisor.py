@@ -220,7 +220,7 @@ def test_bad_input_is_said_once_and_open_requests_end(model, tmp_path, monkeypat
             _, last = await fakes.told(request)
 
             assert (served.state, served.restarts) == ("failed", 1)  # with a plan of the service's, and with their own
-            assert served.reason == last["error"] == "python -m hepti_mpi: no plan fits: 5 bytes are missing"
+            assert served.reason == last["error"] == "no plan fits: 5 bytes are missing"
 
     run(scenario())
 
@@ -239,7 +239,7 @@ def test_what_does_not_fit_on_the_rest_waits_for_the_board(model, tmp_path, monk
             fakes.unplug("pi-1")
             await fakes.until(lambda: "7 bytes" in (served.reason or ""))
             assert served.state == "replanning"
-            assert served.reason == "not without pi-1: python -m hepti_mpi: no plan fits: 7 bytes are missing"
+            assert served.reason == "not without pi-1: no plan fits: 7 bytes are missing"
             refuses.unlink()
             fakes.plug("pi-1")
             tokens, _ = await answer
@@ -261,7 +261,7 @@ def test_what_fitted_before_is_tried_again_when_there_is_more_free_memory(model,
             await fakes.until(lambda: request.said)
             refuses.write_text("no plan fits: 7 bytes are missing")
             os.kill(fakes.rank_process(supervisor, 1), signal.SIGKILL)
-            await fakes.until(lambda: served.reason == "python -m hepti_mpi: no plan fits: 7 bytes are missing", 20.0)
+            await fakes.until(lambda: served.reason == "no plan fits: 7 bytes are missing", 20.0)
             assert served.state == "replanning"
             refuses.unlink()
             monkeypatch.setattr(served._clusters, "free", lambda boards: dict.fromkeys(boards, 1 << 40))
@@ -301,7 +301,7 @@ def test_health_is_503_with_the_reason_while_loading_behind_a_loss_and_short_of_
             await fakes.ready(supervisor)
             refuses.write_text("no plan fits: 7 bytes are missing")
             os.kill(fakes.rank_process(supervisor, 2), signal.SIGKILL)
-            await said(503, "model: replanning, python -m hepti_mpi: no plan fits: 7 bytes are missing")
+            await said(503, "model: replanning, no plan fits: 7 bytes are missing")
             refuses.unlink()
             monkeypatch.setattr(served._clusters, "free", lambda boards: dict.fromkeys(boards, 1 << 40))
             await fakes.ready(supervisor)

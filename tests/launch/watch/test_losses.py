@@ -133,7 +133,7 @@ def test_the_page_sees_a_rank_on_its_board_alone():
             213,
             "mpirun's daemon did not start on pi-1",
         ),
-        ("note: 2 ranks\npython -m hepti_mpi: no room\n-----\nmore\n", 1, "python -m hepti_mpi: no room"),
+        ("note: 2 ranks\npython -m hepti_mpi: no room\n-----\nmore\n", 1, "no room"),
         ("note: 2 ranks\n", 3, "mpirun ended with exit code 3"),
         ("note: 2 ranks\n", 213, "mpirun ended with exit code 213"),
         ("note: 2 ranks\n", 137, "a rank was ended by signal 9 (SIGKILL)"),
