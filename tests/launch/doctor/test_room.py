@@ -24,7 +24,7 @@ def test_a_try_out_may_have_more_ranks_than_cores(ranks):
 @pytest.mark.parametrize(
     ("ranks", "complaint"),
     [
-        (64, "64 are 64 processes on 2 cores of this machine, more than 8 a core: give 16 at most, or boards with"),
+        (64, "64 are 64 processes on 2 cores of this machine, more than 8 a core: give 16 at most, or boards by"),
         (7, "7 are 7 processes of 150 MiB before any weights, this machine has 1000 MiB free: give 6 at most, or"),
     ],
 )
