@@ -159,7 +159,7 @@ def _serve(options: argparse.Namespace) -> int:
     check_address(options.host, keys)
     if options.print_unit:
         if options.hostfile is not None:
-            read_hostfile(options.hostfile)
+            _boards(options.hostfile)
         print(_unit(options), end="")
         if keys and options.key_file is None:
             print(f"note: {VARIABLE} is not in the unit: give --key-file", file=sys.stderr)
@@ -290,14 +290,19 @@ def _site(options: argparse.Namespace) -> Iterator[Site]:
             names = tuple(host.name for host in lab.hosts)
             yield Site(names, len(names), enter_command(lab, machine_cgroups()), lab.scale)
     elif options.hostfile is not None:
-        entries = read_hostfile(options.hostfile)
-        for entry in entries:
-            if entry.slots not in (None, 1):
-                raise HeptiError(f"{options.hostfile}: {entry.host} has slots={entry.slots}, a board takes one rank")
-        names = tuple(dict.fromkeys(entry.host for entry in entries))
+        names = _boards(options.hostfile)
         yield Site(names, len(names))
     else:
         yield Site(("localhost",), options.np, alone=True)
+
+
+def _boards(hostfile: Path) -> tuple[str, ...]:
+    """Return the boards of a hostfile, each of which takes one rank."""
+    entries = read_hostfile(hostfile)
+    for entry in entries:
+        if entry.slots not in (None, 1):
+            raise HeptiError(f"{hostfile}: {entry.host} has slots={entry.slots}, a board takes one rank")
+    return tuple(dict.fromkeys(entry.host for entry in entries))
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.serve.served import ServedFile, ServedModel, Surroundings
+from launch.watch.agent import FOLDER, sweep
 from launch.watch.boards import Heartbeats, states
 from launch.watch.site import Site
 from launch.watch.starter import Starter
@@ -26,7 +27,6 @@ from solver.base.cache import cache_folder
 from solver.cluster.cluster import Cluster
 
 EVENTS = 50
-FOLDER = "hepti-service-"  # and process number: of a service
 
 
 class Supervisor:
@@ -72,7 +72,7 @@ class Supervisor:
         log_folder = cache_folder() / "serve" / service
         with suppress(OSError):  # on a full disk there is no log
             log_folder.mkdir(parents=True, exist_ok=True)
-        self._folder = _fresh_folder()
+        self._folder = _fresh_folder(service)
         self._beats = Heartbeats(site, service, uuid.uuid4().hex[:8], self._folder, self._board_event)
         starter = Starter(site, self._beats, self._folder, log_folder)
         self._starts = Starts(self._beats)
@@ -140,19 +140,15 @@ def service_name(port: int) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
 
 
-def _fresh_folder() -> Path:
+def _fresh_folder(service: str) -> Path:
     """Return an empty folder for mpirun and ssh, once those are removed that dead services have left.
 
     In memory where there is such a place: on a full disk nothing would start again.
     """
     memory = Path("/dev/shm")
     place = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-    for old in place.glob(f"{FOLDER}*-*"):
-        process = Path("/proc", old.name.removeprefix(FOLDER).partition("-")[0])
-        with suppress(OSError):  # another service removes it
-            if not process.exists() and not old.is_symlink() and old.stat().st_uid == os.geteuid():
-                shutil.rmtree(old, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"{FOLDER}{os.getpid()}-", dir=place))
+    sweep(str(place))
+    return Path(tempfile.mkdtemp(prefix=f"{FOLDER}{service}-{os.getpid()}-", dir=place))
 
 
 async def _forward(task: asyncio.Task[None]) -> None:

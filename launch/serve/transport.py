@@ -482,9 +482,10 @@ def wrong(name: str, wanted: str, value: Any) -> ApiError:
 
 
 def shown(value: Any) -> str:
-    """Return what a client has sent as a sentence can show it: JSON, the end of what is long left out."""
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]} …"
+    """Return what a client has sent as a sentence can show it: of a long string the beginning, of a list its kind."""
+    if isinstance(value, str):
+        return value if len(value) <= SHOWN else f"{value[:SHOWN]} …"
+    return _short(value) if type(value) in (int, float) else _kind(value)
 
 
 def _kind(value: Any) -> str:

@@ -54,7 +54,7 @@ THROTTLED_S = 10.0
 TICKS = os.sysconf("SC_CLK_TCK")
 # In memory: a full disk is no reason not to start again. mpirun's daemon has its files there, too.
 SHARED_MEMORY = "/dev/shm"
-FOLDER = "hepti-serve-"  # and service, token, process number and time: an agent's
+FOLDER = "hepti-serve-"  # and service, an agent's token, process number, and what makes it the only one
 DAEMON = "prted."  # and its process number: its folder
 SEGMENT = "sm_segment."  # of MPI: a file that ranks of one board share, who is killed leaves it behind
 THERMAL = "/sys/class/thermal"
@@ -280,7 +280,7 @@ def _remove(folder: str) -> None:
 
 
 def sweep(where: str) -> None:
-    """Remove what this user's dead have left: folders of agents and of daemons, by the process number in their names.
+    """Remove what this user's dead have left: folders of agents, services and daemons, by the process number in them.
 
     And MPI's files, whose names have none, where no process has them open.
     """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import NoReturn
 
-from launch.start.mpirun import SSH_OPTIONS
+from launch.start.mpirun import SSH_OPTIONS, mpirun_environment
 from launch.watch.agent import MARK
 from launch.watch.boards import Heartbeats
 from launch.watch.losses import BadStartError, LossWatch, RanksLostError
@@ -51,11 +50,11 @@ class Starter:
         command = self.site.mpirun(boards, hostfile, mark, [*CLIENT, service, *program])
         # mpirun's own files go with the service. Quiet: of a rank's exit code it need not tell us. On boards they are
         # in memory: where a disk is full, its daemon would not start.
-        ssh, options = SSH_OPTIONS
+        ssh, _ = SSH_OPTIONS
         variables = {
             MARK: mark, "TMPDIR": str(self.folder), "PRTE_MCA_prte_execute_quiet": "1",
             "PRTE_MCA_prte_remote_tmpdir_base": "/dev/shm",
-            ssh: " ".join([os.environ.get(ssh, options), *shared(self.folder)]),
+            ssh: " ".join([mpirun_environment()[ssh], *shared(self.folder)]),
         }  # fmt: skip
         on = [self.site.board_of(boards, rank) for rank in range(self.site.rank_count(boards))]
         return await RankJob.start(number, on, command, variables, self.log(name))

@@ -82,8 +82,7 @@ def test_a_signal_ends_it_in_one_line_and_leaves_no_rank(tiny, tmp_path, port, n
         assert (process.returncode, out) == (128 + number, "")
         assert err == f"{tiny.path.stem} runs on pi-0, pi-1, pi-2\npython -m launch: interrupted\n"
         assert not fakes.marked(service_name(port))
-        assert not list(Path("/dev/shm").glob(f"hepti-serve-{service_name(port)}-*"))
-        assert not list(Path("/dev/shm").glob(f"hepti-service-{process.pid}-*"))
+        assert not list(Path("/dev/shm").glob(f"hepti-*{service_name(port)}-*"))
 
 
 @pytest.mark.parametrize("mpirun", ["that ends its ranks", "that hangs"])
@@ -93,10 +92,10 @@ def test_when_it_is_killed_its_ranks_end_and_it_starts_again_at_once(tiny, tmp_p
         old = set(fakes.marked(service_name(port)))
         process.kill()
         process.wait()
-        assert list(Path("/dev/shm").glob(f"hepti-service-{process.pid}-*"))
+        assert list(Path("/dev/shm").glob(f"hepti-*-{process.pid}-*"))
         with served(tiny.path, tmp_path, port) as again:
             health(port)
-            assert not list(Path("/dev/shm").glob(f"hepti-service-{process.pid}-*"))
+            assert not list(Path("/dev/shm").glob(f"hepti-*-{process.pid}-*"))
             time.sleep(4)  # longer than what is left of the old one may live
             again.send_signal(signal.SIGINT)
             _, err = again.communicate(timeout=15)

@@ -1,5 +1,6 @@
 """What is not a model's: refusals, keys, origins, health, metrics, events."""
 
+import functools
 import json
 import re
 import socket
@@ -126,6 +127,7 @@ def test_a_wrong_body_is_a_bad_request_that_names_the_field(service, path, body,
         (b"null", "the body must be a JSON object, not "),
         (b'{"model": NaN}', "the body is not JSON: NaN is no number"),
         (b'{"model": "\xe9"}', "the body is not UTF-8 at byte 11"),
+        (b"\xff\xfe\xfd", "the body is not UTF-16"),
         (b"[" * 100_000, "the body is nested too deeply"),
         (b'{"a": ' + b"9" * 5000, "the body has a number of more than 4300 digits"),
     ],
@@ -137,6 +139,9 @@ def test_what_is_no_json_object_is_a_bad_request_that_says_why(service, path, bo
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "invalid_json"
     assert answer.json()["error"]["message"].startswith(complaint)
+
+
+DEEP = functools.reduce(lambda inner, _: [inner], range(900), 1)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +166,7 @@ def test_what_is_no_json_object_is_a_bad_request_that_says_why(service, path, bo
             f"max_tokens is {'9' * 100} …, must be",
             "invalid_type",
         ),
+        ("completions", {"prompt": "a", "max_tokens": DEEP}, "max_tokens is a list, must be", "invalid_type"),
         ("completions", {"prompt": [1, "a"]}, "prompt[1] must be a token id, not a string", "invalid_type"),
         ("completions", {"prompt": ["a", "b"]}, "prompt is a list of 2 prompts: ask one", "unsupported_parameter"),
     ],
