@@ -1,10 +1,9 @@
 """Ranks as the machine sees them."""
 
-import os
 import time
 from pathlib import Path
 
-TICKS = os.sysconf("SC_CLK_TCK")
+import psutil
 
 
 def ranks_of(model, count):
@@ -26,5 +25,13 @@ def runs(process, model):
 
 def cpu_seconds(pid):
     """Return what a process has computed so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
+    used = psutil.Process(pid).cpu_times()
+    return used.user + used.system
+
+
+def has_ended(pid):
+    """Return whether a process runs no more; one that nobody has waited for yet runs no more, either."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -14,6 +14,7 @@ import pytest
 
 from hepti_mpi.base import fork_client
 from tests.commands.languages import make_tiny
+from tests.commands.processes import has_ended
 
 CLIENT = (sys.executable, "-E", "-S", "-s", fork_client.__file__)
 LINES = '{"tokens": [1, 2, 3], "max_tokens": 5}\n{"tokens": [7], "max_tokens": 2}\n'
@@ -100,8 +101,7 @@ def tokens(text):
 def gone(number):
     """Wait until a process has ended."""
     end = time.monotonic() + 10
-    stat = Path(f"/proc/{number}/stat")
-    while stat.exists() and ") Z " not in stat.read_text():
+    while not has_ended(number):
         assert time.monotonic() < end
         time.sleep(0.01)
 

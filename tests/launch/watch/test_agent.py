@@ -17,6 +17,7 @@ from hepti_mpi.base.fork_client import peer
 from launch.watch import agent, site
 from launch.watch.starter import CLIENT
 from tests.commands.languages import make_tiny
+from tests.commands.processes import has_ended
 
 HERE = Path(__file__).parent
 IDLE = "import sys, time; print('there', flush=True); time.sleep(100)"
@@ -164,7 +165,7 @@ def test_a_rank_that_is_forked_is_told_of_in_its_client_s_place(service, tmp_pat
 
             assert beat["ranks"] == []
             assert len(beat["killed"]) == 1, "what is killed by an order is no loss"
-            assert not Path(f"/proc/{rank}").exists() or ") Z " in Path(f"/proc/{rank}/stat").read_text()
+            assert has_ended(rank)
             assert client.wait(10) == -signal.SIGKILL
 
 

@@ -15,6 +15,7 @@ from solver.live.replan import AGAIN
 from solver.model.named import named_model
 from solver.plan.plan import Wire
 from solver.programs.planner import solve
+from tests.commands.processes import has_ended
 from tests.solver.clusters import pis
 from tests.solver.live.test_replan import LEAST_HORIZON, Simulation
 
@@ -53,18 +54,10 @@ def test_the_process_ends_with_who_began_it_and_leaves_nothing_in_memory(ending)
         parent.wait()
         assert not {*Path("/dev/shm").glob("sem.mp-*")} - before
         until = time.monotonic() + 30
-        while _runs(child) and time.monotonic() < until:
+        while not has_ended(child) and time.monotonic() < until:
             time.sleep(0.05)
 
-    assert not _runs(child)
-
-
-def _runs(process):
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
+    assert has_ended(child)
 
 
 class Held(Executor):
