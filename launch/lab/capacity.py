@@ -21,6 +21,10 @@ SLOWEST = 2 / 3
 CORE_VARIABLE = "HEPTI_LAB_CORE_GFLOPS"
 
 
+class SlowCoresError(HeptiError):
+    """The cores of this machine do not carry a lab at its scale."""
+
+
 def told_core_speed() -> float | None:
     """Return the FLOP a second of a core that `lab up` is told, None where it is told nothing."""
     told = os.environ.get(CORE_VARIABLE)
@@ -74,13 +78,21 @@ def choose_scale(lab: Lab, core_flop_per_s: float, usable: float) -> float:
 
 
 def require_capacity(lab: Lab) -> None:
-    """Refuse a lab that asks for more cores than this machine has, or for less of one than the kernel can give."""
+    """Refuse a lab that asks for more cores than this machine has, or for less of one than the kernel can give.
+
+    Raises
+    ------
+    SlowCoresError
+        For more: at another scale it fits.
+    HeptiError
+        For less.
+    """
     cores, usable = sum(host.cores for host in lab.hosts), usable_cores(lab.real_time)
     if cores > usable:
         speed = sum(host.compute_flop_per_s for host in lab.hosts) / 1e9
         can = usable / cores
         carrier = f"{REAL_TIME_CORES:.0%} of a core" if lab.real_time else f"the {core_count()} cores"
-        raise HeptiError(
+        raise SlowCoresError(
             f"the hosts of lab {lab.name} add up to {speed:.0f} GFLOP/s; at scale {lab.scale:g} {carrier} of this "
             f"machine carry {can * speed:.0f}: bring it up at --scale {0.99 * can * lab.scale:.2g} or less"
         )

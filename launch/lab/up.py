@@ -16,6 +16,7 @@ from pathlib import Path
 from launch.base import shell
 from launch.lab.agent import agent_text, hosts_text, on_host
 from launch.lab.capacity import (
+    SlowCoresError,
     choose_scale,
     core_count,
     memory_notes,
@@ -86,7 +87,16 @@ def up(lab: Lab, scale: float | None = None) -> tuple[Lab, list[Achieved], list[
     if lab.ssh and shutil.which("sshd") is None:
         raise HeptiError("--ssh needs the program sshd, which is not installed: apt install openssh-server")
     _require_down(lab)
-    lab = scaled(lab, scale)
+    try:
+        return _measured(scaled(lab, scale))
+    except SlowCoresError:
+        if scale is not None:
+            raise
+    return _measured(scaled(lab, None))  # by what cores do now: they have become slower since the scale was chosen
+
+
+def _measured(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:
+    """Build a lab at its scale, calibrate it, measure it; what fails leaves nothing."""
     require_capacity(lab)
     cgroups = machine_cgroups()
     down(lab.name)  # what a crash has left

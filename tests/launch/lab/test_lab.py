@@ -7,6 +7,7 @@ import pytest
 from launch.lab import lab as labs
 from launch.lab import up as lab_up
 from launch.lab.agent import agent_text, hosts_text, on_host
+from launch.lab.capacity import SlowCoresError
 from launch.lab.command import apply_setting
 from launch.lab.down import down
 from launch.lab.lab import Host, Lab, lab_name, load_lab, plan_lab
@@ -308,6 +309,30 @@ def test_a_lab_for_a_block_says_its_notes_and_goes_with_the_block_however_that_e
 
     assert ended == ["lab"]
     assert capsys.readouterr().err == "note: this machine shares its caches\n"
+
+
+@pytest.mark.parametrize(("asked", "tried"), [(None, [0.3, 0.2]), (0.3, [0.3])])
+def test_cores_that_become_slower_while_a_lab_is_built_give_it_a_scale_that_fits_if_none_was_asked_for(
+    monkeypatch, tmp_path, asked, tried
+):
+    monkeypatch.setattr(labs, "RUNTIME", tmp_path)
+    monkeypatch.setattr(lab_up, "require_tools", lambda: None)
+    chosen, seen = iter([0.3, 0.2]), []
+    monkeypatch.setattr(lab_up, "scaled", lambda lab, scale: dataclasses.replace(lab, scale=scale or next(chosen)))
+
+    def measured(lab):
+        seen.append(lab.scale)
+        if lab.scale > 0.25:
+            raise SlowCoresError("bring it up at --scale 0.25 or less")
+        return lab, [], []
+
+    monkeypatch.setattr(lab_up, "_measured", measured)
+    if asked is None:
+        assert lab_up.up(plan_lab("lab", cluster()))[0].scale == 0.2
+    else:
+        with pytest.raises(SlowCoresError):
+            lab_up.up(plan_lab("lab", cluster()), asked)
+    assert seen == tried
 
 
 @pytest.mark.parametrize("what", ["boot", "fill"])
