@@ -22,7 +22,11 @@ CORE_VARIABLE = "HEPTI_LAB_CORE_GFLOPS"
 
 
 class SlowCoresError(HeptiError):
-    """The cores of this machine do not carry a lab at its scale."""
+    """The cores of this machine do not carry a lab at its scale; at `fits` they would, now."""
+
+    def __init__(self, text: str, fits: float) -> None:
+        super().__init__(text)
+        self.fits = fits
 
 
 def told_core_speed() -> float | None:
@@ -70,7 +74,12 @@ def choose_scale(lab: Lab, core_flop_per_s: float, usable: float) -> float:
         The cores that the hosts may have.
     """
     speed = sum(host.compute_flop_per_s for host in lab.hosts)
-    fits = SLOWEST * usable * core_flop_per_s / speed
+    return with_margin(usable * core_flop_per_s / speed)
+
+
+def with_margin(fits: float) -> float:
+    """Return the largest scale, of two digits and at most 1, for cores a third slower than where `fits` does."""
+    fits *= SLOWEST
     if fits >= 1:
         return 1.0
     digit = 10.0 ** (math.floor(math.log10(fits)) - 1)
@@ -91,10 +100,12 @@ def require_capacity(lab: Lab) -> None:
     if cores > usable:
         speed = sum(host.compute_flop_per_s for host in lab.hosts) / 1e9
         can = usable / cores
+        fits = 0.99 * can * lab.scale
         carrier = f"{REAL_TIME_CORES:.0%} of a core" if lab.real_time else f"the {core_count()} cores"
         raise SlowCoresError(
             f"the hosts of lab {lab.name} add up to {speed:.0f} GFLOP/s; at scale {lab.scale:g} {carrier} of this "
-            f"machine carry {can * speed:.0f}: bring it up at --scale {0.99 * can * lab.scale:.2g} or less"
+            f"machine carry {can * speed:.0f}: bring it up at --scale {fits:.2g} or less",
+            fits,
         )
     least = min(lab.hosts, key=lambda host: host.cores)
     if least.cores < LEAST_CORES:

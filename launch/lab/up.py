@@ -24,6 +24,7 @@ from launch.lab.capacity import (
     require_capacity,
     told_core_speed,
     usable_cores,
+    with_margin,
 )
 from launch.lab.down import down, kill_everything, machine_cgroups, processes
 from launch.lab.lab import Host, Lab, load_lab
@@ -89,10 +90,11 @@ def up(lab: Lab, scale: float | None = None) -> tuple[Lab, list[Achieved], list[
     _require_down(lab)
     try:
         return _measured(scaled(lab, scale))
-    except SlowCoresError:
+    except SlowCoresError as slow:  # in a lab's pieces, and beside its other hosts, a core may be half as fast
         if scale is not None:
             raise
-    return _measured(scaled(lab, None))  # by what cores do now: they have become slower since the scale was chosen
+        fits = slow.fits
+    return _measured(scaled(lab, with_margin(fits)))
 
 
 def _measured(lab: Lab) -> tuple[Lab, list[Achieved], list[str]]:

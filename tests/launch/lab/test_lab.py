@@ -311,24 +311,24 @@ def test_a_lab_for_a_block_says_its_notes_and_goes_with_the_block_however_that_e
     assert capsys.readouterr().err == "note: this machine shares its caches\n"
 
 
-@pytest.mark.parametrize(("asked", "tried"), [(None, [0.3, 0.2]), (0.3, [0.3])])
+@pytest.mark.parametrize(("asked", "tried"), [(None, [0.3, 0.18]), (0.3, [0.3])])
 def test_cores_that_become_slower_while_a_lab_is_built_give_it_a_scale_that_fits_if_none_was_asked_for(
     monkeypatch, tmp_path, asked, tried
 ):
     monkeypatch.setattr(labs, "RUNTIME", tmp_path)
     monkeypatch.setattr(lab_up, "require_tools", lambda: None)
-    chosen, seen = iter([0.3, 0.2]), []
-    monkeypatch.setattr(lab_up, "scaled", lambda lab, scale: dataclasses.replace(lab, scale=scale or next(chosen)))
+    seen = []
+    monkeypatch.setattr(lab_up, "scaled", lambda lab, scale: dataclasses.replace(lab, scale=scale or 0.3))
 
     def measured(lab):
         seen.append(lab.scale)
         if lab.scale > 0.25:
-            raise SlowCoresError("bring it up at --scale 0.25 or less")
+            raise SlowCoresError("bring it up at --scale 0.28 or less", 0.28)
         return lab, [], []
 
     monkeypatch.setattr(lab_up, "_measured", measured)
     if asked is None:
-        assert lab_up.up(plan_lab("lab", cluster()))[0].scale == 0.2
+        assert lab_up.up(plan_lab("lab", cluster()))[0].scale == 0.18
     else:
         with pytest.raises(SlowCoresError):
             lab_up.up(plan_lab("lab", cluster()), asked)
