@@ -18,7 +18,7 @@ from launch.lab.lab import Host, Lab, load_lab
 from launch.lab.limits import Cgroups, kills_file, parse_kills
 from launch.start.mpirun import mpirun_command, need_mpirun
 from solver.base.errors import HeptiError
-from solver.base.stopping import SIGNALS
+from solver.base.stopping import handled_by
 from solver.cluster.cluster import GIB
 
 POLL_S = 0.1
@@ -64,32 +64,32 @@ def run(lab: Lab, ranks: int, program: Sequence[str], log: Path | None = None) -
         if number != signal.SIGINT:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in SIGNALS}
-    looked_at = busy_at = time.monotonic()
-    idle = False
-    try:
-        while (code := shell.wait(process, POLL_S)) is None:
-            kills = _report_kills(lab, cgroups, name, ranks, kills)
-            now = time.monotonic()
-            if now - looked_at > LOOK_S:
-                looked_at = now
-                busy_at = busy_at if _only_starters(lab, name) else now
-            if now - busy_at > IDLE_S and not idle:
-                print(f"mpirun has run nothing for {IDLE_S:g} s, and does not end: ended", file=sys.stderr, flush=True)
-                idle = True
-                sweep(lab, name)
-            if told and time.monotonic() - told[0][1] > GRACE_S:
-                sweep(lab, name)
-        _report_kills(lab, cgroups, name, ranks, kills)
-        code = 1 if idle else code
-        if code == 0 and (killed := _killed_hosts(lab)):
-            # mpirun says 0 when a whole host vanishes.
-            print(f"{' and '.join(killed)} was killed while the program ran", file=sys.stderr)
-            code = 1
-    finally:
-        sweep(lab, name)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with handled_by(pass_on):
+        looked_at = busy_at = time.monotonic()
+        idle = False
+        try:
+            while (code := shell.wait(process, POLL_S)) is None:
+                kills = _report_kills(lab, cgroups, name, ranks, kills)
+                now = time.monotonic()
+                if now - looked_at > LOOK_S:
+                    looked_at = now
+                    busy_at = busy_at if _only_starters(lab, name) else now
+                if now - busy_at > IDLE_S and not idle:
+                    print(
+                        f"mpirun has run nothing for {IDLE_S:g} s, and does not end: ended", file=sys.stderr, flush=True
+                    )
+                    idle = True
+                    sweep(lab, name)
+                if told and time.monotonic() - told[0][1] > GRACE_S:
+                    sweep(lab, name)
+            _report_kills(lab, cgroups, name, ranks, kills)
+            code = 1 if idle else code
+            if code == 0 and (killed := _killed_hosts(lab)):
+                # mpirun says 0 when a whole host vanishes.
+                print(f"{' and '.join(killed)} was killed while the program ran", file=sys.stderr)
+                code = 1
+        finally:
+            sweep(lab, name)
     if told:
         signal.raise_signal(told[0][0])  # we end, too: where it is one program of many, the next one must not start
     return code if code >= 0 else 128 - code

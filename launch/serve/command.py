@@ -28,7 +28,7 @@ from launch.watch.outside import enter_command, join_commands
 from launch.watch.site import Site
 from launch.watch.terminal import watch
 from solver.base.errors import HeptiError
-from solver.base.stopping import SIGNALS
+from solver.base.stopping import handled_by
 from solver.cluster.named import find_cluster
 
 if TYPE_CHECKING:
@@ -197,30 +197,25 @@ async def _until_told(supervisor: Supervisor, app: object, listener: socket.sock
     def tell(number: int, _: object) -> None:
         loop.call_soon_threadsafe(take, number)
 
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    heeded = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-    for number in heeded:
-        signal.signal(number, tell)
-    server = _server(app)
-    running_models = asyncio.create_task(supervisor.run())
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    telling = asyncio.create_task(_tell(supervisor))
-    try:
-        ends: set[asyncio.Future[Any]] = {told, running_models, serving, telling}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for task in (running_models, telling):
-            if task.done():
-                task.result()
-    finally:
-        telling.cancel()
-        running_models.cancel()
-        await asyncio.gather(running_models, telling, return_exceptions=True)
-        server.should_exit = True
-        with suppress(TimeoutError):
-            async with asyncio.timeout(2 * SHUTDOWN_S):
-                await serving
-        for number in heeded:
-            signal.signal(number, before[number])
+    with handled_by(tell):
+        server = _server(app)
+        running_models = asyncio.create_task(supervisor.run())
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        telling = asyncio.create_task(_tell(supervisor))
+        try:
+            ends: set[asyncio.Future[Any]] = {told, running_models, serving, telling}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for task in (running_models, telling):
+                if task.done():
+                    task.result()
+        finally:
+            telling.cancel()
+            running_models.cancel()
+            await asyncio.gather(running_models, telling, return_exceptions=True)
+            server.should_exit = True
+            with suppress(TimeoutError):
+                async with asyncio.timeout(2 * SHUTDOWN_S):
+                    await serving
     return told.result() if told.done() else None
 
 

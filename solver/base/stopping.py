@@ -30,6 +30,22 @@ def whole() -> Iterator[None]:
         _whole.pop()
 
 
+def heeded() -> list[signal.Signals]:
+    """Return the signals that are not ignored, as Ctrl-C is in what a shell runs in the background."""
+    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+
+@contextmanager
+def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Give the signals that are heeded another handler for a block."""
+    before = {number: signal.signal(number, handler) for number in heeded()}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
 def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoReturn:
     """Run a program on the command line, and exit with its code; it is interrupted by Ctrl-C, SIGTERM and SIGHUP.
 
@@ -66,15 +82,15 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
         if not (_whole or _interrupted(sys.exc_info()[1])):
             raise KeyboardInterrupt
 
-    heeded = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    _handle(heeded, leave)
+    numbers = heeded()
+    _handle(numbers, leave)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # `hepti` holds them up while one program becomes another
     main = load()
     try:
-        _handle(heeded, interrupt)
+        _handle(numbers, interrupt)
         code = main(sys.argv[1:])
         sys.stdout.flush()
-        _handle(heeded, leave)
+        _handle(numbers, leave)
         signal.setitimer(signal.ITIMER_REAL, 0)
     except BaseException as error:  # what a library makes of an interruption may be another error
         if not asked:
@@ -82,7 +98,7 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
                 os._exit(128 + signal.SIGPIPE)
             raise
         signal.setitimer(signal.ITIMER_REAL, 0)
-        _handle(heeded, leave)
+        _handle(numbers, leave)
         with suppress(OSError):  # nobody reads it any more
             sys.stdout.flush()
         sys.stderr.flush()

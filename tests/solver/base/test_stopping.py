@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from solver.base import stopping
+
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import sys, time
@@ -161,3 +163,18 @@ def test_a_planner_is_interrupted_in_the_midst_of_solving(what, tmp_path):
     assert found == (130, "python -m solver: interrupted\n")
     assert time.monotonic() - began < 5
     assert list(tmp_path.iterdir()) == []
+
+
+def test_for_a_block_another_handler_has_the_signals_that_are_heeded():
+    """Not Ctrl-C where it is ignored: a comparison in a shell's background ended on it, and named a memory cap."""
+    told = []
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stopping.handled_by(lambda number, _: told.append(number)):
+            for number in stopping.SIGNALS:
+                signal.raise_signal(number)
+        assert told == [signal.SIGTERM, signal.SIGHUP]
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == [signal.SIG_DFL] * 2
