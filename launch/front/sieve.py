@@ -87,6 +87,9 @@ def reasons(log: str) -> Iterator[str]:
     killed = r"process rank (\d+) with PID \d+ on node (\S+)\s+exited on\s+signal (\d+) \(([^)]*)\)"
     for rank, host, number, name in re.findall(killed, log):
         yield f"rank {rank} on {host} was ended by signal {number} ({name})"
+    if "An error occurred in Socket closed" in log:  # one that was ended is not named where another saw that first
+        for rank, host in re.findall(r'process rank (\d+) with PID \d+ on node (\S+)\s+calling\s+"abort"', log):
+            yield f"rank {rank} on {host} lost another rank, which has ended"
     framed = re.findall(r"^-{60,74}\n(.*?)^-{60,74}$", log, flags=re.MULTILINE | re.DOTALL)
     without = re.sub(r"^-{60,74}\n(.*?)^-{60,74}$", "", log, flags=re.MULTILINE | re.DOTALL)
     # Of a traceback the last line says what it is.

@@ -81,6 +81,13 @@ def test_a_complaint_that_is_the_rest_of_a_line_does_not_count():
             f"signal 9 (Killed).\n{'-' * 74}\n",
             "rank 2 on pi-2 was ended by signal 9 (Killed)",
         ),
+        (
+            "[pi-2:00000] *** An error occurred in Socket closed\n"
+            "[pi-2:00000] ***    and MPI will try to terminate your MPI job as well)\n"
+            f"{'-' * 74}\nprterun has exited due to process rank 2 with PID 0 on node pi-2 calling\n"
+            f"\"abort\". This may have caused other processes to be terminated.\n{'-' * 74}\n",
+            "rank 2 on pi-2 lost another rank, which has ended",
+        ),
     ],
 )  # fmt: skip
 def test_the_likeliest_reason_is_one_line(said, reason):
