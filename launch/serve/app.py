@@ -178,12 +178,13 @@ class _Api:
         return texts
 
     async def _health(self, request: Request) -> Response:
-        reasons = [
-            f"{model['name']}: {model['state']}" + (f", {model['reason']}" if model.get("reason") else "")
-            for model in self._service.state()["models"]
-            if model["state"] != "ready"
-        ]
-        if reasons:
+        models: dict[str, list[str]] = {}  # that are not ready, by how they are
+        for model in self._service.state()["models"]:
+            if model["state"] != "ready":
+                how = ", ".join(filter(None, [model["state"], model.get("reason")]))
+                models.setdefault(how, []).append(model["name"])
+        if models:
+            reasons = [f"{', '.join(names)}: {how}" for how, names in models.items()]
             return ApiError(503, "; ".join(reasons), code="not_ready").response()
         return JSONResponse({"status": "ok"})
 

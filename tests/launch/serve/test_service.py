@@ -318,6 +318,16 @@ def test_health_says_why_not(own):
     assert answer.json()["error"]["message"] == "mini: replanning, pi-3 is silent"
 
 
+def test_health_says_once_what_keeps_several_models(own):
+    tiny, mini, vit = (own.service.models[name] for name in ("tiny", "mini", "vit"))
+    tiny.state = vit.state = "replanning"
+    tiny.reason = vit.reason = "pi-3 is silent"
+    mini.state = "loading"
+    answer = httpx.get(f"{own.url}/health")
+
+    assert answer.json()["error"]["message"] == "tiny, vit: replanning, pi-3 is silent; mini: loading"
+
+
 def test_the_version_is_told(service):
     assert httpx.get(f"{service.url}/version").json() == {"version": "0.1.0"}
 
