@@ -213,7 +213,8 @@ class ServedModel:
     def _tell_loss(self, why: str, board: str | None) -> None:
         """Tell why the ranks are lost; of a silent board, which is told already, only what follows from it."""
         if board is not None and not self._beats.boards[board].alive:
-            self._around.tell("planned", f"{self.name} goes on without {board}", None)
+            follows = f"goes on without {board}" if self._boards.in_time() else "waits: no board answers"
+            self._around.tell("planned", f"{self.name} {follows}", None)
         else:
             self._around.tell("fault", f"{self.name}: {why}", board)
 
@@ -369,8 +370,7 @@ class ServedModel:
             return {boards for boards in (self._plans.used(usable), usable) if boards in self._reserve.boards}
         wanted = {self.job.boards}
         if any(self._beats.boards[board].suspected for board in self.job.boards):
-            left = tuple(board for board in usable if not self._beats.boards[board].suspected)
-            wanted.add(self._plans.target(left) or ())
+            wanted.add(self._plans.target(self._boards.in_time()) or ())
         elif not (self._around.calm() and time.monotonic() - self._ready_at > PAUSE_S):
             wanted &= self._reserve.boards
         elif self._boards.back(self._planned_for):

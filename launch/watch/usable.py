@@ -49,6 +49,10 @@ class Usable:
         moment = time.monotonic()
         return tuple(board for board in self._beats.living if self._held.get(board, (0.0, 0.0))[0] <= moment)
 
+    def in_time(self) -> tuple[str, ...]:
+        """Return those of them whose heartbeats are not late."""
+        return tuple(board for board in self.now() if not self._beats.boards[board].suspected)
+
     def lasted(self, boards: Iterable[str]) -> None:
         """Take in that a job on these boards has lasted: they are good, and none of them is left out."""
         if self._good != set(boards):

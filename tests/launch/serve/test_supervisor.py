@@ -549,6 +549,28 @@ def test_a_model_has_ranks_where_it_has_a_share_and_does_not_notice_what_happens
     run(scenario())
 
 
+def test_where_all_boards_are_silent_a_model_goes_on_without_none_of_them(model, monkeypatch):
+    monkeypatch.setattr("launch.watch.boards.Gaps.late_s", 0.0)  # whatever else this machine does
+
+    async def scenario():
+        async with fakes.supervised(model) as supervisor:
+            served = await fakes.ready(supervisor)
+            boards = served.job.boards
+            for board in boards:
+                fakes.unplug(board)
+            await fakes.until(lambda: len(fakes.events(supervisor, "lost")) == 3, 20.0)
+            await fakes.until(lambda: served.state == "replanning")
+            for board in boards:
+                fakes.plug(board)
+            await fakes.ready(supervisor)
+
+            planned = fakes.events(supervisor, "planned")
+            assert "model waits: no board answers" in planned
+            assert not [text for text in planned if "goes on" in text]
+
+    run(scenario())
+
+
 def test_models_start_side_by_side_where_their_memory_is_known_to_be_free():
     boards = {"a": WatchedBoard("a")}
     boards["a"].facts["free_bytes"] = 100
