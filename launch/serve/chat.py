@@ -216,6 +216,9 @@ class Chat(Endpoint):
     def _most_tokens(self, body: Fields) -> tuple[str, int | None]:
         older = body.whole("max_tokens", 1)
         newer = body.whole("max_completion_tokens", 1)
+        if older and newer and older != newer:
+            complaint = f"max_tokens is {older}, max_completion_tokens {newer}: these are two names of one number"
+            raise ApiError(400, complaint, "max_completion_tokens", "invalid_value")
         return ("max_tokens", older) if newer is None else ("max_completion_tokens", newer)
 
     def _logprobs(self, body: Fields) -> int | None:

@@ -79,10 +79,13 @@ def test_every_event_of_a_chat_is_what_openai_s_schema_says_strictly(service):
         ChatCompletionChunk.model_validate_json(event, strict=True)
 
 
-def test_the_newer_name_of_max_tokens_wins(client):
-    answer = client.chat.completions.create(model="tiny", messages=HI, max_tokens=7, max_completion_tokens=3)
+def test_both_names_of_max_tokens_must_say_the_same(client):
+    answer = client.chat.completions.create(model="tiny", messages=HI, max_tokens=3, max_completion_tokens=3)
+    with pytest.raises(openai.BadRequestError, match="max_tokens is 7, max_completion_tokens 3") as caught:
+        client.chat.completions.create(model="tiny", messages=HI, max_tokens=7, max_completion_tokens=3)
 
     assert answer.usage.completion_tokens == 3
+    assert (caught.value.param, caught.value.code) == ("max_completion_tokens", "invalid_value")
 
 
 def test_a_chat_without_a_limit_has_all_the_room_of_the_context(client, tiny):
