@@ -13,17 +13,17 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
+from solver.base.phrases import counted
+
 # A request that the ranks are lost over so often, without a token between, is taken to be what ends them.
 MOST_LOSSES = 5
 
 
 class QueueFullError(Exception):
-    """No more requests are taken: `waiting` of `most` wait already."""
+    """No more requests are taken: `taken` are open, of which the ranks take `at_once`, and `most` may wait besides."""
 
-    def __init__(self, waiting: int, most: int) -> None:
-        super().__init__(f"{waiting} requests wait, at most {most} may")
-        self.waiting = waiting
-        self.most = most
+    def __init__(self, taken: int, at_once: int, most: int) -> None:
+        super().__init__(f"{counted(taken, 'open request')}: the ranks take {at_once} at once, {most} may wait")
 
 
 class OpenRequest:
@@ -132,11 +132,11 @@ class Journal:
         Raises
         ------
         QueueFullError
-            If as many wait as may.
+            If as many wait as may, besides those that the ranks have, or will have once they are there.
         """
-        beyond = self.waiting + self.running - self._at_once
-        if beyond >= self._most_waiting:
-            raise QueueFullError(beyond, self._most_waiting)
+        taken = self.waiting + self.running
+        if taken >= self._at_once + self._most_waiting:
+            raise QueueFullError(taken, self._at_once, self._most_waiting)
         request = OpenRequest({"id": uuid.uuid4().hex, **line}, self._end)
         self._waiting.append(request)
         self.wake.set()

@@ -178,7 +178,7 @@ class Desk:
             # The oldest will be the next that makes room, and has taken so long already.
             age = max((time.monotonic() - one.created for one in model.journal.open), default=0.0)
             retry = {"retry-after": str(min(max(math.ceil(age), 1), MOST_RETRY_S))}
-            complaint = f"{error.waiting} requests wait for {model.name}, at most {error.most} may: try again later"
+            complaint = f"{model.name} has {error}: try again later"
             raise ApiError(429, complaint, code="queue_full", headers=retry) from None
         self._metrics.asked(model.name, len(line.get("tokens", ())))
         return request
