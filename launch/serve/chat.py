@@ -268,6 +268,8 @@ class Completion(Endpoint):
             return await _in_thread("prompt", texts.prompt, check_text(prompt, "prompt"))
         if not isinstance(prompt, list):
             raise wrong("prompt", "a string or a list of token ids", prompt)
+        if not prompt:
+            raise ApiError(400, "prompt is empty: it has no tokens", "prompt", "empty_array")
         for number, token in enumerate(prompt):
             if type(token) is not int:
                 raise wrong(f"prompt[{number}]", "a token id", token)

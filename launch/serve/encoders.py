@@ -200,10 +200,14 @@ def _inputs(given: Any) -> list[Any]:
     if not isinstance(inputs, list):
         raise wrong("input", "a string, a list of strings, or token ids", given)
     for number, text in enumerate(inputs):
+        where = f"input[{number}]" if inputs is given else "input"
         if isinstance(text, str):
-            check_text(text, f"input[{number}]")
+            if not check_text(text, where).strip():
+                raise ApiError(400, f"{where} is empty: it has no text", where, "empty_string")
         elif not isinstance(text, list) or not all(type(token) is int for token in text):
-            raise wrong(f"input[{number}]", "a string or a list of token ids", text)
+            raise wrong(where, "a string or a list of token ids", text)
+        elif not text:
+            raise ApiError(400, f"{where} is empty: it has no tokens", where, "empty_array")
     return inputs
 
 
@@ -212,8 +216,10 @@ def _ids(text: Any, texts: EncoderTexts) -> list[int]:
 
 
 def _check_count(count: int, most: int, name: str) -> None:
-    if not 1 <= count <= most:
-        raise ApiError(400, f"{name} has {count} entries, must be 1 to {most}", name, "invalid_value")
+    if not count:
+        raise ApiError(400, f"{name} is empty: give one at least", name, "empty_array")
+    if count > most:
+        raise ApiError(400, f"{name} has {count} entries, at most {most} are taken", name, "array_too_long")
 
 
 def _encoded(embedding: Sequence[float], encoding: str) -> Any:

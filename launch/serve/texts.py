@@ -204,10 +204,8 @@ class EncoderTexts:
         Raises
         ------
         HeptiError
-            If it is empty, there is no tokenizer, or the model does not have a token.
+            If there is no tokenizer, or the model does not have a token.
         """
-        if not text.strip():
-            raise HeptiError("the text is empty")
         if self._tokenizer is None:
             raise HeptiError(f"{self._name} came without a tokenizer: give a list of token ids, like [101, 7592, 102]")
         _check_length(text, self.context)
@@ -219,10 +217,8 @@ class EncoderTexts:
         Raises
         ------
         HeptiError
-            If there are none, or the model does not have one of them.
+            If the model does not have one of them.
         """
-        if not tokens:
-            raise HeptiError("the text is empty: it has no tokens")
         return _known(tokens, self._name, self._input.vocab)
 
 

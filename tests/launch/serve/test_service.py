@@ -92,7 +92,7 @@ KEY = "a-key-of-more-than-16"
         ("embeddings", {"model": "mini", "input": ["the", 5]}, "input[1]"),
         ("embeddings", {"model": "mini", "input": [[5], [True]]}, "input[1]"),
         ("embeddings", {"model": "mini", "input": [5, 10**9]}, "input"),
-        ("embeddings", {"model": "mini", "input": [[]]}, "input"),
+        ("embeddings", {"model": "mini", "input": [[]]}, "input[0]"),
         ("embeddings", {"model": "mini", "input": ["a"] * 2049}, "input"),
         ("embeddings", {"model": "mini", "input": "the", "dimensions": 8}, "dimensions"),
         ("embeddings", {"model": "mini", "input": "the", "encoding_format": "int8"}, "encoding_format"),
@@ -183,6 +183,25 @@ def test_a_long_path_is_not_sent_back_whole(service):
     assert len(httpx.get(f"{service.url}/{'a' * 10_000}").json()["error"]["message"]) < 400
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "complaint", "code"),
+    [
+        ("embeddings", {"input": []}, "input is empty: give one at least", "empty_array"),
+        ("embeddings", {"input": [[5], []]}, "input[1] is empty: it has no tokens", "empty_array"),
+        ("embeddings", {"input": " "}, "input is empty: it has no text", "empty_string"),
+        ("embeddings", {"input": ["the", ""]}, "input[1] is empty: it has no text", "empty_string"),
+        ("embeddings", {"input": ["a"] * 2049}, "input has 2049 entries, at most 2048 are taken", "array_too_long"),
+        ("completions", {"prompt": []}, "prompt is empty: it has no tokens", "empty_array"),
+        ("completions", {"prompt": [[]]}, "prompt is empty: it has no tokens", "empty_array"),
+    ],
+)
+def test_what_is_empty_or_too_long_is_said_to_be_so(service, path, body, complaint, code):
+    model = "mini" if path == "embeddings" else "tiny"
+    error = httpx.post(f"{service.url}/v1/{path}", json={"model": model, **body}).json()["error"]
+
+    assert (error["message"], error["code"]) == (complaint, code)
+
+
 def test_a_conversation_without_a_message_is_said_to_be_one(service):
     answer = httpx.post(f"{service.url}/v1/chat/completions", json={"model": "tiny", "messages": []})
 
@@ -217,7 +236,7 @@ def test_a_list_of_no_images_has_none(service):
     answer = httpx.post(f"{service.url}/v1/classifications", json={"model": "vit", "image": []})
 
     assert answer.status_code == 400
-    assert "image has 0 entries" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["message"] == "image is empty: give one at least"
 
 
 def test_paths_and_methods_that_there_are_not_have_errors_of_the_same_shape(service):
