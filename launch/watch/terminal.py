@@ -54,10 +54,14 @@ def watch(url: str, key: str | None, console: Console) -> None:
     HeptiError
         If there is none, it does not take the key, or it says nothing any more.
     """
-    rates = Rates()
-    with Live(console=console, auto_refresh=False) as live:
-        for state in states_of(url, key):
-            live.update(picture(state, rates, time.monotonic()), refresh=True)
+    rates, live = Rates(), Live(console=console, auto_refresh=False)
+    try:
+        with live:
+            for state in states_of(url, key):
+                live.update(picture(state, rates, time.monotonic()), refresh=True)
+    finally:
+        if live.get_renderable() and not console.is_terminal:
+            console.line()  # a file has the last picture alone, and of that no last line's end
 
 
 def states_of(url: str, key: str | None) -> Iterator[Mapping[str, Any]]:

@@ -1,12 +1,15 @@
 """The picture of a service in a terminal: the numbers of the page, in 80 columns."""
 
 import io
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from launch.watch import terminal
 from launch.watch.terminal import Rates, picture, shares_of
+from solver.base.errors import HeptiError
 from tests import narrow
 from tests.launch.serve.states import CONVNET_PLAN, DECODER_PLAN, ENCODER_PLAN, PIS, a_board, a_model, a_state
 
@@ -84,6 +87,24 @@ def test_a_lost_board_and_ranks_that_tell_nothing_are_named():
     assert "minilm: replanning, - requests a second, 96 requests; pi-3 has been silent for 5 s" in " ".join(
         text.split()
     )
+
+
+@pytest.mark.parametrize("ends", ["well", "badly", "before it has said anything"])
+def test_in_a_file_the_last_line_ends_however_the_service_does(monkeypatch, ends):
+    def states_of(url, key):
+        if ends != "before it has said anything":
+            yield a_state(LLAMA)
+        if ends != "well":
+            raise HeptiError("no service")
+
+    monkeypatch.setattr(terminal, "states_of", states_of)
+    console = Console(file=io.StringIO(), width=80)
+    with suppress(HeptiError):
+        terminal.watch("http://here", None, console)
+
+    *_, last = console.file.getvalue().split("\n")
+    assert last == ""
+    assert ("llama-3.2-1b runs on" in console.file.getvalue()) == (ends != "before it has said anything")
 
 
 def test_a_service_in_80_columns():
