@@ -145,7 +145,8 @@ class _OfState:
 def _of_models(models: Iterable[Mapping[str, Any]]) -> Iterator[Metric]:
     models = tuple(models)
     ready = GaugeMetricFamily("hepti_model_ready", "Whether requests are answered now", labels=MODEL)
-    restarts = CounterMetricFamily("hepti_restarts", "How often the ranks were started again", labels=MODEL)
+    again = "How often the ranks were started again, behind a loss, a refusal, or with boards that are back"
+    restarts = CounterMetricFamily("hepti_restarts", again, labels=MODEL)
     replans = CounterMetricFamily("hepti_replans", "How often the plan changed while ranks ran", labels=MODEL)
     for model in models:
         name = (str(model.get("name")),)

@@ -129,7 +129,7 @@ class ServedModel:
     state, reason
         loading, ready, replanning or failed; why it is not ready.
     restarts
-        How often ranks were started again.
+        How often ranks were started again, also to take boards in.
     """
 
     def __init__(self, file: ServedFile, around: Surroundings, most_waiting: int) -> None:
