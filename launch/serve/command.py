@@ -308,6 +308,8 @@ def _lab(word: str) -> Iterator[Lab]:
         if not lab.ssh:
             again = f"hepti lab down {lab.name}, then hepti lab up {lab.name} --ssh"
             raise HeptiError(f"lab {lab.name} has no sshd on its hosts: {again}")
+        left = f"lab {lab.name} is up already, and is left so: hepti lab down {lab.name} ends it"
+        print(left, file=sys.stderr, flush=True)
         yield lab
         return
     lab = plan_lab(lab_name(word), find_cluster(word), ssh=True)

@@ -16,6 +16,7 @@ from typing import ClassVar
 import pytest
 
 from launch.__main__ import main
+from launch.lab.lab import plan_lab
 from launch.serve import command
 from launch.serve.supervisor import service_name
 from tests import inside
@@ -195,6 +196,18 @@ def test_a_board_with_two_slots_is_refused(tiny, tmp_path):
 
     assert done.returncode == 2
     assert "pi-0 has slots=2, a board takes one rank" in done.stderr
+
+
+def test_a_lab_that_is_up_is_said_to_be_left_so(monkeypatch, capsys):
+    """One that a killed service has brought up is nobody's."""
+    up = plan_lab("mine", fakes.fake_cluster(["pi-0", "pi-1"]), ssh=True)
+    monkeypatch.setattr(command, "require_tools", lambda: None)
+    monkeypatch.setattr(command, "running", lambda: ["mine"])
+    monkeypatch.setattr(command, "load_lab", lambda name: up)
+
+    with command._lab("mine.toml") as lab:
+        assert lab == up
+    assert capsys.readouterr().err == "lab mine is up already, and is left so: hepti lab down mine ends it\n"
 
 
 def test_a_service_whose_only_model_is_refused_ends_in_one_line(tiny, tmp_path, port):
