@@ -59,7 +59,7 @@ from solver.plan.file import plan_to_json
 from solver.plan.plan import Plan, Wire
 from solver.schedule.memory import needed_bytes
 from solver.systems import planner_of
-from weights.file.store import TRANSFORMER, WeightsFile
+from weights.file.store import ENCODER, WeightsFile
 from weights.formats import weights_path
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class Leader(Speaker):
             if path is not None:
                 check_path(path, suffixes)
         model = self._options.model
-        path = defaults.default_model() if model is None else weights_path(model, TRANSFORMER, self.say)
+        path = defaults.default_model() if model is None else weights_path(model, ENCODER, self.say)
         with WeightsFile(path) as file:
             self._spec, fingerprint, tokenizer = file.spec, file.fingerprint, file.tokenizer
         by_id, images = not self._serves or self._writes_hidden, self._options.images

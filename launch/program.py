@@ -30,7 +30,7 @@ from launch.watch.ranks import RankJob
 from solver.api import MadePlan
 from solver.base.errors import HeptiError, explained
 from solver.model.spec import TextInput
-from weights.file.store import LANGUAGE_MODEL, NETWORK, TRANSFORMER, WeightsFile
+from weights.file.store import ENCODER, LANGUAGE_MODEL, NETWORK, WeightsFile
 from weights.formats import model_kind, weights_path
 
 Found = TypeVar("Found")
@@ -186,7 +186,7 @@ class StartedModel:
         self._folder = folder
         self._labels: tuple[str, ...] = ()
         self._reads_texts = False
-        if kind == TRANSFORMER:
+        if kind == ENCODER:
             with WeightsFile(path) as file:
                 self._labels, self._reads_texts = file.spec.labels, isinstance(file.spec.input, TextInput)
         self._loop = asyncio.new_event_loop()
@@ -225,7 +225,7 @@ class StartedModel:
 
     def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return the embeddings of texts, [texts, width], pooled and normalised as the checkpoint says."""
-        self._need("embed", TRANSFORMER)
+        self._need("embed", ENCODER)
         if isinstance(texts, str):
             raise HeptiError("texts is one text: give a list")
         answers = self._answers([{"text": text} for text in texts])
@@ -241,7 +241,7 @@ class StartedModel:
         asked
             A text, where the model reads texts; else the path of an image, or a file's content.
         """
-        self._need("classify", TRANSFORMER, NETWORK)
+        self._need("classify", ENCODER, NETWORK)
         if self._reads_texts:
             line: dict[str, Any] = {"text": asked}
         else:

@@ -17,7 +17,7 @@ from pathlib import Path
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained
 from solver.base.hub import MAKE_ONE, refuse_hub_name
-from weights.file.store import LANGUAGE_MODEL, NETWORK, TRANSFORMER, TensorFile, command_for, stored_kind
+from weights.file.store import ENCODER, LANGUAGE_MODEL, NETWORK, TensorFile, command_for, stored_kind
 
 VERSION = 2  # of what is made of a source; what is in the cache of another is made again
 ONNX, GGUF, SAFETENSORS = ".onnx", ".gguf", ".safetensors"
@@ -33,7 +33,7 @@ def model_kind(path: Path) -> str:
     if path.is_dir() or path.suffix == SAFETENSORS:
         from weights.decoders.convert import is_language_model
 
-        return LANGUAGE_MODEL if is_language_model(checkpoint_folder(path)) else TRANSFORMER
+        return LANGUAGE_MODEL if is_language_model(checkpoint_folder(path)) else ENCODER
     return stored_kind(path)
 
 
@@ -137,7 +137,7 @@ def _opened(source: Path, kind: str) -> Iterator[Callable[[Path], object]]:
                 raise HeptiError(f"{error}, of python -m weights convert") from error
             raise
         yield lambda path: write_network(path, net, tensors, origin)
-    elif kind == TRANSFORMER:
+    elif kind == ENCODER:
         from weights.convert.convert import open_encoder, write_encoder
 
         with open_encoder(source) as encoder:

@@ -67,7 +67,7 @@ def _measure(options: argparse.Namespace, files: Path, keep: Keep) -> Report:
     systems = PLANNERS if options.systems is None else options.systems
     for word in systems:
         if word not in PLANNERS:
-            raise HeptiError(f"--systems: {word} is of convolutional networks, {options.model} is a transformer")
+            raise HeptiError(f"--systems: {word} is of convolutional networks, {options.model} is none")
     with _stage(options) as stage:
         model = bench_model(options.model, options.layers)
         contest = Contest(

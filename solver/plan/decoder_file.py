@@ -64,8 +64,8 @@ def decoder_plan_from_json(text: str, model: Decoder | None = None) -> DecoderPl
     """Read the plan of a language model from JSON; errors as `read_decoder_plan`."""
     table = plan_table(text)
     if table.get("kind") != KIND:
-        kind = table.get("kind", "transformer")
-        raise HeptiError(f"this is the plan of a {kind}, {named_in(table)}: here a language model's is needed")
+        of = f"a {table['kind']}" if "kind" in table else "an encoder"
+        raise HeptiError(f"this is the plan of {of}, {named_in(table)}: here a language model's is needed")
     try:
         return _plan(table, model)
     except KeyError as error:

@@ -55,7 +55,7 @@ def plan_from_json(text: str) -> Plan:
     """Read a plan from JSON."""
     table = plan_table(text)
     if "kind" in table:
-        raise HeptiError(f"this is the plan of a {table['kind']}, {named_in(table)}: here a transformer's is needed")
+        raise HeptiError(f"this is the plan of a {table['kind']}, {named_in(table)}: here an encoder's is needed")
     try:
         return _plan(table)
     except KeyError as error:

@@ -74,7 +74,7 @@ def read_segments(path: Path, net: ConvNet | None = None) -> SegmentPlan:
     Raises
     ------
     HeptiError
-        As `read_any_plan`, or if it is a transformer's, or a segment begins with another node than it says.
+        As `read_any_plan`, or if it is an encoder's, or a segment begins with another node than it says.
     """
     return read_with(path, partial(segments_from_json, net=net))
 
@@ -83,7 +83,7 @@ def segments_from_json(text: str, net: ConvNet | None = None) -> SegmentPlan:
     """Read the plan of a convolutional network from JSON; errors as `read_segments`."""
     table = plan_table(text)
     if "kind" not in table:
-        raise HeptiError(f"this is the plan of a transformer, {named_in(table)}: here a {KIND}'s is needed")
+        raise HeptiError(f"this is the plan of an encoder, {named_in(table)}: here a {KIND}'s is needed")
     try:
         return _plan(table, net)
     except KeyError as error:

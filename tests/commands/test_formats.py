@@ -54,7 +54,7 @@ def test_a_gguf_file_is_asked_and_planned(tmp_path, cache):
     assert "is converted once" not in planned.stderr
     refused = hepti(1, "--model", path, **cache)
     assert complaints(refused) == [
-        f"python -m hepti_mpi: {path} is a language model, here a transformer is needed: hepti generate takes it"
+        f"python -m hepti_mpi: {path} is a language model, here an encoder is needed: hepti generate takes it"
     ]  # fmt: skip
 
 

@@ -209,8 +209,8 @@ def test_models_of_another_kind(tiny, converted, refused, tmp_path):
 
     needed = "here a language model is needed"
     refused(f"sees.h5 is a convolutional network, {needed}", generate(tiny, *SAY, path=tmp_path / "sees.h5"))
-    refused(f"bert.h5 is a transformer, {needed}", generate(tiny, *SAY, path=converted("bert").path))
-    refused("model.h5 is a language model, here a transformer is needed", ("--model", tiny.path, "--random", 5))
+    refused(f"bert.h5 is an encoder, {needed}", generate(tiny, *SAY, path=converted("bert").path))
+    refused("model.h5 is a language model, here an encoder is needed", ("--model", tiny.path, "--random", 5))
 
 
 def test_weights_cut_short(tiny, refused, tmp_path):

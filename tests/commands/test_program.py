@@ -94,7 +94,7 @@ def test_what_cannot_be_answered_is_one_line_and_ends_nothing(embedding, sentenc
     for ask, words in (
         (lambda: embedding.embed([TEXTS[0], " "]), "request 2: the text is empty"),
         (lambda: embedding.embed(TEXTS[0]), "texts is one text: give a list"),
-        (lambda: embedding.generate("x"), f"{sentence.path.name} is a transformer, generate needs a language model"),
+        (lambda: embedding.generate("x"), f"{sentence.path.name} is an encoder, generate needs a language model"),
         (lambda: embedding.classify("x"), "is no classifier"),
     ):
         with pytest.raises(HeptiError, match=words):

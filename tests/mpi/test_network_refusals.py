@@ -127,7 +127,7 @@ def test_an_input_without_an_image(name, complaint, refused, place):
     [
         ("three", "the plan is for 3 devices, 2 ranks run: start 3"),
         ("one", "the plan is for 1 devices, 2 ranks run: start 1"),
-        ("bert", "bert.json: this is the plan of a transformer, bert: here a convnet's is needed"),
+        ("bert", "bert.json: this is the plan of an encoder, bert: here a convnet's is needed"),
         ("int4", "int4 on the wire"),
         ("other", "the plan is for other with fingerprint 0123456789ab, sees has "),
         ("short", "its segments end at node 2, sees has 7"),
@@ -147,7 +147,7 @@ def test_a_plan_of_a_network_for_a_transformer(world, place, capsys):
     if world.rank == 0:
         assert code == 2
         (line,) = lines
-        assert "three.json: this is the plan of a convnet, sees: here a transformer's is needed" in line
+        assert "three.json: this is the plan of a convnet, sees: here an encoder's is needed" in line
 
 
 def test_more_ranks_than_boards(refused, place, world, folder):

@@ -156,7 +156,7 @@ def test_explained_a_plan_says_what_every_board_does_with_the_time(plan):
         (["--price", "PLAN", "--system", "hepti"], "--system is for a plan that is made, --price makes none"),
         (["--price", "PLAN", "--schedule", "pi-9"], "--schedule: there is no device pi-9"),
         (["--price", "PLAN", "--model", "resnet50"], "the plan is for resnet18"),
-        (["--price", "PLAN", "--model", "bert-base"], "this is the plan of a convnet, resnet18: here a transformer's"),
+        (["--price", "PLAN", "--model", "bert-base"], "this is the plan of a convnet, resnet18: here an encoder's"),
         (["--price", "PLAN", "--without", "pi-3"], "is for devices pi-0, pi-1, pi-2, pi-3, the cluster has pi-0"),
         (["--model", "resnet18", "--system", "galaxy"], "'galaxy' is a system of encoders: networks have hepti, sing"),
         (["--model", "resnet18", "--plot", "plan.doc"], "the ending must be .svg or .png or .pdf"),
@@ -179,7 +179,7 @@ def test_the_plan_of_a_transformer_is_not_priced_for_a_network(tmp_path):
     done = solver("--price", path, "--model", "resnet18", *HERE)
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert "this is the plan of a transformer, bert-base: here a convnet's is needed" in done.stderr
+    assert "this is the plan of an encoder, bert-base: here a convnet's is needed" in done.stderr
 
 
 def test_a_network_that_no_name_says_needs_its_file(plan, tmp_path):

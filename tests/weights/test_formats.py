@@ -8,7 +8,7 @@ from solver.base.errors import HeptiError
 from tests import checkpoints
 from tests.weights.decoders.gguf_files import write_gguf
 from weights.decoders.file import DecoderFile
-from weights.file.store import LANGUAGE_MODEL, NETWORK, TRANSFORMER, WeightsFile
+from weights.file.store import ENCODER, LANGUAGE_MODEL, NETWORK, WeightsFile
 from weights.formats import checkpoint_folder, model_kind, weights_path
 
 
@@ -29,20 +29,20 @@ def encoder(tmp_path):
 def test_a_checkpoint_directory_is_converted_once_and_a_line_says_so(encoder, cache):
     said = []
 
-    found = weights_path(encoder, TRANSFORMER, said.append)
-    again = weights_path(encoder, TRANSFORMER, said.append)
+    found = weights_path(encoder, ENCODER, said.append)
+    again = weights_path(encoder, ENCODER, said.append)
 
     assert (found, found.parent) == (again, cache)
     assert said == [f"{encoder} is converted once: {found} is read from now on"]
     with WeightsFile(found) as weights:
         assert (weights.spec.name, weights.tokenizer is None) == ("tiny-bert", False)
-    assert weights_path(found, TRANSFORMER, said.append) == found
+    assert weights_path(found, ENCODER, said.append) == found
     assert len(said) == 1
 
 
 def test_the_safetensors_of_a_directory_are_the_directory(encoder):
     assert weights_path(encoder / "model.safetensors") == weights_path(encoder)
-    assert model_kind(encoder / "model.safetensors") == TRANSFORMER
+    assert model_kind(encoder / "model.safetensors") == ENCODER
 
 
 def test_a_checkpoint_that_has_changed_takes_the_place_of_what_it_was(encoder, cache):
@@ -82,10 +82,10 @@ def test_what_holds_something_else_is_refused_before_it_is_converted(encoder, tm
     for source, wanted, words in (
         (
             tmp_path / "m.gguf",
-            TRANSFORMER,
-            "m.gguf is a language model, here a transformer is needed: hepti generate takes it",
+            ENCODER,
+            "m.gguf is a language model, here an encoder is needed: hepti generate takes it",
         ),
-        (encoder, LANGUAGE_MODEL, "tiny-bert is a transformer, here a language model is needed"),
+        (encoder, LANGUAGE_MODEL, "tiny-bert is an encoder, here a language model is needed"),
         (tmp_path / "net.onnx", LANGUAGE_MODEL, "net.onnx is a convolutional network, here a language model is needed"),
     ):
         with pytest.raises(HeptiError, match=words):
@@ -162,7 +162,7 @@ def test_a_folder_without_a_checkpoint_is_refused_with_what_is_looked_for(there,
 
 
 def test_kinds_are_told_without_converting(encoder, tmp_path, cache):
-    assert model_kind(encoder) == TRANSFORMER
+    assert model_kind(encoder) == ENCODER
     assert model_kind(tmp_path / "none.onnx") == NETWORK
     assert model_kind(tmp_path / "none.gguf") == LANGUAGE_MODEL
     assert model_kind(tmp_path / "none.h5") == ""

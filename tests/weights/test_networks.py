@@ -14,7 +14,7 @@ from solver.model.convnet import ConvNet, Node, Picture
 from solver.model.operators import flop
 from tests import convnet_reference
 from weights.file.networks import NetworkFile, write_network
-from weights.file.store import NETWORK, TRANSFORMER, WeightsFile, stored_kind
+from weights.file.store import ENCODER, NETWORK, WeightsFile, stored_kind
 from weights.formats import weights_path
 from weights.network_report import stretches, tail
 from weights.networks_zoo import ZOO, zoo_network
@@ -89,10 +89,10 @@ class TestFile:
         other = write_file(text_spec, random_tensors(text_spec))
 
         kinds = [stored_kind(path) for path in (network_file, other, tmp_path, tmp_path / "none.h5")]
-        assert kinds == [NETWORK, TRANSFORMER, "", ""]
+        assert kinds == [NETWORK, ENCODER, "", ""]
         with pytest.raises(HeptiError, match=r"odd\.h5 is a convolutional network"):
             WeightsFile(network_file)
-        with pytest.raises(HeptiError, match=r"model\.h5 is a transformer"):
+        with pytest.raises(HeptiError, match=r"model\.h5 is an encoder"):
             NetworkFile(other)
 
     def test_a_changed_byte_is_noticed(self, network, network_file, run_weights):

@@ -41,7 +41,7 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"  # at the beginning of every HDF5 file of ours
 # What a file holds, by how its description begins.
 KINDS = {'{"kind": "convnet"': "a convolutional network", '{"kind": "decoder"': "a language model"}
 NETWORK, LANGUAGE_MODEL = KINDS.values()
-TRANSFORMER = "a transformer"
+ENCODER = "an encoder"
 
 
 def command_for(kind: str) -> str:
@@ -88,7 +88,7 @@ class TensorFile:
             model = self._attribute("model")
             if self._attribute("model_sha256") != _sha256(model):
                 raise HeptiError(f"{path}: the model description is damaged: copy or convert the file again")
-            self.kind = next((kind for begin, kind in KINDS.items() if model.startswith(begin)), TRANSFORMER)
+            self.kind = next((kind for begin, kind in KINDS.items() if model.startswith(begin)), ENCODER)
             self._shapes = self._describe(model)
             self.source = self._attribute("source")
             self.dtype = self._attribute("dtype")
@@ -226,7 +226,7 @@ class WeightsFile(TensorFile):
     """
 
     def _describe(self, model: str) -> Mapping[str, tuple[int, ...]]:
-        self._need(TRANSFORMER)
+        self._need(ENCODER)
         with explained(str(self.path), HeptiError):
             self.spec = ModelSpec.from_json(model)
         return tensor_shapes(self.spec)

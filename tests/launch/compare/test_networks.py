@@ -264,7 +264,7 @@ def test_a_system_of_networks_is_refused_for_a_transformer():
 
     assert done.returncode == 2
     assert done.stderr == (
-        "python -m launch bench: --systems: coedge is of convolutional networks, bert-large is a transformer\n"
+        "python -m launch bench: --systems: coedge is of convolutional networks, bert-large is none\n"
     )
 
 

@@ -62,7 +62,7 @@ def test_any_plan_knows_its_kind():
     ("change", "words"),
     [
         ({"kind": "convnet"}, "this is the plan of a convnet, llama-3.2-1b: here a language model's is needed"),
-        ({"kind": None}, "this is the plan of a transformer, llama-3.2-1b"),
+        ({"kind": None}, "this is the plan of an encoder, llama-3.2-1b"),
         ({"format": "hepti-plan/9"}, "format is 'hepti-plan/9'"),
         ({"model": {"name": "gpt2"}}, "this is the plan of gpt2, the model is llama-3.2-1b: plan again"),
         ({"model": {"name": "llama-3.2-1b", "fingerprint": "0"}}, "of llama-3.2-1b of other layers or widths, the"),

@@ -197,9 +197,9 @@ def test_plans_of_the_other_kind_are_refused_plainly(tmp_path):
 
     assert isinstance(read_any_plan(convnet), SegmentPlan)
     assert isinstance(read_any_plan(transformer), Plan)
-    with pytest.raises(HeptiError, match="the plan of a convnet, resnet18: here a transformer's is needed"):
+    with pytest.raises(HeptiError, match="the plan of a convnet, resnet18: here an encoder's is needed"):
         read_plan(convnet)
-    with pytest.raises(HeptiError, match="the plan of a transformer, bert-base: here a convnet's is needed"):
+    with pytest.raises(HeptiError, match="the plan of an encoder, bert-base: here a convnet's is needed"):
         read_segments(transformer)
 
 

@@ -9,7 +9,7 @@ from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from weights.decoders.file import DecoderFile, DecoderWriter
 from weights.file.networks import NetworkFile
-from weights.file.store import LANGUAGE_MODEL, TRANSFORMER, WeightsFile, stored_kind
+from weights.file.store import ENCODER, LANGUAGE_MODEL, WeightsFile, stored_kind
 
 PRECISIONS = ("float32", "int8", "int4")
 GATE, DOWN = "layers/1/mlp/gate/weight", "layers/2/mlp/down/weight"  # [83, 52] and [83, 52] summed over 83
@@ -132,12 +132,12 @@ class TestKinds:
         decoder = write_decoder(odd_decoder, decoder_numbers(odd_decoder), "decoder.h5")
         encoder = write_file(text_spec, random_tensors(text_spec), "encoder.h5")
 
-        assert [stored_kind(path) for path in (decoder, encoder)] == [LANGUAGE_MODEL, TRANSFORMER]
-        with pytest.raises(HeptiError, match=r"decoder.h5 is a language model, here a transformer is needed"):
+        assert [stored_kind(path) for path in (decoder, encoder)] == [LANGUAGE_MODEL, ENCODER]
+        with pytest.raises(HeptiError, match=r"decoder.h5 is a language model, here an encoder is needed"):
             WeightsFile(decoder)
         with pytest.raises(HeptiError, match=r"decoder.h5 is a language model, here a convolutional network is needed"):
             NetworkFile(decoder)
-        with pytest.raises(HeptiError, match=r"encoder.h5 is a transformer, here a language model is needed"):
+        with pytest.raises(HeptiError, match=r"encoder.h5 is an encoder, here a language model is needed"):
             DecoderFile(encoder)
 
 
