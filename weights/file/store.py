@@ -68,6 +68,8 @@ class TensorFile:
         # A matrix and its scales: each that is open holds chunks of up to 8 MiB.
         self._dataset = lru_cache(2)(self._opened)
         with _named(f"cannot read weights file {path}"):
+            if path == Path():  # of an empty word
+                raise HeptiError(f"no weights file is named: {MAKE_ONE}")
             if path.is_dir():
                 raise HeptiError(f"{path} is a folder, no weights file: hepti convert {path} {path.name}.h5 makes one")
             if not path.is_file():

@@ -153,6 +153,7 @@ def test_a_port_that_is_taken_is_refused_and_who_has_it_goes_on(tiny, tmp_path):
         (["--np", "2", "--hostfile", "pis"], "not allowed with argument"),
         (["--host", "0.0.0.0"], "there is no key"),
         (["--model", "none.h5"], "no weights file"),
+        (["--model", ""], "no weights file is named: make one with hepti convert"),
         (["--cluster", "none.toml"], "none.toml"),
         (["--watch"], "leave out --model"),
         (["--np", "9", "--cluster", "mixed4"], "mixed4 has 4 devices, the job has 9 ranks"),
