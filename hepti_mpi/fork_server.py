@@ -36,7 +36,7 @@ from hepti_mpi import __main__ as rank_program
 from hepti_mpi.base import fork_client
 from hepti_mpi.base.fork_client import CODE, SIZE, STREAMS, peer
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 KEPT_S = 15.0  # systemd waits for 5 until it starts a service again
 # All jobs of `__main__`, and what they import only when they are to plan or to compute.
 LATE = (
@@ -242,7 +242,10 @@ def main(number: str) -> None:
     gc.freeze()
     request = ForkServer(socket.socket(fileno=int(number))).run()
     if request is not None:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl = ctypes.CDLL(None).prctl
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        # All ranks have the server's command line: by this name, 15 bytes at most, `ps -e` and `top` tell them apart.
+        prctl(PR_SET_NAME, f"hepti rank {request.environment.get('PMIX_RANK', '')}".encode())
         signal.signal(signal.SIGINT, signal.default_int_handler)
         request.take_place()
         request.close()

@@ -138,6 +138,17 @@ def test_words_folder_environment_and_exit_code_are_the_client_s(server, model, 
     server.told(), server.told()
 
 
+def test_the_process_table_has_a_rank_by_its_number():
+    says_its_name = "fork_server.rank_program.begin = lambda: print(open('/proc/self/comm').read())"
+    with (
+        forking(says_its_name) as server,
+        client(server.name, env={**os.environ, "PMIX_RANK": "7"}) as process,
+    ):
+        out, _ = process.communicate(timeout=60)
+
+    assert out.strip() == "hepti rank 7"
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_rank_that_is_killed_ends_its_client_by_the_same_signal(server, model, number):
     with client(server.name, *serving(model)) as process:
