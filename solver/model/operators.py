@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 from solver.base.spans import Span
@@ -244,6 +244,31 @@ BY_CHANNELS = frozenset(REACH) - {"ConvTranspose", "SpaceToDepth", "DepthToSpace
 SUMS = ("Conv", "Gemm")
 
 
+# Where a tile's neighbours lie: how many tiles further down, and across.
+SIDES = {"above": (-1, 0), "below": (1, 0), "left": (0, -1), "right": (0, 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """What of a value a tile takes from its neighbour at a side: all along that side."""
+
+    value: str
+    side: str
+    box: Box
+
+    @property
+    def name(self) -> str:
+        """Its name among all that one tile takes, or gives."""
+        return f"{self.value}:{self.side}"
+
+    def rest(self, box: Box) -> Box:
+        """Return what of a box lies beyond this one."""
+        axis = "rows" if SIDES[self.side][0] else "columns"
+        own, taken = getattr(box, axis), getattr(self.box, axis)
+        first = self.side in ("above", "left")
+        return replace(box, **{axis: Span(taken.stop, own.stop) if first else Span(own.start, taken.start)})
+
+
 @dataclass(frozen=True, slots=True)
 class Walk:
     """What a rank needs and computes of a run of nodes.
@@ -254,13 +279,27 @@ class Walk:
         Of every value within, and of those from before, the box that must be there.
     made
         What every node that is computed at all makes, by its number.
+    taken
+        What of values within is not made, but taken from neighbours, in the order in which it is left out.
     """
 
     needs: Mapping[str, Box]
     made: Mapping[int, Reach]
+    taken: tuple[Strip, ...] = ()
+
+    def rest(self, value: str) -> Box:
+        """Return what is needed of a value without what is taken of it."""
+        own = (strip for strip in self.taken if strip.value == value)
+        return reduce(lambda box, strip: strip.rest(box), own, self.needs[value])
 
 
-def walk(net: ConvNet, nodes: Span, wanted: Mapping[str, Box], parts: Mapping[str, Box] | None = None) -> Walk:
+def walk(
+    net: ConvNet,
+    nodes: Span,
+    wanted: Mapping[str, Box],
+    parts: Mapping[str, Box] | None = None,
+    beside: Mapping[str, Mapping[str, Box]] | None = None,
+) -> Walk:
     """Walk a run of nodes backwards from boxes that are wanted behind it.
 
     Parameters
@@ -270,15 +309,24 @@ def walk(net: ConvNet, nodes: Span, wanted: Mapping[str, Box], parts: Mapping[st
     parts
         By the output of nodes that add up (a global pool, a convolution over input channels): the box of its input over
         which this rank does; the output is a summand.
+    beside
+        By the side: what the neighbour there has of values within, which is not computed again as far as the others are
+        a box. What is wanted behind the run is not taken.
     """
     needs = {value: box for value, box in wanted.items() if box.size}
     made: dict[int, Reach] = {}
+    taken: list[Strip] = []
     parts = parts or {}
     for number in range(nodes.stop - 1, nodes.start - 1, -1):
         node = net.nodes[number]
         box = needs.get(node.output)
         if box is None:
             continue
+        if beside and node.output not in wanted and is_by_rows(net, node):
+            strips, box = _strips(node.output, box, beside)
+            taken += strips
+            if not box.size:
+                continue
         if node.output in parts:
             made[number] = part_of(net, node, box, parts[node.output])
         else:
@@ -286,7 +334,18 @@ def walk(net: ConvNet, nodes: Span, wanted: Mapping[str, Box], parts: Mapping[st
         for value, own in zip(net.values_of(node), made[number].needs, strict=True):
             if own.size:
                 needs[value] = needs[value].hull(own) if value in needs else own
-    return Walk(needs, made)
+    return Walk(needs, made, tuple(taken))
+
+
+def _strips(value: str, box: Box, beside: Mapping[str, Mapping[str, Box]]) -> tuple[list[Strip], Box]:
+    """Return what neighbours have of a box, one side after the other, and what is left, which is a box, too."""
+    found = []
+    for side, there in beside.items():
+        strip = Strip(value, side, box.intersect(there.get(value, NOTHING)))
+        if strip.box.size and strip.box.size + (rest := strip.rest(box)).size == box.size:
+            found.append(strip)
+            box = rest
+    return found, box
 
 
 def part_of(net: ConvNet, node: Node, wanted: Box, part: Box) -> Reach:

@@ -11,14 +11,16 @@ rows' receptive field, may be in others' boxes: that is what ranks exchange.
     tiles      every rank some tiles of a grid of rows and columns, one after the other
 
 Tiles are DeepThings' fused tile partitioning (Zhao, Barijough, Gerstlauer, TCAD 2018, section IV): rank 0 has all
-before and behind the segment, hands out what a tile needs, overlaps included, and puts together what comes back.
+before and behind the segment, hands out what a tile needs, overlaps included, and puts together what comes back. With
+reuse (section IV-C) those on white squares of a checkerboard wait for their up to four neighbours, on black ones, and
+take from them, by way of rank 0, what these have computed of the values within the segment (`Strip`).
 
 Any of them gives the right result for any network: what cannot be shared out is computed by every rank that needs it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache, reduce
@@ -27,7 +29,7 @@ from itertools import pairwise
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition, Span
 from solver.model.convnet import NOTHING, Box, ConvNet
-from solver.model.operators import GLOBAL_POOLS, SUMS, Walk, walk
+from solver.model.operators import GLOBAL_POOLS, SIDES, SUMS, Strip, Walk, walk
 from solver.plan.plan import Prediction, Wire
 
 Boxes = tuple[Box, ...]  # of every rank
@@ -62,6 +64,8 @@ class Segment:
         Of tiles: how many there are one below the other, and side by side.
     stealing
         Whether who is done with its own tiles takes others' that are not begun; all who have a share can compute any.
+    reuse
+        Whether every other tile takes what its neighbours have computed, and computes the rest.
     """
 
     nodes: Span
@@ -70,6 +74,7 @@ class Segment:
     edges_first: bool = False
     grid: tuple[int, int] = (1, 1)
     stealing: bool = False
+    reuse: bool = False
 
     @property
     def active(self) -> tuple[int, ...]:
@@ -150,10 +155,16 @@ class Held:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """What a rank computes at a time: the boxes that it leaves, and the walk from what is there."""
+    """What a rank computes at a time: the boxes that it leaves, the walk from what is there, and what others take."""
 
     boxes: Mapping[str, Box]
     walk: Walk
+    given: tuple[Strip, ...] = ()
+
+    @property
+    def going(self) -> dict[str, tuple[str, Box]]:
+        """All that comes out of it, by its name: of which value which box."""
+        return _named(self.boxes, self.given)
 
 
 Pieces = tuple[Piece, ...]
@@ -180,6 +191,8 @@ class SegmentShares:
     tiles
         Of a segment that is cut by tiles: all of them, row by row. `pieces` then says whose they are first, and what
         passes the segment on rank 0.
+    beside
+        Of every tile: from which others it takes strips, by their side.
     """
 
     segment: Segment
@@ -190,6 +203,11 @@ class SegmentShares:
     walks: tuple[Walk, ...]
     pieces: tuple[Pieces, ...]
     tiles: Pieces = ()
+    beside: tuple[Mapping[str, int], ...] = ()
+
+    def coming(self, piece: Piece) -> dict[str, tuple[str, Box]]:
+        """Return all that a piece needs to begin, by its name: of which value which box."""
+        return _named({v: box for v, box in piece.walk.needs.items() if v in self.before}, piece.walk.taken)
 
     @property
     def owners(self) -> list[int]:
@@ -269,7 +287,7 @@ def _tiled(net: ConvNet, segment: Segment, before: Mapping[str, Held]) -> Segmen
     live = net.live(segment.nodes.stop)
     passing = {value: net.extent(value) for value in live if value in before}
     on_root = _pieces(net, segment.nodes, [passing], {})
-    tiles = _pieces(net, segment.nodes, tile_boxes(net, segment), {})
+    tiles, beside = _tiles(net, segment)
     owned = Partition.of_shares(segment.shares, len(tiles))
     pieces = tuple((*(on_root if rank == 0 else ()), *tiles[own.slice]) for rank, own in enumerate(owned))
     needs = {}
@@ -278,11 +296,33 @@ def _tiled(net: ConvNet, segment: Segment, before: Mapping[str, Held]) -> Segmen
         needs[value] = only_on(0, hull, ranks)
     after = {value: Held(only_on(0, net.extent(value), ranks)) for value in live}
     parts: tuple[Mapping[str, Box], ...] = ({},) * ranks
-    return SegmentShares(segment, before, needs, parts, after, (Walk({}, {}),) * ranks, pieces, tiles)
+    return SegmentShares(segment, before, needs, parts, after, (Walk({}, {}),) * ranks, pieces, tiles, beside)
 
 
-def tile_boxes(net: ConvNet, segment: Segment) -> list[dict[str, Box]]:
-    """Return of every tile, row by row, the boxes of what the segment makes and leaves; none is empty."""
+def _tiles(net: ConvNet, segment: Segment) -> tuple[Pieces, tuple[Mapping[str, int], ...]]:
+    """Return all tiles, row by row, and from which others each takes strips, by their side.
+
+    With reuse those do whose row and column add up to an odd number; all their neighbours have even ones.
+    """
+    every = tile_boxes(net, segment)
+    numbers = {place: number for number, place in enumerate(every)}
+    tiles = list(_pieces(net, segment.nodes, [*every.values()], {}))
+    beside: list[dict[str, int]] = [{} for _ in tiles]
+    for (row, column), number in numbers.items():
+        if not (segment.reuse and (row + column) % 2):
+            continue
+        places = {side: (row + down, column + across) for side, (down, across) in SIDES.items()}
+        near = {side: numbers[place] for side, place in places.items() if place in numbers}
+        boxes, there = tiles[number].boxes, {side: tiles[other].walk.needs for side, other in near.items()}
+        tiles[number] = Piece(boxes, walk(net, segment.nodes, boxes, beside=there))
+        for strip in tiles[number].walk.taken:
+            giver = beside[number][strip.side] = near[strip.side]
+            tiles[giver] = replace(tiles[giver], given=(*tiles[giver].given, strip))
+    return tuple(tiles), tuple(beside)
+
+
+def tile_boxes(net: ConvNet, segment: Segment) -> dict[tuple[int, int], dict[str, Box]]:
+    """Return by row and column of every tile the boxes of what the segment makes and leaves; none is empty."""
     down, across = segment.grid
     made = [value for value in net.live(segment.nodes.stop) if net.made_by[value] >= segment.nodes.start]
     cuts = {}
@@ -293,14 +333,19 @@ def tile_boxes(net: ConvNet, segment: Segment) -> list[dict[str, Box]]:
             for count, span in ((down, every.rows), (across, every.columns))
         )
         cuts[value] = (every.channels, rows, columns)
-    found = []
+    found = {}
     for row in range(down):
         for column in range(across):
             boxes = {
                 value: Box(channels, rows[row], columns[column]) for value, (channels, rows, columns) in cuts.items()
             }
-            found.append({value: box for value, box in boxes.items() if box.size})
-    return [boxes for boxes in found if boxes]
+            found[row, column] = {value: box for value, box in boxes.items() if box.size}
+    return {place: boxes for place, boxes in found.items() if boxes}
+
+
+def _named(boxes: Mapping[str, Box], strips: Iterable[Strip]) -> dict[str, tuple[str, Box]]:
+    named = {value: (value, box) for value, box in boxes.items()}
+    return named | {strip.name: (strip.value, strip.box) for strip in strips}
 
 
 def _pieces(

@@ -5,7 +5,8 @@
     hand in    the outputs go to rank 0
 
 Tiles are priced as if rank 0 handed out all of them first, and whoever has computed one sent it to who needs it next.
-The engine hands out one at a time, while others are computed, and brings them back by way of rank 0.
+The engine hands out one at a time, while others are computed, and brings them back by way of rank 0. Strips are priced
+as if they were there and went out with the tiles that take them, but these begin when all that give any are computed.
 
 What every rank needs, computes and leaves says `solver.plan.segments`. Ranks do not wait for all others: each begins a
 segment when it has ended the one before, and has what it needs, which its neighbours have sent as soon as they had
@@ -29,7 +30,7 @@ from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
 from solver.cluster.curves import Bank, Floats, Kernel
 from solver.cluster.nodes import NodeSpeeds
 from solver.model.convnet import FLOAT_BYTES, NOTHING, Box, ConvNet, Node
-from solver.model.operators import ELEMENTWISE, Reach, flop, tensors_of
+from solver.model.operators import ELEMENTWISE, Reach, Strip, Walk, flop, tensors_of
 from solver.plan.plan import Prediction, Wire
 from solver.plan.segments import (
     Boxes,
@@ -117,11 +118,26 @@ def pieces_s(s: NetSetting, shares: SegmentShares, lying: Sequence[Pieced]) -> l
             numbers[number, rank] = sum(
                 box.size for value, box in coming if all(there.get(value) != box for there in lying[rank])
             )
+            numbers[number, rank] += sum(joined(piece.walk).values()) + sum(strip.box.size for strip in piece.given)
     copied_s = s.machine.bank.seconds(Kernel.ADD, numbers).tolist()
-    return [
+    seconds = [
         [_made_s(s, rank, piece, shares) + copied_s[number][rank] for number, piece in enumerate(own)]
         for rank, own in enumerate(shares.pieces)
     ]
+    return _waiting(shares, seconds) if shares.segment.reuse else seconds
+
+
+def _waiting(shares: SegmentShares, seconds: list[list[float]]) -> list[list[float]]:
+    """Add to the first tile that takes strips, on every rank, the wait until the last that gives any is computed."""
+    takes = [[bool(piece.walk.taken) for piece in own] for own in shares.pieces]
+    giving_s = [
+        sum(own_s for own_s, takes_some in zip(*own, strict=True) if not takes_some)
+        for own in zip(seconds, takes, strict=True)
+    ]
+    for rank, own in enumerate(takes):
+        if any(own):
+            seconds[rank][own.index(True)] += max(giving_s) - giving_s[rank]
+    return seconds
 
 
 def _made_s(s: NetSetting, rank: int, piece: Piece, shares: SegmentShares) -> float:
@@ -143,9 +159,16 @@ def _piece_s(s: NetSetting, rank: int, piece: Piece, parts: tuple[tuple[str, Box
 
 
 def _coming(net: ConvNet, piece: Piece) -> Iterator[tuple[str, Box]]:
-    """Yield what a piece needs from before its segment."""
-    made, made_by = piece.walk.made, net.made_by
-    return ((value, box) for value, box in piece.walk.needs.items() if made_by[value] not in made)
+    """Yield what a piece needs from before its segment, and strips."""
+    made, made_by, taken = piece.walk.made, net.made_by, piece.walk.taken
+    within = {strip.value for strip in taken}
+    yield from ((v, box) for v, box in piece.walk.needs.items() if made_by[v] not in made and v not in within)
+    yield from ((strip.value, strip.box) for strip in taken)
+
+
+def joined(walk: Walk) -> dict[str, int]:
+    """Return the numbers of every value that is put together of strips and what is made."""
+    return {strip.value: walk.needs[strip.value].size for strip in walk.taken}
 
 
 def _lying(before: SegmentShares | None, shares: SegmentShares) -> Sequence[Pieced]:
@@ -218,6 +241,9 @@ def step_at(s: NetSetting, every: Sequence[SegmentShares], number: int, wire: Wi
     for rank, tiles in enumerate(own.pieces if own.tiles else ()):
         for tile in tiles:
             moved[0] += _from_root(s.net, tile, rank, own, wire)
+            if rank:
+                moved[0, 0, rank] += _strips_bytes(tile.walk.taken, wire)
+                moved[0, rank, 0] += _strips_bytes(tile.given, wire)
     lying = _lying(every[number - 1] if number else None, own)
     return SegmentStep(
         f"segment {number}", _names(s.net, own), moved, *handling_s(s.machine, moved), pieces_s(s, own, lying)
@@ -244,6 +270,10 @@ def _from_root(net: ConvNet, tile: Piece, rank: int, shares: SegmentShares, wire
     held = {value: Held(only_on(0, net.extent(value), ranks)) for value in shares.before}
     needs = {value: only_on(rank, tile.walk.needs.get(value, NOTHING), ranks) for value in shares.before}
     return np.array(moved_bytes(net, held, needs, wire), float)
+
+
+def _strips_bytes(strips: Iterable[Strip], wire: Wire) -> int:
+    return sum(strip.box.size * wire.bits // 8 for strip in strips)
 
 
 def _moved(
@@ -479,7 +509,8 @@ def held_bytes(net: ConvNet, node: Node, reach: Reach, part: Box | None) -> int:
 def memory_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
     """Return the bytes that every rank needs beside the program: weights, and what it needs and leaves of segments.
 
-    All tiles of a rank use the same memory, for what lies within them and for what they need and leave.
+    All tiles of a rank use the same memory, for what lies within them and for what they need and leave. Rank 0 has all
+    strips.
     """
     needed = weights_of(net, plan)
     for shares in unrolled(net, plan):
@@ -490,17 +521,17 @@ def memory_of(net: ConvNet, plan: SegmentPlan) -> list[int]:
             numbers = sum(box.size for box in boxes)
             numbers += sum(room_of(shares, pieces).values()) if shares.tiles else 0
             numbers += max((numbers_within(net, piece) for piece in pieces), default=0)
+            numbers += 0 if rank else sum(strip.box.size for tile in shares.tiles for strip in tile.given)
             needed[rank] += FLOAT_BYTES * numbers
     return needed
 
 
 def room_of(shares: SegmentShares, tiles: Sequence[Piece]) -> dict[str, int]:
-    """Return the numbers of the largest box of every value that one of these tiles needs or leaves."""
+    """Return the numbers of the largest box of every value, or strip, that one of these tiles needs or leaves."""
     most: dict[str, int] = {}
     for tile in tiles:
-        needs = {value: box for value, box in tile.walk.needs.items() if value in shares.before}
-        for value, box in (needs | dict(tile.boxes)).items():
-            most[value] = max(most.get(value, 0), box.size)
+        for name, (_, box) in (shares.coming(tile) | tile.going).items():
+            most[name] = max(most.get(name, 0), box.size)
     return most
 
 
@@ -508,18 +539,19 @@ def room_of(shares: SegmentShares, tiles: Sequence[Piece]) -> dict[str, int]:
 def numbers_within(net: ConvNet, piece: Piece) -> int:
     """Return how many numbers that its nodes make a graph has at a time, at most.
 
-    A node's output is there until the last node that needs it; what is computed number by number takes its place.
+    A node's output is there until the last node that needs it; what is computed number by number takes its place. What
+    is put together of strips is there twice.
     """
-    made = piece.walk.made
+    made, whole = piece.walk.made, joined(piece.walk)
     last = {value: number for number in sorted(made) for value in net.values_of(net.nodes[number])}
-    lies: dict[str, int] = {}
+    lies = {value: size for value, size in whole.items() if net.made_by[value] not in made}
     most = 0
     for number in sorted(made):
         node = net.nodes[number]
         ended = [value for value in net.values_of(node) if last[value] == number]
         if node.op in ELEMENTWISE:
             lies = {value: size for value, size in lies.items() if value not in ended}
-        lies[node.output] = made[number].made.size
+        lies[node.output] = made[number].made.size + whole.get(node.output, 0)
         most = max(most, sum(lies.values()))
         lies = {value: size for value, size in lies.items() if value not in ended}
     return most
