@@ -11,7 +11,7 @@ from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equ
 def emulate(net, tensors, plan, pixels, *, with_neighbours=True):
     """Run all ranks of a plan one after the other; what they would send each other is copied. Return the outputs.
 
-    Without neighbours the rows beyond each rank's own are zeros.
+    Without neighbours the rows beyond each rank's own are zeros, and the strips of tiles.
     """
     ranks, read = range(len(plan.devices)), reader(tensors)
     whole = net.extent(net.input)
@@ -19,21 +19,30 @@ def emulate(net, tensors, plan, pixels, *, with_neighbours=True):
     held = {}
     for shares in unrolled(net, plan):
         slabs = [[Slab(net, shares, rank, piece, read) for piece in shares.pieces[rank]] for rank in ranks]
-        for rank in ranks:
-            for slab in slabs[rank]:
-                for value, (box, place) in slab.needs.items():
-                    fill(net, value, place, box, shares.before[value].summands, have)
-                    if not with_neighbours:
-                        mine = Partition.of_shares(shares.segment.shares, net.shapes[value][1])[rank]
-                        others = [row for row in range(box.rows.start, box.rows.stop) if not _is_in(row, mine)]
-                        place[:, [row - box.rows.start for row in others]] = 0
-                slab.run()
+        strips = {}
+        for rank, slab in _givers_first([(rank, slab) for rank, own in enumerate(slabs) for slab in own]):
+            for name, (box, place) in slab.needs.items():
+                if name not in shares.before:
+                    place[...] = strips[name, box] if with_neighbours else 0
+                    continue
+                fill(net, name, place, box, shares.before[name].summands, have)
+                if not (with_neighbours or shares.tiles):
+                    mine = Partition.of_shares(shares.segment.shares, net.shapes[name][1])[rank]
+                    others = [row for row in range(box.rows.start, box.rows.stop) if not _is_in(row, mine)]
+                    place[:, [row - box.rows.start for row in others]] = 0
+            slab.run()
+            strips |= {(name, box): array for name, (box, array) in slab.leaves.items()}
         have, held = [[slab.leaves for slab in own] for own in slabs], shares.after
     results = {}
     for value, boxes in handed_in(net, held).items():
         results[value] = np.empty(shape_of(net, value, boxes[0]), np.float32)
         fill(net, value, results[value], boxes[0], held[value].summands, have)
     return results
+
+
+def _givers_first(slabs):
+    """Return slabs in such an order that those which take strips are behind those that give them."""
+    return sorted(slabs, key=lambda own: any(":" in name for name in own[1].needs))
 
 
 def _is_in(row, span):
@@ -59,7 +68,7 @@ def fill(net, value, place, wanted, summands, have):
 
 
 def plan_of(net, segments, ranks):
-    """Return a plan of (stop, cut, shares), and whether edges come first, or of tiles the grid, and stealing."""
+    """Return a plan of (stop, cut, shares), and whether edges come first, or of tiles the grid, stealing and reuse."""
     starts = [0, *(segment[0] for segment in segments)]
     parts = [
         Segment(Span(start, stop), SegmentCut(cut), tuple(shares), *more)
@@ -86,7 +95,8 @@ def random_plan(net, rng, ranks, *, tiles=False):
         node = net.nodes[start]
         if tiles and rng.random() < 0.5:
             grid = tuple(int(count) for count in rng.integers(1, 5, 2))
-            segments.append((stop, "tiles", random_shares(rng, ranks), False, grid, bool(rng.integers(2))))
+            stealing, reuse = (bool(rng.integers(2)) for _ in range(2))
+            segments.append((stop, "tiles", random_shares(rng, ranks), False, grid, stealing, reuse))
             start = stop
             continue
         if stop == start + 1 and node.op in ("Conv", "Gemm") and node.attributes.get("group", 1) == 1:

@@ -1,12 +1,15 @@
 """A segment that is cut by tiles, as a loop of tasks: rank 0 hands out tiles and puts together what comes back.
 
-DeepThings' fused tile partitioning and work stealing (Zhao, Barijough, Gerstlauer, TCAD 2018, sections IV-A and IV-B);
-rank 0 is the gateway, and has the image. All messages are `Tag.TILE`:
+DeepThings' fused tile partitioning, work stealing and reuse (Zhao, Barijough, Gerstlauer, TCAD 2018, sections IV-A to
+IV-C); rank 0 is the gateway, and has the image. All messages are `Tag.TILE`:
 
 1. Rank 0 sends a tile's number, then what the tile needs. A number below zero: there are no more.
 2. A rank computes it and sends back what it leaves, which asks for the next.
 3. Of its own tiles a rank has one ahead, so that it need not wait. Where there is stealing, who has no own ones left
    gets the last of who has most left, when it has nothing else to do.
+4. Where there is reuse, a tile leaves the strips that its neighbours take, too, and needs those that it takes: it can
+   begin when all of these are at rank 0. Tiles that take none are handed out first. Who finds none that can begin
+   waits for one; while any is computed or can begin, there will be one.
 
 Rank 0 computes tiles of its own in a thread, and looks for what comes meanwhile. All tiles of a rank use the same
 memory, one after the other, and those of one shape within the image the same session.
@@ -56,7 +59,7 @@ class TileTasks:
 
     def __init__(self, net: ConvNet, shares: SegmentShares, group: Group, read: ReadTensor) -> None:
         self.net, self.group, self.computed = net, group, 0
-        self.tiles, self.owners = shares.tiles, shares.owners
+        self.shares, self.tiles, self.owners = shares, shares.tiles, shares.owners
         self.thieves = shares.segment.active if shares.segment.stealing else ()
         rank = group.rank
         self.needs: Placed = {
@@ -68,6 +71,10 @@ class TileTasks:
         for value, held in shares.after.items() if rank == 0 else ():
             made = np.empty(shape_of(net, value, held.boxes[0]), np.float32)
             self.leaves[value] = self.needs[value] if value in shares.before else (held.boxes[0], made)
+        self._strips: list[Placed] = [
+            {strip.name: (strip.box, Shared().array(net, strip.value, strip.box)) for strip in tile.given}
+            for tile in (self.tiles if rank == 0 else ())
+        ]
         able, kept = shares.able(rank), cache(read)
         shared = Shared(_room(net, shares, [self.tiles[number] for number in able]), in_place=True)
         self._slabs = {number: Slab(net, shares, rank, self.tiles[number], kept, shared) for number in able}
@@ -90,8 +97,8 @@ class TileTasks:
         self.group.wait_some([self.group.post_receive(message, 0, Tag.TILE)])
         return message
 
-    def compute_own(self, number: int) -> None:
-        """Compute a tile on rank 0."""
+    def compute_own(self, number: int) -> int:
+        """Compute a tile on rank 0, and return its number."""
         slab = self._slabs[number]
         for value, (_, array) in slab.needs.items():
             np.copyto(array, self.needed(number)[value][1])
@@ -99,65 +106,73 @@ class TileTasks:
         for value, (_, array) in slab.leaves.items():
             np.copyto(self.left(number)[value][1], array)
         self.computed += 1
+        return number
 
     def needed(self, number: int) -> Placed:
         """Return what a tile needs, of what rank 0 has."""
-        needs = self.tiles[number].walk.needs
-        return _parts(self.net, self.needs, {value: needs[value] for value in self.needs if value in needs})
+        walk, beside = self.tiles[number].walk, self.shares.beside[number]
+        needs = {value: walk.needs[value] for value in self.needs if value in walk.needs}
+        strips = {strip.name: self._strips[beside[strip.side]][strip.name] for strip in walk.taken}
+        return _parts(self.net, self.needs, needs) | strips
 
     def left(self, number: int) -> Placed:
         """Return where on rank 0 goes what a tile leaves."""
-        return _parts(self.net, self.leaves, self.tiles[number].boxes)
+        return _parts(self.net, self.leaves, self.tiles[number].boxes) | self._strips[number]
 
 
 class Gateway:
-    """An image's tiles on rank 0: whose are left, who computes which, and what comes back."""
+    """An image's tiles on rank 0: whose are left, which are here, who computes which, and what comes back."""
 
     def __init__(self, tasks: TileTasks) -> None:
         self._tasks, self._group, self._net = tasks, tasks.group, tasks.net
-        self._left: list[deque[int]] = [deque() for _ in range(tasks.group.size)]
-        for number, owner in enumerate(tasks.owners):
-            self._left[owner].append(number)
+        self._beside = tasks.shares.beside
+        self._left: list[list[int]] = [[] for _ in range(tasks.group.size)]
+        for number in sorted(range(len(tasks.owners)), key=lambda number: len(self._beside[number]) > 0):
+            self._left[tasks.owners[number]].append(number)
+        self._here: set[int] = set()
+        # What each has that asks for more, or waits for it.
         self._given: dict[int, deque[int]] = {peer: deque() for peer in self._group.others()}
         self._coming: dict[int, tuple[Any, Incoming, Message]] = {}  # of who computes, what it leaves
 
     def run(self) -> None:
         """Hand out tiles, take back what comes of them, and compute what rank 0 has itself."""
-        for peer in self._given:
-            self._supply(peer)
         with ThreadPoolExecutor(1) as thread:
-            own: Future[None] | None = None
+            own: Future[int] | None = None
             while True:
+                for peer in [*self._given]:
+                    self._supply(peer)
                 if own is None and (number := self._next(0)) is not None:
                     own = thread.submit(self._tasks.compute_own, number)
                 if own is None and not self._coming:
                     return
                 self._look(own)
                 if own is not None and own.done():
-                    own.result()
+                    self._here.add(own.result())
                     own = None
 
-    def _next(self, rank: int) -> int | None:
-        """Return the number of the tile that a rank computes next, if there is one for it."""
-        if self._left[rank]:
-            return self._left[rank].popleft()
-        most = max(self._left, key=len)
-        return most.pop() if rank in self._tasks.thieves and most else None
+    def _next(self, rank: int, *, idle: bool = True) -> int | None:
+        """Return the number of the tile that a rank computes next, if there is one for it that can begin."""
+        able = [[n for n in left if self._here.issuperset(self._beside[n].values())] for left in self._left]
+        most = max(able, key=len) if idle and rank in self._tasks.thieves else []
+        if not (able[rank] or most):
+            return None
+        number = able[rank][0] if able[rank] else most[-1]
+        self._left[self._tasks.owners[number]].remove(number)
+        return number
 
     def _supply(self, peer: int) -> None:
         """Hand a rank a tile, and one of its own ahead; or say that there are no more."""
         given = self._given[peer]
-        while len(given) < (2 if self._left[peer] else 1):
-            number = self._next(peer)
-            if number is None:
-                self._group.post_send(np.array([NO_MORE]), peer, Tag.TILE)
-                return
+        while len(given) < 2 and (number := self._next(peer, idle=not given)) is not None:
             self._group.post_send(np.array([number]), peer, Tag.TILE)
             for outgoing in _outgoing(self._net, peer, self._tasks.needed(number)):
                 self._group.post_send(outgoing.message(self._group.coding), peer, Tag.TILE)
             given.append(number)
             if len(given) == 1:
                 self._expect(peer)
+        if not (given or self._left[peer] or (peer in self._tasks.thieves and any(self._left))):
+            self._group.post_send(np.array([NO_MORE]), peer, Tag.TILE)
+            del self._given[peer]
 
     def _expect(self, peer: int) -> None:
         """Post the receive of what the tile leaves that a rank computes."""
@@ -165,7 +180,7 @@ class Gateway:
         message = incoming.place(self._group.coding)
         self._coming[peer] = self._group.post_receive(message, peer, Tag.TILE), incoming, message
 
-    def _look(self, own: Future[None] | None) -> None:
+    def _look(self, own: Future[int] | None) -> None:
         """Take what has come; wait for it, or a little for rank 0's own tile where it computes one."""
         peers = list(self._coming)
         requests = [self._coming[peer][0] for peer in peers]
@@ -175,10 +190,9 @@ class Gateway:
             peer = peers[place]
             _, incoming, message = self._coming.pop(peer)
             incoming.take(message, self._group.coding, adds=False)
-            self._given[peer].popleft()
+            self._here.add(self._given[peer].popleft())
             if self._given[peer]:
                 self._expect(peer)
-            self._supply(peer)
 
 
 def _parts(net: ConvNet, of: Placed, boxes: Mapping[str, Box]) -> Placed:
@@ -204,10 +218,9 @@ def _incoming(net: ConvNet, peer: int, parts: Placed) -> list[Incoming]:
 
 
 def _room(net: ConvNet, shares: SegmentShares, tiles: Sequence[Piece]) -> dict[str, Numbers]:
-    """Return memory for the largest box of every value that a tile needs or leaves."""
+    """Return memory for the largest box of every value, or strip, that a tile needs or leaves."""
     most: dict[str, int] = {}
     for tile in tiles:
-        needed = {value: box for value, box in tile.walk.needs.items() if value in shares.before}
-        for value, box in (needed | dict(tile.boxes)).items():
-            most[value] = max(most.get(value, 0), math.prod(shape_of(net, value, box)))
-    return {value: np.empty(size, np.uint8 if value == net.input else np.float32) for value, size in most.items()}
+        for name, (value, box) in (shares.coming(tile) | tile.going).items():
+            most[name] = max(most.get(name, 0), math.prod(shape_of(net, value, box)))
+    return {name: np.empty(size, np.uint8 if name == net.input else np.float32) for name, size in most.items()}

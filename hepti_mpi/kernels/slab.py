@@ -2,7 +2,8 @@
 
 Every node computes just the box that is needed of it (`solver.model.operators.walk`): a window that reaches beyond the
 image is padded there, and nowhere else, since what lies beyond a rank's own rows came from the others. Where several
-nodes need different boxes of a value, the largest is computed, and each takes its own.
+nodes need different boxes of a value, the largest is computed, and each takes its own. What neighbours have computed of
+a tile's values comes in as strips: the rest of such a box is computed, and all are put together.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hepti_mpi.kernels.ort import Bound, Session, make_session
 from solver.base.arrays import Numbers
 from solver.base.spans import Span
 from solver.model.convnet import Box, ConvNet, Node, Picture
-from solver.model.operators import BROADCAST, GLOBAL_POOLS, POOLS, VERBATIM, Reach, Walk, windows
+from solver.model.operators import BROADCAST, GLOBAL_POOLS, POOLS, VERBATIM, Reach, Strip, Walk, windows
 from solver.plan.segments import Piece, SegmentShares
 
 LARGE = 1 << 22  # numbers of a product's weights that one session computes with
@@ -37,7 +38,7 @@ class Shared:
     Parameters
     ----------
     room
-        By the value, memory for the box that each needs or leaves; a value that is not here has its own in each.
+        By the name, memory for what each needs or leaves; what is not here has its own in each.
     sessions
         By their graphs.
     in_place
@@ -48,11 +49,11 @@ class Shared:
     sessions: dict[bytes, Session] = field(default_factory=dict)
     in_place: bool = False
 
-    def array(self, net: ConvNet, value: str, box: Box) -> Numbers:
+    def array(self, net: ConvNet, value: str, box: Box, name: str = "") -> Numbers:
         """Return an array for a box of a value; pixels of the image are uint8."""
         shape = shape_of(net, value, box)
-        if value in self.room:
-            return self.room[value][: math.prod(shape)].reshape(shape)
+        if (name or value) in self.room:
+            return self.room[name or value][: math.prod(shape)].reshape(shape)
         return np.empty(shape, np.uint8 if value == net.input else np.float32)
 
 
@@ -73,10 +74,11 @@ class Slab:
     Attributes
     ----------
     needs
-        Of every value that comes in, the box that the piece needs, and an array for it; the image's are uint8.
+        Of every value that comes in, the box that the piece needs, and an array for it; the image's are uint8. Strips
+        by their names.
     leaves
-        Of every value that it leaves, its box, or of all ranks' summands this one's, and an array. What needs no
-        computing lies where it came in.
+        Of every value that it leaves, its box, or of all ranks' summands this one's, and an array; and strips. What
+        needs no computing lies where it came in.
     """
 
     def __init__(
@@ -89,21 +91,22 @@ class Slab:
         shared: Shared | None = None,
     ) -> None:
         shared = shared or Shared()
-        needed = {value: box for value, box in piece.walk.needs.items() if value in shares.before}
-        self.needs: Placed = {value: (box, shared.array(net, value, box)) for value, box in needed.items()}
+        self.needs: Placed = {
+            name: (box, shared.array(net, value, box, name)) for name, (value, box) in shares.coming(piece).items()
+        }
         runs = _runs(net, piece.walk)
-        between = {value for run in runs for value in _coming(net, run)} - needed.keys()
+        between = {value for run in runs for value in _coming(net, run)} - self.needs.keys()
         there = self.needs | {
             value: (box, Shared().array(net, value, box)) for value, box in piece.walk.needs.items() if value in between
         }
         self.leaves: Placed = {}
-        for value, box in piece.boxes.items():
-            if value in there:
-                self.leaves[value] = box, part(net, value, there[value][1], there[value][0], box)
+        for name, (value, box) in piece.going.items():
+            if name in there:
+                self.leaves[name] = box, part(net, value, there[name][1], there[name][0], box)
             else:
-                self.leaves[value] = box, shared.array(net, value, box)
+                self.leaves[name] = box, shared.array(net, value, box, name)
         places = self.leaves | there
-        self._calls = [_Graph(net, run, shares.parts[rank], read).call(places, shared) for run in runs]
+        self._calls = [_Graph(net, run, shares.parts[rank], read).call(places, piece.given, shared) for run in runs]
 
     def warm(self) -> None:
         """Compute once: a session's first run allocates what it keeps, and touches its weights."""
@@ -147,13 +150,17 @@ def _runs(net: ConvNet, walk: Walk) -> list[Walk]:
             runs[-1][number] = walk.made[number]
         else:
             runs += [*({number: piece} for piece in pieces), {}]
-    return [Walk({**walk.needs, **_outputs(net, walk, made)}, made) for made in runs if made]
+    return [_run(net, walk, made) for made in runs if made]
 
 
-def _outputs(net: ConvNet, walk: Walk, made: Mapping[int, Reach]) -> dict[str, Box]:
-    """Return what is needed of the outputs of some nodes, as far as these make it."""
-    values = ((net.nodes[number].output, reach.made) for number, reach in made.items())
-    return {value: walk.needs[value].intersect(box) for value, box in values}
+def _run(net: ConvNet, walk: Walk, made: Mapping[int, Reach]) -> Walk:
+    """Return a walk's part with some nodes: it needs of their outputs what these make, and strips nobody else has."""
+    others = {net.nodes[number].output for number in walk.made.keys() - made.keys()}
+    taken = tuple(strip for strip in walk.taken if strip.value not in others)
+    joined = {strip.value for strip in taken}
+    outputs = ((net.nodes[number].output, reach.made) for number, reach in made.items())
+    own = {value: walk.needs[value].intersect(box) for value, box in outputs if value not in joined}
+    return Walk({**walk.needs, **own}, made, taken)
 
 
 def _by_columns(net: ConvNet, node: Node, reach: Reach) -> list[Reach]:
@@ -168,8 +175,8 @@ def _by_columns(net: ConvNet, node: Node, reach: Reach) -> list[Reach]:
 
 
 def _coming(net: ConvNet, walk: Walk) -> list[str]:
-    """Return the values that nodes of a walk need, and none of them makes."""
-    within = {net.nodes[number].output for number in walk.made}
+    """Return the values that nodes of a walk need, and none of them makes, nor is taken of neighbours."""
+    within = {net.nodes[number].output for number in walk.made} | {strip.value for strip in walk.taken}
     of_nodes = [(net.values_of(net.nodes[number]), reach.needs) for number, reach in walk.made.items()]
     used = {value for values, boxes in of_nodes for value, box in zip(values, boxes, strict=True) if box.size}
     return [value for value in walk.needs if value in used - within]
@@ -189,32 +196,39 @@ class _Graph:
         self._reads: dict[str, Callable[[], Numbers]] = {}  # tensors that a new session reads, by what they are
         self._names: dict[tuple[str, Box], str] = {}
 
-    def call(self, places: Placed, shared: Shared) -> Bound:
-        """Return what computes what has a place, from what has one."""
+    def call(self, places: Placed, given: Sequence[Strip], shared: Shared) -> Bound:
+        """Return what computes what has a place, strips that are given included, from what has one."""
         net, needs = self._net, self._walk.needs
         made = {net.nodes[number].output for number in self._walk.made}
-        left = {value: places[value][0].intersect(needs[value]) for value in places if value in made}
+        left = {value: (value, places[value][0].intersect(needs[value])) for value in places if value in made}
+        left |= {strip.name: (strip.value, strip.box) for strip in given if strip.value in made}
         inputs = {name: places[value][1] for value, name in self._build(left).items()}
-        outputs = {f"out:{value}": part(net, value, places[value][1], places[value][0], left[value]) for value in left}
+        outputs = {
+            f"out:{name}": part(net, value, places[name][1], places[name][0], box)
+            for name, (value, box) in left.items()
+        }
         coming, going = ([_info(name, array) for name, array in arrays.items()] for arrays in (inputs, outputs))
         return self._session(coming, going, shared).bound(inputs, outputs, batch=(1,))
 
-    def _build(self, left: Mapping[str, Box]) -> dict[str, str]:
-        """Make the nodes, and name the values that come in, as the graph's inputs."""
+    def _build(self, left: Mapping[str, tuple[str, Box]]) -> dict[str, str]:
+        """Make the nodes, and name the values and strips that come in, as the graph's inputs."""
         net = self._net
         coming = {value: f"in:{value}" for value in _coming(net, self._walk)}
         for value, name in coming.items():
             self._names[value, self._walk.needs[value]] = (
                 self._normalised(name) if value == net.input else self._as_it_was(value, name)
             )
+        made = {net.nodes[number].output for number in self._walk.made}
+        for value in {strip.value: None for strip in self._walk.taken if strip.value not in made}:
+            self._names[value, self._walk.needs[value]] = self._joined(value)
         for number in sorted(self._walk.made):
             self._add(number, self._walk.made[number])
-        for value, box in left.items():
+        for name, (value, box) in left.items():
             self._nodes.append(
-                helper.make_node("Cast", [self._box(value, box)], [f"cast:{value}"], to=TensorProto.FLOAT)
+                helper.make_node("Cast", [self._box(value, box)], [f"cast:{name}"], to=TensorProto.FLOAT)
             )
-            self._nodes.append(self._with_batch("Unsqueeze", value, f"cast:{value}", f"out:{value}"))
-        return coming
+            self._nodes.append(self._with_batch("Unsqueeze", value, f"cast:{name}", f"out:{name}"))
+        return coming | {strip.name: f"in:{strip.name}" for strip in self._walk.taken}
 
     def _session(self, inputs: Sequence[ValueInfoProto], outputs: Sequence[ValueInfoProto], shared: Shared) -> Session:
         """Make the session, or return that of an equal graph."""
@@ -275,8 +289,21 @@ class _Graph:
             inputs, attributes = self._specific(node, reach, values, attributes, made)
             self._nodes.append(helper.make_node(op, inputs, [made], name=node.name, **attributes))
         self._names[node.output, reach.made] = made
-        if reach.made != whole:
-            self._names[node.output, whole] = self._slice(node.output, made, reach.made, whole, node.output)
+        rest = self._walk.rest(node.output)
+        if reach.made != rest:
+            made = self._slice(node.output, made, reach.made, rest, f"{node.output}:rest")
+        self._names[node.output, whole] = self._joined(node.output, made)
+
+    def _joined(self, value: str, rest: str = "") -> str:
+        """Put together what is computed of a value and its strips: those beside it, then those above and below."""
+        strips = {strip.side: f"in:{strip.name}" for strip in self._walk.taken if strip.value == value}
+        for axis, before, behind in ((3, "left", "right"), (2, "above", "below")):
+            parts = [name for name in (strips.get(before), rest, strips.get(behind)) if name]
+            if len(parts) > 1:
+                self._nodes.append(helper.make_node("Concat", parts, [f"{value}:joined{axis}"], axis=axis))
+                parts = [f"{value}:joined{axis}"]
+            rest = "".join(parts)
+        return rest
 
     def _specific(
         self, node: Node, reach: Reach, values: list[str], attributes: dict[str, Any], made: str

@@ -139,7 +139,7 @@ def _to_table(net: ConvNet, segment: Segment) -> dict[str, Any]:
     else:
         table["shares"] = list(segment.shares)
     if segment.cut is SegmentCut.TILES:
-        return table | {"grid": list(segment.grid), "stealing": segment.stealing}
+        return table | {"grid": list(segment.grid), "stealing": segment.stealing, "reuse": segment.reuse}
     return table | {"edges_first": segment.edges_first}
 
 
@@ -173,7 +173,7 @@ def _plan(table: dict[str, Any], net: ConvNet | None) -> SegmentPlan:
 def _segment(entry: Any, number: int, devices: int, net: ConvNet | None) -> Segment:
     try:
         cut = SegmentCut(one_of(get(entry, "cut", str, SegmentCut.ROWS), "cut", list(SegmentCut)))
-        own = ("grid", "stealing") if cut is SegmentCut.TILES else ("edges_first",)
+        own = ("grid", "stealing", "reuse") if cut is SegmentCut.TILES else ("edges_first",)
         known = ("nodes", "first", "cut", PARTS[cut], "shares", *own)
         for key in entry:
             if key not in known:
@@ -183,7 +183,8 @@ def _segment(entry: Any, number: int, devices: int, net: ConvNet | None) -> Segm
         shares, grid = _shares(entry, PARTS[cut], devices), (1, 1)
         if cut is SegmentCut.TILES:
             grid = _grid(entry)
-        return Segment(nodes, cut, shares, _yes_or_no(entry, "edges_first"), grid, _yes_or_no(entry, "stealing"))
+        edges_first, stealing, reuse = (_yes_or_no(entry, key) for key in ("edges_first", "stealing", "reuse"))
+        return Segment(nodes, cut, shares, edges_first, grid, stealing, reuse)
     except HeptiError as error:
         raise HeptiError(f"segment {number}: {error}") from error
     except KeyError as error:

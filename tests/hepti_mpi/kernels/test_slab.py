@@ -149,6 +149,21 @@ def test_tiles_of_one_shape_within_the_image_share_a_session():
     assert len(shared.sessions) == 9
 
 
+@pytest.mark.parametrize("grid", [(2, 2), (3, 3), (2, 3)])
+def test_zeros_in_the_place_of_neighbours_strips_would_be_seen(grid):
+    """The comparison with random networks by tiles can fail."""
+    rng = np.random.default_rng(0)
+    net = chain(("conv", 4), ("relu",), ("pool",), ("conv", 4), ("relu",), ("conv", 2), size=20)
+    tensors = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in net.tensors.items()}
+    pixels = rng.integers(1, 256, net.shapes["x"], dtype=np.uint8)
+    plan = plan_of(net, [(6, "tiles", [0.5, 0.5], False, grid, False, True)], 2)
+    whole = whole_session(net, tensors, pixels)
+
+    assert_equal(emulate(net, tensors, plan, pixels), whole)
+    with pytest.raises(AssertionError):
+        assert_equal(emulate(net, tensors, plan, pixels, with_neighbours=False), whole)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_zeros_in_the_place_of_neighbours_rows_would_be_seen(seed):
     """The comparison above can fail."""

@@ -96,10 +96,13 @@ def test_whole_rows_are_those_of_the_coarsest_value(resnet):
 def test_tiles_stand_in_the_file_with_their_grid(resnet):
     plan = plan_of(resnet, [(1, "tiles", (0.5, 0.5), False, (40, 3), True), (len(resnet.nodes), "rows", (1, 0))], 2)
 
-    entry = json.loads(segments_to_json(resnet, plan))["segments"][0]
+    table = json.loads(segments_to_json(resnet, plan))
+    entry = table["segments"][0]
 
     assert entry["tiles"] == [48, 48]  # of 32 rows there are no 40 parts
     assert (entry["grid"], entry["stealing"], "edges_first" in entry) == ([40, 3], True, False)
+    assert entry.pop("reuse") is False
+    assert segments_from_json(json.dumps(table)) == plan  # as older files have it
 
 
 def test_rows_stand_in_the_file_where_they_say_the_shares_exactly(resnet):
@@ -171,6 +174,7 @@ def test_nodes_of_another_network_are_not_held_against_this_one(resnet):
         (changed(segments=[TILES | {"grid": [5]}]), "segment 0: grid is [5], must be two numbers of at least 1"),
         (changed(segments=[TILES | {"grid": [5, 0]}]), "segment 0: grid is [5, 0], must be two numbers of at least 1"),
         (changed(segments=[TILES | {"grid": [2, 2], "stealing": 1}]), "stealing is 1, must be true or false"),
+        (changed(segments=[TILES | {"grid": [2, 2], "reuse": 1}]), "reuse is 1, must be true or false"),
         (changed(segments=[TILES]), "segment 0 has no 'grid'"),
         (changed(segments=[{"nodes": [0, 49]}]), "segment 0: write either rows or shares"),
         (changed(segments=[{"rows": [1, 1]}]), "segment 0 has no 'nodes'"),
