@@ -191,6 +191,13 @@ def test_overlaps_of_yolov2_that_are_computed_twice(side, without, reusing, yolo
         assert work(net, unrolled(net, plan)[0]) / once == pytest.approx(expected, abs=0.01)
 
 
+@pytest.mark.parametrize(("mbps", "reuse"), [(1000, True), (10, False)])
+def test_tiles_take_strips_where_that_is_faster(mbps, reuse, yolov2):
+    cluster = boards(20.0, 20.0, 20.0, 20.0, mbps=mbps)
+
+    assert plan_network("deepthings", yolov2, cluster).segments[0].reuse is reuse
+
+
 def test_little_memory_means_a_grid_of_more_tiles(yolov2):
     """Of boards that are fast enough that tiles pay; where none suffices, it is said what is missing."""
     cluster = boards(1.0, 1.0, 1.0, 1.0)
