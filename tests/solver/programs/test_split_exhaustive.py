@@ -6,10 +6,12 @@ import pytest
 from solver.cluster.cluster import Cluster, Device, Link
 from solver.model.convnet import ConvNet, Node
 from solver.model.operators import in_levels
+from solver.programs.convnets.every_plan import parts_of_rows
 from solver.programs.convnets.segments import solve_network
 from solver.schedule.segment_steps import net_setting
 from tests.solver.programs.every_split import least_seconds
 from tests.sweeps import seeds
+from weights.networks_zoo import zoo_network
 
 
 def instance(seed):
@@ -61,3 +63,12 @@ def test_no_plan_of_a_small_network_is_faster(seed):
     assert plan.predicted is not None
     best = least_seconds(net_setting(net, cluster), plan.predicted.seconds)
     assert plan.predicted.seconds <= (1 + 1e-6) * best
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenetv2"])
+def test_of_a_real_network_not_all_plans_are_tried_however_few_boards_there_are(name):
+    net, _ = zoo_network(name)
+
+    assert [parts_of_rows(net, devices) for devices in (2, 3, 4)] == [0, 0, 0]
+    small, cluster = instance(1)
+    assert parts_of_rows(small, len(cluster.devices)) > 1
