@@ -32,7 +32,7 @@ from solver.programs.planner import Solution
 from solver.schedule.decoders.asked import CONTEXT, PRECISION, PROMPT, TOKENS
 from solver.schedule.memory import lacks
 from solver.schedule.stages import PricedPlan, price_plan
-from solver.show.advice import Upgrade, bounds, limits, other_systems, upgrades
+from solver.show.advice import Upgrade, bounds, changes, limits, other_systems, upgrades
 from solver.show.comparison import beside_devices, compare, compared, winners
 from solver.show.explanation import explain, explanation_to_json, print_explanation
 from solver.show.pictures import SUFFIXES, check_pictures, plot_timeline, plot_winners
@@ -225,7 +225,9 @@ def _plan(options: argparse.Namespace, spec: ModelSpec, cluster: Cluster, rows: 
     if options.explain:
         _explain(options, spec, cluster, plan, solution)
         return
-    better = upgrades(spec, cluster, rows, plan, solution) if system == DEFAULT else []
+    tried = changes(spec, cluster, rows, solution) if system == DEFAULT else []
+    with progress("trying other clusters", len(tried), unit="clusters") as advance:
+        better = upgrades(spec, rows, plan, tried, advance)
     if not plan.in_one:
         _show_stages(options, spec, cluster, plan, found, better)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,16 +75,24 @@ def limits(cluster: Cluster, solution: Solution) -> list[Limit]:
     ]
 
 
-def upgrades(spec: ModelSpec, cluster: Cluster, rows: int, plan: Plan, solution: Solution | None) -> list[Upgrade]:
-    """Return what changes of the cluster would save, each planned anew by hepti as `plan` was; the most first.
+def changes(spec: ModelSpec, cluster: Cluster, rows: int, solution: Solution | None) -> list[tuple[str, Cluster]]:
+    """Return the changes of the cluster that may save time, in words, and the cluster with each.
 
     The solution says which to try; where another system's plan was the best there is none, but memory was scarce.
     """
+    return [*(_scarce(spec, cluster, rows) if solution is None else _limiting(cluster, solution))]
+
+
+def upgrades(
+    spec: ModelSpec, rows: int, plan: Plan, tried: Sequence[tuple[str, Cluster]], advance: Callable[[int], None]
+) -> list[Upgrade]:
+    """Return what changes save, each planned by hepti as `plan` was, the most first; `advance` gets 1 behind each."""
     found = []
-    for change, better in _scarce(spec, cluster, rows) if solution is None else _limiting(cluster, solution):
+    for change, better in tried:
         saved_s = plan.predicted_s - plan_hepti(spec, better, rows, plan.wire).predicted_s
         if saved_s > WORTH * plan.predicted_s:
             found.append(Upgrade(change, saved_s))
+        advance(1)
     return sorted(found, key=lambda upgrade: -upgrade.saved_s)
 
 

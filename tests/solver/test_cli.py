@@ -92,6 +92,26 @@ def test_json_says_what_the_tables_say(cluster):
     assert all(upgrade["saved_s"] > 0 for upgrade in table["upgrades"])
 
 
+def test_a_plan_says_how_far_its_advice_and_its_comparison_are(cluster, monkeypatch):
+    """Each takes longer than the plan."""
+    steps = []
+
+    @contextmanager
+    def counted(label, total, *, unit):
+        ticks = []
+        steps.append((label, total, ticks))
+        yield ticks.append
+
+    monkeypatch.setattr("solver.cli.progress", counted)
+
+    assert main(["--model", "bert-base", "--cluster", str(cluster), "--json"]) == 0
+
+    assert [label for label, _, _ in steps] == ["trying other clusters", "comparing"]
+    for _, total, ticks in steps:
+        assert total > 1
+        assert ticks == [1] * total
+
+
 def test_what_if_needs_no_other_file(cluster):
     given = ("--set", "pi-0.gflops=70", "--set", "network.bandwidth_mbps=500", "--add", "pi5:2", "--add", "pi-0")
     job = ("--model", "bert-base", "--cluster", cluster, "--system", "sequence", "--json")
