@@ -42,7 +42,7 @@ from hepti_mpi.requests.stdin import read_lines
 from solver.base.command import check_path
 from solver.base.errors import HeptiError
 from solver.base.front import program
-from solver.base.phrases import counted
+from solver.base.phrases import counted, printable
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.cluster.named import find_cluster
@@ -298,7 +298,7 @@ class DecoderLeader(Speaker):
                 cut.setdefault(len(entry["new_tokens"]), []).append(str(entry["id"]))
         for tokens, ids in cut.items():
             few = textwrap.shorten(", ".join(ids), IDS_SHOWN, placeholder=" …")
-            self.say(f"[{counted(len(ids), 'answer')} cut at {counted(tokens, 'token')}: {few}]")
+            self.say(f"[{counted(len(ids), 'answer')} cut at {counted(tokens, 'token')}: {printable(few)}]")
 
     def _judge(self, report: Mapping[str, Any], boards: str, *, here: bool) -> None:
         """Say what one board alone would have taken, and whether what was predicted holds."""
@@ -394,7 +394,7 @@ class DecoderLeader(Speaker):
         """Print which prompt is answered, where there are several."""
         if len(self._options.prompt) > 1:
             asked = textwrap.shorten(answer.prompt.text, PROMPT_SHOWN, placeholder=" …")
-            print_text(f"[{answer.prompt.id}] {asked}\n")
+            print_text(f"[{answer.prompt.id}] {printable(asked)}\n")
 
     def _ends(self, answer: TextAnswer) -> None:
         """End a prompt's answer on the terminal."""

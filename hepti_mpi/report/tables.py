@@ -13,7 +13,7 @@ from rich.text import Text
 
 from hepti_mpi.base.launcher import straight_to
 from hepti_mpi.requests.inputs import Request
-from solver.base.phrases import counted, ms
+from solver.base.phrases import counted, ms, printable
 from solver.base.tables import new_console, new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.blocks import Cut
@@ -56,7 +56,7 @@ def show_answers(console: Console, requests: Sequence[Request], answers: Sequenc
         table = new_table("labels", "request", "label", "score", words=2)
         for name, entry in zip(names, answers, strict=True):
             for place, one in enumerate(entry["top5"][:LABELS_SHOWN]):
-                table.add_row("" if place else name, one["label"], f"{one['score']:.3f}")
+                table.add_row("" if place else name, printable(str(one["label"])), f"{one['score']:.3f}")
     elif len(answers) > 1:
         table = new_table("nearest to each other", "request", "nearest", "cosine", words=2)
         for name, (nearest, cosine) in zip(names, _nearest(answers), strict=True):
@@ -70,7 +70,7 @@ def show_answers(console: Console, requests: Sequence[Request], answers: Sequenc
 
 def _name(request: Request) -> str:
     """Return a request by its id, as in files, and its text; what was left out of one that is too long is said."""
-    name = f"[{request.id}] {request.text}" if request.text else str(request.id)
+    name = printable(f"[{request.id}] {' '.join(request.text.split())}" if request.text else str(request.id))
     return f"{name} (cut at {counted(request.rows, 'token')})" if request.truncated else name
 
 

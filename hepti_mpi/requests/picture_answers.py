@@ -15,6 +15,7 @@ from rich.text import Text
 from hepti_mpi.requests.answers import Answer
 from hepti_mpi.requests.images import Frame
 from solver.base.arrays import Array
+from solver.base.phrases import printable
 from solver.model.convnet import ConvNet
 from solver.model.operators import VERBATIM
 
@@ -68,11 +69,11 @@ def as_answers(entry: dict[str, Any], outputs: Mapping[str, Array], suffix: str)
 
 def print_picture_answer(console: Console, entry: Mapping[str, Any]) -> None:
     """Print an answer for a person: the image's name, and below it what there is in it, line by line."""
-    console.print(Text(str(entry["id"]), "bold"), soft_wrap=True)
+    console.print(Text(printable(str(entry["id"])), "bold"), soft_wrap=True)
     grid = Table.grid(padding=(0, 2, 0, 0))
     if "top5" in entry:
         for one in entry["top5"]:
-            grid.add_row(f"{one['score']:.3f}", str(one["label"]))
+            grid.add_row(f"{one['score']:.3f}", printable(str(one["label"])))
     elif entry.get("boxes"):
         for _ in range(2):
             grid.add_column()
@@ -81,12 +82,12 @@ def print_picture_answer(console: Console, entry: Mapping[str, Any]) -> None:
         grid.add_row("", "", *EDGES, style="dim")
         for one in entry["boxes"]:
             edges = (f"{edge:.0f}" for edge in one["box"])
-            grid.add_row(f"{one['score']:.3f}", str(one["label"]), *edges)
+            grid.add_row(f"{one['score']:.3f}", printable(str(one["label"])), *edges)
     elif "boxes" in entry:
         grid.add_row("nothing found")
     else:
         for name, shape in entry["outputs"].items():
-            grid.add_row(name, ", ".join(map(str, shape)) or "one number")
+            grid.add_row(printable(name), ", ".join(map(str, shape)) or "one number")
     console.print(Padding(grid, (0, 0, 0, 2), expand=False))
 
 

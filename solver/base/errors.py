@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from json import JSONDecodeError
 
+from solver.base.phrases import printable
+
 
 class HeptiError(Exception):
     """Bad usage or bad input: one line that says what is wrong and how to mend it; exit code 2.
@@ -14,7 +16,7 @@ class HeptiError(Exception):
     """
 
     def __init__(self, line: str) -> None:
-        super().__init__("".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in line))
+        super().__init__(printable(line))
 
 
 class InfeasiblePlanError(HeptiError):

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from difflib import SequenceMatcher, get_close_matches
 
+JOINERS = "\u200c\u200d"  # no terminal obeys them, and Persian and some emoji need them
+
 
 def counted(number: int, noun: str) -> str:
     """Return how many there are: "1 row", "2 rows"."""
@@ -26,6 +28,11 @@ def mbps(speeds: Sequence[float]) -> str:
     """Return how fast links are: "940 Mbps", "240 to 940 Mbps"."""
     ends = [f"{float(f'{speed:.3g}'):g}" for speed in (min(speeds), max(speeds))]
     return f"{' to '.join(dict.fromkeys(ends))} Mbps"
+
+
+def printable(text: str) -> str:
+    """Return a stranger's text with line ends, and what a terminal obeys, as Python writes them."""
+    return "".join(sign if sign.isprintable() or sign in JOINERS else repr(sign)[1:-1] for sign in text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

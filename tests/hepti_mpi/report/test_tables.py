@@ -83,6 +83,15 @@ def test_a_text_that_was_cut_is_said_to_be(console):
     assert row_of(console, "[1] a long text (cut at 128 tokens)")
 
 
+def test_what_a_terminal_obeys_is_shown_as_python_writes_it(console):
+    """Ids, texts and a model's labels are a stranger's; line ends of a text are blanks."""
+    top = [{"label": "calm\x1b[2J", "score": 1.0}]
+
+    show_answers(console, [Request("\x1b]0;X\x07é", [1], 1, "a\x00\n中\x9b1m 😀")], [{"label": "calm", "top5": top}])
+
+    assert row_of(console, r"[\x1b]0;X\x07é] a\x00 中\x9b1m 😀")[1] == r"calm\x1b[2J"
+
+
 def test_requests_without_a_text_go_by_their_id(console):
     show_answers(console, [Request("cat.png", [1], 1)], [{"label": "cat", "top5": [{"label": "cat", "score": 1.0}]}])
 

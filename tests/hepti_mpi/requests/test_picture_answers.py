@@ -196,6 +196,16 @@ def test_a_long_label_stays_in_its_column():
     assert [line.rstrip() for line in text.getvalue().splitlines()] == ["1", "  0.750  tench, Tinca", "         tinca"]
 
 
+def test_what_a_terminal_obeys_is_shown_as_python_writes_it():
+    """Names of images and of labels are a stranger's."""
+    text = io.StringIO()
+    top = [{"label": "d\x07og", "score": 0.75}]
+
+    print_picture_answer(Console(file=text, width=40), {"id": "\x1b[31mé.png", "top5": top})
+
+    assert [line.rstrip() for line in text.getvalue().splitlines()] == [r"\x1b[31mé.png", r"  0.750  d\x07og"]
+
+
 def test_boxes_are_in_the_pixels_of_the_image():
     """The input, 64 wide and 32 high, is the middle of the image, every second pixel across and every fourth down."""
     net = detector(((1.0, 1.0),), 2, 1, 2, 32, 64)

@@ -7,13 +7,18 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from solver.base.phrases import counted, did_you_mean, mbps, percent
+from solver.base.phrases import counted, did_you_mean, mbps, percent, printable
 from solver.base.progress import progress
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, "0 sub-blocks"), (1, "1 sub-block"), (2, "2 sub-blocks")])
 def test_one_is_no_plural(number, words):
     assert counted(number, "sub-block") == words
+
+
+def test_only_what_a_terminal_obeys_is_written_otherwise():
+    """Persian and families of emoji are joined by what Python does not count among the printable."""
+    assert printable("\x1b[1m a\n\x9b é 中 می\u200cخ 👩\u200d👧") == "\\x1b[1m a\\n\\x9b é 中 می\u200cخ 👩\u200d👧"
 
 
 @pytest.mark.parametrize(
