@@ -30,6 +30,7 @@ from hepti_mpi.report.alone import (
     tokens_a_second,
 )
 from hepti_mpi.report.speaker import Speaker
+from hepti_mpi.report.tables import TEXT_SHOWN
 from hepti_mpi.requests.ahead import Ahead
 from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.answers import LAST
@@ -42,7 +43,7 @@ from hepti_mpi.requests.stdin import read_lines
 from solver.base.command import check_path
 from solver.base.errors import HeptiError
 from solver.base.front import program
-from solver.base.phrases import counted, printable
+from solver.base.phrases import counted, excerpt, printable
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.cluster.named import find_cluster
@@ -60,7 +61,6 @@ from weights.inputs.tokenize import PromptTokenizer
 TakeAnswer = Callable[[Entry], object]
 NOTHING = np.empty(0, np.float32)  # answers in words have no hidden states
 IDS_SHOWN = 60  # letters of the ids of answers that were cut
-PROMPT_SHOWN = 70  # characters of a prompt above its answer, where there are several
 
 
 class DecoderLeader(Speaker):
@@ -393,8 +393,8 @@ class DecoderLeader(Speaker):
     def _begins(self, answer: TextAnswer) -> None:
         """Print which prompt is answered, where there are several."""
         if len(self._options.prompt) > 1:
-            asked = textwrap.shorten(answer.prompt.text, PROMPT_SHOWN, placeholder=" …")
-            print_text(f"[{answer.prompt.id}] {printable(asked)}\n")
+            asked = printable(excerpt(answer.prompt.text, TEXT_SHOWN))
+            print_text(f"[{answer.prompt.id}] {asked}\n")
 
     def _ends(self, answer: TextAnswer) -> None:
         """End a prompt's answer on the terminal."""

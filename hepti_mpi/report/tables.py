@@ -13,13 +13,14 @@ from rich.text import Text
 
 from hepti_mpi.base.launcher import straight_to
 from hepti_mpi.requests.inputs import Request
-from solver.base.phrases import counted, ms, printable
+from solver.base.phrases import counted, excerpt, ms, printable
 from solver.base.tables import new_console, new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.blocks import Cut
 from solver.model.sublayers import LEGEND
 from solver.plan.plan import BlockPlan, Plan
 
+TEXT_SHOWN = 70  # characters of a request; a file of answers has its id
 LABELS_SHOWN = 3  # of a request, the likeliest; a file has five
 
 
@@ -69,8 +70,8 @@ def show_answers(console: Console, requests: Sequence[Request], answers: Sequenc
 
 
 def _name(request: Request) -> str:
-    """Return a request by its id, as in files, and its text; what was left out of one that is too long is said."""
-    name = printable(f"[{request.id}] {' '.join(request.text.split())}" if request.text else str(request.id))
+    """Return a request by its id, as in files, and how its text begins; that the model read not all of it is said."""
+    name = printable(f"[{request.id}] {excerpt(request.text, TEXT_SHOWN)}" if request.text else str(request.id))
     return f"{name} (cut at {counted(request.rows, 'token')})" if request.truncated else name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from difflib import SequenceMatcher, get_close_matches
+from textwrap import shorten
 
 JOINERS = "\u200c\u200d"  # no terminal obeys them, and Persian and some emoji need them
 
@@ -33,6 +34,12 @@ def mbps(speeds: Sequence[float]) -> str:
 def printable(text: str) -> str:
     """Return a stranger's text with line ends, and what a terminal obeys, as Python writes them."""
     return "".join(sign if sign.isprintable() or sign in JOINERS else repr(sign)[1:-1] for sign in text)
+
+
+def excerpt(text: str, most: int) -> str:
+    """Return a text on one line of at most so many characters, cut between words if these are not too long."""
+    line, words = " ".join(text.split()), shorten(text, most, placeholder=" …")
+    return words if len(words) > most // 2 or words == line else f"{line[: most - 2]} …"
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

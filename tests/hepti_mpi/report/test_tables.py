@@ -83,6 +83,19 @@ def test_a_text_that_was_cut_is_said_to_be(console):
     assert row_of(console, "[1] a long text (cut at 128 tokens)")
 
 
+def test_of_a_long_text_the_beginning_is_shown(console):
+    """Or the screen is full of two of them; what the model has read of it is said all the same."""
+    read = Request("a", [1] * 128, 128, "word " * 3000, truncated=True)
+    answers = [{"embedding": [1.0, 0.0]}, {"embedding": [0.5, 0.5]}]
+
+    show_answers(console, [read, Request("b", [1], 1, "short")], answers)
+
+    said = " ".join(shown(console).split())
+    assert said.count("word") == 2 * 13
+    assert said.count("tokens)") == 2
+    assert len(shown(console).splitlines()) < 14
+
+
 def test_what_a_terminal_obeys_is_shown_as_python_writes_it(console):
     """Ids, texts and a model's labels are a stranger's; line ends of a text are blanks."""
     top = [{"label": "calm\x1b[2J", "score": 1.0}]

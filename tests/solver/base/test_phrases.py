@@ -7,13 +7,28 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from solver.base.phrases import counted, did_you_mean, mbps, percent, printable
+from solver.base.phrases import counted, did_you_mean, excerpt, mbps, percent, printable
 from solver.base.progress import progress
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, "0 sub-blocks"), (1, "1 sub-block"), (2, "2 sub-blocks")])
 def test_one_is_no_plural(number, words):
     assert counted(number, "sub-block") == words
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a  few\nwords", "a few words"),
+        ("one two three four five", "one two three …"),
+        ("中" * 30, "中" * 15 + " …"),
+        ("a " + "b" * 30, "a " + "b" * 13 + " …"),
+        ("a" * 17, "a" * 17),
+        ("", ""),
+    ],
+)
+def test_a_long_text_is_cut_between_words_where_there_are_some(text, words):
+    assert excerpt(text, 17) == words
 
 
 def test_only_what_a_terminal_obeys_is_written_otherwise():
