@@ -154,14 +154,14 @@ def _show(options: argparse.Namespace, found: PricedNetwork) -> None:
             print_schedule(console, rows, options.schedule, "segment")
         return
     if options.map:
-        console.print(title, markup=False, soft_wrap=True)
+        console.print(title, markup=False)
         print_map(console, found)
         return
     if options.price or options.explain:
         if options.json:
             print(network_to_json(found), end="")
             return
-        console.print(title, markup=False, soft_wrap=True)
+        console.print(title, markup=False)
         print_network(console, found)
         if options.explain:
             print_spent(console, found)
@@ -173,7 +173,7 @@ def _show(options: argparse.Namespace, found: PricedNetwork) -> None:
     if options.json:
         print(network_to_json(found, others, bound), end="")
         return
-    console.print(title, markup=False, soft_wrap=True)
+    console.print(title, markup=False)
     print_network(console, found)
     print_comparison(console, found.plan, others, bound)
     seconds = found.price.prediction.seconds

@@ -17,6 +17,7 @@ COMMANDS = {
     "throughput": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--objective", "throughput"],
     "network": ["--model", "resnet50", "--cluster", "mixed4"],
     "network, explained": ["--model", "resnet18", "--cluster", "mixed4", "--explain"],
+    "network, changed": ["--model", "resnet18", "--cluster", "mixed4", "--map", "--set", "pi-1.bandwidth_mbps=94.5"],
     "network, who has what": ["--model", "resnet50", "--cluster", "mixed4", "--map"],
     "network, all systems": ["--model", "resnet18", "--cluster", "mixed4", "--compare"],
     "network, step by step": ["--model", "resnet18", "--cluster", "mixed4", "--schedule"],
