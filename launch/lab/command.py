@@ -13,7 +13,7 @@ from launch.lab import down as lab_down
 from launch.lab import run as lab_run
 from launch.lab import up as lab_up
 from launch.lab.agent import on_host
-from launch.lab.lab import Host, Lab, lab_name, load_lab, plan_lab
+from launch.lab.lab import Host, Lab, lab_name, load_lab, not_up, plan_lab
 from launch.lab.limits import brake_of
 from solver.base.errors import HeptiError
 from solver.base.phrases import did_you_mean
@@ -127,7 +127,9 @@ def _up(options: argparse.Namespace) -> int:
 
 def _down(options: argparse.Namespace) -> int:
     name = lab_name(options.lab)
-    print(f"lab {name} is down" if lab_down.down(name) else f"there was no lab {name}")
+    if not lab_down.down(name):
+        raise HeptiError(not_up(name))
+    print(f"lab {name} is down")
     return 0
 
 

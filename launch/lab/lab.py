@@ -206,6 +206,11 @@ def running() -> list[str]:
     return sorted(file.parent.name for file in RUNTIME.glob("*/lab.json"))
 
 
+def not_up(name: str) -> str:
+    """Return that there is no such lab, and which there are."""
+    return f"lab {name} is not up{did_you_mean(name, running())}"
+
+
 def load_lab(word: str | None) -> Lab:
     """Read the state of a lab that is up; `None` means the only one there is."""
     names = running()
@@ -214,7 +219,7 @@ def load_lab(word: str | None) -> Lab:
         raise HeptiError(f"which lab? up are: {', '.join(names)}" if names else none)
     name = names[0] if word is None else lab_name(word)
     if name not in names:
-        raise HeptiError(f"lab {name} is not up{did_you_mean(name, names)}: start it with lab up {word}")
+        raise HeptiError(f"{not_up(name)}: start it with lab up {word}")
     state = written(RUNTIME / name / "lab.json", f"lab {name}")
     hosts = tuple(
         Host(**{**host, "exceptions": tuple((peer, rate) for peer, rate in host["exceptions"])})

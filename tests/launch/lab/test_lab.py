@@ -4,6 +4,8 @@ import dataclasses
 
 import pytest
 
+from launch.__main__ import main
+from launch.lab import down as lab_down
 from launch.lab import lab as labs
 from launch.lab import up as lab_up
 from launch.lab.agent import agent_text, hosts_text, on_host
@@ -17,6 +19,7 @@ from launch.lab.ssh import ssh_config, sshd_config
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.cluster.named import find_cluster
+from tests import inside
 
 READY = {
     "paper2": [24.6, 70],
@@ -282,6 +285,21 @@ def test_a_link_is_as_fast_as_its_slower_end_or_its_exception():
 def test_down_never_leaves_its_own_folder(name):
     with pytest.raises(HeptiError, match="lab name"):
         down(name)
+
+
+def test_down_says_that_there_was_no_such_lab(tmp_path, monkeypatch):
+    """With code 2, as other commands do; what a crash left is no lab, and its removal is no error."""
+    monkeypatch.setattr(labs, "RUNTIME", tmp_path)
+    monkeypatch.setattr(lab_up, "require_tools", lambda: None)
+    monkeypatch.setattr(lab_down, "down", ["pi4x4"].__contains__)
+    (tmp_path / "mixed4").mkdir()
+    (tmp_path / "mixed4" / "lab.json").touch()
+
+    done, left = inside.run(main, "lab", "down", "nope"), inside.run(main, "lab", "down", "pi4x4")
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("lab nope is not up (known: mixed4)\n")
+    assert (left.returncode, left.stdout) == (0, "lab pi4x4 is down\n")
 
 
 def test_a_damaged_state_file_is_named(tmp_path, monkeypatch):
