@@ -16,11 +16,13 @@ from hepti_mpi.requests.service_lines import Complaint, ServiceLines, checked_id
 from hepti_mpi.requests.stdin import MOST_LINE_BYTES, check_length, read_lines
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
+from solver.base.phrases import excerpt
 from solver.model.spec import ImageInput, ModelSpec, TextInput
 from weights.inputs.tokenize import Tokenizer
 
 # Requests of a file run together up to this many rows: more rows make better GEMMs, and later answers.
 BATCH_ROWS = 512
+VALUE_SHOWN = 40  # characters of what is no token
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
@@ -321,9 +323,11 @@ def named_entry(number: int, line: str | bytes, example: str) -> tuple[str | int
 
 def check_ids(ids: Any, model: str, vocab: int) -> None:
     """Refuse what is no list of a model's token ids."""
-    if not isinstance(ids, list) or not ids or not all(type(token) is int for token in ids):
+    if not isinstance(ids, list) or not ids:
         raise HeptiError("tokens must be a list of at least one integer")
     for token in ids:
+        if type(token) is not int:
+            raise HeptiError(f"tokens must be integers, {excerpt(repr(token), VALUE_SHOWN)} is none")
         if not 0 <= token < vocab:
             raise HeptiError(f"token {token} is out of range: {model} has {vocab} tokens, from 0 on")
 

@@ -119,7 +119,7 @@ def _run(arguments: Sequence[str]) -> int:
         print(Path(__file__).with_name("completion").joinpath(f"hepti.{words[0]}").read_text(), end="")
         return 0
     if name not in COMMANDS:
-        raise HeptiError(f"there is no such command{did_you_mean(name, COMMANDS)}: see hepti --help")
+        raise HeptiError(f"there is no such command{did_you_mean(name, [*COMMANDS, 'completion'])}: see hepti --help")
     command = COMMANDS[name]
     # A file of the folder that it is typed in is not to be taken for one of our packages (-P).
     module = [sys.executable, "-P", "-m", *command.words]

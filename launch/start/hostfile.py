@@ -89,7 +89,7 @@ def _entry(words: Sequence[str], where: str) -> HostfileEntry:
         key, equals, value = word.partition("=")
         if not equals or key not in _KEYS:
             keys = [f"{known}=" for known in _USUAL]
-            raise HeptiError(f"{where}: {word} behind {host} is not known{did_you_mean(key, keys)}")
+            raise HeptiError(f"{where}: {word!r} behind {host!r} is not known{did_you_mean(key, keys)}")
         if key in _SLOTS:
             if not value.isdecimal() or int(value) < 1:
                 raise HeptiError(f"{where}: {key}={value!r} is not a whole number above 0")

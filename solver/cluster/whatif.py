@@ -45,7 +45,7 @@ def changed(cluster: Cluster, settings: Sequence[str], added: Sequence[str], wit
     for setting in network:
         cluster = _set(cluster, setting)
     for board in added:
-        cluster = _add(cluster, board, "--add")
+        cluster = _add(cluster, board, f"--add {board}", cluster.names)
     for name in without:
         cluster = _remove(cluster, name)
     for setting in (setting for setting in settings if setting not in network):
@@ -63,7 +63,7 @@ def cluster_of_boards(boards: Sequence[str]) -> Cluster:
     """
     cluster = Cluster((), SWITCH)
     for board in boards:
-        cluster = _add(cluster, board.strip(), "--cluster")
+        cluster = _add(cluster, board.strip(), f"--cluster {','.join(boards)}")
     return cluster
 
 
@@ -88,19 +88,20 @@ def _set(cluster: Cluster, setting: str) -> Cluster:
     return cluster.with_device(rank, **fields)
 
 
-def _add(cluster: Cluster, board: str, option: str) -> Cluster:
+def _add(cluster: Cluster, board: str, option: str, alike: Sequence[str] = ()) -> Cluster:
+    """Add boards of the list, or such as are like a device of the cluster."""
     kind, _, count = board.partition(":")
     if count and not (count.isdecimal() and 1 <= int(count) <= MOST_ADDED):
-        raise HeptiError(f"{option} {board}: the count must be a whole number from 1 to {MOST_ADDED}")
+        raise HeptiError(f"{option}: the count of {kind} must be a whole number from 1 to {MOST_ADDED}")
     if kind in BOARDS:
         fields = quantities(BOARDS[kind], kind)
         if fields["bandwidth_bytes_per_s"] >= cluster.network.bandwidth_bytes_per_s:
             del fields["bandwidth_bytes_per_s"]
         model = Device(kind, **fields)
-    elif kind in cluster.names:
+    elif kind in alike:
         model = cluster.devices[cluster.names.index(kind)]
     else:
-        raise HeptiError(f"{option} {board}: there is no board {kind!r}{did_you_mean(kind, (*BOARDS, *cluster.names))}")
+        raise HeptiError(f"{option}: there is no board {kind!r}{did_you_mean(kind, (*BOARDS, *alike))}")
     taken, devices, number = set(cluster.names), list(cluster.devices), 0
     for _ in range(int(count or 1)):
         while (name := f"{kind}-{number}") in taken:

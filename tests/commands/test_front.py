@@ -89,7 +89,11 @@ def test_lines_of_standard_input_are_answered_one_by_one(model, cache):
         (["doctor"], "hepti doctor: one of the arguments --hosts --hostfile is required (see hepti doctor --help)"),
         (["run", "--hosts"], "hepti run: --hosts has no value"),
         (["plam"], "hepti plam: there is no such command (did you mean plan?): see hepti --help"),
-        (["xyz"], "hepti xyz: there is no such command (known: run, generate"),
+        (
+            ["xyz"],
+            "hepti xyz: there is no such command (known: run, generate, serve, profile, plan, convert, install, "
+            "doctor, lab, bench, completion): see hepti --help",
+        ),
     ],
 )
 def test_mistakes_are_one_line_of_the_command_that_was_typed(words, complaint, cache):

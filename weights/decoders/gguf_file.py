@@ -110,8 +110,9 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Of an empty file nothing can be mapped.
         with explained(f"cannot read {path}", (OSError, ValueError)), path.open("rb") as file:
+            if not path.stat().st_size:  # of which nothing can be mapped
+                raise ValueError("it is empty")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._at = 0
         with explained(f"{path} is cut short or damaged", _DAMAGES):

@@ -48,10 +48,13 @@ def test_a_written_hostfile_is_read_back(tmp_path):
         ("pi-0 slots=²\n", "slots='²' is not a whole number"),
         ("pi-0\n-oProxyCommand=reboot slots=1\n", "line 2: '-oProxyCommand=reboot' would be an option of ssh"),
         ("pi-0 slots=0\n", "slots='0' is not a whole number"),
-        ("pi-0\npi-1 slot=1\n", r"pis, line 2: slot=1 behind pi-1 is not known \(did you mean slots=\?\)"),
-        ("pi-0 cores=4\n", r"line 1: cores=4 behind pi-0 is not known \(known: slots=, max_slots=, port=, username=\)"),
-        ("pi-0 pi-1\n", "line 1: pi-1 behind pi-0 is not known"),
-        ("pi-0 slots\n", r"line 1: slots behind pi-0 is not known \(did you mean slots=\?\)"),
+        ("pi-0\npi-1 slot=1\n", r"pis, line 2: 'slot=1' behind 'pi-1' is not known \(did you mean slots=\?\)"),
+        (
+            "pi-0 cores=4\n",
+            r"line 1: 'cores=4' behind 'pi-0' is not known \(known: slots=, max_slots=, port=, username=\)",
+        ),
+        ("pi-0 pi-1\n", "line 1: 'pi-1' behind 'pi-0' is not known"),
+        ("pi-0 slots\n", r"line 1: 'slots' behind 'pi-0' is not known \(did you mean slots=\?\)"),
     ],
 )
 def test_bad_hostfiles_are_refused_with_the_line(tmp_path, text, complaint):

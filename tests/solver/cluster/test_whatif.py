@@ -50,7 +50,11 @@ def test_boards_that_are_sold_are_a_cluster():
     assert [device.compute_flop_per_s / 1e9 for device in found.devices] == [24.6, 24.6, 70]
     assert set(found.links_mbps) == {940}
     assert find_cluster("pi3").names == ("pi3-0",)
-    with pytest.raises(HeptiError, match=r"--cluster pi6: there is no board 'pi6' \(did you mean"):
+    with pytest.raises(HeptiError, match=r"--cluster pi4,pi6: there is no board 'pi6' \(did you mean"):
         find_cluster("pi4,pi6")
+    with pytest.raises(HeptiError, match=r"--cluster pi4,,pi5: there is no board '' \(known: pi3, pi4, pi5, minipc\)$"):
+        find_cluster("pi4,,pi5")
+    with pytest.raises(HeptiError, match=r"^--cluster pi4:0,pi5: the count of pi4 must be a whole number from 1"):
+        find_cluster("pi4:0,pi5")
     with pytest.raises(HeptiError, match=r"nowhere .*; name boards as in pi4,pi4,pi5"):
         find_cluster("nowhere")

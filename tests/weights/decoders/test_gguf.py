@@ -209,6 +209,14 @@ def test_the_command_says_what_it_does(tmp_path, run_weights):
     assert (run.returncode, "--labels is for ONNX files" in run.stderr) == (2, True)
 
 
+def test_of_an_empty_file_it_is_said_that_it_is_empty(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.touch()
+
+    with pytest.raises(HeptiError, match=r"^cannot read .*m\.gguf: it is empty$"), open_gguf(path):
+        pass
+
+
 def test_a_file_cut_anywhere_is_one_line(tmp_path):
     path, cut = tmp_path / "m.gguf", tmp_path / "cut.gguf"
     write_gguf(path, "qwen2", "Q8_0", add=add_words)
