@@ -20,7 +20,7 @@ BOARDS: Mapping[str, Mapping[str, float]] = {
 SWITCH = Link(940e6 / 8, 200e-6)  # gigabit Ethernet, as TCP has it
 MOST_ADDED = 4096
 NETWORK_KEYS = ("bandwidth_mbps", "latency_us")
-DEVICE_KEYS = ("gflops", "memory_gib", "bandwidth_mbps", "jitter_us", "rest_us")
+DEVICE_KEYS = ("gflops", "memory_gib", "bandwidth_mbps", "jitter_us", "rest_us", "compute_watts", "transmit_watts")
 
 
 def changed(cluster: Cluster, settings: Sequence[str], added: Sequence[str], without: Sequence[str]) -> Cluster:

@@ -113,7 +113,9 @@ def plan_coedge(
         If no shares meet the deadline, or fit into memory; or there is one, and no device says what it draws.
     """
     if deadline_s is not None and not any(device.compute_watts for device in cluster.devices):
-        raise HeptiError("coedge: energy before a deadline needs compute_watts of the devices in the cluster file")
+        raise HeptiError(
+            "coedge: energy before a deadline needs compute_watts of the devices in the cluster file, or by --set"
+        )
     s = net_setting(net, cluster)
     shares = coedge_sharing(s, cluster, wire, deadline_s).shares
     return finished(s, cluster, plan_of(s, cluster, "coedge", wire, segments_of(net, shares.tolist())))

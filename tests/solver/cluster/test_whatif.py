@@ -12,13 +12,15 @@ from tests.solver.clusters import pis
 
 def test_every_key_of_a_device_and_of_the_network_can_be_set():
     settings = ("gflops=70", "memory_gib=2", "bandwidth_mbps=94", "jitter_us=300", "rest_us=1500")
+    watts = ("compute_watts=6.4", "transmit_watts=1.2")
     network = ("network.bandwidth_mbps=240", "network.latency_us=50")
 
-    found = changed(pis(10, 20), [*(f"pi-1.{setting}" for setting in settings), *network], [], [])
+    found = changed(pis(10, 20), [*(f"pi-1.{setting}" for setting in (*settings, *watts)), *network], [], [])
 
     device = found.devices[1]
     assert (device.compute_flop_per_s, device.memory_bytes) == (70e9, 2 * 2**30)
     assert (device.bandwidth_bytes_per_s, device.jitter_s, device.rest_s) == (94e6 / 8, 300e-6, 1500e-6)
+    assert (device.compute_watts, device.transmit_watts) == (6.4, 1.2)
     assert (found.network.bandwidth_bytes_per_s, found.network.latency_s) == (240e6 / 8, 50e-6)
     assert found.devices[0] == pis(10).devices[0]
 
