@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from hepti_mpi.kernels.backends import NAMES, check_precision
-from solver.base.command import Parser
+from solver.base.command import Parser, check_one_planner
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.model.precision import PRECISIONS
@@ -38,6 +38,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         raise HeptiError("--repeat and --warmup compute a file again: what standard input asks is answered once")
     options.wire = Wire(options.wire)
     check_precision(options.precision, options.backend)
+    check_one_planner(options.plan, options.system)
+    options.system = options.system or DEFAULT
     hepti = options.plan is None and options.system == DEFAULT
     given = "--plan" if options.plan is not None else f"--system {options.system}"
     if options.replan != "off" and options.system != DEFAULT:
@@ -94,7 +96,7 @@ def parser() -> Parser:
     )
     how.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
     networks = "for networks those that python -m solver --help has"
-    how.add_argument("--system", default=DEFAULT, metavar="NAME", help=f"{SYSTEMS}; {networks} (default: %(default)s)")
+    how.add_argument("--system", metavar="NAME", help=f"{SYSTEMS}; {networks} (default: {DEFAULT})")
     how.add_argument("--backend", choices=NAMES, default="auto", help="kernels (default: %(default)s)")
     how.add_argument("--precision", choices=PRECISIONS, default="float32", help="of products (default: %(default)s)")
     how.add_argument(

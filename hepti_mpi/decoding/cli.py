@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.sampling import Sampling
-from solver.base.command import Parser
+from solver.base.command import Parser, check_one_planner
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.model.decoder import CACHES
@@ -45,8 +45,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         raise HeptiError("--output is for answers to --prompt and --input, a chat is on the terminal")
     if options.chat and options.sequences not in (None, 1):
         raise HeptiError(f"--sequences {options.sequences} is for several prompts, a chat is one: leave it out")
-    if options.plan is not None and options.system is not None:
-        raise HeptiError(f"--plan and --system {options.system} both say who has what: give one")
+    check_one_planner(options.plan, options.system)
     if options.replan != "off" and (options.plan is not None or options.system not in (None, SYSTEM)):
         given = "--plan" if options.plan is not None else f"--system {options.system}"
         raise HeptiError(f"--replan {options.replan} changes plans that hepti makes: leave out {given}")

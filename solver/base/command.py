@@ -1,4 +1,4 @@
-"""What every command line of ours has: its parser, and how it writes files: looked at before, whole or not at all."""
+"""What command lines of ours share: their parser, checks, and how files are written: whole or not at all."""
 
 from __future__ import annotations
 
@@ -55,6 +55,18 @@ def check_path(path: Path, suffixes: Sequence[str] = ()) -> None:
     # Not asked of its permissions: root has them all, and /proc takes none.
     with explained(f"cannot write {path}", OSError), TemporaryFile(dir=path.parent):
         pass
+
+
+def check_one_planner(plan: Path | None, system: str | None) -> None:
+    """Refuse a system where a plan is given: nothing is planned, and what was asked of it would be silently ignored.
+
+    Raises
+    ------
+    HeptiError
+        If both are given.
+    """
+    if plan is not None and system is not None:
+        raise HeptiError(f"--plan and --system {system} both say who has what: give one")
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -94,6 +94,7 @@ def refused(place, world, folder, capsys):
         ),
         (["--random", "0", "--wire", "int4"], "int4 on the wire: sees sends float32, float16, int8"),
         (["--random", "0", "--backend", "numpy"], "sees.h5 needs onnxruntime: leave out --backend numpy"),
+        (["--random", "0", "--plan", "p.json", "--system", "modnn"], "--plan and --system modnn both say who has what"),
         (["--random", "0", "--system", "coedg"], "unknown system 'coedg' (did you mean coedge?)"),
         (["--random", "0", "--system", "megatron"], "'megatron' is a system of encoders: networks have hepti, sin"),
         (["--random", "0", "--system", "single:pi-9"], "there is no device 'pi-9'"),

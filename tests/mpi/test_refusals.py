@@ -118,6 +118,7 @@ def write(world):
         (["--random", "5", "--wire", "int4"], "int4 on the wire is for what goes from stage to stage, this plan has 1"),
         (["--random", "5", "--trace", "trace.txt"], "trace.txt"),
         (["--random", "5", "--system", "prima", "--replan", "auto"], "that hepti makes: leave out --system prima"),
+        (["--random", "5", "--plan", "p.json", "--system", "hepti"], "--plan and --system hepti both say who has what"),
         (["--random", "5", "--plan", "p.json", "--replan", "auto"], "what they were planned for: add --cluster"),
         (["--random", "5", "--watch"], "add --replan dry-run, or auto"),
     ],
