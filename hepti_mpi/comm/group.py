@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn, TypeVar, cast
 
 from hepti_mpi.comm.mailbox import LONGEST_PAUSE_S, PAUSE_S, Mailbox, Traffic
@@ -209,6 +210,11 @@ class Group:
             file=sys.stderr,
             flush=True,
         )
+        if MPI.COMM_WORLD.size == 1:
+            # Open MPI's abort would write a block of its own, which no mpirun takes away, for nobody else to end.
+            with suppress(OSError):
+                sys.stdout.flush()
+            os._exit(code)
         time.sleep(LAST_WORDS_S)
         self._comm.Abort(code)
         raise SystemExit(code)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import time
 
 import h5py
@@ -104,6 +105,17 @@ def test_a_rank_that_raises_ends_the_job_naming_itself_and_its_host(model, tmp_p
     assert line == f"python -m hepti_mpi: rank 1 on {host}: FloatingPointError: one bit has fallen over"
     assert ranks_of(model, 0) == []
     assert list(tmp_path.iterdir()) == [model]
+
+
+def test_a_rank_that_is_alone_ends_in_one_line():
+    """Open MPI's block about an abort would come behind it."""
+    end = 'from hepti_mpi.comm.group import world; print("as far as it came"); world().abort("no such thing", code=2)'
+
+    done = run(sys.executable, "-c", end)
+
+    (line,) = complaints(done)
+    assert line.endswith(": no such thing")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "as far as it came\n", f"{line}\n")
 
 
 def test_a_rank_without_the_file_gets_its_share_from_rank_0(converted, tmp_path):
