@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
             traceback.print_exc()
         if isinstance(error, HeptiError):
             group.abort(str(error), code=2)
-        group.abort(f"{type(error).__name__}: {error}", code=1)
+        group.abort(stopping.unwritten(error) or f"{type(error).__name__}: {error}", code=1)
 
 
 def _command(arguments: Sequence[str]) -> tuple[Callable[[], Parser], Parse, Run, list[str]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from solver.base import stopping
 from solver.base.command import Parser, check_path
 from solver.base.errors import HeptiError
 from solver.base.front import program, typed
@@ -85,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{typed('python -m weights', arguments)}: {error}", file=sys.stderr)
         return 2
     except Exception as error:
-        if options.debug:
+        if options.debug or stopping.unwritten(error):
             raise
         print(
             f"{typed('python -m weights', arguments)}: {type(error).__name__}: {error} (see --debug)",

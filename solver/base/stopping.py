@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -16,6 +17,8 @@ from solver.base import front
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Until what interrupts is raised again, where a library has swallowed it: one of 48 planners that drew a map went on.
 AGAIN_S = 0.5
+# Of what takes no more: a full disk, a quota, a limit of `ulimit`, a device that has failed.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 Main = Callable[[Sequence[str]], int]
 _whole: list[None] = []  # one for every step that is not interrupted
 
@@ -88,7 +91,13 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
     main = load()
     try:
         _handle(numbers, interrupt)
-        code = main(sys.argv[1:])
+        code: int | str | None
+        try:
+            code = main(sys.argv[1:])
+        except SystemExit as ended:  # as --help
+            if asked:
+                raise
+            code = ended.code
         sys.stdout.flush()
         _handle(numbers, leave)
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -96,6 +105,9 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
         if not asked:
             if isinstance(error, BrokenPipeError) and _nobody_reads():
                 os._exit(128 + signal.SIGPIPE)
+            if reason := unwritten(error):
+                os.write(2, f"{program}: {reason}\n".encode())
+                os._exit(1)  # the interpreter's end would try once more, and complain
             raise
         signal.setitimer(signal.ITIMER_REAL, 0)
         _handle(numbers, leave)
@@ -107,6 +119,20 @@ def run(program: str, load: Callable[[], Main], *, silent: bool = False) -> NoRe
         # Not by way of the interpreter's end: MPI's waits for the other ranks.
         os._exit(128 + asked[0])
     sys.exit(code)
+
+
+def unwritten(error: BaseException) -> str | None:
+    """Return the line about an error that comes of what is printed, on a full disk say; None about any other.
+
+    Such an error names no file, nor do those of some other files: a line end tells whether anything can be printed.
+    """
+    if isinstance(error, OSError) and error.errno in FULL and error.filename is None:
+        try:
+            sys.stdout.flush()
+            os.write(1, b"\n")
+        except OSError as still:
+            return f"cannot write to standard output: {still.strerror}"
+    return None
 
 
 def _nobody_reads() -> bool:

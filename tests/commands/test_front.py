@@ -6,6 +6,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import sys
 import termios
 import time
@@ -168,6 +169,18 @@ def test_a_killed_rank_is_one_line(model, cache):
     assert len(said) == 1, stderr
     assert "-----" not in stderr
     assert ranks_of(model, 0) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_output_that_cannot_be_written_is_one_line(ranks, model, cache):
+    command = ("sh", "-c", 'exec "$@" > /dev/full', "sh", *HEPTI)
+
+    done = run(*command, "run", "--np", ranks, "--model", model, "--cluster", "pi4x4", "--random", 5, **cache[0])
+
+    said = [line for line in done.stderr.splitlines() if not re.match(r"note: |\d ranks? on ", line)]
+    place = f"rank 0 on {socket.gethostname()}: " if ranks == 1 else ""
+    assert done.returncode == 1
+    assert said == [f"hepti run: {place}cannot write to standard output: No space left on device"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

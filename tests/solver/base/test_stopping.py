@@ -1,5 +1,7 @@
 """What a person interrupts ends with one line, at any moment, and leaves nothing half-done."""
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from solver.base import stopping
+from weights.cli import main as weights
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -178,3 +181,49 @@ def test_for_a_block_another_handler_has_the_signals_that_are_heeded():
     finally:
         signal.signal(signal.SIGINT, before)
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == [signal.SIG_DFL] * 2
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["launch.front", "completion", "bash"], "hepti completion"),
+        (["solver", "--model", "gpt2", "--cluster", "pi4", "--json"], "python -m solver"),
+        (["weights", "inspect", "MODEL"], "python -m weights"),
+    ],
+    ids=["hepti", "solver", "weights"],
+)
+def test_where_nothing_can_be_printed_one_line_says_so(command, said, unbuffered, tmp_path):
+    model = tmp_path / "m.h5"
+    if "MODEL" in command:
+        assert weights(["synthesize", "bert-base", str(model), "--layers", "1"]) == 0
+    words = [str(model) if word == "MODEL" else word for word in command]
+
+    done = printed_to_full(*words, PYTHONUNBUFFERED=unbuffered)
+
+    assert done == (1, f"{said}: cannot write to standard output: No space left on device\n")
+
+
+def test_help_that_cannot_be_printed_is_a_failure():
+    """Argparse passes over it, and exits with 0."""
+    code, errors = printed_to_full("solver", "--help", PYTHONUNBUFFERED="")
+
+    assert (code, errors) == (1, "python -m solver: cannot write to standard output: No space left on device\n")
+
+
+def test_a_full_disk_of_another_file_is_not_taken_for_standard_output(capfd):
+    error = OSError(errno.ENOSPC, "No space left on device")
+
+    assert stopping.unwritten(error) is None
+    assert stopping.unwritten(OSError(errno.ENOSPC, "No space left on device", "weights.h5")) is None
+
+
+def printed_to_full(*command, **variables):
+    """Run a module whose standard output takes nothing; return exit code and errors."""
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", *command], cwd=ROOT, env=os.environ | variables, stdout=full,
+            stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    return done.returncode, done.stderr
