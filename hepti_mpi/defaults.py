@@ -12,7 +12,8 @@ from pathlib import Path
 
 from hepti_mpi.comm.group import Group
 from solver.base.cache import cache_folder, profile_path
-from solver.base.errors import HeptiError
+from solver.base.command import check_path
+from solver.base.errors import HeptiError, explained
 from solver.cluster.cluster import Cluster, read_cluster, write_cluster
 from weights.file.store import WeightsFile
 
@@ -42,6 +43,8 @@ def kept_profile(fingerprint: str, group: Group, measure: Callable[[], Cluster],
     def known() -> Cluster | None:
         with suppress(HeptiError):  # not measured yet, or written by another version
             return read_cluster(path)
+        _make_folder(path)  # before seconds are spent on what cannot be kept
+        check_path(path)
         return None
 
     cluster = group.from_root(known if say else None)
@@ -53,11 +56,7 @@ def kept_profile(fingerprint: str, group: Group, measure: Callable[[], Cluster],
         say("these hosts have no profile for this model yet: measuring them, which takes some seconds")
     cluster = measure()
 
-    def keep() -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_cluster(cluster, path)
-
-    group.from_root(keep if say else None)
+    group.from_root((lambda: write_cluster(cluster, path)) if say else None)
     return cluster
 
 
@@ -67,7 +66,7 @@ def default_model() -> Path:
     Raises
     ------
     HeptiError
-        If the package that carries the checkpoint is not installed.
+        If the package that carries the checkpoint is not installed, or the cache takes no files.
     """
     package = find_spec(PACKAGE)  # not imported: its code would ask for PyTorch
     if package is None or package.origin is None:
@@ -78,9 +77,14 @@ def default_model() -> Path:
     except HeptiError:  # not there yet, or of another version
         from weights.convert.convert import convert  # rank 0's, too
 
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_folder(path)
         convert(Path(package.origin).parent / "model", path)
     return path
+
+
+def _make_folder(path: Path) -> None:
+    with explained(f"cannot make {path.parent}", OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def default_sentences() -> list[str]:
