@@ -138,14 +138,18 @@ def cpu_files(version: int, cores: float) -> list[tuple[str, str]]:
     return [("cpu.max.burst", "0"), ("cpu.max", f"{quota} {period}"), ("cpu.max.burst", str(quota))]
 
 
-def real_time_files(cores: float) -> list[tuple[str, str]]:
-    """Return the files, in order, that give a group so much of the real-time class.
+REAL_TIME_PERIOD = "cpu.rt_period_us"
 
-    The quota may never exceed the period: the longest possible one comes first.
+
+def real_time_files(cores: float, before_us: int) -> list[tuple[str, str]]:
+    """Return the files, in order, that give a group so much of the real-time class in place of what it has.
+
+    Between the two writes the longer period, of `before_us` and the new one, is in force. So the share is never above
+    both the old and the new one, which its own group may not give, nor below both, which groups below it may have.
     """
     quota, period = REAL_TIME.quota_us(cores)
-    name = "cpu.rt_period_us"
-    return [(name, str(LONGEST_PERIOD_US)), ("cpu.rt_runtime_us", str(quota)), (name, str(period))]
+    files = [(REAL_TIME_PERIOD, str(period)), ("cpu.rt_runtime_us", str(quota))]
+    return files if period >= before_us else files[::-1]
 
 
 def weight_file(version: int) -> tuple[str, str]:

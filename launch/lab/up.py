@@ -32,6 +32,7 @@ from launch.lab.limits import (
     ASLEEP_CORES,
     OPTIONAL_FILES,
     REAL_TIME_CORES,
+    REAL_TIME_PERIOD,
     ROUND_ROBIN,
     SHORT_TURN,
     Cgroups,
@@ -170,7 +171,7 @@ def awake(lab: Lab) -> Iterator[None]:
 def _wake(cgroups: Cgroups, lab: Lab) -> None:
     """Give a lab back what it has of the real-time class, shared out as its hosts are now."""
     if lab.real_time:
-        _write_limits(cgroups.cpu_group(lab.name), real_time_files(REAL_TIME_CORES))
+        _share_real_time(cgroups.cpu_group(lab.name), REAL_TIME_CORES)
         for host in load_lab(lab.name).hosts:
             limit_cpu(cgroups, lab, host)
 
@@ -179,8 +180,8 @@ def _sleep(cgroups: Cgroups, lab: Lab) -> None:
     """Take from a lab what it has of the real-time class: all labs together have what one needs."""
     if lab.real_time:
         for host in lab.hosts:
-            _write_limits(cgroups.cpu_group(lab.name, host.name), real_time_files(ASLEEP_CORES))
-        _write_limits(cgroups.cpu_group(lab.name), real_time_files(2 * len(lab.hosts) * ASLEEP_CORES))
+            _share_real_time(cgroups.cpu_group(lab.name, host.name), ASLEEP_CORES)
+        _share_real_time(cgroups.cpu_group(lab.name), 2 * len(lab.hosts) * ASLEEP_CORES)
 
 
 def _signal(cgroups: Cgroups, lab: Lab, number: int) -> None:
@@ -318,7 +319,7 @@ def limit_cpu(cgroups: Cgroups, lab: Lab, host: Host) -> None:
         _write_limits(group, cpu_files(cgroups.cpu_version, host.cores))
     elif real_time_share(group.parent) > REAL_TIME_CORES / 2:
         require_capacity(lab)  # cores may have become slower since the scale was chosen
-        _write_limits(group, real_time_files(host.cores))
+        _share_real_time(group, host.cores)
 
 
 def limit_memory(cgroups: Cgroups, lab: Lab, host: Host) -> None:
@@ -331,6 +332,10 @@ def limit_memory(cgroups: Cgroups, lab: Lab, host: Host) -> None:
             f"{host.name} cannot be cut down to {host.memory_bytes / GIB:.2f} GiB, its processes use more: "
             "end them first"
         ) from error
+
+
+def _share_real_time(group: Path, cores: float) -> None:
+    _write_limits(group, real_time_files(cores, int((group / REAL_TIME_PERIOD).read_text())))
 
 
 def _write_limits(group: Path, files: Iterable[tuple[str, str]]) -> None:
@@ -370,7 +375,7 @@ def _write_files(lab: Lab, cgroups: Cgroups) -> None:
             (group / "cgroup.subtree_control").write_text("+cpu +memory")
     _write_limits(cgroups.cpu_group(lab.name), [weight_file(cgroups.cpu_version)])
     if lab.real_time:
-        _write_limits(cgroups.cpu_group(lab.name), real_time_files(REAL_TIME_CORES))
+        _share_real_time(cgroups.cpu_group(lab.name), REAL_TIME_CORES)
         ROUND_ROBIN.write_text(SHORT_TURN)
 
 

@@ -203,7 +203,7 @@ def test_down_clears_away_what_a_crash_left(tmp_path):
 def quotas(lab):
     """Return what holds its first two hosts to their shares."""
     cgroups = machine_cgroups()
-    files = real_time_files(0.5) if load_lab(lab).real_time else cpu_files(cgroups.cpu_version, 0.5)
+    files = real_time_files(0.5, 0) if load_lab(lab).real_time else cpu_files(cgroups.cpu_version, 0.5)
     groups = [cgroups.cpu_group(lab, host) for host in ("pi-0", "pi-1")]
     return [{name: (group / name).read_text() for name, _ in files} for group in groups]
 

@@ -84,13 +84,17 @@ def test_the_burst_is_taken_back_before_the_quota_changes():
     assert cpu_files(2, 0.26) == [("cpu.max.burst", "0"), ("cpu.max", "1040 4000"), ("cpu.max.burst", "1040")]
 
 
-def test_a_quota_of_the_real_time_class_never_exceeds_the_period_on_its_way():
-    files = {"cpu.rt_period_us": 1000, "cpu.rt_runtime_us": 900}  # as it was
-    for cores in (0.8, 0.001, 0.5):
-        for name, value in real_time_files(cores):
+@given(st.lists(st.floats(0.001, 0.85), min_size=1, max_size=6))
+def test_a_share_of_the_real_time_class_is_never_above_or_below_what_it_was_and_will_be(every):
+    """Above, its own group may not give it; below, the kernel refuses it while groups below it have as much."""
+    files, share = {"cpu.rt_period_us": 1_000_000, "cpu.rt_runtime_us": 0}, 0.0  # of a new group
+    for cores in every:
+        before = share
+        for name, value in real_time_files(cores, files["cpu.rt_period_us"]):
             files[name] = int(value)
-            assert files["cpu.rt_runtime_us"] <= files["cpu.rt_period_us"]
-        assert files["cpu.rt_runtime_us"] / files["cpu.rt_period_us"] == pytest.approx(cores, rel=3e-3)
+            share = files["cpu.rt_runtime_us"] / files["cpu.rt_period_us"]
+            assert 0.99 * min(before, cores) <= share <= 1.01 * max(before, cores)
+        assert share == pytest.approx(cores, rel=3e-3)
 
 
 def test_labs_come_before_other_programs():
