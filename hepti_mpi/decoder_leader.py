@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import textwrap
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -297,8 +296,8 @@ class DecoderLeader(Speaker):
             if entry["finish_reason"] == "length":
                 cut.setdefault(len(entry["new_tokens"]), []).append(str(entry["id"]))
         for tokens, ids in cut.items():
-            few = textwrap.shorten(", ".join(ids), IDS_SHOWN, placeholder=" …")
-            self.say(f"[{counted(len(ids), 'answer')} cut at {counted(tokens, 'token')}: {printable(few)}]")
+            few = printable(excerpt(", ".join(ids), IDS_SHOWN))
+            self.say(f"[{counted(len(ids), 'answer')} cut at {counted(tokens, 'token')}: {few}]")
 
     def _judge(self, report: Mapping[str, Any], boards: str, *, here: bool) -> None:
         """Say what one board alone would have taken, and whether what was predicted holds."""

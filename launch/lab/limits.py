@@ -48,6 +48,7 @@ REAL_TIME = Brake(shortest_quota_us=200, shortest_period_us=2047, look_s=2e-4, l
 REAL_TIME_CORES = 0.85
 # A lab that sleeps has lent its share to another; a group with processes must keep something.
 ASLEEP_CORES = 0.001
+REAL_TIME_PERIOD = "cpu.rt_period_us"  # the file of a group
 # How many milliseconds a process of the real-time class keeps the others of its host waiting: with 4 it is 35 where a
 # host has a tenth of a core, since the kernel counts only what the host computes; with the usual 100 it is 630.
 ROUND_ROBIN = Path("/proc/sys/kernel/sched_rr_timeslice_ms")
@@ -136,9 +137,6 @@ def cpu_files(version: int, cores: float) -> list[tuple[str, str]]:
         burst, limits = "cpu.cfs_burst_us", [("cpu.cfs_period_us", str(period)), ("cpu.cfs_quota_us", str(quota))]
         return [(burst, "0"), *limits, (burst, str(quota))]
     return [("cpu.max.burst", "0"), ("cpu.max", f"{quota} {period}"), ("cpu.max.burst", str(quota))]
-
-
-REAL_TIME_PERIOD = "cpu.rt_period_us"
 
 
 def real_time_files(cores: float, before_us: int) -> list[tuple[str, str]]:
