@@ -122,7 +122,7 @@ def pooled(curves: Sequence[Curves], unrest: Sequence[tuple[float, float]]) -> l
     points = [np.concatenate([np.ravel(own.kernels[kernel].seconds) for kernel in ALIKE]) for own in curves]
     for kind in kinds(points, [jitter_s for jitter_s, _ in unrest]):
         jitter_s, rest_s = np.mean([unrest[rank] for rank in kind], axis=0).tolist()
-        found |= dict.fromkeys(kind, (_mean([curves[rank] for rank in kind]), jitter_s, rest_s))
+        found |= dict.fromkeys(kind, (mean_curves([curves[rank] for rank in kind]), jitter_s, rest_s))
     return [found[rank] for rank in range(len(curves))]
 
 
@@ -154,7 +154,7 @@ def kinds(seconds: Sequence[Floats], jitter_s: Sequence[float]) -> list[list[int
     return found
 
 
-def _mean(curves: Sequence[Curves]) -> Curves:
+def mean_curves(curves: Sequence[Curves]) -> Curves:
     """Return the geometric mean of several devices' curves, all on one grid."""
     kernels = {}
     for kernel, curve in curves[0].kernels.items():

@@ -14,6 +14,7 @@ from hepti_mpi.measure.profile import profile
 from solver.base.command import Parser, check_path
 from solver.base.errors import HeptiError
 from solver.base.front import program
+from solver.base.phrases import counted
 from solver.cluster.cluster import write_cluster
 from solver.model.convnet import ConvNet
 from solver.model.decoder import PRECISIONS, Decoder
@@ -72,6 +73,12 @@ def run(options: argparse.Namespace, group: Group) -> int:
     model, precision = group.from_root(prepare if group.rank == 0 else None)
     # A language model is computed by onnxruntime in any precision, as int8 is.
     backends, notes = agree(options.backend, "int8" if isinstance(model, Decoder) else precision, group)
+    if group.rank == 0:
+        from hepti_mpi.report.speaker import Speaker
+
+        speaker = Speaker()
+        speaker.note(notes)
+        speaker.say(f"measuring {counted(group.size, 'rank')} for {model.name}, which takes some seconds")
     if isinstance(model, ConvNet):
         from hepti_mpi.measure.profile_network import profile_network
 
@@ -86,8 +93,6 @@ def run(options: argparse.Namespace, group: Group) -> int:
     if group.rank == 0:
         from hepti_mpi.report import tables
 
-        for note in notes:
-            tables.terminal(stderr=True).print(f"note: {note}", soft_wrap=True)
         tables.show_cluster(tables.terminal(stderr=False), cluster)
     return 0
 

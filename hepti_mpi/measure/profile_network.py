@@ -19,7 +19,7 @@ from hepti_mpi.base.memory import free_bytes, give_back
 from hepti_mpi.comm.group import Group, host_name
 from hepti_mpi.kernels import backends
 from hepti_mpi.kernels.slab import Slab
-from hepti_mpi.measure.profile import kinds, measured_under, names_of, profile_facts
+from hepti_mpi.measure.profile import kinds, mean_curves, measured_under, names_of, profile_facts
 from hepti_mpi.measure.profile_kernels import ELEMENTS, measure_unrest, random_numbers
 from hepti_mpi.measure.profile_links import measure_links, measure_messages
 from hepti_mpi.measure.timing import seconds_of
@@ -27,7 +27,7 @@ from solver.base.arrays import Numbers
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, Cluster, Device
-from solver.cluster.curves import Curve, Floats, Kernel, derived_curves
+from solver.cluster.curves import Curve, Curves, Floats, Kernel, derived_curves
 from solver.cluster.nodes import RELATIVE, NodeCurve, NodeSpeeds, mean_speeds
 from solver.model.convnet import FLOAT_BYTES, ConvNet
 from solver.model.operators import WorkKind, cut_points, flop, kind_of, signature
@@ -78,18 +78,23 @@ def profile_network(net: ConvNet, group: Group) -> Cluster:
     hosts, memories, all_speeds, adds, all_messages, all_unrest = zip(*measured, strict=True)
     names = names_of(hosts)
     points = [np.array([t for curve in own.curves.values() for t in curve.seconds]) for own in all_speeds]
-    found: dict[int, tuple[NodeSpeeds, float, float]] = {}
+    all_curves = []
+    for nodes, own_add, own_messages in zip(all_speeds, adds, all_messages, strict=True):
+        derived = derived_curves(nodes.flop_per_s[WorkKind.CONVOLUTION])
+        measured_kernels = {Kernel.ADD: own_add, Kernel.MESSAGE: own_messages}
+        all_curves.append(replace(derived, kernels={**derived.kernels, **measured_kernels}))
+    found: dict[int, tuple[NodeSpeeds, Curves, float, float]] = {}
     for kind in kinds(points, [jitter_s for jitter_s, _ in all_unrest]):
         jitter_s, rest_s = np.mean([all_unrest[rank] for rank in kind], axis=0).tolist()
-        found |= dict.fromkeys(kind, (mean_speeds([all_speeds[rank] for rank in kind]), jitter_s, rest_s))
+        nodes, curves = (
+            mean_speeds([all_speeds[rank] for rank in kind]),
+            mean_curves([all_curves[rank] for rank in kind]),
+        )
+        found |= dict.fromkeys(kind, (nodes, curves, jitter_s, rest_s))
     devices = []
     for rank, (name, host, memory) in enumerate(zip(names, hosts, memories, strict=True)):
-        nodes, jitter_s, rest_s = found[rank]
+        nodes, curves, jitter_s, rest_s = found[rank]
         flop_per_s = nodes.flop_per_s[WorkKind.CONVOLUTION]
-        derived = derived_curves(flop_per_s)
-        curves = replace(
-            derived, kernels={**derived.kernels, Kernel.ADD: adds[rank], Kernel.MESSAGE: all_messages[rank]}
-        )
         device = Device(name, flop_per_s, memory // ranks_on[host], links.own[rank], curves, jitter_s, rest_s, nodes)
         devices.append(device)
     facts = profile_facts(net.name, "onnxruntime", network_fingerprint(net, group))
