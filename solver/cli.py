@@ -16,8 +16,8 @@ from solver.base.front import program
 from solver.base.progress import progress
 from solver.base.tables import new_console
 from solver.cluster.cluster import GIB, Cluster
-from solver.cluster.named import find_cluster
-from solver.cluster.whatif import BOARDS, changed
+from solver.cluster.named import asked_cluster
+from solver.cluster.whatif import BOARDS
 from solver.decoder_cli import is_about_decoder, refuse_decoder_options, run_decoder
 from solver.model.decoder import CACHES
 from solver.model.decoder import PRECISIONS as DECODER_PRECISIONS
@@ -151,7 +151,7 @@ def _run(options: argparse.Namespace) -> None:
         run_network(options)
         return
     _check(options)
-    cluster = changed(find_cluster(options.cluster), options.set, options.add, options.without)
+    cluster = asked_cluster(options)
     if options.price:
         _price(options, cluster)
         return

@@ -10,8 +10,7 @@ from solver.base.errors import HeptiError
 from solver.base.progress import progress
 from solver.base.tables import new_console
 from solver.cluster.cluster import Cluster
-from solver.cluster.named import find_cluster
-from solver.cluster.whatif import changed
+from solver.cluster.named import asked_cluster
 from solver.model.decoder import Decoder
 from solver.model.named_decoders import NAMED_DECODERS, named_decoder
 from solver.models import decoder_of, kind_of
@@ -78,7 +77,7 @@ def run_decoder(options: argparse.Namespace) -> None:
         If they do not fit a language model or each other, or there is no plan.
     """
     _check(options)
-    cluster = changed(find_cluster(options.cluster), options.set, options.add, options.without)
+    cluster = asked_cluster(options)
     if options.price:
         _price(options, cluster)
         return

@@ -11,8 +11,7 @@ from solver.base.errors import HeptiError
 from solver.base.progress import progress
 from solver.base.tables import new_console
 from solver.cluster.cluster import Cluster
-from solver.cluster.named import find_cluster
-from solver.cluster.whatif import changed
+from solver.cluster.named import asked_cluster
 from solver.model.convnet import ConvNet
 from solver.models import kind_of, known_networks, network_of
 from solver.plan.plan import Wire
@@ -72,7 +71,7 @@ def run_network(options: argparse.Namespace) -> None:
         If they do not fit a network or each other, or there is no plan.
     """
     _check(options)
-    cluster = changed(find_cluster(options.cluster), options.set, options.add, options.without)
+    cluster = asked_cluster(options)
     if options.price:
         _show(options, _priced(options, cluster))
         return

@@ -86,6 +86,14 @@ class FittedTable(Table):
             column.width = size if sum(widths) <= room else None
 
 
+class PipedConsole(Console):
+    """A console that leaves it to the program what a pipe is whose reader has gone; rich ends it with code 1."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what `print` has caught."""
+        raise
+
+
 def new_console(**options: Any) -> Console:
     """Return where tables go: as wide as COLUMNS says, else as the terminal is, else 80 characters.
 
@@ -94,7 +102,7 @@ def new_console(**options: Any) -> Console:
     **options
         As `Console` has them.
     """
-    console = Console(**options)
+    console = PipedConsole(**options)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH  # rich would ask the terminal of standard input
     return console

@@ -9,8 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from solver.base.errors import HeptiError
-from solver.base.phrases import did_you_mean
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
 from solver.schedule.cost import Price, PricedStep
@@ -33,15 +31,7 @@ class Row:
 
 
 def schedule_rows(cluster: Cluster, priced: PricedPlan | Price, device: str = "") -> list[Row]:
-    """Return the steps of a request, of replicas on the fastest; `device` names one, "" takes all together.
-
-    Raises
-    ------
-    HeptiError
-        If there is no such device.
-    """
-    if device and device not in cluster.names:
-        raise HeptiError(f"--schedule: there is no device {device}{did_you_mean(device, cluster.names)}")
+    """Return the steps of a request, of replicas on the fastest; `device` names one, "" takes all together."""
     rank = cluster.names.index(device) if device else None
     found = [_row(step, rank) for step in priced.steps] if isinstance(priced, Price) else list(_rows(priced, rank))
     return [row for row in found if rank is None or row.compute_s or row.exchange_s or row.sent_bytes]

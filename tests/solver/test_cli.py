@@ -167,9 +167,10 @@ def test_weights_file_says_what_model_it_is(cluster, tmp_path):
     assert table["model"]["name"] == "minilm-l6"
 
 
-def test_who_reads_no_further_is_told_nothing(cluster):
+@pytest.mark.parametrize("form", [["--json"], []], ids=["JSON", "tables"])
+def test_who_reads_no_further_is_told_nothing(cluster, form):
     """As behind `| head`: no traceback, and the exit code that SIGPIPE gives other programs."""
-    command = [sys.executable, "-m", "solver", "--model", "bert-base", "--cluster", str(cluster), "--json"]
+    command = [sys.executable, "-m", "solver", "--model", "bert-base", "--cluster", str(cluster), *form]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         errors = process.stderr.read()

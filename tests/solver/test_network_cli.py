@@ -148,6 +148,7 @@ def test_explained_a_plan_says_what_every_board_does_with_the_time(plan):
             ["--model", "resnet18", "--objective", "throughput", "--out", "p.json"],
             "--out is about a plan for one",
         ),
+        (["--model", "resnet50", "--schedule", "pi-9"], "--schedule: there is no device pi-9"),
         (["--model", "resnet18", "--wire", "int4"], "a network sends float32, float16, int8"),
         (["--model", "resnet18", "--map", "map.svg"], "--map prints who has which rows of a network: leave map.svg"),
         (["--model", "resnet18", "--map", "--json"], "--map prints who has which rows, and no more: leave out --json"),
