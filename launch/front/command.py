@@ -48,7 +48,8 @@ SHELLS = ("bash", "zsh")
 HELP = f"""\
 usage: hepti COMMAND …
 
-One transformer, language model or convolutional network, split unevenly over unequal small computers.
+One transformer, language model or convolutional network, split unevenly over
+unequal small computers.
 
 {chr(10).join(f"  {name:<12}{command.about}" for name, command in COMMANDS.items())}
   completion  print what {" or ".join(SHELLS)} completes of these
@@ -56,17 +57,17 @@ One transformer, language model or convolutional network, split unevenly over un
 `run`, `generate` and `profile` start on
   --hosts pi-0,pi-1,pi-2   these hosts, one rank each
   --hostfile F             the hosts of a file, as mpirun reads it
-  --np N                   so many ranks (default: one a host; without hosts one, on this machine)
+  --np N                   so many ranks (default: one a host; without hosts one)
   --agent PROGRAM          what starts on hosts in place of ssh
 
 examples:
   hepti run --np 4
-  hepti run --hosts pi-0,pi-1,pi-2 --model bert-large.h5 --input questions.txt --output answers.jsonl
+  hepti run --hosts pi-0,pi-1 --input questions.txt --output answers.jsonl
   hepti generate --hostfile pis --model llama.h5 --chat
   hepti profile --hosts pi-0,pi-1 --model bert-large.h5 --out pis.toml
   hepti plan --model bert-large --cluster mixed4
 
-hepti COMMAND --help has the options of each; hepti --version says which this is.
+hepti COMMAND --help has the options of each, hepti --version its version.
 """
 COMPLETION = f"""\
 usage: hepti completion {{{",".join(SHELLS)}}}
@@ -78,12 +79,13 @@ examples:
   hepti completion zsh > "${{fpath[1]}}/_hepti"
 """
 ON_HOSTS = """\
-usage: hepti {name} [--hosts HOST,HOST,… | --hostfile F] [--np N] [--agent PROGRAM] OPTIONS
+usage: hepti {name} [--hosts HOST,… | --hostfile F] [--np N] [--agent PROGRAM]
+       OPTIONS
 
 where it runs:
   --hosts HOST,…   these hosts, one rank each, rank 0 on the first
   --hostfile F     the hosts of a file, as mpirun reads it
-  --np N           so many ranks (default: one a host; without hosts one, on this machine)
+  --np N           so many ranks (default: one a host; without hosts one)
   --agent PROGRAM  what starts on hosts in place of ssh
 
 OPTIONS, as `{module}` has them:

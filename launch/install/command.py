@@ -23,15 +23,16 @@ from solver.base.errors import HeptiError, explained
 from solver.base.phrases import counted
 
 ABOUT = """\
-Make this environment's like on every board, at the same path, over ssh. A board needs Python and nothing else, no way
-to the Internet either: this machine fetches the wheels. The first board gets
-what rank 0 needs, the others what computes.
+Make this environment's like on every board, at the same path, over ssh. A board
+needs Python and nothing else, no way to the Internet either: this machine
+fetches the wheels. The first board gets what rank 0 needs, the others what
+computes.
 """
 EXAMPLE = """\
 examples:
   hepti install --hosts pi-0,pi-1,pi-2
   hepti install --hostfile pis --dry-run
-  hepti install --hostfile pis --wheels wheels      # for an installer of yours, as deploy/ has one
+  hepti install --hostfile pis --wheels wheels    # for an installer of yours
 """
 
 

@@ -22,20 +22,32 @@ from solver.cluster.named import find_cluster
 
 SETTINGS = ("cpu", "gflops", "bandwidth_mbps", "memory_gib")
 CPU_LIMITS = (1e-3, 100.0)
-EXAMPLE = """\
-example, as root:
-  hepti lab up mixed4        # four unequal boards on this machine; or any cluster file
-  hepti lab run mixed4 -- python -m hepti_mpi --model bert-large.h5 --random 256
-  hepti lab set mixed4 pi-1 cpu=25% bandwidth_mbps=240 memory_gib=1
-  hepti lab down mixed4
-"""
+EXAMPLES = {  # LAB may be left out where one lab is up
+    "up": "up mixed4        # four unequal boards; or any cluster file",
+    "run": "run mixed4 -- python -m hepti_mpi --model bert-large.h5 --random 256",
+    "shell": "shell mixed4 pi-1 -- free -m",
+    "status": "status mixed4",
+    "set": "set mixed4 pi-1 cpu=25% bandwidth_mbps=240 memory_gib=1",
+    "cut": "cut mixed4 pi-1",
+    "mend": "mend mixed4 pi-1",
+    "fill": "fill mixed4 pi-1",
+    "clear": "clear mixed4 pi-1",
+    "kill": "kill mixed4 pi-1",
+    "boot": "boot mixed4 pi-1",
+    "down": "down mixed4",
+}
+
+
+def _example(*names: str) -> str:
+    return "example, as root:\n" + "".join(f"  hepti lab {EXAMPLES[name]}\n" for name in names)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `lab` and its commands."""
     lab = subparsers.add_parser(
-        "lab", help="a virtual cluster on this machine", epilog=EXAMPLE, formatter_class=argparse.RawTextHelpFormatter
-    )
+        "lab", help="a virtual cluster on this machine", epilog=_example("up", "run", "set", "down"),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     commands = lab.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
@@ -44,7 +56,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             return function(options)
 
         # Help is a format, a description is not.
-        parser = commands.add_parser(name, help=text.replace("%", "%%"), description=text)
+        parser = commands.add_parser(
+            name, help=text.replace("%", "%%"), description=text, epilog=_example(name),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
         parser.set_defaults(function=as_root)
         return parser
 

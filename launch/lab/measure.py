@@ -16,6 +16,7 @@ from launch.lab.agent import on_host
 from launch.lab.lab import Host, Lab
 from launch.lab.limits import brake_of
 from solver.base.errors import HeptiError
+from solver.base.progress import progress
 
 PROBE = str(Path(__file__).with_name("probe.py"))
 FLOP = 2 * 256 * 1024 * 1024  # of the probe's product
@@ -76,7 +77,8 @@ def calibrate(lab: Lab, limit: Callable[[Lab, Host], None]) -> tuple[Lab, list[f
     period_s = brake_of(lab).quota_us(slowest.cores)[1] / 1e6
     products_s = ROUND_PRODUCTS * FLOP / (slowest.compute_flop_per_s * lab.scale)
     round_s = max(ROUND_S, products_s, WINDOWS * WINDOW_PERIODS * period_s)
-    with _Probes([on_host(lab, host, [sys.executable, PROBE, "matmul"]) for host in lab.hosts]) as probes:
+    probing = [on_host(lab, host, [sys.executable, PROBE, "matmul"]) for host in lab.hosts]
+    with progress(f"calibrating {lab.title}", MAX_ROUNDS, unit="rounds") as advance, _Probes(probing) as probes:
         for _ in range(MAX_ROUNDS):
             rounds = [summary(products, lab.scale) for products in probes.ask(round_s)]
             settled = True
@@ -89,6 +91,7 @@ def calibrate(lab: Lab, limit: Callable[[Lab, Host], None]) -> tuple[Lab, list[f
                     changed = replace(host, core_flop_per_s=usual)
                     lab = lab.with_host(changed)
                     limit(lab, changed)
+            advance(1)
             if settled:
                 break
     return lab, [found.flop_per_s for found in rounds]

@@ -21,8 +21,9 @@ TOKENS = 24  # of an answer
 MOST_TOKENS = 60  # of a prompt or a text
 EXAMPLE = f"""\
 example, as root, for a quarter of an hour:
-  hepti bench faults --out results     # again, after it was ended: goes on behind the faults it has
-{CLOCK!r} sets the clock of this machine, for all programs on it, for ten seconds: only where it is asked for.
+  hepti bench faults --out results     # goes on behind the faults that it has
+{CLOCK!r} sets the clock of this machine, for all programs on it, for ten
+seconds: only where it is asked for.
 """
 
 
@@ -89,7 +90,7 @@ def draw_picture(report: Report, _: Path, out: Path) -> None:
 
 SUITE = Suite(
     name="faults",
-    text="a service while ranks, boards and links fail: what is lost, and for how long nothing comes",
+    text="a service while ranks, boards and links fail: what is lost, and for how long",
     example=EXAMPLE,
     add_options=_add_options,
     measure=_measure,

@@ -30,7 +30,7 @@ _shtab_hepti_bench_commands() {
     compare:'systems, kernels, wires and single devices side by side'
     day:'many short requests to a service, while plans change: latency, and what grows'
     decode:'language models: our systems and their peers, tokens a second and the prompt'
-    faults:'a service while ranks, boards and links fail: what is lost, and for how long nothing comes'
+    faults:'a service while ranks, boards and links fail: what is lost, and for how long'
     limits:'how near hepti is to what the hosts allow, and how far ahead of the best one of them'
     offload:'what two devices gain over one, beside the published figures'
     paper:'latency, throughput and memory of all systems, beside published figures'
