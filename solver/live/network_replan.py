@@ -46,5 +46,5 @@ class NetworkFollower(DeviceFollower[SegmentPlan]):
     def solved(self, cluster: Cluster) -> SegmentPlan:  # noqa: D102
         s = net_setting(self._net, cluster)
         slow = [rank for rank in np.flatnonzero(self._factor > 1).tolist() if rank]
-        plans = [shared_out(s, self._first), *([shared_out(s, self._first, without=slow)] if slow else [])]
+        plans = [self._first, shared_out(s, self._first), *([shared_out(s, self._first, without=slow)] if slow else [])]
         return min(plans, key=lambda plan: plan_seconds(s, plan))

@@ -1,13 +1,14 @@
 """Where a convolutional network is cut into segments, and who computes which rows of each: a shortest path.
 
 A state is a point of the graph and a crew, the devices that share out the rows there, or, where few rows are left, the
-channels; whole rows make the slowest of
-the crew as fast as can be. An edge is a segment: what it costs to bring its crew what that needs from where the crew
-before has it, and what the slowest computes, halos that fusing makes it compute twice included. Points are where rows
-of others are needed (`solver.model.operators.levels`); all that lies between is fused. Behind the rows every product
-is on one device, or by columns on several. So fusing against exchanging, who takes part where, and how deep rows are
-shared out are one search, exact for the crews and points that it has (as AOFL's over blocks, SEC 2019, section 4, but
-with halos from device to device). Of small networks all plans are tried (`solver.programs.convnets.every_plan`).
+channels; whole rows make the slowest of the crew as fast as can be. An edge is a segment: what it costs to bring its
+crew what that needs from where the crew before has it, and what the slowest computes, halos that fusing makes it
+compute twice included. Points are where rows of others are needed (`solver.model.operators.levels`); all that lies
+between is fused. Behind the rows every product is on one device, or by columns on several. So fusing against
+exchanging, who takes part where, and how deep rows are shared out are one search (as AOFL's over blocks, SEC 2019,
+section 4, but with halos from device to device). Ranks do not wait for all others: a path carries the moment when each
+has ended it, and of those to a crew at a point the one is kept whose last rank ends first. Of small networks all plans
+are tried (`solver.programs.convnets.every_plan`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
+from solver.base.arrays import Numbers
 from solver.base.spans import Partition, Span
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats, Kernel
@@ -33,6 +35,7 @@ from solver.plan.segments import (
     SegmentPlan,
     alone_on,
     handed_in,
+    image_on_root,
     moved_bytes,
     only_on,
     segment_shares,
@@ -49,16 +52,18 @@ from solver.programs.convnets.segment_polish import (
     let_edges_first,
     seconds_by_rows,
 )
-from solver.schedule.exchange import Exchange
 from solver.schedule.segment_steps import (
     Areas,
     Ints,
+    Moment,
     NetSetting,
     areas_of,
     brought,
     check_memory,
     compute_s,
     copied,
+    ended,
+    handling_s,
     lacking,
     net_setting,
     predicted,
@@ -66,8 +71,9 @@ from solver.schedule.segment_steps import (
     weights_bytes,
     weights_of,
 )
-from solver.schedule.timing import Transfer, ends
 
+# When ranks have ended a path, [p], its segments, and where values lie behind it.
+WholePath = tuple[Floats, list[Segment], Mapping[str, Held]]
 FEW = 4  # devices of which every set is tried as a crew; of more, the fastest ones
 PRICES, RISE = 12, 3.0  # how often, and by how much, the price of memory rises
 # A plan is then changed step by step on the true price, in which ranks do not wait for all others, as long as prices
@@ -92,8 +98,9 @@ def solve_network(net: ConvNet, cluster: Cluster, wire: Wire = Wire.FLOAT32) -> 
     points = sorted({*cut_points(net), *channel_points(net)})
     for _ in range(PRICES):
         several = [Priced(s, plan, points) for plan in Search(s, wire, byte_s).plans(cluster.names)]
+        for priced in several:
+            balance(priced)
         best = min(several, key=lambda priced: priced.seconds)
-        balance(best)
         short = lacking(net, cluster, best.plan)
         if not short:
             break
@@ -136,6 +143,29 @@ class Reached:
     weights: Floats
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Paths:
+    """Paths to a point.
+
+    Parameters
+    ----------
+    ready : [paths, p]
+        When ranks have ended them.
+    crew : [paths]
+        Who has what there: crews that share out rows come first, then those that share out channels.
+    before : [paths, 2]
+        From which point each comes, and which of the paths there it follows.
+    """
+
+    ready: Floats
+    crew: Ints
+    before: Ints
+
+    def of(self, numbers: Ints) -> Paths:
+        """Return some of them."""
+        return Paths(self.ready[numbers], self.crew[numbers], self.before[numbers])
+
+
 class Search:
     """The shortest path over points and crews.
 
@@ -168,11 +198,13 @@ class Search:
         self._spans: dict[tuple[int, int], tuple[Ints, Ints]] = {}
 
     def plans(self, devices: Sequence[str]) -> Iterator[SegmentPlan]:
-        """Yield the best path, and what rank 0 or the fastest device does alone, which is one segment."""
-        cost, came_from = self._through_rows()
+        """Yield the best path, without and with edges first, and what rank 0 or the fastest device does alone."""
         every = Span(0, len(self._net.nodes))
         alone = ([Segment(every, SegmentCut.ROWS, alone_on(rank, len(devices)))] for rank in {0, int(self._order[0])})
-        for segments in (self._to_the_end(cost, came_from), *alone):
+        path = self._to_the_end(self._through_rows())
+        # Edges of one segment gain nothing where those of the next do not come first, too.
+        edges_first = [replace(own, edges_first=len(own.active) > 1 and own.cut is SegmentCut.ROWS) for own in path]
+        for segments in (path, edges_first, *alone):
             plan = SegmentPlan(tuple(_merged(segments)), tuple(devices), self._net.name, self._net.fingerprint)
             yield replace(plan, wire=self._wire)
 
@@ -211,32 +243,43 @@ class Search:
 
     # The part that is shared out by rows or channels.
 
-    def _through_rows(self) -> tuple[list[Floats], list[Ints]]:
-        """Return the least seconds to every point with every crew, [crews], and whence: point and crew, [crews, 2].
-
-        Crews that share out rows come first, then those that share out channels.
-        """
-        cost: list[Floats] = [np.zeros(1)]
-        came_from: list[Ints] = [np.zeros((1, 2), np.intp)]
-        rows, channels = len(self._crews), len(self._channel_shares)
+    def _through_rows(self) -> list[Paths]:
+        """Return the paths to every point that are kept."""
+        there = [Paths(np.zeros((1, self._s.devices)), np.zeros(1, np.intp), np.zeros((1, 2), np.intp))]
         for to in range(1, len(self._points)):
-            best, back = np.full(rows + channels, np.inf), np.zeros((rows + channels, 2), np.intp)
-            ways = [(slice(0, rows), at, found) for at, found in self._backwards(to)] if to in self._levels else []
-            if to > self._deep and channels:
-                ways.append((slice(rows, rows + channels), to - 1, self._by_channels(to)))
-            there = [(at, np.flatnonzero(np.isfinite(cost[at])), reached.needs) for _, at, reached in ways]
-            exchanged = self._exchanges_s(there)
-            for (crews, at, reached), (_, before, _), (moved_s, copied_s) in zip(ways, there, exchanged, strict=True):
-                here_s = (reached.seconds + copied_s).max(-1) + reached.weights @ self._byte_s
-                total = cost[at][before, None] + moved_s + here_s
-                least = total.argmin(0)
-                found = total[least, np.arange(least.size)]
-                better = found < best[crews]
-                best[crews] = np.where(better, found, best[crews])
-                back[crews][better] = np.stack([np.full(least.size, at), before[least]], axis=1)[better]
-            cost.append(best)
-            came_from.append(back)
-        return cost, came_from
+            ways = [(0, at, found) for at, found in self._backwards(to)] if to in self._levels else []
+            if to > self._deep and len(self._channel_shares):
+                ways.append((len(self._crews), to - 1, self._by_channels(to)))
+            every = [self._onwards(first, at, there[at], reached) for first, at, reached in ways if there[at].crew.size]
+            if not every:
+                there.append(there[0].of(np.zeros(0, np.intp)))
+                continue
+            ready, moved, copies, compute, crew, before = (np.concatenate(own) for own in zip(*every, strict=True))
+            compute = compute + self._s.machine.bank.seconds(Kernel.ADD, copies)
+            found = Paths(self._ended(ready, moved, compute), crew, before)
+            order = np.lexsort((found.ready.max(-1), crew))
+            there.append(found.of(order[np.unique(crew[order], return_index=True)[1]]))
+        return there
+
+    def _onwards(self, first: int, at: int, paths: Paths, reached: Reached) -> tuple[Numbers, ...]:
+        """Return all ways on from some paths at a point, to crews from `first` on: of each what `_ended` takes.
+
+        These are when ranks have ended what is before, what they send each other, the numbers that they copy, what they
+        compute, its crew, and its path.
+        """
+        moved, copies = self._brought(at, paths.crew, reached.needs)
+        count = copies.shape[:2]
+        dear_s = (reached.weights @ self._byte_s)[:, None]
+        ready = np.broadcast_to(paths.ready[:, None] + dear_s, copies.shape)
+        before = np.broadcast_to(np.stack([np.full(count[0], at), np.arange(count[0])], 1)[:, None], (*count, 2))
+        crew = np.broadcast_to(first + np.arange(count[1]), count)
+        compute = np.broadcast_to(reached.seconds, copies.shape)
+        return tuple(own.reshape(-1, *own.shape[2:]) for own in (ready, moved, copies, compute, crew, before))
+
+    def _ended(self, ready: Floats, moved: Floats, compute: Floats) -> Floats:
+        """Return when ranks have ended a segment, [n, p], of when they had ended what is before and what it takes."""
+        machine, moved = self._s.machine, moved[:, None]
+        return ended(machine, Moment(ready, ready[:, None]), moved, *handling_s(machine, moved), compute)[0]
 
     @cached_property
     def _shares(self) -> Mapping[int, Floats]:
@@ -364,25 +407,6 @@ class Search:
         first = np.minimum(np.maximum(over.start(first), 0), rows - 1)
         return first, np.minimum(np.maximum(over.stop(behind), first + 1), rows)
 
-    def _exchanges_s(self, ways: Sequence[tuple[int, Ints, Mapping[str, Areas]]]) -> list[tuple[Floats, Floats]]:
-        """Return the seconds to bring crews what they need from where some at a point have it, [before, crews].
-
-        And those of copying what does not lie there as it is needed, [before, crews, p]. All at once: of one point
-        there are so few that the calls would take longer than the numbers.
-        """
-        every = [self._brought(*way) for way in ways]
-        flat = [[part.reshape(-1, *part.shape[2:]) for part in own] for own in zip(*every, strict=True)]
-        seconds = (
-            self._step_s(np.concatenate(flat[0])),
-            np.asarray(self._s.machine.bank.seconds(Kernel.ADD, np.concatenate(flat[1]))),
-        )
-        ends = np.cumsum([len(own) for own in flat[0]])[:-1]
-        moved_s, copied_s = (np.split(own, ends) for own in seconds)
-        return [
-            (own_s.reshape(copies.shape[:2]), copies_s.reshape(copies.shape))
-            for own_s, copies_s, (_, copies) in zip(moved_s, copied_s, every, strict=True)
-        ]
-
     def _brought(self, at: int, before: Ints, needs: Mapping[str, Areas]) -> tuple[Floats, Floats]:
         """Return the bytes that devices send each other, [before, crews, p, p], and the numbers that they copy."""
         sums = at > 0 and any(self._pooled(value, self._points[at]) is not None for value in needs)
@@ -391,50 +415,38 @@ class Search:
         moved = brought(self._net, have, wanted, self._wire)
         return moved, copied(self._net, have, wanted, dict.fromkeys(needs, not sums))
 
-    def _step_s(self, moved: Floats) -> Floats:
-        """Return the seconds of an exchange of these bytes, [..., sender, receiver]."""
-        s = self._s
-        sent, received = moved.sum(-1), moved.sum(-2)
-        messages = ((moved > 0).sum(-1) + (moved > 0).sum(-2)).astype(float)
-        exchange = Exchange(
-            sent, received, messages, lambda j, i: np.asarray(moved[..., j, i]), sent, (sent > 0).astype(float), sent
-        )
-        nothing = np.zeros(sent.shape)
-        transfer = Transfer(lambda values, active: exchange, wire=self._wire)
-        end = ends([nothing] * 4, transfer, False, {}, np.ones(sent.shape, bool), s.machine)
-        return np.asarray(end.max(-1))
-
     # What stands behind the rows.
 
-    def _to_the_end(self, cost: list[Floats], came_from: list[Ints]) -> list[Segment]:
+    def _to_the_end(self, there: Sequence[Paths]) -> list[Segment]:
         """Return the segments of the best path to the end."""
-        net = self._net
-        paths: list[tuple[float, list[Segment], Mapping[str, Held]]] = []
-        last = len(self._points) - 1
-        if not last:
-            image = {net.input: Held(only_on(0, net.extent(net.input), self._s.devices))}
-            paths = [(0.0, [], image)]
-        for crew in np.flatnonzero(np.isfinite(cost[last])).tolist() if last else ():
-            segments = self._path(came_from, last, crew)
-            held = {value: Held(()) for value in net.live(segments[-1].nodes.start)}
-            held = {value: Held(only_on(0, net.extent(value), self._s.devices)) for value in held}
-            paths.append((float(cost[last][crew]), segments, segment_shares(net, segments[-1], held).after))
+        net, last = self._net, len(self._points) - 1
+        held: Mapping[str, Held] = image_on_root(net, self._s.devices)
+        paths: list[WholePath] = []
+        for number, ready in enumerate(there[last].ready):
+            segments = self._path(there, last, number)
+            if segments:
+                held = {
+                    value: Held(only_on(0, net.extent(value), self._s.devices))
+                    for value in net.live(segments[-1].nodes.start)
+                }
+                held = segment_shares(net, segments[-1], held).after
+            paths.append((ready, segments, held))
         for nodes in self._behind_rows():
             paths = self._one_further(paths, nodes)
-        seconds = [path[0] for path in paths] + self._moved_s([(held, handed_in(net, held)) for *_, held in paths])
-        return paths[int(seconds.argmin())][1]
+        end_s = self._after(paths, [handed_in(net, held) for *_, held in paths], np.zeros(self._s.devices)).max(-1)
+        return paths[int(end_s.argmin())][1]
 
-    def _path(self, came_from: list[Ints], to: int, crew: int) -> list[Segment]:
+    def _path(self, there: Sequence[Paths], to: int, number: int) -> list[Segment]:
         segments: list[Segment] = []
         while to:
-            at, before = came_from[to][crew].tolist()
+            crew, (at, before) = int(there[to].crew[number]), there[to].before[number].tolist()
             nodes = Span(self._points[at], self._points[to])
             if crew < len(self._crews):
                 segments.append(Segment(nodes, SegmentCut.ROWS, tuple(self._shares[to][crew].tolist())))
             else:
                 shares = self._channel_shares[crew - len(self._crews)]
                 segments.append(Segment(nodes, SegmentCut.CHANNELS, tuple(shares.tolist())))
-            to, crew = at, before
+            to, number = at, before
         return segments[::-1]
 
     def _behind_rows(self) -> list[Span]:
@@ -446,19 +458,27 @@ class Search:
             del starts[1]
         return [Span(*ends) for ends in pairwise(starts) if ends[0] < ends[1]]
 
-    def _one_further(
-        self, paths: list[tuple[float, list[Segment], Mapping[str, Held]]], nodes: Span
-    ) -> list[tuple[float, list[Segment], Mapping[str, Held]]]:
+    def _one_further(self, paths: list[WholePath], nodes: Span) -> list[WholePath]:
         """Return the best way to every configuration of the next run of nodes."""
         net, found = self._net, []
         for segment in self._configurations(nodes):
             shares = segment_shares(net, segment, paths[0][2])  # needs the same wherever it lies before
-            weights = run_bytes(net, nodes)
-            work_s = float(compute_s(self._s, shares).max() + weights * np.array(segment.shares) @ self._byte_s)
-            seconds = [path[0] for path in paths] + self._moved_s([(held, shares.needs) for *_, held in paths])
-            best = int(seconds.argmin())
-            found.append((float(seconds[best]) + work_s, [*paths[best][1], segment], shares.after))
+            dear_s = run_bytes(net, nodes) * np.array(segment.shares) @ self._byte_s
+            ready = self._after(paths, [shares.needs] * len(paths), compute_s(self._s, shares)) + dear_s
+            best = int(ready.max(-1).argmin())
+            found.append((ready[best], [*paths[best][1], segment], shares.after))
         return found
+
+    def _after(
+        self,
+        paths: Sequence[WholePath],
+        needs: Sequence[Mapping[str, Boxes]],
+        compute: Floats,
+    ) -> Floats:
+        """Return when ranks have ended what follows paths, [paths, p], each with its needs, and what it computes."""
+        moved = [moved_bytes(self._net, held, own, self._wire) for (*_, held), own in zip(paths, needs, strict=True)]
+        ready = np.array([own for own, *_ in paths])
+        return self._ended(ready, np.array(moved, float), np.broadcast_to(compute, ready.shape))
 
     def _configurations(self, nodes: Span) -> Iterator[Segment]:
         """Yield who may compute a run of nodes: one device, or several by columns, in proportion to their speed."""
@@ -471,11 +491,6 @@ class Search:
                 if crew.size > 1:
                     own = np.where(np.isin(np.arange(s.devices), crew), speed, 0.0)
                     yield Segment(nodes, SegmentCut.CHANNELS, tuple((own / own.sum()).tolist()))
-
-    def _moved_s(self, ways: Sequence[tuple[Mapping[str, Held], Mapping[str, Boxes]]]) -> Floats:
-        """Return the seconds to bring ranks what they need from where it lies, one by one of these ways."""
-        moved = [moved_bytes(self._net, held, needs, self._wire) for held, needs in ways]
-        return self._step_s(np.array(moved, float))
 
 
 def _spans(shares: Floats, length: int) -> tuple[Ints, Ints]:

@@ -56,7 +56,7 @@ def test_who_ends_last_is_whom_the_end_waits_for():
 
 
 def test_a_descent_ends_when_its_prices_took_enough_work():
-    net, _ = zoo_network("mobilenetv2")
+    net, _ = zoo_network("resnet18")
     cluster = find_cluster("pi4x4")
     s = net_setting(net, cluster)
     plan = next(iter(Search(s, Wire.FLOAT32).plans(cluster.names)))
