@@ -21,7 +21,6 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from solver.base.errors import InfeasiblePlanError
-from solver.base.phrases import counted
 from solver.base.spans import Partition, Span
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.decoder import Decoder
@@ -211,18 +210,18 @@ def _no_room(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, task: Sta
     what = f"{s.model.name} in {asked.precision} with a {asked.cache} cache"
     context = _most(asked.context, lambda tokens: fits(replace(asked, context=tokens)))
     if context:
-        sequences = _most(asked.sequences, lambda number: fits(replace(asked, sequences=number)))
-        of, fewer, instead = "", "", [f"--context {context}"]
-        if asked.sequences > 1:
-            of = f" of each of {asked.sequences} sequences"
-        if sequences:
-            fewer = f", and for {counted(sequences, 'sequence')} of {asked.context}"
+        several = asked.sequences > 1
+        each, wanted = f"{asked.sequences} of " * several, f"a context of {asked.context} tokens"
+        room, instead = [f"{each}{context}"], [f"--context {context}"]
+        if sequences := _most(asked.sequences, lambda number: fits(replace(asked, sequences=number))):
+            room.append(f"{sequences} of {asked.context}")
             instead.append(f"--sequences {sequences}")
-        if asked.cache != "int8":
+        if fits(replace(asked, cache="int8")):
             instead.append("--cache int8")
+        if several:
+            wanted = f"{asked.sequences} sequences of {asked.context} tokens"
         return InfeasiblePlanError(
-            f"{what} has no room for a context of {asked.context} tokens{of}, for one of {context} it has{fewer}: "
-            f"{', or '.join(instead)}"
+            f"{what} has no room for {wanted}, it has for {', or for '.join(room)}: take {', or '.join(instead)}"
         )
     one = plan_of(
         asked, cluster.names, [DecoderStage(task.layers, *(all_on(0, s.devices, total) for total in task.totals[:2]))],
