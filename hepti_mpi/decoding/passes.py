@@ -66,12 +66,8 @@ class DecoderPass:
         if share.stage is None:
             return
         stage = plan.stages[share.stage]
-        sums = [
-            Summands(
-                group, direct, stage.ranks, [rank for rank in stage.ranks if partition[rank].size], B * S, H, coding
-            )
-            for partition in (stage.heads, stage.columns)
-        ]
+        senders = [[rank for rank in stage.ranks if own[rank].size] for own in (stage.heads, stage.columns)]
+        sums = [Summands(group, direct, stage.ranks, some, B * S, H, coding, plan.two_steps_from) for some in senders]
         before: Summands | None = None
         for number, half in enumerate(share.halves):
             summands = sums[number % 2]

@@ -6,8 +6,8 @@ A person can write one by hand:
      "precision": "int4", "context": 4096,
      "stages": [{"layers": [0, 16], "heads": [8, 24], "columns": [2048, 6144]}], "words": [32064, 96192]}
 
-`heads`, `columns` and `words` are how many every device has, in their order; `cache` and `wire` are float32, and
-`sequences` is 1, where nothing else is written.
+`heads`, `columns` and `words` are how many every device has, in their order; `cache` and `wire` are float32,
+`sequences` is 1, and `two_steps_from` 8 rows, where nothing else is written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition
 from solver.model.decoder import CACHES, KIND, PRECISIONS, Decoder
-from solver.plan.decoder_plan import DecoderPlan, DecoderPrediction, DecoderStage
+from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.fields import (
     FORMAT,
     checked,
@@ -38,8 +38,8 @@ from solver.plan.plan import Wire
 
 WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)
 KNOWN = (
-    "format", "kind", "system", "model", "devices", "precision", "cache", "wire", "context", "sequences", "stages",
-    "words", "predicted",
+    "format", "kind", "system", "model", "devices", "precision", "cache", "wire", "context", "sequences",
+    "two_steps_from", "stages", "words", "predicted",
 )  # fmt: skip
 STAGE_KEYS = ("layers", "heads", "columns")
 
@@ -90,6 +90,7 @@ def decoder_plan_table(model: Decoder, plan: DecoderPlan) -> dict[str, Any]:
         "wire": str(plan.wire),
         "context": plan.context,
         "sequences": plan.sequences,
+        "two_steps_from": plan.two_steps_from,
         "stages": [
             {
                 "layers": [stage.layers.start, stage.layers.stop],
@@ -127,6 +128,7 @@ def _plan(table: dict[str, Any], model: Decoder | None) -> DecoderPlan:
         cache=one_of(get(table, "cache", str, "float32"), "cache", CACHES),
         context=get(table, "context", int),
         sequences=_sequences(get(table, "sequences", int, 1)),
+        two_steps_from=get(table, "two_steps_from", int, ROWS_BY_MPI),
         predicted=_predicted(get(table, "predicted", dict)) if "predicted" in table else None,
     )
 

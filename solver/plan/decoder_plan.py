@@ -18,6 +18,9 @@ from solver.model.decoder import BLOCK, CACHES, PRECISIONS, Decoder, GroupedAtte
 from solver.model.precision import FLOAT32, Precision
 from solver.plan.plan import Wire
 
+# Passes of so many rows have summands that sockets may not hold: they go by MPI, and always in two steps.
+ROWS_BY_MPI = 8
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderStage:
@@ -87,6 +90,9 @@ class DecoderPlan:
         Tokens that there is room for, of one sequence.
     sequences
         How many sequences have room.
+    two_steps_from
+        Rows of a pass from which each rank adds up a part of the summands, and sends the sums to all; fewer rows'
+        summands go to all, and all add.
     system
         Who made the plan.
     predicted
@@ -102,6 +108,7 @@ class DecoderPlan:
     cache: str = "float32"
     context: int = 4096
     sequences: int = 1
+    two_steps_from: int = ROWS_BY_MPI
     predicted: DecoderPrediction | None = None
 
     def check(self, model: Decoder, ranks: int) -> None:
@@ -114,6 +121,8 @@ class DecoderPlan:
         """
         one_of("precision", self.precision, tuple(PRECISIONS))
         one_of("cache", self.cache, CACHES)
+        if not 1 <= self.two_steps_from <= ROWS_BY_MPI:
+            raise InfeasiblePlanError(f"two_steps_from is {self.two_steps_from}, must be 1 to {ROWS_BY_MPI} rows")
         if len(self.devices) != ranks:
             raise InfeasiblePlanError(f"the plan is for {len(self.devices)} devices, the job has {ranks} ranks")
         if [stage.layers.start for stage in self.stages] != [0, *(stage.layers.stop for stage in self.stages[:-1])]:

@@ -46,6 +46,7 @@ from solver.schedule.decoders.cost import (
     chunks,
     sent_over,
     summed,
+    two_steps_from,
 )
 from solver.schedule.decoders.memory import (
     FLOAT_BYTES,
@@ -433,11 +434,11 @@ def _of_token(task: StageTask, k: int, own: Sequence[int], rows: int, behind: in
 def one_stage(task: StageTask, devices: tuple[str, ...], counts: Counts, system: str = "") -> DecoderPlan:
     """Return the plan of one stage with these counts."""
     heads, columns, words = map(Partition.of_counts, counts)
-    asked = task.asked
+    asked, stages = task.asked, (DecoderStage(task.layers, heads, columns),)
     return DecoderPlan(
-        system, devices, (DecoderStage(task.layers, heads, columns),), words,
+        system, devices, stages, words,
         wire=asked.wire, precision=asked.precision, cache=asked.cache,
-        context=asked.context, sequences=asked.sequences,
+        context=asked.context, sequences=asked.sequences, two_steps_from=two_steps_from(task.s, stages),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from hepti_mpi.comm.wires import coding
 from hepti_mpi.decoding.ranks import Embedding, Ranks, likeliest, log_sum, merged
 from hepti_mpi.decoding.share import DecoderShare
 from solver.base.spans import Partition, Span, largest_remainder
-from solver.plan.decoder_plan import DecoderPlan, DecoderStage, column_unit, head_unit
+from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderStage, column_unit, head_unit
 from solver.plan.plan import Wire
 from tests import sweeps
 from tests.decoders import MODELS, Weights, logits
@@ -42,7 +42,8 @@ def random_plan(world, model, rng, *, stages=1, **facts):
     words = [rng.random() * (rank in made[-1].ranks) for rank in ranks]
     words = Partition.of_counts(largest_remainder(words, model.vocab))
     names = tuple(f"board-{rank}" for rank in ranks)
-    plan = DecoderPlan("test", names, made, words, **{"context": 64, "sequences": 3, **facts})
+    facts = {"context": 64, "sequences": 3, "two_steps_from": int(rng.integers(1, ROWS_BY_MPI + 1)), **facts}
+    plan = DecoderPlan("test", names, made, words, **facts)
     plan.check(model, world.size)
     return plan
 

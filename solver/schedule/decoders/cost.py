@@ -5,9 +5,10 @@ layer, s_i what sending takes it, W_i the exchange and r_i what receiving and ad
 
     max_i (c_i + s_i) + max_i (W_i + r_i)
 
-since every rank needs what all others have computed. Few rows go in one step, every summand whole to all; from
-TWO_STEPS_FROM on in two, every rank adding up its part of the rows. A pass begins on rank 0, which embeds and hands
-out, and ends there with the candidates of those who have words.
+since every rank needs what all others have computed. Summands go in one step, each whole to all, or in two, every rank
+adding up a part of the numbers: half of the bytes of four ranks for twice the messages. A plan says from how many rows
+on (`two_steps_from`). A pass begins on rank 0, which embeds and hands out, and ends there with the candidates of those
+who have words.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Bank, Floats, Kernel
 from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
 from solver.model.decoder import PRECISIONS, Decoder, DecoderLayer, GatedMlp, GroupedAttention
-from solver.plan.decoder_plan import DecoderPlan, DecoderPrediction, DecoderStage
+from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
 from solver.schedule.cost import Price, PricedStep
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
@@ -33,7 +34,6 @@ from solver.schedule.decoders.memory import attention_bytes, mlp_bytes, rank_mem
 from solver.schedule.exchange import Exchange, Mask, Network, gather, of_matrix, scatter
 from solver.schedule.timing import FLOAT_BYTES, Times, cpu_seconds
 
-TWO_STEPS_FROM = 8  # rows
 BLOCK = 32  # numbers of a summand that share a scale where they travel in few bits
 CANDIDATE_BYTES = 512  # of a rank with words, to rank 0
 HEADER_BYTES = 64  # before what rank 0 hands out
@@ -49,6 +49,11 @@ class Moved:
     after: Floats
     sent: Floats
     received: Floats
+
+    @property
+    def longest_s(self) -> float:
+        """Of the rank that it takes longest."""
+        return float((self.before + self.wire + self.after).max())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,18 +138,32 @@ def chunks(prompt: int) -> Iterator[tuple[int, int]]:
         yield min(CHUNK_ROWS, prompt - start), start
 
 
-def in_two_steps(rows: int, ranks: int) -> bool:
-    """Return whether ranks add up a part of the rows each, rather than all of them."""
-    return rows >= TWO_STEPS_FROM and ranks > 1
+def summed(
+    s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int, two_steps_from: int | None = None
+) -> Moved:
+    """Return what it takes until all ranks of a stage have the sum of the senders' summands, [rows, hidden] each.
+
+    Parameters
+    ----------
+    two_steps_from
+        As of the plan; None: the faster way.
+    """
+    if two_steps_from is not None:
+        return _summed(s, senders, ranks, rows, rows >= two_steps_from)
+    ways = [True] if rows >= ROWS_BY_MPI else [False, True]
+    return min((_summed(s, senders, ranks, rows, two) for two in ways), key=lambda moved: moved.longest_s)
 
 
-def summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int) -> Moved:
-    """Return what it takes until all ranks of a stage have the sum of the senders' summands, [rows, hidden] each."""
-    key = "sum", tuple(senders), tuple(ranks), rows
-    if key not in s.kept:
-        s.kept[key] = _summed(s, senders, ranks, rows)
-    found: Moved = s.kept[key]
-    return found
+def two_steps_from(s: DecoderSetting, stages: Sequence[DecoderStage]) -> int:
+    """Return from how many rows on sums are faster in two steps, of all layers together."""
+
+    def seconds(rows: int, since: int) -> float:
+        return sum(stage.layers.size * summed(s, stage.ranks, stage.ranks, rows, since).longest_s for stage in stages)
+
+    since = ROWS_BY_MPI
+    while since > 1 and seconds(since - 1, since - 1) < seconds(since - 1, ROWS_BY_MPI):
+        since -= 1
+    return since
 
 
 def block_width(hidden: int) -> int:
@@ -152,16 +171,28 @@ def block_width(hidden: int) -> int:
     return BLOCK if hidden % BLOCK == 0 else hidden
 
 
-def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int) -> Moved:
+def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int, two: bool) -> Moved:
+    key = "sum", tuple(senders), tuple(ranks), rows, two
+    if key not in s.kept:
+        s.kept[key] = (_in_two_steps if two and len(ranks) > 1 else _in_one_step)(s, senders, ranks, rows)
+    found: Moved = s.kept[key]
+    return found
+
+
+def _in_one_step(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int) -> Moved:
+    width = block_width(s.model.hidden)
+    size = rows * s.model.hidden // width * s.wire.row_bytes(width)
+    return _moved(s, gather(size * _mask(s, senders).astype(float), _mask(s, ranks)), adds=True)
+
+
+def _in_two_steps(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int) -> Moved:
     sends, takes = _mask(s, senders), _mask(s, ranks)
     width = block_width(s.model.hidden)
-    row_bytes = s.model.hidden // width * s.wire.row_bytes(width)
-    if not in_two_steps(rows, len(ranks)):
-        return _moved(s, gather(row_bytes * rows * sends.astype(float), takes), adds=True)
     parts = np.zeros(s.devices)
-    parts[list(ranks)] = largest_remainder([1.0] * len(ranks), rows)
-    first = _moved(s, scatter(row_bytes * parts, sends), adds=True)
-    second = _moved(s, gather(row_bytes * parts, takes), adds=False)
+    parts[list(ranks)] = largest_remainder([1.0] * len(ranks), rows * s.model.hidden // width)
+    parts *= s.wire.row_bytes(width)
+    first = _moved(s, scatter(parts, sends), adds=True)
+    second = _moved(s, gather(parts, takes), adds=False)
     between = float((first.wire + first.after + second.before).max())
     return Moved(
         first.before, second.wire + between * takes, second.after,
@@ -217,7 +248,7 @@ def pass_steps(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, cho
         if number:
             speaker = plan.stages[number - 1].ranks[0]
             yield _step("stream", (), nobody, sent_over(s, [(speaker, rank, stream) for rank in stage.ranks]))
-        yield from layer_steps(s, stage, rows, behind)
+        yield from layer_steps(s, stage, rows, behind, plan.two_steps_from)
     if chosen:
         having = [rank for rank, span in enumerate(plan.words) if span.size]
         compute = nobody.copy()
@@ -228,7 +259,9 @@ def pass_steps(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, cho
         )
 
 
-def layer_steps(s: DecoderSetting, stage: DecoderStage, rows: int, behind: int) -> Iterator[PricedStep]:
+def layer_steps(
+    s: DecoderSetting, stage: DecoderStage, rows: int, behind: int, two_steps_from: int
+) -> Iterator[PricedStep]:
     """Yield the steps of a stage's layers; those alike that follow each other are one, repeated."""
     ranks, start = stage.ranks, stage.layers.start
     having = [rank for rank in ranks if stage.heads[rank].size]
@@ -237,7 +270,7 @@ def layer_steps(s: DecoderSetting, stage: DecoderStage, rows: int, behind: int) 
         layers = Span(start, start := start + len(list(alike)))
         compute = _attends(s, layer, stage, having, rows, behind), _columns(s, layer, stage, computing, rows)
         for what, seconds, senders in zip(("attention", "mlp"), compute, (having, computing), strict=True):
-            step = _step(f"sum of {what}", (what,), seconds, summed(s, senders, ranks, rows))
+            step = _step(f"sum of {what}", (what,), seconds, summed(s, senders, ranks, rows, two_steps_from))
             yield replace(step, repeats=layers.size, layers=_numbers(layers))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -16,7 +16,7 @@ from solver.cluster.curves import Floats
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.schedule.decoders.asked import TokenRequest
-from solver.schedule.decoders.cost import DecoderSetting, chunks, predicted, setting_of
+from solver.schedule.decoders.cost import DecoderSetting, chunks, predicted, setting_of, two_steps_from
 from solver.schedule.decoders.memory import (
     HELD,
     attention_bytes,
@@ -118,7 +118,7 @@ def chain(
 
 
 def finished(model: Decoder, cluster: Cluster, asked: TokenRequest, plan: DecoderPlan) -> DecoderPlan:
-    """Return a plan with what is predicted for it.
+    """Return a plan with how its summands go, and what is predicted for it.
 
     Raises
     ------
@@ -127,7 +127,9 @@ def finished(model: Decoder, cluster: Cluster, asked: TokenRequest, plan: Decode
     """
     plan.check(model, len(cluster.devices))
     check_memory(model, cluster, plan)
-    return predicted(setting_of(model, cluster, plan), plan, asked.prompt, asked.behind)
+    s = setting_of(model, cluster, plan)
+    plan = replace(plan, two_steps_from=two_steps_from(s, plan.stages))
+    return predicted(s, plan, asked.prompt, asked.behind)
 
 
 def layers_do_not_fit(

@@ -133,7 +133,7 @@ def _sets(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: Whole
     for number in range(1, 1 << len(able)):
         ranks = tuple(sorted(rank for place, rank in enumerate(able) if number >> place & 1))
         exchanges = [(often, summed(s, ranks, ranks, rows)) for rows, often in passes if len(ranks) > 1]
-        sums = sum(often * float((own.before + own.wire + own.after).max()) for often, own in exchanges)
+        sums = sum(often * own.longest_s for often, own in exchanges)
         layer_s = 1 / float((1 / whole.seconds[list(ranks)]).sum()) + 2 * sums
         room = float(np.maximum(free[list(ranks)] - work_bytes(model, len(ranks), 0, 0, asked.context), 0.0).sum())
         held, held_last = (int(max(size, 0.0) // whole.size) for size in (room, room - head))
