@@ -247,7 +247,12 @@ def _unrolled(net: ConvNet, segments: tuple[Segment, ...], ranks: int) -> tuple[
 
 def image_on_root(net: ConvNet, ranks: int) -> dict[str, Held]:
     """Return where values lie in the beginning: the image, on rank 0."""
-    return {net.input: Held(only_on(0, net.extent(net.input), ranks))}
+    return all_on_root(net, [net.input], ranks)
+
+
+def all_on_root(net: ConvNet, values: Iterable[str], ranks: int) -> dict[str, Held]:
+    """Return where values lie that rank 0 has all of."""
+    return {value: Held(only_on(0, net.extent(value), ranks)) for value in values}
 
 
 def handed_in(net: ConvNet, held: Mapping[str, Held]) -> dict[str, Boxes]:
@@ -294,7 +299,7 @@ def _tiled(net: ConvNet, segment: Segment, before: Mapping[str, Held]) -> Segmen
     for value in before:
         hull = reduce(Box.hull, (piece.walk.needs.get(value, NOTHING) for piece in (*on_root, *tiles)), NOTHING)
         needs[value] = only_on(0, hull, ranks)
-    after = {value: Held(only_on(0, net.extent(value), ranks)) for value in live}
+    after = all_on_root(net, live, ranks)
     parts: tuple[Mapping[str, Box], ...] = ({},) * ranks
     return SegmentShares(segment, before, needs, parts, after, (Walk({}, {}),) * ranks, pieces, tiles, beside)
 

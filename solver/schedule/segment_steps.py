@@ -38,6 +38,7 @@ from solver.plan.segments import (
     Piece,
     SegmentPlan,
     SegmentShares,
+    all_on_root,
     handed_in,
     image_on_root,
     moved_bytes,
@@ -267,7 +268,7 @@ def handling_s(machine: Machine, moved: Floats) -> tuple[Floats, Floats]:
 def _from_root(net: ConvNet, tile: Piece, rank: int, shares: SegmentShares, wire: Wire) -> Floats:
     """Return what rank 0 sends of what a rank's tile needs: all of it, overlaps included; [p, p]."""
     ranks = len(shares.pieces)
-    held = {value: Held(only_on(0, net.extent(value), ranks)) for value in shares.before}
+    held = all_on_root(net, shares.before, ranks)
     needs = {value: only_on(rank, tile.walk.needs.get(value, NOTHING), ranks) for value in shares.before}
     return np.array(moved_bytes(net, held, needs, wire), float)
 
@@ -380,6 +381,20 @@ def ended(
     waited = begin - done
     faster = np.minimum(machine.rest, RESTED * waited)
     return begin + taking + np.maximum(compute - faster, 0.5 * compute), waited
+
+
+def all_ended(machine: Machine, ready: Floats, moved: Floats, compute: Floats) -> Floats:
+    """Return when ranks have ended a segment that each computes in one piece, as they do the one before, [n, p].
+
+    Parameters
+    ----------
+    ready, compute : [n, p]
+        When they have ended the one before, and what this one takes.
+    moved : [n, p, p] bytes
+        What each sends each other.
+    """
+    moved = moved[:, None]
+    return ended(machine, Moment(ready, ready[:, None]), moved, *handling_s(machine, moved), compute)[0]
 
 
 def waited_for(machine: Machine, now: Moment, step: SegmentStep) -> list[int]:

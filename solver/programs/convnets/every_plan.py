@@ -32,10 +32,10 @@ from solver.plan.segments import (
     Segment,
     SegmentCut,
     SegmentShares,
+    all_on_root,
     equal_shares,
     handed_in,
     image_on_root,
-    only_on,
     segment_shares,
 )
 from solver.programs.convnets.segment_polish import coarsest
@@ -43,14 +43,12 @@ from solver.schedule.exchange import Mask
 from solver.schedule.segment_steps import (
     Areas,
     Ints,
-    Moment,
     NetSetting,
+    all_ended,
     areas_of,
     brought,
     compute_s,
     copied,
-    ended,
-    handling_s,
 )
 
 # Half a second of CPU time at most: of ways to share out two segments, one behind the other, and to share out one, 0.3
@@ -170,7 +168,7 @@ class EveryPlan:
 
     def _anywhere(self, at: int) -> dict[str, Held]:
         """Return values before a node somewhere: what a segment needs and computes does not depend on where."""
-        return {value: Held(only_on(0, self._net.extent(value), self._s.devices)) for value in self._net.live(at)}
+        return all_on_root(self._net, self._net.live(at), self._s.devices)
 
     def _in_time(self, ready: Floats, stop: int, below: float) -> Mask:
         """Return of moments when ranks have ended what is before a node whether the end can be early enough."""
@@ -187,13 +185,12 @@ class EveryPlan:
         s = self._s
         have = {value: ways.have[value][:, way] for value in needs}
         own = {value: areas[:, number] for value, areas in needs.items()}
-        moved = brought(self._net, have, own, self._wire)[:, None]
+        moved = brought(self._net, have, own, self._wire)
         compute = np.zeros((way.size, s.devices))
         if seconds is not None:
             numbers = copied(self._net, have, own, {value: ways.lies[value][way] for value in needs})
             compute = seconds[number] + s.machine.bank.seconds(Kernel.ADD, numbers)
-        ready = ways.ready[way]
-        return ended(s.machine, Moment(ready, ready[:, None]), moved, *handling_s(s.machine, moved), compute)[0]
+        return all_ended(s.machine, ways.ready[way], moved, compute)
 
 
 def _fastest(ready: Floats, place: Ints) -> Ints:

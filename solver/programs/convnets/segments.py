@@ -33,11 +33,11 @@ from solver.plan.segments import (
     Segment,
     SegmentCut,
     SegmentPlan,
+    all_on_root,
     alone_on,
     handed_in,
     image_on_root,
     moved_bytes,
-    only_on,
     segment_shares,
 )
 from solver.programs.convnets.every_plan import EveryPlan, parts_of_rows
@@ -55,15 +55,13 @@ from solver.programs.convnets.segment_polish import (
 from solver.schedule.segment_steps import (
     Areas,
     Ints,
-    Moment,
     NetSetting,
+    all_ended,
     areas_of,
     brought,
     check_memory,
     compute_s,
     copied,
-    ended,
-    handling_s,
     lacking,
     net_setting,
     predicted,
@@ -256,13 +254,13 @@ class Search:
                 continue
             ready, moved, copies, compute, crew, before = (np.concatenate(own) for own in zip(*every, strict=True))
             compute = compute + self._s.machine.bank.seconds(Kernel.ADD, copies)
-            found = Paths(self._ended(ready, moved, compute), crew, before)
+            found = Paths(all_ended(self._s.machine, ready, moved, compute), crew, before)
             order = np.lexsort((found.ready.max(-1), crew))
             there.append(found.of(order[np.unique(crew[order], return_index=True)[1]]))
         return there
 
     def _onwards(self, first: int, at: int, paths: Paths, reached: Reached) -> tuple[Numbers, ...]:
-        """Return all ways on from some paths at a point, to crews from `first` on: of each what `_ended` takes.
+        """Return all ways on from some paths at a point, to crews from `first` on: of each what its price takes.
 
         These are when ranks have ended what is before, what they send each other, the numbers that they copy, what they
         compute, its crew, and its path.
@@ -275,11 +273,6 @@ class Search:
         crew = np.broadcast_to(first + np.arange(count[1]), count)
         compute = np.broadcast_to(reached.seconds, copies.shape)
         return tuple(own.reshape(-1, *own.shape[2:]) for own in (ready, moved, copies, compute, crew, before))
-
-    def _ended(self, ready: Floats, moved: Floats, compute: Floats) -> Floats:
-        """Return when ranks have ended a segment, [n, p], of when they had ended what is before and what it takes."""
-        machine, moved = self._s.machine, moved[:, None]
-        return ended(machine, Moment(ready, ready[:, None]), moved, *handling_s(machine, moved), compute)[0]
 
     @cached_property
     def _shares(self) -> Mapping[int, Floats]:
@@ -384,7 +377,7 @@ class Search:
         """Return what crews that share out channels need and compute from the point before."""
         net, devices = self._net, self._s.devices
         nodes = Span(self._points[to - 1], self._points[to])
-        before = {value: Held(only_on(0, net.extent(value), devices)) for value in net.live(nodes.start)}
+        before = all_on_root(net, net.live(nodes.start), devices)
         every = [
             segment_shares(net, Segment(nodes, SegmentCut.CHANNELS, tuple(shares.tolist())), before)
             for shares in self._channel_shares
@@ -425,11 +418,8 @@ class Search:
         for number, ready in enumerate(there[last].ready):
             segments = self._path(there, last, number)
             if segments:
-                held = {
-                    value: Held(only_on(0, net.extent(value), self._s.devices))
-                    for value in net.live(segments[-1].nodes.start)
-                }
-                held = segment_shares(net, segments[-1], held).after
+                anywhere = all_on_root(net, net.live(segments[-1].nodes.start), self._s.devices)
+                held = segment_shares(net, segments[-1], anywhere).after
             paths.append((ready, segments, held))
         for nodes in self._behind_rows():
             paths = self._one_further(paths, nodes)
@@ -469,16 +459,11 @@ class Search:
             found.append((ready[best], [*paths[best][1], segment], shares.after))
         return found
 
-    def _after(
-        self,
-        paths: Sequence[WholePath],
-        needs: Sequence[Mapping[str, Boxes]],
-        compute: Floats,
-    ) -> Floats:
+    def _after(self, paths: Sequence[WholePath], needs: Sequence[Mapping[str, Boxes]], compute: Floats) -> Floats:
         """Return when ranks have ended what follows paths, [paths, p], each with its needs, and what it computes."""
         moved = [moved_bytes(self._net, held, own, self._wire) for (*_, held), own in zip(paths, needs, strict=True)]
         ready = np.array([own for own, *_ in paths])
-        return self._ended(ready, np.array(moved, float), np.broadcast_to(compute, ready.shape))
+        return all_ended(self._s.machine, ready, np.array(moved, float), np.broadcast_to(compute, ready.shape))
 
     def _configurations(self, nodes: Span) -> Iterator[Segment]:
         """Yield who may compute a run of nodes: one device, or several by columns, in proportion to their speed."""
