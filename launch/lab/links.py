@@ -9,12 +9,12 @@ from __future__ import annotations
 from launch.base.shell import Command
 from launch.lab.lab import Host, Lab
 
-# The largest packet that a host hands to its link in one piece, and a bucket just above it. Were the bucket smaller,
-# the kernel would cut every packet inside the sender's CPU quota, 6 ms of CPU per MiB instead of 0.4; were it much
-# larger, whole tiles would pass without wire time after a pause. 256 KiB after a pause take 2.09 ms at 940 Mbps and
-# 8.0 ms at 240 (by the wire 2.23 and 8.74); with the kernel's own 64 KiB packets 1.85 and 6.5, at no less CPU.
-SEGMENT = 32 * 1024
-BURST = str(SEGMENT + 4096)
+# The largest packet that a host hands to its link in one piece, and a bucket just above it: what the wire takes in so
+# long, 32 KiB at 940 Mbps, but two frames at least. In pieces of 4 KiB 940 Mbps were 885, in 16 KiB 936. Were the
+# bucket smaller, the kernel would cut pieces inside the sender's CPU quota, 6 ms of CPU per MiB instead of 0.4; were it
+# larger, messages would pass at once after a pause. 24 KiB take 2.1 ms at 80 Mbps, by the wire 2.5.
+PIECE_S = 32 * 1024 / (940e6 / 8)
+SMALLEST_PIECE = 4096
 QUEUE_S = 0.1
 # The bucket counts Ethernet frames of 1514 bytes, people count the 1448 bytes of payload in them.
 FRAME_PER_PAYLOAD = 1514 / 1448
@@ -22,21 +22,20 @@ FRAME_PER_PAYLOAD = 1514 / 1448
 
 def network_commands(lab: Lab) -> list[Command]:
     """Return the commands that build namespaces, bridge and cables, unshaped."""
-    largest = ["gso_max_size", str(SEGMENT)]
     commands: list[Command] = [
         ["ip", "netns", "add", lab.switch],
         ["ip", "-n", lab.switch, "link", "add", "br0", "type", "bridge"],
-        ["ip", "-n", lab.switch, "link", "set", "br0", "up", *largest],
+        ["ip", "-n", lab.switch, "link", "set", "br0", "up"],
     ]
     for host in lab.hosts:
         inside, port = lab.namespace(host), port_name(host)
         commands += [
             ["ip", "netns", "add", inside],
             ["ip", "-n", lab.switch, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", inside],
-            ["ip", "-n", lab.switch, "link", "set", port, "master", "br0", "up", *largest],
+            ["ip", "-n", lab.switch, "link", "set", port, "master", "br0", "up"],
             ["ip", "-n", inside, "address", "add", f"{host.address}/24", "dev", "eth0"],
             ["ip", "-n", inside, "link", "set", "lo", "up"],
-            ["ip", "-n", inside, "link", "set", "eth0", "up", *largest],
+            ["ip", "-n", inside, "link", "set", "eth0", "up"],
         ]
     return commands
 
@@ -47,13 +46,36 @@ def port_name(host: Host) -> str:
 
 
 def shape_commands(lab: Lab, host: Host) -> list[Command]:
-    """Return the commands that give both ends of a cable the host's bandwidth, new or changed while in use."""
-    inbound = max([host.bandwidth_bytes_per_s, *(rate for _, rate in host.exceptions)])
-    bucket = _bucket(inbound, lab.scale)
-    port: Command = ["tc", "-n", lab.switch, "qdisc", "replace", "dev", port_name(host), *bucket]
-    if not host.exceptions:
-        return [["tc", "-n", lab.namespace(host), "qdisc", "replace", "dev", "eth0", *bucket], port]
-    return [*_classes(lab, host, inbound), port]
+    """Return the commands that give both ends of a cable the host's bandwidth, new or changed while in use.
+
+    What waits there is dropped: a piece larger than the new bucket would never pass, nor anything behind it. Open
+    connections learn the size of pieces when they look for their route again.
+    """
+    fastest = max([host.bandwidth_bytes_per_s, *(rate for _, rate in host.exceptions)])
+    bucket = _bucket(fastest, lab.scale)
+    commands: list[Command] = []
+    for namespace, device, exceptions in (
+        (lab.namespace(host), "eth0", host.exceptions),
+        (lab.switch, port_name(host), ()),
+    ):
+        one: Command = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, *bucket]
+        commands += [
+            ["ip", "-n", namespace, "link", "set", "dev", device, "gso_max_size", str(piece_of(fastest))],
+            ["ip", "-n", namespace, "route", "flush", "cache"],
+            ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "pfifo"],
+            *(_classes(lab, host, fastest) if exceptions else [one]),
+        ]
+    return commands
+
+
+def piece_of(bytes_per_s: float) -> int:
+    """Return how many bytes a host hands to a link of this speed in one piece."""
+    return max(SMALLEST_PIECE, round(bytes_per_s * PIECE_S))
+
+
+def burst_of(bytes_per_s: float) -> int:
+    """Return how many bytes pass such a link at once after a pause: a piece, and what its frames' headers take."""
+    return piece_of(bytes_per_s) * 9 // 8
 
 
 def latency_commands(lab: Lab, host: Host) -> list[Command]:
@@ -72,7 +94,8 @@ def connect_command(lab: Lab, host: Host, connected: bool) -> Command:
 def _bucket(bytes_per_s: float, scale: float) -> list[str]:
     # As long in the lab's time: as many bytes wait in the queue at every scale.
     queue = f"{QUEUE_S / scale * 1e3:.0f}ms"
-    return ["root", "handle", "1:", "tbf", "rate", _rate(bytes_per_s, scale), "burst", BURST, "latency", queue]
+    burst = str(burst_of(bytes_per_s))
+    return ["root", "handle", "1:", "tbf", "rate", _rate(bytes_per_s, scale), "burst", burst, "latency", queue]
 
 
 def _rate(bytes_per_s: float, scale: float) -> str:
@@ -85,7 +108,8 @@ def _classes(lab: Lab, host: Host, total: float) -> list[Command]:
     on = ["dev", "eth0"]
 
     def rate_class(parent: str, number: int, rate: float) -> Command:
-        limits = ["rate", _rate(rate, lab.scale), "burst", BURST, "cburst", BURST]
+        burst = str(burst_of(rate))
+        limits = ["rate", _rate(rate, lab.scale), "burst", burst, "cburst", burst]
         return [*tc, "class", "replace", *on, "parent", parent, "classid", f"1:{number}", "htb", *limits]
 
     commands: list[Command] = [

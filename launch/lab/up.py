@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -229,8 +229,7 @@ def change(lab: Lab, host: Host) -> Lab:
     if host.memory_bytes != before.memory_bytes:
         limit_memory(cgroups, lab, host)
     if host.bandwidth_bytes_per_s != before.bandwidth_bytes_per_s:
-        for command in shape_commands(lab, host):
-            shell.run(command)
+        _shape(lab, [host])
     if host.connected != before.connected:
         shell.run(connect_command(lab, host, host.connected))
     lab.save()
@@ -349,7 +348,7 @@ def _build(lab: Lab, cgroups: Cgroups) -> list[str]:
     _write_files(lab, cgroups)
     for command in network_commands(lab):
         shell.run(command)
-    notes = [*_shape(lab), *_buffer_note()]
+    notes = [*_shape(lab, lab.hosts), *_buffer_note()]
     for host in lab.hosts:
         limit_cpu(cgroups, lab, host)
         limit_memory(cgroups, lab, host)
@@ -416,15 +415,15 @@ def _start_sshd(lab: Lab, host: Host) -> None:
     shell.run(on_host(lab, host, sshd_command(lab, host, shutil.which("sshd") or "sshd")))
 
 
-def _shape(lab: Lab) -> list[str]:
-    """Shape every link; return a note if this kernel cannot delay packets."""
-    for host in lab.hosts:
+def _shape(lab: Lab, hosts: Sequence[Host]) -> list[str]:
+    """Shape these hosts' links; return a note if this kernel cannot delay packets."""
+    for host in hosts:
         for command in shape_commands(lab, host):
             code, _, error = shell.attempt(command)
             if code:
                 reason = " ".join(error.split()) or f"exit code {code}"
                 raise HeptiError(f"this kernel cannot shape links (modprobe sch_tbf, sch_htb, cls_u32): {reason}")
-    for host in lab.hosts:
+    for host in hosts:
         for command in latency_commands(lab, host):
             if shell.attempt(command)[0]:
                 return [

@@ -13,7 +13,7 @@ import pytest
 
 from launch.lab.lab import load_lab
 from launch.lab.limits import brake_of
-from launch.lab.links import BURST
+from launch.lab.links import burst_of
 from tests.lab.conftest import ODD, PROGRAMS, USUAL, lab_up
 
 WIRE_OF_256_KIB_MS = 2**18 * 8 / 940e6 * 1e3
@@ -124,10 +124,21 @@ def test_a_mebibyte_costs_half_a_millisecond_of_a_core(usual):
 
 def test_a_message_after_a_pause_takes_its_wire_time(usual):
     """But for the piece that a bucket that is full lets pass at once."""
-    free = int(BURST) / 2**18
+    free = burst_of(940e6 / 8) / 2**18
     times = usual.json("traffic.py", "pause", 2**18)[0]
 
     assert WIRE_OF_256_KIB_MS * (1 - free) < statistics.median(times) < WIRE_OF_256_KIB_MS * 1.5
+
+
+def test_a_small_message_takes_its_wire_time_on_a_thin_link(usual):
+    """24 KiB, a token's sums, at 80 Mbps: 2.5 ms by the wire, of which a full bucket saves 0.5."""
+    usual.lab("set", "pi-1", "bandwidth_mbps=80")
+    times = usual.json("traffic.py", "pause", 24 * 2**10)[0]
+    usual.lab("set", "pi-1", "bandwidth_mbps=940")
+
+    wire_ms = 24 * 2**10 * 8 / 80e6 * 1e3
+    free = burst_of(80e6 / 8) / (24 * 2**10)
+    assert wire_ms * (1 - free) * 0.95 < statistics.median(times) < wire_ms * 1.5
 
 
 def test_times_do_not_come_in_coarse_steps(usual):

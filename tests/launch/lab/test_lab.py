@@ -14,7 +14,7 @@ from launch.lab.command import apply_setting
 from launch.lab.down import down
 from launch.lab.lab import Host, Lab, lab_name, load_lab, plan_lab
 from launch.lab.limits import Cgroups
-from launch.lab.links import connect_command, latency_commands, network_commands, shape_commands
+from launch.lab.links import burst_of, connect_command, latency_commands, network_commands, shape_commands
 from launch.lab.ssh import ssh_config, sshd_config
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import GIB, Cluster, Device, Link
@@ -141,8 +141,13 @@ def test_interface_names_fit_the_kernel():
 def test_both_ends_of_a_cable_are_shaped():
     """By a bucket just above the largest packet, at a rate that leaves the asked payload."""
     lab = plan_lab("lab", cluster(mbps=940))
-    inside, port = shape_commands(lab, lab.hosts[0])
+    commands = shape_commands(lab, lab.hosts[0])
+    inside, port = commands[3::4]
     rate = f"{940e6 * 1514 / 1448:.0f}bit"
+
+    assert [command[3:] for command in commands[::4]] == [
+        ["link", "set", "dev", end, "gso_max_size", "32768"] for end in ("eth0", "port1")
+    ]
 
     assert inside[:7] == ["tc", "-n", "hepti-lab.lab.pi-0", "qdisc", "replace", "dev", "eth0"]
     assert port[:7] == ["tc", "-n", "hepti-lab.lab.switch", "qdisc", "replace", "dev", "port1"]
@@ -153,13 +158,19 @@ def test_both_ends_of_a_cable_are_shaped():
 def test_at_a_scale_links_are_narrower_and_slower_to_answer():
     """So that what takes a second of the file takes two by the clock; the same bytes wait in the queue."""
     lab = dataclasses.replace(plan_lab("lab", cluster(mbps=940)), scale=0.5)
-    inside, port = shape_commands(lab, lab.hosts[0])
+    inside, port = shape_commands(lab, lab.hosts[0])[3::4]
     (delay,) = latency_commands(lab, lab.hosts[0])
 
     assert f"{470e6 * 1514 / 1448:.0f}bit" in inside
     assert inside[7:] == port[7:]
     assert inside[-2:] == ["latency", "200ms"]
     assert delay[-2:] == ["delay", "400us"]
+
+
+@pytest.mark.parametrize(("mbps", "at_once"), [(940, 36864), (240, 9411), (80, 4608), (10, 4608)])
+def test_what_passes_at_once_after_a_pause_takes_little_of_any_wire(mbps, at_once):
+    """Some 0.3 ms of the wire; three frames where that is less."""
+    assert burst_of(mbps * 1e6 / 8) == at_once
 
 
 def test_an_exceptional_link_gets_a_class_of_its_own():
@@ -172,7 +183,7 @@ def test_an_exceptional_link_gets_a_class_of_its_own():
     assert any("classid 1:11 htb" in command and slow in command for command in commands)
     assert any("classid 1:10 htb" in command and fast in command for command in commands)
     assert any("match ip dst 10.83.0.3/32 flowid 1:11" in command for command in commands)
-    assert "tbf" in " ".join(shape_commands(lab, lab.hosts[1])[0])
+    assert "tbf" in " ".join(shape_commands(lab, lab.hosts[1])[3])
 
 
 def test_cutting_takes_the_cable_out_of_the_switch():
