@@ -60,10 +60,17 @@ def test_bandwidths_are_met_within_5_percent_both_ways_at_once(name, request):
 
 
 def test_an_exceptional_link_is_slower_than_the_others(tmp_path):
-    """240 Mbps between the first and the last of three, 940 elsewhere, all used at once."""
+    """240 Mbps between the first and the last of three, 940 elsewhere, all used at once; then 480 from the first on."""
     links = '[[link]]\nbetween = ["pi-0", "pi-2"]\nbandwidth_mbps = 240\n'
     with lab_up("pair", tmp_path, gflops=(10, 10, 10), mbps=940, memory_gib=0.5, links=links) as lab:
         asked = [host["asked_mbps"] for host in lab.measured]
+        lab.lab("set", "pi-0", "bandwidth_mbps=480")
+
+        def measure():
+            return [median_of_windows(windows[1:]) for windows in lab.json("traffic.py", "stream", 2)]
+
+        # Received by pi-0 from pi-2, by pi-1 from pi-0, by pi-2 from pi-1.
+        assert run_until_close(measure, near([240, 480, 940])) == pytest.approx([240, 480, 940], rel=0.05)
 
     assert asked == [240, 940, 940]
     assert [host["achieved_mbps"] for host in lab.measured] == pytest.approx(asked, rel=0.05)
