@@ -58,12 +58,12 @@ def shape_commands(lab: Lab, host: Host) -> list[Command]:
         (lab.namespace(host), "eth0", host.exceptions),
         (lab.switch, port_name(host), ()),
     ):
-        one: Command = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, *bucket]
+        queue: Command = ["tc", "-n", namespace, "qdisc", "replace", "dev", device]
         commands += [
             ["ip", "-n", namespace, "link", "set", "dev", device, "gso_max_size", str(piece_of(fastest))],
             ["ip", "-n", namespace, "route", "flush", "cache"],
-            ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "pfifo"],
-            *(_classes(lab, host, fastest) if exceptions else [one]),
+            [*queue, "root", "pfifo"],
+            *(_classes(lab, host, fastest) if exceptions else [[*queue, *bucket]]),
         ]
     return commands
 

@@ -418,9 +418,8 @@ def test_ranks_in_reserve_that_never_come_are_ended_and_tried_again_later(model,
 
 
 def test_ranks_without_a_board_that_is_late_are_there_when_its_silence_counts(model, monkeypatch):
-    monkeypatch.setattr(
-        "launch.watch.boards.SILENCE_S", 12.0
-    )  # ranks start within two seconds, on a busy machine in five
+    # Ranks start within two seconds, on a busy machine in five.
+    monkeypatch.setattr("launch.watch.boards.SILENCE_S", 12.0)
 
     async def scenario():
         async with fakes.supervised(model) as supervisor:
