@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from launch.base import shell
@@ -19,6 +20,23 @@ from solver.base.errors import HeptiError
 def down(name: str) -> bool:
     """Remove everything that carries the lab's name, also what a crash left; return whether there was anything."""
     require_name(name)
+    with _one_at_a_time():
+        return _down(name)
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Wait for another process that takes a lab down: what it has not removed yet may be gone at the next look."""
+    RUNTIME.mkdir(parents=True, exist_ok=True)
+    directory = os.open(RUNTIME, os.O_RDONLY)
+    try:
+        fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _down(name: str) -> bool:
     groups = [group for group in machine_cgroups().groups(name) if group.exists()]
     namespaces = lab_namespaces(name)
     directory = RUNTIME / name

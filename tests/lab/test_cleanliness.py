@@ -200,6 +200,19 @@ def test_down_clears_away_what_a_crash_left(tmp_path):
         assert leftovers(runner.name) == []
 
 
+def test_two_that_take_a_lab_down_at_once_are_in_each_other_s_way_no_more(tmp_path):
+    """The second waits for the first, and finds nothing."""
+    command = [sys.executable, "-m", "launch", "lab", "down", own("twice")]
+    with lab_up("twice", tmp_path, **SMALL):
+        both = [subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        said = sorted((process.communicate()[1], process.returncode) for process in both)
+
+    assert [code for _, code in said] == [0, 2]
+    assert said[0][0] == ""
+    assert f"lab {own('twice')} is not up" in said[1][0]
+    assert leftovers(own("twice")) == []
+
+
 def quotas(lab):
     """Return what holds its first two hosts to their shares."""
     cgroups = machine_cgroups()
