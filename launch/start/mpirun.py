@@ -33,7 +33,7 @@ IN_THE_WAY = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_over
 def how_it_ended(code: int) -> str:
     """Say what mpirun's exit code tells by itself: below 0 a signal ended mpirun, above 128 a rank.
 
-    Open MPI 5.0.11 loses the line that names the rank in 4 of 100 ends on a busy machine.
+    Open MPI 5.0.11 loses the line that names the rank where it is killed in MPI_Init, in 10 of 20 ends.
     """
     if code < 0:
         return f"mpirun was ended by {signal_name(-code)}"
