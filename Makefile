@@ -24,23 +24,28 @@ export OMPI_ALLOW_RUN_AS_ROOT ?= 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM ?= 1
 endif
 
-.PHONY: run test test-all test-arm fuzz checks lint types tests lab-tests ranks docs clean
+.PHONY: run test test-all test-arm fuzz lint types tests lab-tests ranks docs clean
 
 PYTEST := $(BIN)/python -m pytest
 
 run: .venv/run
 	mpirun -np $(NP) $(BIN)/python -m hepti_mpi
 
-# What a lab shows here are no speeds: it may be up beside other tests.
+# Every promise once, at its cheapest level. One lane after the other: five ranks beside two workers on two cores time out.
 test: run .venv/test
-	$(MAKE) --jobs 2 --output-sync=line checks
+	$(call in_turn,lint types docs tests ranks lab-tests)
 
-# All cases of every sweep, other ones every day, and all of the lab's tests, which measure.
+# Every promise at every size, seed and level, other seeds every day; all of the lab's tests, which measure; and ARM boards.
 test-all: export HEPTI_TESTS := all
 test-all: run .venv/test
-	$(MAKE) checks LAB=tests/lab
+	$(call in_turn,lint types docs tests ranks lab-tests test-arm,LAB=tests/lab)
 
-checks: lint types tests lab-tests ranks docs
+define in_turn
+@for lane in $(1); do \
+    start=$$(date +%s); $(MAKE) --no-print-directory $$lane $(2) || exit 1; \
+    echo "lane $$lane: $$(($$(date +%s) - start)) s"; \
+done
+endef
 
 lint:
 	$(BIN)/ruff check .
@@ -56,8 +61,10 @@ LAB := tests/lab/test_cleanliness.py tests/lab/test_doctor.py
 lab-tests:
 	$(PYTEST) -q -m lab $(LAB)
 
+# All at three ranks, and what depends on how many there are at other numbers, too.
 ranks:
-	for ranks in 1 2 3 5; do mpirun -np $$ranks $(PYTEST) -q tests/mpi || exit 1; done
+	mpirun -np 3 $(PYTEST) -q tests/mpi
+	for ranks in 1 2 5; do mpirun -np $$ranks $(PYTEST) -q tests/mpi $(if $(HEPTI_TESTS),,-m sizes) || exit 1; done
 
 # The site of docs/, with all links checked: open build/site/index.html. Five seconds, and nothing is fetched.
 docs: export NO_MKDOCS_2_WARNING := 1

@@ -11,7 +11,7 @@ import shtab
 
 from launch.front.command import COMMANDS, SHELLS
 from launch.front.places import OPTIONS
-from tests.cli_parsers import PARSERS, CapturedError, captured
+from tests.kit.cli_parsers import PARSERS, CapturedError, captured
 
 FOLDER = Path(__file__).parents[1] / "launch" / "front" / "completion"
 # What the names of values say that are paths.

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import sweeps
+from tests.kit.durations import Durations
+from tests.kit.kept import Kept
 
 # What is drawn is no matter of how busy the machine is; and as the few cases of a sweep, it is the same every time.
 settings.register_profile(
@@ -25,12 +27,31 @@ def pytest_configure(config):
     """Let HEPTI_TEST_SEED repeat what hypothesis draws, too."""
     if sweeps.ALL and config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = sweeps.SEED
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Leave to `make test-all` what is thorough: the same promise at another size, seed or level."""
+    for item in items:
+        for mark in item.iter_markers():
+            assert mark.name not in ("slow", "thorough") or mark.args, f"{item.nodeid}: @{mark.name} says its reason"
+    left = [item for item in items if not sweeps.ALL and item.get_closest_marker("thorough")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in set(left)]
 
 
 @pytest.fixture(autouse=True)
 def _no_progress(monkeypatch):
     """On a busy machine short work may take long enough to say how far it is."""
     monkeypatch.setattr("solver.base.progress._LINE_S", 600.0)
+
+
+@pytest.fixture
+def kept(request, tmp_path):
+    """Return what asserts that a text is as it is kept beside the test: `tests/kit/kept.py`."""
+    return Kept(request.node, tmp_path)
 
 
 def pytest_report_header():

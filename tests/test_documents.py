@@ -13,7 +13,7 @@ from launch.front.command import COMMANDS
 from launch.front.places import split
 from solver import cli as solver
 from solver.cluster.named import READY
-from tests.cli_parsers import PARSERS
+from tests.kit.cli_parsers import PARSERS
 
 ROOT = Path(__file__).parent.parent
 # Those of docs/ among themselves are checked by `make docs`, too.

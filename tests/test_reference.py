@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests import reference
-from tests.checkpoints import (
+from tests.kit import reference
+from tests.kit.checkpoints import (
     CLASSIFIERS,
     FAMILIES,
     POOLINGS,

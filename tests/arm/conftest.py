@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import checkpoints
-from tests.commands.cli import ENVIRONMENT, ROOT
+from tests.kit import checkpoints
+from tests.kit.commands import ENVIRONMENT, ROOT
 
 HERE = Path(__file__).parent
 BOARDS = ROOT / ".arm"

@@ -9,7 +9,7 @@ import pytest
 
 from solver.plan.plan import Wire
 from tests.arm.conftest import board
-from tests.commands.cli import ROOT
+from tests.kit.commands import ROOT
 
 TEXTS = ["a small board", "a little computer with a fan", "who is there?"]
 BY_STAGES = [wire for wire in Wire if wire is not wire.within]  # formats that go from stage to stage

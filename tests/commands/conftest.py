@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests import checkpoints
-from tests.commands.languages import make_tiny
+from tests.kit import checkpoints
+from tests.kit.languages import make_tiny
 from weights import cli as weights
 
 POSITIONS = 512

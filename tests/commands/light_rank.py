@@ -10,7 +10,7 @@ from importlib import import_module, metadata
 
 from packaging.requirements import Requirement
 
-from tests.commands.cli import ROOT
+from tests.kit.commands import ROOT
 
 LIGHT = ("worker", "fast")
 

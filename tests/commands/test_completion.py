@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from launch.front.command import COMMANDS, SHELLS
-from tests.commands.cli import run
 from tests.completions import FOLDER, script
+from tests.kit.commands import run
 
 OPTION = re.compile(r"--[a-z][a-z-]*")
 FRONT = (sys.executable, "-m", "launch.front")

@@ -10,10 +10,10 @@ from transformers.models.bert.modeling_bert import BertLayer
 
 from solver.cluster.cluster import write_cluster
 from solver.model.named import named_model
-from tests.checkpoints import LABELS, write_tokenizer
-from tests.commands.cli import complaints, hepti, solver, succeeded, weights
-from tests.commands.requests import check_answers, check_hidden, to_lines
-from tests.solver.clusters import pis
+from tests.kit.asked import check_answers, check_hidden, to_lines
+from tests.kit.checkpoints import LABELS, write_tokenizer
+from tests.kit.clusters import pis
+from tests.kit.commands import complaints, hepti, solver, succeeded, weights
 from weights import cli as weights_command
 
 GROUPS, SUB_BLOCKS, LAYERS = 2, 4, 6

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from tests import sweeps
-from tests.commands.cli import complaints, hepti, mpirun, run, start, succeeded, weights
-from tests.commands.processes import cpu_seconds, ranks_of
-from tests.commands.requests import check_hidden
+from tests.kit.asked import check_hidden
+from tests.kit.commands import complaints, hepti, mpirun, run, start, succeeded, weights
+from tests.kit.processes import cpu_seconds, ranks_of
 
 MIB = 2**20
 

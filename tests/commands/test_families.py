@@ -8,11 +8,11 @@ from PIL import Image
 from transformers import AutoImageProcessor
 
 from solver.cluster.cluster import write_cluster
-from tests.checkpoints import FAMILIES, VISION, random_request
-from tests.commands.cli import hepti, succeeded
-from tests.commands.plans import write_mixed_plan
-from tests.commands.requests import check_answers, check_hidden, to_lines
-from tests.solver.clusters import pis
+from tests.kit.asked import check_answers, check_hidden, to_lines
+from tests.kit.checkpoints import FAMILIES, VISION, random_request
+from tests.kit.clusters import pis
+from tests.kit.commands import hepti, succeeded
+from tests.kit.planned import write_mixed_plan
 
 RANKS = (1, 2, 3, 5, 8)
 ROWS = (1, 2, 511, 37)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.commands.cli import complaints, hepti, mpirun, run, solver, succeeded, weights
-from tests.commands.languages import generate
-from tests.commands.requests import from_lines, to_lines
-from tests.weights.decoders.gguf_files import write_gguf
+from tests.kit.asked import from_lines, to_lines
+from tests.kit.commands import complaints, hepti, mpirun, run, solver, succeeded, weights
+from tests.kit.gguf_files import write_gguf
+from tests.kit.languages import generate
 
 HUB = "org/some-model-1.5"
 ANSWER = f"there is no {HUB} here; if a hub has it: hf download {HUB} --local-dir some-model-1.5"

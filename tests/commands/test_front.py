@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.cli import ENVIRONMENT, ROOT, run, start
-from tests.commands.processes import cpu_seconds, ranks_of
+from tests.kit.commands import ENVIRONMENT, ROOT, run, start
+from tests.kit.processes import cpu_seconds, ranks_of
 
 # Without README's settings for one machine: `hepti` makes its own.
 UNSET = ("PRTE_MCA_rmaps_default_mapping_policy", "OMPI_MCA_rmaps_base_oversubscribe", "OMPI_ALLOW_RUN_AS_ROOT",

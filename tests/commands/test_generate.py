@@ -8,9 +8,9 @@ import signal
 import pytest
 import torch
 
-from tests.commands.cli import complaints, hepti, mpirun, run, solver, start, succeeded
-from tests.commands.languages import REFUSED, REFUSES, generate, with_files
-from tests.commands.requests import from_lines, to_lines
+from tests.kit.asked import from_lines, to_lines
+from tests.kit.commands import complaints, hepti, mpirun, run, solver, start, succeeded
+from tests.kit.languages import REFUSED, REFUSES, generate, with_files
 
 NEW = 8
 TALK = [{"role": "user", "content": "why is the cat blue?"}]

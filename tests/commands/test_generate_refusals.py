@@ -12,9 +12,9 @@ from hepti_mpi.decoding import cli
 from solver.base.errors import HeptiError
 from solver.plan.decoder_plan import whole_on
 from solver.schedule.decoders.memory import rank_memory
-from tests.commands.cli import complaints, hepti, succeeded
-from tests.commands.languages import POSITIONS, REFUSED, REFUSES, generate, with_files
-from tests.commands.networks import write_classifier
+from tests.kit.commands import complaints, hepti, succeeded
+from tests.kit.languages import POSITIONS, REFUSED, REFUSES, generate, with_files
+from tests.kit.networks import write_classifier
 from weights.decoders.file import DecoderFile
 
 SAY = ("--prompt", "the cat")

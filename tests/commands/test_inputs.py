@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.checkpoints import TEXT, random_request, token_ids
-from tests.commands.cli import complaints, hepti, mpirun, solver, start, succeeded, weights
-from tests.commands.requests import check_answer, check_answers, check_hidden, from_lines, to_lines
+from tests.kit.asked import check_answer, check_answers, check_hidden, from_lines, to_lines
+from tests.kit.checkpoints import TEXT, random_request, token_ids
+from tests.kit.commands import complaints, hepti, mpirun, solver, start, succeeded, weights
 
 # Of a tokenizer of letters: one of one token, one with markup and quotes, one that is cut.
 TEXTS = ("a", "the [/b] small :warning: 'board'", TEXT, "at home it is warm tonight " * 60)

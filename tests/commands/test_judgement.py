@@ -3,7 +3,7 @@
 import json
 import socket
 
-from tests.commands.cli import hepti, succeeded, weights
+from tests.kit.commands import hepti, succeeded, weights
 
 SLOW = """format = "hepti-cluster/1"
 [[device]]

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from solver.cluster.cluster import write_cluster
-from tests.commands.cli import hepti, mpirun, start, succeeded
-from tests.commands.requests import check_answer, from_lines, of_lengths, to_lines
-from tests.solver.clusters import pis
+from tests.kit.asked import check_answer, from_lines, of_lengths, to_lines
+from tests.kit.clusters import pis
+from tests.kit.commands import hepti, mpirun, start, succeeded
 
 RANKS = 3
 

@@ -4,8 +4,8 @@ import tomllib
 
 import pytest
 
-from tests.commands.cli import ROOT, mpirun, run, succeeded
-from tests.commands.networks import write_boards, write_classifier, write_photos
+from tests.kit.commands import ROOT, mpirun, run, succeeded
+from tests.kit.networks import write_boards, write_classifier, write_photos
 
 TEXTS = ("--text", "a small board", "a little computer with a fan")
 

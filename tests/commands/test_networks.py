@@ -10,8 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.commands.cli import complaints, hepti, mpirun, run, start, succeeded
-from tests.commands.networks import check_answer, expected, write_boards, write_classifier, write_photos
+from tests.kit.commands import complaints, hepti, mpirun, run, start, succeeded
+from tests.kit.networks import check_answer, expected, write_boards, write_classifier, write_photos
 
 
 @pytest.fixture(scope="module")

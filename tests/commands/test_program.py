@@ -16,10 +16,10 @@ import launch
 from launch import Cluster
 from solver import make_plan
 from solver.base.errors import HeptiError
-from tests import checkpoints
-from tests.commands.cli import start
-from tests.commands.networks import LABELS, write_classifier
-from tests.commands.plans import write_mixed_plan
+from tests.kit import checkpoints
+from tests.kit.commands import start
+from tests.kit.networks import LABELS, write_classifier
+from tests.kit.planned import write_mixed_plan
 
 TEXTS = ["the small board at home", "it is warm tonight", "a model over its slow network"]
 NEW = 12

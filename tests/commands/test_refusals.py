@@ -10,8 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.commands.cli import complaints, hepti, solver, weights
-from tests.commands.plans import PLAN, changed
+from tests.kit.commands import complaints, hepti, solver, weights
+from tests.kit.planned import PLAN, changed
 from weights import cli as weights_command
 
 

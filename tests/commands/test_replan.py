@@ -5,8 +5,8 @@ import json
 import pytest
 
 from solver.cluster.cluster import Cluster, Device, Link, write_cluster
-from tests.commands.cli import hepti, solver, succeeded
-from tests.commands.requests import check_answers, to_lines
+from tests.kit.asked import check_answers, to_lines
+from tests.kit.commands import hepti, solver, succeeded
 
 ROWS = (64, 100)
 

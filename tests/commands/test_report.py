@@ -6,9 +6,9 @@ import statistics
 import pytest
 
 from solver.plan.file import plan_from_json
-from tests.commands.cli import hepti, succeeded
-from tests.commands.plans import write_mixed_plan
-from tests.commands.requests import to_lines
+from tests.kit.asked import to_lines
+from tests.kit.commands import hepti, succeeded
+from tests.kit.planned import write_mixed_plan
 
 RANKS = 4
 ROWS = (1, 200, 17)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from tests.commands.cli import complaints, hepti, succeeded
-from tests.commands.requests import check_hidden
+from tests.kit.asked import check_hidden
+from tests.kit.commands import complaints, hepti, succeeded
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

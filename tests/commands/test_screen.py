@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.commands.cli import hepti, run, succeeded
+from tests.kit.commands import hepti, run, succeeded
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "npz"])

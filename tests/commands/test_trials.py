@@ -8,9 +8,9 @@ from solver.cluster.cluster import write_cluster
 from solver.live.trials import cuts_of
 from solver.live.turns import TURNS
 from solver.plan.file import plan_from_json
-from tests.commands.cli import complaints, hepti, succeeded
-from tests.commands.requests import check_answer, check_answers, from_lines, of_lengths, to_lines
-from tests.solver.clusters import pis
+from tests.kit.asked import check_answer, check_answers, from_lines, of_lengths, to_lines
+from tests.kit.clusters import pis
+from tests.kit.commands import complaints, hepti, succeeded
 
 RANKS = 3
 

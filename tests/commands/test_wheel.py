@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.commands.cli import ENVIRONMENT, ROOT
+from tests.kit.commands import ENVIRONMENT, ROOT
 
 pytestmark = pytest.mark.timeout(900)  # what pip fetches may come slowly
 

@@ -8,11 +8,11 @@ import pytest
 
 from launch.serve.journal import Journal
 from launch.serve.texts import read_texts
-from tests.checkpoints import make_checkpoint
-from tests.commands.cli import ROOT, run, succeeded
-from tests.commands.languages import make_tiny
-from tests.commands.networks import LABELS, expected, write_classifier, write_photos
-from tests.launch.serve.fake import WORDS, FakeModel, running
+from tests.kit.checkpoints import make_checkpoint
+from tests.kit.commands import ROOT, run, succeeded
+from tests.kit.fake_service import WORDS, FakeModel, running
+from tests.kit.languages import make_tiny
+from tests.kit.networks import LABELS, expected, write_classifier, write_photos
 from weights import cli as weights
 
 

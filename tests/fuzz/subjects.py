@@ -24,15 +24,15 @@ from solver.plan.holdings import TensorSlice
 from solver.plan.segment_file import read_segments, segments_to_json
 from solver.schedule.decoders.asked import TokenRequest
 from solver.systems.decoders import plan_decoder
-from tests.commands.networks import classifier, write_classifier
-from tests.commands.plans import PLAN
-from tests.convnets import plan_of
-from tests.decoders import MODELS, Weights
 from tests.fuzz.damage import damaged_bytes, damaged_json
-from tests.hepti_mpi.requests.texts import TOKENIZERS
+from tests.kit.chat_templates import CHATML, SPECIAL
+from tests.kit.convnets import plan_of
+from tests.kit.decoders import MODELS, Weights
+from tests.kit.gguf_files import write_gguf
+from tests.kit.networks import classifier, write_classifier
+from tests.kit.planned import PLAN
+from tests.kit.texts import TOKENIZERS
 from tests.mpi.test_network_refusals import onnx_file
-from tests.weights.chat_templates import CHATML, SPECIAL
-from tests.weights.decoders.gguf_files import write_gguf
 from weights.convert.onnx_graph import read_onnx
 from weights.decoders.file import DecoderFile, DecoderWriter
 from weights.decoders.gguf import open_gguf

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hepti_mpi.base import fork_client
-from tests.commands.languages import make_tiny
-from tests.commands.processes import has_ended
+from tests.kit.languages import make_tiny
+from tests.kit.processes import has_ended
 
 CLIENT = (sys.executable, "-E", "-S", "-s", fork_client.__file__)
 LINES = '{"tokens": [1, 2, 3], "max_tokens": 5}\n{"tokens": [7], "max_tokens": 2}\n'

@@ -16,7 +16,7 @@ from solver.model.spec import TextInput, encoder
 from solver.plan.file import plan_to_json
 from solver.schedule.cost import predict
 from solver.systems import make_plan
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 
 SPEC = encoder("small", hidden=64, ffn=256, heads=4, layers=4, input=TextInput(vocab=97, positions=512, max_rows=512))
 

@@ -10,7 +10,7 @@ from solver.programs.planner import solve
 from solver.schedule.cost import predict
 from solver.schedule.stages import chain, price_plan
 from tests.hepti_mpi.test_plan_choice import SPEC
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 
 CLUSTER = pis(1, 2, 1)
 

@@ -9,10 +9,10 @@ import pytest
 
 from launch.lab.lab import load_lab
 from launch.serve.supervisor import service_name
-from tests.commands.languages import make_tiny
+from tests.kit.fake_boards import marked
+from tests.kit.languages import make_tiny
 from tests.lab.conftest import lab_up, wait_until, write_cluster
 from tests.lab.services import COLUMNS, PLANNED_GIB, serving
-from tests.launch.serve.fake_boards import marked
 
 BOARDS = {"gflops": (13, 13, 10), "mbps": 940}
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.commands.languages import make_tiny
+from tests.kit.languages import make_tiny
 from tests.lab.conftest import lab_up, write_cluster
 from tests.lab.services import COLUMNS, PLANNED_GIB, TOKENS, serving
 from tests.launch.serve.chromium import NAME, Page, chromium

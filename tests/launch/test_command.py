@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launch.__main__ import COMMANDS, main
-from tests import inside
+from tests.kit import inside
 
 ROOT = Path(__file__).parents[2]
 

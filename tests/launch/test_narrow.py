@@ -14,11 +14,11 @@ from launch.doctor.findings import HostAnswer, examine
 from launch.lab import command as lab_command
 from launch.lab.lab import plan_lab
 from solver.cluster.named import find_cluster
-from tests import narrow
+from tests.kit import narrow
+from tests.kit.chains import chain
 from tests.launch.bench import test_network_papers, test_offload, test_paper
 from tests.launch.compare import test_compare, test_networks
 from tests.launch.doctor.test_doctor import WORKS, answer
-from tests.solver.systems.convnets.chains import chain
 
 LONG = "raspberrypi-kitchen"
 OF = {"model": "bert-large", "layers": 4, "rows": 256, "cluster": "mixed4", "lab_scale": 0.5, "mbps": [940.2, 240.0]}

@@ -11,7 +11,7 @@ from solver.base.spans import Partition, Span, largest_remainder
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderStage, column_unit, head_unit
 from solver.plan.plan import Wire
 from tests import sweeps
-from tests.decoders import MODELS, Weights, logits
+from tests.kit.decoders import MODELS, Weights, logits
 
 CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill behind others
 

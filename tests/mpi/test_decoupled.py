@@ -9,8 +9,8 @@ from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.blocks import Cut
 from solver.plan.plan import BlockPlan, Layout, Plan, Stage, Wire, layer_by_rows
 from solver.schedule.cost import price, setting
+from tests.kit.plans import like
 from tests.mpi.test_layers import CUTS, POST, PRE, check, random_layer, shares
-from tests.plans import like
 
 # Two groups of two decoupled layers and an original one; five sub-blocks of two heads, seven of one.
 TEXTS = like(POST, hidden=60, heads=10, layers=6, groups=2, sub_blocks=5)

@@ -9,7 +9,7 @@ from hepti_mpi.engine.engine import Engine
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.live.member import follow
 from solver.plan.plan import Wire
-from tests.mpi.requests import requests_of
+from tests.kit.rank_requests import requests_of
 from tests.mpi.test_layers import POST, expected, make_stack, tensors_of
 from tests.mpi.test_move import Run, files, rows_plan
 from tests.mpi.test_stages import SPEC, one_device_plan

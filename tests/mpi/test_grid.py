@@ -13,8 +13,8 @@ from solver.model.blocks import Cut
 from solver.model.spec import with_layers
 from solver.plan.plan import BlockPlan, Layout, Wire, uniform_plan
 from solver.schedule.cost import price, setting
+from tests.kit.plans import like
 from tests.mpi.test_layers import POST, PRE, check, shares
-from tests.plans import like
 
 BERT = like(POST, hidden=48, heads=12, ffn=120)  # 1, 2, 3 and 4 divide them
 KINDS = ["equal", "uneven", "empty"]

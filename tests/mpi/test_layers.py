@@ -21,9 +21,9 @@ from solver.plan.file import read_plan
 from solver.plan.plan import BlockPlan, Keys, Layout, Plan, Stage, Wire, layer_by_rows
 from solver.plan.routes import Route
 from solver.schedule.cost import predict
-from tests import reference
-from tests.in_memory import layers_of
-from tests.plans import like
+from tests.kit import reference
+from tests.kit.in_memory import layers_of
+from tests.kit.plans import like
 from weights.synthesize import synthetic_rows
 
 DATA = Path(__file__).parents[1] / "data" / "plans"

@@ -11,9 +11,9 @@ from hepti_mpi.engine.stack import Stack
 from hepti_mpi.requests import inputs
 from solver.cluster.cluster import write_cluster
 from solver.plan.holdings import weights_bytes
+from tests.kit.clusters import pis
 from tests.mpi.test_layers import POST, expected
 from tests.mpi.test_move import files
-from tests.solver.clusters import pis
 
 # Boards as slow as this model is small. The equal ones leave the short requests to the last of them, the others to
 # rank 0; the last of five others gets nothing at all.

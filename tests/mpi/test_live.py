@@ -25,11 +25,11 @@ from solver.live.replan import Replanner
 from solver.programs.planner import solve
 from solver.schedule.cost import predict
 from solver.systems import make_plan
-from tests.at_once import AtOnce
-from tests.mpi.requests import hidden_states
+from tests.kit.at_once import AtOnce
+from tests.kit.clusters import pis
+from tests.kit.rank_requests import hidden_states
 from tests.mpi.test_layers import POST, expected, tensors_of
 from tests.mpi.test_move import Run, files, lengths_of, random_plan, rows_plan
-from tests.solver.clusters import pis
 
 REQUESTS = 40
 

@@ -26,8 +26,8 @@ from solver.plan.changes import blend
 from solver.plan.plan import BlockPlan, Layout, Plan, Stage, block_by_rows, layer_by_rows
 from solver.plan.routes import Route
 from tests import sweeps
+from tests.kit.plans import like
 from tests.mpi.test_layers import CUTS, POST, PRE, expected, random_layer, tensors_of
-from tests.plans import like
 from weights.file.store import WeightsFile
 from weights.synthesize import synthesize
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from hepti_mpi.engine.network import NetworkShare
-from tests.convnets import emulate, plan_of, random_net, random_plan, reader
+from tests.kit.convnets import emulate, plan_of, random_net, random_plan, reader
 
 
 @pytest.mark.parametrize("seed", range(40))

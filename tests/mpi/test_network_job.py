@@ -16,8 +16,8 @@ from solver.live.turns import TURNS
 from solver.plan.segment_file import segments_to_json
 from solver.schedule.segment_steps import net_setting, predicted
 from solver.systems.convnets import SYSTEMS, hepti_throughput
-from tests.commands.networks import check_answer, classifier, expected, write_boards, write_classifier, write_photos
-from tests.convnets import plan_of
+from tests.kit.convnets import plan_of
+from tests.kit.networks import check_answer, classifier, expected, write_boards, write_classifier, write_photos
 
 LINES = ['{"id": "x", "image": "a.png"}', '{"image": "../a.png"}', "", '{"id": "y", "image": "deep/c.png"}']
 

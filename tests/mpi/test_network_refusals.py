@@ -15,9 +15,9 @@ from onnx import TensorProto, helper, numpy_helper
 from hepti_mpi.__main__ import main
 from hepti_mpi.measure import room
 from solver.plan.segment_file import segments_to_json
-from tests.commands.networks import classifier, write_boards, write_classifier, write_photos
-from tests.commands.plans import PLAN
-from tests.convnets import plan_of
+from tests.kit.convnets import plan_of
+from tests.kit.networks import classifier, write_boards, write_classifier, write_photos
+from tests.kit.planned import PLAN
 
 pytestmark = pytest.mark.skipif(MPI.COMM_WORLD.size != 2, reason="the plans here are for two ranks")
 

@@ -29,9 +29,9 @@ from solver.schedule.stages import price_plan
 from solver.schedule.steps import ByTiles, Call, Lay
 from solver.show.schedule_table import schedule_rows
 from solver.systems import make_plan
-from tests import reference
-from tests.in_memory import layers_of
-from tests.solver.clusters import pis
+from tests.kit import reference
+from tests.kit.clusters import pis
+from tests.kit.in_memory import layers_of
 from weights.file.store import WeightsFile
 from weights.synthesize import synthesize, synthetic_rows
 

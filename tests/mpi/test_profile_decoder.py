@@ -14,7 +14,7 @@ from solver.model.decoder import CACHES, PRECISIONS
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.memory import attention_bytes
 from solver.systems.decoders import plan_decoder
-from tests.decoders import MODELS
+from tests.kit.decoders import MODELS
 
 REFUSED = [("narrow", "int4")]  # blocks of 32 cannot be filled up within heads
 

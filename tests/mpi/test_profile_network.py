@@ -7,7 +7,7 @@ from hepti_mpi.measure.profile_network import profile_network
 from solver.cluster.cluster import read_cluster, write_cluster
 from solver.model.operators import in_levels, row_part, signature
 from solver.programs.convnets.segments import solve_network
-from tests.convnets import random_net
+from tests.kit.convnets import random_net
 
 
 def test_a_network_is_profiled_and_planned(world, tmp_path, monkeypatch):

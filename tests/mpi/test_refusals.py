@@ -19,7 +19,7 @@ from hepti_mpi.__main__ import main
 from hepti_mpi.measure import room
 from solver.base.spans import Span
 from solver.model.spec import TextInput, tensor_shapes
-from tests.commands.plans import PLAN, changed
+from tests.kit.planned import PLAN, changed
 from tests.mpi.test_layers import POST, PRE
 from weights import cli as weights
 from weights.file.store import WeightsWriter

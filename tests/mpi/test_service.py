@@ -19,8 +19,8 @@ from hepti_mpi.network_leader import NetworkLeader
 from hepti_mpi.requests import inputs, outputs, pictures, service_lines
 from hepti_mpi.requests.ahead import Ahead
 from hepti_mpi.requests.service_lines import print_line
-from tests import reference
-from tests.commands.networks import check_answer, write_boards, write_classifier, write_photos
+from tests.kit import reference
+from tests.kit.networks import check_answer, write_boards, write_classifier, write_photos
 from tests.mpi.test_layers import POST, PRE
 from weights.synthesize import synthesize
 

@@ -26,7 +26,7 @@ from solver.model.sublayers import HALVES
 from solver.plan.plan import STAGE_WIRES, Plan, Stage, Wire
 from solver.schedule.stages import chain_of_sublayers, price_plan
 from tests.hepti_mpi.comm.test_adaptive import connected
-from tests.mpi.requests import hidden_states, requests_of
+from tests.kit.rank_requests import hidden_states, requests_of
 from tests.mpi.test_layers import CUTS, LAYOUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 
 SPEC = with_layers(POST, 5)

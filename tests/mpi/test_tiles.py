@@ -9,8 +9,8 @@ from hepti_mpi.engine.network import NetworkShare
 from hepti_mpi.engine.tiles import TileTasks
 from hepti_mpi.kernels.slab import Slab
 from solver.schedule.segment_steps import net_setting, price_segments
-from tests.convnets import emulate, plan_of, random_shares, reader
-from tests.solver.systems.convnets.chains import boards, chain
+from tests.kit.chains import boards, chain
+from tests.kit.convnets import emulate, plan_of, random_shares, reader
 
 NET = chain(("conv", 8), ("relu",), ("pool",), ("conv", 8), ("conv", 4), size=24)
 TILES = 36

@@ -23,11 +23,11 @@ from solver.plan.routes import Route
 from solver.programs.planner import solve
 from solver.schedule.cost import predict
 from tests import sweeps
-from tests.at_once import AtOnce
-from tests.mpi.requests import requests_of
+from tests.kit.at_once import AtOnce
+from tests.kit.clusters import pis
+from tests.kit.rank_requests import requests_of
 from tests.mpi.test_layers import expected, tensors_of
 from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, random_plan, rows_plan
-from tests.solver.clusters import pis
 
 REQUESTS = sweeps.count(40, 160)
 

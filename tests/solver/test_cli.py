@@ -17,7 +17,7 @@ from solver.base.errors import HeptiError
 from solver.cli import main
 from solver.model.named import named_model
 from solver.plan.file import plan_from_json, read_plan
-from tests import inside
+from tests.kit import inside
 from tests.sweeps import count
 from weights.synthesize import synthesize
 

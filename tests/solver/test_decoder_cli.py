@@ -9,8 +9,8 @@ import pytest
 from solver.cli import main
 from solver.model.named_decoders import named_decoder
 from solver.plan.decoder_file import read_decoder_plan
-from tests import inside
-from tests.decoders import Weights, small_model
+from tests.kit import inside
+from tests.kit.decoders import Weights, small_model
 from weights.decoders.file import DecoderWriter
 
 HERE = ("--model", "llama-3.2-1b", "--layers", "4", "--cluster", "mixed4")

@@ -3,7 +3,7 @@
 import pytest
 
 from solver.cli import main
-from tests import inside
+from tests.kit import inside
 
 
 def said(*words):

@@ -10,9 +10,9 @@ import pytest
 
 from solver.cli import main
 from solver.plan.segment_file import read_segments
-from tests import inside
-from tests.convnet_reference import to_onnx
-from tests.convnets import random_net
+from tests.kit import inside
+from tests.kit.convnet_reference import to_onnx
+from tests.kit.convnets import random_net
 from weights.file.networks import write_network
 from weights.networks_zoo import zoo_network
 

@@ -16,7 +16,7 @@ import pytest
 from solver.base.spans import Span
 from solver.model.spec import ImageInput, ModelSpec, TextInput, encoder, tensor_shapes
 from solver.plan.holdings import TensorSlice
-from tests import inside
+from tests.kit import inside
 from weights.cli import main
 from weights.file.store import WeightsFile, WeightsWriter
 

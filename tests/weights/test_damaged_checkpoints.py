@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solver.base.errors import HeptiError
-from tests.checkpoints import make_checkpoint
+from tests.kit.checkpoints import make_checkpoint
 from tests.sweeps import count
 from weights.convert.convert import convert
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from solver.base.errors import HeptiError
-from tests import checkpoints
-from tests.weights.decoders.gguf_files import write_gguf
+from tests.kit import checkpoints
+from tests.kit.gguf_files import write_gguf
 from weights.decoders.file import DecoderFile
 from weights.file.store import ENCODER, LANGUAGE_MODEL, NETWORK, WeightsFile
 from weights.formats import checkpoint_folder, model_kind, weights_path

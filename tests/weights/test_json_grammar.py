@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from solver.base.errors import HeptiError
-from tests.hepti_mpi.requests.texts import TOKENIZERS
+from tests.kit.texts import TOKENIZERS
 from weights.inputs.json_grammar import JsonGrammars, check_schema
 
 EOS = 1

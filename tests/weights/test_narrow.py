@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import narrow
+from tests.kit import narrow
 from weights.cli import main
 
 KINDS = {

@@ -12,7 +12,7 @@ from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from solver.model.convnet import ConvNet, Node, Picture
 from solver.model.operators import flop
-from tests import convnet_reference
+from tests.kit import convnet_reference
 from weights.file.networks import NetworkFile, write_network
 from weights.file.store import ENCODER, NETWORK, WeightsFile, stored_kind
 from weights.formats import weights_path

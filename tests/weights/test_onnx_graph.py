@@ -24,8 +24,9 @@ from transformers import (
 from solver.base.errors import HeptiError
 from solver.model.convnet import ConvNet
 from solver.model.operators import REACH
-from tests import convnet_reference, sweeps
-from tests.convnets import random_net
+from tests import sweeps
+from tests.kit import convnet_reference
+from tests.kit.convnets import random_net
 from weights.convert.onnx_graph import read_onnx
 
 

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from solver.base.errors import HeptiError
-from tests.weights.chat_templates import GEMMA, LLAMA_3, SPECIAL, TEMPLATES
+from tests.kit.chat_templates import GEMMA, LLAMA_3, SPECIAL, TEMPLATES
 from weights.inputs.templates import ChatTemplate
 
 

@@ -20,8 +20,8 @@ from solver.model.blocks import Cut
 from solver.model.named import named_model
 from solver.model.spec import tensor_shapes
 from solver.plan.plan import layer_by_rows, uniform_plan
-from tests.in_memory import layers_of
-from tests.plans import like
+from tests.kit.in_memory import layers_of
+from tests.kit.plans import like
 
 ROWS, LAYERS = 64, 8
 SPEC = like(named_model("bert-large"), layers=LAYERS, hidden=64, ffn=128, heads=4)

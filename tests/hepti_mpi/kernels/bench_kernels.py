@@ -26,7 +26,7 @@ from solver.base.spans import Span
 from solver.model.named import named_model
 from solver.model.spec import tensor_shapes
 from solver.plan.plan import block_by_rows, blockwise_plan
-from tests.in_memory import layers_of
+from tests.kit.in_memory import layers_of
 from weights.synthesize import synthetic_rows
 
 FUSED = "com.microsoft"

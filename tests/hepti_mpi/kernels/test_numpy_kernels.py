@@ -9,7 +9,7 @@ from scipy.special import erf
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.kernels import numpy_kernels
 from solver.base.spans import Span
-from tests import reference
+from tests.kit import reference
 
 RNG = np.random.default_rng(0)
 

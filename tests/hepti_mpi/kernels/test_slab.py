@@ -17,9 +17,9 @@ from hepti_mpi.kernels import slab
 from hepti_mpi.kernels.slab import Shared, Slab
 from solver.model.convnet import ConvNet, Node, Picture
 from solver.plan.segments import unrolled
-from tests.convnet_reference import to_onnx
-from tests.convnets import Builder, emulate, plan_of, random_net, random_plan, reader
-from tests.solver.systems.convnets.chains import chain
+from tests.kit.chains import chain
+from tests.kit.convnet_reference import to_onnx
+from tests.kit.convnets import Builder, emulate, plan_of, random_net, random_plan, reader
 from tests.sweeps import count
 
 

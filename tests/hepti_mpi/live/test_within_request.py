@@ -9,7 +9,7 @@ from solver.model.blocks import Cut
 from solver.model.named import named_model
 from solver.plan.plan import BlockPlan, Layout, layer_by_rows, uniform_plan
 from solver.systems import make_plan
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 
 
 @pytest.mark.parametrize("layers", [1, 2, 4, 8, 12, 24, 48])

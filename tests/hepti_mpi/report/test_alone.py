@@ -23,8 +23,8 @@ from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.stages import predict_plan
 from solver.systems import make_plan
-from tests.commands.networks import classifier
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
+from tests.kit.networks import classifier
 
 BOTH = ("pi-0", "pi-1")
 

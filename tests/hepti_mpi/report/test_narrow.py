@@ -19,9 +19,9 @@ from solver.model.named_decoders import named_decoder
 from solver.schedule.decoders.asked import TokenRequest
 from solver.systems import make_plan
 from solver.systems.decoders import plan_decoder
-from tests import narrow
-from tests.commands.networks import classifier
-from tests.convnets import plan_of
+from tests.kit import narrow
+from tests.kit.convnets import plan_of
+from tests.kit.networks import classifier
 
 SENTENCES = (
     "Four small computers share one large model.",

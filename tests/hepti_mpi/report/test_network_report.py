@@ -8,8 +8,8 @@ from rich.console import Console
 from hepti_mpi.engine.stack import Meter
 from hepti_mpi.report.network_report import show_network
 from hepti_mpi.report.ranks import network_rank_report
-from tests.commands.networks import classifier
-from tests.convnets import plan_of
+from tests.kit.convnets import plan_of
+from tests.kit.networks import classifier
 
 
 @pytest.mark.parametrize("predicted", [None, 0.25])

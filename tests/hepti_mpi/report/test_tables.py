@@ -12,7 +12,7 @@ from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
 from solver.model.named import named_model
 from solver.plan.plan import BlockPlan, Plan, Stage, layer_by_rows
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 
 BLOCKS = named_model("bert-base").blocks
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from hepti_mpi.report.watch import Watch, network_picture
 from solver.cluster.cluster import Cluster, Device, Link
 from solver.live.network_replan import NetworkFollower
-from tests.commands.networks import classifier
-from tests.convnets import plan_of
+from tests.kit.convnets import plan_of
+from tests.kit.networks import classifier
 
 
 def test_a_person_sees_what_every_board_computes_of_a_network_in_80_columns():

@@ -6,7 +6,7 @@ import pytest
 
 from hepti_mpi.requests.answer_text import AnswerText, Ending
 from solver.base.errors import HeptiError
-from tests.hepti_mpi.requests.texts import TOKENIZERS
+from tests.kit.texts import TOKENIZERS
 from weights.inputs.tokenize import PromptTokenizer
 
 EOS = 1

@@ -9,8 +9,8 @@ from hepti_mpi.requests.prompts import Prompt, PromptReader, Wishes
 from hepti_mpi.requests.sampling import Sampling
 from solver.base.errors import HeptiError
 from solver.model.decoder import Decoder, DecoderLayer, GatedMlp, GroupedAttention
-from tests.hepti_mpi.requests.texts import TOKENIZERS
-from tests.weights.chat_templates import CHATML, LLAMA_2, SPECIAL
+from tests.kit.chat_templates import CHATML, LLAMA_2, SPECIAL
+from tests.kit.texts import TOKENIZERS
 from weights.inputs.templates import ChatTemplate
 from weights.inputs.tokenize import PromptTokenizer
 

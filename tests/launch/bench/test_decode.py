@@ -19,7 +19,7 @@ from launch.lab.lab import plan_lab
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import read_cluster, write_cluster
 from solver.model.named_decoders import named_decoder
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 
 MODEL = BenchDecoder(Path("/model.h5"), named_decoder("llama-3.2-1b"), "int4")
 # Of distributed-llama 8d624a7, two nodes that block, two layers of Llama-3.2-1B's size, a prompt of 64 letters.

@@ -22,9 +22,9 @@ from launch.bench.network_papers import (
 )
 from launch.compare.model import BenchNetwork
 from solver.base.errors import HeptiError
-from tests import inside
+from tests.kit import inside
+from tests.kit.chains import boards, chain
 from tests.launch.compare.test_networks import CONTEST, NET, Pretended
-from tests.solver.systems.convnets.chains import boards, chain
 
 SMALL = chain(("conv", 64), ("conv", 64), size=24)
 

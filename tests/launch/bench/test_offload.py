@@ -4,7 +4,7 @@ import pytest
 
 from launch.base import plot
 from launch.bench.offload import CONDITIONS, best_shares, curve_of, draw_picture
-from tests.figures import check_readable, drawn_by
+from tests.kit.figures import check_readable, drawn_by
 
 
 def results(best):

@@ -15,9 +15,9 @@ from launch.compare.model import BenchModel
 from solver.base.errors import HeptiError
 from solver.model.named import decoupled, named_model
 from solver.schedule.memory import weights_room, whole_layer_bytes
-from tests.figures import check_readable, drawn_by, legend
+from tests.kit.clusters import pis
+from tests.kit.figures import check_readable, drawn_by, legend
 from tests.launch.compare.test_compare import CONTEST, Pretended
-from tests.solver.clusters import pis
 
 BERT, VIT = named_model("bert-base", 2), named_model("vit-base", 2)
 MODELS = {"bert-base": BenchModel(Path("/bert.h5"), BERT), "vit-base": BenchModel(Path("/vit.h5"), VIT)}

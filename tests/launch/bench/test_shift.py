@@ -14,8 +14,8 @@ from launch.compare.model import BenchModel
 from launch.lab.lab import plan_lab
 from solver.cluster.cluster import GIB
 from solver.model.named import named_model
-from tests.figures import check_readable, drawn_by, legend
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
+from tests.kit.figures import check_readable, drawn_by, legend
 
 SPEC = named_model("bert-base")
 MODEL = BenchModel(Path("/model.h5"), SPEC)

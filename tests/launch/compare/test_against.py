@@ -19,7 +19,7 @@ from launch.compare.stage import BenchHosts
 from solver.base.errors import HeptiError
 from solver.plan.file import plan_to_json
 from solver.systems import make_plan
-from tests import inside
+from tests.kit import inside
 from tests.launch.compare.test_compare import CONTEST, KEYS, SPEC, Pretended
 
 PLANNER = """import sys

@@ -13,7 +13,7 @@ from launch.compare.model import bench_model
 from launch.compare.stage import hosts_stage
 from launch.start.mpirun import mpirun_command
 from solver.base.errors import HeptiError
-from tests import inside
+from tests.kit import inside
 
 ROOT = Path(__file__).parents[3]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gets as far")

@@ -25,8 +25,8 @@ from solver.base.command import Parser
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import write_cluster
 from solver.model.named import decoupled, named_model
-from tests.figures import check_readable, drawn_by, legend
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
+from tests.kit.figures import check_readable, drawn_by, legend
 
 SPEC = named_model("bert-base", 2)
 SPEEDS = (24.6, 70.0, 10.0)

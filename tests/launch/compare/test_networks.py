@@ -28,9 +28,9 @@ from solver.cluster.cluster import write_cluster
 from solver.plan.segment_file import read_segments, segments_to_json
 from solver.show.network_facts import network_bounds, priced_network
 from solver.systems.convnets import plan_network
-from tests import inside
+from tests.kit import inside
+from tests.kit.chains import boards, chain
 from tests.launch.compare.test_compare import KEYS
-from tests.solver.systems.convnets.chains import boards, chain
 from weights.file.networks import write_network
 
 NET = chain(

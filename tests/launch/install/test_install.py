@@ -26,7 +26,7 @@ from launch.install.model import HELD, OTHER, PART, read_model
 from launch.install.screen import BoardScreen
 from launch.install.wheels import WheelSet, is_current, own_wheel, requirements, unpacked_bytes
 from solver.base.errors import HeptiError
-from tests.commands.cli import ENVIRONMENT, ROOT, run, start
+from tests.kit.commands import ENVIRONMENT, ROOT, run, start
 
 FACTS = {
     "python": "/usr/bin/python3", "version": [3, 11, 2], "venv": True, "machine": "aarch64", "bits": 64,

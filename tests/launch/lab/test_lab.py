@@ -19,7 +19,7 @@ from launch.lab.ssh import ssh_config, sshd_config
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.cluster.named import find_cluster
-from tests import inside
+from tests.kit import inside
 
 READY = {
     "paper2": [24.6, 70],

@@ -6,9 +6,9 @@ import pytest
 from launch.serve.journal import Journal
 from launch.serve.texts import read_texts
 from launch.serve.transport import Limits
-from tests.checkpoints import make_checkpoint
-from tests.commands.languages import make_tiny
-from tests.launch.serve.fake import FakeModel, running
+from tests.kit.checkpoints import make_checkpoint
+from tests.kit.fake_service import FakeModel, running
+from tests.kit.languages import make_tiny
 from weights import cli as weights
 
 CONTEXT = 128

@@ -6,7 +6,7 @@ from launch import __main__ as launch
 from launch.serve import command
 from launch.serve.plans import Plans
 from solver.base import stopping
-from tests.launch.serve.fake_boards import fake_cluster, fake_plan, fake_site
+from tests.kit.fake_boards import fake_cluster, fake_plan, fake_site
 
 BOARDS = ("pi-0", "pi-1", "pi-2")
 command._site = lambda options: nullcontext(fake_site(BOARDS))

@@ -10,8 +10,8 @@ import pytest
 from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from tests.kit.fake_service import WORDS
 from tests.launch.serve.conftest import CONTEXT
-from tests.launch.serve.fake import WORDS
 
 CAT = {"label": "cat", "score": 0.75}
 HI = [{"role": "user", "content": "why is the sky blue?"}]

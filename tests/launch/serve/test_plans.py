@@ -9,8 +9,8 @@ import pytest
 from launch.serve.served import ServedModel, Surroundings, served_file
 from launch.watch.site import Site
 from solver.cluster.cluster import PROGRAM_BYTES
-from tests.commands.networks import write_classifier
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
+from tests.kit.networks import write_classifier
 
 
 @pytest.fixture

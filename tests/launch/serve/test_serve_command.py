@@ -19,9 +19,9 @@ from launch.__main__ import main
 from launch.lab.lab import plan_lab
 from launch.serve import command
 from launch.serve.supervisor import service_name
-from tests import inside
-from tests.commands.networks import write_classifier
-from tests.launch.serve import fake_boards as fakes
+from tests.kit import fake_boards as fakes
+from tests.kit import inside
+from tests.kit.networks import write_classifier
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

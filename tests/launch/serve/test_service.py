@@ -11,8 +11,8 @@ import pytest
 
 from launch.serve.keys import check_address, is_local, read_keys
 from solver.base.errors import HeptiError
+from tests.kit.fake_service import running
 from tests.launch.serve.conftest import connect, patient
-from tests.launch.serve.fake import running
 from tests.launch.serve.test_openai import HI
 
 

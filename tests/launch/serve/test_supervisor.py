@@ -12,7 +12,7 @@ from launch.serve.app import make_app
 from launch.serve.texts import read_texts
 from launch.watch.boards import WatchedBoard
 from launch.watch.starts import Starts
-from tests.launch.serve import fake_boards as fakes
+from tests.kit import fake_boards as fakes
 
 
 @pytest.fixture(autouse=True)

@@ -8,11 +8,11 @@ import pytest
 from launch.serve.journal import Journal
 from launch.serve.texts import EncoderTexts, ImageTexts, LanguageTexts, read_texts
 from solver.base.errors import HeptiError
-from tests.checkpoints import make_checkpoint
-from tests.commands.languages import REFUSED, REFUSES, with_files
-from tests.commands.networks import LABELS, classifier, write_classifier
+from tests.kit.checkpoints import make_checkpoint
+from tests.kit.fake_service import FakeModel, running
+from tests.kit.languages import REFUSED, REFUSES, with_files
+from tests.kit.networks import LABELS, classifier, write_classifier
 from tests.launch.serve.conftest import CONTEXT, connect
-from tests.launch.serve.fake import FakeModel, running
 from weights import cli as weights
 from weights.file.networks import write_network
 

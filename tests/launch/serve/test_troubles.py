@@ -9,8 +9,8 @@ import openai
 import pytest
 
 from launch.serve.transport import Limits
+from tests.kit.fake_service import running
 from tests.launch.serve.conftest import connect, patient
-from tests.launch.serve.fake import running
 from tests.launch.serve.test_openai import HI, said
 
 ASKED = {"model": "slow", "prompt": "the", "max_tokens": 6}

@@ -11,8 +11,8 @@ import pytest
 from launch.single.command import main, prepared, random_layers
 from solver.base.errors import HeptiError
 from solver.model.named import named_model
-from tests import reference
-from tests.plans import like
+from tests.kit import reference
+from tests.kit.plans import like
 
 ROOT = Path(__file__).parents[3]
 SMALL = {"hidden": 48, "ffn": 96, "heads": 4, "layers": 2}

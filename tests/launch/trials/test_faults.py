@@ -24,7 +24,7 @@ from launch.trials.sorts import FAULTS
 from solver.base.errors import HeptiError
 from solver.cluster.named import find_cluster
 from solver.model.spec import TextInput
-from tests.figures import check_readable, drawn_by
+from tests.kit.figures import check_readable, drawn_by
 
 
 class Answer(io.BytesIO):

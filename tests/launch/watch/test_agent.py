@@ -16,8 +16,8 @@ import pytest
 from hepti_mpi.base.fork_client import peer
 from launch.watch import agent, site
 from launch.watch.starter import CLIENT
-from tests.commands.languages import make_tiny
-from tests.commands.processes import has_ended
+from tests.kit.languages import make_tiny
+from tests.kit.processes import has_ended
 
 HERE = Path(__file__).parent
 IDLE = "import sys, time; print('there', flush=True); time.sleep(100)"

@@ -10,7 +10,7 @@ from rich.console import Console
 from launch.watch import terminal
 from launch.watch.terminal import Rates, picture, shares_of
 from solver.base.errors import HeptiError
-from tests import narrow
+from tests.kit import narrow
 from tests.launch.serve.states import CONVNET_PLAN, DECODER_PLAN, ENCODER_PLAN, PIS, a_board, a_model, a_state
 
 LLAMA = a_model("llama-3.2-1b", "decoder", DECODER_PLAN, boards=list(PIS))

@@ -8,7 +8,7 @@ import pytest
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import read_cluster, write_cluster
 from solver.cluster.curves import Bank, Curve, Curves, Kernel, curves_from_table, curves_to_table, derived_curves
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 
 
 def bank(*speeds):

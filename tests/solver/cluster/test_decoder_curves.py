@@ -16,7 +16,7 @@ from solver.cluster.decoder_curves import (
     decoder_to_table,
     derived_decoder_speeds,
 )
-from tests.solver.answers import speeds
+from tests.kit.answers import speeds
 
 MEASURED = speeds(2e9, call_s=5e-5)
 

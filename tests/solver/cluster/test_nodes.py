@@ -18,8 +18,8 @@ from solver.cluster.nodes import (
 from solver.model.convnet import ConvNet, Node
 from solver.model.operators import WorkKind, signature
 from solver.schedule.segment_steps import net_setting, plan_seconds
-from tests.convnets import plan_of
-from tests.solver.systems.convnets.chains import chain
+from tests.kit.chains import chain
+from tests.kit.convnets import plan_of
 
 WINDOW = {"kernel_shape": [3, 3], "strides": [1, 1], "dilations": [1, 1], "pads": [1, 1, 1, 1]}
 

@@ -7,7 +7,7 @@ import pytest
 from solver.base.errors import HeptiError
 from solver.cluster.named import find_cluster
 from solver.cluster.whatif import changed
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 
 
 def test_every_key_of_a_device_and_of_the_network_can_be_set():

@@ -12,7 +12,7 @@ from solver.model.named import named_model
 from solver.schedule.cost import predict, price, setting
 from solver.systems import make_plan
 from solver.systems.sequence import rows_plan
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 
 SPEC = named_model("bert-base")
 

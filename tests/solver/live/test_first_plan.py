@@ -13,7 +13,7 @@ from solver.plan.holdings import weights_bytes
 from solver.programs.planner import solve
 from solver.schedule.memory import holds_all, needed_bytes
 from solver.systems import make_plan
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 from tests.sweeps import ALL
 
 SPEC, ROWS = named_model("bert-base"), 128

@@ -10,7 +10,7 @@ from solver.live.turns import ERROR
 from solver.programs.convnets.segments import solve_network
 from solver.schedule.segment_steps import memory_of
 from solver.systems.convnets import plan_network
-from tests.solver.systems.convnets.chains import boards, chain
+from tests.kit.chains import boards, chain
 
 NET = chain(*[("conv", 16)] * 6, ("pool",), *[("conv", 32)] * 4, ("mean",), ("flatten",), ("gemm", 10), size=64)
 

@@ -15,8 +15,8 @@ from solver.live.replan import AGAIN
 from solver.model.named import named_model
 from solver.plan.plan import Wire
 from solver.programs.planner import solve
-from tests.commands.processes import has_ended
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
+from tests.kit.processes import has_ended
 from tests.solver.live.test_replan import LEAST_HORIZON, Simulation
 
 SPEC = named_model("bert-base")

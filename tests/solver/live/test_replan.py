@@ -19,8 +19,8 @@ from solver.programs.planner import solve
 from solver.schedule.cost import predict, price, setting
 from solver.schedule.memory import work_bytes
 from solver.systems import make_plan
-from tests.at_once import AtOnce
-from tests.solver.clusters import pis
+from tests.kit.at_once import AtOnce
+from tests.kit.clusters import pis
 from tests.sweeps import ALL, seeds
 
 SPEC, ROWS = named_model("bert-base"), 128

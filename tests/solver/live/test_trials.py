@@ -11,7 +11,7 @@ from solver.plan.changes import all_bytes
 from solver.programs.planner import solve
 from solver.schedule.cost import predict
 from solver.schedule.memory import needed_bytes, short_bytes
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 
 BERT_LARGE = named_model("bert-large", 4)
 CLUSTER = pis(24.6, 30, 24.6, 22)

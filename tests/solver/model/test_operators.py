@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from solver.base.spans import Span
 from solver.model.convnet import Box, ConvNet, Node
 from solver.model.operators import WorkKind, flop, kind_of, walk
-from tests import convnet_reference, sweeps
-from tests.convnets import out_length, random_net
+from tests import sweeps
+from tests.kit import convnet_reference
+from tests.kit.convnets import out_length, random_net
 
 FEW, MANY = 60, 1500
 EXACT = ("Conv", "MaxPool", "AveragePool", "Pad", "Slice", "Concat", "Relu", "GlobalAveragePool", "Add")

@@ -26,7 +26,7 @@ from solver.model.spec import (
     tensor_shapes,
     with_layers,
 )
-from tests.plans import joined, like
+from tests.kit.plans import joined, like
 
 SIZES = st.integers(1, 4096)
 THREE = st.tuples(*[st.floats(-1, 1)] * 3)

@@ -18,7 +18,7 @@ from solver.model.spec import Run, tensor_shapes, with_layers
 from solver.plan.file import plan_from_json, plan_to_json, read_plan
 from solver.plan.holdings import layer_slices, weights_bytes
 from solver.plan.plan import BlockPlan, Layout
-from tests.plans import SPEC, joined, like, plans, rank_slices
+from tests.kit.plans import SPEC, joined, like, plans, rank_slices
 from tests.sweeps import count
 
 # By hand: 5 heads and 37 columns of F over three devices, the last of which has little or nothing.

@@ -22,7 +22,7 @@ from solver.plan.segment_file import (
     whole_parts,
 )
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares
-from tests.convnets import plan_of, random_net, random_plan
+from tests.kit.convnets import plan_of, random_net, random_plan
 from weights.networks_zoo import zoo_network
 
 HAND = {

@@ -22,7 +22,7 @@ from solver.programs.planner import Solution, solve
 from solver.schedule.cost import predict, setting
 from solver.schedule.layer_table import LayerKind, layer_kinds, layer_seconds, layer_weights, unit_count
 from solver.schedule.setting import Setting
-from tests.solver.instances import sharing_cluster, small_model
+from tests.kit.instances import sharing_cluster, small_model
 
 
 def compositions(total: int, parts: int) -> np.ndarray:

@@ -17,8 +17,8 @@ from solver.programs.convex import relax
 from solver.programs.search import Terms
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import LayerTable, layer_kinds, taking, unit_count
-from tests.solver.clusters import pis
-from tests.solver.instances import small_model, unlike_cluster
+from tests.kit.clusters import pis
+from tests.kit.instances import small_model, unlike_cluster
 from tests.solver.programs.exhaustive import all_layers
 from tests.sweeps import count, seeds
 

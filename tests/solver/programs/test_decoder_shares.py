@@ -16,9 +16,9 @@ from solver.programs.decoder_shares import StageTask, best_shares, head_units, h
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import answer_seconds, setting_of
 from solver.schedule.decoders.memory import rank_memory
-from tests.decoders import small_model
-from tests.solver.answers import boards
-from tests.solver.clusters import pis
+from tests.kit.answers import boards
+from tests.kit.clusters import pis
+from tests.kit.decoders import small_model
 
 # Of int4: units of 32 columns, of one head of 32.
 MODEL = small_model(layers=2, heads=6, kv_heads=3, d=32, hidden=64, ffn=128, vocab=96)

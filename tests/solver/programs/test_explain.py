@@ -7,7 +7,7 @@ from solver.model.named import named_model
 from solver.programs.explain import kinds_tried, least_shares
 from solver.programs.planner import solve
 from solver.schedule.layer_table import layer_seconds, taking
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 from tests.solver.programs.many_clusters import instance
 
 BERT_LARGE = named_model("bert-large")

@@ -25,9 +25,9 @@ from solver.programs.search import Terms
 from solver.schedule.cost import predict, setting
 from solver.schedule.memory import lacks, needed_bytes, weights_room, work_bytes
 from solver.systems import make_plan, plan_that_fits, plans_for
-from tests.plans import like
-from tests.solver.clusters import pis
-from tests.solver.instances import sharing_cluster, small_model, unlike_cluster
+from tests.kit.clusters import pis
+from tests.kit.instances import sharing_cluster, small_model, unlike_cluster
+from tests.kit.plans import like
 from tests.solver.programs.exhaustive import all_layers, over_the_best, sharing_instance
 from tests.sweeps import ALL, count, seeds
 

@@ -12,7 +12,7 @@ from solver.plan.plan import Wire
 from solver.programs.convnets.segment_polish import FEW_MOVES, Priced, balance, descend, let_edges_first
 from solver.programs.convnets.segments import Search, solve_network
 from solver.schedule.segment_steps import net_setting, plan_seconds
-from tests.convnets import random_net
+from tests.kit.convnets import random_net
 from weights.networks_zoo import zoo_network
 
 

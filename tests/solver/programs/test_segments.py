@@ -16,7 +16,7 @@ from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
 from solver.programs.convnets.segment_polish import apportioned
 from solver.programs.convnets.segments import Search, solve_network
 from solver.schedule.segment_steps import memory_of, net_setting, price_segments, weights_of
-from tests.convnets import random_net
+from tests.kit.convnets import random_net
 from weights.networks_zoo import zoo_network
 
 MEMORY = 4 << 30

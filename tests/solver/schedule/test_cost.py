@@ -23,8 +23,8 @@ from solver.schedule.exchange import Network, gather, move, scatter, tile_counts
 from solver.schedule.stages import predict_plan
 from solver.schedule.timing import Machine, gather_ends, lateness, reduce_ends
 from solver.systems import make_plan, plans_for
-from tests.plans import joined, rank_slices
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
+from tests.kit.plans import joined, rank_slices
 
 SPEC = named_model("bert-base", layers=3)
 EVERY = np.array([True, True, True])

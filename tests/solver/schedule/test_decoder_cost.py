@@ -25,8 +25,8 @@ from solver.schedule.decoders.cost import (
     token_seconds,
 )
 from solver.schedule.decoders.memory import check_memory, rank_memory, stored_bytes
-from tests.decoders import small_model
-from tests.solver.answers import boards
+from tests.kit.answers import boards
+from tests.kit.decoders import small_model
 
 # Blocks of 32: every size divides.
 MODEL = small_model(layers=2, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=256)

@@ -17,7 +17,7 @@ from solver.schedule.cost import price, setting
 from solver.schedule.grid import GridExchanges
 from solver.systems import make_plan
 from solver.systems.grid2d import grid_rows, nested, sent_of_row
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 
 SPEC = named_model("bert-base", layers=3)  # H 768, F 3072, 12 heads of 64
 

@@ -14,7 +14,7 @@ from solver.plan.plan import Wire
 from solver.plan.routes import Route
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import kind_by_rows, layer_seconds
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 from tests.solver.schedule.simulation import seconds_per_layer
 
 BERT_LARGE = named_model("bert-large")

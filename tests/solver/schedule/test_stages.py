@@ -15,7 +15,7 @@ from solver.plan.plan import BlockPlan, Plan, Stage, layer_by_rows, uniform_plan
 from solver.schedule.cost import predict, price, setting
 from solver.schedule.stages import chain, layer_seconds, predict_plan, price_plan
 from solver.systems import make_plan, plans_for
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 
 SPEC = named_model("bert-base", layers=6)
 ROWS = 64

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from solver.cli import main
-from tests import inside, narrow
+from tests.kit import inside, narrow
 
 COMMANDS = {
     "encoder": ["--model", "bert-large", "--layers", "3", "--cluster", "mixed4"],

@@ -7,9 +7,9 @@ pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
 from solver.cluster.named import find_cluster
 from solver.show import network_pictures
 from solver.show.network_facts import priced_network
-from tests.convnets import equal_segments
-from tests.figures import check_readable, drawn_by, legend
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
+from tests.kit.convnets import equal_segments
+from tests.kit.figures import check_readable, drawn_by, legend
 from weights.networks_zoo import zoo_network
 
 

@@ -27,7 +27,7 @@ from solver.show.network_tables import (
     print_spent,
 )
 from solver.show.schedule_table import schedule_rows
-from tests.convnets import equal_segments
+from tests.kit.convnets import equal_segments
 from weights.networks_zoo import zoo_network
 
 

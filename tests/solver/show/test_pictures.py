@@ -11,8 +11,8 @@ from solver.schedule.stages import price_plan
 from solver.show import pictures
 from solver.show.comparison import Won
 from solver.systems import make_plan
-from tests.figures import check_readable, drawn_by, legend, words
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
+from tests.kit.figures import check_readable, drawn_by, legend, words
 
 ROWS = 128
 TIMES = "\N{MULTIPLICATION SIGN}"

@@ -20,8 +20,8 @@ from solver.show.comparison import compare, winner
 from solver.systems import make_plan, plans_for
 from solver.systems.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, seconds_on_one
 from solver.systems.detransformer import Choices, able, choices, choose, ways
-from tests.plans import like
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
+from tests.kit.plans import like
 from tests.sweeps import ALL, seeds
 
 SPEC = named_model("bert-base-decoupled")

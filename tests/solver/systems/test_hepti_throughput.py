@@ -16,7 +16,7 @@ from solver.schedule.stages import price_plan
 from solver.show.comparison import ComparedSystem, Won, compare, ranked, winner, winners
 from solver.systems import PLANNERS, hepti_throughput, make_plan
 from solver.systems.hepti_throughput import best_partition, solve_throughput
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 from tests.sweeps import count, seeds
 
 SPEC = named_model("bert-base", layers=6)

@@ -14,7 +14,7 @@ from solver.model.named import named_model
 from solver.model.precision import PRECISIONS
 from solver.schedule.memory import does_not_fit
 from solver.systems import THROUGHPUT, plan_that_fits, plans_for
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 from tests.sweeps import ALL, seeds
 
 SPEC = named_model("bert-base", layers=6)

@@ -22,8 +22,8 @@ from solver.systems import make_plan
 from solver.systems.galaxy import allocate
 from solver.systems.hepti_additive import STRATEGIES, additive_seconds, least
 from solver.systems.voltage import device_seconds, way_to_keys
-from tests.solver.clusters import pis
-from tests.solver.instances import bent
+from tests.kit.clusters import pis
+from tests.kit.instances import bent
 from tests.sweeps import ALL, seeds
 
 SPEC = named_model("bert-base", layers=3)

@@ -19,7 +19,7 @@ from solver.systems import make_plan
 from solver.systems.edgeshard import least_sum
 from solver.systems.pipeedge import Boards, StageUnits, best_stages, device_types, fewer_types, units_of
 from solver.systems.prima import halda
-from tests.solver.clusters import pis
+from tests.kit.clusters import pis
 from tests.sweeps import seeds
 
 SPEC = named_model("bert-base", layers=6)

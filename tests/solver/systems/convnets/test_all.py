@@ -10,8 +10,8 @@ from solver.cluster.nodes import NodeSpeeds
 from solver.model.operators import WorkKind
 from solver.plan.plan import Wire
 from solver.systems.convnets import SYSTEMS, plan_network
-from tests.convnets import emulate, plan_of, random_net
-from tests.solver.systems.convnets.chains import boards, chain
+from tests.kit.chains import boards, chain
+from tests.kit.convnets import emulate, plan_of, random_net
 from tests.sweeps import count
 
 

@@ -10,7 +10,7 @@ from solver.plan.segments import SegmentCut
 from solver.schedule.segment_steps import net_setting
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.aofl import block_s, sized_block
-from tests.solver.systems.convnets.chains import boards, chain, slab, spans
+from tests.kit.chains import boards, chain, slab, spans
 
 WIRE = Wire.FLOAT32
 

@@ -10,7 +10,7 @@ from solver.plan.plan import Wire
 from solver.schedule.segment_steps import net_setting
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.coedge import coedge_sharing, coedge_terms, halos, optimum, plan_coedge
-from tests.solver.systems.convnets.chains import boards, chain
+from tests.kit.chains import boards, chain
 
 WIRE = Wire.FLOAT32
 NET = chain(("conv", 64), ("conv", 64), size=24)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from solver.model.convnet import ConvNet, Node
 from solver.systems.convnets.common import chain_points, cut_points, finish_together, halo, rows_end
-from tests.solver.systems.convnets.chains import chain, window
+from tests.kit.chains import chain, window
 
 
 def test_segments_begin_where_neighbours_are_needed():

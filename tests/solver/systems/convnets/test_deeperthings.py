@@ -8,7 +8,7 @@ from solver.programs.integer import Way, least_traffic
 from solver.schedule.segment_steps import weights_of
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.deeperthings import late_layers
-from tests.solver.systems.convnets.chains import boards, chain
+from tests.kit.chains import boards, chain
 
 O, I, F, S = Way  # noqa: E741
 

@@ -17,8 +17,8 @@ from solver.schedule.segment_steps import memory_of, net_setting, network_steps,
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.common import chain_points
 from solver.systems.convnets.deepthings import tiled
-from tests.convnets import random_net
-from tests.solver.systems.convnets.chains import boards, chain
+from tests.kit.chains import boards, chain
+from tests.kit.convnets import random_net
 from weights.networks_zoo import zoo_network
 
 NET = chain(("conv", 8), ("relu",), ("pool",), ("conv", 8), ("mean",), ("flatten",), ("gemm", 10), size=12)

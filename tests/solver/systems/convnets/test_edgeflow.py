@@ -7,7 +7,7 @@ import pytest
 from solver.base.spans import Partition
 from solver.plan.segments import SegmentCut
 from solver.systems.convnets import plan_network
-from tests.solver.systems.convnets.chains import boards, chain, counts, spans
+from tests.kit.chains import boards, chain, counts, spans
 
 SIZE = 12
 NET = chain(("conv", 64), ("conv", 32), size=SIZE)

@@ -8,7 +8,7 @@ from solver.plan.plan import Wire
 from solver.schedule.segment_steps import net_setting
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.edgeld import pool_points, predicted_s
-from tests.solver.systems.convnets.chains import boards, chain, counts, slab, spans
+from tests.kit.chains import boards, chain, counts, slab, spans
 
 NET = chain(("conv", 4), ("conv", 4))
 SPEEDS, MBPS = (0.004, 0.008), 40.0

@@ -8,7 +8,7 @@ from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import MIB, PROGRAM_BYTES
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.hepti_throughput import solve_replicas
-from tests.solver.systems.convnets.chains import boards, chain
+from tests.kit.chains import boards, chain
 
 NET = chain(
     ("conv", 16), ("conv", 16), ("flatten",), ("gemm", 600), ("gemm", 10), size=32

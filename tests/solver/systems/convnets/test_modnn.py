@@ -2,7 +2,7 @@
 
 from solver.plan.segments import SegmentCut
 from solver.systems.convnets import plan_network
-from tests.solver.systems.convnets.chains import boards, chain, counts
+from tests.kit.chains import boards, chain, counts
 
 
 def test_rows_in_proportion_to_speed_and_rank_0_between_all_layers():

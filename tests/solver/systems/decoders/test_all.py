@@ -18,9 +18,9 @@ from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import answer_seconds, setting_of
 from solver.systems.decoders import SYSTEMS, plan_decoder
 from solver.systems.decoders.hepti import StageSet, best_stages
-from tests.decoders import MODELS, small_model
-from tests.solver.answers import boards
-from tests.solver.clusters import pis
+from tests.kit.answers import boards
+from tests.kit.clusters import pis
+from tests.kit.decoders import MODELS, small_model
 
 FEW = named_decoder("llama-3.2-1b", 4)
 ASKED = TokenRequest(prompt=40, tokens=30, context=512)

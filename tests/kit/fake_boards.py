@@ -16,7 +16,7 @@ from launch.serve.supervisor import Supervisor
 from launch.watch.site import Site
 from solver.cluster.named import find_cluster
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "launch/serve"
 WAY = (sys.executable, str(HERE / "fake_way.py"))
 TOKEN_S = 0.02
 

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from tests.checkpoints import LABELS
+from tests.kit.checkpoints import LABELS
 
 
 def of_lengths(*lengths):

@@ -6,7 +6,7 @@ import numpy as np
 from PIL import Image
 
 from hepti_mpi.requests.pictures import PictureReader
-from tests.convnets import Builder, emulate, plan_of
+from tests.kit.convnets import Builder, emulate, plan_of
 from weights.file.networks import write_network
 
 LABELS = ("ant", "bee", "cow", "dog", "elk", "fox", "gnu")

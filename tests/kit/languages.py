@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tests.weights.chat_templates import CHATML
+from tests.kit.chat_templates import CHATML
 from weights import cli as weights
 
 TEXTS = (

@@ -1,0 +1,1 @@
+"""What tests share: clusters, models, plans, jobs, command lines, references and fakes, each in one place."""
