@@ -5,6 +5,8 @@ and pytest says N at the top.
 """
 
 import datetime
+import itertools
+import math
 import os
 
 ALL = os.environ.get("HEPTI_TESTS") == "all"
@@ -14,6 +16,22 @@ SEED = int(os.environ.get("HEPTI_TEST_SEED") or datetime.datetime.now(datetime.U
 def seeds(few, many):
     """Return the seeds of a sweep: `few`, and in `make test-all` new ones up to `many`."""
     return [*range(few), *(1000 * SEED + number for number in range(few, many) if ALL)]
+
+
+def cycled(few, *axes):
+    """Return cases of all combinations: in `make test-all` every one, else a few that have every value of every axis.
+
+    Every further time round the longest axis the others are shifted against it: few pairs of values come twice.
+    """
+    axes = [[*axis] for axis in axes]
+    if ALL:
+        return [*itertools.product(*axes)]
+    longest = max(axes, key=len)
+    assert few >= len(longest), "a value of an axis would be left out"
+    return [
+        tuple(axis[(number + (axis is not longest) * (number // len(longest))) % len(axis)] for axis in axes)
+        for number in range(min(few, math.prod(map(len, axes))))
+    ]
 
 
 def count(few, many):

@@ -72,7 +72,7 @@ def test_a_plan_of_a_file_may_change_and_is_predicted_for_the_boards_at_hand(tmp
 
 
 def test_a_plan_of_a_file_that_may_change_has_one_stage_and_memory(tmp_path):
-    with pytest.raises(HeptiError, match=r"--replan auto changes plans of one stage, .*plan\.json has \d"):
+    with pytest.raises(HeptiError, match=r"one stage, .*plan\.json has \d"):
         given(tmp_path, pis(10, 20, 30), "pipeedge")
     with pytest.raises(HeptiError, match=r"plan\.json .*MiB"):
         given(tmp_path, pis(10, 20, 30, memory_gib=0.05))
@@ -89,7 +89,7 @@ def test_devices_of_the_file_that_have_no_rank_are_named(tmp_path):
 
 
 def test_an_unknown_system_is_refused_before_hosts_are_measured():
-    with pytest.raises(HeptiError, match=r"unknown system 'galxy' \(did you mean galaxy\?"):
+    with pytest.raises(HeptiError, match=r"'galxy' \(did you mean galaxy\?"):
         Leader(cli.parse(["--system", "galxy"]), world(), [place()]).read()
 
 

@@ -18,6 +18,7 @@ limit_threads()  # as `python -m hepti_mpi` does: BLAS threads of several ranks 
 
 from hepti_mpi.comm import group as comm  # noqa: E402
 from hepti_mpi.comm.wires import EXACT  # noqa: E402
+from tests.kit.kept import Kept  # noqa: E402
 
 HERE = Path(__file__).parent
 ALONE_S = 20.0  # until a rank that failed takes it that the others wait for it
@@ -92,6 +93,12 @@ def folder(world, shared_folder):
     world.barrier()
     if world.rank == 0:
         shutil.rmtree(path)
+
+
+@pytest.fixture
+def kept(request, all_ranks, shared_folder):
+    """Return what asserts on every rank that a text is as it is kept; rank 0 writes what there is now."""
+    return Kept(request.node, shared_folder, writes=all_ranks.rank == 0)
 
 
 @pytest.fixture

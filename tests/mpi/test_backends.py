@@ -20,15 +20,18 @@ def boards(world, monkeypatch):
     return tries
 
 
-def test_a_board_with_trouble_takes_numpy_and_the_others_keep_onnxruntime(world, boards):
+@pytest.mark.sizes
+def test_a_board_with_trouble_takes_numpy_and_the_others_keep_onnxruntime(world, boards, kept):
     names, notes = backends.agree("auto", "float32", world)
 
     assert names == ["onnxruntime"] * (world.size - 1) + ["numpy"]
-    assert notes == [f"pi-{world.size - 1} computes with numpy: {TROUBLE}: try another version of onnxruntime there"]
+    (note,) = notes
+    kept(note.replace(f"pi-{world.size - 1}", "pi-LAST"))
     assert backends.of_all(names) == ("numpy" if world.size == 1 else "auto")
     assert len(boards) == 1
 
 
+@pytest.mark.sizes
 def test_ranks_of_one_board_are_served_by_one_trial(world, boards, monkeypatch):
     monkeypatch.setattr(backends, "host_name", lambda: "pi-0")
     monkeypatch.setattr(trial, "tried", lambda: boards.append(world.rank) or TROUBLE)
@@ -53,18 +56,16 @@ def test_a_board_that_was_tried_before_is_not_tried_again(world, boards, monkeyp
 
 @pytest.mark.usefixtures("boards")
 @pytest.mark.parametrize(
-    ("asked", "option", "instead"),
-    [
-        (("onnxruntime", "float32"), "--backend onnxruntime", "--backend numpy"),
-        (("auto", "int8"), "--precision int8", "--precision float32"),
-    ],
+    ("asked", "option"),
+    [(("onnxruntime", "float32"), "--backend onnxruntime"), (("auto", "int8"), "--precision int8")],
+    ids=["backend", "precision"],
 )
-def test_what_needs_onnxruntime_is_refused_on_all_ranks_with_the_hosts_name(world, asked, option, instead):
+def test_what_needs_onnxruntime_is_refused_on_all_ranks_with_the_hosts_name(world, asked, option, kept):
     with pytest.raises(HeptiError) as refused:
         backends.agree(*asked, world)
 
-    complaint = f"{option} cannot be had on pi-{world.size - 1}: {TROUBLE}"
-    assert str(refused.value) == f"{complaint}: try another version of onnxruntime there, or take {instead}"
+    assert str(refused.value).startswith(f"{option} cannot be had on pi-{world.size - 1}: {TROUBLE}")
+    kept(str(refused.value).replace(f"pi-{world.size - 1}", "pi-LAST"))
 
 
 @pytest.mark.usefixtures("boards")

@@ -12,6 +12,7 @@ LATE_S = 0.2
 IN_TIME_S = 60.0
 
 
+@pytest.mark.sizes
 def test_a_long_wait_looks_seldom_and_still_ends_in_time(world, monkeypatch):
     """A rank that looks all the time eats the quota that it needs as soon as the rows are there."""
     looks = []
@@ -31,6 +32,7 @@ def test_a_long_wait_looks_seldom_and_still_ends_in_time(world, monkeypatch):
     world.finish_sending()
 
 
+@pytest.mark.sizes
 @pytest.mark.parametrize("ranks", ["all", "root"])
 def test_who_waits_for_a_step_of_others_leaves_them_the_core(world, ranks):
     """The other rank on a board may be another model's, which loads its weights."""
@@ -53,6 +55,7 @@ def test_who_sleeps_wakes_in_time(world):
     assert TIMER_SLACK.read_text().strip() == TIMER_SLACK_NS
 
 
+@pytest.mark.sizes
 def test_what_has_been_sent_is_forgotten(world):
     """A message is kept until it has left; after that its memory serves again."""
     sent = np.arange(50, dtype=np.float32)
@@ -86,6 +89,7 @@ def test_messages_go_on_while_a_rank_computes(world):
         world.wait_some(requests)
 
 
+@pytest.mark.sizes
 def test_a_report_is_not_taken_for_rows(world):
     """Rank 0 asks whether a batch can go on; what a rank tells of the batch before is no reason to."""
     last, by = world.size - 1, time.monotonic() + IN_TIME_S

@@ -8,15 +8,27 @@ from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.prompts import Prompt, Wishes
 from hepti_mpi.requests.sampling import Sampling
 from solver.plan.decoder_plan import whole_on
+from tests import sweeps
+from tests.kit.sized import sized
 from tests.mpi.test_decoder_passes import on_ranks, random_plan
-from tests.weights.decoders.test_families import CASES, converted, made
 from weights.decoders.file import DecoderFile
 
+# One of each: what else a family has is compared with transformers in tests/weights, and split in test_decoder_passes.
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "gpt2")
 LENGTHS = (1, 20, 40)
 NEW = 10
 # Rounding activations to int8 flips where a sum's order differs by a bit: candidates within this part of their spread
 # may change places.
 MARGIN = 0.05
+
+
+def cases():
+    """Return the checkpoints that are split: one of each family, in `make test-all` every variant, too."""
+    if not sweeps.ALL:
+        return FAMILIES
+    from tests.weights.decoders.test_families import CASES
+
+    return [*CASES]
 
 
 def greedy(model, prompts):
@@ -41,6 +53,8 @@ def checkpoint(tmp_path_factory, world):
 
     def make(case, **options):
         def on_root():
+            from tests.weights.decoders.test_families import converted, made  # with torch, as below
+
             folder = tmp_path_factory.mktemp(case)
             model = made(folder / "checkpoint", case)
             converted(folder / "checkpoint", folder / "model.h5", **options)
@@ -54,7 +68,8 @@ def checkpoint(tmp_path_factory, world):
     return make
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.slow("torch and transformers are imported by the first of them, by the rank that compares")
+@pytest.mark.parametrize("case", sized(cases(), 4))
 def test_answers_are_those_of_transformers(case, checkpoint, world):
     path, prompts, expected = checkpoint(case)
     rng = np.random.default_rng(len(case))
@@ -76,8 +91,10 @@ def test_answers_are_those_of_transformers(case, checkpoint, world):
     assert found == expected
 
 
-@pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral-all"])
-@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    sweeps.cycled(6, ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral-all"], ["int8", "int4"]),
+)
 def test_in_blocks_ranks_say_what_one_says(case, precision, checkpoint, world):
     path, prompts, _ = checkpoint(case, precision=precision)
     rng = np.random.default_rng(len(case))

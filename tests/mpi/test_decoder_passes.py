@@ -12,6 +12,7 @@ from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderStage, col
 from solver.plan.plan import Wire
 from tests import sweeps
 from tests.kit.decoders import MODELS, Weights, logits
+from tests.kit.sized import sized
 
 CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill behind others
 
@@ -87,8 +88,7 @@ def in_chunks(weights, tokens, place=1):
     return lead
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("seed", sweeps.seeds(2, 20))
+@pytest.mark.parametrize(("name", "seed"), sized(sweeps.cycled(8, MODELS, sweeps.seeds(2, 20)), 3))
 def test_logits_are_those_of_the_whole_model(name, seed, world):
     rng = np.random.default_rng(seed)
     weights = Weights(MODELS[name], seed)

@@ -9,7 +9,9 @@ from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.blocks import Cut
 from solver.plan.plan import BlockPlan, Layout, Plan, Stage, Wire, layer_by_rows
 from solver.schedule.cost import price, setting
+from tests import sweeps
 from tests.kit.plans import like
+from tests.kit.sized import called, sized
 from tests.mpi.test_layers import CUTS, POST, PRE, check, random_layer, shares
 
 # Two groups of two decoupled layers and an original one; five sub-blocks of two heads, seven of one.
@@ -17,6 +19,7 @@ TEXTS = like(POST, hidden=60, heads=10, layers=6, groups=2, sub_blocks=5)
 IMAGES = like(PRE, layers=4, groups=2, sub_blocks=7)
 WHOLE = tuple(BlockPlan(block.name, Cut.WHOLE) for block in TEXTS.blocks)
 ORIGINALS = ("whole", "tensor-parallel", "one device")
+KINDS = ("equal", "uneven", "empty")
 MIXED = [3, 1, 17, 2, 30]
 
 
@@ -50,17 +53,18 @@ def random_layers(spec, how, kind, ranks, rng):
     return layers
 
 
-@pytest.mark.parametrize("kind", ["equal", "uneven", "empty"])
-@pytest.mark.parametrize("how", ORIGINALS)
-@pytest.mark.parametrize(("spec", "lengths"), [(TEXTS, MIXED), (IMAGES, [IMAGES.input.rows] * 2)], ids=["post", "pre"])
-def test_every_share_of_sub_blocks_gives_the_reference(spec, lengths, how, kind, world):
+@pytest.mark.parametrize(
+    ("kind", "how", "spec"), sized(sweeps.cycled(6, KINDS, ORIGINALS, [TEXTS, IMAGES]), 3), ids=called
+)
+def test_every_share_of_sub_blocks_gives_the_reference(spec, how, kind, world):
     """Equal, uneven and empty shares of a ragged batch, the original layers computed in each of three ways."""
     rng = np.random.default_rng([world.size, ORIGINALS.index(how)])
+    lengths = MIXED if spec is TEXTS else [IMAGES.input.rows] * 2
 
     check(spec, random_layers(spec, how, kind, world.size, rng), lengths, world)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", sized(sweeps.seeds(3, 8), 3))
 def test_original_layers_may_have_any_cut(seed, world):
     """Cuts by rows among them, each layer another, and sub-blocks that change hands within a group."""
     rng = np.random.default_rng([seed, world.size])
@@ -74,16 +78,17 @@ def test_original_layers_may_have_any_cut(seed, world):
     check(TEXTS, layers, MIXED, world, tile_rows=int(rng.integers(0, 9)))
 
 
-@pytest.mark.parametrize("how", ORIGINALS)
+@pytest.mark.parametrize("how", ORIGINALS[-sweeps.count(1, 3) :])
 def test_onnxruntime_gives_the_reference(how, world):
     rng = np.random.default_rng(world.size)
 
     check(TEXTS, random_layers(TEXTS, how, "uneven", world.size, rng), MIXED, world, backend("onnxruntime"))
 
 
-@pytest.mark.parametrize("wire", [Wire.FLOAT32, Wire.FLOAT16, Wire.INT8])
-@pytest.mark.parametrize("how", [*ORIGINALS, "any"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("seed", "how", "wire"),
+    sized(sweeps.cycled(6, range(4), [*ORIGINALS, "any"], [Wire.FLOAT32, Wire.FLOAT16, Wire.INT8]), 4),
+)
 def test_bytes_on_the_wire_are_those_that_the_price_says(seed, how, wire, world):
     rng = np.random.default_rng([seed, world.size])
     kind = ["equal", "uneven", "empty", "empty"][seed]
@@ -100,6 +105,7 @@ def test_bytes_on_the_wire_are_those_that_the_price_says(seed, how, wire, world)
     assert sent == price(setting(TEXTS, cluster, 40), plan).prediction.bytes_on_wire
 
 
+@pytest.mark.sizes
 def test_bytes_of_a_request_are_those_of_the_paper(world):
     """Equal shares: into the first group, (p - 1) / p S H; out of each, with all gathering, (p - 1) S H; no more.
 
@@ -116,6 +122,7 @@ def test_bytes_of_a_request_are_those_of_the_paper(world):
     assert sent == (p - 1) * element_bytes // p + spec.groups * (p - 1) * element_bytes
 
 
+@pytest.mark.sizes
 def test_nothing_is_sent_within_a_group(world):
     """However many decoupled layers a group has, a request sends the same."""
     sent = []

@@ -37,6 +37,7 @@ def replicas(world):
     return Engine(SPEC, tensors_of(SPEC), stack, world)
 
 
+@pytest.mark.sizes
 def test_what_is_submitted_while_others_are_under_way_is_answered_behind_them(replicas, world):
     """One batch more after every step, and one step more after every batch."""
     if world.rank:
@@ -56,6 +57,7 @@ def test_what_is_submitted_while_others_are_under_way_is_answered_behind_them(re
     check(SPEC, answers, LENGTHS)
 
 
+@pytest.mark.sizes
 def test_a_source_may_have_nothing_and_end_before_all_is_answered(replicas, world):
     if world.rank:
         return
@@ -68,6 +70,7 @@ def test_a_source_may_have_nothing_and_end_before_all_is_answered(replicas, worl
     check(SPEC, answers, LENGTHS)
 
 
+@pytest.mark.sizes
 def test_a_batch_of_another_plan_waits_until_nothing_is_under_way(world, files):
     """Those of the plan that runs do not wait; all ranks change over together."""
     short, long = (rows_plan([*weights]) for weights in ([1.0] + [0.0] * (world.size - 1), [1.0] * world.size))

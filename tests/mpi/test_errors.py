@@ -30,6 +30,7 @@ def aborted(monkeypatch):
     return said
 
 
+@pytest.mark.sizes
 @JOBS
 @pytest.mark.parametrize("at", [0, -1], ids=["rank 0", "last rank"])
 def test_one_ranks_complaint_behind_set_up_ends_the_job_with_its_name(
@@ -50,6 +51,7 @@ def test_one_ranks_complaint_behind_set_up_ends_the_job_with_its_name(
     assert aborted == ([(victim, "tensor up is damaged", 2)] if world.rank == victim else [])
 
 
+@pytest.mark.sizes
 @JOBS
 def test_a_complaint_that_all_ranks_have_is_said_once_and_nobody_aborts(
     room, name, words, world, monkeypatch, aborted, capsys
@@ -69,6 +71,7 @@ def test_a_complaint_that_all_ranks_have_is_said_once_and_nobody_aborts(
     assert not aborted
 
 
+@pytest.mark.sizes
 @JOBS
 def test_an_option_that_one_rank_cannot_have_is_refused_on_all(room, name, words, world, monkeypatch, aborted, capsys):
     """What may be said may differ from rank to rank: the others would wait for the one that refuses."""

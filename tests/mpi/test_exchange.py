@@ -12,6 +12,7 @@ from solver.plan.routes import Route
 MANY = 1100
 
 
+@pytest.mark.sizes
 def test_more_than_a_thousand_tiles_stay_apart(world):
     """Rank 0 has most of the rows, a tile each: who passes these on in the ring sends its own meanwhile."""
     have = Partition.of_counts([MANY] + [3 + rank for rank in range(world.size - 1)])
@@ -25,6 +26,7 @@ def test_more_than_a_thousand_tiles_stay_apart(world):
     world.finish_sending()
 
 
+@pytest.mark.sizes
 @pytest.mark.parametrize(
     "wait", [lambda group: group.wait_some([]), Group.pause, Group.finish_sending, lambda group: group.orders.take()]
 )

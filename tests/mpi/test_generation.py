@@ -12,6 +12,7 @@ from hepti_mpi.requests.prompts import Prompt, Wishes
 from hepti_mpi.requests.sampling import Sampling
 from tests import sweeps
 from tests.kit.decoders import MODELS, Weights, logits
+from tests.kit.sized import sized
 from tests.mpi.test_decoder_passes import on_ranks, random_plan
 
 GREEDY = Sampling()
@@ -45,8 +46,7 @@ def answers(world, weights, plan, prompts, ending=None, sampling=GREEDY, *, spec
     return on_ranks(world, weights, plan, lead)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("speculates", [False, True])
+@pytest.mark.parametrize(("name", "speculates"), sized(sweeps.cycled(8, MODELS, [False, True]), 5))
 def test_greedy_answers_are_those_of_the_whole_model(name, speculates, world):
     rng = np.random.default_rng(11)
     weights = Weights(MODELS[name])
@@ -57,7 +57,7 @@ def test_greedy_answers_are_those_of_the_whole_model(name, speculates, world):
     assert [found[number][0] for number in range(2)] == [greedy(weights, prompt, 6) for prompt in prompts]
 
 
-@pytest.mark.parametrize("seed", sweeps.seeds(3, 20))
+@pytest.mark.parametrize("seed", sized(sweeps.seeds(2, 20), 2))
 def test_several_at_a_time_are_as_one_by_one(seed, world):
     rng = np.random.default_rng(seed)
     weights = Weights(MODELS["qwen3"], seed)
@@ -174,7 +174,7 @@ def test_what_is_drawn_depends_on_the_seed_alone(world):
     assert drawn(1) == drawn(1) != drawn(2)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODELS if sweeps.ALL else ["llama", "gemma2", "gpt2", "partial"])
 def test_an_int8_cache_costs_little(name, world):
     """As much as rounding does: a sixteenth of its scale a number, and a text beyond its sample is not cut off."""
     rng = np.random.default_rng(9)
@@ -200,9 +200,10 @@ def test_an_int8_cache_costs_little(name, world):
     assert np.sqrt(np.square(found - expected).mean()) < 0.05 * np.sqrt(np.square(expected).mean())
 
 
-@pytest.mark.parametrize("cache", ["float32", "int8"])
-@pytest.mark.parametrize("name", ["llama", "one-kv-head", "qwen3", "gpt2"])
-@pytest.mark.parametrize("seed", sweeps.seeds(2, 10))
+@pytest.mark.parametrize(
+    ("name", "seed", "cache"),
+    sized(sweeps.cycled(4, ["llama", "one-kv-head", "qwen3", "gpt2"], sweeps.seeds(2, 10), ["float32", "int8"]), 3),
+)
 def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, world):
     """Keys and values go with their heads, of all sequences; halves that stay where they are stay as they are."""
     rng = np.random.default_rng(seed)
@@ -261,8 +262,7 @@ def test_every_prompt_is_answered_as_it_wishes(world):
     assert both["drawn"].text.tokens == alone[0][0]
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.5, seed=8)])
-@pytest.mark.parametrize("before", [1, 5, 8])
+@pytest.mark.parametrize(("before", "sampling"), sweeps.cycled(3, [1, 5, 8], [GREEDY, Sampling(1.5, seed=8)]))
 def test_an_answer_that_was_begun_elsewhere_goes_on_as_if_it_had_not_been(sampling, before, world):
     rng = np.random.default_rng(before)
     weights = Weights(MODELS["qwen3"])
@@ -337,7 +337,7 @@ def greedy_held(weights, tokens, grammar):
     return known[len(tokens) :]
 
 
-@pytest.mark.parametrize("seed", sweeps.seeds(3, 10))
+@pytest.mark.parametrize("seed", sweeps.seeds(2, 10))
 def test_answers_hold_to_a_grammar_beside_others_that_have_none(seed, world):
     rng = np.random.default_rng(seed)
     weights = Weights(MODELS["qwen3"], seed)

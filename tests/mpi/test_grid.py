@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from hepti_mpi.kernels.backends import backend
-from hepti_mpi.kernels.products import NUMPY
 from solver.base.spans import Partition
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.blocks import Cut
 from solver.model.spec import with_layers
 from solver.plan.plan import BlockPlan, Layout, Wire, uniform_plan
 from solver.schedule.cost import price, setting
+from tests import sweeps
 from tests.kit.plans import like
-from tests.mpi.test_layers import POST, PRE, check, shares
+from tests.kit.sized import called, sized
+from tests.mpi.test_layers import KINDS, POST, PRE, check, shares
 
 BERT = like(POST, hidden=48, heads=12, ffn=120)  # 1, 2, 3 and 4 divide them
-KINDS = ["equal", "uneven", "empty"]
 
 
 def grids(ranks):
@@ -41,16 +41,16 @@ def grid_layer(spec, rows, ranks, kind, rng):
     return tuple(map(cut, spec.blocks))
 
 
-@pytest.mark.parametrize("computes", [NUMPY, "onnxruntime"], ids=["numpy", "onnxruntime"])
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("spec", "lengths"), [(POST, [1]), (POST, [2, 1]), (POST, [200]), (PRE, [PRE.input.rows] * 2)], ids=str
+    ("lengths", "kind", "computes"),
+    sized(sweeps.cycled(6, [[1], [2, 1], [200], [PRE.input.rows] * 2], KINDS, ["numpy", "onnxruntime"])),
+    ids=called,
 )
-def test_every_grid_gives_the_reference(spec, lengths, kind, computes, world):
+def test_every_grid_gives_the_reference(lengths, kind, computes, world):
     """Also with fewer rows than ranks, odd widths, and parts without a head, a column or a row."""
     if computes == "onnxruntime":
         pytest.importorskip("onnxruntime", reason="the extra `fast` is not installed")
-        computes = backend(computes)
+    spec, computes = PRE if lengths == [PRE.input.rows] * 2 else POST, backend(computes)
     rng = np.random.default_rng([len(lengths), KINDS.index(kind)])
     for rows in grids(world.size):
         layers = [grid_layer(spec, rows, world.size, kind, rng) for _ in range(spec.layers)]
@@ -65,9 +65,9 @@ def test_a_grid_computes_every_activation(activation, world):
         check(spec, [grid_layer(spec, rows, world.size, "uneven", rng) for _ in range(3)], [20], world)
 
 
-@pytest.mark.parametrize("tile_rows", [0, 5])
-@pytest.mark.parametrize("wire", [wire for wire in Wire if wire is wire.within])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "wire", "tile_rows"), sized(sweeps.cycled(3, KINDS, [own for own in Wire if own is own.within], [0, 5]))
+)
 def test_bytes_of_a_grid_are_those_that_the_price_says(kind, wire, tile_rows, world):
     """Of every rank, for uneven tiles, in tiles of rows, over every wire."""
     rng = np.random.default_rng(KINDS.index(kind))
@@ -86,6 +86,7 @@ def test_bytes_of_a_grid_are_those_that_the_price_says(kind, wire, tile_rows, wo
         assert meter.received_bytes == sum(step.repeats * step.received[world.rank] for step in steps)
 
 
+@pytest.mark.sizes
 def test_equal_tiles_send_what_the_papers_formula_says(world):
     """A layer: S (4 H/X (p - 1)/p + (2 F + 4 H)/Y (X - 1)/X) numbers from each of X Y ranks."""
     p, S, H, F = world.size, 24, BERT.hidden, BERT.blocks[1].ffn

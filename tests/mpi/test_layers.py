@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +20,11 @@ from solver.plan.file import read_plan
 from solver.plan.plan import BlockPlan, Keys, Layout, Plan, Stage, Wire, layer_by_rows
 from solver.plan.routes import Route
 from solver.schedule.cost import predict
+from tests import sweeps
 from tests.kit import reference
 from tests.kit.in_memory import layers_of
 from tests.kit.plans import like
+from tests.kit.sized import called, sized
 from weights.synthesize import synthetic_rows
 
 DATA = Path(__file__).parents[1] / "data" / "plans"
@@ -34,6 +35,7 @@ PRE = encoder(
     input=ImageInput(height=24, width=40, patch=8),
 )  # fmt: skip
 LAYOUTS = (Layout.FULL, Layout.ROWS)
+KINDS = ("equal", "uneven", "empty")
 CUTS = [
     (cut, norm)
     for cut in (Cut.ROWS, Cut.COLUMNS, Cut.BLOCK, Cut.GRID)
@@ -135,8 +137,7 @@ def check_plan(spec, plan, lengths, world, computes=NUMPY, atol=1e-4, wire=Wire.
     return stack
 
 
-@pytest.mark.parametrize("kind", ["equal", "uneven", "empty"])
-@pytest.mark.parametrize(("attention", "mlp"), list(product(CUTS, CUTS)), ids=str)
+@pytest.mark.parametrize(("attention", "mlp", "kind"), sized(sweeps.cycled(36, CUTS, CUTS, KINDS), 7), ids=called)
 def test_every_pair_of_cuts_gives_the_reference(attention, mlp, kind, world):
     """Equal, uneven and empty shares, each block with shares of its own; a ragged batch of texts."""
     rng = np.random.default_rng(0)
@@ -144,8 +145,9 @@ def test_every_pair_of_cuts_gives_the_reference(attention, mlp, kind, world):
     check(POST, layers, [3, 1, 17, 2, 30], world, tile_rows=7)
 
 
-@pytest.mark.parametrize("kind", ["equal", "uneven", "empty"])
-@pytest.mark.parametrize(("attention", "mlp"), list(product(CUTS, CUTS)), ids=str)
+@pytest.mark.parametrize(
+    ("attention", "mlp", "kind"), sized(sweeps.cycled(6, CUTS, [*CUTS[2:], *CUTS[:2]], KINDS), 4), ids=called
+)
 def test_every_pair_of_cuts_gives_the_reference_with_norms_in_front(attention, mlp, kind, world):
     """The same for the pre-norm family; a batch of images."""
     rng = np.random.default_rng(2)
@@ -153,8 +155,7 @@ def test_every_pair_of_cuts_gives_the_reference_with_norms_in_front(attention, m
     check(PRE, layers, [PRE.input.rows] * 2, world, tile_rows=4)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5, 511])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("rows", "seed"), sized(sweeps.cycled(8, [1, 2, 5, 511], range(8)), 3))
 def test_any_mixture_of_cuts_gives_the_reference(rows, seed, world):
     """Every layer is cut in another way, with shares of every kind, at any length."""
     rng = np.random.default_rng([seed, rows])
@@ -162,7 +163,7 @@ def test_any_mixture_of_cuts_gives_the_reference(rows, seed, world):
     layers = []
     for _ in range(spec.layers):
         attention, mlp = (CUTS[rng.integers(len(CUTS))] for _ in range(2))
-        kind = ["equal", "uneven", "empty"][rng.integers(3)]
+        kind = KINDS[rng.integers(3)]
         layers.append(random_layer(spec, attention, mlp, kind, world.size, rng))
     check(spec, layers, [rows], world, tile_rows=[0, 1, 16, 100][seed % 4])
 
@@ -176,7 +177,7 @@ def test_plan_files_of_the_first_version_are_read_and_run(name, world):
     check_plan(POST, plan, [12, 1, 30], world, atol=1e-2 if plan.wire is Wire.FLOAT16 else 1e-4, wire=plan.wire)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
+@pytest.mark.parametrize("activation", sized(["gelu", "gelu_tanh", "relu"], 3))
 def test_packed_weights_give_the_reference(activation, world):
     """The backend on onnxruntime, on a mixture of all cuts with empty shares."""
     pytest.importorskip("onnxruntime", reason="the extra `fast` is not installed")
@@ -189,6 +190,7 @@ def test_packed_weights_give_the_reference(activation, world):
     check(spec, layers, [3, 1, 30], world, backend("onnxruntime"), tile_rows=8)
 
 
+@pytest.mark.sizes
 def test_ranks_without_a_share_send_and_receive_nothing(world):
     """A device that makes things worse gets nothing, and costs nothing."""
     weights = [0.0] * world.size
@@ -206,8 +208,7 @@ def test_ranks_without_a_share_send_and_receive_nothing(world):
     assert stack.meter.received_bytes == expected
 
 
-@pytest.mark.parametrize("route", Route)
-@pytest.mark.parametrize("tile_rows", [0, 5, 12])
+@pytest.mark.parametrize(("tile_rows", "route"), sized(sweeps.cycled(6, [0, 5, 12], Route), 4))
 def test_every_route_brings_the_rows_of_uneven_owners(route, tile_rows, world):
     """One rank has most of the rows: its tiles are passed on by others."""
     weights = [0.7, *[0.3 / max(world.size - 1, 1)] * (world.size - 1)]
@@ -227,12 +228,11 @@ def with_keys(layer, ranks, rng):
     return replace(attention, keys=ways), mlp
 
 
-@pytest.mark.parametrize(("spec", "lengths"), [(POST, [3, 1, 17, 2, 30]), (PRE, [16, 16])], ids=["post", "pre"])
-@pytest.mark.parametrize("kind", ["equal", "uneven", "empty"])
-@pytest.mark.parametrize("mlp", CUTS, ids=str)
-def test_gathering_the_input_instead_of_keys_gives_the_reference(mlp, kind, spec, lengths, world):
+@pytest.mark.parametrize(("mlp", "kind", "spec"), sized(sweeps.cycled(6, CUTS, KINDS, [POST, PRE]), 4), ids=called)
+def test_gathering_the_input_instead_of_keys_gives_the_reference(mlp, kind, spec, world):
     """With and without K and V, behind every MLP, each block with shares and a route of its own."""
     rng = np.random.default_rng(6)
+    lengths = [3, 1, 17, 2, 30] if spec is POST else [16, 16]
     layers = [random_layer(spec, CUTS[0], mlp, kind, world.size, rng) for _ in range(spec.layers)]
     check(spec, [with_keys(layer, world.size, rng) for layer in layers], lengths, world, tile_rows=7)
 
@@ -244,7 +244,7 @@ def test_packed_weights_without_keys_give_the_reference(world):
     check(POST, [with_keys(layer, world.size, rng) for layer in layers], [3, 30], world, backend("onnxruntime"))
 
 
-@pytest.mark.parametrize("wire", [Wire.FLOAT32, Wire.FLOAT16, Wire.INT8])
+@pytest.mark.parametrize("wire", sized([Wire.FLOAT32, Wire.FLOAT16, Wire.INT8], 3))
 def test_gathering_the_input_sends_a_row_once_a_layer(wire, world):
     """To the byte: (p - 1) S H numbers a layer, and what rank 0 hands out and gets back; as the price says."""
     weights = (1 / world.size,) * world.size
@@ -259,10 +259,14 @@ def test_gathering_the_input_sends_a_row_once_a_layer(wire, world):
     assert sent == predict(POST, cluster, replace(stack.plan, wire=wire), 40).bytes_on_wire
 
 
-@pytest.mark.parametrize(("wire", "error"), [(Wire.FLOAT16, 0.01), (Wire.INT8, 0.2)])
-@pytest.mark.parametrize("cuts", [(CUTS[0], CUTS[0]), (CUTS[3], CUTS[4]), (CUTS[2], CUTS[2])], ids=str)
-def test_thin_wires_round_and_send_less(wire, error, cuts, world):
+@pytest.mark.parametrize(
+    ("wire", "cuts"),
+    sweeps.cycled(3, [Wire.FLOAT16, Wire.INT8], [(CUTS[0], CUTS[0]), (CUTS[3], CUTS[4]), (CUTS[2], CUTS[2])]),
+    ids=called,
+)
+def test_thin_wires_round_and_send_less(wire, cuts, world):
     """Half or a quarter of the bytes; the result is near the reference, and nearer with more bits."""
+    error = {Wire.FLOAT16: 0.01, Wire.INT8: 0.2}[wire]
     layers = [random_layer(POST, *cuts, "equal", world.size, np.random.default_rng(4)) for _ in range(POST.layers)]
     exact = check(POST, layers, [40], world).meter
     thin = check(POST, layers, [40], world, atol=error, wire=wire).meter

@@ -12,6 +12,7 @@ from hepti_mpi.requests import inputs
 from solver.cluster.cluster import write_cluster
 from solver.plan.holdings import weights_bytes
 from tests.kit.clusters import pis
+from tests.kit.sized import sized
 from tests.mpi.test_layers import POST, expected
 from tests.mpi.test_move import files
 
@@ -54,7 +55,7 @@ def run(world, files, tmp_path, speeds, lengths):
         return json.loads((tmp_path / "report.json").read_text()), dict(hidden)
 
 
-@pytest.mark.parametrize("boards", CLUSTERS)
+@pytest.mark.parametrize("boards", sized(["uneven", "equal"], 2))
 def test_every_length_runs_under_a_plan_of_its_own(boards, world, files, plans, tmp_path, monkeypatch):
     """Short requests leave ranks out, which hear of the long ones behind them all the same."""
     monkeypatch.setattr(inputs, "BATCH_ROWS", 1)

@@ -13,6 +13,7 @@ KINDS = ("orders", "decisions", "reports", "weights")
 LARGE = 1 << 22  # float32 numbers: more than MPI sends at once
 
 
+@pytest.mark.sizes
 def test_kinds_are_taken_in_any_order_and_each_stays_in_its_own(world):
     """Three of every kind from rank 0, taken kind by kind, the last kind first."""
     if world.rank == 0:
@@ -29,6 +30,7 @@ def test_kinds_are_taken_in_any_order_and_each_stays_in_its_own(world):
     assert all(getattr(world, kind).poll() is None for kind in KINDS)  # a rank gets nothing of its own
 
 
+@pytest.mark.sizes
 def test_everybody_tells_one_rank_which_knows_who_it_was(world):
     world.reports.send(f"rank {world.rank}", [0])
     found = []
@@ -77,6 +79,7 @@ def test_what_nobody_takes_keeps_nobody_waiting_and_is_counted(world):
         assert leaving == 3 * (world.size - 1)
 
 
+@pytest.mark.sizes
 def test_who_waits_looks_seldom_works_meanwhile_and_is_counted(world):
     late_s, looks, work = 0.2, [], iter([True] * 5)
     world.traffic.reset()
@@ -97,6 +100,7 @@ def test_who_waits_looks_seldom_works_meanwhile_and_is_counted(world):
     assert world.traffic.wait_s > late_s / 2
 
 
+@pytest.mark.sizes
 def test_clocks_are_compared_with_rank_0s(world):
     """Here all ranks have the same."""
     ahead = comm.world().on_all(world.clock_ahead)

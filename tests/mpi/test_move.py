@@ -27,12 +27,13 @@ from solver.plan.plan import BlockPlan, Layout, Plan, Stage, block_by_rows, laye
 from solver.plan.routes import Route
 from tests import sweeps
 from tests.kit.plans import like
+from tests.kit.sized import called, sized
 from tests.mpi.test_layers import CUTS, POST, PRE, expected, random_layer, tensors_of
 from weights.file.store import WeightsFile
 from weights.synthesize import synthesize
 
 LONG = like(POST, name="long", layers=9)
-CHANGES = sweeps.count(10, 20)  # of every case; all cases of one size of world make more than 200
+CHANGES = sweeps.count(6, 20)  # of every case; all cases of one size of world make more than 200
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +113,7 @@ def lengths_of(spec, rng):
     return [[3, 1, 17, 2, 30], [1], [2], [40], [5, 64]][rng.integers(5)]
 
 
-@pytest.mark.parametrize("spec", [POST, PRE], ids=lambda spec: spec.name)
-@pytest.mark.parametrize("seed", sweeps.seeds(1, 3))
+@pytest.mark.parametrize(("spec", "seed"), sized(sweeps.cycled(2, [POST, PRE], sweeps.seeds(1, 3)), 2), ids=called)
 def test_between_requests_any_plan_follows_any_other(spec, seed, world, files):
     rng = np.random.default_rng(seed)
     run = Run(spec, random_plan(spec, rng, world.size), world, files)
@@ -182,7 +182,7 @@ def test_shares_of_rows_move_no_weights_and_keep_the_kernels(world, files):
         assert all(a is b for (a,), (b,) in zip(ours, theirs, strict=True))
 
 
-@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("short", sized([True, False], 2))
 def test_a_rank_is_emptied_and_comes_back(short, world, files):
     """It keeps its weights, and takes rows again at once; where its memory is short they are freed, and got again."""
     run = Run(POST, rows_plan([1.0] * world.size), world, files)
@@ -276,7 +276,7 @@ def test_packed_kernels_follow_as_well(world, files):
     pytest.importorskip("onnxruntime", reason="the extra `fast` is not installed")
     rng = np.random.default_rng(5)
     run = Run(POST, random_plan(POST, rng, world.size), world, files, backend("onnxruntime"))
-    for _ in range(CHANGES // 5):
+    for _ in range(CHANGES // 3):
         run.prepare(random_plan(POST, rng, world.size))
         run.mover.adopt(POST.layers)
         run.check([3, 1, 30])

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from hepti_mpi.engine.network import NetworkShare
+from tests import sweeps
 from tests.kit.convnets import emulate, plan_of, random_net, random_plan, reader
+from tests.kit.sized import sized
 
 
-@pytest.mark.parametrize("seed", range(40))
-@pytest.mark.parametrize("tiles", [False, True])
+@pytest.mark.parametrize(("seed", "tiles"), sized(sweeps.cycled(16, sweeps.seeds(16, 40), [False, True]), 3))
 def test_ranks_compute_what_one_rank_does(seed, tiles, world):
     rng = np.random.default_rng([seed, world.size])
     net, tensors = random_net(rng, verbatim=seed % 2 == 0)

@@ -6,12 +6,12 @@ import pytest
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.measure.offload import WAYS, offload
 from solver.base.spans import Partition
+from tests import sweeps
 
 WIDTH = 24
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("counts", [(100, 0), (57, 43), (1, 99), (0, 100)])
+@pytest.mark.parametrize(("way", "counts"), sweeps.cycled(8, WAYS, [(100, 0), (57, 43), (1, 99), (0, 100)]))
 def test_the_chain_on_two_devices_is_the_chain_on_one(world, way, counts):
     if world.size == 1:
         pytest.skip("offloading is between two ranks, and here is one: 2, 3 and 5 run this")

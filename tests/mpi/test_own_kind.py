@@ -29,9 +29,11 @@ from solver.schedule.stages import price_plan
 from solver.schedule.steps import ByTiles, Call, Lay
 from solver.show.schedule_table import schedule_rows
 from solver.systems import make_plan
+from tests import sweeps
 from tests.kit import reference
 from tests.kit.clusters import pis
 from tests.kit.in_memory import layers_of
+from tests.kit.sized import sized
 from weights.file.store import WeightsFile
 from weights.synthesize import synthesize, synthetic_rows
 
@@ -116,8 +118,7 @@ def check(spec, plan, lengths, world, computes):
     return stack
 
 
-@pytest.mark.parametrize("computes", ["numpy", "onnxruntime"])
-@pytest.mark.parametrize("mbps", [940, 40])
+@pytest.mark.parametrize(("mbps", "computes"), sized(sweeps.cycled(2, [940, 40], ["numpy", "onnxruntime"]), 2))
 def test_planner_finds_a_plan_that_runs_as_priced(mbps, computes, world):
     cluster, rows = pis(*SPEEDS[: world.size], mbps=mbps), 70
 
@@ -132,8 +133,9 @@ def test_planner_finds_a_plan_that_runs_as_priced(mbps, computes, world):
     assert sum(world.on_all(lambda: stack.meter.sent_bytes)) == plan.predicted.bytes_on_wire
 
 
-@pytest.mark.parametrize("kind", ["uneven", "empty"])
-@pytest.mark.parametrize("cut", [Cut.ROWS, Cut.BLOCK, Cut.COLUMNS])
+@pytest.mark.parametrize(
+    ("cut", "kind"), sized(sweeps.cycled(3, [Cut.ROWS, Cut.BLOCK, Cut.COLUMNS], ["uneven", "empty"]), 3)
+)
 def test_it_stands_beside_blocks_of_any_cut_and_in_layers_that_are_unlike(cut, kind, world):
     rng = np.random.default_rng([world.size, kind == "empty"])
 

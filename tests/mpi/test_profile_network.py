@@ -11,8 +11,8 @@ from tests.kit.convnets import random_net
 
 
 def test_a_network_is_profiled_and_planned(world, tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "LEAST_S", 0.02)
-    monkeypatch.setattr(timing, "MOST_S", 0.1)
+    monkeypatch.setattr(timing, "LEAST_S", 0.002)
+    monkeypatch.setattr(timing, "MOST_S", 0.01)
     net = in_levels(random_net(np.random.default_rng(5), most=12)[0])
 
     cluster = profile_network(net, world)

@@ -19,8 +19,10 @@ from hepti_mpi.network_leader import NetworkLeader
 from hepti_mpi.requests import inputs, outputs, pictures, service_lines
 from hepti_mpi.requests.ahead import Ahead
 from hepti_mpi.requests.service_lines import print_line
+from tests import sweeps
 from tests.kit import reference
 from tests.kit.networks import check_answer, write_boards, write_classifier, write_photos
+from tests.kit.sized import sized
 from tests.mpi.test_layers import POST, PRE
 from weights.synthesize import synthesize
 
@@ -128,6 +130,7 @@ def cancelled(name):
     return {"id": name, "finish_reason": "cancelled"}
 
 
+@pytest.mark.sizes
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_status_is_told_when_all_is_loaded_and_while_nothing_is_asked(kind, serve, client, place, world):
     """Nothing else wakes rank 0; it counts what was answered, and names the ranks that the plan has."""
@@ -162,7 +165,11 @@ LIVE, REPLICAS = ("--replan", "auto"), ("--system", "hepti-throughput")
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("encoder", ()), ("encoder", LIVE), ("network", ()), ("network", LIVE), ("network", REPLICAS)],
+    sized(
+        [("encoder", LIVE), ("network", ()), ("network", REPLICAS)]
+        + sweeps.count(0, 1) * [("encoder", ()), ("network", LIVE)],
+        3,
+    ),
 )
 def test_a_status_tells_what_every_rank_did(kind, options, serve, client, place, world):
     """The first one asks them, and a later one has what they say, which is what the report says in the end."""
@@ -187,7 +194,7 @@ def test_a_status_tells_what_every_rank_did(kind, options, serve, client, place,
         assert sum(rank["compute_s"] for rank in told) > 0
 
 
-@pytest.mark.parametrize(("kind", "options"), [("encoder", ()), ("network", ()), ("network", REPLICAS)])
+@pytest.mark.parametrize(("kind", "options"), sized([("encoder", ()), ("network", ()), ("network", REPLICAS)], 2))
 def test_questions_and_cancels_overtake_requests_that_wait(kind, options, serve, client, place, world):
     """What is cancelled while rank 0 is busy is not computed, and an id that nobody has is nothing."""
 
@@ -217,6 +224,7 @@ def test_questions_and_cancels_overtake_requests_that_wait(kind, options, serve,
                 check(kind, entry, place, 1)
 
 
+@pytest.mark.sizes
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_that_is_cancelled_while_it_runs_is_answered_so(kind, serve, client, place, world, monkeypatch):
     running, goes_on = threading.Event(), threading.Event()

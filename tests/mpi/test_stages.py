@@ -25,9 +25,11 @@ from solver.model.spec import tensor_shapes, with_layers
 from solver.model.sublayers import HALVES
 from solver.plan.plan import STAGE_WIRES, Plan, Stage, Wire
 from solver.schedule.stages import chain_of_sublayers, price_plan
+from tests import sweeps
 from tests.hepti_mpi.comm.test_adaptive import connected
 from tests.kit.rank_requests import hidden_states, requests_of
-from tests.mpi.test_layers import CUTS, LAYOUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
+from tests.kit.sized import called, sized
+from tests.mpi.test_layers import CUTS, KINDS, LAYOUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 
 SPEC = with_layers(POST, 5)
 PRE_SPEC = with_layers(PRE, 4)
@@ -48,7 +50,7 @@ def random_plan(spec, ranks, rng, replicas):
             runs = []
             for layer in range(start, stop):
                 attention, mlp = (CUTS[rng.integers(len(CUTS))] for _ in range(2))
-                kind = ["equal", "uneven", "empty"][rng.integers(3)]
+                kind = KINDS[rng.integers(3)]
                 runs.append(
                     (Span(layer, layer + 1), random_layer(spec, attention, mlp, kind, len(members), rng)),
                 )
@@ -94,14 +96,13 @@ def check(spec, plan, batches, world):
     return stack
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("seed", "replicas"), sized(sweeps.cycled(6, sweeps.seeds(6, 8), [1, 2, 3]), 2))
 def test_any_stages_and_replicas_give_the_reference_in_order(seed, replicas, world):
     rng = np.random.default_rng([seed, replicas, world.size])
     check(SPEC, random_plan(SPEC, world.size, rng, replicas), LENGTHS, world)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sized(sweeps.seeds(1, 3)))
 def test_stages_give_the_reference_with_norms_in_front(seed, world):
     rng = np.random.default_rng([seed, world.size])
     rows = PRE_SPEC.input.rows
@@ -139,6 +140,7 @@ def test_large_messages_and_full_queues_do_not_wait_for_each_other(place, world)
     check(SPEC, plan, [[500], [300, 200]] * 12, world)
 
 
+@pytest.mark.sizes
 @pytest.mark.parametrize("at", [4, 7], ids=["between layers", "behind the inner columns"])
 def test_what_goes_between_stages_is_sent_in_pieces(at, world, monkeypatch):
     """Of about as many numbers as may travel before they are asked for; the result is the same."""
@@ -185,7 +187,7 @@ def test_a_rank_that_becomes_slow_gets_less(world, monkeypatch):
     assert 0 < moved[-1] // (30 * SPEC.hidden * 4) <= 60 / world.size / 2
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", sized(sweeps.seeds(2, 4), 2))
 def test_bytes_on_the_wire_are_those_that_the_price_says(seed, world):
     """Of all ranks together, for one request through stages of one device, one on each rank that has a layer."""
     rng = np.random.default_rng([seed, world.size])
@@ -200,10 +202,10 @@ def test_bytes_on_the_wire_are_those_that_the_price_says(seed, world):
     assert sent == price_plan(SPEC, Cluster(devices, Link(1e8, 1e-4)), plan, 12).prediction.bytes_on_wire
 
 
-@pytest.mark.parametrize(("spec", "rows"), [(SPEC, 40), (PRE_SPEC, PRE_SPEC.input.rows)], ids=["post", "pre"])
-@pytest.mark.parametrize("seed", range(6))
-def test_bytes_of_any_stages_are_those_that_the_price_says(seed, spec, rows, world):
+@pytest.mark.parametrize(("seed", "spec"), sized(sweeps.cycled(4, sweeps.seeds(4, 6), [SPEC, PRE_SPEC]), 3), ids=called)
+def test_bytes_of_any_stages_are_those_that_the_price_says(seed, spec, world):
     """Any ranks, cuts and shares in a stage, one request."""
+    rows = 40 if spec is SPEC else PRE_SPEC.input.rows
     rng = np.random.default_rng([seed, world.size])
     plan = replace(random_plan(spec, world.size, rng, 1), tile_rows=0)
     devices = tuple(Device(name, 1e10, GIB) for name in plan.devices)
@@ -233,16 +235,16 @@ def within_layers(spec, ranks, rng):
         for layer in range(start // 4, -(-stop // 4)):
             halved = {end // 2 for end in (start, stop) if end % 2}  # blocks that are cut within
             cuts = [CUTS[0] if 2 * layer + block in halved else CUTS[rng.integers(len(CUTS))] for block in range(2)]
-            kind = ["equal", "uneven", "empty"][rng.integers(3)]
+            kind = KINDS[rng.integers(3)]
             runs.append((Span(layer, layer + 1), random_layer(spec, *cuts, kind, len(crew), rng)))
         devices = tuple(names[rank] for rank in sorted(crew.tolist()))
         stages.append(Stage(devices, tuple(runs), Span(start, stop)))
     return Plan(tuple(stages), spec.name, tile_rows=int(rng.integers(0, 9)), devices=names)
 
 
-@pytest.mark.parametrize(("spec", "batches"), [(SPEC, LENGTHS), (PRE_SPEC, [[16], [16, 16]])], ids=["post", "pre"])
-@pytest.mark.parametrize("seed", range(8))
-def test_stages_that_begin_and_end_within_layers_give_the_reference(seed, spec, batches, world):
+@pytest.mark.parametrize(("seed", "spec"), sized(sweeps.cycled(6, sweeps.seeds(6, 8), [SPEC, PRE_SPEC]), 3), ids=called)
+def test_stages_that_begin_and_end_within_layers_give_the_reference(seed, spec, world):
+    batches = LENGTHS if spec is SPEC else [[16], [16, 16]]
     check(spec, within_layers(spec, world.size, np.random.default_rng([seed, world.size])), batches, world)
 
 
@@ -271,6 +273,7 @@ def test_every_place_within_layers_can_end_a_stage(at, world):
     assert sum(priced.weights_bytes) == 4 * sum(math.prod(shape) for shape in [*layers.values(), *ends.values()])
 
 
+@pytest.mark.sizes
 def test_fewer_bits_between_stages_send_less_and_err_more(world):
     """Bytes to the byte as the price says; the error grows as the bits shrink, from none at all."""
     plan, lengths, errors = rank_by_rank(SPEC, world), [3, 30], []
@@ -290,6 +293,7 @@ def test_fewer_bits_between_stages_send_less_and_err_more(world):
         assert all(error < bounds[wire.bits] for wire, error in zip(STAGE_WIRES, errors, strict=True))
 
 
+@pytest.mark.sizes
 def test_stages_of_several_ranks_send_few_bits_to_each_other_and_exact_numbers_within(world):
     rng = np.random.default_rng(3)
     plan = replace(random_plan(SPEC, world.size, rng, 1), tile_rows=0)
@@ -346,6 +350,7 @@ def test_a_rank_sends_to_the_stage_behind_its_own_and_rank_0_to_the_first_too():
     assert [path.receivers(rank) for rank in range(4)] == [{1, 2}, {0}, {0}, set()]
 
 
+@pytest.mark.sizes
 def test_a_slow_consumer_does_not_grow_what_is_under_way(world, monkeypatch):
     """Batches are embedded only as answers are taken: never more ahead than the replicas can have."""
     plan = one_device_plan(SPEC, [(rank, 0, SPEC.layers) for rank in range(world.size)], world.size)
@@ -360,12 +365,12 @@ def test_a_slow_consumer_does_not_grow_what_is_under_way(world, monkeypatch):
         return embed(*arguments)
 
     monkeypatch.setattr(embeddings, "embed", noted)
-    answers = Engine(SPEC, tensors_of(SPEC), stack, world).serve([[requests_of(SPEC, [2])] * 300])
+    answers = Engine(SPEC, tensors_of(SPEC), stack, world).serve([[requests_of(SPEC, [2])] * 100])
     for done, _ in enumerate(answers, start=1):
         ahead.append(len(taken) - done)
     world.orders.send(None, world.others())
 
-    assert len(ahead) == 300
+    assert len(ahead) == 100
     assert max(ahead) <= SPREAD * MOST * world.size
 
 
@@ -380,6 +385,7 @@ def test_a_rank_alone_in_its_stage_can_do_something_else_behind_every_layer(worl
         assert pauses == [(0, None)] * SPEC.layers + [(1, None)]
 
 
+@pytest.mark.sizes
 def test_every_replica_gets_a_share(world):
     """Of many batches, no rank is left without; what all did adds up."""
     plan = one_device_plan(SPEC, [(rank, 0, SPEC.layers) for rank in range(world.size)], world.size)

@@ -8,13 +8,13 @@ from hepti_mpi.comm.summands import Summands
 from hepti_mpi.comm.wires import coding
 from solver.plan.plan import Wire
 from tests import sweeps
+from tests.kit.sized import sized
 
 WIDTH = 96  # three blocks of 32: fewer than some numbers of ranks
 ERRORS = {Wire.FLOAT32: 1e-6, Wire.FLOAT16: 4e-3, Wire.INT8: 0.1}
 
 
-@pytest.mark.parametrize("wire", ERRORS)
-@pytest.mark.parametrize("seed", sweeps.seeds(3, 20))
+@pytest.mark.parametrize(("seed", "wire"), sized(sweeps.cycled(3, sweeps.seeds(3, 20), ERRORS)))
 def test_all_ranks_of_a_stage_have_one_sum(world, seed, wire):
     """In one step, in two, and by MPI, of some ranks' summands, run again and again."""
     rng = np.random.default_rng([3, seed])
@@ -40,6 +40,7 @@ def test_all_ranks_of_a_stage_have_one_sum(world, seed, wire):
     direct.close()
 
 
+@pytest.mark.sizes
 @pytest.mark.parametrize("rows", [1, 2])
 def test_two_steps_send_fewer_bytes(world, rows):
     """Of p ranks each sends 2 (p - 1) / p summands, where in one step it sends p - 1."""

@@ -9,8 +9,10 @@ from hepti_mpi.engine.network import NetworkShare
 from hepti_mpi.engine.tiles import TileTasks
 from hepti_mpi.kernels.slab import Slab
 from solver.schedule.segment_steps import net_setting, price_segments
+from tests import sweeps
 from tests.kit.chains import boards, chain
 from tests.kit.convnets import emulate, plan_of, random_shares, reader
+from tests.kit.sized import sized
 
 NET = chain(("conv", 8), ("relu",), ("pool",), ("conv", 8), ("conv", 4), size=24)
 TILES = 36
@@ -53,6 +55,7 @@ def run(world, tensors, shares, grid=(6, 6), *, stealing, reuse=False, images=3)
     return world.on_all(lambda: tasks.computed)
 
 
+@pytest.mark.sizes
 def test_without_stealing_everybody_computes_its_own(world, tensors):
     """The last rank has none, where there are several."""
     parts = [*range(1, world.size), 0] if world.size > 1 else [1]
@@ -64,9 +67,10 @@ def test_without_stealing_everybody_computes_its_own(world, tensors):
     np.testing.assert_allclose(computed, TILES * np.array(shares), atol=1)
 
 
-@pytest.mark.parametrize("grid", [(2, 2), (3, 3), (2, 3), (5, 1)])
-@pytest.mark.parametrize("stealing", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("grid", "stealing", "seed"),
+    sized(sweeps.cycled(6, [(2, 2), (3, 3), (2, 3), (5, 1)], [False, True], range(3)), 2),
+)
 def test_tiles_that_take_strips_wait_for_those_that_give_them(seed, stealing, grid, world, tensors):
     shares = random_shares(np.random.default_rng(seed), world.size)
 
@@ -124,6 +128,7 @@ def test_a_slow_rank_computes_fewer_tiles(slow, world, tensors, monkeypatch):
         assert np.median(np.delete(computed, slow)) > computed[slow]
 
 
+@pytest.mark.sizes
 def test_who_has_no_share_steals_nothing(world, tensors):
     """It holds no weights."""
     computed = run(world, tensors, [1.0, *[0.0] * (world.size - 1)], stealing=True)

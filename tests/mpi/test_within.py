@@ -26,10 +26,11 @@ from tests import sweeps
 from tests.kit.at_once import AtOnce
 from tests.kit.clusters import pis
 from tests.kit.rank_requests import requests_of
+from tests.kit.sized import sized
 from tests.mpi.test_layers import expected, tensors_of
 from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, random_plan, rows_plan
 
-REQUESTS = sweeps.count(40, 160)
+REQUESTS = sweeps.count(16, 160)
 
 
 def random_rows(rng, ranks, among=None):
@@ -153,7 +154,7 @@ def random_looks(rng):
     return draw
 
 
-@pytest.mark.parametrize("acts", [True, False])
+@pytest.mark.parametrize("acts", sized([True, False], 2))
 def test_changes_at_any_moment_within_and_between_requests_lose_none(acts, world, files, monkeypatch):
     """All that rank 0 decides holds on all ranks from the same layer on; a dry run changes nothing."""
     rng = np.random.default_rng(12)
@@ -238,6 +239,7 @@ class InProportion(Replanner):
 TRIES = 4  # other programs on this machine may make a calm board as noisy as a slow one
 
 
+@pytest.mark.slow("requests of 0.4 s, each long enough that ranks look up within it")
 def test_a_board_that_becomes_slow_has_other_rows_in_the_same_request(world, files, monkeypatch):
     """Of requests of 0.4 s; the last board computes at a quarter of its speed from one request on."""
     if world.size == 1:

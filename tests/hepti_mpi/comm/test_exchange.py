@@ -1,5 +1,6 @@
 """Exchanges among any number of ranks, by a network that keeps no more order than MPI does."""
 
+import re
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
@@ -100,7 +101,7 @@ def test_rows_of_any_number_of_tiles_and_owners_come_to_their_places(ranks, most
     assert not any(network.sent.values())
 
 
-def test_rows_are_dropped_until_all_are_put_and_taken():
+def test_rows_are_dropped_until_all_are_put_and_taken(kept):
     """Two ranks of three tiles: what rank 0 drops too early is named, with what is missing."""
     have, complaints = Partition.of_counts([3, 3]), []
     for puts, others, takes in [(0, 0, 0), (2, 0, 0), (3, 0, 0), (3, 3, 0), (3, 3, 3)]:
@@ -115,10 +116,7 @@ def test_rows_are_dropped_until_all_are_put_and_taken():
         del gathers[0]
         complaints += [ranks[0].dropped]
 
-    assert complaints == [
-        ["(6, 1), 3 tiles not put and 3 messages not taken"],
-        ["(6, 1), 1 tiles not put and 3 messages not taken"],
-        ["(6, 1), 0 tiles not put and 3 messages not taken"],
-        ["(6, 1), 0 tiles not put and 3 messages not taken"],
-        [],
-    ]
+    assert [[re.findall(r"\d+", line)[2:] for line in said] for said in complaints] == [
+        *([[tiles, messages]] for tiles, messages in ("33", "13", "03", "03")), []
+    ]  # fmt: skip
+    kept(complaints[0][0])

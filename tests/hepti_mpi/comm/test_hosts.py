@@ -1,7 +1,5 @@
 """The line that says where the ranks run, and the two classic mistakes."""
 
-import pytest
-
 from hepti_mpi.comm.hosts import Place, describe, place, warnings
 
 
@@ -9,16 +7,9 @@ def places(*hosts, cores=4, usable=4):
     return [Place(host, cores, usable) for host in hosts]
 
 
-@pytest.mark.parametrize(
-    ("hosts", "line"),
-    [
-        (["pi-0"], "1 rank on 1 host: pi-0"),
-        (["pi-0", "pi-1", "pi-2"], "3 ranks on 3 hosts: pi-0, pi-1, pi-2"),
-        (["pi-1", "pi-0", "pi-1"], "3 ranks on 2 hosts: pi-1 (2 ranks), pi-0"),
-    ],
-)
-def test_hosts_stand_in_rank_order_with_their_ranks(hosts, line):
-    assert describe(places(*hosts)) == line
+def test_hosts_stand_in_rank_order_with_their_ranks(kept):
+    for hosts in (["pi-0"], ["pi-0", "pi-1", "pi-2"], ["pi-1", "pi-0", "pi-1"]):
+        kept(describe(places(*hosts)))
 
 
 def test_a_rank_a_host_with_all_its_cores_is_no_mistake():
@@ -26,18 +17,16 @@ def test_a_rank_a_host_with_all_its_cores_is_no_mistake():
     assert warnings(places("pi-0")) == []
 
 
-def test_all_ranks_on_one_host():
+def test_all_ranks_on_one_host(kept):
     (warning,) = warnings(places("pi-0", "pi-0"))
 
-    assert warning.startswith("all 2 ranks run on pi-0, which has ")
-    assert "slots=1" in warning
-    assert "--map-by ppr:1:node" in warning
+    kept(warning)
 
 
-def test_ranks_bound_to_one_core_are_named_with_their_host():
-    spots = [*places("pi-0"), *places("pi-1", usable=1)]
+def test_ranks_bound_to_one_core_are_named_with_their_host(kept):
+    (warning,) = warnings([*places("pi-0"), *places("pi-1", usable=1)])
 
-    assert warnings(spots) == ["ranks on pi-1 are bound to 1 core of 4: start mpirun with --bind-to none"]
+    kept(warning)
 
 
 def test_a_fair_share_of_a_hosts_cores_is_no_mistake():
@@ -45,9 +34,8 @@ def test_a_fair_share_of_a_hosts_cores_is_no_mistake():
     fair = places("pi-0", "pi-0", "pi-1", usable=2)[:2] + places("pi-1")
 
     assert warnings(fair) == []
-    assert warnings([*places("pi-0", "pi-0", usable=1), *places("pi-1")]) == [
-        "ranks on pi-0 are bound to 1 core of 4: start mpirun with --bind-to none"
-    ]
+    (warning,) = warnings([*places("pi-0", "pi-0", usable=1), *places("pi-1")])
+    assert "bound to 1 core of 4" in warning
 
 
 def test_both_mistakes_are_told():

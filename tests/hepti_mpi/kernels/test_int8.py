@@ -6,10 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from hepti_mpi import cli
 from hepti_mpi.kernels import backends, int8, numpy_kernels
 from hepti_mpi.kernels.products import NUMPY
-from solver.base.errors import HeptiError
 
 RNG = np.random.default_rng(0)
 
@@ -106,11 +104,6 @@ def test_what_rows_need_in_a_product_serves_the_next_one():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
     assert float(done.stdout) < 50
-
-
-def test_numpy_refuses_int8():
-    with pytest.raises(HeptiError, match="--precision int8 needs --backend onnxruntime, here it is numpy"):
-        cli.parse(["--backend", "numpy", "--precision", "int8"])
 
 
 def test_each_precision_has_its_backend():

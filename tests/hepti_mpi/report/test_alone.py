@@ -30,50 +30,24 @@ BOTH = ("pi-0", "pi-1")
 
 
 @pytest.mark.parametrize(
-    ("pace", "alone_s", "line"),
-    [
-        (
-            Pace(0.1, 0.09), 0.2,
-            "split 100.0 ms; best single board 200.0 ms (pi-1, predicted for these hosts): "
-            "the split is 2.0 times as fast",
-        ),
-        (
-            Pace(0.1, None), 0.05,
-            "split 100.0 ms; best single board 50.0 ms (pi-1, predicted for these hosts): "
-            "one board is 2.0 times as fast: --system single:pi-1",
-        ),
-        (
-            Pace(0.1, 0.1), 0.102,
-            "split 100.0 ms; best single board 102.0 ms (pi-1, predicted for these hosts): they are alike",
-        ),
-        (
-            Pace(0.1, 0.3), 0.6,
-            "split 100.0 ms, predicted 300.0 ms; best single board 600.0 ms (pi-1, predicted for these hosts): "
-            "the split is 2.0 times as fast, by what is predicted",
-        ),
-    ],
-)  # fmt: skip
-def test_the_line_says_who_is_faster(pace, alone_s, line):
-    assert alone_line(pace, BOTH, BoardAlone("pi-1", alone_s), "these hosts", milliseconds, here=True) == line
+    ("pace", "alone_s"),
+    [(Pace(0.1, 0.09), 0.2), (Pace(0.1, None), 0.05), (Pace(0.1, 0.1), 0.102), (Pace(0.1, 0.3), 0.6)],
+    ids=["the split", "one board", "alike", "by predictions"],
+)
+def test_the_line_says_who_is_faster(pace, alone_s, kept):
+    kept(alone_line(pace, BOTH, BoardAlone("pi-1", alone_s), "these hosts", milliseconds, here=True))
 
 
-def test_rates_are_compared_the_other_way_round():
-    line = alone_line(Pace(0.1, 0.1), BOTH, BoardAlone("pi-0", 0.2), "these hosts", requests_a_second, here=True)
-
-    assert line.startswith("split 10.00 requests a second; best single board 5.00 requests a second (pi-0")
-    assert line.endswith("the split is 2.0 times as fast")
+def test_rates_are_compared_the_other_way_round(kept):
+    kept(alone_line(Pace(0.1, 0.1), BOTH, BoardAlone("pi-0", 0.2), "these hosts", requests_a_second, here=True))
 
 
-def test_where_one_board_has_all_there_is_no_split():
-    line = alone_line(Pace(0.1, 0.2), ["pi-1"], BoardAlone("pi-1", 0.2), "these hosts", milliseconds, here=True)
-
-    assert line == "no split: pi-1 computes all of it alone, 100.0 ms"
+def test_where_one_board_has_all_there_is_no_split(kept):
+    kept(alone_line(Pace(0.1, 0.2), ["pi-1"], BoardAlone("pi-1", 0.2), "these hosts", milliseconds, here=True))
 
 
-def test_where_no_board_holds_the_model_that_is_said():
-    line = alone_line(Pace(0.1, 0.2), BOTH, None, "the boards of small.toml", milliseconds, here=False)
-
-    assert line == "split 100.0 ms; none of the boards of small.toml holds it alone"
+def test_where_no_board_holds_the_model_that_is_said(kept):
+    kept(alone_line(Pace(0.1, 0.2), BOTH, None, "the boards of small.toml", milliseconds, here=False))
 
 
 @pytest.mark.parametrize(
@@ -89,26 +63,22 @@ def test_where_no_board_holds_the_model_that_is_said():
         (Pace(0.003, 0.001), "3.0 times as long as predicted"),
     ],
 )
-def test_what_is_twice_as_fast_or_slow_as_predicted_is_doubted_both_ways(pace, words):
+def test_what_is_twice_as_fast_or_slow_as_predicted_is_doubted_both_ways(pace, words, kept):
     said = doubt(pace, "the boards of mine.toml", pis(1, 2), kept=False, here=True)
 
     if words is None:
         assert said is None
     else:
-        assert said == f"{words}: the hosts are not as mine.toml says; hepti profile measures them"
+        assert said.startswith(f"{words}: ")
+        kept(said)
 
 
-def test_what_is_predicted_for_other_boards_is_compared_with_predictions_alone_and_not_doubted():
+def test_what_is_predicted_for_other_boards_is_compared_with_predictions_alone_and_not_doubted(kept):
     pace, alone = Pace(1.0, 0.1), BoardAlone("pi-1", 0.2)
 
     assert doubt(pace, "the boards of mixed4", pis(1, 2), kept=False, here=False) is None
-    line = alone_line(pace, BOTH, alone, "the boards of mixed4", milliseconds, here=False)
-    assert line == (
-        "predicted for the boards of mixed4: split 100.0 ms; best single board 200.0 ms (pi-1): "
-        "the split is 2.0 times as fast"
-    )
-    unpredicted = alone_line(Pace(1.0, None), BOTH, alone, "the boards of plan.json", milliseconds, here=False)
-    assert unpredicted == "predicted for the boards of plan.json: best single board 200.0 ms (pi-1)"
+    kept(alone_line(pace, BOTH, alone, "the boards of mixed4", milliseconds, here=False))
+    kept(alone_line(Pace(1.0, None), BOTH, alone, "the boards of plan.json", milliseconds, here=False))
 
 
 @pytest.mark.parametrize(
@@ -125,10 +95,9 @@ def test_of_a_kept_profile_the_file_is_named():
 
     said = doubt(Pace(1.0, 0.1), "these hosts", cluster, kept=True, here=True)
 
-    assert said.startswith(
-        "10.0 times as long as predicted: the hosts are busier than when they were measured, 1970; remove"
-    )
-    assert "cluster-abc.toml to measure them again" in said
+    assert said.startswith("10.0 times as long as predicted")
+    assert "1970" in said
+    assert "cluster-abc.toml" in said
 
 
 def test_the_best_board_is_the_fastest_that_holds_the_model():
@@ -152,13 +121,9 @@ def test_a_board_without_room_is_passed_over():
 
 
 @pytest.mark.parametrize(
-    ("words", "here", "boards"),
-    [
-        ([], True, "these hosts"),
-        ([], False, "these ranks, as if each were a board"),
-        (["--cluster", "mixed4"], True, "the boards of mixed4"),
-        (["--plan", "plan.json"], True, "the boards of plan.json"),
-    ],
+    ("words", "here"),
+    [([], True), ([], False), (["--cluster", "mixed4"], True), (["--plan", "plan.json"], True)],
+    ids=["hosts", "ranks", "cluster", "plan"],
 )
-def test_whose_seconds_are_predicted_is_said_in_words(words, here, boards):
-    assert boards_planned_for(cli.parse(words), here=here) == boards
+def test_whose_seconds_are_predicted_is_said_in_words(words, here, kept):
+    kept(boards_planned_for(cli.parse(words), here=here))

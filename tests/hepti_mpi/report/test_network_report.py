@@ -38,5 +38,5 @@ def test_a_person_sees_shares_of_the_work_in_80_columns(predicted):
     assert rows[1] == ["1", "pi-1", "2 of 2", "92 %", "0.0", "500.0", "0.0", "1"]
     said = " ".join(" ".join(lines[-3:]).split())
     assert "500.0 ms an image" in said
-    assert said.endswith("1.50 images a second over the whole run, reading and writing included")
+    assert "1.50 images a second" in said
     assert ("predicted 250.0 ms for these hosts" in said) is (predicted is not None)

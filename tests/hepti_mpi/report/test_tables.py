@@ -80,7 +80,7 @@ def test_a_text_that_was_cut_is_said_to_be(console):
 
     show_answers(console, [cut], [{"label": "calm", "top5": [{"label": "calm", "score": 1.0}]}])
 
-    assert row_of(console, "[1] a long text (cut at 128 tokens)")
+    assert "cut at 128 tokens" in shown(console)
 
 
 def test_of_a_long_text_the_beginning_is_shown(console):
@@ -112,7 +112,7 @@ def test_requests_without_a_text_go_by_their_id(console):
 
 
 @pytest.mark.parametrize("predicted", [0.0125, None])
-def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, console):
+def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, console, kept):
     block = BlockPlan("attention", Cut.BLOCK, inner=Partition.of_counts([11, 1]))
     _, rows = layer_by_rows(BLOCKS, (0.7, 0.3))
     plan = Plan((Stage(("pi-0", "pi-1"), ((Span(0, 2), (block, rows)),)),), "bert", rows=64)
@@ -131,16 +131,14 @@ def test_ranks_stand_with_their_shares_and_the_figures_of_one_pass(predicted, co
 
     show_ranks(console, report, plan, queued=False)
 
-    assert shown(console).startswith("who computed what of bert, 2 layers; mean of 4 runs")
     assert row_of(console, "0") == ["0", "pi-0", "11 heads", "70 % of rows", "1.5", "100.0", "25.0", "1"]
     assert row_of(console, "1") == ["1", "pi-1", "1 head", "30 % of rows", "1.5", "100.0", "25.0", "1"]
-    last = shown(console).splitlines()[-1]
-    assert last.startswith("20.0 ms from request to answer")
-    assert ("predicted 12.5 ms at 64 rows for the boards of pis.toml" in last) == (predicted is not None)
+    assert ("predicted 12.5 ms" in shown(console)) == (predicted is not None)
+    kept(shown(console))
 
 
 @pytest.mark.parametrize("predicted", [40.0, None])
-def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, console):
+def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, console, kept):
     """What one batch alone takes is not to be held against what it took behind others."""
     rows = layer_by_rows(BLOCKS, (1.0,))
     stages = tuple(Stage((name,), ((span, rows),)) for name, span in (("pi-0", Span(0, 1)), ("pi-1", Span(1, 2))))
@@ -162,15 +160,12 @@ def test_of_batches_that_queue_the_rates_stand_beside_each_other(predicted, cons
     show_ranks(console, report, Plan(stages, "bert", rows=64, devices=("pi-0", "pi-1")), queued=True)
 
     last = " ".join(shown(console).split("┘")[-1].split())
-    figures = (
-        "35.25 requests a second, predicted 40.00 for the boards of pis.toml;"
-        if predicted
-        else "35.25 requests a second;"
-    )
-    assert last == f"{figures} 900.0 ms from request to answer, the wait for others included"
+    assert last.startswith("35.25 requests a second")
+    assert ("predicted 40.00" in last) == (predicted is not None)
+    kept(last)
 
 
-def test_shares_fit_80_columns_and_headings_break_first():
+def test_shares_fit_80_columns_and_headings_break_first(kept):
     console = Console(file=io.StringIO(), width=80, markup=False, emoji=False)
     block = BlockPlan("attention", Cut.BLOCK, inner=Partition.of_counts([11, 1]))
     _, rows = layer_by_rows(BLOCKS, (0.7, 0.3))
@@ -183,17 +178,8 @@ def test_shares_fit_80_columns_and_headings_break_first():
 
     show_ranks(console, report, plan, queued=False)
 
-    assert [line.rstrip() for line in shown(console).splitlines()] == [
-        "who computed what of bert, 2 layers; 1 run",
-        "┏━━━━━━┳━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━━━━━━━┳━━━━━━━━━┳━━━━━━━━━┳━━━━━━━┳━━━━━━━┓",
-        "┃      ┃        ┃           ┃              ┃ weights ┃ compute ┃  wait ┃  sent ┃",
-        "┃ rank ┃ device ┃ attention ┃          MLP ┃     MiB ┃      ms ┃    ms ┃   KiB ┃",
-        "┡━━━━━━╇━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━━━━━━━╇━━━━━━━━━╇━━━━━━━━━╇━━━━━━━╇━━━━━━━┩",
-        "│ 0    │ pi-0   │  11 heads │ 70 % of rows │     1.5 │   100.0 │  25.0 │     1 │",
-        "│ 1    │ pi-1   │    1 head │ 30 % of rows │     1.5 │   100.0 │  25.0 │     1 │",
-        "└──────┴────────┴───────────┴──────────────┴─────────┴─────────┴───────┴───────┘",
-        "20.0 ms from request to answer",
-    ]
+    assert max(map(len, shown(console).splitlines())) == 80
+    kept(shown(console))
 
 
 def test_what_was_measured_says_with_which_kernels(console):
@@ -202,10 +188,10 @@ def test_what_was_measured_says_with_which_kernels(console):
     show_cluster(console, replace(pis(10, 20), profile=facts))
 
     words = " ".join(shown(console).split())
-    assert words.startswith("what was measured for bert-large with onnxruntime in int8")
+    assert all(fact in words.split("┏")[0] for fact in facts.values())
 
 
-def test_stages_within_layers_are_explained(console):
+def test_stages_within_layers_are_explained(console, kept):
     rows = layer_by_rows(BLOCKS, (1.0,))
     halves = (Span(0, 2), Span(2, 4))
     stages = tuple(
@@ -220,7 +206,8 @@ def test_stages_within_layers_are_explained(console):
     show_ranks(console, report, Plan(stages, "bert", rows=64), queued=False)
 
     assert row_of(console, "1")[:3] == ["1", "pi-1", "0.2-0.3"]
-    assert "Layer.sub-layer: .0 Q, K, V, context; .1 output; .2 MLP up; .3 MLP down." in shown(console)
+    (line,) = (line for line in shown(console).splitlines() if "sub-layer" in line)
+    kept(line)
 
 
 def test_a_file_gets_tables_of_80_characters_without_colours(capfd):

@@ -147,5 +147,5 @@ def test_without_a_tokenizer_there_are_only_tokens():
 def test_endings_that_cannot_be_are_refused():
     with pytest.raises(HeptiError, match="a stop string is empty"):
         Ending(tokens=4, stops=["a", ""])
-    with pytest.raises(HeptiError, match="an answer of 0 tokens, must be at least 1"):
+    with pytest.raises(HeptiError, match="an answer of 0 tokens"):
         Ending(tokens=0)

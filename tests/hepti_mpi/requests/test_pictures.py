@@ -11,6 +11,7 @@ from hepti_mpi.requests.pictures import PictureReader
 from hepti_mpi.requests.service_lines import ServiceLines
 from solver.base.errors import HeptiError
 from solver.model.convnet import ConvNet, Node, Picture
+from tests import sweeps
 
 NUMBERS = np.random.default_rng(0)
 
@@ -55,10 +56,16 @@ def cropped(image, height, width):
     return array[top : top + height, left : left + width].transpose(2, 0, 1)
 
 
-@pytest.mark.parametrize("size", [(8, 8), (9, 9), (7, 12)])
-@pytest.mark.parametrize("resize", [(8,), (9,), (11,), (12,), (6,), (16, 9), (5, 17), None])
-@pytest.mark.parametrize("width_height", [(31, 20), (20, 31), (13, 13), (8, 40), (5, 4)])
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    ("resize", "size", "width_height", "interpolation"),
+    sweeps.cycled(
+        24,
+        [(8,), (9,), (11,), (12,), (6,), (16, 9), (5, 17), None],
+        [(8, 8), (9, 9), (7, 12)],
+        [(31, 20), (20, 31), (13, 13), (8, 40), (5, 4)],
+        ["bilinear", "bicubic"],
+    ),
+)
 def test_images_are_resized_and_cropped_as_by_torchvision(size, resize, width_height, interpolation, tmp_path):
     image = save(tmp_path / "a.png", *width_height)
     net = network(3, *size, Picture(resize, interpolation=interpolation))
@@ -153,7 +160,7 @@ def test_a_folder_is_all_images_in_it_by_their_paths(tmp_path):
     ]
 
 
-def test_a_list_of_paths_is_as_a_command_line(tmp_path, monkeypatch):
+def test_a_list_of_paths_is_as_a_command_line(tmp_path, monkeypatch, kept):
     monkeypatch.chdir(tmp_path)
     save("a.png", 5, 4)
     (tmp_path / "list.txt").write_text(f"a.png\n\n{tmp_path}/a.png\r\nnone.png")
@@ -161,8 +168,7 @@ def test_a_list_of_paths_is_as_a_command_line(tmp_path, monkeypatch):
     requests, said = ask(network(3, 4, 4), tmp_path / "list.txt")
 
     assert [request.id for request in requests] == [1, 3]
-    assert said[0] == "list.txt, line 2: the line is empty"
-    assert said[1].startswith("list.txt, line 4: cannot read image none.png: No such file")
+    kept("\n".join(said))
 
 
 BAD = [
@@ -247,8 +253,8 @@ def test_a_file_may_be_read_again(tmp_path):
         ("none.txt", "No such file"),
         ("notes.md", "not a .txt"),
         ("", "no images"),
-        ("none", "there is no such file or folder"),
-        ("none.png", "there is no such file or folder"),
+        ("none", "no such file or folder"),
+        ("none.png", "no such file or folder"),
     ],
 )
 def test_what_is_no_source_of_images_is_refused_at_once(name, problem, tmp_path):
@@ -277,7 +283,7 @@ def test_damaged_images_are_complained_of_whatever_is_damaged(tmp_path):
     exif[0x010E], exif[0x0112] = "text", 6
     save(path, 8, 6, exif=exif)
     whole = path.read_bytes()
-    for _ in range(300):
+    for _ in range(sweeps.count(60, 300)):
         damaged = np.frombuffer(whole, np.uint8).copy()
         damaged[NUMBERS.integers(2, len(whole), 3)] = NUMBERS.integers(0, 256, 3)
         path.write_bytes(damaged[: NUMBERS.integers(len(whole) // 4, len(whole) + 1)].tobytes())

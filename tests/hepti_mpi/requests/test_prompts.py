@@ -78,46 +78,31 @@ def test_nothing_is_added_to_a_templates_text(made):
     assert found.tokens.count(0) == 1
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("", "the line is empty"),
-        ("{", "not JSON"),
-        ("[1]", 'not an object like {"id": 1, "prompt": "…"}'),
-        ({"id": True, "prompt": "x"}, "id True is neither a string nor an integer"),
-        ({"id": 1}, "one of prompt, tokens and messages is needed, it has none"),
-        ({"prompt": "x", "tokens": [1]}, "one of prompt, tokens and messages is needed, it has prompt and tokens"),
-        ({"prompt": ""}, "the prompt is empty"),
-        ({"prompt": 3}, "prompt is no string"),
-        ('{"prompt": "\\ud800"}', "the prompt is not Unicode"),
-        ({"tokens": []}, "tokens must be a list of at least one integer"),
-        ({"tokens": 3}, "tokens must be a list of at least one integer"),
-        ({"tokens": [1, "2"]}, "tokens must be integers, '2' is none"),
-        ({"tokens": [1, ["x" * 9000]]}, f"tokens must be integers, ['{'x' * 36} … is none"),
-        ({"tokens": [2, -1]}, "token -1 is out of range: odd has "),
-        ({"tokens": [1, 100_000]}, "token 100000 is out of range: odd has "),
-        ({"tokens": [5] * 51}, "the prompt has 51 tokens, the context 50: shorten it or give a longer --context"),
-        ({"prompt": "q" * 80}, "tokens, the context 50"),
-        ({"messages": []}, "messages must be a list like"),
-        ({"messages": [{"role": "user"}]}, 'message 1 is not like {"role": "user", "content": "…"}'),
-        ({"messages": [{"role": "user", "content": "x"}, 3]}, "message 2 is not like"),
-        ({"id": 9, "prompt": "x"}, "id 9 stands on line 1 already"),
-    ],
-)
-def test_what_is_wrong_with_a_line_is_told_and_the_others_are_read(tmp_path, made, line, message):
-    found, complaints = of_lines(tmp_path, made, {"id": 9, "prompt": "the"}, line, {"id": 10, "tokens": [4]})
-
-    assert [prompt.id for prompt in found] == [9, 10]
-    assert len(complaints) == 1
-    assert complaints[0].startswith("asked.jsonl, line 2: ")
-    assert message in complaints[0]
+BAD_LINES = [
+    "", "{", "[1]", {"id": True, "prompt": "x"}, {"id": 1}, {"prompt": "x", "tokens": [1]}, {"prompt": ""},
+    {"prompt": 3}, '{"prompt": "\\ud800"}', {"tokens": []}, {"tokens": 3}, {"tokens": [1, "2"]},
+    {"tokens": [1, ["x" * 9000]]}, {"tokens": [2, -1]}, {"tokens": [1, 100_000]}, {"tokens": [5] * 51},
+    {"prompt": "q" * 80}, {"messages": []}, {"messages": [{"role": "user"}]}, {"messages": [{"role": "user",
+    "content": "x"}, 3]}, {"id": "first", "prompt": "x"},
+]  # fmt: skip
 
 
-def test_a_template_that_refuses_is_told_by_its_line(tmp_path, made):
+def test_what_is_wrong_with_a_line_is_told_and_the_others_are_read(tmp_path, made, kept):
+    lines = {"id": "first", "prompt": "the"}, *BAD_LINES, {"id": "last", "tokens": [4]}
+    found, complaints = of_lines(tmp_path, made, *lines)
+
+    assert [prompt.id for prompt in found] == ["first", "last"]
+    assert [line.split(":")[0] for line in complaints] == [
+        f"asked.jsonl, line {number}" for number in range(2, 2 + len(BAD_LINES))
+    ]
+    kept("\n".join(complaints))
+
+
+def test_a_template_that_refuses_is_told_by_its_line(tmp_path, made, kept):
     line = {"messages": [{"role": "assistant", "content": "x"}]}
     _, complaints = of_lines(tmp_path, made, line, template=LLAMA_2)
 
-    assert complaints[0].startswith("asked.jsonl, line 1: the chat template refuses this conversation: Conversation")
+    kept(complaints[0])
 
 
 def test_a_prompt_as_long_as_the_context_is_taken(tmp_path, made):
@@ -128,14 +113,14 @@ def test_texts_need_a_tokenizer_and_conversations_a_template(made):
     model = Decoder(name="odd", hidden=8, vocab=9, positions=64, layers=(LAYER,))
     bare = PromptReader(model, 10, None, None, pytest.fail, USUAL)
 
-    with pytest.raises(HeptiError, match="weights of odd came without a tokenizer"):
+    with pytest.raises(HeptiError, match="without a tokenizer"):
         bare.texts(["x"])
-    with pytest.raises(HeptiError, match="weights of odd came without a chat template"):
+    with pytest.raises(HeptiError, match="without a chat template"):
         bare.conversation([{"role": "user", "content": "x"}])
 
 
 def test_tokens_that_the_model_does_not_have_are_refused(made):
-    with pytest.raises(HeptiError, match="is out of range: odd has 4 tokens"):
+    with pytest.raises(HeptiError, match="odd has 4 tokens"):
         reader(made, vocab=4).texts(["zebra"])
 
 
@@ -153,7 +138,7 @@ def test_an_answer_in_json_has_a_grammar_that_goes_on_behind_what_was_said(tmp_p
 def test_only_json_lines_are_read(tmp_path, made):
     with pytest.raises(HeptiError, match=r"prompts\.txt: not a \.jsonl"):
         list(reader(made).file(tmp_path / "prompts.txt"))
-    with pytest.raises(HeptiError, match=r"cannot read --input .*: No such file"):
+    with pytest.raises(HeptiError, match="No such file"):
         list(reader(made).file(tmp_path / "none.jsonl"))
 
 
@@ -174,31 +159,16 @@ def test_a_line_says_how_it_is_answered_and_else_it_is_as_usual(tmp_path, made):
     assert complaints == []
 
 
-@pytest.mark.parametrize(
-    ("wish", "complaint"),
-    [
-        ({"max_tokens": 0}, "an answer of 0 tokens, must be at least 1"),
-        (
-            {"max_tokens": 50},
-            "max_tokens is 50, the context of 50 has room for 49 behind the prompt's 1: ask for fewer",
-        ),
-        ({"max_tokens": True}, "max_tokens is True, must be an integer"),
-        ({"temperature": "hot"}, "temperature is 'hot', must be a number"),
-        ({"temperature": -1}, "temperature is -1, must be at least 0"),
-        ({"top_p": 1.5}, "top_p is 1.5, must be above 0 and at most 1"),
-        ({"stop": "end"}, "stop is 'end', must be a list of strings"),
-        ({"stop": [1]}, "stop must be a list of strings"),
-        ({"said": [10**6]}, "token 1000000 is out of range"),
-        ({"logprobs": 300}, "logprobs is 300, must be 0 to 256"),
-        ({"stream": 1}, "stream is 1, must be true or false"),
-        ({"schema": []}, "schema is [], must be a JSON schema, as an object"),
-        ({"schema": {"type": "board"}}, "the schema cannot be followed: Invalid type: board"),
-        ({"schema": {"not": {}}}, 'the schema cannot be followed: Unimplemented keys: ["not"]'),
-        ({"schema": {"enum": ["the"]}, "said": [0]}, "said has 1 token, 0 of them can begin a value of the schema"),
-    ],
-)
-def test_a_wish_that_cannot_be_met_is_named(wish, complaint, tmp_path, made):
-    found, complaints = of_lines(tmp_path, made, {"tokens": [5]} | wish)
+WISHES = [
+    {"max_tokens": 0}, {"max_tokens": 50}, {"max_tokens": True}, {"temperature": "hot"}, {"temperature": -1},
+    {"top_p": 1.5}, {"stop": "end"}, {"stop": [1]}, {"said": [10**6]}, {"logprobs": 300}, {"stream": 1},
+    {"schema": []}, {"schema": {"type": "board"}}, {"schema": {"not": {}}}, {"schema": {"enum": ["the"]}, "said": [0]},
+]  # fmt: skip
+
+
+def test_a_wish_that_cannot_be_met_is_named(tmp_path, made, kept):
+    found, complaints = of_lines(tmp_path, made, *({"tokens": [5]} | wish for wish in WISHES))
 
     assert found == []
-    assert complaint in complaints[0]
+    assert len(complaints) == len(WISHES)
+    kept("\n".join(complaints))

@@ -1,0 +1,157 @@
+"""Every bad input of a network's job: exit code 2, one line that says what is wrong, nothing left behind.
+
+What conversion refuses of an ONNX file stands in tests/weights; here that the job says it.
+"""
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from hepti_mpi.__main__ import main
+from hepti_mpi.kernels import trial
+from hepti_mpi.measure import profile_network, room
+from solver.plan.segment_file import segments_to_json
+from tests.kit import refusals
+from tests.kit.convnets import plan_of
+from tests.kit.networks import classifier, write_boards, write_classifier, write_photos
+from tests.kit.planned import PLAN
+
+HERE = Path(__file__).parent
+ALONE = ("--cluster", "boards-1.toml")  # where ranks compute, this process is the only one
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Return a folder with the weights file of a network, images, boards, and plans for two ranks."""
+    path = tmp_path_factory.mktemp("network")
+    write_photos(path / "photos")
+    write_classifier(path / "sees.h5")
+    for count in (1, 2):
+        write_boards(path / f"boards-{count}.toml", count)
+    (path / "empty").mkdir()
+    (path / "empty.txt").write_text("")
+    (path / "notes.md").write_text("no image")
+    (path / "net.onnx").write_text("")
+    write_plans(path)
+    write_classifier(path / "nan.h5")
+    with h5py.File(path / "nan.h5", "r+") as file:
+        file["tensor t0"][1, 2, 0, 0] = np.nan
+    return path
+
+
+def write_plans(path):
+    net, _ = classifier()
+    count = len(net.nodes)
+    good = segments_to_json(net, plan_of(net, [(count, "rows", [0.5, 0.5])], 2))
+    (path / "good.json").write_text(good)
+    (path / "three.json").write_text(segments_to_json(net, plan_of(net, [(count, "rows", [0.5, 0.5, 0])], 3)))
+    (path / "one.json").write_text(segments_to_json(net, plan_of(net, [(count, "rows", [1])], 1)))
+    (path / "bert.json").write_text(json.dumps(PLAN))
+    for name, change in {
+        "int4.json": {"wire": "int4"},
+        "other.json": {"model": {"name": "other", "fingerprint": "0123456789ab"}},
+        "short.json": {"segments": [{"nodes": [0, 2], "cut": "rows", "shares": [1, 0]}]},
+    }.items():
+        (path / name).write_text(json.dumps(json.loads(good) | change))
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_a_job_is_refused_in_one_line_and_leaves_nothing(place, job):
+    before = sorted(place.rglob("*"))
+    network = job("sees.h5")
+    programs = {
+        "network": lambda words: network([*words, "--cluster", "boards-2.toml"]),
+        "one board": lambda words: network([*words, "--cluster", "boards-1.toml"]),
+        "python -m hepti_mpi": main,
+    }
+
+    refusals.check(HERE / "network.txt", programs, place)
+
+    assert sorted(place.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("name", "named"), [("photos/bad.png", "is no image"), ("empty.txt", "is empty")])
+def test_an_input_without_an_image(name, named, complaint):
+    assert named in complaint("--model", "sees.h5", "--input", name, *ALONE)
+
+
+def test_weights_that_are_no_numbers(complaint):
+    assert "tensor t0 has NaN" in complaint("--model", "nan.h5", "--random", 0, *ALONE)
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("cluster", [(), ("--cluster", "boards-2.toml")], ids=["bare", "cluster"])
+def test_a_plan_for_which_a_host_lacks_memory_whatever_a_file_says_of_its_boards(cluster, complaint, monkeypatch):
+    monkeypatch.setattr(room, "free_bytes", lambda: 0)
+    monkeypatch.setattr(room, "host_name", lambda: "pi-0")
+
+    assert " 1 MiB more on " in complaint("--model", "sees.h5", "--random", 0, "--plan", "good.json", *cluster)
+
+
+# ONNX files, straight.
+
+CONV = helper.make_node("Conv", ["x", "w"], ["a"], name="c", pads=[1, 1, 1, 1])
+RELU = helper.make_node("Relu", ["a"], ["y"], name="r")
+ODD = helper.make_node("Odd", ["a"], ["y"], name="odd one", domain="mine")
+FACTS = {
+    "weights in another file": ({"external": True}, "in the file data"),
+    "another domain": ({"last": ODD}, "odd one is Odd"),
+    "sides of any size": ({"sides": ("h", "w")}, "--size HxW"),
+    "no numbers": ({"weights": np.nan}, "tensor w has NaN"),
+    "a later opset": ({"opset": 99}, "of opset 99"),
+    "three sides": ({"sides": (1, 1, 8)}, "net.onnx"),
+    "no network": (None, "no ONNX file"),
+}
+
+
+def onnx_file(path, *, last=RELU, channels=3, sides=(8, 8), weights=1.0, opset=17, external=False):
+    """Write a network of two nodes."""
+    tensor = numpy_helper.from_array(np.full((4, channels, 3, 3), weights, np.float32), "w")
+    shapes = {"x": (1, channels, *sides), "y": (1, 4, *sides)}
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
+    graph = helper.make_graph([CONV, last], "g", ends[:1], ends[1:], [tensor])
+    domains = [helper.make_opsetid("", opset), *([helper.make_opsetid("mine", 1)] if last.domain else [])]
+    model = helper.make_model(graph, opset_imports=domains, ir_version=8)
+    onnx.save(model, path, save_as_external_data=external, location="data", size_threshold=0)
+    if external:
+        path.with_name("data").unlink()
+
+
+@pytest.fixture
+def net(place, tmp_path, monkeypatch):
+    """Return what writes a network's ONNX file; what is converted goes to a cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(trial, "known", lambda: "")  # not tried anew for that
+    return lambda **facts: onnx_file(place / "net.onnx", **facts)
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("name", FACTS)
+def test_an_onnx_file_that_cannot_be_converted(name, net, place, complaint):
+    facts, named = FACTS[name]
+    if facts is None:
+        (place / "net.onnx").write_text("no ONNX")
+    else:
+        net(**facts)
+
+    assert named in complaint("--model", "net.onnx", "--random", 0, "--cluster", "boards-2.toml")
+
+
+def test_images_of_as_many_channels_as_no_image_has(net, complaint):
+    net(channels=5)
+
+    assert "reads 5 channels" in complaint("--model", "net.onnx", "--input", "photos/a.png", *ALONE)
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_an_image_that_no_rank_has_memory_for_is_refused_before_it_is_measured(net, complaint, monkeypatch):
+    monkeypatch.setattr(profile_network, "host_name", lambda: "pi-0")
+    monkeypatch.setattr(profile_network, "free_bytes", lambda: 1 << 30)
+    net(sides=(10**6, 10**6))
+
+    assert "33974648 MiB on each rank" in complaint("--model", "net.onnx", "--random", 0)
