@@ -30,9 +30,9 @@ from tests.kit.convnets import plan_of
 from tests.kit.decoders import MODELS, Weights
 from tests.kit.gguf_files import write_gguf
 from tests.kit.networks import classifier, write_classifier
+from tests.kit.onnx_files import onnx_file
 from tests.kit.planned import PLAN
 from tests.kit.texts import TOKENIZERS
-from tests.mpi.test_network_refusals import onnx_file
 from weights.convert.onnx_graph import read_onnx
 from weights.decoders.file import DecoderFile, DecoderWriter
 from weights.decoders.gguf import open_gguf

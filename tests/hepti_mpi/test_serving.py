@@ -16,7 +16,7 @@ from hepti_mpi.live.conductor import Conductor
 from hepti_mpi.requests import answers, inputs, outputs, service_lines
 from hepti_mpi.requests.service_lines import print_line
 from solver.live.decision import Decision
-from tests.mpi.test_layers import POST
+from tests.kit.encoders import POST
 from weights.synthesize import synthesize
 
 REQUESTS = 300

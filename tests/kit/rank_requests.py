@@ -3,7 +3,7 @@
 import numpy as np
 
 from hepti_mpi.requests.inputs import Request
-from tests.mpi.test_layers import expected
+from tests.kit.encoders import expected
 
 
 def requests_of(spec, lengths):

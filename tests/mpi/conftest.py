@@ -18,7 +18,10 @@ limit_threads()  # as `python -m hepti_mpi` does: BLAS threads of several ranks 
 
 from hepti_mpi.comm import group as comm  # noqa: E402
 from hepti_mpi.comm.wires import EXACT  # noqa: E402
+from tests.kit.encoders import LONG, POST, PRE  # noqa: E402
 from tests.kit.kept import Kept  # noqa: E402
+from weights.file.store import WeightsFile  # noqa: E402
+from weights.synthesize import synthesize  # noqa: E402
 
 HERE = Path(__file__).parent
 ALONE_S = 20.0  # until a rank that failed takes it that the others wait for it
@@ -99,6 +102,19 @@ def folder(world, shared_folder):
 def kept(request, all_ranks, shared_folder):
     """Return what asserts on every rank that a text is as it is kept; rank 0 writes what there is now."""
     return Kept(request.node, shared_folder, writes=all_ranks.rank == 0)
+
+
+@pytest.fixture(scope="session")
+def files(all_ranks, shared_folder):
+    """Return weights files of both families, which all ranks see."""
+    if all_ranks.rank == 0:
+        for spec in (POST, PRE, LONG):
+            synthesize(shared_folder / f"{spec.name}.h5", spec, 0)
+    all_ranks.barrier()
+    opened = {spec.name: WeightsFile(shared_folder / f"{spec.name}.h5") for spec in (POST, PRE, LONG)}
+    yield opened
+    for file in opened.values():
+        file.close()
 
 
 @pytest.fixture

@@ -4,53 +4,20 @@ import numpy as np
 import pytest
 
 from hepti_mpi.kernels.backends import backend
-from solver.base.spans import Partition, Span
+from solver.base.spans import Span
 from solver.cluster.cluster import GIB, Cluster, Device, Link
-from solver.model.blocks import Cut
-from solver.plan.plan import BlockPlan, Layout, Plan, Stage, Wire, layer_by_rows
+from solver.plan.plan import Plan, Stage, Wire
 from solver.schedule.cost import price, setting
 from tests import sweeps
+from tests.kit.decoupled import ORIGINALS, original, random_layers, sub_blocks
+from tests.kit.encoder_ranks import check
+from tests.kit.encoders import POST, PRE, TEXTS
 from tests.kit.plans import like
 from tests.kit.sized import called, sized
-from tests.mpi.test_layers import CUTS, POST, PRE, check, random_layer, shares
 
-# Two groups of two decoupled layers and an original one; five sub-blocks of two heads, seven of one.
-TEXTS = like(POST, hidden=60, heads=10, layers=6, groups=2, sub_blocks=5)
 IMAGES = like(PRE, layers=4, groups=2, sub_blocks=7)
-WHOLE = tuple(BlockPlan(block.name, Cut.WHOLE) for block in TEXTS.blocks)
-ORIGINALS = ("whole", "tensor-parallel", "one device")
 KINDS = ("equal", "uneven", "empty")
 MIXED = [3, 1, 17, 2, 30]
-
-
-def sub_blocks(spec, kind, ranks, rng):
-    own = Partition.of_shares(shares(kind, ranks, rng), spec.sub_blocks)
-    return tuple(BlockPlan(block.name, Cut.SUB_BLOCKS, own, norm=Layout.COLS) for block in spec.part_blocks)
-
-
-def original(spec, how, kind, ranks, rng):
-    if how == "whole":
-        return WHOLE
-    if how == "one device":
-        return layer_by_rows(spec.blocks, np.eye(ranks)[rng.integers(ranks)].tolist())
-    if how == "any":
-        attention, mlp = (CUTS[rng.integers(len(CUTS))] for _ in range(2))
-    else:
-        attention = mlp = (Cut.BLOCK, Layout.FULL)
-    return random_layer(spec, attention, mlp, kind, ranks, rng)
-
-
-def random_layers(spec, how, kind, ranks, rng):
-    """Return the cuts of all layers; the sub-blocks change hands from group to group."""
-    layers = []
-    for number in range(spec.layers):
-        if spec.run(number).parts == 1:
-            layers.append(original(spec, how, kind, ranks, rng))
-        elif number and spec.run(number - 1).parts > 1:
-            layers.append(layers[-1])
-        else:
-            layers.append(sub_blocks(spec, kind, ranks, rng))
-    return layers
 
 
 @pytest.mark.parametrize(

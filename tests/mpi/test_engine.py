@@ -9,10 +9,10 @@ from hepti_mpi.engine.engine import Engine
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.live.member import follow
 from solver.plan.plan import Wire
+from tests.kit.encoder_ranks import Run, make_stack
+from tests.kit.encoders import FIVE as SPEC
+from tests.kit.encoders import POST, expected, one_device_plan, rows_plan, tensors_of
 from tests.kit.rank_requests import requests_of
-from tests.mpi.test_layers import POST, expected, make_stack, tensors_of
-from tests.mpi.test_move import Run, files, rows_plan
-from tests.mpi.test_stages import SPEC, one_device_plan
 
 LENGTHS = [[3, 1, 17], [2], [30], [5, 5], [1], [40], [8], [2, 9]] * 3
 
@@ -104,6 +104,3 @@ def test_a_batch_of_another_plan_waits_until_nothing_is_under_way(world, files):
 
     assert answered == ([2, 4] if short != long else [])
     check(POST, answers, batches)
-
-
-__all__ = ["files"]

@@ -11,9 +11,9 @@ from hepti_mpi.requests.lookup import Lookup
 from hepti_mpi.requests.prompts import Prompt, Wishes
 from hepti_mpi.requests.sampling import Sampling
 from tests import sweeps
+from tests.kit.decoder_ranks import on_ranks, random_plan
 from tests.kit.decoders import MODELS, Weights, logits
 from tests.kit.sized import sized
-from tests.mpi.test_decoder_passes import on_ranks, random_plan
 
 GREEDY = Sampling()
 

@@ -13,9 +13,10 @@ from solver.model.spec import with_layers
 from solver.plan.plan import BlockPlan, Layout, Wire, uniform_plan
 from solver.schedule.cost import price, setting
 from tests import sweeps
+from tests.kit.encoder_ranks import check
+from tests.kit.encoders import KINDS, POST, PRE, shares
 from tests.kit.plans import like
 from tests.kit.sized import called, sized
-from tests.mpi.test_layers import KINDS, POST, PRE, check, shares
 
 BERT = like(POST, hidden=48, heads=12, ffn=120)  # 1, 2, 3 and 4 divide them
 

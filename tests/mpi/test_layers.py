@@ -1,140 +1,26 @@
 """Whatever the cuts, shares and batches, the layers give what the oracle gives."""
 
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.stack import Stack
-from hepti_mpi.kernels import embeddings
 from hepti_mpi.kernels.backends import backend
-from hepti_mpi.kernels.products import NUMPY
-from solver.base.spans import Partition, Span
+from solver.base.spans import Partition
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.blocks import Cut
-from solver.model.spec import ImageInput, TextInput, encoder, tensor_shapes
 from solver.plan.file import read_plan
-from solver.plan.plan import BlockPlan, Keys, Layout, Plan, Stage, Wire, layer_by_rows
+from solver.plan.plan import BlockPlan, Keys, Wire, layer_by_rows
 from solver.plan.routes import Route
 from solver.schedule.cost import predict
 from tests import sweeps
-from tests.kit import reference
-from tests.kit.in_memory import layers_of
+from tests.kit.encoder_ranks import check, check_plan
+from tests.kit.encoders import CUTS, KINDS, POST, PRE, random_layer
 from tests.kit.plans import like
 from tests.kit.sized import called, sized
-from weights.synthesize import synthetic_rows
 
 DATA = Path(__file__).parents[1] / "data" / "plans"
-TEXT = TextInput(vocab=97, positions=600, max_rows=600, token_types=2)
-POST = encoder("post", hidden=40, ffn=83, heads=5, layers=3, input=TEXT)
-PRE = encoder(
-    "pre", hidden=56, ffn=101, heads=7, layers=3, norm="pre", embedding_norm=False, final_norm=True,
-    input=ImageInput(height=24, width=40, patch=8),
-)  # fmt: skip
-LAYOUTS = (Layout.FULL, Layout.ROWS)
-KINDS = ("equal", "uneven", "empty")
-CUTS = [
-    (cut, norm)
-    for cut in (Cut.ROWS, Cut.COLUMNS, Cut.BLOCK, Cut.GRID)
-    for norm in LAYOUTS
-    if cut not in (Cut.ROWS, Cut.GRID) or norm is Layout.ROWS
-]
-
-
-@cache
-def tensors_of(spec):
-    return {name: synthetic_rows(name, shape, Span(0, shape[0])) for name, shape in tensor_shapes(spec).items()}
-
-
-def make_stack(spec, plan, tensors, world, computes, wire):
-    plan.check(spec, world.size)
-    return Stack(spec, plan, layers_of(tensors.__getitem__, spec, plan, world, computes), world, computes, wire)
-
-
-def shares(kind, ranks, rng):
-    """Return weights of the ranks: equal, very uneven, or with empty ones."""
-    if kind == "equal":
-        return [1.0] * ranks
-    weights = rng.pareto(0.7, ranks) + 0.01
-    if kind == "empty":
-        weights[rng.random(ranks) < 0.5] = 0
-        if not weights.any():
-            weights[rng.integers(ranks)] = 1
-    return weights.tolist()
-
-
-def block_plan(block, cut, norm, draw, route, rng):
-    columns = None
-    if cut is Cut.COLUMNS:
-        columns = Partition.of_shares(draw(), block.hidden)
-    elif cut is Cut.GRID:
-        ranks = len(draw())
-        rows = rng.choice([rows for rows in range(1, ranks + 1) if ranks % rows == 0])
-        columns = Partition.of_shares(draw(rows), block.hidden)
-    return BlockPlan(
-        block.name,
-        cut,
-        inner=None if cut is Cut.ROWS else Partition.of_shares(draw(), block.inner.count),
-        columns=columns,
-        norm=norm,
-        rows=tuple(np.array(weights) / sum(weights)) if norm is Layout.ROWS and (weights := draw()) else None,
-        route=route,
-    )
-
-
-def random_layer(spec, attention, mlp, kind, ranks, rng):
-    def draw(parts=ranks):
-        return shares(kind, parts, rng)
-
-    cuts, routes = (attention, mlp), rng.choice(list(Route), 2)
-    return tuple(
-        block_plan(block, *cut, draw, Route(route), rng)
-        for block, cut, route in zip(spec.blocks, cuts, routes, strict=True)
-    )
-
-
-@cache
-def expected(spec, lengths):
-    """Return a batch of random requests and the oracle's answers."""
-    rng = np.random.default_rng(1)
-    if isinstance(spec.input, TextInput):
-        contents = [rng.integers(0, spec.input.vocab, rows) for rows in lengths]
-    else:
-        image = spec.input
-        contents = [rng.standard_normal((3, image.height, image.width), np.float32) for _ in lengths]
-    return contents, [reference.forward(spec, tensors_of(spec), content) for content in contents]
-
-
-def check(spec, layers, lengths, world, computes=NUMPY, tile_rows=0, atol=1e-4, wire=Wire.FLOAT32):
-    """Run a batch through the stack, its rows in tiles, and compare rank 0's result with the oracle's."""
-    stage = Stage(
-        tuple(f"pi-{rank}" for rank in range(world.size)),
-        tuple((Span(number, number + 1), layer) for number, layer in enumerate(layers)),
-    )
-    return check_plan(spec, Plan((stage,), spec.name, tile_rows=tile_rows), lengths, world, computes, atol, wire)
-
-
-def check_plan(spec, plan, lengths, world, computes=NUMPY, atol=1e-4, wire=Wire.FLOAT32):
-    """Run a batch as a plan says, and compare rank 0's result with the oracle's."""
-    tensors = tensors_of(spec)
-    stack = make_stack(spec, plan, tensors, world, computes, wire)
-    contents, answers = expected(spec, tuple(lengths))
-    batch = Batch.of_lengths(lengths)
-    embedded = np.concatenate([embeddings.embed(spec, tensors, content) for content in contents])
-
-    hidden = stack.run(batch, embedded if world.rank == 0 else None, count=True)
-    world.finish_sending()
-
-    assert hidden.dtype == np.float32
-    if world.rank == 0:
-        hidden = embeddings.last_hidden(spec, tensors, hidden)
-        np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=atol)
-    else:
-        assert not hidden.size
-    return stack
 
 
 @pytest.mark.parametrize(("attention", "mlp", "kind"), sized(sweeps.cycled(36, CUTS, CUTS, KINDS), 7), ids=called)

@@ -12,9 +12,8 @@ from hepti_mpi.requests import inputs
 from solver.cluster.cluster import write_cluster
 from solver.plan.holdings import weights_bytes
 from tests.kit.clusters import pis
+from tests.kit.encoders import POST, expected
 from tests.kit.sized import sized
-from tests.mpi.test_layers import POST, expected
-from tests.mpi.test_move import files
 
 # Boards as slow as this model is small. The equal ones leave the short requests to the last of them, the others to
 # rank 0; the last of five others gets nothing at all.
@@ -88,6 +87,3 @@ def test_batches_of_one_bucket_run_under_one_plan(world, files, plans, tmp_path)
     assert [plan.rows for plan in plans] == [510]
     for name, answer in hidden.items():
         np.testing.assert_allclose(answer, expected(POST, (260, 250, 300))[1][int(name)], rtol=0, atol=1e-4)
-
-
-__all__ = ["files"]

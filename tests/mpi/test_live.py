@@ -28,10 +28,10 @@ from solver.systems import make_plan
 from tests import sweeps
 from tests.kit.at_once import AtOnce
 from tests.kit.clusters import pis
+from tests.kit.encoder_ranks import Run
+from tests.kit.encoders import POST, expected, lengths_of, random_plan, rows_plan, tensors_of
 from tests.kit.rank_requests import hidden_states
 from tests.kit.sized import sized
-from tests.mpi.test_layers import POST, expected, tensors_of
-from tests.mpi.test_move import Run, files, lengths_of, random_plan, rows_plan
 
 REQUESTS = sweeps.count(16, 40)
 
@@ -244,6 +244,3 @@ def test_the_plan_that_stays_frees_the_layers_of_the_others(world, files, monkey
     assert job.run_job(cli.parse([*words, "--plan-by", "measure"]), comm.world()) == 0
 
     assert found == [2 * POST.layers, POST.layers] * (world.rank == 0)
-
-
-__all__ = ["files"]

@@ -15,10 +15,9 @@ from solver.plan.holdings import weights_bytes
 from solver.plan.plan import Plan, Stage
 from solver.schedule.stages import chain_of_sublayers
 from tests import sweeps
+from tests.kit.decoupled import random_layers
+from tests.kit.encoders import CUTS, POST, TEXTS, plan_of, random_layer, tensors_of
 from tests.kit.sized import called, sized
-from tests.mpi.test_decoupled import TEXTS, random_layers
-from tests.mpi.test_layers import CUTS, POST, random_layer, tensors_of
-from tests.mpi.test_move import plan_of
 from weights.file.store import WeightsFile
 from weights.synthesize import synthesize
 

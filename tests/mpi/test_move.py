@@ -1,116 +1,22 @@
 """Plans change at any moment between requests: every result is the oracle's, none is lost or twice."""
 
-import shutil
-import tempfile
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from hepti_mpi.comm import group as comm
 from hepti_mpi.engine import load
-from hepti_mpi.engine.batch import Batch
-from hepti_mpi.engine.layers import block_kernels, rank_layers
-from hepti_mpi.engine.stack import Stack
-from hepti_mpi.kernels import embeddings
 from hepti_mpi.kernels.backends import backend
-from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.live import change_over
-from hepti_mpi.live.change_over import Mover
-from solver.base.spans import Partition, Span
+from solver.base.spans import Partition
 from solver.model.blocks import Cut
 from solver.model.spec import with_layers
 from solver.plan.changes import blend
-from solver.plan.plan import BlockPlan, Layout, Plan, Stage, block_by_rows, layer_by_rows
-from solver.plan.routes import Route
+from solver.plan.plan import BlockPlan, Layout, block_by_rows
 from tests import sweeps
-from tests.kit.plans import like
+from tests.kit.encoder_ranks import Run
+from tests.kit.encoders import POST, PRE, lengths_of, plan_of, random_plan, rows_plan
 from tests.kit.sized import called, sized
-from tests.mpi.test_layers import CUTS, POST, PRE, expected, random_layer, tensors_of
-from weights.file.store import WeightsFile
-from weights.synthesize import synthesize
 
-LONG = like(POST, name="long", layers=9)
-CHANGES = sweeps.count(6, 20)  # of every case; all cases of one size of world make more than 200
-
-
-@pytest.fixture(scope="module")
-def files(all_ranks):
-    """Return weights files of both families, which all ranks see."""
-    folder = all_ranks.from_root((lambda: Path(tempfile.mkdtemp())) if all_ranks.rank == 0 else None)
-    if all_ranks.rank == 0:
-        for spec in (POST, PRE, LONG):
-            synthesize(folder / f"{spec.name}.h5", spec, 0)
-    all_ranks.barrier()
-    opened = {spec.name: WeightsFile(folder / f"{spec.name}.h5") for spec in (POST, PRE, LONG)}
-    yield opened
-    all_ranks.barrier()
-    for file in opened.values():
-        file.close()
-    if all_ranks.rank == 0:
-        shutil.rmtree(folder)
-
-
-def random_plan(spec, rng, ranks):
-    """Return a plan of any cuts, in runs of equal layers or not, with equal, uneven or empty shares."""
-    layers = []
-    while len(layers) < spec.layers:
-        kind = ["equal", "uneven", "empty"][rng.integers(3)]
-        cuts = (CUTS[rng.integers(len(CUTS))] for _ in range(2))
-        layers += [random_layer(spec, *cuts, kind, ranks, rng)] * int(rng.integers(1, spec.layers + 1))
-    return plan_of(spec, layers[: spec.layers], ranks)
-
-
-def plan_of(spec, layers, ranks):
-    stage = Stage(tuple(f"pi-{r}" for r in range(ranks)), tuple((Span(n, n + 1), cut) for n, cut in enumerate(layers)))
-    return Plan((stage,), spec.name)
-
-
-class Run:
-    """The layers and their mover, which every rank of the test has."""
-
-    def __init__(self, spec, plan, world, files, computes=NUMPY, with_file=None, spare=None):
-        # A communicator of its own: pieces of weights of a change that a job ended in stay in it.
-        world = comm.world()
-        self.spec, self.world = spec, world
-        has = range(world.size) if with_file is None else with_file
-        without = [rank for rank in range(world.size) if rank not in has]
-        source = load.WeightsSource(world, files[spec.name] if world.rank in has else None, without)
-        plans = [plan] if spare is None else [plan, spare]
-        make = partial(block_kernels, computes.graph)
-        held = load.load(source, spec, plans, make).layers
-        self.stack = Stack(spec, plan, rank_layers(spec, plan, world.rank, held), world, computes)
-        self.mover = Mover(spec, self.stack, source, make, held, spare)
-
-    def prepare(self, plan, steps=None):
-        """Prepare a plan, all of it or so many pieces of work on every rank."""
-        self.mover.prepare(plan)
-        self.work(steps)
-
-    def work(self, steps=None):
-        while min(self.world.on_all(lambda: self.mover.ready)) < self.spec.layers and steps != 0:
-            self.mover.step()
-            steps = steps and steps - 1
-
-    def check(self, lengths, look=None):
-        """Answer a batch; compare with the oracle."""
-        contents, answers = expected(self.spec, tuple(lengths))
-        tensors = tensors_of(self.spec)
-        x = np.concatenate([embeddings.embed(self.spec, tensors, content) for content in contents])
-        hidden = self.stack.run(Batch.of_lengths(lengths), x if self.world.rank == 0 else None, count=True, look=look)
-        if self.world.rank == 0:
-            hidden = embeddings.last_hidden(self.spec, tensors, hidden)
-            np.testing.assert_allclose(hidden, np.concatenate(answers), rtol=0, atol=1e-4)
-        else:
-            assert hidden.shape == (0, self.spec.hidden)
-
-
-def lengths_of(spec, rng):
-    if spec is PRE:
-        return [spec.input.rows] * int(rng.integers(1, 3))
-    return [[3, 1, 17, 2, 30], [1], [2], [40], [5, 64]][rng.integers(5)]
+CHANGES = sweeps.count(4, 20)  # of every case; all cases of one size of world make more than 200
 
 
 @pytest.mark.parametrize(("spec", "seed"), sized(sweeps.cycled(2, [POST, PRE], sweeps.seeds(1, 3)), 2), ids=called)
@@ -153,18 +59,12 @@ def test_ranks_without_the_file_get_from_rank_0_what_they_lack(who, world, files
     rng = np.random.default_rng(3)
     with_file = range(0, world.size, 2) if who == "every second" else [0]
     run = Run(POST, random_plan(POST, rng, world.size), world, files, with_file=with_file)
-    for _ in range(CHANGES // 3):
+    for _ in range(CHANGES // 2):
         run.prepare(random_plan(POST, rng, world.size), steps=3)
         run.check(lengths_of(POST, rng))
         run.work()
         run.mover.adopt(POST.layers)
         run.check(lengths_of(POST, rng))
-
-
-def rows_plan(weights, spec=POST, tile_rows=0, route=Route.DIRECT):
-    by_rows = layer_by_rows(spec.blocks, np.array(weights) / sum(weights))
-    layer = tuple(replace(block, route=route) for block in by_rows)
-    return replace(plan_of(spec, [layer] * spec.layers, len(weights)), tile_rows=tile_rows)
 
 
 def test_shares_of_rows_move_no_weights_and_keep_the_kernels(world, files):
@@ -276,7 +176,7 @@ def test_packed_kernels_follow_as_well(world, files):
     pytest.importorskip("onnxruntime", reason="the extra `fast` is not installed")
     rng = np.random.default_rng(5)
     run = Run(POST, random_plan(POST, rng, world.size), world, files, backend("onnxruntime"))
-    for _ in range(CHANGES // 3):
+    for _ in range(CHANGES // 2):
         run.prepare(random_plan(POST, rng, world.size))
         run.mover.adopt(POST.layers)
         run.check([3, 1, 30])

@@ -1,7 +1,6 @@
 """A kind of block that only this test has, made by the steps of docs/architecture.md: planned, priced, and run."""
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import ClassVar
 
 import numpy as np
@@ -13,7 +12,7 @@ from hepti_mpi.engine.layers import BlockKernels
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels.backends import backend
 from hepti_mpi.kernels.products import AddResidual, Linear, Norm
-from solver.base.spans import Partition, Span
+from solver.base.spans import Partition
 from solver.cluster.curves import Kernel
 from solver.model import spec as model
 from solver.model.attention import Attention
@@ -32,10 +31,11 @@ from solver.systems import make_plan
 from tests import sweeps
 from tests.kit import reference
 from tests.kit.clusters import pis
+from tests.kit.encoders import tensors_of
 from tests.kit.in_memory import layers_of
 from tests.kit.sized import sized
 from weights.file.store import WeightsFile
-from weights.synthesize import synthesize, synthetic_rows
+from weights.synthesize import synthesize
 
 H = 40
 
@@ -90,11 +90,6 @@ UNLIKE = ModelSpec(
     TEXT,
 )
 SPEEDS = (20, 60, 5, 40, 30, 25, 70, 10)
-
-
-@cache
-def tensors_of(spec):
-    return {name: synthetic_rows(name, shape, Span(0, shape[0])) for name, shape in tensor_shapes(spec).items()}
 
 
 def check(spec, plan, lengths, world, computes):

@@ -17,6 +17,7 @@ from solver.systems.decoders import plan_decoder
 from tests import sweeps
 from tests.kit.decoders import MODELS
 
+NAMES = [*MODELS] if sweeps.ALL else ["gemma2", "gpt2", "narrow", "qwen3"]
 REFUSED = [("narrow", "int4")]  # blocks of 32 cannot be filled up within heads
 
 
@@ -47,7 +48,7 @@ def test_a_language_model_is_profiled_and_planned(world, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "precision"),
-    [case for case in sweeps.cycled(8, MODELS, ["float32", "int4"]) if case not in REFUSED],
+    [case for case in sweeps.cycled(4, NAMES, ["float32", "int4"]) if case not in REFUSED],
 )
 def test_every_family_is_measured_in_blocks_or_not(name, precision, world):
     model = MODELS[name]

@@ -16,8 +16,8 @@ from solver.model.spec import TextInput
 from solver.plan.file import plan_to_json
 from solver.systems import make_plan
 from tests.kit.clusters import pis
+from tests.kit.encoders import POST
 from tests.kit.networks import write_boards, write_classifier, write_photos
-from tests.mpi.test_layers import POST
 from weights.synthesize import synthesize
 
 pytestmark = pytest.mark.sizes

@@ -21,9 +21,9 @@ from hepti_mpi.requests.ahead import Ahead
 from hepti_mpi.requests.service_lines import print_line
 from tests import sweeps
 from tests.kit import reference
+from tests.kit.encoders import POST, PRE
 from tests.kit.networks import check_answer, write_boards, write_classifier, write_photos
 from tests.kit.sized import sized
-from tests.mpi.test_layers import POST, PRE
 from weights.synthesize import synthesize
 
 LONGEST_S = 20

@@ -26,12 +26,13 @@ from solver.model.sublayers import HALVES
 from solver.plan.plan import STAGE_WIRES, Plan, Stage, Wire
 from solver.schedule.stages import chain_of_sublayers, price_plan
 from tests import sweeps
-from tests.hepti_mpi.comm.test_adaptive import connected
+from tests.kit.connections import connected
+from tests.kit.encoder_ranks import make_stack
+from tests.kit.encoders import CUTS, KINDS, LAYOUTS, PRE, expected, one_device_plan, random_layer, tensors_of
+from tests.kit.encoders import FIVE as SPEC
 from tests.kit.rank_requests import hidden_states, requests_of
 from tests.kit.sized import called, sized
-from tests.mpi.test_layers import CUTS, KINDS, LAYOUTS, POST, PRE, expected, make_stack, random_layer, tensors_of
 
-SPEC = with_layers(POST, 5)
 PRE_SPEC = with_layers(PRE, 4)
 LENGTHS = [[3, 1, 17], [2], [30], [5, 5], [1], [40], [8], [2, 9]]
 
@@ -56,17 +57,6 @@ def random_plan(spec, ranks, rng, replicas):
                 )
             stages.append(Stage(tuple(names[rank] for rank in members), tuple(runs)))
     return Plan(tuple(stages), spec.name, tile_rows=int(rng.integers(0, 9)), devices=names)
-
-
-def one_device_plan(spec, parts, ranks):
-    """Return stages of one device each, `parts` being (rank, first layer, end)."""
-    rng = np.random.default_rng(0)
-    cut = CUTS[0]
-    stages = tuple(
-        Stage((f"pi-{rank}",), ((Span(start, stop), random_layer(spec, cut, cut, "equal", 1, rng)),))
-        for rank, start, stop in parts
-    )
-    return Plan(stages, spec.name, devices=tuple(f"pi-{rank}" for rank in range(ranks)))
 
 
 def run(spec, plan, batches, world, wire=Wire.FLOAT32):

@@ -25,12 +25,13 @@ from solver.schedule.cost import predict
 from tests import sweeps
 from tests.kit.at_once import AtOnce
 from tests.kit.clusters import pis
+from tests.kit.encoder_ranks import Run
+from tests.kit.encoders import LONG, expected, lengths_of, random_plan, rows_plan, tensors_of
 from tests.kit.rank_requests import requests_of
 from tests.kit.sized import sized
-from tests.mpi.test_layers import expected, tensors_of
-from tests.mpi.test_move import CHANGES, LONG, Run, files, lengths_of, random_plan, rows_plan
 
-REQUESTS = sweeps.count(16, 160)
+REQUESTS = sweeps.count(12, 160)
+CHANGES = sweeps.count(6, 20)
 
 
 def random_rows(rng, ranks, among=None):
@@ -287,6 +288,3 @@ def slow_down(world, files):
             "then_faster": seconds[calm + 1] < 0.6 * 4 * calm_s,
         }
     )
-
-
-__all__ = ["files"]

@@ -1,13 +1,11 @@
 """Bits by what the link carries: what a lane's coding decides, and what its messages say."""
 
-import socket
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 
 from hepti_mpi.comm.adaptive import HEADER_BYTES, WINDOW, Adaptive, SendRate, fitting
 from solver.plan.plan import STAGE_WIRES
+from tests.kit.connections import connected
 
 ROWS, WIDTH = 10, 64
 X = np.random.default_rng(0).standard_normal((ROWS, WIDTH)).astype(np.float32)
@@ -89,24 +87,6 @@ def test_the_slowest_stage_is_known_all_round_and_forgotten_when_it_is_faster():
     for _ in range(60):
         last = round_trip(0.1)
     assert last == pytest.approx(0.01, rel=0.06)
-
-
-@contextmanager
-def connected():
-    """Return one end of a TCP connection over loopback, and what sends so many bytes over it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        here = socket.create_connection(server.getsockname())
-        there, _ = server.accept()
-
-    def send(size):
-        for _ in range(size >> 14):
-            here.sendall(bytes(1 << 14))
-            left = 1 << 14
-            while left:
-                left -= len(there.recv(left))
-
-    with here, there:
-        yield (here.getsockname()[:2], here.getpeername()[:2]), send
 
 
 def test_only_connections_to_receivers_say_how_fast_the_link_is():

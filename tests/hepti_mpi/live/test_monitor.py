@@ -107,7 +107,7 @@ def test_a_probe_unlike_the_last_one_is_repeated_at_once(monkeypatch):
 
 def test_what_a_process_takes_and_frees_leaves_what_its_host_has_for_it(monkeypatch):
     """On a host where nobody else takes or frees anything: what others do is not this process's to say."""
-    host, size = 8 << 30, 512 << 20
+    host, size = 8 << 30, 128 << 20
     monkeypatch.setattr(monitor, "free_bytes", lambda: host - own_bytes())
     give_back()  # what earlier tests have freed: it would be taken anew without a page more
     before, own = Monitor(SPEC, NUMPY).room(), own_bytes()

@@ -20,8 +20,8 @@ from hepti_mpi.requests.inputs import Reader
 from solver.base.spans import Span
 from solver.model.spec import TextInput, tensor_shapes
 from tests.kit import inside, refusals
+from tests.kit.encoders import POST, PRE
 from tests.kit.planned import PLAN, changed
-from tests.mpi.test_layers import POST, PRE
 from weights import cli as weights
 from weights.file.store import WeightsFile, WeightsWriter
 from weights.synthesize import synthesize, synthetic_rows

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from hepti_mpi.__main__ import main
 from hepti_mpi.kernels import trial
@@ -19,6 +17,7 @@ from solver.plan.segment_file import segments_to_json
 from tests.kit import refusals
 from tests.kit.convnets import plan_of
 from tests.kit.networks import classifier, write_boards, write_classifier, write_photos
+from tests.kit.onnx_files import ODD, onnx_file
 from tests.kit.planned import PLAN
 
 HERE = Path(__file__).parent
@@ -95,9 +94,6 @@ def test_a_plan_for_which_a_host_lacks_memory_whatever_a_file_says_of_its_boards
 
 # ONNX files, straight.
 
-CONV = helper.make_node("Conv", ["x", "w"], ["a"], name="c", pads=[1, 1, 1, 1])
-RELU = helper.make_node("Relu", ["a"], ["y"], name="r")
-ODD = helper.make_node("Odd", ["a"], ["y"], name="odd one", domain="mine")
 FACTS = {
     "weights in another file": ({"external": True}, "in the file data"),
     "another domain": ({"last": ODD}, "odd one is Odd"),
@@ -107,19 +103,6 @@ FACTS = {
     "three sides": ({"sides": (1, 1, 8)}, "net.onnx"),
     "no network": (None, "no ONNX file"),
 }
-
-
-def onnx_file(path, *, last=RELU, channels=3, sides=(8, 8), weights=1.0, opset=17, external=False):
-    """Write a network of two nodes."""
-    tensor = numpy_helper.from_array(np.full((4, channels, 3, 3), weights, np.float32), "w")
-    shapes = {"x": (1, channels, *sides), "y": (1, 4, *sides)}
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
-    graph = helper.make_graph([CONV, last], "g", ends[:1], ends[1:], [tensor])
-    domains = [helper.make_opsetid("", opset), *([helper.make_opsetid("mine", 1)] if last.domain else [])]
-    model = helper.make_model(graph, opset_imports=domains, ir_version=8)
-    onnx.save(model, path, save_as_external_data=external, location="data", size_threshold=0)
-    if external:
-        path.with_name("data").unlink()
 
 
 @pytest.fixture

@@ -1,0 +1,63 @@
+"""A language model over the ranks of a test, by a plan with shares of any size."""
+
+import numpy as np
+
+from hepti_mpi.comm.direct import Direct
+from hepti_mpi.comm.wires import coding
+from hepti_mpi.decoding.ranks import Embedding, Ranks
+from hepti_mpi.decoding.share import DecoderShare
+from solver.base.spans import Partition, Span, largest_remainder
+from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderStage, column_unit, head_unit
+from solver.plan.plan import Wire
+
+
+def random_plan(world, model, rng, *, stages=1, **facts):
+    """Return a plan with shares of any size, also none; every rank is in one stage at most."""
+    ranks = range(world.size)
+    stages = min(stages, world.size, len(model.layers))
+    of_stage = [rank % stages if rank < stages else int(rng.integers(stages)) for rank in ranks]
+
+    def cut(total, stage, unit):
+        shares = [rng.random() * (rng.random() < 0.7) * (of_stage[rank] == stage) for rank in ranks]
+        shares[stage] += 0.3
+        stops = np.cumsum(largest_remainder(shares, -(-total // unit))) * unit
+        return Partition.of_counts(np.diff(np.minimum(stops, total), prepend=0).tolist())
+
+    precision = facts.get("precision", "float32")
+    edges = [len(model.layers) * number // stages for number in range(stages + 1)]
+    layer = model.layers[0]
+    made = tuple(
+        DecoderStage(
+            Span(edges[n], edges[n + 1]),
+            cut(layer.attention.heads, n, head_unit(layer.attention, precision)),
+            cut(layer.mlp.ffn, n, column_unit(precision)),
+        )
+        for n in range(stages)
+    )
+    words = [rng.random() * (rank in made[-1].ranks) for rank in ranks]
+    words = Partition.of_counts(largest_remainder(words, model.vocab))
+    names = tuple(f"board-{rank}" for rank in ranks)
+    facts = {"context": 64, "sequences": 3, "two_steps_from": int(rng.integers(1, ROWS_BY_MPI + 1)), **facts}
+    plan = DecoderPlan("test", names, made, words, **facts)
+    plan.check(model, world.size)
+    return plan
+
+
+def on_ranks(world, weights, plan, lead, wire=Wire.FLOAT32):
+    """Call `lead` with all ranks as one model on rank 0, and return on all ranks what it returns."""
+    direct = Direct(world)
+
+    def load(plan, before=None):
+        return DecoderShare(weights.model, plan, world.rank, weights, before)
+
+    ranks = Ranks(load(plan), world, direct, coding(wire), load)
+    result = None
+    if world.rank == 0:
+        try:
+            result = lead(ranks, Embedding(weights.model, weights))
+        finally:
+            ranks.finish()
+    else:
+        ranks.follow()
+    direct.close()
+    return world.from_root((lambda: result) if world.rank == 0 else None)
