@@ -10,7 +10,6 @@ from hepti_mpi.requests.sampling import Sampling
 from solver.plan.decoder_plan import whole_on
 from tests import sweeps
 from tests.kit.decoder_ranks import on_ranks, random_plan
-from tests.kit.sized import sized
 from weights.decoders.file import DecoderFile
 
 # One of each: what else a family has is compared with transformers in tests/weights, and split in test_decoder_passes.
@@ -69,7 +68,7 @@ def checkpoint(tmp_path_factory, world):
 
 
 @pytest.mark.slow("torch and transformers are imported by the first of them, by the rank that compares")
-@pytest.mark.parametrize("case", sized(cases(), 4))
+@pytest.mark.parametrize("case", cases())
 def test_answers_are_those_of_transformers(case, checkpoint, world):
     path, prompts, expected = checkpoint(case)
     rng = np.random.default_rng(len(case))

@@ -11,6 +11,7 @@ from hepti_mpi.comm.exchange import Gather, whole
 from hepti_mpi.comm.wires import EXACT
 from solver.base.spans import Partition, Span
 from solver.plan.routes import Route
+from tests import sweeps
 
 LARGEST_TAG = 32767  # what MPI guarantees
 
@@ -75,11 +76,13 @@ def wanted(kind, ranks, total, rng):
     return [Span(int(start), int(stop)) for start, stop in edges]
 
 
-@pytest.mark.parametrize("kind", ["all", "some"])
-@pytest.mark.parametrize("route", Route)
-@pytest.mark.parametrize(("ranks", "most", "seed"), [(33, 4, 0), (3, 1040, 1), (6, 9, 2), (6, 9, 3), (6, 9, 4)])
-def test_rows_of_any_number_of_tiles_and_owners_come_to_their_places(ranks, most, seed, route, kind):
+SIZES = ((33, 4, 0), (3, 1040, 1), (6, 9, 2), (6, 9, 3), (6, 9, 4))
+
+
+@pytest.mark.parametrize(("size", "route", "kind"), sweeps.cycled(10, SIZES, Route, ["all", "some"]))
+def test_rows_of_any_number_of_tiles_and_owners_come_to_their_places(size, route, kind):
     """Owners of up to so many tiles of a row; ranks do their parts in any order, and messages end in any order."""
+    ranks, most, seed = size
     rng = np.random.default_rng([seed, ranks])
     network = Network(rng)
     have = Partition.of_counts([most, *rng.integers(0, min(most, 20), ranks - 1).tolist()])

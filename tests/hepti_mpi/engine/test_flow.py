@@ -12,10 +12,12 @@ from hepti_mpi.comm.mailbox import PAUSE_S
 from hepti_mpi.engine import flow
 from hepti_mpi.engine.flow import SPREAD, BatchOrder, Flow
 from hepti_mpi.live.conductor import Conductor
+from tests import sweeps
 
 ROWS = 512
 LAYERS = 6
 MIXED4 = (0.44, 0.155, 0.44, 1.09)  # seconds of a batch of all-MiniLM-L6-v2 on the boards of `mixed4`
+SPEEDS = ((0.4, 0.15), (0.15, 0.4), (0.3, 0.3), (1.0, 0.1), (0.1, 1.0), MIXED4)
 
 
 class Path:
@@ -125,8 +127,7 @@ def rate(batch_s):
     return sum(1 / each for each in batch_s)
 
 
-@pytest.mark.parametrize("layers", [1, 6, 24])
-@pytest.mark.parametrize("batch_s", [(0.4, 0.15), (0.15, 0.4), (0.3, 0.3), (1.0, 0.1), (0.1, 1.0), MIXED4])
+@pytest.mark.parametrize(("batch_s", "layers"), sweeps.cycled(6, SPEEDS, [1, 6, 24]))
 def test_many_batches_keep_all_ranks_busy(batch_s, layers, deal):
     """Dealt out in proportion to speed, wherever rank 0 stands, and however seldom it can deal."""
     boards = Boards(len(batch_s), lambda rank, _: batch_s[rank], layers=layers)
@@ -138,7 +139,7 @@ def test_many_batches_keep_all_ranks_busy(batch_s, layers, deal):
         assert boards.batches[rank] == pytest.approx(300 / each / rate(batch_s), rel=0.1, abs=2)
 
 
-@pytest.mark.parametrize("batch_s", [(0.4, 0.15), (0.15, 0.4), (0.3, 0.3), (1.0, 0.1), (0.1, 1.0), MIXED4])
+@pytest.mark.parametrize("batch_s", SPEEDS)
 def test_few_batches_and_no_warm_up_take_little_longer_than_all_together_need(batch_s, deal):
     """24 batches, speeds unknown: nobody waits while rank 0 computes, nor in the end for the slowest."""
     boards = Boards(len(batch_s), lambda rank, _: batch_s[rank])
@@ -161,8 +162,7 @@ def test_known_speeds_are_used_by_what_is_dealt_out_next(deal):
     assert seconds == pytest.approx(0.5, abs=0.01)
 
 
-@pytest.mark.parametrize("times", [2, 4])
-@pytest.mark.parametrize("slow", range(4))
+@pytest.mark.parametrize(("slow", "times"), sweeps.cycled(4, range(4), [2, 4]))
 def test_a_rank_that_slows_down_in_the_middle_costs_no_more_than_its_share(slow, times, deal):
     """From batch 100 of 300 on; the others take over what it lacks."""
     boards = Boards(4, lambda rank, number: MIXED4[rank] * (times if rank == slow and number >= 100 else 1))

@@ -11,6 +11,7 @@ from hepti_mpi.kernels.blocks import Blocks
 from hepti_mpi.kernels.ort import Session, make_session
 from solver.model.decoder import BLOCK, PRECISIONS
 from solver.schedule.decoders.memory import HELD
+from tests import sweeps
 from weights.decoders.quantise import dequantise, quantise
 
 helper = pytest.importorskip("onnx").helper
@@ -25,11 +26,13 @@ def product(matrix: Blocks) -> Session:
     return session
 
 
-@pytest.mark.parametrize("precision", ["int4", "int8"])
-@pytest.mark.parametrize(("out", "inner"), [(1, 32), (37, 96), (21, 100), (200, 320)])
-@pytest.mark.parametrize("rows", [1, 3, 8, 70])
-def test_gives_the_product_when_its_pages_are_given_back(precision: str, out: int, inner: int, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "shape", "precision"),
+    sweeps.cycled(8, [1, 3, 8, 70], [(1, 32), (37, 96), (21, 100), (200, 320)], ["int4", "int8"]),
+)
+def test_gives_the_product_when_its_pages_are_given_back(precision: str, shape: tuple[int, int], rows: int) -> None:
     random = np.random.default_rng(0)
+    out, inner = shape
     weight, x = (random.standard_normal(shape, np.float32) for shape in ((out, inner), (rows, inner)))
     levels, scales = quantise(weight, 1, precision)
     matrix = Blocks(Lent(levels), Lent(scales.astype(np.float32)), PRECISIONS[precision].bits, inner)

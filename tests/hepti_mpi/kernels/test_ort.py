@@ -7,6 +7,7 @@ from hepti_mpi.engine.batch import Batch
 from hepti_mpi.kernels import int8, numpy_kernels, ort
 from hepti_mpi.kernels.products import NUMPY, AddResidual, Linear, Norm
 from solver.base.spans import Span
+from tests import sweeps
 
 RNG = np.random.default_rng(0)
 
@@ -75,10 +76,15 @@ def test_an_empty_share_computes_nothing(shape):
     assert ort.FLOAT32.product(normal(*shape), None)(normal(3, shape[0])).shape == (3, shape[1])
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [(0, 3), (1, 1), (2, 3), (3, 64)])
-@pytest.mark.parametrize("rows", [Span(0, 12), Span(2, 7), Span(5, 5), Span(11, 12)])
-def test_attention_is_numpys(rows, heads, head_dim):
+HEADS = ((0, 3), (1, 1), (2, 3), (3, 64))  # how many, and how wide
+
+
+@pytest.mark.parametrize(
+    ("heads", "rows"), sweeps.cycled(8, HEADS, [Span(0, 12), Span(2, 7), Span(5, 5), Span(11, 12)])
+)
+def test_attention_is_numpys(rows, heads):
     """Requests of 4, 1 and 7 rows; k and v are views whose rows do not follow one another."""
+    heads, head_dim = heads
     batch, width = Batch.of_lengths([4, 1, 7]), heads * head_dim
     q, k, v = np.split(normal(12, 3 * width), 3, axis=1)
     keys = batch.keys_of(rows)
@@ -90,10 +96,10 @@ def test_attention_is_numpys(rows, heads, head_dim):
     np.testing.assert_allclose(ours, numpy_kernels.attend(*arguments), atol=1e-5)
 
 
-@pytest.mark.parametrize(("heads", "head_dim"), [(0, 3), (1, 1), (2, 3), (3, 64)])
-@pytest.mark.parametrize(("rows", "keys"), [(0, 3), (3, 0), (1, 1), (9, 5), (5, 9)])
-def test_attention_over_some_keys_is_numpys(rows, keys, heads, head_dim, monkeypatch):
+@pytest.mark.parametrize(("sizes", "heads"), sweeps.cycled(10, [(0, 3), (3, 0), (1, 1), (9, 5), (5, 9)], HEADS))
+def test_attention_over_some_keys_is_numpys(sizes, heads, monkeypatch):
     """Context and log-sum-exp, at a time as many rows as fit; scores of hundreds do not overflow."""
+    (rows, keys), (heads, head_dim) = sizes, heads
     monkeypatch.setattr(ort, "SCORES", 4 * 5 * max(heads, 1))
     q, (k, v) = 100 * normal(rows, heads * head_dim), np.split(normal(keys, 2 * heads * head_dim), 2, axis=1)
     out = np.empty_like(q)

@@ -15,6 +15,7 @@ from hepti_mpi.requests.inputs import Reader
 from hepti_mpi.requests.service_lines import ServiceLines
 from solver.base.errors import HeptiError
 from solver.model.spec import ImageInput, encoder
+from tests import sweeps
 
 SPEC = encoder("sees", hidden=16, ffn=32, heads=2, layers=1, input=ImageInput(8, 8, 4))
 
@@ -49,27 +50,28 @@ def read(way, paths, images, monkeypatch):
     return [request.id for request in reader.file(Path(f"list{way}"))], said
 
 
+# Which paths may be named below --images, and what is said of the others.
+PATHS = {
+    "deep/own.png": None,
+    "link.png": None,
+    "{folder}/deep/../link.png": None,
+    "../secret.png": "is not below --images",
+    "{folder}/../secret.png": "is not below --images",
+    "{folder}-too/secret.png": "is not below --images",
+    "out.png": "is not below --images",
+    "up/secret.png": "is not below --images",
+    "/nowhere": "is not below --images",
+    "circle.png": "cannot read image",
+    "pipe.png": "it is no regular file",
+    "deep": "it is no regular file",
+    "missing.png": "No such file",
+}
+
+
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("way", ["-", ".jsonl", ".txt"])
-@pytest.mark.parametrize(
-    ("path", "problem"),
-    [
-        ("deep/own.png", None),
-        ("link.png", None),
-        ("{folder}/deep/../link.png", None),
-        ("../secret.png", "is not below --images"),
-        ("{folder}/../secret.png", "is not below --images"),
-        ("{folder}-too/secret.png", "is not below --images"),
-        ("out.png", "is not below --images"),
-        ("up/secret.png", "is not below --images"),
-        ("/nowhere", "is not below --images"),
-        ("circle.png", "cannot read image"),
-        ("pipe.png", "it is no regular file"),
-        ("deep", "it is no regular file"),
-        ("missing.png", "No such file"),
-    ],
-)
-def test_lines_name_images_below_the_folder_that_a_person_names(way, path, problem, folder, monkeypatch):
+@pytest.mark.parametrize(("path", "way"), sweeps.cycled(13, PATHS, ["-", ".jsonl", ".txt"]))
+def test_lines_name_images_below_the_folder_that_a_person_names(way, path, folder, monkeypatch):
+    problem = PATHS[path]
     names, said = read(way, [path.format(folder=folder)], folder, monkeypatch)
 
     assert names == ([] if problem else [1])
