@@ -11,12 +11,11 @@ from solver.schedule.cost import price, setting
 from tests import sweeps
 from tests.kit.decoupled import ORIGINALS, original, random_layers, sub_blocks
 from tests.kit.encoder_ranks import check
-from tests.kit.encoders import POST, PRE, TEXTS
+from tests.kit.encoders import KINDS, POST, PRE, TEXTS
 from tests.kit.plans import like
 from tests.kit.sized import called, sized
 
 IMAGES = like(PRE, layers=4, groups=2, sub_blocks=7)
-KINDS = ("equal", "uneven", "empty")
 MIXED = [3, 1, 17, 2, 30]
 
 

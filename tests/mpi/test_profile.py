@@ -4,7 +4,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,14 +12,12 @@ from mpi4py import MPI
 from hepti_mpi.base.memory import free_bytes, own_bytes
 from hepti_mpi.kernels.products import NUMPY
 from hepti_mpi.measure import profile as measure
-from hepti_mpi.measure import profile_command, profile_kernels, profile_links, timing
+from hepti_mpi.measure import profile_kernels, timing
 from hepti_mpi.measure.profile_kernels import measure_kernels
 from solver.base import clock
-from solver.cluster.cluster import Link, read_cluster, write_cluster
+from solver.cluster.cluster import read_cluster, write_cluster
 from solver.cluster.curves import Kernel
-from solver.model.convnet import ConvNet
-from solver.model.decoder import Decoder
-from solver.model.spec import ModelSpec, TextInput, encoder
+from solver.model.spec import TextInput, encoder
 from solver.systems import make_plan
 from tests import sweeps
 
@@ -146,21 +143,6 @@ def test_a_profile_is_for_these_hosts_and_this_shape(world):
     assert found[0] != measure.fingerprint(SPEC, world, "onnxruntime")
 
 
-@pytest.mark.parametrize(("looks", "exceptions"), [([60e6, 117e6], 0), ([30e6, 30e6, 31e6], 1)])
-def test_a_pair_is_an_exception_only_if_further_looks_agree(monkeypatch, looks, exceptions):
-    """Of three devices, the first two seem slow; the best of three looks counts, and less where one shows them fast."""
-    first = iter(looks)
-    monkeypatch.setattr(profile_links, "_own", lambda group, rank: 117e6)
-    monkeypatch.setattr(
-        profile_links, "_pair", lambda group, pair: Link(next(first) if pair == (0, 1) else 117e6, 200e-6)
-    )
-
-    found = profile_links.measure_links(SimpleNamespace(size=3)).exceptions("abc")
-
-    assert len(found) == exceptions
-    assert all(link.bandwidth_bytes_per_s == 31e6 for link in found.values())
-
-
 def test_kernels_are_timed_in_turn(world, monkeypatch):
     """So that each finds its weights where a layer finds them, not in a cache."""
     monkeypatch.setattr(timing, "LEAST_S", 0.01)
@@ -181,13 +163,3 @@ def test_a_clock_that_stands_still_makes_no_call_free(world, monkeypatch):
     seconds, _ = timing.seconds_of(calls, world)
 
     assert min(seconds) > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "precision"),
-    [("minilm-l6", ModelSpec, "float32"), ("resnet18", ConvNet, "float32"), ("llama-3.2-1b", Decoder, "int4")],
-)
-def test_a_model_of_any_family_is_measured_by_name(name, kind, precision):
-    model, stored = profile_command._described(name)
-
-    assert (type(model), stored) == (kind, precision)

@@ -2,15 +2,13 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
-from hepti_mpi.measure import profile_decoder, random_decoder, timing
-from hepti_mpi.measure.random_decoder import RandomDecoder
+from hepti_mpi.measure import profile_decoder, timing
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import read_cluster, write_cluster
 from solver.cluster.decoder_curves import DecoderPart
-from solver.model.decoder import CACHES, PRECISIONS
+from solver.model.decoder import PRECISIONS
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.memory import attention_bytes
 from solver.systems.decoders import plan_decoder
@@ -76,33 +74,3 @@ def test_a_profile_is_kept_by_model_and_precision(world):
 
     assert len(set(found)) == 3
     assert found[0] == profile_decoder.decoder_fingerprint(model, "int4", world)
-
-
-@pytest.mark.parametrize(("precision", "cache"), sweeps.cycled(3, PRECISIONS, CACHES))
-def test_no_number_is_too_small_to_be_normal_or_none(precision, cache):
-    """Arithmetic on such numbers takes a hundred times as long on some processors."""
-    graphs = RandomDecoder(MODELS["qwen3"], precision)
-    session = graphs._session(DecoderPart.ATTENTION, 1, cache)
-    held = {}
-    bound = session.bound
-    found = []
-
-    def kept(inputs, outputs):
-        held.update(outputs)
-        return bound(inputs, outputs)
-
-    session.bound = kept
-    for rows, behind in ((1, 0), (5, 64)):
-        graphs.call(DecoderPart.ATTENTION, 1, rows, behind, cache)()
-        found += [np.abs(held["h"]).max(), np.abs(held["part"]).max()]
-
-    assert all(0.01 < largest < 100 for largest in found)
-
-
-def test_shares_are_at_least_two_and_no_larger_than_is_quick(monkeypatch):
-    model = MODELS["one-kv-head"]
-    graphs = RandomDecoder(model, "float32")
-
-    assert graphs.sizes(DecoderPart.ATTENTION) == [1, 2]
-    monkeypatch.setitem(random_decoder.LARGEST_BYTES, DecoderPart.MLP, graphs.bytes_of(DecoderPart.MLP, 64))
-    assert graphs.sizes(DecoderPart.MLP) == [32, 64]

@@ -14,7 +14,6 @@ from hepti_mpi.engine import stack
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.engine import Engine
 from hepti_mpi.engine.flow import MOST, SPREAD
-from hepti_mpi.engine.replica import ReplicaPath
 from hepti_mpi.engine.stack import Stack
 from hepti_mpi.kernels import embeddings
 from hepti_mpi.kernels.products import NUMPY
@@ -331,13 +330,6 @@ def test_a_connection_to_no_receiver_does_not_say_how_fast_the_link_is(world):
 
     world.finish_sending()
     assert rate == 0
-
-
-def test_a_rank_sends_to_the_stage_behind_its_own_and_rank_0_to_the_first_too():
-    plan = one_device_plan(SPEC, [(1, 0, 2), (0, 2, 3), (2, 3, 5)], 4)
-    path = ReplicaPath(plan, plan.stages)
-
-    assert [path.receivers(rank) for rank in range(4)] == [{1, 2}, {0}, {0}, set()]
 
 
 @pytest.mark.sizes

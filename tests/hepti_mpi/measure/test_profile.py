@@ -1,12 +1,18 @@
-"""Devices measured alike get the mean of their curves; others keep their own."""
+"""Devices measured alike get the mean of their curves; others keep their own. What of links and models is measured."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from hepti_mpi.measure import profile_command, profile_links
 from hepti_mpi.measure.profile import ALIKE, kinds, pooled
+from solver.cluster.cluster import Link
 from solver.cluster.curves import Curves, derived_curves
+from solver.model.convnet import ConvNet
+from solver.model.decoder import Decoder
+from solver.model.spec import ModelSpec
 
 
 def measured(gflops, error=0.0, seed=0):
@@ -60,3 +66,28 @@ def test_those_of_a_kind_get_the_mean():
         first, alone, last = (np.array(own.kernels[kernel].seconds) for own in curves)
         np.testing.assert_allclose(curve.seconds, np.sqrt(first * last))
         np.testing.assert_allclose(fast[0].kernels[kernel].seconds, alone)
+
+
+@pytest.mark.parametrize(("looks", "exceptions"), [([60e6, 117e6], 0), ([30e6, 30e6, 31e6], 1)])
+def test_a_pair_is_an_exception_only_if_further_looks_agree(monkeypatch, looks, exceptions):
+    """Of three devices, the first two seem slow; the best of three looks counts, and less where one shows them fast."""
+    first = iter(looks)
+    monkeypatch.setattr(profile_links, "_own", lambda group, rank: 117e6)
+    monkeypatch.setattr(
+        profile_links, "_pair", lambda group, pair: Link(next(first) if pair == (0, 1) else 117e6, 200e-6)
+    )
+
+    found = profile_links.measure_links(SimpleNamespace(size=3)).exceptions("abc")
+
+    assert len(found) == exceptions
+    assert all(link.bandwidth_bytes_per_s == 31e6 for link in found.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "precision"),
+    [("minilm-l6", ModelSpec, "float32"), ("resnet18", ConvNet, "float32"), ("llama-3.2-1b", Decoder, "int4")],
+)
+def test_a_model_of_any_family_is_measured_by_name(name, kind, precision):
+    model, stored = profile_command._described(name)
+
+    assert (type(model), stored) == (kind, precision)
