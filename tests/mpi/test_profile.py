@@ -7,7 +7,6 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from hepti_mpi.base.memory import free_bytes, own_bytes
 from hepti_mpi.kernels.products import NUMPY
@@ -19,15 +18,10 @@ from solver.cluster.cluster import read_cluster, write_cluster
 from solver.cluster.curves import Kernel
 from solver.model.spec import TextInput, encoder
 from solver.systems import make_plan
-from tests import sweeps
 
-slow_with_five = pytest.mark.skipif(
-    MPI.COMM_WORLD.size > 3 and not sweeps.ALL, reason="takes 9 s with 5 ranks, and shows what it does with 3"
-)
 SPEC = encoder("small", hidden=64, ffn=256, heads=4, layers=2, input=TextInput(50, 128, 128))
 
 
-@slow_with_five
 def test_a_profile_describes_every_rank(world, monkeypatch, tmp_path):
     """Names, speeds, memory, links and all curves; the same on all ranks."""
     monkeypatch.setattr(timing, "LEAST_S", 0.005)
@@ -49,7 +43,6 @@ def test_a_profile_describes_every_rank(world, monkeypatch, tmp_path):
     assert plan.predicted.seconds > 0
 
 
-@slow_with_five
 def test_what_it_measured_with_counts_as_free(world, monkeypatch):
     """Freed arrays serve again instead of going back to the kernel: of bert-large 100 MiB, once all is measured."""
     monkeypatch.setattr(timing, "LEAST_S", 0.002)
