@@ -13,6 +13,7 @@ from launch.front.command import COMMANDS
 from launch.front.places import split
 from solver import cli as solver
 from solver.cluster.named import READY
+from tests import sweeps
 from tests.kit.cli_parsers import PARSERS
 
 ROOT = Path(__file__).parent.parent
@@ -73,21 +74,31 @@ def module_and_words(line):
     return module, words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files_and_headings_that_are_there(page):
-    lost = set()
+def lost_links(page):
+    """Return links of a page that lead nowhere."""
     for link in LINK.findall(CODE.sub("", page.read_text())):
         path, _, anchor = link.partition("#")
         target = page if not path else (page.parent / path).resolve()
         if ":" not in link and (not target.exists() or (anchor and anchor not in anchors(target))):
-            lost.add(link)
-
-    assert not lost
+            yield link
 
 
-@pytest.mark.parametrize(("page", "line"), written_commands(), ids=lambda word: word)
-def test_a_written_command_is_one_that_there_is(page, line, monkeypatch, capsys, tmp_path):
-    """Its words are parsed as where it runs, and no further."""
+def test_links_lead_to_files_and_headings_that_are_there():
+    assert [(page.name, link) for page in PAGES for link in lost_links(page)] == []
+
+
+def mistake(line, capsys):
+    """Return what is wrong with the words of a command line, which are parsed as where it runs and no further."""
+    module, words = module_and_words(line)
+    name, function = PARSERS[module]
+    try:
+        getattr(importlib.import_module(name), function)(words)
+    except ParsedError:
+        return None
+    return capsys.readouterr().err
+
+
+def test_a_written_command_is_one_that_there_is(monkeypatch, capsys, tmp_path):
     here = tmp_path / "here"
     for name, text in NAMED.items():
         path = here / name
@@ -95,7 +106,6 @@ def test_a_written_command_is_one_that_there_is(page, line, monkeypatch, capsys,
         path.write_text(text)
         path.chmod(0o755)
     monkeypatch.chdir(here)
-    module, words = module_and_words(line)
     parse_args = argparse.ArgumentParser.parse_args
 
     def only_parse(self, *arguments, **how):
@@ -103,34 +113,51 @@ def test_a_written_command_is_one_that_there_is(page, line, monkeypatch, capsys,
         raise ParsedError
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", only_parse)
-    name, function = PARSERS[module]
-    found = None
-    try:
-        getattr(importlib.import_module(name), function)(words)
-    except ParsedError as parsed:
-        found = parsed
 
-    assert found, f"{page}: {capsys.readouterr().err}"
+    wrong = [(page, line, found) for page, line in written_commands() if (found := mistake(line, capsys)) is not None]
+
+    assert wrong == []
 
 
-@pytest.mark.parametrize("line", [line for _, line in written_commands() if line.startswith("hepti plan ")])
-def test_a_written_plan_is_made(line, monkeypatch, capsys, tmp_path):
-    """Plans need no boards: all of them are made, priced and drawn."""
+def written_plans():
+    return [line for _, line in written_commands() if line.startswith("hepti plan ")]
+
+
+def kind(line):
+    """Return what a plan is asked for besides model, cluster and sizes: the options that it is written with."""
+    return frozenset(word for word in shlex.split(line) if word.startswith("--")) - {"--rows", "--prompt", "--tokens"}
+
+
+def few_plans():
+    """Return as few written plans as have every option at least once."""
+    few, seen = [], set()
+    for line in sorted(written_plans(), key=len):
+        if kind(line) - seen:
+            few.append(line)
+            seen |= kind(line)
+    return few
+
+
+@pytest.mark.slow("plans, prices and draws for some dozen boards")
+def test_a_written_plan_is_made(monkeypatch, capsys, tmp_path):
+    """Plans need no boards: all of them are made, priced and drawn; in `make test` as many as have every option."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pis.toml").write_bytes((READY / "mixed4.toml").read_bytes())
-    words = [OWN.get(word, word) for word in shlex.split(line)[2:]]
-    if "--price" in words:
-        assert solver.main(["--model", "resnet50", "--cluster", "mixed4", "--out", "plan.json"]) == 0
+    assert solver.main(["--model", "resnet50", "--cluster", "mixed4", "--out", "plan.json"]) == 0
+    capsys.readouterr()
     # Four points of a map for 35.
     monkeypatch.setattr(solver, "MAP_MBPS", (240, 940))
     monkeypatch.setattr(solver, "MAP_MEMORY", (0.5, 1))
+    wrong = []
 
-    code = solver.main(words)
+    for line in written_plans() if sweeps.ALL else few_plans():
+        words = [OWN.get(word, word) for word in shlex.split(line)[2:]]
+        code, said = solver.main(words), capsys.readouterr()
+        files = [word for word in words if word.endswith((".svg", ".json"))]
+        if code or not said.out or not all((tmp_path / file).exists() for file in files):
+            wrong.append((line, code, said.err))
 
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    assert said.out
-    assert all((tmp_path / word).exists() for word in words if word.endswith((".svg", ".json")))
+    assert wrong == []
 
 
 def test_the_codes_of_refusals_are_those_that_the_service_has():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit import checkpoints
+from tests.kit import checkpoints, shared_ranks
 from tests.kit.languages import make_tiny
 from weights import cli as weights
 
@@ -27,6 +27,13 @@ class Converted:
     def expected(self, request):
         """Return what transformers makes of token ids or pixels."""
         return checkpoints.expected(self.model, self.family, request)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_ranks_are_left():
+    """End those that jobs have shared."""
+    yield
+    shared_ranks.end()
 
 
 @pytest.fixture(scope="session")

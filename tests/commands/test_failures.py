@@ -13,10 +13,12 @@ import pytest
 
 from tests import sweeps
 from tests.kit.asked import check_hidden
-from tests.kit.commands import complaints, hepti, mpirun, run, start, succeeded, weights
+from tests.kit.commands import complaints, hepti, mpirun, run, start, succeeded
 from tests.kit.processes import cpu_seconds, ranks_of
+from weights import cli as weights
 
 MIB = 2**20
+OTHERS = pytest.mark.thorough("pairs of the same two moments and two ranks")
 
 
 def ask_one(process):
@@ -24,8 +26,16 @@ def ask_one(process):
     return json.loads(process.stdout.readline())
 
 
-@pytest.mark.parametrize("victim", [0, 2])
-@pytest.mark.parametrize("busy", [True, False], ids=["computing", "waiting"])
+@pytest.mark.slow("starts up to three jobs, and mpirun takes a while to see that a rank is gone")
+@pytest.mark.parametrize(
+    ("busy", "victim"),
+    [
+        pytest.param(True, 2, id="computing-2"),
+        pytest.param(False, 0, id="waiting-0"),
+        pytest.param(True, 0, id="computing-0", marks=OTHERS),
+        pytest.param(False, 2, id="waiting-2", marks=OTHERS),
+    ],
+)
 def test_a_killed_rank_ends_the_job_at_once(busy, victim, model, tmp_path):
     """The line that names rank and host is mpirun's: the rank itself can say nothing.
 
@@ -93,7 +103,7 @@ def test_a_job_that_is_interrupted_leaves_nothing_and_says_no_more_than_that(by_
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 1
 
 
-def test_a_rank_that_raises_ends_the_job_naming_itself_and_its_host(model, tmp_path):
+def test_a_rank_that_raises_ends_the_job_naming_itself_and_its_host(model, tmp_path, kept):
     job = ("--model", model, "--random", 100, "--repeat", 10, "--system", "megatron")  # all ranks have a share
     command = mpirun(3, *job, "--output", tmp_path / "answers.jsonl")
     started = time.monotonic()
@@ -104,7 +114,8 @@ def test_a_rank_that_raises_ends_the_job_naming_itself_and_its_host(model, tmp_p
     assert done.returncode == 1
     (line,) = complaints(done)
     host = socket.gethostname()
-    assert line == f"python -m hepti_mpi: rank 1 on {host}: FloatingPointError: one bit has fallen over"
+    assert f": rank 1 on {host}: FloatingPointError: " in line
+    kept(line.replace(host, "HOST"))
     assert ranks_of(model, 0) == []
     assert list(tmp_path.iterdir()) == [model]
 
@@ -130,7 +141,7 @@ def test_a_rank_without_the_file_gets_its_share_from_rank_0(converted, tmp_path)
     check_hidden(tmp_path / "hidden.npz", {1: checkpoint.expected([5, 6, 7, 8, 9])})
 
 
-def test_damage_in_a_share_that_is_sent_is_named(converted, tmp_path):
+def test_damage_in_a_share_that_is_sent_is_named(converted, tmp_path, kept):
     """Rank 1 holds the middle heads; rank 0, which reads them for it, finds a number that is none."""
     path = tmp_path / "model.h5"
     path.write_bytes(converted("bert").path.read_bytes())
@@ -141,7 +152,7 @@ def test_damage_in_a_share_that_is_sent_is_named(converted, tmp_path):
 
     assert done.returncode == 2
     (line,) = complaints(done)
-    assert "tensor layers/1/attention/query/weight has NaN or infinite values" in line
+    kept(line)
 
 
 def odd(command, oddity):
@@ -150,6 +161,7 @@ def odd(command, oddity):
     return (*command[:place], "tests.commands.odd_rank", oddity, *command[place + 1 :])
 
 
+@pytest.mark.slow("two seconds of waiting are what is measured")
 def test_waiting_for_the_next_request_costs_next_to_nothing(model):
     """A board that spins is a hot board: less than a tenth of a core each."""
     with start(*mpirun(3, "--model", model, "--input", "-")) as process:
@@ -157,7 +169,7 @@ def test_waiting_for_the_next_request_costs_next_to_nothing(model):
         ranks = ranks_of(model, 3)
         time.sleep(0.5)
         before = [cpu_seconds(pid) for pid in ranks]
-        time.sleep(2)
+        time.sleep(2)  # what is measured: they do nothing for so long
         spent = [cpu_seconds(pid) - earlier for pid, earlier in zip(ranks, before, strict=True)]
         ask_one(process)
         process.communicate()
@@ -169,11 +181,12 @@ def test_waiting_for_the_next_request_costs_next_to_nothing(model):
 @pytest.fixture(scope="module")
 def bert_large(tmp_path_factory):
     path = tmp_path_factory.mktemp("large") / "bert-large.h5"
-    succeeded(weights("synthesize", "bert-large", path, "--layers", sweeps.count(8, 24), timeout=120))
+    assert weights.main(["synthesize", "bert-large", str(path), "--layers", str(sweeps.count(8, 24))]) == 0
     yield path
     path.unlink()  # up to 1.3 GB
 
 
+@pytest.mark.slow("400 MB of weights are made, read and computed with")
 def test_a_rank_of_bert_large_needs_little_more_than_its_weights(bert_large, tmp_path):
     """No rank ever holds what others compute with: four ranks, 256 rows, block and block.
 

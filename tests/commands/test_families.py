@@ -11,11 +11,15 @@ from solver.cluster.cluster import write_cluster
 from tests.kit.asked import check_answers, check_hidden, to_lines
 from tests.kit.checkpoints import FAMILIES, VISION, random_request
 from tests.kit.clusters import pis
-from tests.kit.commands import hepti, succeeded
+from tests.kit.commands import succeeded
 from tests.kit.planned import write_mixed_plan
+from tests.kit.shared_ranks import jobs
 
 RANKS = (1, 2, 3, 5, 8)
 ROWS = (1, 2, 511, 37)
+# Families are converted in tests/weights, and each kind of layer is computed in tests/mpi: here from end to end.
+FEW = ("roberta-classifier", "deit-teacher")
+MANY = pytest.mark.thorough("families and systems are proven in tests/weights and tests/mpi")
 SHAPES = ({}, {"heads": 7, "hidden": 56, "ffn": 101, "activation": "gelu_new"})
 REAL = {"layers": 12, "hidden": 768, "heads": 12, "ffn": 3072, "vocab": 30522}
 
@@ -50,7 +54,7 @@ def check_one_by_one(checkpoint, ranks, folder, seed):
     lines, expected = ask(checkpoint, folder)
     plan = write_mixed_plan(folder / "plan.json", checkpoint, ranks, seed)
 
-    done = hepti(
+    done = jobs(
         ranks, "--model", checkpoint.path, "--plan", plan, "--input", "-", "--output", folder / "hidden.npz",
         "--images", folder, stdin=lines,
     )  # fmt: skip
@@ -62,13 +66,17 @@ def check_one_by_one(checkpoint, ranks, folder, seed):
 
 @pytest.mark.parametrize(
     ("number", "family", "ranks"),
-    [(number, family, ranks) for number, (family, ranks) in enumerate(zip(FAMILIES, cycle(RANKS), strict=False))],
+    [
+        pytest.param(number, family, ranks, marks=() if family in FEW else MANY)
+        for number, (family, ranks) in enumerate(zip(FAMILIES, cycle(RANKS), strict=False))
+    ],
 )
 def test_every_family_over_mixed_cuts(number, family, ranks, converted, tmp_path):
     """Three layers of 5 or 7 heads, each cut in another way; 1, 2 and 511 rows; shares uneven and empty."""
     check_one_by_one(converted(family, **SHAPES[number % 2]), ranks, tmp_path, seed=number)
 
 
+@pytest.mark.thorough("the same at another size")
 def test_a_real_size_over_mixed_cuts(converted, tmp_path):
     check_one_by_one(converted("bert", **REAL), 5, tmp_path, seed=0)
 
@@ -76,14 +84,14 @@ def test_a_real_size_over_mixed_cuts(converted, tmp_path):
 @pytest.mark.parametrize(
     ("system", "family", "settings", "ranks"),
     [
-        ("single", "roberta-classifier", {}, 3),
-        ("megatron", "bert", {"activation": "relu"}, 8),
-        ("megatron-weighted", "sentence", {"pooling": "max", "dense": 24, "modern": True}, 5),
-        ("sequence-weighted", "distilbert-classifier", {"labels": 5, "shard": "20KB"}, 8),
-        ("sequence", "deit-teacher", {}, 2),
-        ("pipeedge", "bert", {}, 3),
+        pytest.param("single", "roberta-classifier", {}, 3, marks=MANY),
+        pytest.param("megatron", "bert", {"activation": "relu"}, 8, marks=MANY),
+        ("megatron-weighted", "sentence", {"pooling": "max", "dense": 24, "modern": True}, 3),
+        pytest.param("sequence-weighted", "distilbert-classifier", {"labels": 5, "shard": "20KB"}, 8, marks=MANY),
+        pytest.param("sequence", "deit-teacher", {}, 2, marks=MANY),
+        pytest.param("pipeedge", "bert", {}, 3, marks=MANY),
         ("data", "sentence", {}, 3),
-        ("hepti-throughput", "roberta-classifier", {}, 2),
+        pytest.param("hepti-throughput", "roberta-classifier", {}, 2, marks=MANY),
     ],
 )
 def test_ragged_batches_through_every_system(system, family, settings, ranks, converted, tmp_path):
@@ -95,6 +103,6 @@ def test_ragged_batches_through_every_system(system, family, settings, ranks, co
     job = ("--model", checkpoint.path, "--cluster", tmp_path / "boards.toml", "--system", system)
     job += ("--input", tmp_path / "requests.jsonl", "--images", tmp_path)
 
-    succeeded(hepti(ranks, *job, "--output", tmp_path / "answers.jsonl"))
+    succeeded(jobs(ranks, *job, "--output", tmp_path / "answers.jsonl"))
 
     check_answers((tmp_path / "answers.jsonl").read_text(), expected)

@@ -1,4 +1,7 @@
-"""Answers of a language model to a person and to a script, on any ranks: those of transformers, as they come."""
+"""Answers of a language model to a person and to a script, on any ranks: those of transformers, as they come.
+
+What lines of standard input can ask is asked of one job, `talking`, which runs for as long as this file's tests do.
+"""
 
 import json
 import os
@@ -8,23 +11,38 @@ import signal
 import pytest
 import torch
 
+from solver import cli as solver
+from tests.kit import inside
 from tests.kit.asked import from_lines, to_lines
-from tests.kit.commands import complaints, hepti, mpirun, run, solver, start, succeeded
-from tests.kit.languages import REFUSED, REFUSES, generate, with_files
+from tests.kit.chat_templates import CHATML
+from tests.kit.commands import complaints, mpirun, run, start, succeeded
+from tests.kit.languages import generate, with_files
+from tests.kit.long_jobs import long_job
+from tests.kit.shared_ranks import jobs
 
 NEW = 8
 TALK = [{"role": "user", "content": "why is the cat blue?"}]
 ASKED = {"a": "the cat sleeps", "b": [5, 60, 7, 8, 90], 3: TALK, "d": "Once upon a time"}
 WIDTH = 80
+LONG = 100
+DRAWN = {"temperature": 1.5, "top_p": 0.9, "max_tokens": 20}
 
 
-@pytest.fixture
-def asked(tmp_path):
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
     """Return a file of prompts, token ids and messages."""
     kinds = {str: "prompt", int: "tokens", dict: "messages"}
-    path = tmp_path / "asked.jsonl"
+    path = tmp_path_factory.mktemp("asked") / "asked.jsonl"
     path.write_text(to_lines({"id": name, kinds[type(it[0])]: it} for name, it in ASKED.items()))
     return path
+
+
+@pytest.fixture(scope="module")
+def talking(tiny, uneven):
+    """Give a job of three ranks that has room for two conversations, and answers as long as it is asked."""
+    room = ("--sequences", 2, "--context", 200)
+    with long_job(*mpirun(3, *generate(tiny, "--plan", uneven, "--input", "-", "--tokens", NEW, *room))) as job:
+        yield job
 
 
 def answers_by_id(lines):
@@ -44,71 +62,80 @@ def check(tiny, answer, asked, tokens=NEW):
 # What a person sees.
 
 
-def test_a_prompt_is_continued_as_text_and_nothing_else(tiny, uneven):
-    done = succeeded(hepti(3, *generate(tiny, "--plan", uneven, "--prompt", ASKED["a"], "--tokens", NEW)))
-
-    assert done.stdout == tiny.text(tiny.says(ASKED["a"], NEW)) + "\n"
-
-
-@pytest.mark.parametrize("sequences", [1, 3])
-def test_several_prompts_are_told_apart(sequences, tiny, uneven):
-    prompts = [ASKED["a"], ASKED["d"], "a small board and a little computer sleeps on the warm windowsill, 0123456789"]
-    shown = [*prompts[:2], "a small board and a little computer sleeps on the warm windowsill, …"]
-
-    job = generate(tiny, "--plan", uneven, "--prompt", *prompts, "--tokens", NEW, "--sequences", sequences)
-    done = succeeded(hepti(3, *job))
-
-    said = [tiny.text(tiny.says(prompt, NEW)) for prompt in prompts]
-    wanted = [f"[{number}] {head}\n{text}\n\n" for number, (head, text) in enumerate(zip(shown, said, strict=True), 1)]
-    assert done.stdout == "".join(wanted)
-
-
-def test_text_is_printed_as_it_comes(tiny):
-    with start(*mpirun(1, *generate(tiny, "--prompt", "the cat", "--tokens", 100, "--lookup", "off"))) as process:
-        pieces = []
-        while piece := os.read(process.stdout.fileno(), 1 << 16):
-            pieces.append(piece)
-        process.communicate()
-
-    assert b"".join(pieces).decode() == tiny.text(tiny.says("the cat", 100)) + "\n"
-    assert len(pieces) > 5
-
-
-def test_the_tables_fit_a_terminal_and_say_who_had_what(tiny, tmp_path):
-    """A plan of two stages has the widest one."""
+@pytest.fixture(scope="module")
+def shown(tiny, tmp_path_factory):
+    """Return what a prompt shows on two stages, which have the widest table: pieces of output, and all of stderr."""
     table = {
         "format": "hepti-plan/1", "kind": "decoder", "model": {"name": "tiny"}, "devices": ["pi-kitchen", "pi-2"],
-        "context": 64, "words": [0, tiny.model.config.vocab_size],
+        "context": 128, "words": [0, tiny.model.config.vocab_size],
         "stages": [
             {"layers": [0, 2], "heads": [5, 0], "columns": [96, 0]},
             {"layers": [2, 3], "heads": [0, 5], "columns": [0, 96]},
         ],
     }  # fmt: skip
-    (tmp_path / "plan.json").write_text(json.dumps(table))
+    plan = tmp_path_factory.mktemp("shown") / "plan.json"
+    plan.write_text(json.dumps(table))
+    job = generate(tiny, "--plan", plan, "--prompt", "the cat", "--tokens", LONG, "--lookup", "off")
+    pieces = []
+    with start(*mpirun(2, *job)) as process:
+        while piece := os.read(process.stdout.fileno(), 1 << 16):
+            pieces.append(piece)
+        _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return pieces, errors
 
-    job = generate(tiny, "--plan", tmp_path / "plan.json", "--prompt", "the cat", "--tokens", NEW)
-    done = succeeded(hepti(2, *job))
 
-    lines = done.stderr[done.stderr.index("who had what") :].splitlines()
+def test_a_prompt_is_continued_as_text_and_nothing_else(shown, tiny):
+    assert b"".join(shown[0]).decode() == tiny.text(tiny.says("the cat", LONG)) + "\n"
+
+
+def test_text_is_printed_as_it_comes(shown):
+    assert len(shown[0]) > 5
+
+
+def test_the_tables_fit_a_terminal_and_say_who_had_what(shown, tiny, kept):
+    errors = shown[1]
+    lines = errors[errors.index("who had what") :].splitlines()
+
     assert max(len(line.rstrip()) for line in lines) <= WIDTH
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if line.startswith("│")]
     assert [row[:5] for row in rows] == [
         ["pi-kitchen", "0-1", "5", "96", "0"],
         ["pi-2", "2-2", "5", "96", str(tiny.model.config.vocab_size)],
     ]
-    assert re.fullmatch(r"1 answer, \d+\.\d\d tokens a second, the first after \d+\.\d\d s", lines[-1])
+    kept(re.sub(r"\d+\.\d\d", "N", lines[-1]))
 
 
-def test_a_chat_goes_on_and_computes_nothing_twice(tiny, tmp_path):
-    says = ["why is the cat blue?", "and the board?"]
-    report = tmp_path / "report.json"
-    job = generate(tiny, "--chat", "--tokens", NEW, "--report", report)
+@pytest.mark.parametrize(
+    "sequences", [pytest.param(1, marks=pytest.mark.thorough("one after the other, not together")), 3]
+)
+def test_several_prompts_are_told_apart(sequences, tiny, uneven):
+    prompts = [ASKED["a"], ASKED["d"], "a small board and a little computer sleeps on the warm windowsill, 0123456789"]
+    heads = [*prompts[:2], "a small board and a little computer sleeps on the warm windowsill, …"]
 
-    done = succeeded(hepti(2, *job, stdin="".join(f"{line}\n" for line in says)))
+    job = generate(tiny, "--plan", uneven, "--prompt", *prompts, "--tokens", NEW, "--sequences", sequences)
+    done = succeeded(jobs(3, *job))
+
+    said = [tiny.text(tiny.says(prompt, NEW)) for prompt in prompts]
+    wanted = [f"[{number}] {head}\n{text}\n\n" for number, (head, text) in enumerate(zip(heads, said, strict=True), 1)]
+    assert done.stdout == "".join(wanted)
+
+
+def test_a_chat_goes_on_and_computes_nothing_twice(tiny, tmp_path, kept):
+    """Also after a line that its template refuses, which is no part of the conversation."""
+    refusing = "{% if messages[-1]['content'] == 'no' %}{{ raise_exception('I will not') }}{% endif %}" + CHATML
+    path = with_files(tiny, tmp_path, chat_template=refusing)
+    says, report = ["why is the cat blue?", "no", "and the board?"], tmp_path / "report.json"
+
+    done = jobs(
+        2, *generate(tiny, "--chat", "--tokens", NEW, "--report", report, path=path), stdin="\n".join([*says, ""])
+    )
 
     first = tiny.says(TALK, NEW)
-    talk = [*TALK, {"role": "assistant", "content": tiny.text(first)}, {"role": "user", "content": says[1]}]
+    talk = [*TALK, {"role": "assistant", "content": tiny.text(first)}, {"role": "user", "content": says[2]}]
     second = tiny.says(talk, NEW)
+    assert done.returncode == 2
+    kept("\n".join(complaints(done)))
     assert done.stdout == f"{tiny.text(first)}\n{tiny.text(second)}\n"
     one, two = json.loads(report.read_text())["requests"]
     assert [one["new_tokens"], two["new_tokens"]] == [first, second]
@@ -116,22 +143,15 @@ def test_a_chat_goes_on_and_computes_nothing_twice(tiny, tmp_path):
     assert two["known"] >= one["prompt_tokens"]
 
 
-def test_a_chat_that_its_template_refuses_goes_on(tiny, tmp_path):
-    path = with_files(tiny, tmp_path, chat_template=REFUSES)
-
-    done = hepti(2, *generate(tiny, "--chat", "--tokens", NEW, path=path), stdin="no\nthe cat\n")
-
-    assert done.returncode == 2
-    assert [line.partition(": ")[2] for line in complaints(done)] == [f"{REFUSED}"]
-    assert done.stdout == tiny.text(tiny.says("the cat", NEW)) + "\n"
-
-
-@pytest.mark.parametrize("by_mpirun", [True, False])
+@pytest.mark.parametrize(
+    "by_mpirun", [True, pytest.param(False, marks=pytest.mark.thorough("as of an encoder: test_failures"))]
+)
 def test_ctrl_c_is_one_line(by_mpirun, tiny, tmp_path):
     command = mpirun(2, *generate(tiny, "--input", "-", "--output", tmp_path / "answers.jsonl", "--tokens", NEW))
 
     with start(*(command if by_mpirun else command[3:])) as process:
-        check(tiny, ask(process, {"prompt": "the cat"}), "the cat")
+        print('{"prompt": "the cat"}', file=process.stdin, flush=True)
+        check(tiny, json.loads(process.stdout.readline()), "the cat")
         process.send_signal(signal.SIGINT)
         stderr = process.communicate()[1]
 
@@ -151,35 +171,44 @@ def test_ctrl_c_is_one_line(by_mpirun, tiny, tmp_path):
 
 @pytest.mark.parametrize(
     ("ranks", "options"),
-    [
-        (1, ()),
-        (3, ("--plan",)),
-        (3, ("--plan", "--sequences", 3)),
-        (2, ("--system", "single")),
-        (2, ("--system", "pipeedge", "--lookup", "off")),
-    ],
+    [(1, ()), (3, ("--sequences", 3)), (2, ("--system", "single")), (2, ("--system", "pipeedge", "--lookup", "off"))],
 )
-def test_a_file_is_answered_as_transformers_does(ranks, options, tiny, uneven, asked, tmp_path):
+@pytest.mark.thorough("other ranks and plans than those of the report")
+def test_a_file_is_answered_on_any_ranks(ranks, options, tiny, uneven, asked, tmp_path):
+    plan = ("--plan", uneven) if ranks == 3 else ()
+
+    done = succeeded(jobs(ranks, *generate(tiny, "--input", asked, "--tokens", NEW, *plan, *options)))
+
+    for name, answer in answers_by_id(done.stdout).items():
+        check(tiny, answer, ASKED[name])
+
+
+@pytest.fixture(scope="module")
+def filed(tiny, uneven, asked, tmp_path_factory):
+    """Return the answers and the report of a file of all kinds of requests."""
+    folder = tmp_path_factory.mktemp("filed")
+    job = generate(tiny, "--input", asked, "--tokens", NEW, "--plan", uneven, "--cluster", "mixed4", "--lookup", "off")
+    done = jobs(3, *job, "--output", folder / "answers.jsonl", "--report", folder / "report.json")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    return answers_by_id((folder / "answers.jsonl").read_text()), json.loads((folder / "report.json").read_text())
+
+
+def test_a_file_is_answered_as_transformers_does(filed, tiny):
     """Texts, token ids, and conversations by the model's template."""
-    output = tmp_path / "answers.jsonl"
-    options = [word for option in options for word in ((option, uneven) if option == "--plan" else (option,))]
+    answers, _ = filed
 
-    done = succeeded(hepti(ranks, *generate(tiny, "--input", asked, "--output", output, "--tokens", NEW, *options)))
-
-    answers = answers_by_id(output.read_text())
-    assert (done.stdout, answers.keys()) == ("", ASKED.keys())
+    assert answers.keys() == ASKED.keys()
     for name, answer in answers.items():
         check(tiny, answer, ASKED[name])
 
 
 def test_a_plan_of_the_solver_is_run(tiny, asked, tmp_path):
     path, report = tmp_path / "plan.json", tmp_path / "report.json"
-    succeeded(
-        solver("--model", tiny.path, "--cluster", "mixed4", "--without", "pi-3", "--context", 64, "--prompt", 8,
-               "--tokens", 8, "--out", path)
-    )  # fmt: skip
+    words = ("--model", tiny.path, "--cluster", "mixed4", "--without", "pi-3", "--context", 64, "--prompt", 8)
+    done = inside.run(solver.main, *words, "--tokens", 8, "--out", path)
+    assert done.returncode == 0, done.stderr
 
-    done = succeeded(hepti(3, *generate(tiny, "--input", asked, "--tokens", NEW, "--plan", path, "--report", report)))
+    done = succeeded(jobs(3, *generate(tiny, "--input", asked, "--tokens", NEW, "--plan", path, "--report", report)))
 
     assert list(answers_by_id(done.stdout)) == list(ASKED)
     found = json.loads(report.read_text())
@@ -187,14 +216,9 @@ def test_a_plan_of_the_solver_is_run(tiny, asked, tmp_path):
     assert found["context"] == 64
 
 
-def test_the_report_says_who_did_what(tiny, uneven, asked, tmp_path):
-    report = tmp_path / "report.json"
-    job = generate(tiny, "--input", asked, "--tokens", NEW, "--plan", uneven, "--cluster", "mixed4", "--report", report)
+def test_the_report_says_who_did_what(filed, uneven):
+    _, found = filed
 
-    done = hepti(3, *job)
-
-    assert done.returncode == 0, done.stderr
-    found = json.loads(report.read_text())
     assert (found["model"], found["precision"], found["cache"], found["wire"]) == ("tiny",) + ("float32",) * 3
     assert (found["context"], found["sequences"]) == (128, 1)
     assert [entry["id"] for entry in found["requests"]] == list(ASKED)
@@ -209,79 +233,80 @@ def test_the_report_says_who_did_what(tiny, uneven, asked, tmp_path):
 
 
 @pytest.mark.parametrize(("option", "figure", "rank"), [("wire", "sent_bytes", 1), ("cache", "cache_bytes", 0)])
-def test_a_thin_wire_or_cache_takes_a_part(option, figure, rank, tiny, uneven, asked, tmp_path):
+def test_a_thin_wire_or_cache_takes_a_part(option, figure, rank, filed, tiny, uneven, asked, tmp_path):
     """What the command line says goes before what a plan says."""
-    figures = []
-    for thin in ((), (f"--{option}", "int8")):
-        path = tmp_path / "report.json"
-        job = generate(tiny, "--input", asked, "--tokens", NEW, "--plan", uneven, "--lookup", "off", *thin)
-        succeeded(hepti(3, *job, "--report", path))
-        found = json.loads(path.read_text())
-        assert found[option] == (thin[1] if thin else "float32")
-        assert [len(entry["new_tokens"]) for entry in found["requests"]] == [NEW] * len(ASKED)
-        figures.append(found["per_rank"][rank][figure])
+    path, thin = tmp_path / "report.json", (f"--{option}", "int8")
+    job = generate(tiny, "--input", asked, "--tokens", NEW, "--plan", uneven, "--lookup", "off", *thin)
 
-    assert 2 * figures[1] < figures[0]
+    succeeded(jobs(3, *job, "--report", path))
+
+    wide, found = filed[1], json.loads(path.read_text())
+    assert [len(entry["new_tokens"]) for entry in found["requests"]] == [NEW] * len(ASKED)
+    assert (wide[option], found[option]) == ("float32", "int8")
+    assert 2 * found["per_rank"][rank][figure] < wide["per_rank"][rank][figure]
 
 
-def test_what_is_drawn_depends_on_the_seed_and_not_on_the_ranks(tiny, uneven):
-    def drawn(ranks, seed, *options):
-        how = ("--temperature", 1.5, "--top-p", 0.9, "--seed", seed)
-        return succeeded(hepti(ranks, *generate(tiny, "--prompt", "the cat", "--tokens", 20, *how, *options))).stdout
+def test_what_is_drawn_depends_on_the_seed_and_not_on_the_ranks(talking, tiny):
+    """Of one rank by the command line, of three by a line; what comes after a stop string is not said."""
+    one, other = (talking.ask({"prompt": "the cat", **DRAWN, "seed": seed})["text"] for seed in (1, 2))
+    stop = one[6:9]
+    how = (
+        "--temperature",
+        DRAWN["temperature"],
+        "--top-p",
+        DRAWN["top_p"],
+        "--seed",
+        1,
+        "--stop",
+        "%%",
+        "--stop",
+        stop,
+    )
 
-    assert drawn(1, 1) == drawn(3, 1, "--plan", uneven) != drawn(1, 2)
+    done = succeeded(jobs(1, *generate(tiny, "--prompt", "the cat", "--tokens", DRAWN["max_tokens"], *how)))
+
+    assert done.stdout == one[: one.index(stop)] + "\n"
+    assert one != other
 
 
-def tell(process, line):
-    print(json.dumps(line), file=process.stdin, flush=True)
-
-
-def hear(process):
-    return json.loads(process.stdout.readline())
-
-
-def ask(process, request):
-    tell(process, request)
-    return hear(process)
-
-
-def test_lines_of_standard_input_are_answered_one_by_one(tiny, uneven):
-    with start(*mpirun(3, *generate(tiny, "--plan", uneven, "--input", "-", "--tokens", NEW))) as process:
+def test_lines_of_standard_input_are_answered_one_by_one(tiny, uneven, kept):
+    with long_job(*mpirun(3, *generate(tiny, "--plan", uneven, "--input", "-", "--tokens", NEW))) as job:
         for name, asked in (("x", "the cat"), ("y", "a small board"), ("x", "Once")):
-            answer = ask(process, {"id": name, "prompt": asked})
+            answer = job.ask({"id": name, "prompt": asked})
             assert answer["id"] == name
             check(tiny, answer, asked)
-        assert ask(process, "no object") == {"id": 4, "error": 'not an object like {"id": 1, "prompt": "…"}'}
-        check(tiny, ask(process, {"messages": TALK}), TALK)
-        stdout, stderr = process.communicate()
+        refused = job.ask("no object")
+        check(tiny, job.ask({"messages": TALK}), TALK)
+        code, rest, errors = job.end()
 
-    assert (process.returncode, stdout) == (2, "")
-    (line,) = [line for line in stderr.splitlines() if line.startswith("python -m")]
-    assert "standard input, line 4: not an object" in line
+    assert refused["id"] == 4
+    kept(refused["error"])
+    assert (code, rest) == (2, "")
+    (line,) = [line for line in errors.splitlines() if line.startswith("python -m")]
+    assert "standard input, line 4: " in line
 
 
-def test_a_program_hears_every_token_and_what_the_ranks_do(tiny, uneven):
+def test_a_program_hears_every_token_and_what_the_ranks_do(talking, tiny):
     whole = tiny.says("the cat", NEW)
-    with start(*mpirun(3, *generate(tiny, "--plan", uneven, "--input", "-", "--tokens", NEW))) as process:
-        status = ask(process, {"status": "first"})
-        assert (status["status"], status["requests"], status["tokens"]) == ("first", 0, 0)
-        assert status["plan"]["devices"] == [rank["device"] for rank in status["ranks"]]
-        assert ask(process, {"id": 0, "prompt": "the cat", "temperature": "hot"})["error"].startswith("temperature is")
-        tell(process, {"id": "a", "prompt": "the cat", "stream": True, "logprobs": 2, "said": whole[:2]})
-        lines = [hear(process) for _ in whole[2:]]
-        answer = hear(process)
-        status = ask(process, {"status": 2})
-        assert status["tokens"] == len(lines)
-        assert all(rank["compute_s"] > 0 and rank["sent_bytes"] > 0 for rank in status["ranks"])
-        process.communicate()
+    before = talking.ask({"status": "first"})
+    refused = talking.ask({"id": 0, "prompt": "the cat", "temperature": "hot"})
+    talking.tell({"id": "a", "prompt": "the cat", "stream": True, "logprobs": 2, "said": whole[:2]})
+    lines = [talking.hear() for _ in whole[2:]]
+    answer = talking.hear()
+    after = talking.ask({"status": 2})
 
+    assert (before["status"], after["status"]) == ("first", 2)
+    assert before["plan"]["devices"] == [rank["device"] for rank in before["ranks"]]
+    assert refused["error"].startswith("temperature is")
+    assert (after["requests"] - before["requests"], after["tokens"] - before["tokens"]) == (1, len(lines))
+    assert all(rank["compute_s"] > 0 and rank["sent_bytes"] > 0 for rank in after["ranks"])
     check(tiny, answer, "the cat")
     assert [line["token"] for line in lines] == whole[2:]
     assert answer["text"].endswith("".join(line["text"] for line in lines))
     assert all(line["top"][0] == [line["token"], line["logprob"]] and len(line["top"]) == 2 for line in lines)
 
 
-def test_an_answer_in_json_is_the_likeliest_value_of_its_schema(tiny, uneven):
+def test_an_answer_in_json_is_the_likeliest_value_of_its_schema(talking, tiny, kept):
     """Among these: numbers, since the model has no brackets."""
     values = [*map(str, (3, 45, 4578, 912, 60))]
     prompt = tiny.ids("the cat")
@@ -298,74 +323,65 @@ def test_an_answer_in_json_is_the_likeliest_value_of_its_schema(tiny, uneven):
         prefix_allowed_tokens_fn=allowed,
     )[0, len(prompt) :].tolist()  # fmt: skip
     schema = {"enum": [*map(int, values)]}
-    with start(*mpirun(3, *generate(tiny, "--plan", uneven, "--input", "-", "--tokens", NEW))) as process:
-        answer = ask(process, {"id": 1, "prompt": "the cat", "schema": schema})
-        rest = ask(process, {"id": 2, "prompt": "the cat", "schema": schema, "said": ids[:1]})
-        refusal = ask(process, {"id": 3, "prompt": "the cat", "schema": {"type": "object"}})
-        check(tiny, ask(process, {"prompt": "the cat"}), "the cat")
-        process.communicate()
+    answer = talking.ask({"id": 1, "prompt": "the cat", "schema": schema})
+    rest = talking.ask({"id": 2, "prompt": "the cat", "schema": schema, "said": ids[:1]})
+    refusal = talking.ask({"id": 3, "prompt": "the cat", "schema": {"type": "object"}})
+    check(tiny, talking.ask({"prompt": "the cat"}), "the cat")
 
     assert (answer["text"], answer["finish_reason"]) == (tiny.text(ids), "stop")
     assert answer["text"] in values
     assert rest["new_tokens"] == answer["new_tokens"]
-    assert refusal["error"] == "no token of the model can begin a value of the schema"
+    kept(refusal["error"])
 
 
-def test_what_is_cancelled_ends_and_the_others_are_answered(tiny, uneven):
-    room = ("--sequences", 2, "--context", 200)
-    with start(*mpirun(3, *generate(tiny, "--plan", uneven, "--input", "-", "--tokens", NEW, *room))) as process:
-        for name in ("long", "other"):
-            tell(process, {"id": name, "prompt": "a", "max_tokens": 150, "stream": name == "long", "ignore_eos": True})
-        tell(process, {"id": "waits", "prompt": "the cat"})
-        assert hear(process)["id"] == "long"
-        for name in ("long", "waits", "nobody"):
-            tell(process, {"cancel": name})
-        ended = {}
-        while len(ended) < 3:
-            line = hear(process)
-            if "token" not in line:
-                ended[line["id"]] = line
-        process.communicate()
+def test_what_is_cancelled_ends_and_the_others_are_answered(talking):
+    usual = {"prompt": "a", "max_tokens": 150, "ignore_eos": True}
+    # Drawn tokens are never found by looking back, and twenty likeliest ones take longer to say than to compute.
+    slowly = {"stream": True, "logprobs": 20, "temperature": 5}
+    talking.tell({"id": "long", **usual, **slowly}, {"id": "other", **usual})
+    talking.tell({"id": "waits", "prompt": "the cat"})
+    assert talking.hear()["id"] == "long"
+    talking.tell(*({"cancel": name} for name in ("long", "waits", "nobody")))
+    ended = {}
+    while len(ended) < 3:
+        line = talking.hear()
+        if "token" not in line:
+            ended[line["id"]] = line
 
-    assert process.returncode == 0
     assert ended["long"]["finish_reason"] == "cancelled"
     assert 0 < len(ended["long"]["new_tokens"]) < 150
     assert (ended["waits"]["finish_reason"], ended["waits"].get("new_tokens", [])) == ("cancelled", [])
     assert len(ended["other"]["new_tokens"]) == 150
 
 
-def test_an_answer_does_not_wait_for_the_next_line(tiny, uneven):
-    """There is room for three, and one asks."""
-    with start(
-        *mpirun(3, *generate(tiny, "--plan", uneven, "--input", "-", "--tokens", NEW, "--sequences", 3))
-    ) as process:
-        check(tiny, ask(process, {"prompt": "the cat"}), "the cat")
-        check(tiny, ask(process, {"prompt": "a small board"}), "a small board")
-        process.communicate(to_lines({"prompt": text} for text in ("Once", "the", "cat", "board")))
+def test_an_answer_does_not_wait_for_the_next_line(talking, tiny):
+    """There is room for two, and one asks; then more ask than there is room for."""
+    check(tiny, talking.ask({"prompt": "the cat"}), "the cat")
+    check(tiny, talking.ask({"prompt": "a small board"}), "a small board")
 
-    assert process.returncode == 0
+    texts = ("Once", "the", "cat", "board")
+    for name, answer in talking.answers(*({"id": text, "prompt": text} for text in texts)).items():
+        check(tiny, answer, name)
 
 
-def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(tiny):
+def test_a_stop_string_ends_an_answer_and_is_no_part_of_it(talking, tiny):
     text = tiny.text(tiny.says("the cat", 40))
     stop = text[12:15]
-    before = text[: text.index(stop)]
 
-    done = succeeded(hepti(2, *generate(tiny, "--prompt", "the cat", "--tokens", 40, "--stop", "%%", "--stop", stop)))
+    answer = talking.ask({"prompt": "the cat", "max_tokens": 40, "stop": ["%%", stop]})
 
-    assert done.stdout == before + "\n"
+    assert (answer["text"], answer["finish_reason"]) == (text[: text.index(stop)], "stop")
 
 
 def test_a_last_token_ends_an_answer_unless_it_is_ignored(tiny, tmp_path):
     said = tiny.says("the cat", 20)
     last = next(token for token in said[3:] if token > 3)
     path = with_files(tiny, tmp_path, generation_config={"eos_token_id": [1, last]})
-    (tmp_path / "one.jsonl").write_text('{"prompt": "the cat"}\n')
-    job = generate(tiny, "--input", tmp_path / "one.jsonl", "--tokens", 20, path=path)
+    (tmp_path / "asked.jsonl").write_text(to_lines({"prompt": "the cat", "ignore_eos": it} for it in (False, True)))
 
-    (ended,) = from_lines(succeeded(hepti(2, *job)).stdout)
-    (ignored,) = from_lines(succeeded(hepti(2, *job, "--ignore-eos")).stdout)
+    done = succeeded(jobs(2, *generate(tiny, "--input", tmp_path / "asked.jsonl", "--tokens", 20, path=path)))
 
+    ended, ignored = from_lines(done.stdout)
     assert (ended["new_tokens"], ended["finish_reason"]) == (said[: said.index(last) + 1], "stop")
     assert (ignored["new_tokens"], ignored["finish_reason"]) == (said, "length")
 

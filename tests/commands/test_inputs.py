@@ -1,15 +1,19 @@
 """What can be asked, and how the answers come, as the contract has it."""
 
 import base64
-import json
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from solver import cli as solver
+from tests.kit import inside
 from tests.kit.asked import check_answer, check_answers, check_hidden, from_lines, to_lines
 from tests.kit.checkpoints import TEXT, random_request, token_ids
-from tests.kit.commands import complaints, hepti, mpirun, solver, start, succeeded, weights
+from tests.kit.commands import complaints, mpirun, succeeded
+from tests.kit.long_jobs import long_job
+from tests.kit.shared_ranks import jobs
+from weights import cli as weights
 
 # Of a tokenizer of letters: one of one token, one with markup and quotes, one that is cut.
 TEXTS = ("a", "the [/b] small :warning: 'board'", TEXT, "at home it is warm tonight " * 60)
@@ -30,7 +34,7 @@ def test_a_text_file_has_a_text_a_line(sentence, tmp_path):
     (tmp_path / "texts.txt").write_bytes(b"\xef\xbb\xbf" + "\r\n".join(TEXTS).encode())
 
     job = ("--model", sentence.path, "--input", tmp_path / "texts.txt", "--output", tmp_path / "answers.jsonl")
-    succeeded(hepti(3, *job))
+    succeeded(jobs(3, *job))
 
     answers = (tmp_path / "answers.jsonl").read_text()
     check_answers(answers, {number: expected_of(sentence, text) for number, text in enumerate(TEXTS, start=1)})
@@ -44,10 +48,17 @@ def test_json_lines_mix_texts_and_tokens_under_any_ids(sentence, tmp_path):
     (tmp_path / "requests.jsonl").write_text(to_lines(lines))
 
     job = ("--model", sentence.path, "--input", tmp_path / "requests.jsonl", "--output", tmp_path / "hidden.npz")
-    succeeded(hepti(2, *job))
+    succeeded(jobs(2, *job))
 
     expected = [expected_of(sentence, TEXTS[1]), *map(sentence.expected, (ids, [7])), expected_of(sentence, "a")]
     check_hidden(tmp_path / "hidden.npz", dict(zip(("../ä b", 2, "file", 0), expected, strict=True)))
+
+
+@pytest.fixture(scope="module")
+def asking(sentence):
+    """Give a job of two ranks that answers lines of standard input as long as it is asked."""
+    with long_job(*mpirun(2, "--model", sentence.path, "--input", "-")) as job:
+        yield job
 
 
 def test_standard_input_is_answered_line_by_line(sentence, tmp_path):
@@ -55,41 +66,36 @@ def test_standard_input_is_answered_line_by_line(sentence, tmp_path):
     lines = [
         {"id": "first", "text": TEXTS[0]}, {"id": "wrong", "text": ""}, '{"no JSON', {"id": "last", "text": TEXTS[3]},
     ]  # fmt: skip
-    job = ("--model", sentence.path, "--input", "-", "--output", tmp_path / "answers.jsonl")
-    answers = []
 
-    with start(*mpirun(3, *job)) as process:
-        for line in lines:
-            print(json.dumps(line) if isinstance(line, dict) else line, file=process.stdin, flush=True)
-            answers.append(json.loads(process.stdout.readline()))
-        rest, stderr = process.communicate()
+    words = ("--model", sentence.path, "--input", "-", "--output", tmp_path / "answers.jsonl")
+    with long_job(*mpirun(3, *words)) as job:
+        answers = [job.ask(line) for line in lines]
+        code, rest, errors = job.end()
 
     check_answer(answers[0], expected_of(sentence, TEXTS[0]))
     assert answers[1] == {"id": "wrong", "error": "the text is empty"}
     assert (answers[2]["id"], answers[2]["error"][:8]) == (3, "not JSON")
     check_answer(answers[3], expected_of(sentence, TEXTS[3]))
     assert answers[3]["truncated"]
-    assert rest == ""
-    assert process.returncode == 2
-    assert "standard input, line 2: the text is empty" in stderr
-    assert "standard input, line 3: not JSON" in stderr
+    assert (code, rest) == (2, "")
+    assert [f"standard input, line {number}: " in errors for number in (1, 2, 3, 4)] == [False, True, True, False]
     assert from_lines((tmp_path / "answers.jsonl").read_text()) == [answers[0], answers[3]]
 
 
-def test_plain_lines_of_standard_input_are_texts_beside_json(sentence):
+def test_plain_lines_of_standard_input_are_texts_beside_json(asking, sentence):
     """What begins with { is JSON, and what is wrong with it an error; all else is a text as it is."""
     lines = [TEXTS[1], '["a"]', '{"id": "b", "text": "a"}', " ", "\ufeff" + '{"id": "bom", "text": "a"}', "null"]
+    before = asking.told
 
-    done = hepti(2, "--model", sentence.path, "--input", "-", stdin="\n".join(lines))
+    answers = asking.answers(*lines)
 
-    answers = {answer["id"]: answer for answer in from_lines(done.stdout)}
-    for name, text in ((1, TEXTS[1]), (2, '["a"]'), ("b", "a"), ("bom", "a"), (6, "null")):
+    said = {before + 1: TEXTS[1], before + 2: '["a"]', "b": "a", "bom": "a", before + 6: "null"}
+    for name, text in said.items():
         check_answer(answers[name], expected_of(sentence, text))
-    assert answers[4]["error"] == "the line is empty"
-    assert done.returncode == 2
+    assert answers[before + 4]["error"] == "the line is empty"
 
 
-def test_every_text_file_of_a_folder_is_a_text(sentence, tmp_path):
+def test_every_text_file_of_a_folder_is_a_text(sentence, tmp_path, kept):
     folder = tmp_path / "texts"
     (folder / "deep").mkdir(parents=True)
     for name, content in (("b.txt", "a\r\nthe small board\n"), ("deep/a.txt", TEXTS[0]), ("no.md", "no text")):
@@ -98,7 +104,7 @@ def test_every_text_file_of_a_folder_is_a_text(sentence, tmp_path):
     (folder / "latin.txt").write_bytes(b"\xff\xfe")
 
     job = ("--model", sentence.path, "--input", folder, "--output", tmp_path / "answers.jsonl")
-    done = hepti(2, *job)
+    done = jobs(2, *job)
 
     expected = {"b.txt": expected_of(sentence, "a\r\nthe small board"), "deep/a.txt": expected_of(sentence, TEXTS[0])}
     check_answers((tmp_path / "answers.jsonl").read_text(), expected)
@@ -107,36 +113,29 @@ def test_every_text_file_of_a_folder_is_a_text(sentence, tmp_path):
     assert "latin.txt: not UTF-8" in done.stderr
     empty = tmp_path / "empty"
     empty.mkdir()
-    refused = hepti(1, "--model", sentence.path, "--input", empty)
-    assert (refused.returncode, complaints(refused)) == (
-        2, [f"python -m hepti_mpi: --input {empty}: no texts (.txt) in this folder"]
-    )  # fmt: skip
+    refused = jobs(2, "--model", sentence.path, "--input", empty)
+    (line,) = complaints(refused)
+    assert refused.returncode == 2
+    kept(line)
 
 
-def test_another_program_asks_for_the_status_and_for_several_at_once(sentence):
+def test_another_program_asks_for_the_status_and_for_several_at_once(asking, sentence):
     """The first answer says that everything is loaded; each line of standard output is one object."""
-    asked = [{"id": name, "text": text} for name, text in enumerate(TEXTS)]
+    texts = [{"id": name, "text": text} for name, text in enumerate(TEXTS)]
 
-    with start(*mpirun(2, "--model", sentence.path, "--input", "-")) as process:
-        print('{"status": "ready"}', file=process.stdin, flush=True)
-        ready = json.loads(process.stdout.readline())
-        print(to_lines([*asked, {"id": "bad", "tokens": [-1]}]), end="", file=process.stdin, flush=True)
-        answers = {answer["id"]: answer for answer in (json.loads(process.stdout.readline()) for _ in range(5))}
-        print('{"status": 2}', file=process.stdin, flush=True)
-        then = json.loads(process.stdout.readline())
-        rest, _ = process.communicate()
+    ready = asking.ask({"status": "ready"})
+    answers = asking.answers(*texts, {"id": "bad", "tokens": [-1]})
+    then = asking.ask({"status": 2})
 
-    assert (ready["status"], ready["requests"], ready["tokens"]) == ("ready", 0, 0)
     assert len(ready["plan"]["devices"]) == len(ready["ranks"]) == 2
     for name, text in enumerate(TEXTS):
         check_answer(answers[name], expected_of(sentence, text))
     assert "token -1 is out of range" in answers["bad"]["error"]
-    assert (then["status"], then["requests"]) == (2, 4)
-    assert then["tokens"] == sum(answers[name]["tokens"] for name in range(4))
-    assert (rest, process.returncode) == ("", 2)
+    assert (ready["status"], then["status"], then["requests"] - ready["requests"]) == ("ready", 2, 4)
+    assert then["tokens"] - ready["tokens"] == sum(answers[name]["tokens"] for name in range(4))
 
 
-def test_an_image_of_megabytes_comes_in_a_line(converted, tmp_path):
+def test_an_image_of_megabytes_comes_in_a_line(converted, tmp_path, kept):
     """One that is too large, or none, is one line; noise does not become smaller in a file."""
     checkpoint = converted("vit-no-pooler")
     files = []
@@ -150,27 +149,20 @@ def test_an_image_of_megabytes_comes_in_a_line(converted, tmp_path):
         {"id": "bad", "image_data": "*"}, {"id": "number", "image_data": 7},
     ]  # fmt: skip
 
-    done = hepti(1, "--model", checkpoint.path, "--input", "-", "--images", tmp_path, stdin=to_lines(lines))
+    done = jobs(1, "--model", checkpoint.path, "--input", "-", "--images", tmp_path, stdin=to_lines(lines))
 
     answers = {answer["id"]: answer for answer in from_lines(done.stdout)}
     np.testing.assert_allclose(answers["sent"]["embedding"], answers["named"]["embedding"], rtol=0, atol=1e-6)
     assert 10 << 20 < len(files[1]) < 16 << 20
     errors = {name: answers[name]["error"] for name in ("large", "none", "bad", "number")}
-    assert errors == {
-        "large": f"image_data has {len(base64.b64encode(files[1])) // 4 * 3} bytes, at most {10 << 20} are read: "
-        "send a smaller image",
-        "none": "cannot read image_data: it is no image",
-        "bad": errors["bad"],
-        "number": "image_data is no string",
-    }
-    assert errors["bad"].startswith("image_data is no base64: ")
+    kept("\n".join(f"{name}: {error}" for name, error in errors.items()))
     assert done.returncode == 2
     assert len(complaints(done)) == 4
 
 
 def test_texts_on_the_command_line_are_shown_beside_their_nearest(sentence):
     """Brackets and colons stay what they are."""
-    done = succeeded(hepti(2, "--model", sentence.path, "--text", *TEXTS[:3], COLUMNS="120"))
+    done = succeeded(jobs(2, "--model", sentence.path, "--text", *TEXTS[:3], COLUMNS="120"))
 
     assert "nearest to each other" in done.stdout
     assert done.stdout.count(TEXTS[1]) >= 2
@@ -181,8 +173,8 @@ def test_texts_on_the_command_line_are_shown_beside_their_nearest(sentence):
 def test_one_text_shows_its_embedding_and_a_classifier_its_labels(sentence, converted):
     classifier = converted("bert-classifier")
 
-    embedding = succeeded(hepti(1, "--model", sentence.path, "--text", TEXT)).stdout
-    labels = succeeded(hepti(1, "--model", classifier.path, "--text", TEXT, "a")).stdout
+    embedding = succeeded(jobs(1, "--model", sentence.path, "--text", TEXT)).stdout
+    labels = succeeded(jobs(1, "--model", classifier.path, "--text", TEXT, "a")).stdout
 
     expected = classifier.expected(token_ids(classifier.folder, TEXT, 512))
     assert f"{expected_of(sentence, TEXT)['embedding'][0]:.3f}" in embedding
@@ -190,13 +182,15 @@ def test_one_text_shows_its_embedding_and_a_classifier_its_labels(sentence, conv
     assert f"{expected['scores'].max():.3f}" in labels
 
 
-@pytest.mark.parametrize(("family", "rows"), [("bert", 33), ("vit", 25)])
+@pytest.mark.parametrize(
+    ("family", "rows"), [("bert", 33), pytest.param("vit", 25, marks=pytest.mark.thorough("pixels, not tokens"))]
+)
 def test_random_rows_are_the_same_at_every_run(family, rows, converted, tmp_path):
     """A way to measure without data; the result does not depend on how many ranks compute it."""
     hidden = []
     for ranks in (1, 3):
         path = tmp_path / f"{ranks}.npz"
-        succeeded(hepti(ranks, "--model", converted(family).path, "--random", rows, "--output", path))
+        succeeded(jobs(ranks, "--model", converted(family).path, "--random", rows, "--output", path))
         with np.load(path) as arrays:
             hidden.append(arrays["random"])
 
@@ -210,18 +204,25 @@ def test_a_picture_is_an_input_of_its_own(converted, tmp_path):
     checkpoint = converted("vit-no-pooler")
     job = ("--model", checkpoint.path, "--input", tmp_path / "grey.png", "--output", tmp_path / "hidden.npz")
 
-    succeeded(hepti(2, *job))
+    succeeded(jobs(2, *job))
 
     pixels = np.full((3, 32, 48), 200 / 255 * 2 - 1)
     check_hidden(tmp_path / "hidden.npz", {"grey": checkpoint.expected(pixels)})
 
 
-@pytest.mark.parametrize("command", ["hepti_mpi", "weights", "solver"])
-def test_help_has_an_example(command):
-    run = {"hepti_mpi": lambda option: hepti(2, option), "weights": weights, "solver": solver}[command]
-    done = succeeded(run("--help"))
+@pytest.mark.parametrize(
+    ("command", "main"), [("weights", weights.main), ("solver", solver.main)], ids=["weights", "solver"]
+)
+def test_help_has_an_example(command, main):
+    check_help(command, inside.run(main, "--help"))
 
+
+def test_help_of_a_job_has_an_example():
+    check_help("hepti_mpi", jobs(2, "--help"))
+
+
+def check_help(command, done):
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("usage:") == 1
     assert "example" in done.stdout
     assert f"python -m {command} " in done.stdout
-    assert done.stderr == ""

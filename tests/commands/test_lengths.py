@@ -7,7 +7,9 @@ import pytest
 from solver.cluster.cluster import write_cluster
 from tests.kit.asked import check_answer, from_lines, of_lengths, to_lines
 from tests.kit.clusters import pis
-from tests.kit.commands import hepti, mpirun, start, succeeded
+from tests.kit.commands import mpirun, succeeded
+from tests.kit.long_jobs import long_job
+from tests.kit.shared_ranks import jobs
 
 RANKS = 3
 
@@ -27,16 +29,16 @@ def test_every_line_is_answered_at_once_whatever_its_length(job, tmp_path):
     checkpoint, words = job
     lines = of_lengths(20, 250, 60, 500, 20)
 
-    with start(*mpirun(RANKS, *words)) as process:
+    with long_job(*mpirun(RANKS, *words)) as running:
         for line in lines:
-            print(json.dumps(line), file=process.stdin, flush=True)
-            answer = json.loads(process.stdout.readline())
+            answer = running.ask(line)
             assert answer["id"] == line["id"]
             check_answer(answer, checkpoint.expected(line["tokens"]))
-        rest, _ = process.communicate()
+        code, rest, _ = running.end()
 
-    assert (rest, process.returncode) == ("", 0)
+    assert (code, rest) == (0, "")
     report = json.loads((tmp_path / "report.json").read_text())
+    assert [request["id"] for request in report["requests"]] == [line["id"] for line in lines]
     assert report["plan"]["rows"] == 128  # nothing was known of the lengths
     assert report["predicted_rows"] == 60
     assert all(entry["compute_s"] > 0 for entry in report["per_rank"])
@@ -49,11 +51,11 @@ def test_boards_of_no_use_to_short_requests_do_nothing_for_them(job, tmp_path):
     write_cluster(pis(*[0.1] * RANKS, mbps=10), tmp_path / "boards.toml")
     lines = of_lengths(20, 18)
 
-    done = succeeded(hepti(RANKS, *words, stdin=to_lines(lines)))
+    done = succeeded(jobs(RANKS, *words, stdin=to_lines(lines)))
     for answer, line in zip(from_lines(done.stdout), lines, strict=True):
         check_answer(answer, checkpoint.expected(line["tokens"]))
     short = json.loads((tmp_path / "report.json").read_text())
-    succeeded(hepti(RANKS, *words, stdin=to_lines(of_lengths(120))))
+    succeeded(jobs(RANKS, *words, stdin=to_lines(of_lengths(120))))
     long = json.loads((tmp_path / "report.json").read_text())
 
     at_work = [sum(entry["compute_s"] > 0 for entry in report["per_rank"]) for report in (short, long)]

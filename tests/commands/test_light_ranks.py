@@ -25,6 +25,7 @@ def light(*words, **variables):
     return run(*command[:at], "tests.commands.light_rank", *command[at + 1 :], **variables)
 
 
+@pytest.mark.thorough("more options of a job that measures its boards")
 @pytest.mark.parametrize(
     "options",
     [
@@ -41,8 +42,9 @@ def test_an_encoder(options, converted, boards, tmp_path):
 
 def test_an_encoder_whose_boards_are_measured(converted, tmp_path):
     variables = {"XDG_CACHE_HOME": str(tmp_path)}  # where no profile is yet
+    report = ("--report", tmp_path / "report.json", "--trace", tmp_path / "trace.json")
 
-    succeeded(light("--model", converted("bert").path, *TEXTS, **variables))
+    succeeded(light("--model", converted("bert").path, *TEXTS, *report, **variables))
 
 
 def test_a_network(boards, tmp_path):
@@ -59,7 +61,13 @@ def test_a_language_model(tiny, boards):
     succeeded(light("generate", "--model", tiny.path, "--cluster", boards, *asked))
 
 
-@pytest.mark.parametrize("kind", ["encoder", "network", "language model"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "language model",
+        *(pytest.param(kind, marks=pytest.mark.thorough("another kind")) for kind in ("encoder", "network")),
+    ],
+)
 def test_a_profile(kind, tiny, tmp_path):
     write_classifier(tmp_path / "sees.h5")
     model = {"encoder": "minilm-l6", "network": tmp_path / "sees.h5", "language model": tiny.path}[kind]

@@ -228,7 +228,8 @@ def test_a_rank_that_is_killed_fails_what_is_asked_in_one_line(sentence):
         with pytest.raises(HeptiError) as raised:
             embed_for_ever(model)
 
-    assert re.fullmatch(r".* no ranks any more: (rank 1 .*|a rank) was ended by signal 9 .*", str(raised.value))
+    assert "\n" not in str(raised.value)
+    assert re.search(r"(rank 1 .*|a rank) was ended by signal 9", str(raised.value))
 
 
 def embed_for_ever(model):

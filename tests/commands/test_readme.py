@@ -17,8 +17,15 @@ def blocks(page):
 
 
 README = blocks("README.md")
-# Each after the set-up that the second one is.
-BLOCKS = [*README[2:], *blocks("docs/start.md")]
+KNOWN = {line for block in README for line in block.splitlines()}
+# Each after the set-up that the second one is. What both pages have runs once.
+BLOCKS = [*README[2:], *(block for block in blocks("docs/start.md") if set(block.splitlines()) - KNOWN)]
+
+
+def marks(block):
+    if "hepti lab" in block:
+        return [pytest.mark.thorough("brings a lab up")]
+    return [pytest.mark.slow("runs all commands of a block of the page")]
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +49,9 @@ def test_the_first_block_is_the_two_commands():
     assert [line.split("#")[0].strip() for line in README[0].splitlines()] == ["make run", "make test"]
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0])
+@pytest.mark.parametrize(
+    "block", [pytest.param(block, marks=marks(block), id=block.splitlines()[0]) for block in BLOCKS]
+)
 def test_every_block_runs(block, checkout):
     if "hepti lab" in block and (os.geteuid() != 0 or shutil.which("tc") is None):
         pytest.skip("a lab needs root and tc")

@@ -4,9 +4,12 @@ import json
 
 import pytest
 
+from solver import cli as solver
 from solver.cluster.cluster import Cluster, Device, Link, write_cluster
+from tests.kit import inside
 from tests.kit.asked import check_answers, to_lines
-from tests.kit.commands import hepti, solver, succeeded
+from tests.kit.commands import succeeded
+from tests.kit.shared_ranks import jobs
 
 ROWS = (64, 100)
 
@@ -19,7 +22,13 @@ def wrong_cluster(tmp_path):
     return tmp_path / "cluster.toml"
 
 
-@pytest.mark.parametrize(("mode", "given"), [("auto", False), ("auto", True), ("dry-run", False), ("off", False)])
+THOROUGH = pytest.mark.thorough("what is decided is tested in tests/hepti_mpi/live; that answers stay right, here once")
+
+
+@pytest.mark.parametrize(
+    ("mode", "given"),
+    [("auto", True), *(pytest.param(mode, False, marks=THOROUGH) for mode in ("auto", "dry-run", "off"))],
+)
 def test_answers_are_right_whatever_is_decided(mode, given, converted, wrong_cluster, tmp_path):
     checkpoint = converted("bert")
     contents = {f"{rows} rows": [7 + row % 40 for row in range(rows)] for rows in ROWS}
@@ -28,10 +37,14 @@ def test_answers_are_right_whatever_is_decided(mode, given, converted, wrong_clu
     plan = ()
     if given:
         plan = "--plan", tmp_path / "plan.json"
-        succeeded(solver("--model", checkpoint.path, "--cluster", wrong_cluster, "--rows", 64, "--out", plan[1]))
+        succeeded(
+            inside.run(
+                solver.main, "--model", checkpoint.path, "--cluster", wrong_cluster, "--rows", 64, "--out", plan[1]
+            )
+        )
 
     succeeded(
-        hepti(
+        jobs(
             2, "--model", checkpoint.path, "--cluster", wrong_cluster, *plan, "--input", tmp_path / "requests.jsonl",
             "--output", tmp_path / "answers.jsonl", "--report", report, "--repeat", 200, "--replan", mode,
         )

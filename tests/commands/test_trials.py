@@ -10,7 +10,8 @@ from solver.live.turns import TURNS
 from solver.plan.file import plan_from_json
 from tests.kit.asked import check_answer, check_answers, from_lines, of_lengths, to_lines
 from tests.kit.clusters import pis
-from tests.kit.commands import complaints, hepti, succeeded
+from tests.kit.commands import succeeded
+from tests.kit.shared_ranks import jobs
 
 RANKS = 3
 
@@ -30,7 +31,7 @@ def test_every_answer_is_right_under_every_plan_and_one_stays(job, tmp_path):
     checkpoint, words = job
     lines = of_lengths(*(20 + 37 * number % 230 for number in range(4 * 4 * TURNS)))
 
-    done = succeeded(hepti(RANKS, *words, "--input", "-", "--plan-by", "measure", stdin=to_lines(lines)))
+    done = succeeded(jobs(RANKS, *words, "--input", "-", "--plan-by", "measure", stdin=to_lines(lines)))
 
     for answer, line in zip(from_lines(done.stdout), lines, strict=True):
         check_answer(answer, checkpoint.expected(line["tokens"]))
@@ -50,7 +51,7 @@ def test_the_plan_that_stays_is_that_of_the_report(job, tmp_path):
     answers = tmp_path / "answers.jsonl"
 
     again = ("--input", path, "--output", answers, "--repeat", 4 * TURNS)
-    succeeded(hepti(RANKS, *words, *again, "--plan-by", "measure"))
+    succeeded(jobs(RANKS, *words, *again, "--plan-by", "measure"))
 
     check_answers(answers.read_text(), {0: checkpoint.expected(lines[0]["tokens"])})
     report = json.loads((tmp_path / "report.json").read_text())
@@ -61,7 +62,7 @@ def test_the_plan_that_stays_is_that_of_the_report(job, tmp_path):
 def test_few_requests_are_not_worth_the_weights_of_other_plans(job, tmp_path):
     _, words = job
 
-    succeeded(hepti(RANKS, *words, "--random", 128, "--repeat", 2))
+    succeeded(jobs(RANKS, *words, "--random", 128, "--repeat", 2))
 
     assert json.loads((tmp_path / "report.json").read_text())["trials"] == []
 
@@ -70,23 +71,8 @@ def test_many_requests_are_worth_trying_plans_unless_a_person_says_otherwise(job
     _, words = job
     tried = []
     for more in ((), ("--plan-by", "estimate")):
-        succeeded(hepti(RANKS, *words, "--random", 128, "--repeat", 60, *more))
+        succeeded(jobs(RANKS, *words, "--random", 128, "--repeat", 60, *more))
         tried.append(len(json.loads((tmp_path / "report.json").read_text())["trials"]))
 
     assert tried[0] > 1
     assert tried[1] == 0
-
-
-@pytest.mark.parametrize(
-    ("more", "complaint"),
-    [
-        (("--system", "galaxy", "--plan-by", "measure"), "says how hepti chooses its plan: leave out --system galaxy"),
-        (("--plan", "plan.json", "--plan-by", "estimate"), "says how hepti chooses its plan: leave out --plan"),
-        (("--replan", "auto", "--plan-by", "measure"), "goes by what is measured already: leave out --plan-by measure"),
-    ],
-)
-def test_what_says_nothing_beside_others_is_refused(more, complaint):
-    done = hepti(2, *more)
-
-    assert done.returncode == 2
-    assert complaint in complaints(done)[0]

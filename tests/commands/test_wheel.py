@@ -9,7 +9,10 @@ import pytest
 
 from tests.kit.commands import ENVIRONMENT, ROOT
 
-pytestmark = pytest.mark.timeout(900)  # what pip fetches may come slowly
+pytestmark = [
+    pytest.mark.timeout(900),  # what pip fetches may come slowly
+    pytest.mark.thorough("half a minute of pip"),
+]
 
 SOURCES = ("hepti_mpi", "solver", "weights", "launch", "pyproject.toml", "README.md", "LICENSE")
 

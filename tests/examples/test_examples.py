@@ -87,12 +87,12 @@ def test_a_chat_prints_every_answer(tmp_path):
     assert len(lines[1]["tokens"]) > len(lines[0]["tokens"])  # what was said before is in it
 
 
-def test_a_chat_without_a_service_ends_in_one_line():
+def test_a_chat_without_a_service_ends_in_one_line(kept):
     done = example("chat.py", "--url", "http://127.0.0.1:1/v1")
 
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert line.startswith("chat.py: no service at http://127.0.0.1:1/v1: start one with hepti serve")
+    kept(line)
 
 
 def test_a_faster_board_saves_more():
@@ -118,11 +118,11 @@ def test_a_board_that_costs_half_saves_twice_as_much_per_euro():
 
 
 @pytest.mark.parametrize("price", ["pi6=3", "pi5", "pi5=-1", "pi5=cheap", "pi5=nan"])
-def test_a_price_that_is_none_is_refused(price):
+def test_a_price_that_is_none_is_refused(price, kept):
     done = example("buy_next.py", "bert-large", "mixed4", "--price", price)
 
     assert done.returncode == 2
-    assert f"{price!r} is not like pi5=80, with one of pi3, pi4" in done.stderr
+    kept(done.stderr)
 
 
 def test_a_system_of_ones_own_is_priced_and_runs(tmp_path):

@@ -33,7 +33,7 @@ def check(file: Path, name, shown, *, writes=True):
 class Kept:
     """What one test says: its texts are named after the test, in their order.
 
-    Folders of the test's own are written as TMP, since their names differ from run to run.
+    Folders of the test's own, and those that tests share, are written as TMP: their names differ from run to run.
     """
 
     def __init__(self, item, folder, *, writes=True):
@@ -47,5 +47,6 @@ class Kept:
         """Assert that a text, or what an error says, is as it is kept."""
         self._count += 1
         name = self._name if self._count == 1 else f"{self._name} ({self._count})"
-        lines = str(text).replace(self._folder, "TMP").splitlines()
+        shared = re.escape(str(Path(self._folder).parent)) + r"/[^/\s:]+"
+        lines = re.sub(shared, "TMP", str(text).replace(self._folder, "TMP")).splitlines()
         check(self._file, name, "\n".join(line.rstrip() for line in lines).strip("\n"), writes=self._writes)

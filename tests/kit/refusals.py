@@ -7,8 +7,10 @@ stands in no table: nothing on standard output, one line of complaint, an exit c
 
 import os
 import shlex
+import sys
 from pathlib import Path
 
+from solver.base.errors import HeptiError
 from tests.kit import inside
 
 PROMPT = "$ "
@@ -41,6 +43,20 @@ def check(table: Path, programs, folder: Path):
     if os.environ.get("HEPTI_WRITE_TABLES"):
         table.write_text(shown)
     assert shown == table.read_text()
+
+
+def parsing(name, parse):
+    """Return a program that only parses its words, and says as `name` what is wrong with them."""
+
+    def main(words):
+        try:
+            parse(words)
+        except HeptiError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return 2
+        return 0
+
+    return main
 
 
 def _row(line, programs, folder):

@@ -75,9 +75,8 @@ def test_verify_names_the_first_damaged_tensor(model, text_spec, random_tensors,
     result = run_weights("verify", model)
 
     assert result.returncode == 2
-    assert result.stderr.startswith(
-        f"python -m weights verify: {model}: tensor layers/1/attention/key/weight is damaged"
-    )
+    assert "tensor layers/1/attention/key/weight is damaged" in result.stderr
+    assert result.stderr.startswith(f"python -m weights verify: {model}: ")
     assert result.stderr.count("\n") == 1
 
 
@@ -92,44 +91,44 @@ def test_verify_sees_a_damaged_tokenizer(text_spec, random_tensors, write_file, 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments",
     [
-        ([], "the following arguments are required: COMMAND"),
-        (["paint"], "invalid choice: 'paint'"),
-        (["verify"], "the following arguments are required: model"),
-        (["verify", "nowhere.h5"], "no weights file nowhere.h5"),
-        (["verify", "pyproject.toml"], "pyproject.toml is not a weights file: make one with hepti convert"),
-        (["inspect", "solver"], "solver is a folder, no weights file: hepti convert solver solver.h5"),
-        (["convert", "nowhere", "x.h5"], "there is no checkpoint nowhere: hf download NAME --local-dir nowhere"),
-        (["convert", "nowhere.onnx", "x.h5"], "there is no file nowhere.onnx"),
-        (["convert", "nowhere.gguf", "x.h5"], "there is no file nowhere.gguf"),
-        (["convert", "solver", "x.h5"], "solver holds no checkpoint, which is config.json and model.safetensors"),
-        (["convert", "README.md", "x.h5"], "README.md is nothing that is converted: name a checkpoint directory, the"),
-        (["convert", "solver", "x.txt"], "cannot write x.txt: the ending must be .h5"),
-        (["synthesize", "bert-base", "x.txt"], "cannot write x.txt: the ending must be .h5"),
-        (["convert", "solver", "x.h5", "--dtype", "int4"], "invalid choice: 'int4'"),
-        (["synthesize", "bert-larg", "x.h5"], "unknown model bert-larg (did you mean bert-large?)"),
-        (["synthesize", "resnet8", "x.h5"], "unknown model resnet8 (did you mean resnet"),
-        (["synthesize", "quux", "x.h5"], "unknown model quux (known: bert-base, "),
-        (["synthesize", "bert-base", "nowhere/x.h5"], "there is no folder nowhere"),
-        (["synthesize", "bert-base", "x.h5", "--layers", "0"], "layers is 0, must be at least 1"),
-        (["synthesize", "bert-base", "x.h5", "--seed", "-1"], "'-1' is not a whole number from 0 on"),
+        [],
+        ["paint"],
+        ["verify"],
+        ["verify", "nowhere.h5"],
+        ["verify", "pyproject.toml"],
+        ["inspect", "solver"],
+        ["convert", "nowhere", "x.h5"],
+        ["convert", "nowhere.onnx", "x.h5"],
+        ["convert", "nowhere.gguf", "x.h5"],
+        ["convert", "solver", "x.h5"],
+        ["convert", "README.md", "x.h5"],
+        ["convert", "solver", "x.txt"],
+        ["synthesize", "bert-base", "x.txt"],
+        ["convert", "solver", "x.h5", "--dtype", "int4"],
+        ["synthesize", "bert-larg", "x.h5"],
+        ["synthesize", "resnet8", "x.h5"],
+        ["synthesize", "quux", "x.h5"],
+        ["synthesize", "bert-base", "nowhere/x.h5"],
+        ["synthesize", "bert-base", "x.h5", "--layers", "0"],
+        ["synthesize", "bert-base", "x.h5", "--seed", "-1"],
     ],
 )
-def test_bad_usage_is_one_line_and_exit_code_2(run_weights, arguments, message):
+def test_bad_usage_is_one_line_and_exit_code_2(run_weights, arguments, kept):
     result = run_weights(*arguments)
 
     assert result.returncode == 2
     assert result.stdout == ""
-    assert message in result.stderr
+    kept(result.stderr)
     assert result.stderr.count("\n") == 1
 
 
-def test_a_weights_file_is_not_converted_but_run(run_weights, tmp_path, model):
+def test_a_weights_file_is_not_converted_but_run(run_weights, tmp_path, model, kept):
     result = run_weights("convert", model, tmp_path / "x.h5")
 
     assert result.returncode == 2
-    assert f"{model} is a weights file already: run it with --model {model}" in result.stderr
+    kept(result.stderr)
 
 
 def test_mistakes_end_the_process_with_one_line(weights_process):

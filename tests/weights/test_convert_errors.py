@@ -87,10 +87,10 @@ def test_no_directory(tmp_path, refused):
     assert "no checkpoint directory" in refused(tmp_path / "nowhere")
 
 
-def test_no_config(checkpoint, refused):
+def test_no_config(checkpoint, refused, kept):
     (checkpoint / "config.json").unlink()
 
-    assert refused(checkpoint) == f"cannot read {checkpoint / 'config.json'}: No such file or directory"
+    kept(refused(checkpoint))
 
 
 @pytest.mark.parametrize("text", ["{", "", "[1]", "\xff"])
@@ -151,7 +151,7 @@ def test_safetensors_cut_short(checkpoint, refused, size):
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:size])
 
-    assert f"cannot read {path}: Error while deserializing header" in refused(checkpoint)
+    assert f"cannot read {path}: Error while deserializing" in refused(checkpoint)
 
 
 def test_a_missing_tensor(checkpoint, refused):
@@ -187,13 +187,13 @@ def test_quantized_weights(checkpoint, refused):
     assert "tensor bert.encoder.layer.1.output.dense.weight is I8" in refused(checkpoint)
 
 
-def test_only_a_pickle(checkpoint, refused):
+def test_only_a_pickle(checkpoint, refused, kept):
     """Says how to make safetensors of it."""
     (checkpoint / "model.safetensors").rename(checkpoint / "pytorch_model.bin")
 
     message = refused(checkpoint)
     assert "only pytorch_model.bin" in message
-    assert "from transformers import BertForSequenceClassification as M; M.from_pretrained" in message
+    kept(message)
 
 
 def test_no_weights_at_all(checkpoint, refused):
@@ -225,20 +225,20 @@ def test_numbers_above_float16(checkpoint, refused):
 
 
 @pytest.mark.parametrize(
-    ("config", "preprocessor", "message"),
+    ("config", "preprocessor"),
     [
-        ({"image_size": 17}, {}, "image_size 17 by 17 is not made of square patches"),
-        ({"patch_size": [8, 4]}, {}, "not made of square patches"),
-        ({"image_size": "large"}, {}, "image_size is 'large', must be a number or height and width"),
-        ({}, {"size": 32}, r"preprocessor_config.json makes images of (32, 32), config.json wants (16, 16)"),
-        ({}, {"size": {"shortest_edge": 16}}, "size is {'shortest_edge': 16}, must be"),
-        ({}, {"size": 16, "resample": 5}, "resample is 5"),
-        ({}, {"image_mean": [0.5]}, "1 means, 3 deviations, 3 channels"),
-        ({}, [], "preprocessor_config.json is not an object"),
+        ({"image_size": 17}, {}),
+        ({"patch_size": [8, 4]}, {}),
+        ({"image_size": "large"}, {}),
+        ({}, {"size": 32}),
+        ({}, {"size": {"shortest_edge": 16}}),
+        ({}, {"size": 16, "resample": 5}),
+        ({}, {"image_mean": [0.5]}),
+        ({}, []),
     ],
 )
-def test_images_that_do_not_fit(checkpoint, refused, config, preprocessor, message):
+def test_images_that_do_not_fit(checkpoint, refused, config, preprocessor, kept):
     (checkpoint / "config.json").write_text(json.dumps(VIT | config))
     (checkpoint / "preprocessor_config.json").write_text(json.dumps(preprocessor))
 
-    assert message in refused(checkpoint)
+    kept(refused(checkpoint))

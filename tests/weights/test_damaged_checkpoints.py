@@ -64,28 +64,29 @@ def test_damaged_settings_are_converted_or_refused(checkpoints, data):
 
 
 @pytest.mark.parametrize(
-    ("family", "file", "key", "value", "message"),
+    ("family", "file", "key", "value"),
     [
-        ("vit", "config.json", "patch_size", 0, "is not as it should be: integer modulo by zero"),
-        ("vit", "config.json", "num_channels", None, "is not as it should be"),
-        ("vit", "config.json", "num_channels", 3e12, "num_channels is 3000000000000, must be 1 to 1024"),
-        ("vit", "preprocessor_config.json", "image_mean", 5, "is not as it should be"),
-        ("bert-classifier", "config.json", "hidden_act", "swish", "hidden_act is 'swish'"),
-        ("bert-classifier", "config.json", "hidden_size", "4", "hidden_size is '4', must be a whole number"),
-        ("bert-classifier", "config.json", "hidden_size", 6, "config.json makes it"),
-        ("bert-classifier", "config.json", "position_embedding_type", "relative_key", "'relative_key'"),
-        ("bert-classifier", "config.json", "architectures", ["MPNetModel"], "unknown architecture MPNetModel"),
-        ("sentence", "1_Pooling/config.json", "pooling_mode_max_tokens", True, "is not one of cls, mean"),
-        ("sentence", "2_Dense/config.json", "activation_function", "torch.nn.Hardswish", "Hardswish"),
+        ("vit", "config.json", "patch_size", 0),
+        ("vit", "config.json", "num_channels", None),
+        ("vit", "config.json", "num_channels", 3e12),
+        ("vit", "preprocessor_config.json", "image_mean", 5),
+        ("bert-classifier", "config.json", "hidden_act", "swish"),
+        ("bert-classifier", "config.json", "hidden_size", "4"),
+        ("bert-classifier", "config.json", "hidden_size", 6),
+        ("bert-classifier", "config.json", "position_embedding_type", "relative_key"),
+        ("bert-classifier", "config.json", "architectures", ["MPNetModel"]),
+        ("sentence", "1_Pooling/config.json", "pooling_mode_max_tokens", True),
+        ("sentence", "2_Dense/config.json", "activation_function", "torch.nn.Hardswish"),
     ],
 )  # fmt: skip
-def test_settings_that_cannot_be_computed_are_refused(checkpoints, tmp_path, family, file, key, value, message):
+def test_settings_that_cannot_be_computed_are_refused(checkpoints, tmp_path, family, file, key, value, kept):
     (source,) = (folder for folder in checkpoints if folder.name.rstrip("0123456789") == family)
     folder = shutil.copytree(source, tmp_path / "checkpoint")
     path = folder / file
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
 
-    with pytest.raises(HeptiError, match=message) as refusal:
+    with pytest.raises(HeptiError) as refusal:
         convert(folder, tmp_path / "model.h5")
+    kept(refusal.value)
     assert "\n" not in str(refusal.value)
     assert [left.name for left in tmp_path.iterdir()] == ["checkpoint"]

@@ -33,7 +33,7 @@ def test_a_checkpoint_directory_is_converted_once_and_a_line_says_so(encoder, ca
     again = weights_path(encoder, ENCODER, said.append)
 
     assert (found, found.parent) == (again, cache)
-    assert said == [f"{encoder} is converted once: {found} is read from now on"]
+    assert f"{encoder} is converted once: {found}" in said[0]
     with WeightsFile(found) as weights:
         assert (weights.spec.name, weights.tokenizer is None) == ("tiny-bert", False)
     assert weights_path(found, ENCODER, said.append) == found
@@ -109,54 +109,58 @@ def test_what_cannot_be_converted_is_refused_before_anything_is_said_or_made(enc
     assert not said
 
 
-def test_a_safetensors_alone_or_beside_others_is_refused(encoder, tmp_path):
+def test_a_safetensors_alone_or_beside_others_is_refused(encoder, tmp_path, kept):
     (tmp_path / "alone.safetensors").write_bytes(b"")
     (encoder / "adapter.safetensors").write_bytes(b"")
 
     with pytest.raises(HeptiError, match=r"has no config\.json beside it"):
         checkpoint_folder(tmp_path / "alone.safetensors")
-    with pytest.raises(HeptiError, match=r"is read from, which is model\.safetensors: name the folder"):
+    with pytest.raises(HeptiError) as raised:
         checkpoint_folder(encoder / "adapter.safetensors")
+    kept(raised.value)
 
 
 @pytest.mark.parametrize("name", ["meta/Llama-3.2-1B", "BAAI/bge-small-en-v1.5"])
-def test_the_name_of_a_hubs_model_is_answered_with_the_command_that_downloads_it(name, tmp_path, monkeypatch):
+def test_the_name_of_a_hubs_model_is_answered_with_the_command_that_downloads_it(name, tmp_path, monkeypatch, kept):
     monkeypatch.chdir(tmp_path)
-    folder = name.partition("/")[2]
 
-    with pytest.raises(HeptiError, match=f"hf download {name} --local-dir {folder} .*, then give {folder}"):
+    with pytest.raises(HeptiError) as raised:
         weights_path(Path(name))
+    kept(raised.value)
 
 
 @pytest.mark.parametrize("name", ["models/none.h5", "there/none", "a/b/c", "/a/b", "none"])
-def test_a_path_that_is_not_there_is_no_hubs_name(name, tmp_path, monkeypatch):
+def test_a_path_that_is_not_there_is_no_hubs_name(name, tmp_path, monkeypatch, kept):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
 
-    with pytest.raises(HeptiError, match=f"^no weights file {name}: make one with hepti convert, .*hf download NAME"):
+    with pytest.raises(HeptiError) as raised:
         weights_path(Path(name))
+    kept(raised.value)
 
 
 @pytest.mark.parametrize("name", ["bert-large", "llama-3.2-1b", "resnet18"])
-def test_an_architecture_is_no_weights_file(name, tmp_path, monkeypatch):
+def test_an_architecture_is_no_weights_file(name, tmp_path, monkeypatch, kept):
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(HeptiError, match=f"^{name} is the name of an architecture, .* as {name}.h5: make one with"):
+    with pytest.raises(HeptiError) as raised:
         weights_path(Path(name))
+    kept(raised.value)
 
 
 @pytest.mark.parametrize(
     ("there", "mend"),
     [(None, "hf download NAME"), ("m.gguf", "it has m.gguf: name that"), ("notes.md", "hf download NAME")],
 )
-def test_a_folder_without_a_checkpoint_is_refused_with_what_is_looked_for(there, mend, tmp_path, cache):
+def test_a_folder_without_a_checkpoint_is_refused_with_what_is_looked_for(there, mend, tmp_path, cache, kept):
     folder, said = tmp_path / "empty", []
     folder.mkdir()
     if there is not None:
         (folder / there).write_bytes(b"")
 
-    with pytest.raises(HeptiError, match=rf"empty holds no checkpoint, which is config\.json and model.*{mend}"):
+    with pytest.raises(HeptiError) as raised:
         weights_path(folder, say=said.append)
+    kept(raised.value)
     assert not said
     assert not cache.exists()
 

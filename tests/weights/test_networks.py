@@ -105,12 +105,13 @@ class TestFile:
         result = run_weights("verify", network_file)
         assert (result.returncode, "tensor a/b is damaged" in result.stderr) == (2, True)
 
-    def test_nothing_is_left_of_a_network_with_nan(self, tmp_path, network):
+    def test_nothing_is_left_of_a_network_with_nan(self, tmp_path, network, kept):
         net, tensors = network
         tensors["large"][500, 3] = np.nan
 
-        with pytest.raises(HeptiError, match="tensor large of a test has NaN"):
+        with pytest.raises(HeptiError) as raised:
             write_network(tmp_path / "net.h5", net, tensors, "a test")
+        kept(raised.value)
         assert not list(tmp_path.iterdir())
 
 
@@ -222,37 +223,37 @@ class TestCommands:
         assert (net.head, net.labels, net.shapes["x"]) == ("scores", ("cat", "dog", "å", "fish"), (3, 20, 30))
 
     @pytest.mark.parametrize(
-        ("options", "words"),
+        "options",
         [
-            ((), "--size HxW"),
-            (("--size", "20"), "224x224"),
-            (("--size", "8x8", "--dtype", "float16"), "--dtype"),
-            (("--size", "8x8", "--precision", "int4"), "--precision and --text are for language models"),
-            (("--size", "8x8", "--head", "boxes"), "--head boxes"),
-            (("--size", "8x8", "--anchors", "1,2,3"), "width and height"),
+            (),
+            ("--size", "20"),
+            ("--size", "8x8", "--dtype", "float16"),
+            ("--size", "8x8", "--precision", "int4"),
+            ("--size", "8x8", "--head", "boxes"),
+            ("--size", "8x8", "--anchors", "1,2,3"),
         ],
     )
-    def test_conversion_that_cannot_be(self, tmp_path, onnx_file, run_weights, options, words):
+    def test_conversion_that_cannot_be(self, tmp_path, onnx_file, run_weights, options, kept):
         result = run_weights("convert", onnx_file, tmp_path / "net.h5", *options)
 
         assert result.returncode == 2
-        assert words in result.stderr
+        kept(result.stderr)
         assert not (tmp_path / "net.h5").exists()
 
     @pytest.mark.parametrize(
-        ("text", "words"),
+        "text",
         [
-            ("{", "does not say how pictures are read"),
-            ('{"crop_size": 7}', "crop"),
-            ('{"crop_szie": 8}', "crop_szie is not one of"),
-            ('{"mean": [1]}', "3 numbers"),
-            ('{"interpolation": "area"}', "area"),
-            ('{"resize": "large"}', "neither a length"),
-            ('{"std": [1, NaN, 1]}', "must be finite numbers"),
-            ('{"scale": Infinity}', "must be finite numbers"),
+            "{",
+            '{"crop_size": 7}',
+            '{"crop_szie": 8}',
+            '{"mean": [1]}',
+            '{"interpolation": "area"}',
+            '{"resize": "large"}',
+            '{"std": [1, NaN, 1]}',
+            '{"scale": Infinity}',
         ],
     )
-    def test_pictures_that_cannot_be(self, tmp_path, onnx_file, run_weights, text, words):
+    def test_pictures_that_cannot_be(self, tmp_path, onnx_file, run_weights, text, kept):
         (tmp_path / "picture.json").write_text(text)
 
         result = run_weights(
@@ -260,7 +261,7 @@ class TestCommands:
         )
 
         assert (result.returncode, result.stderr.count("\n")) == (2, 1)
-        assert words in result.stderr
+        kept(result.stderr)
 
     def test_wrong_numbers_of_labels(self, tmp_path, onnx_file, run_weights):
         (tmp_path / "labels").write_text("one\ntwo\n")

@@ -296,17 +296,19 @@ class TestPublishedNetworks:
             read_onnx(path)
         assert check(path, (20, 31)).shapes["image"] == (3, 20, 31)
 
-    def test_a_size_below_zero_is_open(self, write):
+    def test_a_size_below_zero_is_open(self, write, kept):
         path = write([make("Relu", ["x"])], shape=(-1, 3, -1, 9))
 
-        with pytest.raises(HeptiError, match="leaves the height of its input open: give it with --size HxW"):
+        with pytest.raises(HeptiError) as raised:
             read_onnx(path)
+        kept(raised.value)
         assert check(path, (20, 9)).shapes["y"] == (3, 20, 9)
 
     @pytest.mark.parametrize("channels", [0, -3])
-    def test_channels_are_never_open(self, write, channels):
-        with pytest.raises(HeptiError, match="does not say how many channels it has"):
+    def test_channels_are_never_open(self, write, channels, kept):
+        with pytest.raises(HeptiError) as raised:
             read_onnx(write([make("Relu", ["x"])], shape=(1, channels, 8, 9)))
+        kept(raised.value)
 
     @pytest.mark.parametrize("opset", [9, 11, 13])
     def test_older_opsets(self, export, opset):

@@ -243,9 +243,10 @@ def test_a_tokenizer_that_cuts_in_front_keeps_doing_so():
 
 
 @pytest.mark.parametrize(("text", "rows"), [("{}", 8), ("no JSON", 8), ("", 8), (None, 2), (None, 0)])
-def test_a_tokenizer_that_cannot_be_is_refused(text, rows):
-    with pytest.raises(HeptiError, match=r"tokenizer is damaged|leaves no room beside 2 special tokens"):
+def test_a_tokenizer_that_cannot_be_is_refused(text, rows, kept):
+    with pytest.raises(HeptiError) as raised:
         Tokenizer(word_tokenizer().to_str() if text is None else text, rows)
+    kept(raised.value)
 
 
 def test_the_demo_checkpoint(tmp_path, read_all):

@@ -1,5 +1,6 @@
 """Files that are damaged, numbers that are none, disks that are full."""
 
+import re
 import resource
 import subprocess
 from collections.abc import Iterator
@@ -14,8 +15,6 @@ from solver.base.spans import Span
 from solver.model.spec import with_layers
 from solver.plan.holdings import TensorSlice
 from weights.file.store import WeightsFile, WeightsWriter
-
-NOT_ONE = "model.h5 is not a weights file: make one with hepti convert, .* or python -m weights synthesize"
 
 
 def whole(name: str, shape: tuple[int, ...]) -> TensorSlice:
@@ -132,37 +131,35 @@ def _infinite(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "message"),
+    "harm",
     [
-        (
-            Path.unlink,
-            "no weights file .*model.h5: make one with hepti convert, .* or python -m weights synth",
-        ),
-        (_folder, "model.h5 is a folder, no weights file: hepti convert .*model.h5 model.h5.h5 makes one"),
-        (_plain_text, NOT_ONE),
-        (_empty, NOT_ONE),
-        (_of_another_program, NOT_ONE),
-        (_cut, "model.h5 is cut short or damaged, copy or convert the file again: .*truncated file"),
-        (_other_format, "format 'hepti-weights/9', this version reads 'hepti-weights/1'"),
-        (_no_format, NOT_ONE),
-        (_no_source, "model.h5 is damaged, copy or convert the file again: attribute source"),
-        (_no_tensor, "tensor layers/0/mlp/up/weight is missing or damaged"),
-        (_other_shape, r"tensor layers/0/mlp/up/weight is \(83, 66\) float32, the model needs \(83, 65\)"),
-        (_group_for_tensor, "tensor layers/0/mlp/up/weight is missing or damaged"),
-        (_not_a_number, "tensor layers/0/mlp/up/weight has NaN or infinite values"),
-        (_infinite, "tensor layers/0/mlp/up/weight has NaN or infinite values"),
+        Path.unlink,
+        _folder,
+        _plain_text,
+        _empty,
+        _of_another_program,
+        _cut,
+        _other_format,
+        _no_format,
+        _no_source,
+        _no_tensor,
+        _other_shape,
+        _group_for_tensor,
+        _not_a_number,
+        _infinite,
     ],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_file_that_is_not_as_it_should_be_is_refused(
-    text_spec, random_tensors, write_file, read_all, harm, message, dtype
+    text_spec, random_tensors, write_file, read_all, harm, kept, dtype
 ):
     """One line that names the file, and the tensor where it is one."""
     path = write_file(text_spec, random_tensors(text_spec), dtype=dtype)
     harm(path)
 
-    with pytest.raises(HeptiError, match=message) as caught:
+    with pytest.raises(HeptiError) as caught:
         read_all(path)
+    kept(re.sub(r"\(truncated file: .*\)", "(truncated file: …)", str(caught.value)))
 
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
@@ -179,12 +176,13 @@ def test_a_number_that_is_none_is_not_written(text_spec, random_tensors, write_f
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_float16_cannot_hold_is_not_written(text_spec, random_tensors, write_file, tmp_path):
+def test_what_float16_cannot_hold_is_not_written(text_spec, random_tensors, write_file, tmp_path, kept):
     tensors = random_tensors(text_spec)
     tensors["embeddings/word"][4, 4] = 70000
 
-    with pytest.raises(HeptiError, match="tensor embeddings/word of test does not fit float16: use --dtype float32"):
+    with pytest.raises(HeptiError) as raised:
         write_file(text_spec, tensors, dtype="float16")
+    kept(raised.value)
 
     assert list(tmp_path.iterdir()) == []
 
@@ -235,9 +233,10 @@ def test_a_missing_folder_and_a_folder_as_the_file_are_refused(text_spec, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unknown_dtype_is_refused(text_spec, tmp_path):
-    with pytest.raises(HeptiError, match="dtype 'int8' is not one of float32, float16"):
+def test_an_unknown_dtype_is_refused(text_spec, tmp_path, kept):
+    with pytest.raises(HeptiError) as raised:
         WeightsWriter(tmp_path / "model.h5", text_spec, "test", dtype="int8")
+    kept(raised.value)
 
 
 @pytest.fixture
@@ -253,20 +252,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_disk_that_is_too_small_is_refused_before_writing(small_disk, text_spec, random_tensors):
+def test_a_disk_that_is_too_small_is_refused_before_writing(small_disk, text_spec, random_tensors, kept):
     spec = with_layers(text_spec, 20)
 
     with (
-        pytest.raises(HeptiError, match=r"cannot write .*: it takes 2 MiB, .* has 1 MiB free"),
+        pytest.raises(HeptiError) as raised,
         WeightsWriter(small_disk / "model.h5", spec, "test"),
     ):
         pass
+    kept(raised.value)
 
     assert list(small_disk.iterdir()) == []
 
 
 @pytest.mark.parametrize("left", [0.1, 0.5, 0.9, 1.0])
-def test_a_disk_that_fills_up_meanwhile_leaves_nothing_behind(small_disk, text_spec, random_tensors, left):
+def test_a_disk_that_fills_up_meanwhile_leaves_nothing_behind(small_disk, text_spec, random_tensors, left, kept):
     """In the first tensor, on the way, in the last one, and when all is written but HDF5's own tables."""
     tensors = random_tensors(text_spec)
     filler = small_disk / "filler"
@@ -278,8 +278,9 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing_behind(small_disk, text_s
             for name, values in tensors.items():
                 weights.write(name, 0, values)
 
-    with pytest.raises(HeptiError, match=r"cannot write .*model.h5: No space left on device"):
+    with pytest.raises(HeptiError) as raised:
         write_while_another_fills_the_disk()
+    kept(raised.value)
 
     assert list(small_disk.iterdir()) == [filler]
 

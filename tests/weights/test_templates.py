@@ -40,9 +40,10 @@ def test_the_text_is_that_of_transformers(template, conversation):
         assert ours.render(messages) == text
 
 
-def test_a_template_that_raises_is_one_line_with_its_words():
-    with pytest.raises(HeptiError, match=r"^the chat template refuses this conversation: System role not supported$"):
+def test_a_template_that_raises_is_one_line_with_its_words(kept):
+    with pytest.raises(HeptiError) as raised:
         ChatTemplate(GEMMA, SPECIAL).render(said("hi", system="x"))
+    kept(raised.value)
 
 
 @pytest.mark.parametrize("text", ["{% if %}", "{{ 1 +", "{% endfor %}", "{% nothing %}", "{{ x | no_such_filter }}"])
@@ -63,8 +64,10 @@ def test_what_is_no_template_is_refused_when_it_is_read(text):
     ],
 )
 def test_a_template_that_fails_is_one_line(text):
-    with pytest.raises(HeptiError, match=r"^the chat template refuses this conversation: [^\n]+$"):
+    with pytest.raises(HeptiError, match=r"^the chat template refuses this conversation: ") as raised:
         ChatTemplate(text, {}).render(said("hi"))
+
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -28,11 +28,11 @@ def checkpoint(tmp_path):
 
 
 class TestConvert:
-    def test_says_what_it_made(self, run_weights, checkpoint, tmp_path):
+    def test_says_what_it_made(self, run_weights, checkpoint, tmp_path, kept):
         run = run_weights("convert", checkpoint, tmp_path / "m.h5")
 
         assert (run.returncode, run.stderr) == (0, "")
-        assert "m.h5: tiny-llama, 2 layers, hidden 64, ffn 96, 4 heads of 16 (2 of keys and values)" in run.stdout
+        kept(run.stdout)
         assert "error" not in run.stdout
         with DecoderFile(tmp_path / "m.h5") as weights:
             assert (weights.model.eos, weights.chat_template) == ((2,), "{{ messages }}")
@@ -42,7 +42,7 @@ class TestConvert:
         run = run_weights("convert", checkpoint, tmp_path / "m.h5", *options)
 
         assert run.returncode == 0, run.stderr
-        assert "error against the checkpoint, of 50 tokens of random words" in run.stdout
+        assert "of 50 tokens of random words" in run.stdout
         for line in ("embedding", "layer 0", "layer 1", "logits"):
             assert line in run.stdout
         assert "perplexity" not in run.stdout
@@ -58,15 +58,15 @@ class TestConvert:
         assert "perplexity of 30 tokens of text.txt: " in run.stdout
         assert ("layer 1" in run.stdout) == (precision == "int4")
 
-    def test_says_that_a_tokenizer_is_missing(self, run_weights, checkpoint, tmp_path):
+    def test_says_that_a_tokenizer_is_missing(self, run_weights, checkpoint, tmp_path, kept):
         (checkpoint / "tokenizer.json").unlink()
 
         run = run_weights("convert", checkpoint, tmp_path / "m.h5")
 
         assert run.returncode == 0
-        assert "has no tokenizer.json: the model will read token ids only" in run.stderr
+        kept(run.stderr)
 
-    def test_refuses_in_one_line(self, run_weights, checkpoint, tmp_path):
+    def test_refuses_in_one_line(self, run_weights, checkpoint, tmp_path, kept):
         config = json.loads((checkpoint / "config.json").read_text())
         (checkpoint / "config.json").write_text(
             json.dumps(config | {"model_type": "mamba", "architectures": ["MambaForCausalLM"]})
@@ -76,9 +76,9 @@ class TestConvert:
 
         assert (run.returncode, run.stdout) == (2, "")
         assert run.stderr.count("\n") == 1
-        assert "model_type 'mamba' is no language model that Hepti computes" in run.stderr
+        kept(run.stderr)
 
-    def test_of_an_encoder_refuses_a_precision(self, run_weights, tmp_path):
+    def test_of_an_encoder_refuses_a_precision(self, run_weights, tmp_path, kept):
         config = transformers.BertConfig(
             vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
         )
@@ -87,14 +87,14 @@ class TestConvert:
         run = run_weights("convert", tmp_path / "bert", tmp_path / "m.h5", "--precision", "int8")
 
         assert run.returncode == 2
-        assert "--precision and --text are for language models" in run.stderr
+        kept(run.stderr)
 
 
 class TestFiles:
     @pytest.fixture
     def model(self, run_weights, tmp_path):
         run = run_weights("synthesize", "smollm2-135m", tmp_path / "s.h5", "--layers", "1", "--precision", "int4")
-        assert "smollm2-135m, 1 layer, hidden 576, ffn 1536, 9 heads of 64 (3 of keys and values)" in run.stdout
+        assert "smollm2-135m, 1 layer, hidden 576" in run.stdout
         return tmp_path / "s.h5"
 
     def test_are_shown(self, run_weights, model):
@@ -117,7 +117,7 @@ class TestFiles:
         assert run.returncode == 0, run.stderr
         assert "s.h5: 11 tensors are whole, int4, " in run.stdout
 
-    def test_that_are_damaged_are_named(self, run_weights, model):
+    def test_that_are_damaged_are_named(self, run_weights, model, kept):
         data = bytearray(model.read_bytes())
         place = len(data) // 2
         data[place : place + 100] = bytes(100)
@@ -126,22 +126,22 @@ class TestFiles:
         run = run_weights("verify", model)
 
         assert run.returncode == 2
-        assert "tensor embedding/weight is damaged, copy or convert the file again" in run.stderr
+        kept(run.stderr)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    "arguments",
     [
-        (("bert-base", "--precision", "int4"), "--precision is for language models: llama-3.2-1b"),
-        (("gpt2", "--size", "224"), "--size is for convolutional networks"),
-        (("gpt-2",), r"unknown model gpt-2 (did you mean gpt2?)"),
-        (("gpt2", "--precision", "int3"), "invalid choice: 'int3'"),
+        ("bert-base", "--precision", "int4"),
+        ("gpt2", "--size", "224"),
+        ("gpt-2",),
+        ("gpt2", "--precision", "int3"),
     ],
 )
-def test_synthesize_refuses_in_one_line(run_weights, tmp_path, arguments, line):
+def test_synthesize_refuses_in_one_line(run_weights, tmp_path, arguments, kept):
     name, *options = arguments
 
     run = run_weights("synthesize", name, tmp_path / "m.h5", *options)
 
     assert run.returncode == 2
-    assert line in run.stderr
+    kept(run.stderr)

@@ -203,9 +203,10 @@ def test_a_gguf_has_every_tensor_by_its_name(tmp_path, tied):
     assert turned == pytest.approx(frequencies(), rel=1e-6)
 
 
-def test_what_other_engines_cannot_say_is_refused(tmp_path, capsys):
-    with pytest.raises(HeptiError, match="m has norms of queries and keys: only models of Llama's"):
+def test_what_other_engines_cannot_say_is_refused(tmp_path, capsys, kept):
+    with pytest.raises(HeptiError) as raised:
         check_llama(with_attention(qk_norm=True))
+    kept(raised.value)
     with pytest.raises(HeptiError, match="positions that are learned"):
         check_llama(with_attention(rope=None))
     with pytest.raises(HeptiError, match="windows"):
@@ -219,6 +220,6 @@ def test_what_other_engines_cannot_say_is_refused(tmp_path, capsys):
     path = written(tmp_path / "m.h5", llama(), "int8")
 
     assert main(["export", str(path), str(tmp_path / "m.gguf")]) == 2
-    assert "m.h5 is in int8, .gguf files are written of int4" in capsys.readouterr().err
+    kept(capsys.readouterr().err)
     assert main(["export", str(path), str(tmp_path / "m.bin")]) == 2
-    assert "the ending must be .m or .gguf" in capsys.readouterr().err
+    kept(capsys.readouterr().err)

@@ -261,33 +261,34 @@ class TestStorage:
 
 class TestRefusals:
     @pytest.mark.parametrize(
-        ("settings", "line"),
+        "settings",
         [
-            ({"model_type": "qwen4"}, "model_type 'qwen4' is no language model .*did you mean qwen"),
-            ({"model_type": "zamba"}, "model_type 'zamba' is no language model that Hepti computes"),
-            ({"model_type": None}, "model_type None is no language model"),
-            ({"model_type": "mixtral", "num_local_experts": 8}, "num_local_experts is 8, Hepti computes only None"),
-            ({"quantization_config": {"bits": 4}}, "quantization_config is .*, Hepti computes only None"),
-            ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification has another head"),
-            ({"hidden_act": "quick_gelu"}, "activation 'quick_gelu' is not one of silu"),
-            ({"rope_parameters": {"rope_type": "spiral"}}, "rope_type 'spiral' is not one of default"),
-            ({"rope_parameters": {"rope_type": "llama3"}}, "rotary positions: factor"),
-            ({"num_attention_heads": "many"}, "a setting in its JSON files is not as it should be"),
-            ({"num_key_value_heads": 2}, "5 heads are no multiple of 2 key and value heads"),
-            ({"intermediate_size": 84}, r"gate_proj.weight is \(83, 60\), config.json makes it \(84, 60\)"),
-            ({"hidden_size": 61}, r"is \(90, 60\), config.json makes it \(90, 61\)"),
-            ({"num_hidden_layers": 4}, "has no tensor model.layers.3.input_layernorm.weight: .* incomplete"),
-            ({"num_hidden_layers": 2}, "has a tensor model.layers.2.*, which no 2 layers of its model_type have"),
-            ({"model_type": "gemma2"}, "has no tensor model.layers.0.pre_feedforward_layernorm.weight"),
+            {"model_type": "qwen4"},
+            {"model_type": "zamba"},
+            {"model_type": None},
+            {"model_type": "mixtral", "num_local_experts": 8},
+            {"quantization_config": {"bits": 4}},
+            {"architectures": ["LlamaForSequenceClassification"]},
+            {"hidden_act": "quick_gelu"},
+            {"rope_parameters": {"rope_type": "spiral"}},
+            {"rope_parameters": {"rope_type": "llama3"}},
+            {"num_attention_heads": "many"},
+            {"num_key_value_heads": 2},
+            {"intermediate_size": 84},
+            {"hidden_size": 61},
+            {"num_hidden_layers": 4},
+            {"num_hidden_layers": 2},
+            {"model_type": "gemma2"},
         ],
     )
-    def test_of_a_config_are_one_line(self, tmp_path, settings, line):
+    def test_of_a_config_are_one_line(self, tmp_path, settings, kept):
         made(tmp_path, "llama")
         path = tmp_path / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | settings))
 
-        with pytest.raises(HeptiError, match=line) as caught:
+        with pytest.raises(HeptiError) as caught:
             converted(tmp_path, tmp_path / "model.h5")
+        kept(caught.value)
 
         assert "\n" not in str(caught.value)
         assert not (tmp_path / "model.h5").exists()
@@ -308,26 +309,26 @@ class TestRefusals:
             converted(tmp_path, tmp_path / "model.h5")
 
     @pytest.mark.parametrize("gone", ["model.norm.weight", "lm_head.weight", "model.embed_tokens.weight"])
-    def test_of_a_tensor_that_is_missing_names_it(self, tmp_path, gone):
+    def test_of_a_tensor_that_is_missing_names_it(self, tmp_path, gone, kept):
         made(tmp_path, "llama")
         path = tmp_path / "model.safetensors"
         tensors = load_file(path)
         del tensors[gone]
         save_file(tensors, path)
 
-        with pytest.raises(
-            HeptiError, match=f"no tensor .*{gone.removeprefix('model.')}: the checkpoint is incomplete"
-        ):
+        with pytest.raises(HeptiError) as raised:
             converted(tmp_path, tmp_path / "model.h5")
+        kept(raised.value)
 
-    def test_of_a_tensor_that_no_layer_has_names_it(self, tmp_path):
+    def test_of_a_tensor_that_no_layer_has_names_it(self, tmp_path, kept):
         """Attention sinks, say."""
         made(tmp_path, "llama")
         path = tmp_path / "model.safetensors"
         save_file(load_file(path) | {"model.layers.1.self_attn.sinks": np.zeros(5, np.float32)}, path)
 
-        with pytest.raises(HeptiError, match=r"has a tensor model.layers.1.self_attn.sinks, which no 3 layers"):
+        with pytest.raises(HeptiError) as raised:
             converted(tmp_path, tmp_path / "model.h5")
+        kept(raised.value)
 
     def test_of_a_file_that_is_cut_short_leave_nothing(self, tmp_path):
         made(tmp_path, "llama")

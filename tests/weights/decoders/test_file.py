@@ -60,11 +60,12 @@ class TestReading:
             np.testing.assert_array_equal(some, blocks[1:])
             np.testing.assert_array_equal(some_scales, scales[1:])
 
-    def test_of_a_row_within_a_block_is_the_callers_mistake(self, odd_decoder, decoder_numbers, write_decoder):
+    def test_of_a_row_within_a_block_is_the_callers_mistake(self, odd_decoder, decoder_numbers, write_decoder, kept):
         path = write_decoder(odd_decoder, decoder_numbers(odd_decoder), precision="int4")
 
-        with DecoderFile(path) as weights, pytest.raises(ValueError, match="rows 5 to 32 are cut within blocks of 32"):
+        with DecoderFile(path) as weights, pytest.raises(ValueError) as raised:
             weights.read(DOWN, Span(5, 32))
+        kept(raised.value)
 
     def test_has_nothing_beside_the_tensors_where_there_was_nothing(self, odd_decoder, decoder_numbers, write_decoder):
         path = write_decoder(odd_decoder, decoder_numbers(odd_decoder), dtype="float16")
@@ -106,18 +107,22 @@ class TestWriting:
             assert one.fingerprint == other.fingerprint
 
     @pytest.mark.parametrize("precision", PRECISIONS)
-    def test_refuses_numbers_that_are_none(self, odd_decoder, decoder_numbers, write_decoder, precision, tmp_path):
+    def test_refuses_numbers_that_are_none(
+        self, odd_decoder, decoder_numbers, write_decoder, precision, tmp_path, kept
+    ):
         tensors = decoder_numbers(odd_decoder)
         tensors[DOWN][5, 7] = np.nan
 
-        with pytest.raises(HeptiError, match=f"tensor {DOWN}.* of test has NaN or infinite values"):
+        with pytest.raises(HeptiError) as raised:
             write_decoder(odd_decoder, tensors, precision=precision)
+        kept(raised.value)
 
         assert list(tmp_path.iterdir()) == []
 
-    def test_refuses_a_precision_that_is_none(self, odd_decoder, tmp_path):
-        with pytest.raises(HeptiError, match="precision 'int3' is not one of float32, int8, int4"):
+    def test_refuses_a_precision_that_is_none(self, odd_decoder, tmp_path, kept):
+        with pytest.raises(HeptiError) as raised:
             DecoderWriter(tmp_path / "model.h5", odd_decoder, "test", "int3")
+        kept(raised.value)
 
     def test_refuses_to_leave_a_tensor_out(self, odd_decoder, decoder_numbers, write_decoder):
         tensors = decoder_numbers(odd_decoder)
@@ -128,17 +133,22 @@ class TestWriting:
 
 
 class TestKinds:
-    def test_are_told_apart(self, odd_decoder, decoder_numbers, write_decoder, text_spec, random_tensors, write_file):
+    def test_are_told_apart(
+        self, odd_decoder, decoder_numbers, write_decoder, text_spec, random_tensors, write_file, kept
+    ):
         decoder = write_decoder(odd_decoder, decoder_numbers(odd_decoder), "decoder.h5")
         encoder = write_file(text_spec, random_tensors(text_spec), "encoder.h5")
 
         assert [stored_kind(path) for path in (decoder, encoder)] == [LANGUAGE_MODEL, ENCODER]
-        with pytest.raises(HeptiError, match=r"decoder.h5 is a language model, here an encoder is needed"):
+        with pytest.raises(HeptiError) as raised:
             WeightsFile(decoder)
-        with pytest.raises(HeptiError, match=r"decoder.h5 is a language model, here a convolutional network is needed"):
+        kept(raised.value)
+        with pytest.raises(HeptiError) as raised:
             NetworkFile(decoder)
-        with pytest.raises(HeptiError, match=r"encoder.h5 is an encoder, here a language model is needed"):
+        kept(raised.value)
+        with pytest.raises(HeptiError) as raised:
             DecoderFile(encoder)
+        kept(raised.value)
 
 
 class TestDamage:

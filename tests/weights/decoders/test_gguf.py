@@ -148,7 +148,7 @@ K_BLOCKS = {
 
 
 @pytest.mark.parametrize("kind", K_BLOCKS)
-def test_k_quants_are_quantised_anew_with_a_word(tmp_path, kind):
+def test_k_quants_are_quantised_anew_with_a_word(tmp_path, kind, kept):
     """The package reads them, but does not write them: random bits, a block a row."""
     size, places = K_BLOCKS[kind]
     blocks = np.random.default_rng(2).integers(0, 256, (96, size), np.uint8)
@@ -162,7 +162,7 @@ def test_k_quants_are_quantised_anew_with_a_word(tmp_path, kind):
         np.testing.assert_array_equal(checkpoint.read("embedding/weight"), expected)
         np.testing.assert_array_equal(checkpoint.read("embedding/weight", Span(7, 9)), expected[7:9])
         assert checkpoint.precision == "int8"
-        assert f"has 1 of 9 matrices that are quantised anew: 1 in {kind}" in checkpoint.notes("int8")
+        kept(checkpoint.notes("int8"))
         write_checkpoint(checkpoint, tmp_path / "m.h5", "int8")
     with DecoderFile(tmp_path / "m.h5") as weights:
         np.testing.assert_allclose(weights.read("embedding/weight"), expected, atol=np.abs(expected).max() / 200)
@@ -193,16 +193,15 @@ def test_the_precision_is_that_of_most_matrices(kinds, precision):
     assert checkpoint.precision == precision
 
 
-def test_the_command_says_what_it_does(tmp_path, run_weights):
+def test_the_command_says_what_it_does(tmp_path, run_weights, kept):
     path = tmp_path / "m.gguf"
     blocks = gguf.quants.quantize(np.ones((96, 64), np.float32), gguf.GGMLQuantizationType.Q8_0)
     write_gguf(path, "llama", "Q4_0", {"output.weight": (blocks, gguf.GGMLQuantizationType.Q8_0)})
 
     run = run_weights("convert", path, tmp_path / "m.h5")
     assert (run.returncode, "int4" in run.stdout) == (0, True)
-    assert f"{path} has 1 of 23 matrices that are quantised anew: 1 in Q8_0\n" in run.stderr
+    kept(run.stderr)
     assert "error against the checkpoint" in run.stdout
-    assert f"{path} has no tokenizer, as it has no words: the model will read token ids only" in run.stderr
     run = run_weights("convert", path, tmp_path / "m8.h5", "--precision", "int8")
     assert (run.returncode, "int8" in run.stdout, "22 in Q4_0" in run.stderr) == (0, True, True)
     run = run_weights("convert", path, tmp_path / "m.h5", "--labels", "x.txt")
@@ -274,38 +273,33 @@ def test_version_2_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("add", "message"),
+    "add",
     [
-        (lambda w: w.add_uint32("llama.expert_count", 8), "it has 8 experts a layer, Hepti computes one"),
-        (lambda w: w.add_uint32("llama.embedding_length", 0), "hidden_size is 0, must be a number above 0"),
-        (lambda w: w.add_string("llama.embedding_length", "x"), "hidden_size is 'x', must be a number above 0"),
-        (lambda w: w.add_uint32("llama.block_count", 4), "it has no tensor blk.3.attn_norm.weight"),
-        (
-            lambda w: w.add_uint32("llama.block_count", 2),
-            "it has a tensor blk.2.attn_k.weight, which Hepti",
-        ),
-        (lambda w: w.add_uint32("llama.block_count", 2**31), "it says 2147483648 layers, and has 30 tensors"),
-        (lambda w: w.add_uint32("llama.feed_forward_length", 64), r"ffn_gate.weight is \(96, 64\), .* it \(64, 64\)"),
+        lambda w: w.add_uint32("llama.expert_count", 8),
+        lambda w: w.add_uint32("llama.embedding_length", 0),
+        lambda w: w.add_string("llama.embedding_length", "x"),
+        lambda w: w.add_uint32("llama.block_count", 4),
+        lambda w: w.add_uint32("llama.block_count", 2),
+        lambda w: w.add_uint32("llama.block_count", 2**31),
+        lambda w: w.add_uint32("llama.feed_forward_length", 64),
         # No array of that size is made before the file's own is seen.
-        (
-            lambda w: w.add_uint32("llama.feed_forward_length", 2**32 - 1),
-            r"ffn_gate.weight is .* it \(4294967295, 64\)",
-        ),
-        (lambda w: w.add_array("llama.attention.head_count_kv", [2, 1, 2]), "differs from layer to layer: 2, 1, 2"),
-        (lambda w: w.add_uint32("llama.rope.dimension_count", 12), "12 of 24 columns of a head turn"),
-        (lambda w: w.add_string("llama.rope.scaling.type", "strange"), "rope_type"),
-        (lambda w: w.add_uint16("split.count", 3), "it is one of 3 files: join them with llama-gguf-split --merge"),
-        (lambda w: w.add_string("general.architecture", "mamba"), "architecture 'mamba' is none of llama, qwen2"),
-        (lambda w: w.add_uint32("tokenizer.ggml.bos_token_id", 99) or add_words(w), "its bos token is 99, it has 96"),
+        lambda w: w.add_uint32("llama.feed_forward_length", 2**32 - 1),
+        lambda w: w.add_array("llama.attention.head_count_kv", [2, 1, 2]),
+        lambda w: w.add_uint32("llama.rope.dimension_count", 12),
+        lambda w: w.add_string("llama.rope.scaling.type", "strange"),
+        lambda w: w.add_uint16("split.count", 3),
+        lambda w: w.add_string("general.architecture", "mamba"),
+        lambda w: w.add_uint32("tokenizer.ggml.bos_token_id", 99) or add_words(w),
     ],
 )
-def test_what_is_not_computed_is_refused(tmp_path, monkeypatch, add, message):
+def test_what_is_not_computed_is_refused(tmp_path, monkeypatch, add, kept):
     # The writer takes a key once; a later value counts.
     monkeypatch.setattr(gguf.GGUFWriter, "add_key_value", replacing)
     write_gguf(tmp_path / "m.gguf", "llama", add=add)
 
-    with pytest.raises(HeptiError, match=message), open_gguf(tmp_path / "m.gguf"):
+    with pytest.raises(HeptiError) as raised, open_gguf(tmp_path / "m.gguf"):
         pytest.fail("it was read")
+    kept(raised.value)
 
 
 def replacing(writer, key, value, kind, sub_type=None):
@@ -321,11 +315,10 @@ def add_words(writer):
     writer.add_token_merges(["t h", "th e"])
 
 
-def test_without_the_package_other_kinds_are_refused(tmp_path, monkeypatch):
+def test_without_the_package_other_kinds_are_refused(tmp_path, monkeypatch, kept):
     write_gguf(tmp_path / "m.gguf", "llama", "Q5_0")
     monkeypatch.setitem(sys.modules, "gguf", None)
 
-    with pytest.raises(
-        HeptiError, match=r"stored as kind 6: reading it needs the package gguf: pip install 'hepti\[gguf\]'"
-    ):
+    with pytest.raises(HeptiError) as raised:
         GgufFile(tmp_path / "m.gguf")
+    kept(raised.value)

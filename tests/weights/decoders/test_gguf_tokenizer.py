@@ -166,26 +166,27 @@ def test_template_and_defaults_are_taken_over():
 
 
 @pytest.mark.parametrize(
-    ("changed", "problem"),
+    "changed",
     [
-        ({"pre": "whale"}, "it cuts up text as 'whale' does, Hepti knows llama-bpe, "),
-        ({"model": "t5"}, "its tokenizer is of kind 't5'"),
-        ({"model": "no_vocab", "tokens": None}, "it has no words"),
-        ({"model": "llama", "merges": None}, "it has neither merges nor scores"),
-        ({"merges": ["a b c"]}, "its merges are not of two words each"),
-        ({"merges": ["a nowhere"]}, "the tokenizer is damaged or of a newer version"),
+        {"pre": "whale"},
+        {"model": "t5"},
+        {"model": "no_vocab", "tokens": None},
+        {"model": "llama", "merges": None},
+        {"merges": ["a b c"]},
+        {"merges": ["a nowhere"]},
     ],
 )
-def test_what_cannot_be_made_is_said(changed, problem):
+def test_what_cannot_be_made_is_said(changed, kept):
     facts = {**of_bytes("gpt-2"), **facts_of(**changed)}
     facts = {name: value for name, value in facts.items() if value is not None}
     texts, found = gguf_texts(facts, "llama")
 
     assert texts.tokenizer is None
-    assert problem in found
+    kept(found)
 
 
-def test_a_first_token_that_is_no_word_is_refused():
+def test_a_first_token_that_is_no_word_is_refused(kept):
     facts = of_bytes("gpt-2")
-    with pytest.raises(HeptiError, match=r"its bos token is 99999, it has \d+ words"):
+    with pytest.raises(HeptiError) as raised:
         gguf_texts({**facts, "tokenizer.ggml.bos_token_id": 99999}, "llama")
+    kept(raised.value)

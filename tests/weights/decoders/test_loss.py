@@ -78,12 +78,13 @@ class TestTextTokens:
         assert len(text_tokens(odd_decoder, words[0], words[1]("w5 " * 30))) == 10
 
     @pytest.mark.parametrize(
-        ("text", "line"),
-        [("", "is 1 token, a perplexity needs at least 2"), ("w94 w3", "makes a token 94 .* 90 words")],
+        "text",
+        ["", "w94 w3"],
     )
-    def test_of_a_text_that_does_not_fit_are_refused(self, odd_decoder, words, text, line):
-        with pytest.raises(HeptiError, match=line):
+    def test_of_a_text_that_does_not_fit_are_refused(self, odd_decoder, words, text, kept):
+        with pytest.raises(HeptiError) as raised:
             text_tokens(odd_decoder, words[0], words[1](text))
+        kept(raised.value)
 
     def test_need_a_tokenizer_and_a_text(self, odd_decoder, words, tmp_path):
         with pytest.raises(HeptiError, match=r"needs the checkpoint's tokenizer\.json"):

@@ -33,16 +33,17 @@ class TestNames:
         assert len(named_decoder("qwen3-4b", 2).layers) == 2
 
     @pytest.mark.parametrize(
-        ("name", "layers", "line"),
+        ("name", "layers"),
         [
-            ("qwen3-4", None, r"unknown model qwen3-4 \(did you mean qwen3-4b\?\)"),
-            ("gpt2", 0, "--layers is 0, must be at least 1"),
-            ("gpt2", 1001, "at most 1000"),
+            ("qwen3-4", None),
+            ("gpt2", 0),
+            ("gpt2", 1001),
         ],
     )
-    def test_that_are_none_are_refused(self, name, layers, line):
-        with pytest.raises(HeptiError, match=line):
+    def test_that_are_none_are_refused(self, name, layers, kept):
+        with pytest.raises(HeptiError) as raised:
             named_decoder(name, layers)
+        kept(raised.value)
 
 
 class TestRotary:
@@ -79,9 +80,10 @@ class TestRotary:
         np.testing.assert_allclose(found.frequencies, frequencies.numpy(), rtol=3e-7)
         assert found.factor == pytest.approx(factor)
 
-    def test_of_an_unknown_kind_is_refused(self):
-        with pytest.raises(HeptiError, match="rope_type 'spiral' is not one of default, dynamic, linear"):
+    def test_of_an_unknown_kind_is_refused(self, kept):
+        with pytest.raises(HeptiError) as raised:
             rope_of(64, 1e4, {"rope_type": "spiral"})
+        kept(raised.value)
 
 
 @pytest.fixture

@@ -135,6 +135,7 @@ def test_special_tokens_are_texts(checkpoint):
     assert read_texts(folder, {}).special == {"unk_token": "<u>", "eos_token": "</s>", "bos_token": "<s>"}
 
 
-def test_a_tokenizer_that_is_none_is_one_line(checkpoint):
-    with pytest.raises(HeptiError, match=r"tokenizer.json: the tokenizer is damaged or of a newer version"):
+def test_a_tokenizer_that_is_none_is_one_line(checkpoint, kept):
+    with pytest.raises(HeptiError) as raised:
         read_texts(checkpoint(tokenizer={"version": "1.0"}), {})
+    kept(raised.value)
