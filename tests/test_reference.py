@@ -18,6 +18,7 @@ from tests.kit.checkpoints import (
     token_ids,
     write_json,
 )
+from tests.kit.pairs import pairs
 from weights.convert.convert import convert
 from weights.file.store import WeightsFile
 from weights.inputs.tokenize import Tokenizer
@@ -54,8 +55,7 @@ def test_the_oracle_equals_transformers(family, tmp_path):
     compare(family, tmp_path)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 64])
-@pytest.mark.parametrize("family", ["bert", "roberta-classifier", "distilbert"])
+@pytest.mark.parametrize(("rows", "family"), pairs([1, 2, 64], ["bert", "roberta-classifier", "distilbert"]))
 def test_any_length_up_to_the_last_position(family, rows, tmp_path):
     compare(family, tmp_path, rows=rows)
 
@@ -68,8 +68,7 @@ def test_other_activations(family, activation, tmp_path):
     compare(family, tmp_path, activation=activation)
 
 
-@pytest.mark.parametrize("modern", [False, True])
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize(("modern", "pooling"), pairs([False, True], POOLINGS))
 def test_every_pooling_of_sentence_transformers(pooling, modern, tmp_path):
     """Pooling and length one are as the files say; the checkpoint's own pooler is not used."""
     spec = compare("sentence", tmp_path, pooling=pooling, modern=modern)
@@ -99,8 +98,7 @@ def test_half_precision_is_close(family, tmp_path):
     compare(family, tmp_path, dtype="float16", tolerance=0.02)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("family", ["bert-classifier", "vit"])
+@pytest.mark.parametrize(("dtype", "family"), pairs([torch.float16, torch.bfloat16], ["bert-classifier", "vit"]))
 def test_a_checkpoint_in_half_precision(family, dtype, tmp_path):
     """What is stored in 16 bits is computed in float32."""
     model = make_checkpoint(family, tmp_path / "checkpoint")

@@ -4,6 +4,7 @@ All that two ranks refuse stands in tests/mpi/test_refusals.py.
 """
 
 import json
+import re
 import shutil
 
 import h5py
@@ -33,7 +34,7 @@ def refused(tmp_path, kept):
 
         assert done.returncode == 2, done.stderr
         (line,) = complaints(done)
-        kept(line)
+        kept(re.sub(r"Unable to .*|Error while deserializing.*", "…", line))  # words of HDF5 and safetensors
         assert sorted(tmp_path.rglob("*")) == before
         return done
 

@@ -117,7 +117,12 @@ def test_a_board_that_costs_half_saves_twice_as_much_per_euro():
     assert float(second[8]) == pytest.approx(2 * float(first[8]), abs=0.011)
 
 
-@pytest.mark.parametrize("price", ["pi6=3", "pi5", "pi5=-1", "pi5=cheap", "pi5=nan"])
+OTHERS = pytest.mark.thorough("refused by the same line")
+
+
+@pytest.mark.parametrize(
+    "price", ["pi6=3", *(pytest.param(price, marks=OTHERS) for price in ("pi5", "pi5=-1", "pi5=cheap", "pi5=nan"))]
+)
 def test_a_price_that_is_none_is_refused(price, kept):
     done = example("buy_next.py", "bert-large", "mixed4", "--price", price)
 
@@ -141,7 +146,7 @@ def test_a_system_of_ones_own_is_priced_and_runs(tmp_path):
     assert run(*front, "run", *job).returncode == 0
 
 
-@pytest.mark.parametrize("model", ["bert-huge", "llama-9-9b"])
+@pytest.mark.parametrize("model", ["bert-huge", pytest.param("llama-9-9b", marks=OTHERS)])
 def test_what_the_planner_refuses_is_one_line(model):
     done = example("buy_next.py", model, "mixed4")
 

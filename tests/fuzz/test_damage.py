@@ -5,7 +5,7 @@ import pytest
 from tests.fuzz.run import failures, try_once
 from tests.fuzz.subjects import SUBJECTS
 
-FEW, MANY = 25, 1000
+FEW, MANY = 12, 1000
 
 
 def test_what_is_damaged_is_refused_in_a_line_or_read(tmp_path):

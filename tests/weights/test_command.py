@@ -143,7 +143,9 @@ def test_debug_shows_a_traceback(weights_process):
     assert "Traceback" in weights_process("verify", "nowhere.h5", "--debug").stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.thorough("the other signal"))]
+)
 def test_a_stopped_command_leaves_nothing_behind(tmp_path, number):
     """Between two calls to HDF5, not inside of one."""
     command = [sys.executable, "-m", "weights", "synthesize", "bert-large", str(tmp_path / "model.h5")]

@@ -13,6 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from solver.model.spec import ImageInput, TextInput
+from tests.kit.pairs import pairs
 from weights.convert.convert import convert
 from weights.file.store import WeightsFile
 
@@ -168,8 +169,10 @@ def test_bert_without_pooler(saved, target, read_all):
     assert spec.dense == ""
 
 
-@pytest.mark.parametrize("stem", ["Roberta", "XLMRoberta", "Camembert"])
-@pytest.mark.parametrize("head", ["Model", "ForMaskedLM", "ForSequenceClassification"])
+@pytest.mark.parametrize(
+    ("stem", "head"),
+    pairs(["Roberta", "XLMRoberta", "Camembert"], ["Model", "ForMaskedLM", "ForSequenceClassification"]),
+)
 def test_roberta_and_its_kin(saved, target, read_all, stem, head):
     """The first position is that behind the padding token's number; the classifier has a dense layer of its own."""
     model = build(stem, head, pad_token_id=2, layer_norm_eps=1e-5, type_vocab_size=1)
@@ -202,9 +205,10 @@ def test_distilbert(saved, target, read_all, head):
     assert (spec.dense, spec.dense_width) == (("relu", 20) if head == "ForSequenceClassification" else ("", 0))
 
 
-@pytest.mark.parametrize("stem", ["ViT", "DeiT"])
-@pytest.mark.parametrize("head", ["Model", "ForImageClassification"])
-@pytest.mark.parametrize("names", ["as of old", "of transformers 5"])
+@pytest.mark.parametrize(
+    ("stem", "head", "names"),
+    pairs(["ViT", "DeiT"], ["Model", "ForImageClassification"], ["as of old", "of transformers 5"]),
+)
 def test_vit_and_deit(saved, target, read_all, stem, head, names):
     """Both layouts of names that transformers writes."""
     model = build(stem, head)

@@ -39,7 +39,7 @@ def places(node, steps=()):
     return [place for key, item in items for place in [(*steps, key), *places(item, (*steps, key))]]
 
 
-@settings(max_examples=count(40, 150))
+@settings(max_examples=count(12, 150))
 @given(data=st.data())
 def test_damaged_settings_are_converted_or_refused(checkpoints, data):
     folder = data.draw(st.sampled_from(sorted(checkpoints)))

@@ -11,7 +11,7 @@ from weights.cli import main
 KINDS = {
     "encoder": ("minilm-l6", "--layers", "2"),
     "network": ("resnet18",),
-    "language model": ("smollm2-135m", "--precision", "int4"),
+    "language model": ("smollm2-135m", "--precision", "int4", "--layers", "3"),
 }
 
 

@@ -27,6 +27,7 @@ from solver.model.operators import REACH
 from tests import sweeps
 from tests.kit import convnet_reference
 from tests.kit.convnets import random_net
+from tests.kit.pairs import pairs
 from weights.convert.onnx_graph import read_onnx
 
 
@@ -128,6 +129,7 @@ class TestPublishedNetworks:
             "Conv": 20, "Relu": 17, "Add": 8, "MaxPool": 1, "GlobalAveragePool": 1, "Flatten": 1, "Gemm": 1,
         }  # fmt: skip
 
+    @pytest.mark.thorough("another ResNet")
     def test_resnet50(self, export):
         net = check(export(small_resnet(), (3, 64, 64)))
 
@@ -378,8 +380,10 @@ class TestOperators:
     def test_largest_of_all(self, write):
         assert check(write([make("GlobalMaxPool", ["x"])])).nodes[0].attributes["kernel_shape"] == [8, 9]
 
-    @pytest.mark.parametrize("shape", [(), (1,), (9,), (8, 1), (3, 1, 1), (1, 3, 1, 1), (1, 1, 8, 9)])
-    @pytest.mark.parametrize("order", [("x", "c"), ("c", "x")])
+    @pytest.mark.parametrize(
+        ("shape", "order"),
+        pairs([(), (1,), (9,), (8, 1), (3, 1, 1), (1, 3, 1, 1), (1, 1, 8, 9)], [("x", "c"), ("c", "x")]),
+    )
     def test_constants_have_three_dimensions(self, write, shape, order):
         net = check(write([make("Sub", order)], {"c": numbers(*shape)}))
 
@@ -514,7 +518,7 @@ class TestOperators:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=sweeps.count(25, 500))
+@settings(max_examples=sweeps.count(12, 500))
 def test_what_is_written_as_onnx_is_read_as_the_same(seed):
     """A random network, written as ONNX and read again, computes the same, and nothing of it is opaque."""
     rng = np.random.default_rng(seed)

@@ -13,6 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from solver.base.errors import HeptiError
 from solver.model.spec import ModelSpec, TextInput
+from tests.kit.pairs import pairs
 from weights.convert.convert import convert
 from weights.file.store import WeightsFile
 from weights.inputs.tokenize import Tokenizer
@@ -91,8 +92,7 @@ def write_json(path: Path, **facts: Any) -> None:
     path.write_text(json.dumps(facts))
 
 
-@pytest.mark.parametrize("new", [False, True])
-@pytest.mark.parametrize("kinds", [(), ("Normalize",), ("Dropout", "Normalize")])
+@pytest.mark.parametrize(("new", "kinds"), pairs([False, True], [(), ("Normalize",), ("Dropout", "Normalize")]))
 def test_pooling_takes_the_poolers_place(encoder, converted, new, kinds):
     """The checkpoint's own pooler is no part of an embedding."""
     spec = converted(encoder("Transformer", "Pooling", *kinds, new=new))

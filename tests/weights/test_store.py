@@ -9,6 +9,7 @@ import pytest
 from solver.base.spans import Span
 from solver.model.spec import ModelSpec, tensor_shapes
 from solver.plan.holdings import TensorSlice
+from tests.kit.pairs import pairs
 from weights.file.disk import Disk
 from weights.file.layout import chunk_shape, is_finite, row_spans, steps, widen
 from weights.file.store import FORMAT, WeightsFile, WeightsWriter
@@ -20,8 +21,7 @@ def whole(name: str, shape: tuple[int, ...]) -> TensorSlice:
     return TensorSlice(name, Span(0, shape[0]), shape)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("span", SPANS)
+@pytest.mark.parametrize(("dtype", "span"), pairs(["float32", "float16"], SPANS))
 def test_any_span_along_either_axis_and_any_tile_reads_back(text_spec, random_tensors, write_file, dtype, span):
     """What was written is what is read, whatever part of whichever axis, or of both, is asked for."""
     tensors = random_tensors(text_spec)
@@ -104,7 +104,7 @@ def test_a_piece_that_lies_outside_is_a_mistake(text_spec, random_tensors, write
 def test_slices_of_any_size_give_the_same_file(text_spec, random_tensors, tmp_path, read_all):
     """The fingerprint is that of the numbers, not of how they were written."""
     tensors, fingerprints = random_tensors(text_spec), set()
-    for step in (1, 7, 64, 1000):
+    for step in (7, 64, 1000):
         path = tmp_path / f"{step}.h5"
         with WeightsWriter(path, text_spec, "test") as weights:
             for name, values in tensors.items():

@@ -14,6 +14,8 @@ from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from solver.model.spec import with_layers
 from solver.plan.holdings import TensorSlice
+from tests import sweeps
+from tests.kit.pairs import pairs
 from weights.file.store import WeightsFile, WeightsWriter
 
 
@@ -27,8 +29,8 @@ def test_every_flipped_byte_is_refused_or_harmless(text_spec, random_tensors, wr
     data = write_file(text_spec, tensors, tokenizer="{}").read_bytes()
     damaged = tmp_path / "damaged.h5"
 
-    messages = []
-    for position in np.random.default_rng(1).integers(0, len(data), 150):
+    messages, places = [], sweeps.count(40, 150)
+    for position in np.random.default_rng(1).integers(0, len(data), places):
         damaged.write_bytes(data[:position] + bytes([data[position] ^ 0x10]) + data[position + 1 :])
         try:
             found = read_all(damaged)
@@ -40,7 +42,7 @@ def test_every_flipped_byte_is_refused_or_harmless(text_spec, random_tensors, wr
             assert all(np.array_equal(values, tensors[name]) for name, values in found.items())
             assert facts == (text_spec, "test", "float32", "{}")
 
-    assert len(messages) > 140
+    assert len(messages) > 0.9 * places
     assert all(str(damaged) in message and "\n" not in message for message in messages)
 
 
@@ -131,25 +133,27 @@ def _infinite(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm",
-    [
-        Path.unlink,
-        _folder,
-        _plain_text,
-        _empty,
-        _of_another_program,
-        _cut,
-        _other_format,
-        _no_format,
-        _no_source,
-        _no_tensor,
-        _other_shape,
-        _group_for_tensor,
-        _not_a_number,
-        _infinite,
-    ],
+    ("harm", "dtype"),
+    pairs(
+        [
+            Path.unlink,
+            _folder,
+            _plain_text,
+            _empty,
+            _of_another_program,
+            _cut,
+            _other_format,
+            _no_format,
+            _no_source,
+            _no_tensor,
+            _other_shape,
+            _group_for_tensor,
+            _not_a_number,
+            _infinite,
+        ],
+        ["float32", "float16"],
+    ),
 )
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_file_that_is_not_as_it_should_be_is_refused(
     text_spec, random_tensors, write_file, read_all, harm, kept, dtype
 ):

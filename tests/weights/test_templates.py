@@ -6,6 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from solver.base.errors import HeptiError
 from tests.kit.chat_templates import GEMMA, LLAMA_3, SPECIAL, TEMPLATES
+from tests.kit.pairs import pairs
 from weights.inputs.templates import ChatTemplate
 
 
@@ -23,8 +24,7 @@ CONVERSATIONS = {
 }
 
 
-@pytest.mark.parametrize("conversation", CONVERSATIONS)
-@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize(("conversation", "template"), pairs(CONVERSATIONS, TEMPLATES))
 def test_the_text_is_that_of_transformers(template, conversation):
     messages = CONVERSATIONS[conversation]
     reference = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **SPECIAL)

@@ -1,12 +1,16 @@
 """`python -m weights` of language models."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from tests.kit import inside
+from weights.cli import main
 from weights.decoders.file import DecoderFile
 
 
@@ -91,11 +95,16 @@ class TestConvert:
 
 
 class TestFiles:
-    @pytest.fixture
-    def model(self, run_weights, tmp_path):
-        run = run_weights("synthesize", "smollm2-135m", tmp_path / "s.h5", "--layers", "1", "--precision", "int4")
+    @pytest.fixture(scope="class")
+    def made(self, tmp_path_factory):
+        path = tmp_path_factory.mktemp("made") / "s.h5"
+        run = inside.run(main, "synthesize", "smollm2-135m", path, "--layers", "1", "--precision", "int4")
         assert "smollm2-135m, 1 layer, hidden 576" in run.stdout
-        return tmp_path / "s.h5"
+        return path
+
+    @pytest.fixture
+    def model(self, made, tmp_path):
+        return Path(shutil.copy(made, tmp_path))
 
     def test_are_shown(self, run_weights, model):
         run = run_weights("inspect", model)

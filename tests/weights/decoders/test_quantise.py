@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from solver.model.decoder import BLOCK, PRECISIONS, Weight
+from tests.kit.pairs import pairs
 from weights.decoders.quantise import dequantise, quantise
 
 
@@ -43,8 +44,7 @@ class TestBlocks:
                     stored = [level for byte in stored for level in (byte & 15, byte >> 4)]
                 assert (stored, scales[row, number]) == (levels, scale)
 
-    @pytest.mark.parametrize("summed", [0, 1])
-    @pytest.mark.parametrize("shape", [(64, 96), (50, 70), (1, 33), (33, 1)])
+    @pytest.mark.parametrize(("summed", "shape"), pairs([0, 1], [(64, 96), (50, 70), (1, 33), (33, 1)]))
     def test_have_the_shapes_that_the_model_says(self, precision, summed, shape):
         stored = Weight(shape, summed).stored(PRECISIONS[precision])
 
