@@ -134,6 +134,7 @@ def test_images_of_another_shape(tmp_path):
     assert (spec.input.height, spec.input.width, spec.input.rows) == (24, 12, 2 + 6 * 3)
 
 
+@pytest.mark.thorough("the same at the sizes of real models")
 @pytest.mark.parametrize(("family", "rows"), [("bert", 33), ("vit", None)])
 def test_real_sizes(family, rows, tmp_path):
     """Widths of bert-base and vit-base; two layers show what twelve would."""
