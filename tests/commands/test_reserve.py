@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from hepti_mpi.comm import reserve
+from solver.base.errors import HeptiError
 from tests.kit.asked import check_hidden
 from tests.kit.commands import complaints, hepti, succeeded
 from tests.kit.shared_ranks import jobs
@@ -23,11 +25,15 @@ def test_ranks_in_reserve_become_the_job_that_they_are_told(converted, ranks, tm
 
 def test_what_is_no_job_is_one_line(kept):
     for line in ("", "{}", "[]", '{"run": [1]}', '{"run": "--model"}', "run"):
-        done = jobs(1, "reserve", stdin=f"{line}\n")
+        with pytest.raises(HeptiError) as raised:
+            reserve._words(line.encode())
+        kept(raised.value)
 
-        (complaint,) = complaints(done)
-        assert done.returncode == 2
-        kept(complaint)
+    done = hepti(1, "reserve", stdin="run\n")
+
+    (complaint,) = complaints(done)
+    assert done.returncode == 2
+    assert "are told" in complaint
 
 
 def test_bad_words_of_a_job_are_its_own_complaint():
