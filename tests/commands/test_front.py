@@ -59,6 +59,7 @@ def test_a_run_on_this_machine_needs_no_settings_and_leaves_no_log(ranks, model,
     assert logs(folder) == []
 
 
+@pytest.mark.slow("four commands, each with all that it imports")
 def test_files_of_the_folder_that_it_is_typed_in_are_not_taken_for_its_own(model, tmp_path, cache):
     for name in ("launch", "solver", "hepti_mpi", "weights"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")

@@ -68,6 +68,7 @@ def test_a_language_model(tiny, boards):
         *(pytest.param(kind, marks=pytest.mark.thorough("another kind")) for kind in ("encoder", "network")),
     ],
 )
+@pytest.mark.slow("measures a model on two ranks")
 def test_a_profile(kind, tiny, tmp_path):
     write_classifier(tmp_path / "sees.h5")
     model = {"encoder": "minilm-l6", "network": tmp_path / "sees.h5", "language model": tiny.path}[kind]

@@ -22,7 +22,14 @@ KNOWN = {line for block in README for line in block.splitlines()}
 BLOCKS = [*README[2:], *(block for block in blocks("docs/start.md") if set(block.splitlines()) - KNOWN)]
 
 
+def said(block):
+    """Return the commands and options of a block, without their values."""
+    return set(re.findall(r"hepti \w+|python -m \w+ [a-z]+|--[a-z][a-z-]*", block))
+
+
 def marks(block):
+    if block not in README and said(block) <= said("".join(README)):
+        return [pytest.mark.thorough("what README has, with other values")]
     if "hepti lab" in block:
         return [pytest.mark.thorough("brings a lab up")]
     return [pytest.mark.slow("runs all commands of a block of the page")]

@@ -11,6 +11,7 @@ import transformers
 
 from hepti_mpi import defaults
 from solver.base.errors import HeptiError
+from tests import sweeps
 from tests.kit.asked import from_lines, to_lines
 from tests.kit.commands import succeeded
 from tests.kit.shared_ranks import jobs
@@ -98,9 +99,10 @@ def sentences(count):
         yield text.capitalize() + ".?!"[number % 3]
 
 
+@pytest.mark.slow("a real model, in float32 and int8, over many sentences")
 def test_int8_keeps_the_meaning_of_every_sentence(cache, tmp_path):
-    """Of 200 sentences, the worst embedding still has a cosine of 0.99 with that of float32; three unequal ranks."""
-    texts = list(sentences(200))
+    """Of many sentences, the worst embedding still has a cosine of 0.99 with that of float32; three unequal ranks."""
+    texts = list(sentences(sweeps.count(60, 200)))
     (tmp_path / "texts.jsonl").write_text(to_lines({"id": number, "text": text} for number, text in enumerate(texts)))
     vectors = {}
 
@@ -112,8 +114,8 @@ def test_int8_keeps_the_meaning_of_every_sentence(cache, tmp_path):
         assert json.loads(files["--report"].read_text())["precision"] == precision
 
     cosines = np.einsum("th,th->t", vectors["float32"], vectors["int8"])
-    assert len(set(texts)) > 190
-    assert cosines.shape == (200,)
+    assert len(set(texts)) > 0.95 * len(texts)
+    assert cosines.shape == (len(texts),)
     assert 0.99 <= cosines.min() < 0.99999  # int8 it was
 
 

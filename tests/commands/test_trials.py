@@ -67,6 +67,7 @@ def test_few_requests_are_not_worth_the_weights_of_other_plans(job, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["trials"] == []
 
 
+@pytest.mark.slow("sixty requests twice, of which the first ones try plans")
 def test_many_requests_are_worth_trying_plans_unless_a_person_says_otherwise(job, tmp_path):
     _, words = job
     tried = []
