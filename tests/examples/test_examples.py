@@ -105,6 +105,7 @@ def test_a_faster_board_saves_more():
     assert milliseconds["minipc"] < milliseconds["pi5"] < milliseconds["pi4"] <= milliseconds["pi3"] <= now
 
 
+@pytest.mark.slow("plans for every board that could be bought, twice")
 def test_a_board_that_costs_half_saves_twice_as_much_per_euro():
     dear, cheap = (
         succeeded(example("buy_next.py", "bert-large", "mixed4", "--price", f"pi5={euros}")) for euros in (200, 100)
