@@ -20,9 +20,11 @@ from typing import Any
 from launch.serve.served import ServedFile, ServedModel, Surroundings
 from launch.watch.agent import FOLDER, sweep
 from launch.watch.boards import Heartbeats, states
+from launch.watch.life import Ends
 from launch.watch.site import Site
 from launch.watch.starter import Starter
 from launch.watch.starts import Starts
+from launch.watch.timing import Timing
 from solver.base.cache import cache_folder
 from solver.cluster.cluster import Cluster
 
@@ -44,6 +46,8 @@ class Supervisor:
         As `Surroundings` has them.
     most_waiting
         Requests that may wait, of each model.
+    timing
+        How long is waited for what.
 
     Attributes
     ----------
@@ -63,6 +67,7 @@ class Supervisor:
         sequences: int | None = None,
         context: int | None = None,
         most_waiting: int = 64,
+        timing: Timing | None = None,
     ) -> None:
         self.changed = asyncio.Condition()
         self._ending = False
@@ -73,7 +78,7 @@ class Supervisor:
         with suppress(OSError):  # on a full disk there is no log
             log_folder.mkdir(parents=True, exist_ok=True)
         self._folder = _fresh_folder(service)
-        self._beats = Heartbeats(site, service, uuid.uuid4().hex[:8], self._folder, self._board_event)
+        self._beats = Heartbeats(site, service, uuid.uuid4().hex[:8], self._folder, self._board_event, timing)
         starter = Starter(site, self._beats, self._folder, log_folder)
         self._starts = Starts(self._beats)
         around = Surroundings(starter, cluster, sequences, context, self._starts, self._calm, self._event)
@@ -102,8 +107,8 @@ class Supervisor:
             self._ending = True
             await self._notify()
             for model in self.models.values():
-                model.fail("the service is ending")
-            # Behind the models: their ranks are ended over the heartbeats' way.
+                model.happens(Ends("the service is ending"))
+            # After the models: their ranks are ended over the heartbeats' way.
             beats.cancel()
             with suppress(BaseException):
                 await beats

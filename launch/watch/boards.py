@@ -15,25 +15,17 @@ from typing import Any
 
 from launch.base import shell
 from launch.base.json_output import SHOWN
-from launch.watch.agent import BEAT_S
 from launch.watch.lateness import Gaps
 from launch.watch.site import Site
+from launch.watch.timing import Timing
 from solver.base.errors import HeptiError
 
-# A board that says nothing for so long is lost: three heartbeats may be late or missing.
-SILENCE_S = 4.0
-# What takes its place is started from here on, or later where its heartbeats come unevenly, and ended again where it
-# speaks: half a start for nothing, on boards that compute.
-SUSPECT_S = 2.0
-# A board that is back beats for so long before it is used: a loose plug comes and goes.
-STEADY_S = 3.0
-LOOK_S = 0.25
 # Until a board's first heartbeat: a log-in over ssh takes seconds on a slow host.
 CONNECT_S = 20.0
-AGAIN_S = 1.0
 FILE_S = 10.0
 UNKNOWN_NAME = "Could not resolve hostname"  # as ssh says it
 MEND_NAME = "is it spelled so? Else give its address in the hostfile, in /etc/hosts or in ~/.ssh/config"
+POLL_S = 0.05
 LEAVE_S = 3.0  # of an agent whose input has ended: it waits for ranks that are about to end
 
 # Kind, board, sentence: what is told of the boards.
@@ -59,13 +51,14 @@ class WatchedBoard:
         The last one of these that a person heard before the first heartbeat.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, timing: Timing) -> None:
         self.name = name
         self.facts: dict[str, Any] = {}
         self.seen_at: float | None = None
         self.since = 0.0
         self.alive = False
-        self.gaps = Gaps(BEAT_S)
+        self.gaps = Gaps(timing.beat_s)
+        self._timing = timing
         self.complaint = self.told = ""
         self.answered = 0
         self.process: shell.StreamedProcess | None = None
@@ -84,7 +77,7 @@ class WatchedBoard:
     @property
     def suspected_s(self) -> float:
         """Seconds of silence behind which it may be lost."""
-        return min(max(SUSPECT_S, self.gaps.late_s), SILENCE_S)
+        return min(max(self._timing.suspect_s, self.gaps.late_s), self._timing.silence_s)
 
     @property
     def suspected(self) -> bool:
@@ -99,7 +92,7 @@ class WatchedBoard:
     @property
     def steady(self) -> bool:
         """Whether it has been alive for some time."""
-        return self.alive and time.monotonic() - self.since >= STEADY_S
+        return self.alive and time.monotonic() - self.since >= self._timing.steady_s
 
     def ranks(self, job: int) -> list[Mapping[str, Any]]:
         """Return what the last heartbeat says of a job's ranks."""
@@ -124,6 +117,8 @@ class Heartbeats:
         For the sockets of log-ins.
     tell
         Hears which boards are lost and back.
+    timing
+        How long is waited for what.
 
     Attributes
     ----------
@@ -131,8 +126,11 @@ class Heartbeats:
         Numbers of the jobs that may run; what else is of this service is killed.
     """
 
-    def __init__(self, site: Site, service: str, token: str, folder: Path, tell: TellBoard) -> None:
-        self.boards = {name: WatchedBoard(name) for name in site.boards}
+    def __init__(
+        self, site: Site, service: str, token: str, folder: Path, tell: TellBoard, timing: Timing | None = None
+    ) -> None:
+        self.timing = timing or Timing()
+        self.boards = {name: WatchedBoard(name, self.timing) for name in site.boards}
         self.jobs: set[int] = set()
         self._site, self._service, self._token, self._folder, self._tell = site, service, token, folder, tell
         self._numbers = itertools.count(1)
@@ -168,15 +166,15 @@ class Heartbeats:
                 _hang_up(board)
 
     async def beat(self) -> None:
-        """Wait for any board's next heartbeat, or a change of who lives, at most for `LOOK_S`."""
+        """Wait for any board's next heartbeat, or a change of who lives, at most for `look_s`."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(self.timing.look_s):
                 await self._beat.wait()
 
     async def end_job(self, job: int) -> None:
         """Have a job's ranks killed on all boards that live, and wait until they say so."""
         self.jobs.discard(job)
-        await self.ask(self.living, SILENCE_S)
+        await self.ask(self.living, self.timing.silence_s)
 
     async def ask(self, names: Iterable[str], timeout_s: float, **order: Any) -> None:
         """Send an order to boards, and wait until they have answered or no longer live."""
@@ -229,22 +227,22 @@ class Heartbeats:
             board.send(self._orders(next(self._numbers)))
 
     async def _order(self) -> None:
-        """Say every second who may live: a board that hears nothing takes us for dead."""
+        """Say every `beat_s` who may live: a board that hears nothing takes us for dead."""
         while True:
             self._order_all()
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(self.timing.beat_s)
 
     async def _watch(self) -> None:
         """Notice who is silent. What stops us ourselves, as a suspended machine, is no silence of theirs."""
-        before = time.monotonic()
+        before, look_s = time.monotonic(), self.timing.look_s
         while True:
-            await asyncio.sleep(LOOK_S)
-            late_s = time.monotonic() - before - LOOK_S
-            before += LOOK_S + late_s
+            await asyncio.sleep(look_s)
+            late_s = time.monotonic() - before - look_s
+            before += look_s + late_s
             for board in self.boards.values():
-                if late_s > BEAT_S and board.seen_at is not None:
+                if late_s > self.timing.beat_s and board.seen_at is not None:
                     board.seen_at += late_s
-                if board.alive and board.silent_s > SILENCE_S:
+                if board.alive and board.silent_s > self.timing.silence_s:
                     board.alive = False
                     self._tell("lost", board.name, silence(board))
                     _hang_up(board)
@@ -259,14 +257,14 @@ class Heartbeats:
             except OSError as error:
                 board.complaint = str(error)
             self._tell_unreached(board)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(self.timing.again_s)
 
     def _tell_unreached(self, board: WatchedBoard) -> None:
         """Tell once why a board that never answered does not."""
         if board.seen_at is None and board.complaint != board.told:
             board.told = board.complaint
             mend = f": {MEND_NAME}" if UNKNOWN_NAME in board.complaint else ""
-            self._tell("unreached", board.name, f"{silence(board)}{mend}; trying again every {AGAIN_S:.0f} s")
+            self._tell("unreached", board.name, f"{silence(board)}{mend}; trying again every {self.timing.again_s:g} s")
 
     async def _listen(self, board: WatchedBoard, command: shell.Command, first: bytes) -> None:
         board.process = process = await shell.start_streamed(command, shell.environment())
@@ -292,7 +290,7 @@ class Heartbeats:
             while process.returncode is None:
                 if time.monotonic() > end:
                     _kill(process)
-                await asyncio.sleep(LOOK_S / 5)
+                await asyncio.sleep(POLL_S)
 
     def _take(self, board: WatchedBoard, line: bytes) -> None:
         try:

@@ -6,14 +6,9 @@ import time
 from collections.abc import Mapping
 
 from launch.start.mpirun import signal_name
-from launch.watch.boards import SILENCE_S, WatchedBoard, silence
+from launch.watch.boards import WatchedBoard, silence
 from launch.watch.ranks import END_S, RankJob
-
-# Rank 0 looks for questions between passes, and the pass of a long prompt may take minutes: as long as ranks compute,
-# they are given so long.
-STUCK_S = 300.0
-# mpirun notices a rank's end as soon as we do, and knows the signal: a moment for it to say so.
-GONE_S = 0.5
+from launch.watch.timing import Timing
 
 
 class RanksLostError(Exception):
@@ -39,10 +34,12 @@ class LossWatch:
         All boards by name.
     scale
         Of the lab.
+    timing
+        How long is waited for what.
     """
 
-    def __init__(self, job: RankJob, boards: Mapping[str, WatchedBoard], scale: float) -> None:
-        self._job, self._boards, self._scale = job, boards, scale
+    def __init__(self, job: RankJob, boards: Mapping[str, WatchedBoard], scale: float, timing: Timing) -> None:
+        self._job, self._boards, self._scale, self._timing = job, boards, scale, timing
         self._there: set[int] = set()
         self._gone: dict[int, float] = {}  # rank -> since when
         self._still: dict[int, float] = {}  # rank -> since when it is stopped
@@ -77,7 +74,7 @@ class LossWatch:
             if found is None or found["state"] in "ZX":
                 since = self._gone.setdefault(rank, now) if rank in self._there else now
                 over = self._job.code is not None  # with mpirun, whose words say more
-                if not over and now - since > (GONE_S if ready else END_S):
+                if not over and now - since > (self._timing.gone_s if ready else END_S):
                     raise self.lost(self._job.signalled() or f"rank {rank} on {name} has ended", name)
                 continue
             self._there.add(rank)
@@ -85,16 +82,16 @@ class LossWatch:
             cpu_s += found["cpu_s"]
             if found["state"] in "Tt":
                 since = self._still.setdefault(rank, now)
-                if now - since > SILENCE_S:
+                if now - since > self._timing.silence_s:
                     raise RanksLostError(f"rank {rank} on {name} has stood still for {now - since:.0f} s", name)
             else:
                 self._still.pop(rank, None)
         if cpu_s != self._cpu_s:
             self._cpu_s, self._moved_at = cpu_s, now
         idle_s = min(asked_s, now - self._moved_at)
-        if idle_s > SILENCE_S / self._scale:
+        if idle_s > self._timing.silence_s / self._scale:
             raise RanksLostError(f"rank 0 has said nothing for {asked_s:.0f} s, and no rank computes")
-        if asked_s > STUCK_S / self._scale:
+        if asked_s > self._timing.stuck_s / self._scale:
             raise RanksLostError(f"rank 0 has said nothing for {asked_s:.0f} s")
 
     def killed(self) -> RanksLostError | None:

@@ -15,12 +15,6 @@ from launch.watch.ranks import RankJob
 from launch.watch.starter import Starter
 
 RESERVE = "reserve"
-# Behind a start that failed it is waited for so long, twice as long each time.
-PAUSE_S, LONGEST_PAUSE_S = 1.0, 600.0
-# mpirun that has not started its ranks by then was seen to hang.
-LATE_S = 60.0
-# A model that loses its ranks waits for those that are coming, but no longer than for a start of its own.
-COMING_S = 5.0
 Wanted = Callable[[], Collection[tuple[str, ...]]]
 
 
@@ -44,6 +38,7 @@ class Reserve:
         self.jobs: dict[tuple[str, ...], RankJob] = {}
         self._coming: dict[tuple[str, ...], RankJob] = {}
         self._starter, self._name = starter, name
+        self._timing = starter.heartbeats.timing
 
     @property
     def boards(self) -> set[tuple[str, ...]]:
@@ -57,7 +52,7 @@ class Reserve:
 
     async def start(self, boards: tuple[str, ...], program: Sequence[str]) -> RankJob:
         """Return a job that runs `hepti_mpi` with these words: the one in reserve where it is on these boards."""
-        waited_until = time.monotonic() + COMING_S / self._starter.site.scale
+        waited_until = time.monotonic() + self._timing.coming_s / self._starter.site.scale
         while boards in self._coming and time.monotonic() < waited_until:
             await self._starter.heartbeats.beat()
         if not self.is_on(boards):
@@ -86,19 +81,20 @@ class Reserve:
 
     async def _keep(self, boards: tuple[str, ...], wanted: Wanted) -> None:
         """Keep ranks on some boards as long as they are wanted."""
-        pause_s = PAUSE_S
+        pause_s = self._timing.reserve_pause_s
         while boards in wanted():
             was_ready = False
             with suppress(OSError):  # a disk may be full
                 was_ready = await self._one(boards, wanted)
-            pause_s = PAUSE_S if was_ready else min(LONGEST_PAUSE_S, 2 * pause_s)
+            longer_s = min(self._timing.longest_reserve_pause_s, 2 * pause_s)
+            pause_s = self._timing.reserve_pause_s if was_ready else longer_s
             paused_until = time.monotonic() + pause_s
             while boards in wanted() and time.monotonic() < paused_until:
                 await self._starter.heartbeats.beat()
 
     async def _one(self, boards: tuple[str, ...], wanted: Wanted) -> bool:
         """Keep a job until the model has taken it, it ends, or is wanted no more; return whether it was ready."""
-        late = time.monotonic() + LATE_S / self._starter.site.scale
+        late = time.monotonic() + self._timing.reserve_late_s / self._starter.site.scale
         self._coming[boards] = job = await self._starter.start(f"{self._name}-{RESERVE}", boards, [RESERVE])
         listening = asyncio.create_task(self._listen(boards, job))
         try:

@@ -20,8 +20,6 @@ from launch.watch.site import Site, shared
 
 # Its folder is the same on every board.
 CLIENT = (sys.executable, "-E", "-S", "-s", str(files("hepti_mpi").joinpath("base/fork_client.py")))
-# Weights from a card take minutes, and so does measuring. Of the lab's seconds, if any.
-LOAD_S = 1800.0
 
 
 class Starter:
@@ -88,8 +86,9 @@ class Starter:
         job = await self.start(name, boards, ["profile", "--model", str(model), "--out", out])
         work = asyncio.create_task(_code(job))
         watch = asyncio.create_task(self._watch(job))
+        load_s = self.heartbeats.timing.load_s
         try:
-            async with asyncio.timeout(LOAD_S / self.site.scale):
+            async with asyncio.timeout(load_s / self.site.scale):
                 await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 watch.result()
@@ -97,7 +96,7 @@ class Starter:
                 raise (BadStartError if code == BAD_INPUT else RanksLostError)(job.words())
             return await self.heartbeats.read(boards[0], file)
         except TimeoutError:
-            raise RanksLostError(f"the boards were not measured after {LOAD_S:.0f} s") from None
+            raise RanksLostError(f"the boards were not measured after {load_s:.0f} s") from None
         finally:
             for task in (work, watch):
                 task.cancel()
@@ -106,7 +105,7 @@ class Starter:
             await self.end(job, hard=True)
 
     async def _watch(self, job: RankJob) -> NoReturn:
-        watch = LossWatch(job, self.heartbeats.boards, self.site.scale)
+        watch = LossWatch(job, self.heartbeats.boards, self.site.scale, self.heartbeats.timing)
         while True:
             await self.heartbeats.beat()
             watch.look(ready=False)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from launch.watch.boards import Heartbeats
 from launch.watch.site import Site
-
-# All boards are waited for at the first start: one that is late would mean another start.
-FIRST_S = 15.0
-# A board with which no start succeeds is left out for so long, twice as long each time.
-HELD_S = 60.0
 
 # Kind, sentence, and the board where it is of one: what is told of a model.
 TellEvent = Callable[[str, str, str | None], None]
@@ -34,13 +29,12 @@ class Usable:
 
     def __init__(self, name: str, site: Site, heartbeats: Heartbeats, tell: TellEvent) -> None:
         self._name, self._site, self._beats, self._tell = name, site, heartbeats, tell
-        self._good: set[str] = set()  # the boards of the last job that lasted
         self._held: dict[str, tuple[float, float]] = {}  # board -> until when it is left out, for how long that was
 
     async def all_there(self) -> None:
         """Wait for all boards' first heartbeats, but not for ever."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_S / self._site.scale):
+            async with asyncio.timeout(self._beats.timing.first_s / self._site.scale):
                 while len(self._beats.living) < len(self._site.boards):
                     await self._beats.beat()
 
@@ -53,24 +47,15 @@ class Usable:
         """Return those of them whose heartbeats are not late."""
         return tuple(board for board in self.now() if not self._beats.boards[board].suspected)
 
-    def lasted(self, boards: Iterable[str]) -> None:
-        """Take in that a job on these boards has lasted: they are good, and none of them is left out."""
-        if self._good != set(boards):
-            self._good = set(boards)
-            self._held = {name: held for name, held in self._held.items() if name not in self._good}
-
-    def hold_new(self, boards: Sequence[str], why: str) -> bool:
-        """Leave boards out that were not there when all went well; return whether there are any."""
-        new = [board for board in boards if self._good and board not in self._good]
-        for board in new:
-            self.hold(board, why)
-        return bool(new)
+    def release(self, boards: Collection[str]) -> None:
+        """Leave none of these boards out any more: a job on them has lasted."""
+        self._held = {name: held for name, held in self._held.items() if name not in boards}
 
     def hold(self, board: str, why: str) -> None:
         """Leave a board out for some time."""
-        held_s = 2 * self._held.get(board, (0.0, HELD_S / 2))[1]
+        held_s = 2 * self._held.get(board, (0.0, self._beats.timing.held_s / 2))[1]
         self._held[board] = (time.monotonic() + held_s, held_s)
-        self._tell("fault", f"{self._name} goes on without {board} for {held_s:.0f} s: {why}", board)
+        self._tell("fault", f"{self._name} goes on without {board} for {held_s:g} s: {why}", board)
 
     def back(self, planned_for: Sequence[str]) -> list[str]:
         """Return the boards that are back: they live, and are not among those that were planned for."""

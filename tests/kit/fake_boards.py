@@ -14,11 +14,17 @@ from pathlib import Path
 from launch.serve.served import served_file
 from launch.serve.supervisor import Supervisor
 from launch.watch.site import Site
+from launch.watch.timing import Timing
 from solver.cluster.named import find_cluster
 
 HERE = Path(__file__).parents[1] / "launch/serve"
 WAY = (sys.executable, str(HERE / "fake_way.py"))
 TOKEN_S = 0.02
+# A tenth of what there is. Not of silence: agents share the cores with all else that tests do; nor of what is only
+# waited for where processes are slow to start.
+QUICK = replace(
+    Timing().faster(10), silence_s=2.0, suspect_s=1.0, first_s=15.0, coming_s=5.0, reserve_late_s=60.0, load_s=1800.0
+)
 
 
 def fake_site(boards):
@@ -40,13 +46,15 @@ def fake_cluster(boards):
 
 
 @contextlib.asynccontextmanager
-async def supervised(path, boards=("pi-0", "pi-1", "pi-2"), *, measured=False, most_waiting=8, sequences=None, more=()):
-    """Run a supervisor for the block."""
+async def supervised(
+    path, boards=("pi-0", "pi-1", "pi-2"), *, measured=False, most_waiting=8, sequences=None, more=(), **timing
+):
+    """Run a supervisor for the block; `timing` is what is not as in `QUICK`."""
     cluster = None if measured else fake_cluster(boards)
     service = f"test{os.getpid()}{time.monotonic_ns() % 10**6}"
     supervisor = Supervisor(
         fake_site(boards), [served_file(file) for file in (path, *more)], service, cluster=cluster,
-        most_waiting=most_waiting, sequences=sequences,
+        most_waiting=most_waiting, sequences=sequences, timing=replace(QUICK, **timing),
     )  # fmt: skip
     supervisor.service = service
     task = asyncio.create_task(supervisor.run())

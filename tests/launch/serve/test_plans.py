@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from launch.serve.served import ServedModel, Surroundings, served_file
+from launch.watch.boards import Heartbeats
 from launch.watch.site import Site
 from solver.cluster.cluster import PROGRAM_BYTES
 from tests.kit.clusters import pis
@@ -19,9 +20,10 @@ def plans(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def of(path, boards=("a", "b", "c"), **lengths):
-        starter = SimpleNamespace(heartbeats=None, site=Site(boards, len(boards)), folder=tmp_path)
+        site = Site(boards, len(boards))
+        starter = SimpleNamespace(heartbeats=Heartbeats(site, "", "", tmp_path, print), site=site, folder=tmp_path)
         around = Surroundings(starter, None, lengths.get("sequences"), lengths.get("context"), None, None, print)
-        return ServedModel(served_file(path), around, 1)._plans
+        return ServedModel(served_file(path), around, 1).programs.plans
 
     return of
 
@@ -32,7 +34,8 @@ def made(plans, boards):
     return json.loads(plans.of(plans.used(boards)))
 
 
-@pytest.mark.parametrize("name", ["mini", "vit"])
+@pytest.mark.slow("an encoder of which boards share the blocks")
+@pytest.mark.parametrize("name", [pytest.param("mini", marks=pytest.mark.thorough("as vit")), "vit"])
 def test_encoders_of_texts_and_images_are_planned_for_what_is_typical(name, encoders, plans):
     assert made(plans(encoders[name]), ("a", "b"))["devices"] == ["pi-0", "pi-1"]
 

@@ -12,6 +12,7 @@ from launch.serve.app import make_app
 from launch.serve.texts import read_texts
 from launch.watch.boards import WatchedBoard
 from launch.watch.starts import Starts
+from launch.watch.timing import Timing
 from tests.kit import fake_boards as fakes
 
 
@@ -61,7 +62,7 @@ def fakes_answer(request, tokens):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("who", [0, 1, "mpirun"])
+@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.thorough("as rank 1")), 1, "mpirun"])
 def test_a_request_goes_on_behind_what_was_told_when_a_process_is_killed(model, who):
     async def scenario():
         async with fakes.supervised(model) as supervisor:
@@ -75,13 +76,14 @@ def test_a_request_goes_on_behind_what_was_told_when_a_process_is_killed(model, 
             tokens, last = await answer
 
             assert tokens == last["new_tokens"] == fakes.should_be(60)
-            assert served.restarts == 1
+            assert served.life.restarts == 1
             (fault,) = fakes.events(supervisor, "fault")
             assert ("mpirun was ended by signal 9" if who == "mpirun" else f"rank {who} on pi-{who}") in fault
 
     run(scenario())
 
 
+@pytest.mark.thorough("its rows are in test_life.py")
 @pytest.mark.parametrize("fits", [True, False])
 def test_ranks_run_the_plan_that_the_service_has_made_as_long_as_it_fits(model, monkeypatch, fits):
     if not fits:
@@ -91,18 +93,19 @@ def test_ranks_run_the_plan_that_the_service_has_made_as_long_as_it_fits(model, 
         async with fakes.supervised(model) as supervisor:
             of_model = await fakes.ready(supervisor)
             assert fakes.table(supervisor)["plan"].get("given", False) == fits
-            assert of_model.restarts == (0 if fits else 1)
+            assert of_model.life.restarts == (0 if fits else 1)
             await asyncio.sleep(0.1)
             os.kill(fakes.rank_process(supervisor, 1), signal.SIGKILL)
             await fakes.until(lambda: of_model.state == "replanning", 5.0)
             await fakes.ready(supervisor)
 
             assert fakes.table(supervisor)["plan"].get("given", False) == fits
-            assert of_model.restarts == (1 if fits else 3)
+            assert of_model.life.restarts == (1 if fits else 3)
 
     run(scenario())
 
 
+@pytest.mark.thorough("test_plans.py has it without a process")
 @pytest.mark.parametrize("fits", [True, False])
 def test_a_service_that_is_started_again_has_the_plan_of_the_one_before(model, monkeypatch, fits):
     async def scenario():
@@ -114,25 +117,7 @@ def test_a_service_that_is_started_again_has_the_plan_of_the_one_before(model, m
             of_model = await fakes.ready(supervisor)
 
             assert fakes.table(supervisor)["plan"].get("given", False) == fits
-            assert of_model.restarts == (0 if fits else 1)
-
-    run(scenario())
-
-
-def test_for_the_loss_of_each_board_a_plan_is_made_ahead(model):
-    async def scenario():
-        async with fakes.supervised(model) as supervisor:
-            of_model = await fakes.ready(supervisor)
-            left = [("pi-1", "pi-2"), ("pi-0", "pi-2"), ("pi-0", "pi-1")]
-            await fakes.until(lambda: all(map(of_model._plans.of, left)))
-            fakes.unplug("pi-1")
-            await fakes.until(lambda: of_model.state == "replanning", 20.0)
-            await fakes.ready(supervisor)
-            plan = fakes.table(supervisor)["plan"]
-            fakes.plug("pi-1")
-
-            assert plan["given"]
-            assert plan["devices"] == ["pi-0", "pi-2"]
+            assert of_model.life.restarts == (0 if fits else 1)
 
     run(scenario())
 
@@ -145,12 +130,13 @@ def test_a_rank_that_stands_still_is_found_and_its_board_used_again(model):
             await fakes.until(lambda: fakes.events(supervisor, "fault"), 20.0)
             await fakes.ready(supervisor)
 
-            assert "rank 1 on pi-1 has stood still" in fakes.events(supervisor, "fault")[0]
+            assert "stood still" in fakes.events(supervisor, "fault")[0]
             assert served.job.boards == ("pi-0", "pi-1", "pi-2")
 
     run(scenario())
 
 
+@pytest.mark.thorough("test_losses.py has it without a process")
 def test_a_rank_0_that_says_nothing_and_computes_nothing_is_lost(model, monkeypatch):
     monkeypatch.setenv("FAKE_DEAF_S", "1")
 
@@ -164,21 +150,24 @@ def test_a_rank_0_that_says_nothing_and_computes_nothing_is_lost(model, monkeypa
     run(scenario())
 
 
-@pytest.mark.parametrize("board", ["pi-0", "pi-2"])
+@pytest.mark.parametrize("board", [pytest.param("pi-0", marks=pytest.mark.thorough("as pi-2")), "pi-2"])
 def test_a_silent_board_is_named_left_out_and_taken_in_when_it_is_back(model, board):
     async def scenario():
         async with fakes.supervised(model) as supervisor:
             served = await fakes.ready(supervisor)
             request = served.journal.submit(fakes.asks(200))
             answer = asyncio.create_task(fakes.told(request))
-            await fakes.until(lambda: len(request.said) > 5)
+            left = tuple(name for name in ("pi-0", "pi-1", "pi-2") if name != board)
+            await fakes.until(lambda: len(request.said) > 5 and served.programs.plans.of(left))
             fakes.unplug(board)
             await fakes.until(lambda: served.state == "replanning", 20.0)
             await fakes.ready(supervisor)
             tokens, last = await answer
 
             assert tokens == last["new_tokens"] == fakes.should_be(200)
-            assert served.job.boards == tuple(name for name in ("pi-0", "pi-1", "pi-2") if name != board)
+            assert served.job.boards == left
+            plan = fakes.table(supervisor)["plan"]
+            assert (plan["given"], plan["devices"]) == (True, list(left)), "made ahead"
             assert fakes.events(supervisor, "lost")[0].startswith(f"{board} has been silent")
             assert not next(b for b in supervisor.state()["boards"] if b["name"] == board)["alive"]
             fakes.plug(board)
@@ -189,89 +178,7 @@ def test_a_silent_board_is_named_left_out_and_taken_in_when_it_is_back(model, bo
     run(scenario())
 
 
-def test_a_board_that_is_back_waits_while_something_is_asked(model):
-    async def scenario():
-        async with fakes.supervised(model) as supervisor:
-            served = await fakes.ready(supervisor)
-            fakes.unplug("pi-2")
-            await fakes.until(lambda: served.state == "replanning", 20.0)
-            await fakes.ready(supervisor)
-            request = served.journal.submit(fakes.asks(400))
-            answer = asyncio.create_task(fakes.told(request))
-            fakes.plug("pi-2")
-            await fakes.until(lambda: fakes.events(supervisor, "back"), 20.0)
-            tokens, _ = await answer
-
-            assert tokens == fakes.should_be(400)
-            assert served.restarts == 1
-            await fakes.until(lambda: served.restarts == 2)
-
-    run(scenario())
-
-
-def test_bad_input_is_said_once_and_open_requests_end(model, tmp_path, monkeypatch):
-    path = tmp_path / "refused.h5"
-    path.symlink_to(model)
-
-    async def scenario():
-        async with fakes.supervised(path) as supervisor:
-            (served,) = supervisor.models.values()
-            request = served.journal.submit(fakes.asks(3))
-            _, last = await fakes.told(request)
-
-            assert (served.state, served.restarts) == ("failed", 1)  # with a plan of the service's, and with their own
-            assert served.reason == last["error"] == "no plan fits: 5 bytes are missing"
-
-    run(scenario())
-
-
-def test_what_does_not_fit_on_the_rest_waits_for_the_board(model, tmp_path, monkeypatch):
-    refuses = tmp_path / "refuses"
-    monkeypatch.setenv("FAKE_REFUSES", str(refuses))
-
-    async def scenario():
-        async with fakes.supervised(model) as supervisor:
-            served = await fakes.ready(supervisor)
-            request = served.journal.submit(fakes.asks(400))
-            answer = asyncio.create_task(fakes.told(request))
-            await fakes.until(lambda: request.said)
-            refuses.write_text("no plan fits: 7 bytes are missing")
-            fakes.unplug("pi-1")
-            await fakes.until(lambda: "7 bytes" in (served.reason or ""))
-            assert served.state == "replanning"
-            assert served.reason == "not without pi-1: no plan fits: 7 bytes are missing"
-            refuses.unlink()
-            fakes.plug("pi-1")
-            tokens, _ = await answer
-
-            assert tokens == fakes.should_be(400)
-
-    run(scenario())
-
-
-def test_what_fitted_before_is_tried_again_when_there_is_more_free_memory(model, tmp_path, monkeypatch):
-    refuses = tmp_path / "refuses"
-    monkeypatch.setenv("FAKE_REFUSES", str(refuses))
-
-    async def scenario():
-        async with fakes.supervised(model) as supervisor:
-            served = await fakes.ready(supervisor)
-            request = served.journal.submit(fakes.asks(400))
-            answer = asyncio.create_task(fakes.told(request))
-            await fakes.until(lambda: request.said)
-            refuses.write_text("no plan fits: 7 bytes are missing")
-            os.kill(fakes.rank_process(supervisor, 1), signal.SIGKILL)
-            await fakes.until(lambda: served.reason == "no plan fits: 7 bytes are missing", 20.0)
-            assert served.state == "replanning"
-            refuses.unlink()
-            monkeypatch.setattr(served._clusters, "free", lambda boards: dict.fromkeys(boards, 1 << 40))
-            tokens, _ = await answer
-
-            assert tokens == fakes.should_be(400)
-
-    run(scenario())
-
-
+@pytest.mark.thorough("test_service.py and test_life.py have its halves")
 def test_health_is_503_with_the_reason_while_loading_behind_a_loss_and_short_of_memory(model, tmp_path, monkeypatch):
     """Over HTTP, of ranks that really are not there; 200 when they are."""
     refuses = tmp_path / "refuses"
@@ -303,7 +210,7 @@ def test_health_is_503_with_the_reason_while_loading_behind_a_loss_and_short_of_
             os.kill(fakes.rank_process(supervisor, 2), signal.SIGKILL)
             await said(503, "model: replanning, no plan fits: 7 bytes are missing")
             refuses.unlink()
-            monkeypatch.setattr(served._clusters, "free", lambda boards: dict.fromkeys(boards, 1 << 40))
+            monkeypatch.setattr(served.programs.clusters, "free", lambda boards: dict.fromkeys(boards, 1 << 40))
             await fakes.ready(supervisor)
             assert await health() == (200, None)
 
@@ -337,33 +244,9 @@ def test_where_nothing_can_be_kept_boards_are_measured_for_this_service_alone(mo
 
     async def scenario():
         async with fakes.supervised(model, measured=True) as supervisor:
-            served = await fakes.ready(supervisor)
-            fakes.unplug("pi-2")
-            await fakes.until(lambda: served.state == "replanning", 20.0)
             await fakes.ready(supervisor)
 
-            assert fakes.table(supervisor)["plan"]["devices"] == ["fake-0", "fake-1"]
-
-    run(scenario())
-
-
-def test_a_board_with_which_no_start_succeeds_is_left_out_for_a_while(model, monkeypatch):
-    monkeypatch.setattr("launch.serve.served.CALM_S", 2.0)  # there are no ranks in reserve with this board
-
-    async def scenario():
-        async with fakes.supervised(model) as supervisor:
-            served = await fakes.ready(supervisor)
-            fakes.unplug("pi-2")
-            await fakes.until(lambda: served.state == "replanning", 20.0)
-            await fakes.ready(supervisor)
-            await fakes.until(lambda: served._boards._good == {"pi-0", "pi-1"})
-            monkeypatch.setenv("FAKE_BROKEN", "pi-2")
-            fakes.plug("pi-2")
-            held = "goes on without pi-2 for 60 s"
-            await fakes.until(lambda: any(held in text for text in fakes.events(supervisor, "fault")), 20.0)
-            await fakes.ready(supervisor)
-
-            assert served.job.boards == ("pi-0", "pi-1")
+            assert fakes.table(supervisor)["plan"]["devices"] == ["fake-0", "fake-1", "fake-2"]
 
     run(scenario())
 
@@ -372,7 +255,7 @@ def test_a_lost_rank_s_job_is_replaced_by_the_one_in_reserve_and_this_by_another
     async def scenario():
         async with fakes.supervised(model) as supervisor:
             served = await fakes.ready(supervisor)
-            reserve = served._reserve
+            reserve = served.reserve
             waiting = (await fakes.until(lambda: reserve.jobs.get(served.job.boards))).number
             request = served.journal.submit(fakes.asks(60))
             answer = asyncio.create_task(fakes.told(request))
@@ -392,39 +275,36 @@ def test_a_lost_rank_s_job_is_replaced_by_the_one_in_reserve_and_this_by_another
             assert sorted(path.name for path in supervisor._folder.glob("*.hosts")) == [
                 f"{job.number}.hosts" for job in (served.job, third)
             ]
-            assert served.restarts == 1
+            assert served.life.restarts == 1
 
     run(scenario())
 
 
 def test_ranks_in_reserve_that_never_come_are_ended_and_tried_again_later(model, monkeypatch):
-    monkeypatch.setattr("launch.watch.reserve.LATE_S", 1.0)
     monkeypatch.setenv("FAKE_NO_RESERVE", "")
 
     async def scenario():
-        async with fakes.supervised(model) as supervisor:
+        async with fakes.supervised(model, reserve_late_s=0.5) as supervisor:
             served = await fakes.ready(supervisor)
-            coming = served._reserve._coming
+            coming = served.reserve._coming
             (first,) = await fakes.until(lambda: [*coming.values()])
             (second,) = await fakes.until(lambda: [job for job in coming.values() if job is not first])
             os.kill(fakes.rank_process(supervisor, 1), signal.SIGKILL)
-            await fakes.until(lambda: served.restarts == 1 and served.state == "ready")
+            await fakes.until(lambda: served.life.restarts == 1 and served.state == "ready")
 
             assert first.code is not None
             assert second.number not in (first.number, served.job.number)
-            assert not served._reserve.jobs
+            assert not served.reserve.jobs
 
     run(scenario())
 
 
+@pytest.mark.thorough("a matter of speed")
 def test_ranks_without_a_board_that_is_late_are_there_when_its_silence_counts(model, monkeypatch):
-    # Ranks start within two seconds, on a busy machine in five.
-    monkeypatch.setattr("launch.watch.boards.SILENCE_S", 12.0)
-
-    async def scenario():
-        async with fakes.supervised(model) as supervisor:
+    async def scenario():  # ranks start within two seconds, on a busy machine in five
+        async with fakes.supervised(model, silence_s=12.0) as supervisor:
             served = await fakes.ready(supervisor)
-            reserve = served._reserve
+            reserve = served.reserve
             await fakes.until(lambda: ("pi-0", "pi-1", "pi-2") in reserve.jobs)
             fakes.unplug("pi-1")
             ahead = (await fakes.until(lambda: reserve.jobs.get(("pi-0", "pi-2")))).number
@@ -434,40 +314,6 @@ def test_ranks_without_a_board_that_is_late_are_there_when_its_silence_counts(mo
             assert (served.job.boards, served.job.number) == (("pi-0", "pi-2"), ahead)
             await fakes.until(lambda: list(reserve.jobs) == [("pi-0", "pi-2")])
             fakes.plug("pi-1")
-
-    run(scenario())
-
-
-def test_a_board_that_was_good_and_where_mpirun_no_longer_starts_is_left_out(model, monkeypatch):
-    monkeypatch.setattr("launch.serve.served.PAUSE_S", 1000.0)
-
-    async def scenario():
-        async with fakes.supervised(model) as supervisor:
-            served = await fakes.ready(supervisor)
-            await fakes.until(lambda: len(served._boards._good) == 3)
-            monkeypatch.setenv("FAKE_NO_DAEMON", "pi-1")
-            os.kill(fakes.rank_process(supervisor, 1), signal.SIGKILL)
-            held = "goes on without pi-1 for 60 s: mpirun's daemon did not start on pi-1"
-            await fakes.until(lambda: any(held in text for text in fakes.events(supervisor, "fault")))
-            await fakes.ready(supervisor)
-
-            assert served.job.boards == ("pi-0", "pi-2")
-
-    run(scenario())
-
-
-def test_ranks_that_end_at_once_are_started_less_and_less_often(model, monkeypatch):
-    monkeypatch.setenv("FAKE_BROKEN", "pi-1")
-
-    async def scenario():
-        async with fakes.supervised(model) as supervisor:
-            (served,) = supervisor.models.values()
-            await fakes.until(lambda: served.restarts == 4, 40.0)
-            starts = [event["at"] for event in supervisor.state()["events"] if event["kind"] == "fault"]
-
-            assert served.state == "replanning"
-            assert served.reason == "mpirun ended with exit code 1"
-            assert starts[3] - starts[2] > starts[1] - starts[0] + 1
 
     run(scenario())
 
@@ -506,15 +352,15 @@ def test_without_any_board_the_reason_is_what_ssh_says(model, tmp_path):
     (tmp_path / "pi-0").touch()
 
     async def scenario():
-        async with fakes.supervised(model, ("pi-0",)) as supervisor:
+        async with fakes.supervised(model, ("pi-0",), first_s=0.5) as supervisor:
             (served,) = supervisor.models.values()
             await fakes.until(lambda: "No route to host" in (served.reason or ""), 40.0)
 
             assert served.state == "loading"
-            assert served.reason.startswith("pi-0 has not answered yet: ssh: connect to host pi-0")
-            await asyncio.sleep(2.5)
+            assert served.reason.startswith("pi-0 has not answered yet")
+            await asyncio.sleep(0.5)
             told = [event["text"] for event in supervisor.state()["events"]]
-            assert told == [f"{served.reason}; trying again every 1 s"]  # once, however often it is tried
+            assert told == [f"{served.reason}; trying again every 0.1 s"]  # once, however often it is tried
 
             (tmp_path / "pi-0").unlink()
             await fakes.until(lambda: len(supervisor.state()["events"]) > 1)
@@ -523,19 +369,19 @@ def test_without_any_board_the_reason_is_what_ssh_says(model, tmp_path):
     run(scenario())
 
 
+@pytest.mark.thorough("its rows are in test_life.py")
 def test_a_model_has_ranks_where_it_has_a_share_and_does_not_notice_what_happens_elsewhere(model, monkeypatch):
     monkeypatch.setenv("FAKE_ONE", "")
-    monkeypatch.setattr("launch.serve.served.CALM_S", 0.5)
 
     async def scenario():
-        async with fakes.supervised(model) as supervisor:
+        async with fakes.supervised(model, calm_s=0.1) as supervisor:
             served = await fakes.ready(supervisor)
             assert served.job.boards == ("pi-0",)
             assert fakes.table(supervisor)["planned_for"] == ["pi-0", "pi-1", "pi-2"]
             fakes.unplug("pi-2")
             await fakes.until(lambda: fakes.events(supervisor, "lost"), 20.0)
-            await fakes.until(lambda: served._plans.used(("pi-1",)))
-            assert (served.state, served.restarts) == ("ready", 0)
+            await fakes.until(lambda: served.programs.plans.used(("pi-1",)))
+            assert (served.state, served.life.restarts) == ("ready", 0)
             fakes.unplug("pi-0")
             await fakes.until(lambda: served.state == "replanning", 20.0)
             await fakes.ready(supervisor)
@@ -545,37 +391,15 @@ def test_a_model_has_ranks_where_it_has_a_share_and_does_not_notice_what_happens
             assert not fakes.events(supervisor, "fault")  # a silent board is one fault, not one of each model
             fakes.plug("pi-2")  # it would have nothing to do
             await fakes.until(lambda: fakes.table(supervisor)["planned_for"] == ["pi-1", "pi-2"], 20.0)
-            assert served.restarts == 1
+            assert served.life.restarts == 1
             fakes.plug("pi-0")
             await fakes.until(lambda: served.job and served.job.boards == ("pi-0",), 20.0)
 
     run(scenario())
 
 
-def test_where_all_boards_are_silent_a_model_goes_on_without_none_of_them(model, monkeypatch):
-    monkeypatch.setattr("launch.watch.boards.Gaps.late_s", 0.0)  # whatever else this machine does
-
-    async def scenario():
-        async with fakes.supervised(model) as supervisor:
-            served = await fakes.ready(supervisor)
-            boards = served.job.boards
-            for board in boards:
-                fakes.unplug(board)
-            await fakes.until(lambda: len(fakes.events(supervisor, "lost")) == 3, 20.0)
-            await fakes.until(lambda: served.state == "replanning")
-            for board in boards:
-                fakes.plug(board)
-            await fakes.ready(supervisor)
-
-            planned = fakes.events(supervisor, "planned")
-            assert "model waits: no board answers" in planned
-            assert not [text for text in planned if "goes on" in text]
-
-    run(scenario())
-
-
 def test_models_start_side_by_side_where_their_memory_is_known_to_be_free():
-    boards = {"a": WatchedBoard("a")}
+    boards = {"a": WatchedBoard("a", Timing())}
     boards["a"].facts["free_bytes"] = 100
 
     async def scenario():

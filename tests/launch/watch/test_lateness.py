@@ -3,13 +3,16 @@
 import random
 import time
 
-from launch.watch.boards import SILENCE_S, SUSPECT_S, WatchedBoard
+from launch.watch.boards import WatchedBoard
 from launch.watch.lateness import Gaps
+from launch.watch.timing import Timing
+
+TIMING = Timing()
 
 
 def suspicions(gaps_s):
-    """Return how often a board is suspected that beats after these gaps, and how often by `SUSPECT_S` alone."""
-    board = WatchedBoard("pi-0")
+    """Return how often a board is suspected that beats after these gaps, and how often by `suspect_s` alone."""
+    board = WatchedBoard("pi-0", TIMING)
     board.alive = True
     now = time.monotonic() - sum(gaps_s)
     board.heard(now)
@@ -18,18 +21,18 @@ def suspicions(gaps_s):
         found += gap_s > board.suspected_s
         now += gap_s
         board.heard(now)
-    return found, sum(gap_s > SUSPECT_S for gap_s in gaps_s)
+    return found, sum(gap_s > TIMING.suspect_s for gap_s in gaps_s)
 
 
 def test_a_board_that_beats_evenly_is_suspected_as_soon_as_ever():
     rng = random.Random(1)
 
-    board = WatchedBoard("pi-0")
+    board = WatchedBoard("pi-0", TIMING)
     board.alive = True
     for number in range(100):
         board.heard(number + rng.uniform(0, 0.2))
 
-    assert board.suspected_s == SUSPECT_S
+    assert board.suspected_s == TIMING.suspect_s
 
 
 def test_a_board_that_beats_unevenly_is_suspected_seldom():
@@ -45,15 +48,15 @@ def test_a_board_that_beats_unevenly_is_suspected_seldom():
 
 
 def test_it_is_forgotten_in_seconds():
-    board = WatchedBoard("pi-0")
+    board = WatchedBoard("pi-0", TIMING)
     board.alive = True
     board.heard(0.0)
     board.heard(3.0)
-    assert board.suspected_s > SUSPECT_S
+    assert board.suspected_s > TIMING.suspect_s
     for number in range(10):
         board.heard(4.0 + number)
 
-    assert board.suspected_s == SUSPECT_S
+    assert board.suspected_s == TIMING.suspect_s
 
 
 def test_what_is_suspected_is_so_before_it_is_lost():
@@ -61,17 +64,17 @@ def test_what_is_suspected_is_so_before_it_is_lost():
     for _ in range(50):
         gaps.take(10.0)
         gaps.take(0.0)
-    board = WatchedBoard("pi-0")
+    board = WatchedBoard("pi-0", TIMING)
     board.gaps = gaps
 
-    assert gaps.late_s > SILENCE_S == board.suspected_s
+    assert gaps.late_s > TIMING.silence_s == board.suspected_s
 
 
 def test_how_long_it_was_gone_is_no_gap():
-    board = WatchedBoard("pi-0")
+    board = WatchedBoard("pi-0", TIMING)
     board.heard(0.0)
     board.heard(500.0)  # not alive meanwhile
     board.alive = True
     board.heard(501.0)
 
-    assert board.suspected_s == SUSPECT_S
+    assert board.suspected_s == TIMING.suspect_s

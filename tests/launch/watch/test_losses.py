@@ -6,10 +6,13 @@ from types import SimpleNamespace
 import pytest
 
 from launch.watch import losses
-from launch.watch.boards import SILENCE_S, WatchedBoard, states
+from launch.watch.boards import WatchedBoard, states
 from launch.watch.losses import LossWatch, RanksLostError
 from launch.watch.ranks import RankJob
 from launch.watch.site import Site
+from launch.watch.timing import Timing
+
+TIMING = Timing()
 
 
 class Clock:
@@ -28,7 +31,7 @@ def clock(monkeypatch):
 
 
 def board(name, *ranks, kills=0):
-    found = WatchedBoard(name)
+    found = WatchedBoard(name, TIMING)
     found.alive, found.seen_at = True, time.monotonic()
     found.facts = {"ranks": list(ranks), "oom_kills": kills}
     return found
@@ -41,69 +44,74 @@ def a_rank(rank, state="S", cpu_s=1.0):
 def watching():
     boards = {"pi-0": board("pi-0", a_rank(0)), "pi-1": board("pi-1", a_rank(1))}
     job = SimpleNamespace(number=7, boards=("pi-0", "pi-1"), code=None, signalled=lambda: None)
-    watch = LossWatch(job, boards, 1.0)
+    watch = LossWatch(job, boards, 1.0, TIMING)
     watch.look(ready=True)
     return watch, boards, job
 
 
-def test_a_silent_board_is_named(clock):
+def test_a_silent_board_is_named(clock, kept):
     watch, boards, _ = watching()
     boards["pi-1"].alive = False
     boards["pi-1"].seen_at -= 5
 
-    with pytest.raises(RanksLostError, match="pi-1 has been silent for 5 s") as caught:
+    with pytest.raises(RanksLostError) as caught:
         watch.look(ready=True)
+    kept(caught.value)
     assert caught.value.board == "pi-1"
 
 
 @pytest.mark.parametrize("state", [None, "Z"])
-def test_a_rank_that_has_ended_is_named_once_mpirun_had_time_to_say_why(clock, state):
+def test_a_rank_that_has_ended_is_named_once_mpirun_had_time_to_say_why(clock, state, kept):
     watch, boards, job = watching()
     boards["pi-1"].facts["ranks"] = [] if state is None else [a_rank(1, state)]
     watch.look(ready=True)
-    clock.now += losses.GONE_S + 0.1
+    clock.now += TIMING.gone_s + 0.1
     job.signalled = lambda: "rank 1 on pi-1 was ended by signal 9 (SIGKILL)"
 
-    with pytest.raises(RanksLostError, match=r"rank 1 on pi-1 was ended by signal 9 \(SIGKILL\)"):
+    with pytest.raises(RanksLostError) as caught:
         watch.look(ready=True)
+    kept(caught.value)
 
 
-def test_out_of_memory_is_the_reason_where_a_board_counts_such_a_kill(clock):
+def test_out_of_memory_is_the_reason_where_a_board_counts_such_a_kill(clock, kept):
     watch, boards, _ = watching()
     boards["pi-1"].facts = {"ranks": [], "oom_kills": 1}
     watch.look(ready=True)
-    clock.now += losses.GONE_S + 0.1
+    clock.now += TIMING.gone_s + 0.1
 
-    with pytest.raises(RanksLostError, match="rank 1 on pi-1 has ended: pi-1 is out of memory"):
+    with pytest.raises(RanksLostError) as caught:
         watch.look(ready=True)
+    kept(caught.value)
 
 
-def test_a_rank_that_is_still_for_a_moment_is_no_loss(clock):
+def test_a_rank_that_is_still_for_a_moment_is_no_loss(clock, kept):
     watch, boards, _ = watching()
     boards["pi-0"].facts["ranks"] = [a_rank(0, "T")]
     watch.look(ready=True)
-    clock.now += SILENCE_S - 0.1
+    clock.now += TIMING.silence_s - 0.1
     watch.look(ready=True)
     boards["pi-0"].facts["ranks"] = [a_rank(0)]
     watch.look(ready=True)
     boards["pi-0"].facts["ranks"] = [a_rank(0, "T")]
     watch.look(ready=True)
-    clock.now += SILENCE_S + 0.1
+    clock.now += TIMING.silence_s + 0.1
 
-    with pytest.raises(RanksLostError, match="rank 0 on pi-0 has stood still for 4 s"):
+    with pytest.raises(RanksLostError) as caught:
         watch.look(ready=True)
+    kept(caught.value)
 
 
-def test_rank_0_may_be_silent_as_long_as_ranks_compute(clock):
+def test_rank_0_may_be_silent_as_long_as_ranks_compute(clock, kept):
     watch, boards, _ = watching()
     for asked_s in range(1, 60):
         clock.now += 1
         boards["pi-1"].facts["ranks"] = [a_rank(1, "R", cpu_s=1.0 + asked_s)]
         watch.look(ready=True, asked_s=float(asked_s))
-    clock.now += SILENCE_S + 1
+    clock.now += TIMING.silence_s + 1
 
-    with pytest.raises(RanksLostError, match="rank 0 has said nothing for 65 s, and no rank computes"):
+    with pytest.raises(RanksLostError) as caught:
         watch.look(ready=True, asked_s=65.0)
+    kept(caught.value)
 
 
 def test_the_page_sees_a_rank_on_its_board_alone():
