@@ -16,6 +16,7 @@ import pytest
 from launch.lab.lab import plan_lab
 from launch.lab.up import scaled
 from solver.cluster.cluster import read_cluster
+from tests.kit.clusters import cluster_text
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -98,12 +99,9 @@ def own(word):
 
 
 def write_cluster(path, gflops, mbps, memory_gib, links=""):
-    devices = [
-        f'[[device]]\nname = "pi-{rank}"\ngflops = {speed}\nmemory_gib = {memory_gib}\n'
-        for rank, speed in enumerate(gflops)
-    ]
-    network = f"[network]\nbandwidth_mbps = {mbps}\nlatency_us = 200\n"
-    path.write_text("\n".join(['format = "hepti-cluster/1"', *devices, network, links]))
+    devices = [f"gflops = {speed}\nmemory_gib = {memory_gib}" for speed in gflops]
+    network = f"bandwidth_mbps = {mbps}\nlatency_us = 200"
+    path.write_text(cluster_text(*devices, network=network, links=links))
     return path
 
 

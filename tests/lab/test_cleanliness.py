@@ -165,7 +165,7 @@ def test_a_run_that_has_lost_a_host_ends_when_told(small):
             small.lab("mend", "pi-1")
 
 
-def test_an_mpirun_that_runs_nothing_and_does_not_end_is_ended(small, tmp_path, monkeypatch, capfd):
+def test_an_mpirun_that_runs_nothing_and_does_not_end_is_ended(small, tmp_path, monkeypatch, capfd, kept):
     """As it does where programs end as soon as they have begun."""
     waits = tmp_path / "mpirun"
     waits.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(1000)\n")
@@ -175,7 +175,7 @@ def test_an_mpirun_that_runs_nothing_and_does_not_end_is_ended(small, tmp_path, 
 
     assert lab_run.run(load_lab(small.name), 2, ["hostname"]) == 1
 
-    assert capfd.readouterr().err == "mpirun has run nothing for 2 s, and does not end: ended\n"
+    kept(capfd.readouterr().err)
     assert processes(small) == set()
 
 
@@ -183,7 +183,7 @@ def test_a_program_that_is_not_there_is_one_line(small):
     done = small.launch("lab", "run", small.name, "--", "nosuchprog")
 
     assert done.returncode == 2
-    assert done.stderr.endswith(f"there is no program nosuchprog, which the hosts of {small.name} are to run\n")
+    assert done.stderr.count("there is no program nosuchprog") == 1
 
 
 def test_down_clears_away_what_a_crash_left(tmp_path):

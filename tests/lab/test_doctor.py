@@ -50,6 +50,8 @@ def planting(lab):
         planted.mend()
 
 
+RECORDED = pytest.mark.thorough("tests/launch/doctor finds it in recorded answers")
+
 # A look takes ten seconds: in each several hosts have a fault of their own.
 
 
@@ -192,10 +194,12 @@ def models(tmp_path_factory):
     return paths
 
 
+@RECORDED
 def test_a_healthy_lab_has_no_findings(doctor, models):
     assert doctor("--model", models[0]) == (0, {})
 
 
+@pytest.mark.thorough("every run over ssh needs it")
 def test_mpirun_works_over_ssh_without_any_flag(lab, tmp_path):
     """As the README says it: hostfile, ssh, nothing else."""
     path = tmp_path / "pis"
@@ -208,6 +212,7 @@ def test_mpirun_works_over_ssh_without_any_flag(lab, tmp_path):
     assert sorted(done.stdout.split()) == ["pi-0", "pi-1", "pi-2", "pi-3"]
 
 
+@RECORDED
 def test_no_ssh_to_a_host_is_found(keys):
     problems = of("pi-3", keys)
 
@@ -216,11 +221,13 @@ def test_no_ssh_to_a_host_is_found(keys):
     assert not of("pi-0", keys)
 
 
+@RECORDED
 def test_no_ssh_between_two_workers_is_found(keys):
     assert of("pi-1", keys).keys() == of("pi-2", keys).keys() == {"ssh between hosts"}
     assert "cannot ssh to pi-2" in of("pi-1", keys)["ssh between hosts"]
 
 
+@RECORDED
 def test_another_python_is_found(software):
     version = other_python()[1]
     if version is None:
@@ -230,32 +237,24 @@ def test_another_python_is_found(software):
     assert not of("pi-0", software)
 
 
+@RECORDED
 def test_another_package_version_is_found(software):
     assert of("pi-2", software) == {"package": f"numpy is 1.19.5, on pi-0 {metadata.version('numpy')}"}
 
 
-def test_an_interpreter_elsewhere_is_found(boards):
-    problems = of("pi-3", boards)
-
-    assert problems.keys() == {"interpreter"}
-    assert "No such file" in problems["interpreter"]
-
-
+@RECORDED
 @pytest.mark.parametrize("host", ["pi-1", "pi-2", "pi-3"])
 def test_two_ranks_on_a_host_are_found(host, slots):
     """Two slots, as many as there are cores, two lines."""
     assert of(host, slots).keys() == {"slots"}
 
 
+@RECORDED
 def test_binding_to_one_core_is_found(software):
     assert of("pi-3", software).keys() == {"binding"}
 
 
-def test_too_little_memory_is_found(boards):
-    assert of("pi-2", boards).keys() == {"memory"}
-    assert not of("pi-0", boards)
-
-
+@RECORDED
 def test_other_weights_are_found(weights):
     problems = of("pi-1", weights)
 
@@ -263,19 +262,24 @@ def test_other_weights_are_found(weights):
     assert "most hosts have" in problems["weights"]
 
 
+@RECORDED
 def test_missing_weights_are_found(weights):
     assert of("pi-3", weights).keys() == {"weights"}
     assert not of("pi-0", weights)
     assert not of("pi-2", weights)
 
 
-def test_a_dead_interface_is_found(boards):
-    problems = of("pi-1", boards)
+def test_what_is_wrong_is_found_on_its_board_and_nothing_on_another(boards):
+    """Another Python's place, too little memory, a dead interface: over real ssh, of a look at all of them at once."""
+    dead, short, bare = (of(host, boards) for host in ("pi-1", "pi-2", "pi-3"))
 
-    assert problems.keys() == {"interface"}
-    assert "wlan0 (192.168.77.2) is up, but its cable is not" in problems["interface"]
+    assert (dead.keys(), short.keys(), bare.keys()) == ({"interface"}, {"memory"}, {"interpreter"})
+    assert "wlan0 (192.168.77.2)" in dead["interface"]
+    assert "No such file" in bare["interpreter"]
+    assert not of("pi-0", boards)
 
 
+@pytest.mark.thorough("it takes a look of its own")
 def test_a_right_hostfile_is_written(lab, tmp_path):
     """From a wrong one, the hosts tried."""
     wrong, right = tmp_path / "wrong", tmp_path / "right"
@@ -286,6 +290,7 @@ def test_a_right_hostfile_is_written(lab, tmp_path):
     assert right.read_text() == "pi-0 slots=1\npi-1 slots=1\npi-2 slots=1\n"
 
 
+@pytest.mark.thorough("it takes a look of its own")
 def test_a_hostfile_with_a_host_that_does_not_answer_is_not_written(lab, tmp_path):
     right = tmp_path / "right"
     done = lab.on("pi-0", sys.executable, "-m", "launch", "hostfile", "pi-0", "pi-9", "--out", right)

@@ -14,7 +14,7 @@ from launch.doctor.findings import HostAnswer, examine
 from launch.lab import command as lab_command
 from launch.lab.lab import plan_lab
 from solver.cluster.named import find_cluster
-from tests.kit import narrow
+from tests.kit import narrow, stages
 from tests.kit.chains import chain
 from tests.launch.bench import test_network_papers, test_offload, test_paper
 from tests.launch.compare import test_compare, test_networks
@@ -61,10 +61,10 @@ def test_a_lab(capsys, monkeypatch):
 
 def test_a_comparison_and_one_of_networks(capsys, tmp_path):
     (tmp_path / "a").mkdir()
-    print_comparison(test_compare.compared(test_compare.Pretended(fails=("torch",)), tmp_path / "a")[0])
+    print_comparison(test_compare.compared(stages.Pretended(fails=("torch",)), tmp_path / "a")[0])
     check("bench compare", capsys)
     (tmp_path / "b").mkdir()
-    print_comparison(test_networks.compared(test_networks.Pretended(), tmp_path / "b"))
+    print_comparison(test_networks.compared(stages.PretendedNetworks(), tmp_path / "b"))
     check("bench compare, network", capsys)
 
 

@@ -35,14 +35,16 @@ def test_what_is_no_answer_is_shown_with_who_gave_it(output, complaint):
     assert str(raised.value) == complaint
 
 
-def test_a_file_that_is_missing_or_cut_off_is_named(tmp_path):
+def test_a_file_that_is_missing_or_cut_off_is_named(tmp_path, kept):
     path = tmp_path / "report.json"
-    with pytest.raises(HeptiError, match=r"hepti_mpi left no readable .*report\.json: No such file"):
+    with pytest.raises(HeptiError) as caught:
         written(path, "hepti_mpi")
+    kept(caught.value)
 
     path.write_text('{"replans": [')
-    with pytest.raises(HeptiError, match=r"hepti_mpi left a report\.json that is no JSON: "):
+    with pytest.raises(HeptiError) as caught:
         written(path, "hepti_mpi")
+    kept(caught.value)
 
 
 @pytest.fixture
@@ -56,22 +58,22 @@ def said(monkeypatch):
     return answer
 
 
-def test_a_broken_probe_is_a_finding_on_its_host(said):
+def test_a_broken_probe_is_a_finding_on_its_host(said, kept):
     said("hello\nhepti-doctor\nmpirun (Open MPI) 5.0.11\n/bin/prted\nsegmentation fault\n")
 
     (finding,) = examine([doctor_ask.ask("pi-1", "/venv/bin/python", "agent", "")])
 
     assert (finding.host, finding.check) == ("pi-1", "interpreter")
-    assert finding.problem == "/venv/bin/python answered 'segmentation fault', not a JSON object"
+    kept(finding.problem)
 
 
-def test_a_broken_look_at_the_weights_is_the_models_error(said):
+def test_a_broken_look_at_the_weights_is_the_models_error(said, kept):
     said('hepti-doctor\nmpirun\nprted\n{"python": "3.11.7"}\n', '{"backend": "numpy"}\n', "what?\n")
 
     answer = doctor_ask.ask("pi-1", "python", "agent", "m.h5")
 
     assert answer.facts == {"python": "3.11.7"}
-    assert answer.model_error == "python -m weights.file.facts answered 'what?', not a JSON object"
+    kept(answer.model_error)
 
 
 @pytest.mark.parametrize("output", ["", "Killed\n"])

@@ -68,9 +68,10 @@ def test_a_lab_at_half_scale_counts_half_the_seconds_of_dllama():
     assert half.prompt_per_s == pytest.approx(2 * whole.prompt_per_s)
 
 
-def test_what_dllama_said_last_stands_in_the_error_where_it_has_no_times():
-    with pytest.raises(HeptiError, match="dllama printed no times: 💿 Loading weights"):
+def test_what_dllama_said_last_stands_in_the_error_where_it_has_no_times(kept):
+    with pytest.raises(HeptiError) as caught:
         parse_dllama("💡 Arch: Llama\n💿 Loading weights...\n", 1.0)
+    kept(caught.value)
 
 
 def test_prompts_are_letters_that_end_with_the_first_one_and_begin_differently():
@@ -104,6 +105,7 @@ def test_one_board_is_the_fastest_and_several_are_the_first():
     assert even(lab(24.6, 24.6, 24.6), 3)
 
 
+@pytest.mark.slow("a model of 49 152 words in three formats")
 def test_a_named_model_is_made_once_and_kept_for_all_engines(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = bench_decoder("smollm2-135m", 1, "int4")
@@ -350,9 +352,10 @@ def test_who_fails_is_absent_from_then_on(tmp_path):
     assert left == [2, 1, 1]
 
 
-def test_where_nobody_comes_through_the_last_one_says_why(tmp_path):
-    with pytest.raises(HeptiError, match="nobody came through; dllama: it broke its memory cap"):
+def test_where_nobody_comes_through_the_last_one_says_why(tmp_path, kept):
+    with pytest.raises(HeptiError) as caught:
         contest(tmp_path, lab(24.6), Rival("dllama", 1, Pretender("a", [], None)))
+    kept(caught.value)
 
 
 @pytest.fixture
@@ -372,19 +375,11 @@ def report(tmp_path):
     return {**facts, "runs": 2, "results": results(hosts, rivals), "absent": absent}
 
 
-def test_a_person_sees_tokens_prompts_and_ratios_in_eighty_columns(report, capsys):
+def test_a_person_sees_tokens_prompts_and_ratios_in_eighty_columns(report, capsys, kept):
     print_tables(report)
 
     text = capsys.readouterr().out
-    lines = [" ".join(line.replace("│", "").split()) for line in text.splitlines()]
-    assert "llama-3.2-1b int4, 16 layers, 64 + 32 tokens, context 128 on decode, 940 Mbps; tokens" in " ".join(lines)
-    assert "hepti int8 2 9.52 9.30-9.76 8.00 2" in lines
-    assert "dllama blocks 2 3.81 3.72-3.90 - 2" in lines
-    assert "hepti int8 2 610.9 1.05 1.02-1.08 2.00" in lines
-    assert "dllama 1 4.00 (4.00-4.00) 4.00 (4.00-4.00) -" in lines
-    assert "dllama blocks 2 2.50 (2.50-2.50) 2.50 (2.50-2.50) 52.5" in lines
-    assert "dllama 3 runs on 1, 2, 4, … boards" in lines
-    assert "Medians and quartiles of 2 of 5 rounds, ratios within a round." in lines
+    kept(text)
     tables = [line for line in text.splitlines() if line.startswith(("┃", "│"))]
     assert max(map(len, tables)) <= 80
 
@@ -427,13 +422,12 @@ def test_what_is_wrong_is_said_before_anything_is_measured(words, complaint, mon
     assert complaint in capsys.readouterr().err
 
 
-def test_dllama_takes_part_on_powers_of_two_up_to_its_key_heads():
+def test_dllama_takes_part_on_powers_of_two_up_to_its_key_heads(kept):
     hosts = lab(*[24.6] * 6)
     few = replace(MODEL, model=named_decoder("smollm2-135m"))
 
     found, absent = decode_command._peers(hosts, few, {"dllama": Path("d")}, {"dllama": Path("m.m")}, (1, 2, 3, 4))
 
     assert [(rival.boards, rival.facts["mode"]) for rival in found] == [(1, ""), (2, "spins"), (2, "blocks")]
-    assert [(row["devices"], row["why"]) for row in absent] == [
-        (count, "runs on 1, 2, 4, … boards, at most 3 key and value heads") for count in (3, 4)
-    ]
+    assert [row["devices"] for row in absent] == [3, 4]
+    kept("\n".join(row["why"] for row in absent))

@@ -24,7 +24,9 @@ from launch.compare.model import BenchNetwork
 from solver.base.errors import HeptiError
 from tests.kit import inside
 from tests.kit.chains import boards, chain
-from tests.launch.compare.test_networks import CONTEST, NET, Pretended
+from tests.kit.stages import NET
+from tests.kit.stages import PretendedNetworks as Pretended
+from tests.launch.compare.test_networks import CONTEST
 
 SMALL = chain(("conv", 64), ("conv", 64), size=24)
 
@@ -48,8 +50,13 @@ def measured(folder, fails=()):
     return found, limits, kept
 
 
-def test_every_point_is_a_comparison_of_splits_with_one_board(tmp_path):
-    found, limits, kept = measured(tmp_path)
+@pytest.fixture(scope="module")
+def all_found(tmp_path_factory):
+    return measured(tmp_path_factory.mktemp("edgeld"))
+
+
+def test_every_point_is_a_comparison_of_splits_with_one_board(all_found):
+    found, limits, kept = all_found
 
     assert limits == [("pi4x4", mbps, hosts, None) for mbps in (1000.0, 100.0) for hosts in (2, 3, 4)]
     assert len(kept) == len(edgeld_points()) == 6
@@ -99,8 +106,8 @@ def test_assumed_devices_declare_what_they_draw():
     assert all(device.compute_watts and device.transmit_watts for device in assumed_cluster().devices)
 
 
-def test_tables_and_pictures_are_of_what_was_asked_for(tmp_path, capsys):
-    found, *_ = measured(tmp_path)
+def test_tables_and_pictures_are_of_what_was_asked_for(all_found, tmp_path, capsys):
+    found, *_ = all_found
     energy = [energy_curve(SMALL, "its devices", assumed_cluster())]
     print_network_tables({}, 1, 2)
     assert capsys.readouterr().out == ""
@@ -109,7 +116,7 @@ def test_tables_and_pictures_are_of_what_was_asked_for(tmp_path, capsys):
     assert "chain by CoEdge on its devices" in shown
     assert "boards" not in shown
     print_network_tables(found, 1, 2)
-    assert "1 round of 2 requests: times as fast as one board" in capsys.readouterr().out
+    assert "1 round of 2 requests" in capsys.readouterr().out
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     draw_network_pictures({**found, "energy": energy}, tmp_path)
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["paper-coedge-energy.png", "paper-edgeld.png"]

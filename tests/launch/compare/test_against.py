@@ -20,7 +20,8 @@ from solver.base.errors import HeptiError
 from solver.plan.file import plan_to_json
 from solver.systems import make_plan
 from tests.kit import inside
-from tests.launch.compare.test_compare import CONTEST, KEYS, SPEC, Pretended
+from tests.kit.stages import Pretended
+from tests.launch.compare.test_compare import CONTEST, KEYS, SPEC
 
 PLANNER = """import sys
 from pathlib import Path
@@ -128,12 +129,11 @@ def test_ratios_are_of_the_medians_of_every_round(tmp_path, other):
     assert (hepti["backend"], hepti["precision"], hepti["wire"]) == ("onnxruntime", "float32", "float32")
 
 
-def test_the_tables_tell_the_versions_apart(tmp_path, other):
+def test_the_tables_tell_the_versions_apart(tmp_path, other, kept):
     text = comparison_markdown(compared(BothVersions(), tmp_path, other))
 
     assert text.count("| hepti | onnxruntime this | ") == text.count("| hepti | onnxruntime against | ") == 2
-    assert "2 rounds of 2 requests: this / against, below 1 where this is faster**" in text
-    assert "| hepti | onnxruntime | 0.827 | 0.670-0.984 |" in text
+    kept(text[text.index("this / against") : text.index("\nthis: ")])
     assert f". against: {other}. Medians" in text
 
 
@@ -161,20 +161,21 @@ def test_a_host_that_would_run_other_code_is_named(other):
         check_hosts(stage, other)
 
 
-def test_a_host_without_the_folder_is_named():
-    with pytest.raises(HeptiError, match=r"^pi-0 cannot run the code of /nowhere: .*No such file or directory"):
+def test_a_host_without_the_folder_is_named(kept):
+    with pytest.raises(HeptiError) as caught:
         check_hosts(BothVersions().stage, Path("/nowhere"))
+    kept(caught.value)
 
 
 @pytest.mark.parametrize("missing", ["hepti_mpi", "solver", "weights"])
-def test_what_is_no_checkout_is_refused_before_anything_starts(missing, other, monkeypatch):
+def test_what_is_no_checkout_is_refused_before_anything_starts(missing, other, monkeypatch, kept):
     (other / missing / "__main__.py").unlink()
     monkeypatch.setattr(compare_command, "_stage", lambda _: pytest.fail("something was started"))
     done = inside.run(main, "bench", "compare", "--against", other)
 
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
-    assert f"--against: {other} is no checkout of Hepti: there is no {missing}/__main__.py" in done.stderr
+    kept(done.stderr)
 
 
 def test_the_command_line_takes_a_folder_from_here(tmp_path, other, monkeypatch):

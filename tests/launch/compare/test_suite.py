@@ -71,7 +71,7 @@ def test_an_empty_folder_of_the_persons_stays(tmp_path):
     assert tmp_path.exists()
 
 
-def test_a_full_disk_leaves_the_rounds_before(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_the_rounds_before(tmp_path, monkeypatch, kept):
     path = tmp_path / "results.json"
     suite.write_text(path, "two rounds")
 
@@ -79,9 +79,11 @@ def test_a_full_disk_leaves_the_rounds_before(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("pathlib.Path.write_text", full)
-    with pytest.raises(HeptiError, match=r"cannot write .*results\.json: No space left on device"):
+    with pytest.raises(HeptiError) as caught:
         suite.write_text(path, "three rounds")
+    monkeypatch.undo()
 
+    kept(caught.value)
     assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
     assert path.read_text() == "two rounds"
 
@@ -99,7 +101,7 @@ def test_the_tables_are_shown_before_the_files_are_written(bench, tmp_path, caps
     assert capsys.readouterr().out == "the table\n"
 
 
-def test_a_shift_of_no_requests_is_refused(bench, capsys):
+def test_a_shift_of_no_requests_is_refused(bench, capsys, kept):
     assert bench("shift", "--model", "m.h5", "--requests", "0") == 2
 
-    assert capsys.readouterr().err == "python -m launch bench: --requests is 0, must be at least 1\n"
+    kept(capsys.readouterr().err)

@@ -98,11 +98,11 @@ def test_unreached_hosts_and_missing_interpreters_are_told_apart():
     assert "No such file" in second.problem
 
 
-def test_another_mpi_and_a_missing_daemon_are_found():
+def test_another_mpi_and_a_missing_daemon_are_found(kept):
     other = replace(answer("pi-1"), mpi="mpirun (Open MPI) 4.1.4", daemon="")
     version, daemon = examine([answer("pi-0"), other])
 
-    assert "mpirun is mpirun (Open MPI) 4.1.4, on pi-0 mpirun (Open MPI) 5.0.11" in version.problem
+    kept(version.problem)
     assert "prted is not on the PATH" in daemon.problem
 
 
@@ -160,26 +160,26 @@ def test_two_common_networks_ask_for_a_choice():
     assert "btl_tcp_if_include 10.0.0.0/24" in finding.mend
 
 
-def test_hosts_without_a_common_network_cannot_work():
+def test_hosts_without_a_common_network_cannot_work(kept):
     apart = answer("pi-1", interfaces=[{"name": "eth0", "running": True, "address": "10.7.0.2", "prefix": 24}])
     (finding,) = examine([answer("pi-0"), apart])
 
-    assert "no network that all hosts are on (pi-0: 10.0.0.0/24; pi-1: 10.7.0.0/24)" in finding.problem
+    kept(finding.problem)
 
 
-def test_weights_are_compared_with_most_hosts():
+def test_weights_are_compared_with_most_hosts(kept):
     answers = [replace(answer(f"pi-{rank}"), fingerprint=word, model_bytes=GIB) for rank, word in enumerate("aba")]
     (finding,) = examine(answers, "m.h5")
 
     assert finding.host == "pi-1"
-    assert "m.h5 has fingerprint b, most hosts have a" in finding.problem
+    kept(finding.problem)
 
 
-def test_a_model_that_all_hosts_together_cannot_hold_is_found():
+def test_a_model_that_all_hosts_together_cannot_hold_is_found(kept):
     answers = [replace(answer(f"pi-{rank}"), fingerprint="a", model_bytes=20 * GIB) for rank in range(3)]
     (finding,) = examine(answers, "m.h5")
 
-    assert "together have 8.56 GiB free for weights, m.h5 has 20.00" in finding.problem
+    kept(finding.problem)
 
 
 def test_hostfiles_that_put_two_ranks_on_a_host_are_found():

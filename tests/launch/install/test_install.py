@@ -111,6 +111,7 @@ def imports(environment, module):
     return done.returncode == 0
 
 
+@pytest.mark.slow("pip installs once")
 def test_a_board_with_nothing_but_python_gets_its_environment(installed, environment):
     board = installed()
 
@@ -122,6 +123,7 @@ def test_a_board_with_nothing_but_python_gets_its_environment(installed, environ
     assert 0 < board.size_bytes < 30e6
 
 
+@pytest.mark.slow("pip installs three times")
 def test_what_is_right_is_not_done_again_and_what_has_changed_is(installed, fetched):
     installed()
 
@@ -130,6 +132,7 @@ def test_what_is_right_is_not_done_again_and_what_has_changed_is(installed, fetc
     assert installed().done == "installed 1 of 2 wheels"
 
 
+@pytest.mark.slow("pip installs once and a half")
 def test_an_installation_that_was_cut_off_goes_on(installed, fetched, environment):
     """One wheel came whole, one in part, and the environment has begun."""
     wheels = Path(f"{environment}.wheels")
@@ -144,6 +147,7 @@ def test_an_installation_that_was_cut_off_goes_on(installed, fetched, environmen
     assert imports(environment, LIBRARY)
 
 
+@pytest.mark.slow("pip installs twice")
 def test_an_environment_of_another_python_is_made_again(installed, environment):
     installed()
     own = environment / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}"
@@ -176,10 +180,10 @@ def test_a_board_that_cannot_be_installed_is_told_why(changes, words):
     assert words in looked_at("pi-1", answer, ENV, (3, 11, 3, 11)).trouble
 
 
-def test_a_board_without_python_is_told_what_to_install():
+def test_a_board_without_python_is_told_what_to_install(kept):
     board = looked_at("pi-1", (0, "hepti-doctor\n", ""), ENV, (3, 11, 3, 11))
 
-    assert board.trouble == "there is no Python: ssh pi-1 sudo apt install python3 python3-venv"
+    kept(board.trouble)
 
 
 def test_a_board_that_ssh_does_not_reach_is_told_as_the_doctor_does():
@@ -281,11 +285,12 @@ def test_another_file_in_its_place_stays(pushed):
     assert model.path.read_text() == "mine"
 
 
-def test_what_is_no_weights_file_is_refused(tmp_path):
+def test_what_is_no_weights_file_is_refused(tmp_path, kept):
     (tmp_path / "m.gguf").write_text("GGUF")
 
-    with pytest.raises(HeptiError, match="is no weights file: make one with hepti convert"):
+    with pytest.raises(HeptiError) as caught:
         read_model(tmp_path / "m.gguf")
+    kept(caught.value)
 
 
 def has_ended(pid):
@@ -313,28 +318,25 @@ def test_ctrl_c_ends_it_in_one_line_and_what_it_has_started(tmp_path):
         assert time.monotonic() < end
 
 
-def test_a_dry_run_prints_commands_and_does_nothing(agent, tmp_path):
+def test_a_dry_run_prints_commands_and_does_nothing(agent, tmp_path, kept):
     words = ("install", "--hosts", "pi-1,pi-2", "--agent", agent, "--dry-run")
 
     done = run(sys.executable, "-m", "launch", *words, XDG_CACHE_HOME=str(tmp_path))
 
     assert done.returncode == 0, done.stderr
     # The agent leads to this machine, whose own environment lies there.
-    assert done.stdout.splitlines() == [
-        "# pi-1: shares the folder of this machine: nothing to do",
-        "# pi-2: shares the folder of this machine: nothing to do",
-        f"hepti doctor --hosts pi-1,pi-2 --agent {agent}",
-    ]
+    kept(done.stdout.replace(str(agent), "AGENT"))
 
 
-def test_a_machine_that_does_not_reach_an_index_says_so(tmp_path, monkeypatch):
+def test_a_machine_that_does_not_reach_an_index_says_so(tmp_path, monkeypatch, kept):
     monkeypatch.setenv("PIP_INDEX_URL", "https://index.invalid/simple")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
     monkeypatch.setenv("PIP_RETRIES", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_CACHE_DIR", str(tmp_path / "cache"))
 
-    with pytest.raises(HeptiError, match="cannot fetch wheels: this machine does not reach the package index"):
+    with pytest.raises(HeptiError) as caught:
         asyncio.run(fetch(WheelSet("3.11", "aarch64", "2.36", full=False), tmp_path / "set"))
+    kept(caught.value)
 
     assert not (tmp_path / "set").exists()

@@ -67,7 +67,7 @@ def test_hosts_at_a_scale_have_that_fraction_of_their_quota():
 
 def test_a_scale_that_is_too_large_is_refused_with_one_that_fits():
     speed = 60.0 * core_count()
-    with pytest.raises(HeptiError, match=rf"add up to {speed:.0f} GFLOP/s; at scale 1 .* bring it up at --scale 0.47 "):
+    with pytest.raises(HeptiError, match=rf"{speed:.0f} GFLOP/s.* --scale 0.47 "):
         require_capacity(running(lab_of((speed,)), 30, 1.0))
     require_capacity(running(lab_of((speed,)), 30, 0.47))
 
@@ -76,7 +76,7 @@ def test_hosts_of_the_real_time_class_share_what_the_kernel_gives_out_once():
     """Whichever core they are on, and however many there are."""
     lab = replace(running(lab_of((20, 20)), 30, 1.0), real_time=True)
 
-    with pytest.raises(HeptiError, match=rf"at scale 1 {REAL_TIME_CORES:.0%} of a core of this machine carry 26: "):
+    with pytest.raises(HeptiError, match=rf"{REAL_TIME_CORES:.0%} of a core .* 26: "):
         require_capacity(lab)
     require_capacity(replace(running(lab_of((20, 20)), 30, 0.6), real_time=True))
 
@@ -87,9 +87,10 @@ def test_hosts_are_placed_where_there_is_most_left(monkeypatch):
     assert [host.core for host in placed(lab_of((24.6, 70, 24.6, 10))).hosts] == [1, 0, 1, 1]
 
 
-def test_a_host_that_would_get_nothing_is_named():
-    with pytest.raises(HeptiError, match=r"at scale 0.01 host pi-1 gets 0.01% of a core, the kernel gives 0.1%"):
+def test_a_host_that_would_get_nothing_is_named(kept):
+    with pytest.raises(HeptiError) as caught:
         require_capacity(running(lab_of((50, 0.5)), 50, 0.01))
+    kept(caught.value)
 
 
 def test_memory_caps_above_the_machines_memory_are_a_note():
@@ -103,7 +104,7 @@ def test_memory_caps_above_the_machines_memory_are_a_note():
 def test_a_core_speed_that_is_none_is_refused(told, monkeypatch):
     monkeypatch.setenv("HEPTI_LAB_CORE_GFLOPS", told)
 
-    with pytest.raises(HeptiError, match=f"HEPTI_LAB_CORE_GFLOPS is '{told}', a number of GFLOP/s above zero"):
+    with pytest.raises(HeptiError, match=f"HEPTI_LAB_CORE_GFLOPS is '{told}'"):
         told_core_speed()
 
 

@@ -57,9 +57,10 @@ def test_ready_clusters_differ_in_network_and_memory():
     assert find_cluster("tight4").devices[0].memory_bytes == round(0.6 * GIB)
 
 
-def test_an_unknown_cluster_is_answered_with_the_nearest():
-    with pytest.raises(HeptiError, match=r"no cluster file mixd4 \(did you mean mixed4\?"):
+def test_an_unknown_cluster_is_answered_with_the_nearest(kept):
+    with pytest.raises(HeptiError) as caught:
         find_cluster("mixd4")
+    kept(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -82,21 +83,22 @@ def test_device_names_must_be_host_names(name):
         plan_lab("lab", cluster((name, "pi-1")))
 
 
-def test_every_device_becomes_a_host_with_an_address():
+def test_every_device_becomes_a_host_with_an_address(kept):
     lab = plan_lab("lab", cluster())
 
     assert [(host.name, host.address) for host in lab.hosts] == [
         ("pi-0", "10.83.0.1"), ("pi-1", "10.83.0.2"), ("pi-2", "10.83.0.3"),
     ]  # fmt: skip
-    assert hosts_text(lab) == "127.0.0.1 localhost\n10.83.0.1 pi-0\n10.83.0.2 pi-1\n10.83.0.3 pi-2\n"
+    kept(hosts_text(lab))
 
 
-def test_a_lab_has_room_for_253_hosts():
-    with pytest.raises(HeptiError, match="254 devices, a lab has room for 253"):
+def test_a_lab_has_room_for_253_hosts(kept):
+    with pytest.raises(HeptiError) as caught:
         plan_lab("lab", cluster([f"pi-{number}" for number in range(254)]))
+    kept(caught.value)
 
 
-def test_the_state_file_gives_the_same_lab_back(tmp_path, monkeypatch):
+def test_the_state_file_gives_the_same_lab_back(tmp_path, monkeypatch, kept):
     monkeypatch.setattr(labs, "RUNTIME", tmp_path)
     pair = {frozenset(("pi-0", "pi-2")): Link(240e6 / 8, 2e-4)}
     lab = calibrated(plan_lab("lab", cluster(links=pair)))
@@ -105,8 +107,9 @@ def test_the_state_file_gives_the_same_lab_back(tmp_path, monkeypatch):
 
     assert load_lab("lab") == lab
     assert load_lab(None) == lab
-    with pytest.raises(HeptiError, match=r"lab labb is not up \(did you mean lab\?\)"):
+    with pytest.raises(HeptiError) as caught:
         load_lab("labb")
+    kept(caught.value)
 
 
 def test_without_a_name_there_must_be_one_lab(tmp_path, monkeypatch):
@@ -298,7 +301,7 @@ def test_down_never_leaves_its_own_folder(name):
         down(name)
 
 
-def test_down_says_that_there_was_no_such_lab(tmp_path, monkeypatch):
+def test_down_says_that_there_was_no_such_lab(tmp_path, monkeypatch, kept):
     """With code 2, as other commands do; what a crash left is no lab, and its removal is no error."""
     monkeypatch.setattr(labs, "RUNTIME", tmp_path)
     monkeypatch.setattr(lab_up, "require_tools", lambda: None)
@@ -309,17 +312,18 @@ def test_down_says_that_there_was_no_such_lab(tmp_path, monkeypatch):
     done, left = inside.run(main, "lab", "down", "nope"), inside.run(main, "lab", "down", "pi4x4")
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("lab nope is not up (known: mixed4)\n")
+    kept(done.stderr)
     assert (left.returncode, left.stdout) == (0, "lab pi4x4 is down\n")
 
 
-def test_a_damaged_state_file_is_named(tmp_path, monkeypatch):
+def test_a_damaged_state_file_is_named(tmp_path, monkeypatch, kept):
     monkeypatch.setattr(labs, "RUNTIME", tmp_path)
     (tmp_path / "lab").mkdir()
     (tmp_path / "lab" / "lab.json").write_text('{"name": "la')
 
-    with pytest.raises(HeptiError, match=r"lab lab left a lab\.json that is no JSON"):
+    with pytest.raises(HeptiError) as caught:
         load_lab("lab")
+    kept(caught.value)
 
 
 def test_a_lab_for_a_block_says_its_notes_and_goes_with_the_block_however_that_ends(monkeypatch, capsys):
@@ -369,11 +373,11 @@ def test_without_sshd_there_is_nothing_to_boot_and_no_disk_to_fill(what):
     lab = plan_lab("lab", cluster())
     do = {"boot": lab_up.boot_host, "fill": lab_up.limit_disk}[what]
 
-    with pytest.raises(HeptiError, match=f"lab lab has no sshd and no disks, nothing to {what}: .*lab up --ssh"):
+    with pytest.raises(HeptiError, match=f"nothing to {what}: .*lab up --ssh"):
         do(lab, lab.hosts[0])
 
 
-def test_a_lab_that_is_ended_while_it_is_looked_at_is_said_to_be(monkeypatch, tmp_path):
+def test_a_lab_that_is_ended_while_it_is_looked_at_is_said_to_be(monkeypatch, tmp_path, kept):
     """Its state is there, the cgroups of its last host are gone."""
     lab, cgroups = plan_lab("lab", cluster()), Cgroups(tmp_path, tmp_path, 2, 2)
     for host in lab.hosts[:2]:
@@ -384,5 +388,6 @@ def test_a_lab_that_is_ended_while_it_is_looked_at_is_said_to_be(monkeypatch, tm
     monkeypatch.setattr(lab_up, "machine_cgroups", lambda: cgroups)
 
     assert lab_up.usage(dataclasses.replace(lab, hosts=lab.hosts[:2])) == [{"processes": 2, "memory_used_gib": 1.0}] * 2
-    with pytest.raises(HeptiError, match="lab lab has lost pi-2; it is being ended, or was: lab down lab removes"):
+    with pytest.raises(HeptiError) as caught:
         lab_up.usage(lab)
+    kept(caught.value)

@@ -122,10 +122,11 @@ def test_kills_are_counted_where_the_kernel_counts_them():
 
 
 @pytest.mark.parametrize(("ranks", "who"), [(4, "rank 3"), (8, "rank 3 or 7")])
-def test_a_killed_rank_is_named(ranks, who):
+def test_a_killed_rank_is_named(ranks, who, kept):
     host = Host("pi-3", "10.83.0.4", 1e10, 1e8, GIB)
 
-    assert killed_line(host, 3, 4, ranks) == f"{who} on pi-3 was killed: it broke its memory cap of 1.00 GiB"
+    assert killed_line(host, 3, 4, ranks).startswith(f"{who} on pi-3 ")
+    kept(killed_line(host, 3, 4, ranks))
 
 
 def test_what_is_left_of_the_real_time_class_is_less_what_labs_have(tmp_path):

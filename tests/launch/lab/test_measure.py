@@ -27,9 +27,10 @@ def test_one_slow_window_does_not_count():
     assert found.flop_per_s == pytest.approx(FLOP / 0.025)
 
 
-def test_a_host_that_is_too_slow_is_refused():
-    with pytest.raises(HeptiError, match="only 1 products in a round, 6 are needed"):
+def test_a_host_that_is_too_slow_is_refused(kept):
+    with pytest.raises(HeptiError) as caught:
         summary([(1.0, 0.01)], 1.0)
+    kept(caught.value)
 
 
 def test_at_a_scale_seconds_are_the_labs():
@@ -44,7 +45,7 @@ def test_at_a_scale_seconds_are_the_labs():
 def test_a_probe_that_says_anything_else_is_refused_with_its_words():
     probes = _Probes([["bash", "-c", "echo Killed; cat"]])
 
-    with pytest.raises(HeptiError, match="a measuring program on a host said 'Killed', not JSON"), probes:
+    with pytest.raises(HeptiError, match="'Killed'"), probes:
         pass
     assert probes.processes[0].poll() == -signal.SIGKILL
 

@@ -68,14 +68,15 @@ def test_a_request_without_an_id_gets_one_of_its_own():
 
 
 @pytest.mark.parametrize("ranks", ["are there", "are not there yet"])
-def test_a_full_queue_says_how_many_there_are(ranks):
+def test_a_full_queue_says_how_many_there_are(ranks, kept):
     journal = Journal(1, 2)
     submit(journal, "a", "b", "c")
     if ranks == "are there":
         journal.to_send()
 
-    with pytest.raises(QueueFullError, match="3 open requests: the ranks take 1 at once, 2 may wait"):
+    with pytest.raises(QueueFullError) as caught:
         journal.submit({})
+    kept(caught.value)
 
 
 def test_a_cancelled_request_that_waits_is_never_sent():

@@ -354,19 +354,21 @@ def test_what_exceeds_the_context_is_refused_with_both_numbers(client, service, 
     assert len(service.service.models["tiny"].lines) == before
 
 
-def test_a_text_longer_than_an_encoder_reads_is_refused_with_both_numbers(client):
-    with pytest.raises(openai.BadRequestError, match="input 1 has 42 tokens, the model reads 32") as caught:
+def test_a_text_longer_than_an_encoder_reads_is_refused_with_both_numbers(client, kept):
+    with pytest.raises(openai.BadRequestError) as caught:
         client.embeddings.create(model="mini", input=["the", "the " * 40])
+    kept(caught.value)
 
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_a_text_that_cannot_fit_is_refused_before_it_is_taken_apart(client):
+def test_a_text_that_cannot_fit_is_refused_before_it_is_taken_apart(client, kept):
     """A tokenizer would need gigabytes for it."""
     with pytest.raises(openai.BadRequestError, match=f"100000.. characters, {CONTEXT} tokens are at most") as chat:
         client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "a" * 10_000_000}])
-    with pytest.raises(openai.BadRequestError, match="4000000 characters, 32 tokens are at most 2048") as embedding:
+    with pytest.raises(openai.BadRequestError) as embedding:
         client.embeddings.create(model="mini", input=["the", "the " * 1_000_000])
+    kept(embedding.value)
 
     assert chat.value.code == embedding.value.code == "context_length_exceeded"
 

@@ -47,6 +47,7 @@ POLICY = (
 ANSWER = ("Blue", " light", " is", " scattered", " more", " than", " red", ".")
 LLAMA = a_model("llama-3.2-1b", "decoder", DECODER_PLAN)
 
+IN_FULL = pytest.mark.thorough("of some twenty pages in Chromium four show that there is no error")
 needs_chromium = pytest.mark.skipif(
     shutil.which(NAME) is None, reason=f"{NAME} is missing: apt-get install {NAME} (the .ci/run of this tree does)"
 )
@@ -216,7 +217,7 @@ def test_the_page_is_small_and_needs_nothing_but_its_own_files():
 
 
 @needs_chromium
-def test_the_boards_show_their_shares_and_how_they_are(page, service):
+def test_the_boards_show_their_shares_and_how_they_are(page, service, kept):
     page.open(service.url)
     page.shows("#connection", "Live")
 
@@ -235,12 +236,13 @@ def test_the_boards_show_their_shares_and_how_they_are(page, service):
     assert page.text("#sum-boards") == "4 alive"
     assert page.text("#sum-models") == "1 of 1 ready"
     bars = page.js("[...document.querySelectorAll('.bar')].map((bar) => bar.getAttribute('aria-label'))")
-    assert bars[0] == "heads: pi-0 5 of 32 heads, pi-1 18 of 32 heads, pi-2 5 of 32 heads, pi-3 4 of 32 heads"
+    kept(bars[0])
     assert [bar.split(":")[0] for bar in bars] == ["heads", "columns", "words"]
     widths = page.js("[...document.querySelector('.bar').children].map((part) => part.getBoundingClientRect().width)")
     assert widths[1] / sum(widths) == pytest.approx(18 / 32, abs=0.01)
 
 
+@IN_FULL
 @needs_chromium
 def test_compute_wait_and_bytes_are_those_of_the_last_seconds(page, service):
     page.open(service.url)
@@ -268,6 +270,7 @@ def test_a_board_that_is_lost_turns_red(page, service):
     assert red == page.js("getComputedStyle(document.querySelector('.card[data-state=lost] .swatch')).backgroundColor")
 
 
+@IN_FULL
 @needs_chromium
 def test_a_new_plan_appears_with_its_reason_and_nodes_stay(page, service):
     page.open(service.url)
@@ -289,6 +292,7 @@ def test_a_new_plan_appears_with_its_reason_and_nodes_stay(page, service):
     assert page.js("cardsBefore.every((node) => node.isConnected)")
 
 
+@IN_FULL
 @needs_chromium
 def test_shares_that_move_while_a_plan_lives_say_why(page, service):
     line = "pi-1 went from 70 to 17.5 GFLOP/s 2 requests ago: saves 31 of 118 ms per request, costs 0 ms"
@@ -299,6 +303,7 @@ def test_shares_that_move_while_a_plan_lives_say_why(page, service):
     page.shows(".why", line)
 
 
+@IN_FULL
 @needs_chromium
 def test_ranks_that_share_a_board_are_added_up(page, service):
     """Where all ranks run on one machine, the model says which board each is on."""
@@ -334,6 +339,7 @@ def test_a_chat_streams_and_says_who_computed_it(page, service):
     assert [message["role"] for message in service.asked[1]["messages"]] == ["user", "assistant", "user"]
 
 
+@IN_FULL
 @needs_chromium
 def test_a_chat_can_be_stopped(page, service):
     page.open(service.url)
@@ -351,6 +357,7 @@ def test_a_chat_can_be_stopped(page, service):
     assert service.left.wait(10)
 
 
+@IN_FULL
 @needs_chromium
 def test_a_new_chat_forgets_the_one_that_still_streams(page, service):
     page.open(service.url)
@@ -370,6 +377,7 @@ def test_a_new_chat_forgets_the_one_that_still_streams(page, service):
     assert service.asked[1]["messages"] == [{"role": "user", "content": "Anew."}]
 
 
+@IN_FULL
 @needs_chromium
 def test_a_message_that_is_refused_can_be_sent_again(page, service):
     service.refusal = "the model reads 4096 tokens, these are 5000"
@@ -389,6 +397,7 @@ def test_a_message_that_is_refused_can_be_sent_again(page, service):
     page.errors.clear()
 
 
+@IN_FULL
 @needs_chromium
 def test_a_stream_that_waits_for_boards_says_so_and_goes_on(page, service):
     page.open(service.url)
@@ -405,6 +414,7 @@ def test_a_stream_that_waits_for_boards_says_so_and_goes_on(page, service):
     page.shows("#chat-log .assistant .body", "".join(ANSWER))
 
 
+@IN_FULL
 @needs_chromium
 def test_a_model_without_a_chat_template_completes(page, service):
     service.state = a_state(a_model("llama-3.2-1b", "decoder", DECODER_PLAN, reads="text"))
@@ -418,6 +428,7 @@ def test_a_model_without_a_chat_template_completes(page, service):
     assert service.asked[0]["prompt"] == "Once upon a time"
 
 
+@IN_FULL
 @needs_chromium
 def test_a_model_of_token_ids_is_offered_no_box_and_a_board_without_a_share_no_bar(page, service):
     service.state = a_state(a_model("bare", "decoder", ON_ONE, reads="token ids", boards=["pi-1"]))
@@ -429,6 +440,7 @@ def test_a_model_of_token_ids_is_offered_no_box_and_a_board_without_a_share_no_b
     assert page.text("#boards").count("has ") == 1
 
 
+@IN_FULL
 @needs_chromium
 def test_requests_in_flight_without_a_token_have_no_speed_yet(page, service):
     request = {"id": "cmpl-1", "model": "llama-3.2-1b", "tokens": 9, "seconds": 8.0, "tokens_per_s": 1.1}
@@ -440,6 +452,7 @@ def test_requests_in_flight_without_a_token_have_no_speed_yet(page, service):
     assert page.text("#sum-speed") == "\N{EN DASH}"
 
 
+@IN_FULL
 @needs_chromium
 def test_two_sentences_are_compared(page, service):
     service.state = a_state(a_model("minilm", "encoder", ENCODER_PLAN))
@@ -453,6 +466,7 @@ def test_two_sentences_are_compared(page, service):
     assert page.js("document.querySelector('#chat').hidden && document.querySelector('#picture').hidden")
 
 
+@IN_FULL
 @needs_chromium
 def test_a_classifier_says_what_both_sentences_are(page, service):
     service.state = a_state(a_model("mood", "encoder", ENCODER_PLAN))
@@ -482,6 +496,7 @@ def test_a_picture_is_named(page, service):
     assert service.asked[0]["bytes"] > path.stat().st_size
 
 
+@IN_FULL
 @needs_chromium
 def test_a_key_is_asked_for_and_kept_in_the_tab(page, service):
     service.key = "secret"
@@ -501,6 +516,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(page, service):
     page.errors.clear()
 
 
+@IN_FULL
 @needs_chromium
 def test_a_lost_connection_is_said_and_made_again(page, service):
     service.events_end = True
@@ -513,6 +529,7 @@ def test_a_lost_connection_is_said_and_made_again(page, service):
     assert not page.js("document.body.classList.contains('stale')")
 
 
+@IN_FULL
 @needs_chromium
 def test_names_and_texts_are_never_markup(page, service):
     evil = "<img src=x onerror=alert(1)><b>bold</b>"
@@ -530,6 +547,7 @@ def test_names_and_texts_are_never_markup(page, service):
     assert evil in page.text("#requests")
 
 
+@IN_FULL
 @needs_chromium
 def test_all_can_be_reached_by_the_keyboard(page, service):
     page.open(service.url)
@@ -584,6 +602,7 @@ def busy_state() -> dict[str, Any]:
     return a_state(*models, boards=boards, events=events, requests=requests)
 
 
+@IN_FULL
 @needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1600])

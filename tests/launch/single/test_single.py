@@ -79,12 +79,13 @@ def test_threads_may_be_a_list_or_garbage(threads, monkeypatch):
     assert prepared("onnxruntime", "float32", spec, random_layers(spec))(x_of(spec)).shape == (9, 48)
 
 
-def test_a_runtime_that_is_not_installed_is_named(monkeypatch):
+def test_a_runtime_that_is_not_installed_is_named(monkeypatch, kept):
     monkeypatch.delitem(sys.modules, "launch.single.on_torch", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
 
-    with pytest.raises(HeptiError, match="torch is not installed on this device: pip install torch"):
+    with pytest.raises(HeptiError) as caught:
         prepared("torch", "float32", spec_of("bert-base"), [])
+    kept(caught.value)
 
 
 def test_the_command_prints_the_seconds_of_the_requests_that_count():
@@ -110,12 +111,9 @@ def test_the_command_prints_the_seconds_of_the_requests_that_count():
     assert all(0 < value < 10 for value in seconds)
 
 
-def test_torch_runs_in_float32_only(capsys):
+def test_torch_runs_in_float32_only(capsys, kept):
     pytest.importorskip("torch")
     words = ["--spec", spec_of("bert-base").to_json(), "--rows", "5", "--backend", "torch", "--precision", "int8"]
 
     assert main(words) == 2
-    assert (
-        capsys.readouterr().err
-        == "python -m launch.single: torch runs in float32 here, not in int8: take onnxruntime\n"
-    )
+    kept(capsys.readouterr().err)

@@ -65,9 +65,10 @@ def test_bad_hostfiles_are_refused_with_the_line(tmp_path, text, complaint):
         read_hostfile(path)
 
 
-def test_a_missing_hostfile_is_one_line(tmp_path):
-    with pytest.raises(HeptiError, match=r"there is no hostfile .*none: write one host a line"):
+def test_a_missing_hostfile_is_one_line(tmp_path, kept):
+    with pytest.raises(HeptiError) as caught:
         read_hostfile(tmp_path / "none")
+    kept(caught.value)
 
 
 def test_what_readme_sets_for_one_machine_is_not_in_the_way_of_hosts(monkeypatch):
