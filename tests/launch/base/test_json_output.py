@@ -12,27 +12,17 @@ from launch.compare.results import Samples
 from launch.doctor import ask as doctor_ask
 from launch.doctor.findings import examine
 from solver.base.errors import HeptiError
+from tests.kit.complaints import complaint
 
 
 def test_the_last_line_counts_whatever_a_library_says_before():
     assert printed('hello\n{"seconds": [1]}\n\n', "pi-1") == {"seconds": [1]}
 
 
-@pytest.mark.parametrize(
-    ("output", "complaint"),
-    [
-        ("", "pi-1 answered nothing, not a JSON object"),
-        ("bash: oops\n", "pi-1 answered 'bash: oops', not a JSON object"),
-        ('{"seconds": [1', "pi-1 answered '{\"seconds\": [1', not a JSON object"),
-        ("[1]", "pi-1 answered '[1]', not a JSON object"),
-        (900 * "x", f"pi-1 answered '{80 * 'x'}', not a JSON object"),
-    ],
-)
-def test_what_is_no_answer_is_shown_with_who_gave_it(output, complaint):
-    with pytest.raises(HeptiError) as raised:
-        printed(output, "pi-1")
+def test_what_is_no_answer_is_shown_with_who_gave_it(kept):
+    outputs = ("", "bash: oops\n", '{"seconds": [1', "[1]", 900 * "x")
 
-    assert str(raised.value) == complaint
+    kept("\n".join(complaint(printed, output, "pi-1") for output in outputs))
 
 
 def test_a_file_that_is_missing_or_cut_off_is_named(tmp_path, kept):

@@ -19,8 +19,11 @@ from launch.lab.lab import plan_lab
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import read_cluster, write_cluster
 from solver.model.named_decoders import named_decoder
+from tests.kit import refusals
 from tests.kit.clusters import pis
+from tests.kit.complaints import complaints
 
+REFUSED = Path(__file__).parents[1] / "refusals"
 MODEL = BenchDecoder(Path("/model.h5"), named_decoder("llama-3.2-1b"), "int4")
 # Of distributed-llama 8d624a7, two nodes that block, two layers of Llama-3.2-1B's size, a prompt of 64 letters.
 RECORDED = """\
@@ -84,16 +87,8 @@ def test_prompts_are_letters_that_end_with_the_first_one_and_begin_differently()
     assert task.context == 96
 
 
-@pytest.mark.parametrize(
-    ("sizes", "complaint"),
-    [
-        ((64, 32, 95), "a prompt of 64 tokens and an answer of 32 are 96, the context has room for 95"),
-        ((131000, 100, None), "a context of 131100 tokens, llama-3.2-1b has 131072"),
-    ],
-)
-def test_what_does_not_fit_into_the_context_is_refused_with_both_numbers(sizes, complaint):
-    with pytest.raises(HeptiError, match=complaint):
-        tasks(MODEL.model, *sizes)
+def test_what_does_not_fit_into_the_context_is_refused_with_both_numbers(kept):
+    kept(complaints(lambda sizes: tasks(MODEL.model, *sizes), [(64, 32, 95), (131000, 100, None)]))
 
 
 def test_one_board_is_the_fastest_and_several_are_the_first():
@@ -392,34 +387,14 @@ def test_a_report_is_json_and_a_picture(report, tmp_path):
     assert (tmp_path / "decode.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (
-            ["--peer", f"dllama={sys.executable}", "--precision", "int8"],
-            "--peer dllama reads int4, --precision is int8",
-        ),
-        (["--peer", "dlama=x"], "there is no peer 'dlama' (did you mean dllama?)"),
-        (
-            ["--peer", "dllama=/nowhere/dllama"],
-            "dllama needs a program, dllama=PATH: there is none at '/nowhere",
-        ),
-        (["--systems", "none"], "--systems none measures peers alone: name no system, and a --peer"),
-        (["--systems", "none,hepti"], "--systems none measures peers alone"),
-        (["--boards", "1,5"], "--boards has 5, pi4x4 has 4"),
-        (["--boards", "1,zero"], "'1,zero' are not numbers of boards, as 1,2,4"),
-        (["--tokens", "1"], "--tokens is 1, must be at least 2"),
-        (["--model", "llama-3.2-2b"], "unknown model llama-3.2-2b (did you mean llama-3.2-"),
-        (["--cluster", "pi4x5"], "pi4x5"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_is_measured(words, complaint, monkeypatch, capsys):
+@pytest.mark.parametrize("table", ["decode", "decode_models"])
+def test_what_is_wrong_is_said_before_anything_is_measured(table, tmp_path, monkeypatch):
     monkeypatch.setattr(decode_command, "require_tools", lambda: None)
-    if "--model" not in words:
+    if table == "decode":
         monkeypatch.setattr(decode_command, "bench_decoder", lambda *_: MODEL)
+    (tmp_path / "dllama").touch(0o755)
 
-    assert main(["bench", "decode", *words]) == 2
-    assert complaint in capsys.readouterr().err
+    refusals.check(REFUSED / f"{table}.txt", {"python -m launch": main}, tmp_path)
 
 
 def test_dllama_takes_part_on_powers_of_two_up_to_its_key_heads(kept):

@@ -55,36 +55,31 @@ def test_a_healthy_cluster_has_no_findings():
 
 
 @pytest.mark.parametrize(
-    ("changes", "check", "words"),
+    ("changes", "check"),
     [
-        ({"python": "3.9.2"}, "python", "Python is 3.9.2, on pi-0 3.11.7"),
-        ({"machine": "x86_64"}, "python", "the processor is x86_64, on pi-0 aarch64"),
-        ({"packages": {"numpy": "1.26.4"}}, "package", "numpy is 1.26.4, on pi-0 2.4.6"),
-        ({"packages": {"mpi4py": None}}, "package", "mpi4py is missing"),
-        ({"code": "87654321"}, "code", "Hepti's own code is 87654321, on pi-0 12345678"),
-        ({"usable_cores": 1}, "binding", "bound to 1 of 4 cores"),
-        ({"threads": {"OMP_NUM_THREADS": "16"}}, "threads", "OMP_NUM_THREADS=16, but there are 4 cores"),
-        ({"threads": {"OMP_NUM_THREADS": "16,2"}}, "threads", "OMP_NUM_THREADS=16,2, but there are 4 cores"),
-        ({"free_bytes": GIB // 10}, "memory", "0.10 GiB free, the program alone takes 0.15"),
-        ({"temperature_c": 84.0}, "temperature", "84 °C"),
-        ({"throttled": 0x50005}, "throttling", "now: under-voltage, throttled; since power-on: under-voltage, thr"),
-        (
-            {"more_interfaces": [{"name": "wlan0", "running": False, "address": "10.9.0.2", "prefix": 24}]},
-            "interface",
-            "wlan0 (10.9.0.2) is up, but its cable is not",
-        ),
+        ({"python": "3.9.2"}, "python"),
+        ({"machine": "x86_64"}, "python"),
+        ({"packages": {"numpy": "1.26.4"}}, "package"),
+        ({"packages": {"mpi4py": None}}, "package"),
+        ({"code": "87654321"}, "code"),
+        ({"usable_cores": 1}, "binding"),
+        ({"threads": {"OMP_NUM_THREADS": "16"}}, "threads"),
+        ({"threads": {"OMP_NUM_THREADS": "16,2"}}, "threads"),
+        ({"free_bytes": GIB // 10}, "memory"),
+        ({"temperature_c": 84.0}, "temperature"),
+        ({"throttled": 0x50005}, "throttling"),
+        ({"more_interfaces": [{"name": "wlan0", "running": False, "address": "10.9.0.2", "prefix": 24}]}, "interface"),
         (
             {"more_interfaces": [{"name": "docker0", "running": True, "address": "172.17.0.1", "prefix": 16}]},
             "interface",
-            "docker0 (172.17.0.0/16) leads to none of the other hosts",
         ),
     ],
 )
-def test_each_fault_is_found_on_its_host_with_a_mend(changes, check, words):
+def test_each_fault_is_found_on_its_host_with_a_mend(changes, check, kept):
     (finding,) = examine(cluster(**changes))
 
     assert (finding.host, finding.check) == ("pi-2", check)
-    assert words in finding.problem
+    kept(finding.problem)
     assert finding.mend
 
 

@@ -1,11 +1,10 @@
 """Which words say where a job runs, and which are the job's own."""
 
+import shlex
 from pathlib import Path
 
-import pytest
-
 from launch.front.places import StartPlace, split
-from solver.base.errors import HeptiError
+from tests.kit.complaints import complaints
 
 
 def test_words_of_the_job_stay_as_they_are_wherever_the_others_stand():
@@ -29,26 +28,14 @@ def test_a_hostfile_says_its_hosts_and_there_is_one_rank_on_each(tmp_path):
     assert split(["--hostfile", str(path), "--agent", "/a"])[0] == StartPlace(("pi-0", "pi-1"), 2, path, "/a")
 
 
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        (["--hosts"], "--hosts has no value"),
-        (["--hosts", "--model", "m.h5"], "--hosts has no value"),
-        (["--hosts="], "--hosts has no value"),
-        (["--hosts", "a,,b"], "--hosts a,,b: '' is no name of a host"),
-        (["--hosts", "a b"], "'a b' is no name of a host"),
-        (["--hosts", "-oProxyCommand=reboot"], "would be an option of ssh"),
-        (["--hosts", "a,b,a"], "a stands twice in --hosts"),
-        (["--hosts", "a", "--hosts", "b"], "--hosts stands twice: a and b"),
-        (["--hosts", "a", "--hostfile", "f"], "--hosts and --hostfile both say where to run"),
-        (["--np", "0"], "--np is 0, must be a whole number above 0"),
-        (["--np", "two"], "--np is two, must be a whole number above 0"),
-        (["--hostfile", "no-such-file"], "there is no hostfile no-such-file"),
-    ],
-)
-def test_mistakes_are_named(words, complaint):
-    with pytest.raises(HeptiError, match=complaint):
-        split(words)
+def test_mistakes_are_named(kept):
+    lines = (
+        "--hosts", "--hosts --model m.h5", "--hosts=", "--hosts a,,b", "--hosts a\\ b", "--hosts -oProxyCommand=reboot",
+        "--hosts a,b,a", "--hosts a --hosts b", "--hosts a --hostfile f", "--np 0", "--np two",
+        "--hostfile no-such-file",
+    )  # fmt: skip
+
+    kept(complaints(lambda line: split(shlex.split(line)), lines))
 
 
 def test_the_name_of_a_file_is_a_path(tmp_path):

@@ -163,21 +163,16 @@ def test_what_goes_wrong_on_a_board_is_its_line(installed, fetched, environment)
     assert not (environment / "hepti-wheels").exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"version": [3, 9, 2]}, "its newest Python is 3.9.2, Hepti needs 3.11: install Debian 12"),
-        ({"bits": 32, "machine": "armv7l"}, "32 bits of armv7l, for which there are no wheels: install a 64-bit"),
-        ({"glibc": ""}, "its C library is not glibc"),
-        ({"venv": False}, "its Python 3.11.2 has no module venv: ssh pi-1 sudo apt install python3-venv"),
-        ({"foreign": True}, "/home/pi/env is there and no virtual environment: move it away"),
-        ({"writable": False}, "pi may not write in /home: ssh pi-1 sudo install -d -o pi /home/pi"),
-    ],
-)
-def test_a_board_that_cannot_be_installed_is_told_why(changes, words):
-    answer = (0, f"hello\nhepti-doctor\n{json.dumps(FACTS | changes)}\n", "")
+def test_a_board_that_cannot_be_installed_is_told_why(kept):
+    changes = (
+        {"version": [3, 9, 2]}, {"bits": 32, "machine": "armv7l"}, {"glibc": ""}, {"venv": False}, {"foreign": True},
+        {"writable": False},
+    )  # fmt: skip
+    answers = [(0, f"hello\nhepti-doctor\n{json.dumps(FACTS | change)}\n", "") for change in changes]
 
-    assert words in looked_at("pi-1", answer, ENV, (3, 11, 3, 11)).trouble
+    troubles = [looked_at("pi-1", answer, ENV, (3, 11, 3, 11)).trouble for answer in answers]
+    assert all(troubles)
+    kept("\n".join(troubles))
 
 
 def test_a_board_without_python_is_told_what_to_install(kept):

@@ -20,6 +20,7 @@ from solver.base.errors import HeptiError
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.cluster.named import find_cluster
 from tests.kit import inside
+from tests.kit.complaints import complaints
 
 READY = {
     "paper2": [24.6, 70],
@@ -261,21 +262,10 @@ def test_settings_change_one_thing(setting, field, value):
     assert dataclasses.replace(changed, **{field: getattr(host, field)}) == host
 
 
-@pytest.mark.parametrize(
-    ("setting", "complaint"),
-    [
-        ("cpu=fast", "'fast' is not a number"),
-        ("cpu=-1", "cpu must be between"),
-        ("memory_gib=0", "memory_gib is 0.0, must be between"),
-        ("bandwidth_mbps=nan", "bandwidth_mbps is nan, must be between"),
-        ("bandwith_mbps=2", "cannot set 'bandwith_mbps' (did you mean bandwidth_mbps?)"),
-    ],
-)
-def test_bad_settings_are_refused_in_one_line(setting, complaint):
-    import re
+def test_bad_settings_are_refused_in_one_line(kept):
+    settings = ("cpu=fast", "cpu=-1", "memory_gib=0", "bandwidth_mbps=nan", "bandwith_mbps=2")
 
-    with pytest.raises(HeptiError, match=re.escape(complaint)):
-        apply_setting(plan_lab("lab", cluster()).hosts[0], setting)
+    kept(complaints(lambda setting: apply_setting(plan_lab("lab", cluster()).hosts[0], setting), settings))
 
 
 def test_lab_is_frozen():

@@ -296,21 +296,12 @@ def test_images_are_classified(service, way):
     assert any(line.get("image_data") == coded for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("second", "complaint"),
-    [
-        ("bm9uZQ==", "image 1: cannot read image_data: it is no image"),
-        ("*", "image[1] is no base64: "),
-        ("https://a/b,c", "image[1] must be base64"),
-        (7, "image[1] must be a string of base64"),
-        ("", "image 1 has 0 bytes"),
-    ],
-)
-def test_of_several_images_the_one_that_is_wrong_is_named(service, second, complaint):
+@pytest.mark.parametrize("second", ["bm9uZQ==", "*", "https://a/b,c", 7, ""])
+def test_of_several_images_the_one_that_is_wrong_is_named(service, second, kept):
     answer = httpx.post(f"{service.url}/v1/classifications", json={"model": "vit", "image": ["Zmlyc3Q=", second]})
 
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"].startswith(complaint)
+    kept(answer.json()["error"]["message"].partition(" Only")[0])  # what follows is Python's
 
 
 def test_fifty_clients_at_once_get_their_own_answers(client, loose):

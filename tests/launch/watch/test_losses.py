@@ -122,39 +122,34 @@ def test_the_page_sees_a_rank_on_its_board_alone():
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "words"),
+    ("said", "code"),
     [
-        (
-            "prterun noticed that process rank 1 with PID 5 on node vm exited on\nsignal 9 (Killed).\n",
-            137,
-            "rank 1 on pi-1 was ended by signal 9 (SIGKILL)",
-        ),
+        ("prterun noticed that process rank 1 with PID 5 on node vm exited on\nsignal 9 (Killed).\n", 137),
         (
             "PRTE has lost communication with a remote daemon.\n\n  HNP daemon   : [prterun-a,0] on node vm\n"
             "  Remote daemon: [prterun-a,2] on node pi-1\n",
             1,
-            "mpirun lost pi-1",
         ),
         (
             "-----\nA daemon failed to report back after being spawned. This could\nbe due to several factors\n\n"
             "  Local host:    vm\n  Remote host:   pi-1\n  Daemon exit status: 213\n\nThis may also\n",
             213,
-            "mpirun's daemon did not start on pi-1",
         ),
-        ("note: 2 ranks\npython -m hepti_mpi: no room\n-----\nmore\n", 1, "no room"),
-        ("note: 2 ranks\n", 3, "mpirun ended with exit code 3"),
-        ("note: 2 ranks\n", 213, "mpirun ended with exit code 213"),
-        ("note: 2 ranks\n", 137, "a rank was ended by signal 9 (SIGKILL)"),
-        ("note: 2 ranks\n", -15, "mpirun was ended by signal 15 (SIGTERM)"),
+        ("note: 2 ranks\npython -m hepti_mpi: no room\n-----\nmore\n", 1),
+        ("note: 2 ranks\n", 3),
+        ("note: 2 ranks\n", 213),
+        ("note: 2 ranks\n", 137),
+        ("note: 2 ranks\n", -15),
     ],
+    ids=["killed", "lost", "unstarted", "ours", "3", "213", "137", "-15"],
 )
-def test_the_end_of_mpirun_is_said_in_one_line(said, code, words):
+def test_the_end_of_mpirun_is_said_in_one_line(said, code, kept):
     job = RankJob.__new__(RankJob)
     job.boards = ("pi-0", "pi-1")
     job._words = said.splitlines(keepends=True)
     job._process = SimpleNamespace(returncode=code)
 
-    assert job.words() == words
+    kept(job.words())
     assert job.blamed == ("pi-1" if "daemon" in said else None)
 
 
