@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from hepti_mpi.base import memory
+from launch.__main__ import main
 from launch.doctor import probe as doctor_probe
 from launch.doctor.ask import ask
 from launch.doctor.findings import HostAnswer, examine, examine_hostfile, examine_pairs
 from launch.start.hostfile import HostfileEntry
 from solver.cluster.cluster import GIB
+from tests.kit import inside
 
 FACTS = {
     "python": "3.11.7",
@@ -242,3 +244,18 @@ def test_free_memory_is_what_the_tightest_cap_leaves(groups, files, expected, mo
     monkeypatch.setattr(Path, "read_text", lambda path: known[path])
 
     assert memory.free_bytes() == expected
+
+
+def test_a_right_hostfile_is_written_from_a_wrong_one_of_hosts_that_answer(tmp_path):
+    """Of this host, which needs no ssh; the lab has others."""
+    wrong, right = tmp_path / "wrong", tmp_path / "right"
+    wrong.write_text("localhost\nlocalhost slots=4\n")
+
+    done = inside.run(main, "hostfile", wrong, "--out", right)
+    not_there = inside.run(main, "hostfile", wrong, "host.invalid", "--out", tmp_path / "none")
+
+    assert done.returncode == 0, done.stderr
+    assert right.read_text() == "localhost slots=1\n"
+    assert not_there.returncode == 2
+    assert "host.invalid" in not_there.stderr
+    assert not (tmp_path / "none").exists()

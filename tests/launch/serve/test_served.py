@@ -1,6 +1,7 @@
 """A served model without ranks: how long it rests, and when it takes boards in that are back."""
 
 import asyncio
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ def model(tiny, tmp_path, monkeypatch):
     for board in beats.boards.values():
         board.alive, board.facts = True, {"free_bytes": 100}
     starter = SimpleNamespace(heartbeats=beats, site=site, folder=tmp_path)
-    return ServedModel(served_file(tiny.path), Surroundings(starter, None, None, None, None, None, print), 8)
+    return ServedModel(served_file(tiny.path), Surroundings(starter, None, None, None, None, lambda: True, print), 8)
 
 
 def rests(model, doing, change=lambda: None, **life):
@@ -85,3 +86,20 @@ def test_boards_that_are_back_are_taken_in_when_nothing_is_asked_or_after_long(m
     reserved(("a",))  # ranks in reserve on all of them are waited for, too
     assert not model._may_take_in(BOARDS, 2 * at - 1)
     assert model._may_take_in(BOARDS, 2 * at + 1)
+
+
+def test_ranks_are_kept_in_reserve_also_without_a_board_that_is_late(model):
+    """They are there when its silence counts."""
+    boards = model._beats.boards
+    model.life = replace(model.life, doing=Doing.READY, planned_for=BOARDS)
+    model._talk = SimpleNamespace(job=SimpleNamespace(boards=BOARDS), ready_s=1.0)
+    model.programs.plans.unplanned = {BOARDS, ("a",)}
+    for board in boards.values():
+        board.seen_at = time.monotonic() + 60  # it has just been heard
+
+    assert model._in_reserve() == {BOARDS}
+    boards["b"].seen_at -= 120
+    assert model._in_reserve() == {BOARDS, ("a",)}
+    model.life = replace(model.life, doing=Doing.LOST)
+    model.reserve.jobs = {BOARDS: SimpleNamespace(code=None)}
+    assert model._in_reserve() == {BOARDS}, "what will be taken in a moment stays"
