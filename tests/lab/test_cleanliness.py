@@ -42,7 +42,7 @@ def test_up_run_down_leaves_nothing(tmp_path):
         assert leftovers(own("cycle")) == []
 
 
-@pytest.mark.parametrize("seconds", [1.5, 3])
+@pytest.mark.parametrize("seconds", [1.5, pytest.param(3, marks=pytest.mark.thorough("another moment"))])
 def test_ctrl_c_while_a_lab_comes_up_is_one_line(seconds, tmp_path):
     """As a terminal sends it: to all processes of the group, those that measure among them."""
     path = write_cluster(tmp_path / f"{own('stop')}.toml", **SMALL)
@@ -95,7 +95,10 @@ def processes(lab, host="*", run="run-*"):
     return {int(process) for group in groups for process in machine_processes(group)}
 
 
-@pytest.mark.parametrize("victim", ["launcher", "mpirun", "rank 0", "rank 1", "daemon"])
+@pytest.mark.parametrize(
+    "victim",
+    ["launcher", "mpirun", pytest.param("rank 0", marks=pytest.mark.thorough("as rank 1")), "rank 1", "daemon"],
+)
 def test_a_run_killed_in_the_middle_leaves_no_process(small, victim):
     with small.running("idle.py") as process:
         running = processes(small)
