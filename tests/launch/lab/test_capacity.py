@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.lab.capacity import (
@@ -20,6 +20,7 @@ from launch.lab.limits import REAL_TIME_CORES
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.cluster.named import find_cluster
+from tests import sweeps
 
 
 def lab_of(gflops, memory_gib=1.0):
@@ -46,6 +47,7 @@ def test_a_scale_leaves_room_for_cores_that_become_a_third_slower(gflops, core_g
     assert cores <= 2 * USABLE
 
 
+@settings(max_examples=sweeps.count(12, 100))
 @given(
     st.lists(st.floats(1, 300), min_size=1, max_size=32),
     st.floats(1, 400),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.lab.lab import Host
@@ -22,6 +22,7 @@ from launch.lab.limits import (
 from launch.lab.run import killed_line
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import GIB
+from tests import sweeps
 
 V1 = """\
 tmpfs /sys/fs/cgroup tmpfs rw 0 0
@@ -65,6 +66,7 @@ def test_the_period_is_the_shortest_in_which_the_quota_is_long_enough():
 
 
 @pytest.mark.parametrize("brake", [FAIR, REAL_TIME])
+@settings(max_examples=sweeps.count(12, 100))
 @given(cores=st.floats(0.001, 0.85))
 def test_a_quota_gives_its_share_and_the_kernel_takes_it(brake, cores):
     quota, period = brake.quota_us(cores)
@@ -84,6 +86,7 @@ def test_the_burst_is_taken_back_before_the_quota_changes():
     assert cpu_files(2, 0.26) == [("cpu.max.burst", "0"), ("cpu.max", "1040 4000"), ("cpu.max.burst", "1040")]
 
 
+@settings(max_examples=sweeps.count(12, 100))
 @given(st.lists(st.floats(0.001, 0.85), min_size=1, max_size=6))
 def test_a_share_of_the_real_time_class_is_never_above_or_below_what_it_was_and_will_be(every):
     """Above, its own group may not give it; below, the kernel refuses it while groups below it have as much."""

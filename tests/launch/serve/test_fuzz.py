@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import sweeps
 from tests.launch.serve.test_openai import HI
 
-CASES = 100  # of each test
+CASES = sweeps.count(12, 100)  # of each test
 NUMBERS = st.one_of(
     st.integers(-3, 300), st.sampled_from([0, 1, -1, 2**31, 2**63, -(2**63), 10**400, 0.5, -0.0, 1e300, 2.5]),
     st.floats(allow_nan=False, allow_infinity=False),

@@ -3,10 +3,11 @@
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launch.serve.journal import MOST_LOSSES, Journal, QueueFullError
+from tests import sweeps
 
 
 def ids(lines):
@@ -171,6 +172,7 @@ def test_where_there_will_be_no_ranks_every_request_is_answered_so():
     assert journal.open == ()
 
 
+@settings(max_examples=sweeps.count(12, 200))
 @given(st.lists(st.sampled_from(["submit", "send", "token", "end", "cancel", "lose"]), max_size=60), st.randoms())
 def test_whatever_happens_every_token_is_told_once_and_in_order(steps, random):
     """The ranks count on from what was said; a client that waits reads 0, 1, 2 and so on."""
