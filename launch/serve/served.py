@@ -456,7 +456,7 @@ class ServedModel:
             used = await programs.share_out(boards, cluster, lambda: self.happens(life.Comes(Doing.PLANNING)))
             # Ranks that are refused a plan make their own, and say what is wrong.
             plan = None if self.life.own_plan else programs.plans.of(used)
-            self.happens(life.Shares(used, plan is not None))
+            self.happens(life.SharedOut(used, plan is not None))
             words = await programs.words(used, programs.part(cluster, boards, used), plan)
             self.happens(life.Comes(Doing.LOADING))
             job = await self.reserve.start(used, words)

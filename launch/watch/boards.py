@@ -15,9 +15,8 @@ from typing import Any
 
 from launch.base import shell
 from launch.base.json_output import SHOWN
-from launch.watch.lateness import Gaps
 from launch.watch.site import Site
-from launch.watch.timing import Timing
+from launch.watch.timing import Gaps, Timing
 from solver.base.errors import HeptiError
 
 # Until a board's first heartbeat: a log-in over ssh takes seconds on a slow host.

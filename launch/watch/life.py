@@ -110,7 +110,7 @@ class Comes:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class SharedOut:
     """These boards have a share, and ranks there are given a plan, or make their own."""
 
     boards: Names
@@ -237,7 +237,7 @@ class RefuseAll:
 
 
 LifeEvent = (
-    AllSilent | Begins | Comes | Shares | Answers | Lasts | Spreads | Returns | Refuses | Loses | Gone | Again | Ends
+    AllSilent | Begins | Comes | SharedOut | Answers | Lasts | Spreads | Returns | Refuses | Loses | Gone | Again | Ends
 )
 Action = Tell | KeepPlan | ForgetPlan | LeaveOut | TakeIn | RefuseAll
 Next = tuple[Life, tuple[Action, ...]]
@@ -252,7 +252,7 @@ DURING: Mapping[type[LifeEvent], frozenset[Doing]] = {
     AllSilent: frozenset({Doing.WAITING}),
     Begins: frozenset({Doing.WAITING}),
     Comes: _START,
-    Shares: _START,
+    SharedOut: _START,
     Answers: frozenset({Doing.LOADING}),
     Lasts: frozenset({Doing.READY}),
     Spreads: frozenset({Doing.READY}),
@@ -275,7 +275,7 @@ def after(life: Life, event: LifeEvent) -> Next:
             return replace(life, doing=Doing.STARTING, planned_for=boards, on=boards, given=False), ()
         case Comes(step):
             return _come(life, step)
-        case Shares(boards, plan):
+        case SharedOut(boards, plan):
             return replace(life, on=boards, given=plan), ()
         case Answers():
             ready = replace(life, doing=Doing.READY, reason=None, served=True, own_plan=False)

@@ -4,8 +4,7 @@ import random
 import time
 
 from launch.watch.boards import WatchedBoard
-from launch.watch.lateness import Gaps
-from launch.watch.timing import Timing
+from launch.watch.timing import Gaps, Timing
 
 TIMING = Timing()
 

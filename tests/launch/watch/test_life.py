@@ -24,7 +24,7 @@ from launch.watch.life import (
     RefuseAll,
     Refuses,
     Returns,
-    Shares,
+    SharedOut,
     Spreads,
     TakeIn,
     Tell,
@@ -158,7 +158,7 @@ def test_what_a_model_does_next(name):
 CHANGES = {
     "a start forgets who had ranks": (replace(LOST, doing=Doing.WAITING), Begins(("a", "b")),
                                       {"planned_for": ("a", "b"), "on": ("a", "b"), "given": False}),
-    "boards with a share": (STARTING, Shares(("a",), plan=True), {"on": ("a",), "given": True}),
+    "boards with a share": (STARTING, SharedOut(("a",), plan=True), {"on": ("a",), "given": True}),
     "their own plan, since ours does not fit": (LOADING, Refuses(NO_PLAN), {"own_plan": True}),
     "ours, since their own does not fit": (replace(LOADING, given=False, own_plan=True, served=True), Refuses(NO_PLAN),
                                            {"own_plan": False}),
