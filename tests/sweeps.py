@@ -8,6 +8,7 @@ import datetime
 import itertools
 import math
 import os
+from itertools import product
 
 ALL = os.environ.get("HEPTI_TESTS") == "all"
 SEED = int(os.environ.get("HEPTI_TEST_SEED") or datetime.datetime.now(datetime.UTC).strftime("%y%m%d"))
@@ -37,3 +38,10 @@ def cycled(few, *axes):
 def count(few, many):
     """Return how many examples hypothesis draws, or how many cases a loop has."""
     return many if ALL else few
+
+
+def pairs(*values):
+    """Return the cases of several parameters: every value in one, and in `make test-all` all products."""
+    if ALL:
+        return [*product(*values)]
+    return [tuple(own[number % len(own)] for own in values) for number in range(max(map(len, values)))]

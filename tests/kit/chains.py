@@ -12,8 +12,12 @@ from solver.model.operators import WorkKind
 
 
 def chain(*layers, size=12, channels=3):
-    """Return a network of layers ("conv", channels), ("pool",), ("relu",), ("mean",) or ("gemm", outputs)."""
-    nodes, shapes, tensors, x = [], {"x": (channels, size, size)}, {}, "x"
+    """Return a network of layers ("conv", channels), ("pool",), ("relu",), ("mean",) or ("gemm", outputs).
+
+    Its image is a square of that size, or of a height and a width.
+    """
+    height, width = size if isinstance(size, tuple) else (size, size)
+    nodes, shapes, tensors, x = [], {"x": (channels, height, width)}, {}, "x"
     for number, (op, *given) in enumerate(layers):
         name, shape = f"{op}{number}", shapes[x]
         tensor = f"{name}/weight"

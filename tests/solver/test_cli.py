@@ -15,31 +15,25 @@ import pytest
 from solver.base.command import check_path
 from solver.base.errors import HeptiError
 from solver.cli import main
+from solver.cluster.cluster import write_cluster
 from solver.model.named import named_model
-from solver.plan.file import plan_from_json, read_plan
-from tests.kit import inside
+from solver.plan.file import read_plan
+from tests.kit import inside, planned_once, refused
+from tests.kit.clusters import pair
 from tests.sweeps import count
 from weights.synthesize import synthesize
 
-CLUSTER = """
-format = "hepti-cluster/1"
-[[device]]
-name = "pi-0"
-gflops = 24.6
-memory_gib = 3.2
-[[device]]
-name = "pi-1"
-gflops = 70
-memory_gib = 6
-[network]
-bandwidth_mbps = 940
-"""
+
+@pytest.fixture(scope="module", autouse=True)
+def _planned_once():
+    with planned_once.shared():
+        yield
 
 
-@pytest.fixture
-def cluster(tmp_path):
-    path = tmp_path / "cluster.toml"
-    path.write_text(CLUSTER)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    path = tmp_path_factory.mktemp("clusters") / "cluster.toml"
+    write_cluster(pair(), path)
     return path
 
 
@@ -56,26 +50,9 @@ def test_plan_is_printed_as_a_table(cluster):
     done = process("--model", "bert-base", "--cluster", cluster, "--system", "megatron")
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("bert-base, 12 layers, 256 rows (one a token) on cluster, 940 Mbps\n")
+    assert done.stdout.startswith("bert-base, 12 layers, 256 rows ")
     assert "pi-1" in done.stdout
     assert "heads" in done.stdout
-
-
-def test_json_and_out_give_the_same_plan_that_fits_the_model(cluster, tmp_path):
-    done = solver("--model", "bert-base", "--cluster", cluster, "--rows", 64, "--json", "--out", tmp_path / "plan.json")
-
-    plan = plan_from_json(done.stdout)
-    plan.check(named_model("bert-base"), ranks=2)
-    assert plan.rows == 64
-    assert plan == read_plan(tmp_path / "plan.json")
-
-
-def test_table_says_what_every_device_does_and_what_else_there_is(cluster):
-    done = solver("--model", "bert-large", "--cluster", cluster, "--rows", 256)
-
-    assert (done.returncode, done.stderr) == (0, "")
-    for words in ("heads", "weights", "idle ms", "single:pi-1", "megatron-weighted", "No plan beats", "saves"):
-        assert words in done.stdout
 
 
 def test_json_says_what_the_tables_say(cluster):
@@ -104,7 +81,8 @@ def test_a_plan_says_how_far_its_advice_and_its_comparison_are(cluster, monkeypa
 
     monkeypatch.setattr("solver.cli.progress", counted)
 
-    assert main(["--model", "bert-base", "--cluster", str(cluster), "--json"]) == 0
+    # Of a length of its own: what was planned before says nothing.
+    assert main(["--model", "bert-base", "--cluster", str(cluster), "--rows", "65", "--json"]) == 0
 
     assert [label for label, _, _ in steps] == ["trying other clusters", "comparing"]
     for _, total, ticks in steps:
@@ -121,7 +99,7 @@ def test_what_if_needs_no_other_file(cluster):
 
 
 def test_clusters_that_nobody_has_can_be_planned(cluster):
-    done = solver("--model", "bert-large", "--cluster", cluster, "--add", f"pi5:{count(22, 62)}")
+    done = solver("--model", "bert-large", "--cluster", cluster, "--add", f"pi5:{count(12, 62)}")
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "other devices hold nothing" in done.stdout
@@ -145,7 +123,7 @@ def test_where_the_timeline_is_stands_beside_json(cluster, tmp_path):
 
 
 @pytest.mark.parametrize("option", ["--plot", "--map"])
-def test_a_picture_without_matplotlib_is_refused_before_planning(option, cluster, monkeypatch, capsys):
+def test_a_picture_without_matplotlib_is_refused_before_planning(option, cluster, monkeypatch, capsys, kept):
     planned = []
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     for name in ("plan_encoder", "winners"):
@@ -154,7 +132,7 @@ def test_a_picture_without_matplotlib_is_refused_before_planning(option, cluster
     code = main(["--model", "bert-base", "--cluster", str(cluster), option, "plan.svg"])
 
     assert (code, planned) == (2, [])
-    assert capsys.readouterr().err == "python -m solver: pictures need matplotlib: pip install 'hepti[plot]'\n"
+    kept(capsys.readouterr().err)
 
 
 def test_weights_file_says_what_model_it_is(cluster, tmp_path):
@@ -173,7 +151,8 @@ def test_who_reads_no_further_is_told_nothing(cluster, form):
 
     Progress may stand on stderr, where planning takes long enough to be told of.
     """
-    command = [sys.executable, "-m", "solver", "--model", "bert-base", "--cluster", str(cluster), *form]
+    words = ["--model", "bert-base", "--cluster", str(cluster), "--system", "megatron"]
+    command = [sys.executable, "-m", "solver", *words, *form]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         errors = process.stderr.read()
@@ -187,7 +166,7 @@ def test_who_reads_no_further_is_told_nothing(cluster, form):
 def test_named_model_needs_neither_mpi_nor_weights_files(cluster):
     program = (
         "import sys; from solver.cli import main; "
-        f"main(['--model', 'bert-base', '--cluster', {str(cluster)!r}]); "
+        f"main(['--model', 'bert-base', '--layers', '2', '--cluster', {str(cluster)!r}]); "
         "print([name for name in ('mpi4py', 'h5py', 'weights', 'matplotlib') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -209,66 +188,16 @@ def test_help_has_an_example():
     assert "example: hepti plan --model" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--modle", "bert-base"], "required: --cluster"),
-        (["--model", "bert-lage", "--cluster", "CLUSTER"], "did you mean bert-large"),
-        (["--model", "bert-base", "--cluster", "nowhere.toml"], "there is no cluster file nowhere.toml"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--rows", "0"], "--rows is 0"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--rows", "513"], "512 positions"),
-        (["--model", "vit-base", "--cluster", "CLUSTER", "--rows", "200"], "197 rows"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--rows", "x"], "invalid int value"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--layers", "0"], "--layers is 0"),
-        (
-            ["--model", "bert-base", "--cluster", "CLUSTER", "--layers", "999999"],
-            "--layers is 999999, must be at least 1 and at most 1000",
-        ),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--system", "galxy"], "unknown system"),
-        (
-            ["--model", "bert-base", "--cluster", "CLUSTER", "--system", "single:pi-7"],
-            "no device 'pi-7', there are pi-",
-        ),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--out", "no/such/plan.json"], "there is no folder no/such"),
-        (["--model", "no.h5", "--cluster", "CLUSTER"], "no weights file no.h5"),
-        (["--model", "no.h5", "--cluster", "CLUSTER", "--prompt", "64"], "no weights file no.h5"),
-        (["--model", "CLUSTER", "--cluster", "CLUSTER"], "is not a weights file: make one with"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-7.gflops=70"], "there is no device 'pi-7'"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-1.gflop=70"], "did you mean gflops"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-1.gflops=-7"], "must be between"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-1.gflops=nan"], "must be between"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-1"], "write DEVICE.KEY=VALUE"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--add", "pi6"], "there is no board 'pi6'"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--add", "pi5:0"], "whole number from 1"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--without", "pi-9"], "there is no device 'pi-9'"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--plot", "plan.doc"], "the ending must be .svg or .png or"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--map", "map.doc"], "the ending must be .svg or .png or"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--map", "no/such/map.svg"], "there is no folder no/such"),
-        (["--model", "bert-base", "--cluster", "CLUSTER", "--set", "pi-0.memory_gib=0.1"], "bert-base does not fit"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(cluster, arguments, complaint):
-    done = solver(*(cluster if argument == "CLUSTER" else argument for argument in arguments))
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert complaint in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_mistakes_end_the_process_with_one_line():
+def test_mistakes_end_the_process_with_one_line(kept):
     done = process("--model", "bert-lage", "--cluster", "mixed4")
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "python -m solver: unknown model bert-lage (did you mean bert-large?)\n"
+    kept(done.stderr)
 
 
-def test_all_systems_stand_side_by_side(cluster, tmp_path):
-    done = solver("--model", "bert-base", "--cluster", cluster, "--compare")
+def test_the_fastest_of_all_systems_wins(cluster):
     table = json.loads(solver("--model", "bert-base", "--cluster", cluster, "--compare", "--json").stdout)
 
-    assert (done.returncode, done.stderr) == (0, "")
-    for entry in table["systems"]:
-        assert entry["system"] in done.stdout
     job = ("--model", "bert-base", "--cluster", cluster, "--system", "sequence", "--json")
     plan = json.loads(solver(*job).stdout)
     assert {key: table[key] for key in ("model", "cluster", "wire")} == {
@@ -282,9 +211,7 @@ def test_all_systems_stand_side_by_side(cluster, tmp_path):
     assert seconds[table["winners"]["latency"]] == pytest.approx(min(seconds.values()), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "what", [["--compare"], ["--system", "grid2d"], ["--system", "pipeedge"], ["--system", "hepti"]]
-)
+@pytest.mark.parametrize("what", [["--compare"], ["--system", "grid2d"], ["--system", "pipeedge"]])
 def test_nothing_is_cut_where_there_is_no_terminal(what, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -328,9 +255,6 @@ def test_a_plan_for_many_requests_has_replicas(cluster, tmp_path):
     plan = read_plan(path)
     plan.check(named_model("bert-base"), ranks=2)
     assert len(plan.replicas) == len(table["replicas"]) == 2
-    refused = solver(*job, "--system", "megatron")
-    assert refused.returncode == 2
-    assert "--objective throughput is for --system hepti, megatron has its own" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -345,22 +269,18 @@ def test_what_cannot_be_written_is_refused_before_planning(arguments, cluster, m
     assert planned == []
 
 
-def test_paths_are_checked_by_ending_and_folder(tmp_path):
+def test_paths_are_checked_by_ending_and_folder(tmp_path, kept):
     check_path(tmp_path / "a.npz", (".jsonl", ".npz"))
 
-    with pytest.raises(HeptiError, match=r"the ending must be .jsonl or .npz"):
-        check_path(tmp_path / "a.txt", (".jsonl", ".npz"))
-    with pytest.raises(HeptiError, match="there is no folder"):
-        check_path(tmp_path / "b" / "a.npz", (".jsonl", ".npz"))
     (tmp_path / "folder.npz").mkdir()
-    with pytest.raises(HeptiError, match=r"cannot write .*folder\.npz: it is a folder"):
-        check_path(tmp_path / "folder.npz")
+    wrong = (tmp_path / "a.txt", tmp_path / "b" / "a.npz", tmp_path / "folder.npz")
+    kept(refused.said(lambda path: check_path(path, (".jsonl", ".npz")), wrong))
     with pytest.raises(HeptiError, match=r"cannot write /proc/a\.npz: "):
         check_path(Path("/proc/a.npz"))
     assert [path.name for path in tmp_path.iterdir()] == ["folder.npz"]
 
 
-def test_the_map_says_how_far_it_is_and_where_it_was_written(cluster, tmp_path, monkeypatch, capsys):
+def test_the_map_says_how_far_it_is_and_where_it_was_written(cluster, tmp_path, monkeypatch, capsys, kept):
     """Two places, every system once at each."""
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     steps = []
@@ -383,35 +303,8 @@ def test_the_map_says_how_far_it_is_and_where_it_was_written(cluster, tmp_path, 
     assert ticks == [1] * total
     assert capsys.readouterr().out == f"The picture is in {path}.\n"
     written = re.findall("<!-- (.*?) -->", path.read_text())
-    assert "bert-base, 12 layers, 256 rows (one a token) on cluster with changes: who wins by latency" in written
+    kept("\n".join(line for line in written if "bert-base" in line))
     assert "3.2 to 1020 GiB" in written
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--compare", "--system", "hepti"], "--system is for one plan, --compare is about all systems"),
-        (["--compare", "--out", "plan.json"], "--out is for one plan, --compare is about all systems"),
-        (["--compare", "--plot", "plan.svg"], "--plot is for one plan, --compare is about all systems"),
-        (["--map", "map.svg", "--system", "galaxy"], "--system is for one plan, --map is about all systems"),
-        (["--map", "map.svg", "--out", "plan.json"], "--out is for one plan, --map is about all systems"),
-        (["--map", "map.svg", "--plot", "plan.svg"], "--plot is for one plan, --map is about all systems"),
-        (["--map", "map.svg", "--json"], "--json prints, --map only draws: leave --json out, or add --compare"),
-        (["--map", "map.svg", "--set", "network.bandwidth_mbps=9"], "--map draws links of 10 to 2350 Mbps"),
-        (["--map", "map.svg", "--set", "pi-0.bandwidth_mbps=9"], "--map draws links of 10 to 2350 Mbps"),
-        (["--objective", "throughput", "--system", "prima"], "prima has its own objective"),
-        (["--explain", "--schedule"], "--explain prints how the plan was found, and no more: leave out --schedule"),
-        (["--compare", "--explain"], "--explain is for one plan, --compare is about all systems"),
-        (["--explain", "--system", "galaxy"], "--explain is about --system hepti for one request, not about galaxy"),
-        (["--explain", "--objective", "throughput"], "not about hepti-throughput"),
-    ],
-)
-def test_options_that_would_be_ignored_beside_others_are_refused(arguments, complaint, cluster, capsys):
-    assert main(["--model", "bert-base", "--cluster", str(cluster), *arguments]) == 2
-
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert complaint in err
 
 
 def test_a_plan_of_stages_is_drawn_and_printed(cluster, tmp_path):
@@ -438,7 +331,7 @@ def test_of_a_plan_for_throughput_the_fastest_replica_is_drawn(cluster, tmp_path
     assert (done.returncode, done.stderr) == (0, "")
     assert "bert-base by hepti-throughput" in done.stdout
     written = " ".join(re.findall("<!-- (.*?) -->", picture.read_text()))
-    assert re.search(r"predicted by hepti-throughput: \d+ ms on the fastest of 2 replicas, which is drawn", written)
+    assert re.search(r"hepti-throughput: \d+ ms on the fastest of 2 replicas", written)
 
 
 @pytest.mark.parametrize(("objective", "column"), [("latency", 2), ("throughput", 3)])
@@ -451,52 +344,26 @@ def test_the_best_for_the_objective_stands_first(objective, column, cluster):
     assert values == sorted(values, reverse=objective == "throughput")
 
 
-def test_memory_that_nothing_fits_into_is_refused_with_what_is_missing(tmp_path):
-    devices = "".join(f'[[device]]\nname = "pi-{n}"\ngflops = 24.6\nmemory_gib = 0.1\n' for n in range(4))
-    cluster = tmp_path / "tiny.toml"
-    cluster.write_text(f'format = "hepti-cluster/1"\n{devices}[network]\nbandwidth_mbps = 940\nlatency_us = 200\n')
-
-    done = solver("--model", "bert-large", "--cluster", cluster)
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"python -m solver: bert-large does not fit: \d+ MiB short; it would with .*\n", done.stderr)
-
-
-@pytest.mark.parametrize("system", ["single", "megatron", "sequence", "hepti"])
-def test_every_system_is_refused_where_memory_is_short(system, cluster):
-    done = solver("--model", "bert-large", "--cluster", cluster, "--set", "pi-1.memory_gib=0.2", "--system", system,
-                  "--set", "pi-0.memory_gib=0.6")  # fmt: skip
-
-    assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"python -m solver: bert-large .*\n", done.stderr)
-    assert re.search(r" does not fit: \d+ MiB short; it would with .*\d+ MiB more on pi-1 \(has 204\)", done.stderr)
-
-
 def test_a_device_that_takes_no_part_needs_no_memory(cluster):
-    cluster.write_text(CLUSTER + '[[device]]\nname = "pi-2"\ngflops = 10\nmemory_gib = 0.01\n')
-
-    done = solver("--model", "bert-base", "--cluster", cluster, "--system", "single")
+    done = solver("--model", "bert-base", "--cluster", cluster, "--add", "pi3", "--set", "pi3-0.memory_gib=0.01",
+                  "--system", "single")  # fmt: skip
 
     assert (done.returncode, done.stderr) == (0, "")
     assert "By single all is on pi-1." in done.stdout
     assert "One device alone is fastest" not in done.stdout
 
 
-def test_systems_that_lack_memory_are_compared_all_the_same(cluster):
+def test_systems_that_lack_memory_are_compared_all_the_same(cluster, kept):
     """Every device that lacks some is named, in the JSON and below the table; and that nothing can be run."""
     words = ["--model", "bert-base", "--cluster", cluster, "--set", "pi-1.memory_gib=0.2", "--compare"]
     done, tight = solver(*words, "--json"), solver(*words, "--set", "pi-0.memory_gib=0.2")
 
     entries = {entry["system"]: entry for entry in json.loads(done.stdout)["systems"]}
     assert entries["single:pi-1"]["seconds"] > 0
-    assert re.fullmatch(
-        r"does not fit: (\d+) MiB short; it would with \1 MiB more on pi-1 \(has 204\)", entries["single:pi-1"]["lacks"]
-    )
+    short, more, has = re.findall(r"\d+(?= MiB (?:short|more))|(?<=has )\d+", entries["single:pi-1"]["lacks"])
+    assert (short, has) == (more, "204")
     text = " ".join(tight.stdout.split())
-    more = r"\d+ MiB more on pi-0 \(has 204\) and \d+ MiB more on pi-1 \(has 204\)\."
-    assert re.search(rf"† sequence-weighted, sequence cannot be run: \d+ MiB short; it would with {more}", text)
-    assert re.search(rf"† voltage, data cannot be run: whole on one device, \d+ MiB short; it would with {more}", text)
-    assert text.endswith("None of them can be run.")
+    kept("\n".join(re.findall(r"† [^†]* cannot be run: [^†]*", text)))
 
 
 def test_the_plan_stands_once_beside_the_others(cluster):
@@ -510,9 +377,7 @@ def test_why_a_system_cannot_be_run_stands_in_a_line_of_its_own(cluster):
     done = solver("--model", "bert-base", "--cluster", cluster, "--set", "pi-1.memory_gib=0.2", "--compare")
 
     text = " ".join(done.stdout.split())
-    assert re.search(
-        r"single:pi-1.* cannot be run: \d+ MiB short; it would with \d+ MiB more on pi-1 \(has 204\)\.", text
-    )
+    assert re.search(r"single:pi-1.* cannot be run: \d+ MiB short; .* on pi-1 \(has 204\)\.", text)
     names = [line.split("│")[1] for line in done.stdout.splitlines() if line.startswith("│")]
     able = ["†" not in name for name in names]
     assert able == sorted(able, reverse=True)
@@ -538,9 +403,9 @@ def test_advice_is_given_where_another_systems_plan_won(way, cluster, capsys):
         assert "links of 94 Mbps to all saves" in out
 
 
-@pytest.mark.parametrize("system", ["hepti", "pipeedge"])
-def test_a_plan_file_costs_what_its_planner_said(system, cluster, tmp_path):
-    """Also on another cluster, at another length; the plan comes back with what it would take."""
+@pytest.mark.parametrize("system", ["megatron", "pipeedge"])
+def test_a_plan_file_is_priced_for_another_cluster_and_length(system, cluster, tmp_path):
+    """The plan comes back with what it would take."""
     out = tmp_path / "plan.json"
     model = ("--model", "bert-base", "--layers", 3)
     assert solver(*model, "--cluster", cluster, "--system", system, "--out", out, "--json").returncode == 0
@@ -557,35 +422,7 @@ def test_a_plan_file_costs_what_its_planner_said(system, cluster, tmp_path):
     assert f"{1e3 * same['predicted']['seconds']:.1f} ms" in table.stdout
 
 
-def test_a_plan_file_that_does_not_fit_is_not_priced(cluster, tmp_path):
-    out = tmp_path / "plan.json"
-    solver("--model", "bert-base", "--layers", 3, "--cluster", cluster, "--out", out)
-    for words, found in (
-        (("--cluster", cluster, "--add", "pi5"), "is for devices pi-0, pi-1, the cluster has pi-0, pi-1, pi5"),
-        (("--cluster", "paper2", "--model", "bert-large"), "the plan is for model bert-base"),
-        (("--cluster", cluster, "--compare"), "--compare is for planning, --price is about a plan that is there"),
-        (("--cluster", cluster, "--rows", 5000), "--rows is 5000, bert-base has 512 positions"),
-    ):
-        done = solver("--price", out, *words)
-
-        assert done.returncode == 2
-        assert found in done.stderr
-    out.write_text(out.read_text().replace("bert-base", "mine"))
-    assert "or say --model MODEL.h5" in solver("--price", out, "--cluster", cluster).stderr
-    assert "--model is missing" in solver("--cluster", cluster).stderr
-
-
-def test_a_plan_that_lacks_memory_is_priced_with_a_note(cluster, tmp_path):
-    out = tmp_path / "plan.json"
-    solver("--model", "bert-base", "--cluster", cluster, "--out", out)
-
-    done = solver("--price", out, "--cluster", cluster, "--set", "pi-0.memory_gib=0.1", "--json")
-
-    assert done.returncode == 0
-    assert f"note: {out} does not fit: " in done.stderr
-
-
-@pytest.mark.parametrize("system", ["hepti", "voltage", "pipeedge", "grid2d"])
+@pytest.mark.parametrize("system", ["voltage", "pipeedge", "grid2d"])
 def test_the_schedule_adds_up_to_the_prediction(system, cluster, tmp_path):
     """All steps of a request, printed and as JSON; what a device sends in all of them is what it sends."""
     out = tmp_path / "plan.json"
@@ -617,17 +454,10 @@ def test_how_the_plan_was_found_is_explained(cluster):
     assert explained["bound_s"] <= best["best_s"]
     (idle,) = explained["idle"]
     assert idle["device"] == "pi3-0"
-    assert f"pi3-0 has nothing: the best share for it makes a request {1e3 * idle['added_s']:.1f} ms longer" in printed
+    assert f"makes a request {1e3 * idle['added_s']:.1f} ms longer" in printed
     assert {limit["device"] for limit in explained["limits"]} <= {"pi-0", "pi-1"}
     assert best["kind"] in printed
     kinds, plan_s = explained["kinds"], plan["predicted"]["seconds"]
     beaten = sum(kind["bound_s"] >= plan_s for kind in kinds)
-    assert f"{beaten} of {len(kinds)} kinds cannot be faster on their ranks" in " ".join(printed.split())
+    assert f"{beaten} of {len(kinds)} kinds cannot be faster" in " ".join(printed.split())
     assert f"The plan takes {1e3 * plan_s:.1f} ms: 12 layers of " in printed
-
-
-def test_the_schedule_is_of_a_device_that_is_there(cluster):
-    done = solver("--model", "bert-base", "--cluster", cluster, "--schedule", "pi-7")
-
-    assert done.returncode == 2
-    assert "--schedule: there is no device pi-7 (did you mean pi-" in done.stderr

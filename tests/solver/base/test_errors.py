@@ -1,6 +1,7 @@
 """What others raise becomes one line in which nothing stands twice."""
 
 import json
+import re
 
 import pytest
 
@@ -8,18 +9,18 @@ from solver.base.errors import HeptiError, explained
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "place"),
     [
-        ('{"a": }', "Expecting value in column 7"),
-        ('{"a": }\n', "Expecting value in column 7"),  # a line of a file, whose number stands before it
-        ('{"a": 1,\n b}', "Expecting property name enclosed in double quotes in line 2, column 2"),
+        ('{"a": }', "in column 7"),
+        ('{"a": }\n', "in column 7"),  # a line of a file, whose number stands before it
+        ('{"a": 1,\n b}', "in line 2, column 2"),
     ],
 )
-def test_what_is_no_json_has_its_line_only_where_there_are_several(text, reason):
+def test_what_is_no_json_has_its_line_only_where_there_are_several(text, place):
     with pytest.raises(HeptiError) as error, explained("asked.jsonl, line 3: not JSON", ValueError):
         json.loads(text)
 
-    assert str(error.value) == f"asked.jsonl, line 3: not JSON: {reason}"
+    assert re.fullmatch(r"asked.jsonl, line 3: not JSON: [^,]* " + place, str(error.value))
 
 
 def test_a_name_with_line_ends_or_terminal_codes_leaves_the_complaint_one_readable_line():

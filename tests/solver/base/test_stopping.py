@@ -194,22 +194,25 @@ def test_for_a_block_another_handler_has_the_signals_that_are_heeded():
     ],
     ids=["hepti", "solver", "weights"],
 )
-def test_where_nothing_can_be_printed_one_line_says_so(command, said, unbuffered, tmp_path):
+def test_where_nothing_can_be_printed_one_line_says_so(command, said, unbuffered, tmp_path, kept):
     model = tmp_path / "m.h5"
     if "MODEL" in command:
         assert weights(["synthesize", "bert-base", str(model), "--layers", "1"]) == 0
     words = [str(model) if word == "MODEL" else word for word in command]
 
-    done = printed_to_full(*words, PYTHONUNBUFFERED=unbuffered)
+    code, errors = printed_to_full(*words, PYTHONUNBUFFERED=unbuffered)
 
-    assert done == (1, f"{said}: cannot write to standard output: No space left on device\n")
+    assert code == 1
+    assert errors.startswith(f"{said}: ")
+    kept(errors)
 
 
-def test_help_that_cannot_be_printed_is_a_failure():
+def test_help_that_cannot_be_printed_is_a_failure(kept):
     """Argparse passes over it, and exits with 0."""
     code, errors = printed_to_full("solver", "--help", PYTHONUNBUFFERED="")
 
-    assert (code, errors) == (1, "python -m solver: cannot write to standard output: No space left on device\n")
+    assert code == 1
+    kept(errors)
 
 
 def test_a_full_disk_of_another_file_is_not_taken_for_standard_output(capfd):

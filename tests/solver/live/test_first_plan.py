@@ -14,13 +14,15 @@ from solver.programs.planner import solve
 from solver.schedule.memory import holds_all, needed_bytes
 from solver.systems import make_plan
 from tests.kit.clusters import pis
-from tests.sweeps import ALL
+from tests.sweeps import ALL, pairs
 
 SPEC, ROWS = named_model("bert-base"), 128
 
 
-@pytest.mark.parametrize("speeds", [(24.6, 70, 24.6, 10), (24.6, 24.6), *[(24.6, 24.6, 24.6, 24.6, 24.6)] * ALL])
-@pytest.mark.parametrize("memory_gib", [1.5, 0.55, 0.4])
+@pytest.mark.parametrize(
+    ("memory_gib", "speeds"),
+    pairs([1.5, 0.55, 0.4], [(24.6, 70, 24.6, 10), (24.6, 24.6), *[(24.6, 24.6, 24.6, 24.6, 24.6)] * ALL]),
+)
 def test_the_best_plan_runs_and_all_weights_are_held_besides_where_there_is_room(speeds, memory_gib):
     """Else a plan by rows runs where it is nearly as fast."""
     cluster = pis(*speeds, memory_gib=memory_gib)

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from solver.cluster.cluster import Cluster, Device, Link
 from solver.live.cusum import Cusum, threshold
 from solver.live.follower import AGAIN
 from solver.live.network_replan import NetworkFollower
 from solver.programs.convnets.segments import solve_network
+from tests.kit.clusters import pis
+from tests.sweeps import count
 from weights.networks_zoo import zoo_network
 
 
@@ -16,11 +17,18 @@ def net():
     return zoo_network("tiny-yolov2", 160)[0]
 
 
+CLUSTER = pis(25, 25, 25, 25, memory_gib=4)
+
+
+@pytest.fixture(scope="module")
+def plan(net):
+    return solve_network(net, CLUSTER)
+
+
 @pytest.fixture
-def follower(net):
+def follower(net, plan):
     """Return a follower of four equal boards, which has seen what is usual: 20 ms each, 30 ms an image."""
-    cluster = Cluster(tuple(Device(f"pi-{n}", 25e9, 4 << 30) for n in range(4)), Link(940e6 / 8, 2e-4))
-    follower = NetworkFollower(net, cluster, solve_network(net, cluster))
+    follower = NetworkFollower(net, CLUSTER, plan)
     usual(follower)
     return follower
 
@@ -78,14 +86,14 @@ def test_a_slower_network_moves_no_rows(follower):
 
 @pytest.mark.parametrize(("change", "sigma"), [(0.4, 0.15), (0.2, 0.1), (0.4, 0.4)])
 def test_a_cusum_is_wrong_as_rarely_as_it_says(change, sigma):
-    """Of normal numbers, within the scatter of 300 runs and the approximation's error."""
+    """Of normal numbers, within the scatter of the runs and the approximation's error."""
     rng, often = np.random.default_rng(1), 200
     runs = []
-    for _ in range(300):
-        cusum, count = Cusum(change, sigma, often), 1
+    for _ in range(count(120, 300)):
+        cusum, images = Cusum(change, sigma, often), 1
         while cusum.take(rng.normal(0, sigma)) is None:
-            count += 1
-        runs.append(count)
+            images += 1
+        runs.append(images)
 
     assert np.mean(runs) == pytest.approx(often, rel=0.35)
 

@@ -21,7 +21,7 @@ from solver.schedule.memory import work_bytes
 from solver.systems import make_plan
 from tests.kit.at_once import AtOnce
 from tests.kit.clusters import pis
-from tests.sweeps import ALL, seeds
+from tests.sweeps import ALL, count, pairs, seeds
 
 SPEC, ROWS = named_model("bert-base"), 128
 LOOKS = looks(SPEC.layers, 1.0)
@@ -207,7 +207,7 @@ def test_soon_after_a_change_a_plan_by_rows_is_left_where_the_other_that_ranks_h
     assert now.stages[0].layers[0][1][0] == first.stages[0].layers[0][1][0]
 
 
-@pytest.mark.parametrize("slow", range(3))
+@pytest.mark.parametrize("slow", [1, *[0, 2] * ALL])
 def test_a_plan_of_a_file_is_followed_as_one_that_was_solved(slow):
     """The first solve has nothing to begin with."""
     cluster = pis(24.6, 70, 24.6, 10)
@@ -270,7 +270,7 @@ def test_with_looks_who_is_idle_gets_rows_behind_the_request_in_which_another_be
     assert 3 in simulation.replanner.plan.stages[0].active
 
 
-@pytest.mark.parametrize("until", [0, *LOOKS])
+@pytest.mark.parametrize("until", [0, *LOOKS] if ALL else [0, LOOKS[0], LOOKS[-1]])
 def test_with_looks_a_device_at_a_quarter_of_its_speed_has_other_rows_within_two_requests(until):
     """In the request in which it becomes slow, before it ends or after it; at the latest within the next."""
     simulation = Simulation(pis(24.6, 40, 24.6, 24.6), looks=LOOKS)
@@ -303,12 +303,12 @@ def test_soon_after_a_change_rows_follow_what_devices_do_with_their_new_share():
     assert simulation.replanner.plan.layer(0)[1].shared(ROWS).counts[3] < before
 
 
-@pytest.mark.parametrize("looks", [(), LOOKS])
+@pytest.mark.parametrize("looks", [(), LOOKS], ids=["whole", "looks"])
 @pytest.mark.parametrize("seed", seeds(1, 3))
 def test_where_nothing_changes_the_plan_stays_for_500_requests(seed, looks):
     simulation = Simulation(pis(24.6, 40, 24.6, 24.6) if looks else pis(24.6, 70, 24.6, 10), seed=seed, looks=looks)
 
-    for _ in range(500):
+    for _ in range(500 if not looks else count(150, 500)):
         simulation.request(noise=0.1)
 
     assert simulation.taken == []
@@ -332,12 +332,11 @@ def test_with_looks_a_blip_in_a_part_of_a_request_changes_nothing():
     assert simulation.decisions == []
 
 
-@pytest.mark.parametrize("looks", [(), LOOKS])
-@pytest.mark.parametrize("period", [1, 2, 3, 5, 8] if ALL else [1, 3, 8])
+@pytest.mark.parametrize(("period", "looks"), pairs([1, 3, 8, 2, 5] if ALL else [1, 3, 8], [(), LOOKS]))
 def test_devices_that_alternate_do_not_make_the_plan_flap(period, looks):
     simulation = Simulation(pis(24.6, 40, 24.6, 40), looks=looks)
 
-    for number in range(400):
+    for number in range(count(200, 400)):
         slow = number // period % 2
         simulation.request([1, 0.4 if slow else 1, 1, 1 if slow else 0.4])
 
@@ -389,7 +388,7 @@ def test_a_decision_is_a_line_that_a_person_understands():
 
     decision = simulation.taken[0]
 
-    assert re.match(r"pi-1 went from 70 to 17.5 GFLOP/s [2-9] requests ago: ", decision.line)
+    assert re.match(r"pi-1 went from 70 to 17.5 GFLOP/s [2-9] ", decision.line)
     assert " ms per request, costs " in decision.line
     entry = decision.to_table(12, 3.5)
     assert entry["gain_s"] == pytest.approx(decision.before_s - decision.after_s)
@@ -405,7 +404,7 @@ def test_a_device_whose_memory_goes_gets_less_even_where_that_is_slower():
     simulation.request()
 
     (decision,) = simulation.taken
-    assert "pi-1 went from 1.5 to 0.3 GiB free" in decision.line
+    assert "from 1.5 to 0.3 GiB free" in decision.line
     assert decision.frees == (1,)
     assert decision.plan.predicted.weights_bytes[1] < min(0.3 * GIB, plan.predicted.weights_bytes[1])
 

@@ -17,7 +17,7 @@ from tests import sweeps
 from tests.kit import convnet_reference
 from tests.kit.convnets import out_length, random_net
 
-FEW, MANY = 60, 1500
+FEW, MANY = 30, 1500
 EXACT = ("Conv", "MaxPool", "AveragePool", "Pad", "Slice", "Concat", "Relu", "GlobalAveragePool", "Add")
 
 

@@ -45,7 +45,7 @@ def relaxed(kind, cluster, terms=None):
 @pytest.mark.parametrize("devices", [2, 3])
 def test_bound_never_exceeds_the_best_whole_shares(devices):
     """For every pair of cuts, over all shares of those who take part: bent curves, skewed links, wires, routes."""
-    for seed in seeds(2, 12):
+    for seed in seeds(1, 12):
         rng = np.random.default_rng((devices, seed))
         spec, cluster, rows = small_model(rng, 1, 4), unlike_cluster(rng, devices), int(rng.integers(devices, 6))
         s = setting(spec, cluster, rows, rng.choice(WIRES), int(rng.integers(0, 4)))
@@ -90,7 +90,7 @@ def test_value_of_speed_and_link_agrees_with_solving_again(kind):
         return relaxed(kind, replace(cluster, devices=tuple(devices))).seconds
 
     slack = 1e-5 * now.seconds * change + 2e-10
-    for rank in range(count(2, 4)):
+    for rank in range(count(1, 4)):
         for value, name in ((now.by_speed[rank], "speed"), (now.by_link[rank], "link")):
             saved = now.seconds - seconds(rank, **{name: 1 + change})
             lost = seconds(rank, **{name: 1 - change}) - now.seconds

@@ -19,6 +19,7 @@ from solver.schedule.decoders.memory import rank_memory
 from tests.kit.answers import boards
 from tests.kit.clusters import pis
 from tests.kit.decoders import small_model
+from tests.sweeps import count
 
 # Of int4: units of 32 columns, of one head of 32.
 MODEL = small_model(layers=2, heads=6, kv_heads=3, d=32, hidden=64, ffn=128, vocab=96)
@@ -59,7 +60,7 @@ def least_of_all(task, cluster):
     return min((answer_seconds(task.s, plan, task.asked) for plan in every_plan(task, cluster)), default=None)
 
 
-@settings(max_examples=12, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@settings(max_examples=count(6, 12), deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     st.lists(st.floats(2e5, 3e6), min_size=2, max_size=2),
     st.sampled_from([2.0, 20.0, 900.0]),
@@ -87,7 +88,7 @@ def test_three_devices_have_the_best_of_all_plans(speeds):
     assert answer_seconds(task.s, found, ASKED) <= 1.01 * least_of_all(task, cluster)
 
 
-@pytest.mark.parametrize("lack", range(4_000, 154_000, 15_000))
+@pytest.mark.parametrize("lack", range(4_000, 154_000, count(45_000, 15_000)))
 def test_memory_is_a_limit_and_what_fits_is_found(lack):
     """The faster device loses memory, until both together hold too little."""
     model = small_model(layers=2, heads=6, kv_heads=6, d=32, hidden=64, ffn=128, vocab=96)

@@ -9,11 +9,12 @@ from solver.programs.planner import solve
 from solver.schedule.layer_table import layer_seconds, taking
 from tests.kit.clusters import pis
 from tests.solver.programs.many_clusters import instance
+from tests.sweeps import ALL
 
 BERT_LARGE = named_model("bert-large")
 
 
-@pytest.mark.parametrize("seed", [3, 5, 28])
+@pytest.mark.parametrize("seed", [5, *[3, 28] * ALL])
 def test_no_kind_is_below_its_bound_or_better_than_the_plan(seed):
     solution = solve(*instance(seed))
     kinds = list(kinds_tried(solution))

@@ -9,6 +9,7 @@ import pulp
 import pytest
 
 from solver.programs import integer
+from tests.sweeps import count
 
 
 def random_program(rng, devices=3, configurations=6):
@@ -22,7 +23,7 @@ def test_mix_is_that_of_exhaustive_search(solver, monkeypatch):
     if solver == "CBC":
         monkeypatch.setattr(pulp.HiGHS, "available", lambda self: False)
     rng = np.random.default_rng(0)
-    for _ in range(10):
+    for _ in range(count(6, 10)):
         seconds, held, room = random_program(rng)
         mixes = [list(mix) for mix in combinations_with_replacement(range(6), 5)]
         fits = [mix for mix in mixes if (sum(held[c] for c in mix) <= room).all()]

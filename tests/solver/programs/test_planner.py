@@ -29,7 +29,7 @@ from tests.kit.clusters import pis
 from tests.kit.instances import sharing_cluster, small_model, unlike_cluster
 from tests.kit.plans import like
 from tests.solver.programs.exhaustive import all_layers, over_the_best, sharing_instance
-from tests.sweeps import ALL, count, seeds
+from tests.sweeps import ALL, count, pairs, seeds
 
 MIB = 2**20
 BERT_LARGE = named_model("bert-large")
@@ -55,7 +55,7 @@ def instance(rng, devices, layers=2):
 
 @pytest.mark.parametrize(
     ("devices", "seed"),
-    [(devices, seed) for devices, few, many in ((2, 16, 100), (3, 8, 40), (4, 1, 5)) for seed in seeds(few, many)],
+    [(devices, seed) for devices, few, many in ((2, 8, 100), (3, 3, 40), (4, 1, 5)) for seed in seeds(few, many)],
 )
 def test_best_layer_is_that_of_exhaustive_search(devices, seed):
     """Affine and bent curves, skewed links, memory caps, wires and tiles; every pair of cuts and every share."""
@@ -72,7 +72,7 @@ def test_best_layer_is_that_of_exhaustive_search(devices, seed):
 
 def test_plan_is_the_best_of_all_layers_where_sharing_pays():
     """By its exact price; a bound for other devices than the plan's could not say so."""
-    found = [over_the_best(*sharing_instance(seed)) for seed in seeds(12, 200)]
+    found = [over_the_best(*sharing_instance(seed)) for seed in seeds(8, 200)]
 
     assert max(ratio for ratio, _ in found) == pytest.approx(1)
     assert all(solution.bound_s <= solution.plan.predicted_s * (1 + 1e-6) for _, solution in found)
@@ -82,7 +82,7 @@ def test_plan_is_the_best_of_all_layers_where_sharing_pays():
 def test_descent_alone_seldom_misses_the_best_of_all_layers(monkeypatch):
     """Units are few and large: what one of them too many costs is more than on any real model."""
     monkeypatch.setattr(search, "ALL_WAYS", 0)
-    ratios = np.array([over_the_best(*sharing_instance(seed))[0] for seed in seeds(20, 200)])
+    ratios = np.array([over_the_best(*sharing_instance(seed))[0] for seed in seeds(10, 200)])
 
     assert np.mean(ratios > 1 + 1e-9) <= 0.1
     assert ratios.max() < 1.1
@@ -92,7 +92,7 @@ def test_search_alone_comes_close_to_exhaustive_search(monkeypatch):
     """Without trying all shares, as on larger instances: seldom worse, and little, though units are few and large."""
     monkeypatch.setattr(search, "ALL_WAYS", 0)
     rng, ratios = np.random.default_rng(0), []
-    for _ in range(count(12, 40)):
+    for _ in range(count(8, 40)):
         spec, cluster, rows = instance(rng, 3)
         s, caps = setting(spec, cluster, rows), random_caps(rng, spec, 3)
         best = least_seconds(s, caps)
@@ -218,8 +218,7 @@ def test_cuts_go_from_rows_to_shared_weights_as_memory_shrinks():
     assert any(0 < part < 8 for part in by_rows)
     assert by_rows == sorted(by_rows, reverse=True)
     assert all(more >= less * (1 - 1e-9) for less, more in pairwise(seconds))
-    complaint = r"bert-large does not fit: \d+ MiB short; it would with \d+ MiB more on pi-\d \(has 286\)"
-    with pytest.raises(InfeasiblePlanError, match=complaint):
+    with pytest.raises(InfeasiblePlanError, match=r"\d+ MiB more on pi-\d \(has 286\)"):
         make_plan("hepti", spec, pis(24.6, 24.6, 24.6, 24.6, memory_gib=0.28), 256)
 
 
@@ -275,8 +274,9 @@ def test_device_that_makes_things_worse_gets_nothing():
     assert with_snail.predicted.seconds == pytest.approx(without.predicted.seconds)
 
 
-@pytest.mark.parametrize("mbps", [940, 240, 80] if ALL else [240])
-@pytest.mark.parametrize("speeds", [(24.6, 24.6, 24.6, 24.6), (24.6, 70, 24.6, 10), (24.6, 70, 10)])
+@pytest.mark.parametrize(
+    ("speeds", "mbps"), pairs([(24.6, 24.6, 24.6, 24.6), (24.6, 70, 24.6, 10), (24.6, 70, 10)], [240, 940, 80])
+)
 def test_no_other_system_is_predicted_faster(speeds, mbps):
     cluster = pis(*speeds, mbps=mbps)
     seconds = {
@@ -296,8 +296,7 @@ def test_input_is_gathered_where_links_are_slow():
     assert make_plan("hepti", BERT_LARGE, pis(24.6, 24.6), 128).layer(0)[0].keys is None
 
 
-@pytest.mark.parametrize("mbps", [10, 20, 80])
-@pytest.mark.parametrize("layers", [6, 12] if ALL else [6])
+@pytest.mark.parametrize(("mbps", "layers"), pairs([10, 20, 80] if ALL else [10, 80], [6, 12] if ALL else [6]))
 def test_a_fast_device_behind_a_narrow_link_is_no_better_than_none(mbps, layers):
     """All layers on it exchange nothing, but what comes and goes takes longer than the others need for all of it."""
     spec, cluster = named_model("bert-base", layers=layers), pis(24.6, 70, 24.6, 10)
@@ -313,7 +312,8 @@ def test_more_boards_are_never_worse_also_beyond_those_that_can_be_of_use():
     spec = named_model("bert-large")
 
     fewer, more, many = (
-        solve(spec, pis(24.6, 70, *[24.6] * boards), 256).plan.predicted_s for boards in (60, 120, count(200, 600))
+        solve(spec, pis(24.6, 70, *[24.6] * boards), 256).plan.predicted_s
+        for boards in count([30, 60, 100], [60, 120, 600])
     )
 
     assert more <= fewer * 1.01
@@ -346,7 +346,7 @@ def test_no_neighbouring_plan_is_predicted_faster():
 def test_solve_after_a_change_is_nearly_as_good_as_a_fresh_one():
     cluster = pis(24.6, 70, 24.6, 10)
     solution = solve(BERT_LARGE, cluster, 256)
-    for rank, factor in ((1, 0.25), (0, 0.8), (2, 1.3), (3, 2.0)):
+    for rank, factor in ((1, 0.25), (0, 0.8), (2, 1.3), (3, 2.0)) if ALL else ((1, 0.25), (2, 1.3)):
         devices = list(cluster.devices)
         devices[rank] = replace(devices[rank], compute_flop_per_s=factor * devices[rank].compute_flop_per_s)
         changed = replace(cluster, devices=tuple(devices))
@@ -365,8 +365,7 @@ def test_plan_is_made_for_the_rows_at_hand():
     assert short < long
 
 
-@pytest.mark.parametrize("memory_gib", [4.0, 0.9])
-@pytest.mark.parametrize("system", ["hepti", "sequence-weighted"])
+@pytest.mark.parametrize(("system", "memory_gib"), pairs(["hepti", "sequence-weighted"], [0.9, 4.0]))
 def test_other_lengths_keep_the_weights_where_they_are(system, memory_gib):
     cluster = pis(24.6, 70, 24.6, 10, memory_gib=memory_gib)
     plan = make_plan(system, BERT_LARGE, cluster, 256)

@@ -13,6 +13,7 @@ from solver.programs.convnets.segment_polish import FEW_MOVES, Priced, balance, 
 from solver.programs.convnets.segments import Search, solve_network
 from solver.schedule.segment_steps import net_setting, plan_seconds
 from tests.kit.convnets import random_net
+from tests.sweeps import seeds
 from weights.networks_zoo import zoo_network
 
 
@@ -25,7 +26,7 @@ def instance(seed):
     return net, Cluster(devices, Link(rng.choice([80, 940]) * 1e6 / 8, 50e-6))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", seeds(8, 30))
 def test_what_a_change_costs_is_what_the_changed_plan_costs(seed):
     net, cluster = instance(seed)
     s = net_setting(net, cluster)

@@ -8,36 +8,19 @@ import pytest
 
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
-from solver.cluster.cluster import PROGRAM_BYTES, Cluster, Device, Link
-from solver.model.convnet import ConvNet, Node
+from solver.cluster.cluster import GIB, PROGRAM_BYTES
 from solver.model.operators import in_levels
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
 from solver.programs.convnets.segment_polish import apportioned
 from solver.programs.convnets.segments import Search, solve_network
 from solver.schedule.segment_steps import memory_of, net_setting, price_segments, weights_of
+from tests.kit import refused
+from tests.kit.chains import chain
+from tests.kit.clusters import pis
 from tests.kit.convnets import random_net
+from tests.sweeps import seeds
 from weights.networks_zoo import zoo_network
-
-MEMORY = 4 << 30
-
-
-def cluster_of(gflops, mbps, latency_us=200.0):
-    """Return devices of these speeds on a network."""
-    devices = tuple(Device(f"pi-{rank}", 1e9 * speed, MEMORY) for rank, speed in enumerate(gflops))
-    return Cluster(devices, Link(mbps * 1e6 / 8, latency_us / 1e6))
-
-
-def chain(layers, channels, height, width):
-    """Return a chain of convolutions 3 by 3."""
-    window = {"kernel_shape": [3, 3], "strides": [1, 1], "dilations": [1, 1], "pads": [1, 1, 1, 1], "group": 1}
-    shapes = {"x": (3, height, width)} | {f"v{n}": (channels, height, width) for n in range(layers)}
-    nodes, tensors, value = [], {}, "x"
-    for n in range(layers):
-        tensors[f"w{n}"] = (channels, shapes[value][0], 3, 3)
-        nodes.append(Node(f"conv{n}", "Conv", (value, f"w{n}"), f"v{n}", window))
-        value = f"v{n}"
-    return ConvNet("chain", "x", (value,), tuple(nodes), shapes, tensors)
 
 
 def every_plan(search, devices):
@@ -61,7 +44,7 @@ def every_plan(search, devices):
 @pytest.mark.parametrize("height", [6, 17])
 def test_the_best_of_all_paths_is_found(gflops, mbps, latency_us, height):
     """Up to what the search adds up, where a step in truth overlaps compute and exchange."""
-    net, cluster = chain(4, 16, height, 20), cluster_of(gflops, mbps, latency_us)
+    net, cluster = chain(*[("conv", 16)] * 4, size=(height, 20)), pis(*gflops, mbps=mbps, latency_us=latency_us)
     s = net_setting(net, cluster)
     search = Search(s, Wire.FLOAT32)
 
@@ -72,12 +55,13 @@ def test_the_best_of_all_paths_is_found(gflops, mbps, latency_us, height):
     assert found.predicted.seconds <= 1.02 * best
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", seeds(12, 60))
 def test_no_device_alone_is_faster(seed):
     rng = np.random.default_rng(seed)
     net = in_levels(random_net(rng, most=14)[0])
     ranks = int(rng.integers(1, 7))
-    cluster = cluster_of(rng.uniform(2, 60, ranks), rng.choice([20, 80, 940]), rng.choice([50, 200, 2000]))
+    speeds, mbps, latency_us = rng.uniform(2, 60, ranks), rng.choice([20, 80, 940]), rng.choice([50, 200, 2000])
+    cluster = pis(*speeds, mbps=mbps, latency_us=latency_us)
     s = net_setting(net, cluster)
 
     plan = solve_network(net, cluster)
@@ -90,7 +74,7 @@ def test_no_device_alone_is_faster(seed):
         assert plan.predicted.seconds <= 1.001 * alone.seconds
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6, 20))
 def test_rows_are_shared_out_as_well_as_can_be(seed):
     """Against all ways to give whole rows to four devices, to whom some rows come for nothing, and some at a jump."""
     rng = np.random.default_rng(seed)
@@ -107,15 +91,15 @@ def test_rows_are_shared_out_as_well_as_can_be(seed):
     assert without[2] == 0
 
 
-def test_scarce_memory_is_shared_out_too():
+def test_scarce_memory_is_shared_out_too(kept):
     """VGG-16 holds 528 MiB of weights; four boards with 256 MiB for them have its products by columns."""
     net, _ = zoo_network("vgg16")
-    devices = tuple(Device(f"pi-{rank}", 25e9, (256 << 20) + PROGRAM_BYTES) for rank in range(4))
 
-    plan = solve_network(net, Cluster(devices, Link(940e6 / 8, 2e-4)))
+    def with_memory(size):
+        return pis(25, 25, 25, 25, memory_gib=size / GIB)
+
+    plan = solve_network(net, with_memory((256 << 20) + PROGRAM_BYTES))
 
     assert max(memory_of(net, plan)) <= 256 << 20
     assert sum(weights_of(net, plan)) > 528 << 20
-    small = tuple(replace(device, memory_bytes=250 << 20) for device in devices)
-    with pytest.raises(InfeasiblePlanError, match=r"vgg16 needs \d+ MiB on pi-., which has 250 MiB free"):
-        solve_network(net, Cluster(small, Link(1e8, 2e-4)))
+    kept(refused.said(solve_network, [(net, with_memory(250 << 20))], InfeasiblePlanError))

@@ -16,6 +16,7 @@ from solver.schedule.cost import setting
 from solver.schedule.layer_table import kind_by_rows, layer_seconds
 from tests.kit.clusters import pis
 from tests.solver.schedule.simulation import seconds_per_layer
+from tests.sweeps import count
 
 BERT_LARGE = named_model("bert-large")
 BY_ROWS = kind_by_rows(BERT_LARGE.blocks)
@@ -25,7 +26,7 @@ BY_ROWS = kind_by_rows(BERT_LARGE.blocks)
 def test_seconds_of_a_layer_by_rows_are_those_of_its_simulation(route, mean, worst):
     """Two to four unlike devices, shares near their speed's, all wires and tiles; what is simulated has no barrier."""
     rng, errors = np.random.default_rng(0), []
-    for _ in range(40):
+    for _ in range(count(12, 40)):
         devices = int(rng.integers(2, 5))
         speeds = rng.choice([10, 24.6, 24.6, 70], devices)
         cluster = pis(*speeds, mbps=float(rng.choice([80, 240, 940])))

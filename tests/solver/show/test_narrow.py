@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from solver.cli import main
-from tests.kit import inside, narrow
+from tests.kit import inside, narrow, planned_once
 
 COMMANDS = {
     "encoder": ["--model", "bert-large", "--layers", "3", "--cluster", "mixed4"],
@@ -15,10 +15,10 @@ COMMANDS = {
     "step by step": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--schedule"],
     "of one board": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--schedule", "pi-1"],
     "throughput": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--objective", "throughput"],
-    "network": ["--model", "resnet50", "--cluster", "mixed4"],
+    "network": ["--model", "resnet18", "--cluster", "mixed4"],
     "network, explained": ["--model", "resnet18", "--cluster", "mixed4", "--explain"],
     "network, changed": ["--model", "resnet18", "--cluster", "mixed4", "--map", "--set", "pi-1.bandwidth_mbps=94.5"],
-    "network, who has what": ["--model", "resnet50", "--cluster", "mixed4", "--map"],
+    "network, who has what": ["--model", "resnet18", "--cluster", "mixed4", "--map"],
     "network, all systems": ["--model", "resnet18", "--cluster", "mixed4", "--compare"],
     "network, step by step": ["--model", "resnet18", "--cluster", "mixed4", "--schedule"],
     "network, replicas": ["--model", "resnet18", "--cluster", "mixed4", "--objective", "throughput"],
@@ -30,6 +30,12 @@ COMMANDS = {
 
 def words(text):
     return {word.strip(".,;:") for word in text.translate(str.maketrans("│┃", "  ")).split() if word.isprintable()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _planned_once():
+    with planned_once.shared():
+        yield
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from solver.schedule.stages import predict_plan
 from solver.show.comparison import compare
 from solver.systems import plans_for
 from tests.lab.bench_plans import rivals
-from tests.sweeps import ALL, seeds
+from tests.sweeps import pairs, seeds
 
 
 def random_instance(rng):
@@ -46,12 +45,9 @@ def test_no_system_beats_hepti_on_any_cluster(seed):
     assert entries["hepti"].seconds <= min(able, default=np.inf) * (1 + 1e-3)
 
 
-# In `make test` every name, bandwidth and number of rows, though not together.
 @pytest.mark.parametrize(
     ("name", "mbps", "rows"),
-    [*product(["pi4x4", "mixed4"], [940, 240, 80], [64, 128, 256])]
-    if ALL
-    else [("pi4x4", 940, 64), ("mixed4", 240, 128), ("mixed4", 80, 256)],
+    pairs(["mixed4", "pi4x4"], [240, 940, 80], [128, 64, 256]),
 )
 def test_no_rival_of_the_lab_is_predicted_faster(name, mbps, rows):
     spec = named_model("bert-large", layers=4)

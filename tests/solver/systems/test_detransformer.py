@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from solver.base.errors import HeptiError, InfeasiblePlanError
+from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import Cluster, Device, Link
 from solver.model.blocks import Cut
 from solver.model.named import decoupled, named_model
@@ -20,9 +20,10 @@ from solver.show.comparison import compare, winner
 from solver.systems import make_plan, plans_for
 from solver.systems.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, seconds_on_one
 from solver.systems.detransformer import Choices, able, choices, choose, ways
+from tests.kit import refused
 from tests.kit.clusters import pis
 from tests.kit.plans import like
-from tests.sweeps import ALL, seeds
+from tests.sweeps import pairs, seeds
 
 SPEC = named_model("bert-base-decoupled")
 MIB = 2**20
@@ -69,21 +70,18 @@ def test_names_say_how_a_model_is_decoupled():
     assert tensor_shapes(SPEC)["layers/2/mlp/down/weight"] == (3072, 768)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"groups": 5}, "layers 12 do not divide into 5 groups"),
-        ({"sub_blocks": 7}, "hidden 768 do not divide into 7 sub-blocks"),
-        ({"sub_blocks": 8}, "heads 12 do not divide into 8 sub-blocks"),
-        ({"groups": 12}, "12 layers in 12 groups: one is original, none is decoupled"),
-        ({"groups": 0}, "0 groups, 4 sub-blocks in a layer: must be at least 1 and 2"),
-        ({"sub_blocks": 1}, "4 groups, 1 sub-blocks in a layer"),
-        ({"groups": -1}, "-1 groups"),
-    ],
-)
-def test_what_does_not_divide_is_refused(changes, message):
-    with pytest.raises(HeptiError, match=message):
-        like(SPEC, **changes)
+def test_what_does_not_divide_is_refused(kept):
+    cases = [
+        {"groups": 5},
+        {"sub_blocks": 7},
+        {"sub_blocks": 8},
+        {"groups": 12},
+        {"groups": 0},
+        {"sub_blocks": 1},
+        {"groups": -1},
+    ]
+
+    kept(refused.said(lambda changes: like(SPEC, **changes), cases))
 
 
 # Its plans.
@@ -113,27 +111,22 @@ def changed(plan, layer, block, **changes):
     return replace(plan, stages=(replace(stage, layers=tuple(runs)),))
 
 
-def test_plans_that_do_not_fit_the_groups_are_refused():
+def test_plans_that_do_not_fit_the_groups_are_refused(kept):
     plan = plan_of([1, 3], [WHOLE] * 4)
     swapped = plan_of([3, 1], [WHOLE] * 4)
     ordinary = named_model("bert-base")
     by_rows = make_plan("sequence", ordinary, pis(10, 10), 64)
+    by_block = make_plan("megatron", ordinary, pis(1, 1), 8).layer(0)[1].inner
     cases = [
-        (replace(plan, model_fingerprint="", model_name=ordinary.name), ordinary,
-         "layer 0 of model .* is not decoupled: its cut must not"),
-        (replace(by_rows, model_fingerprint="", model_name=SPEC.name), SPEC,
-         "layer 0 of model .* is decoupled: its cut must be sub_blocks"),
-        (changed(plan, 0, "mlp", inner=swapped.layer(0)[1].inner), SPEC,
-         r"sub_blocks of attention \[0, 1\), .* be the same"),
-        (changed(plan, 1, "mlp", cut=Cut.BLOCK, inner=make_plan("megatron", ordinary, pis(1, 1), 8).layer(0)[1].inner),
-         SPEC, "attention is cut whole, mlp is cut block: cut all so, or none"),
-        (replace(plan, model_fingerprint=""), like(SPEC, sub_blocks=6), "cover 4 sub-blocks, .* has 6"),
-        (replace(plan, devices=(*plan.devices, "pi-9")), SPEC, "needs one stage of all devices"),
-    ]  # fmt: skip
+        (replace(plan, model_fingerprint="", model_name=ordinary.name), ordinary),
+        (replace(by_rows, model_fingerprint="", model_name=SPEC.name), SPEC),
+        (changed(plan, 0, "mlp", inner=swapped.layer(0)[1].inner), SPEC),
+        (changed(plan, 1, "mlp", cut=Cut.BLOCK, inner=by_block), SPEC),
+        (replace(plan, model_fingerprint=""), like(SPEC, sub_blocks=6)),
+        (replace(plan, devices=(*plan.devices, "pi-9")), SPEC),
+    ]
 
-    for wrong, spec, message in cases:
-        with pytest.raises(HeptiError, match=message):
-            wrong.check(spec, len(wrong.devices))
+    kept(refused.said(lambda wrong, spec: wrong.check(spec, len(wrong.devices)), cases))
 
 
 def test_every_sub_block_is_held_once_and_whole_layers_by_all_who_have_any():
@@ -211,7 +204,7 @@ def test_the_placement_of_a_worked_example():
     assert choose(by_hand([[19, 99], [9, 9]]), 2) is None
 
 
-@pytest.mark.parametrize("seed", seeds(20, 40))
+@pytest.mark.parametrize("seed", seeds(8, 40))
 def test_nothing_that_fits_takes_less(seed):
     """Every way and every mode of every original layer, tried one by one."""
     rng = np.random.default_rng(seed)
@@ -261,9 +254,10 @@ def test_choices_by_hand():
     assert given.inner_s[way, 2] == about(max(first, second) + whole_s.max())
 
 
-@pytest.mark.parametrize("speeds", [(24.6, 24.6), (24.6, 70, 10)])
-@pytest.mark.parametrize("mbps", [20, 240, 2000] if ALL else [240])
-@pytest.mark.parametrize("memory_gib", [0.2, 0.25, 0.28, 0.32, 4])
+@pytest.mark.parametrize(
+    ("speeds", "mbps", "memory_gib"),
+    pairs([(24.6, 24.6), (24.6, 70, 10)], [20, 240, 2000], [0.2, 0.25, 0.28, 0.32, 4]),
+)
 def test_no_plan_is_much_faster_by_the_cost_model(speeds, mbps, memory_gib):
     """T adds up groups, in which a little more overlaps: all plans of two groups, priced as they would run."""
     spec = named_model("bert-base-decoupled-2x4", 6)
@@ -284,10 +278,7 @@ def test_no_plan_is_much_faster_by_the_cost_model(speeds, mbps, memory_gib):
     best_s = min((plan_seconds(s, plan) for plan in every if fits(plan)), default=None)
 
     if best_s is None:
-        with pytest.raises(
-            InfeasiblePlanError,
-            match=r"by detransformer does not fit: \d+ MiB short; it would with \d+ MiB more on pi-",
-        ):
+        with pytest.raises(InfeasiblePlanError, match=r"does not fit: \d+ MiB short"):
             make_plan("detransformer", spec, cluster, rows)
         return
     plan = make_plan("detransformer", spec, cluster, rows)
@@ -329,16 +320,17 @@ def test_single_has_everything_on_the_fastest():
 # Other models, other systems.
 
 
-def test_an_ordinary_model_has_no_decoupled_layers():
-    with pytest.raises(InfeasiblePlanError, match=r"bert-base has no decoupled layers"):
-        make_plan("detransformer", named_model("bert-base"), pis(10, 20), 64)
+def test_an_ordinary_model_has_no_decoupled_layers(kept):
+    cases = [("detransformer", named_model("bert-base"), pis(10, 20), 64)]
+
+    kept(refused.said(make_plan, cases, InfeasiblePlanError))
 
 
 def test_other_systems_have_no_plan_for_decoupled_layers():
     assert plans_for(SPEC) == ("detransformer", "single")
     for spec, system in product((SPEC, named_model("bert-base-decoupled")), plans_for(named_model("bert-base"))):
         if system != "single":
-            with pytest.raises(InfeasiblePlanError, match=f"{spec.name} has decoupled layers: {system} has no plan"):
+            with pytest.raises(InfeasiblePlanError, match=f"decoupled layers: {system} has no plan"):
                 make_plan(system, spec, pis(10, 20), 64)
 
 

@@ -26,8 +26,8 @@ ROWS = 64
     [
         (seed, system, spec)
         for spec in (SPEC, named_model("bert-base-decoupled", layers=6))
-        for system in plans_for(spec)
-        for seed in ((1, 4) if system == THROUGHPUT and not ALL else seeds(6, 9))
+        for number, system in enumerate(plans_for(spec))
+        for seed in (seeds(9, 9) if ALL else [4 if system == THROUGHPUT else number % 6])
     ],
 )
 def test_a_refusal_names_devices_with_both_numbers_and_its_mend_is_enough(seed, system, spec):
@@ -64,10 +64,9 @@ def test_a_refusal_names_devices_with_both_numbers_and_its_mend_is_enough(seed, 
     plan_that_fits(system, spec, replace(cluster, devices=tuple(grown)), ROWS)
 
 
-def test_of_many_devices_that_lack_memory_some_are_named():
+def test_of_many_devices_that_lack_memory_some_are_named(kept):
     cluster = pis(*[10.0] * 30, memory_gib=1)
 
     message = str(does_not_fit("it", cluster, np.full(30, 2.0 * MIB)))
 
-    assert message.startswith("it does not fit: 60 MiB short; it would with 2 MiB more on pi-0 (has 1024) and 2 MiB")
-    assert message.endswith("2 MiB more on pi-3 (has 1024) and more on 26 others")
+    kept(message)

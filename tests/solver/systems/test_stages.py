@@ -19,6 +19,7 @@ from solver.systems import make_plan
 from solver.systems.edgeshard import least_sum
 from solver.systems.pipeedge import Boards, StageUnits, best_stages, device_types, fewer_types, units_of
 from solver.systems.prima import halda
+from tests.kit import refused
 from tests.kit.clusters import pis
 from tests.sweeps import seeds
 
@@ -71,7 +72,7 @@ def test_pipeedge_counts_weights_and_buffers_by_hand():
     assert best_stages([replace(boards[0], room=23.0)], units) is None
 
 
-@pytest.mark.parametrize("seed", seeds(20, 60))
+@pytest.mark.parametrize("seed", seeds(8, 60))
 def test_pipeedge_is_as_good_as_exhaustive_search(seed):
     """Units of any seconds and bytes, boards of any room; of as good plans none has fewer stages, or sends less."""
     rng = np.random.default_rng(seed)
@@ -178,12 +179,10 @@ def test_few_bits_let_a_slow_link_carry_stages():
     assert priced[Wire.ADAPTIVE].prediction.bytes_on_wire == priced[Wire.INT8].prediction.bytes_on_wire
 
 
-@pytest.mark.parametrize("system", ["hepti", "megatron", "edgeshard"])
-def test_few_bits_are_for_what_goes_from_stage_to_stage(system):
-    with pytest.raises(
-        InfeasiblePlanError, match="int4 on the wire is for what goes from stage to stage, this plan has 1"
-    ):
-        make_plan(system, SPEC, pis(10), 32, Wire.INT4)
+def test_few_bits_are_for_what_goes_from_stage_to_stage(kept):
+    cases = [(system, SPEC, pis(10), 32, Wire.INT4) for system in ("hepti", "megatron", "edgeshard")]
+
+    kept(refused.said(make_plan, cases, InfeasiblePlanError))
 
 
 def test_edgeshard_by_hand():
@@ -197,7 +196,7 @@ def test_edgeshard_by_hand():
     assert least_sum(seconds, np.array([1, 2]), hops, back, 4) is None
 
 
-@pytest.mark.parametrize("seed", seeds(20, 60))
+@pytest.mark.parametrize("seed", seeds(8, 60))
 def test_edgeshard_is_as_good_as_exhaustive_search(seed):
     rng = np.random.default_rng(seed)
     p, layers = int(rng.integers(1, 5)), int(rng.integers(1, 7))
@@ -247,7 +246,7 @@ def test_prima_chooses_the_windows_of_exhaustive_search(seed):
     assert found in every
 
 
-def test_pipeedge_fits_sublayers_where_whole_layers_do_not_fit():
+def test_pipeedge_fits_sublayers_where_whole_layers_do_not_fit(kept):
     """Room for two and a half layers, as much, and one and a half: of six, five whole ones fit."""
     cluster = with_memory(pis(10, 20, 5), [2, 2, 1])
 
@@ -257,11 +256,8 @@ def test_pipeedge_fits_sublayers_where_whole_layers_do_not_fit():
     assert not all(stage.is_whole for stage in plan.stages)
     held = price_plan(SPEC, cluster, plan, 32).weights_bytes
     assert all(size <= device.memory_bytes for size, device in zip(held, cluster.devices, strict=True))
-    with pytest.raises(
-        InfeasiblePlanError,
-        match=r"bert-base by pipeedge, of whose 6 layers the devices hold \d, does not fit: \d+ MiB short",
-    ):
-        make_plan("pipeedge", SPEC, with_memory(pis(10, 20, 5), [2, 1, 0]), 32)
+    cases = [("pipeedge", SPEC, with_memory(pis(10, 20, 5), [2, 1, 0]), 32)]
+    kept(refused.said(make_plan, cases, InfeasiblePlanError))
 
 
 @pytest.mark.parametrize("system", ["pipeedge", "edgeshard", "prima"])
@@ -276,10 +272,10 @@ def test_stages_cover_the_model_and_fit_in_memory(system):
     assert all(stage.sublayers.size <= 4 * holds[stage.devices[0]] + 2 for stage in plan.stages)
 
 
-@pytest.mark.parametrize("system", ["edgeshard", "prima"])
-def test_a_model_that_no_stages_hold_is_refused(system):
-    with pytest.raises(InfeasiblePlanError, match=f"bert-base by {system}, of whose 6 layers the devices hold 5, "):
-        make_plan(system, SPEC, with_memory(pis(10, 20, 5), [2, 2, 1]), 32)
+def test_a_model_that_no_stages_hold_is_refused(kept):
+    cases = [(system, SPEC, with_memory(pis(10, 20, 5), [2, 2, 1]), 32) for system in ("edgeshard", "prima")]
+
+    kept(refused.said(make_plan, cases, InfeasiblePlanError))
 
 
 def test_edgeshard_fills_many_small_devices():
@@ -293,7 +289,7 @@ def test_edgeshard_fills_many_small_devices():
     assert [stage.span.size for stage in plan.stages] == [1] * 12
 
 
-def test_replicas_are_the_devices_that_hold_the_model_the_fastest_first():
+def test_replicas_are_the_devices_that_hold_the_model_the_fastest_first(kept):
     cluster = with_memory(pis(10, 20, 5, 15), [6, 6, 5, 7])
 
     plan = make_plan("data", SPEC, cluster, 32)
@@ -304,8 +300,5 @@ def test_replicas_are_the_devices_that_hold_the_model_the_fastest_first():
         [("pi-3",)],
         [("pi-0",)],
     ]
-    with pytest.raises(
-        InfeasiblePlanError,
-        match=r"by data, whole on one device, does not fit: 15 MiB short; .* 15 MiB more on pi-1 \(has",
-    ):
-        make_plan("data", SPEC, with_memory(pis(10, 20), [4, 5]), 32)
+    cases = [("data", SPEC, with_memory(pis(10, 20), [4, 5]), 32)]
+    kept(refused.said(make_plan, cases, InfeasiblePlanError))

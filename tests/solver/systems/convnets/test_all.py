@@ -5,18 +5,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from solver.base.errors import HeptiError, InfeasiblePlanError
+from solver.base.errors import InfeasiblePlanError
 from solver.cluster.nodes import NodeSpeeds
 from solver.model.operators import WorkKind
 from solver.plan.plan import Wire
 from solver.systems.convnets import SYSTEMS, plan_network
+from tests.kit import refused
 from tests.kit.chains import boards, chain
 from tests.kit.convnets import emulate, plan_of, random_net
 from tests.sweeps import count
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-@settings(max_examples=count(12, 200), deadline=None)
+@settings(max_examples=count(6, 200), deadline=None)
 @given(seed=st.integers(0, 2**32), speeds=st.lists(st.sampled_from([2e4, 5e5, 1e6, 4e6]), min_size=1, max_size=5))
 def test_any_network_comes_out_right(system, seed, speeds):
     """Nearly all of several boards are used: compute is slow beside the network, and a call takes no time."""
@@ -47,9 +48,8 @@ def test_too_little_memory_is_refused_by_name(system):
         plan_network(system, net, cluster)
 
 
-def test_a_system_that_is_misspelt_is_named():
-    with pytest.raises(HeptiError, match=r"unknown system 'modn' \(did you mean modnn\?\)"):
-        plan_network("modn", chain(("conv", 2)), boards(1.0))
+def test_a_system_that_is_misspelt_is_named(kept):
+    kept(refused.said(plan_network, [("modn", chain(("conv", 2)), boards(1.0))]))
 
 
 def test_single_takes_the_device_that_has_the_result_first():
@@ -60,9 +60,8 @@ def test_single_takes_the_device_that_has_the_result_first():
     assert plan_network("single", net, boards(1.0, 2.0, mbps=0.01)).segments[0].active == (0,)
 
 
-def test_a_device_named_has_all():
+def test_a_device_named_has_all(kept):
     plan = plan_network("single:pi-1", chain(("conv", 2)), boards(1.0, 2.0, 3.0), Wire.FLOAT16)
 
     assert (plan.system, plan.wire, plan.segments[0].active) == ("single:pi-1", Wire.FLOAT16, (1,))
-    with pytest.raises(HeptiError, match=r"single:pi-3: there is no device 'pi-3' \(did you mean"):
-        plan_network("single:pi-3", chain(("conv", 2)), boards(1.0))
+    kept(refused.said(plan_network, [("single:pi-3", chain(("conv", 2)), boards(1.0))]))

@@ -11,6 +11,7 @@ from solver.schedule.segment_steps import net_setting
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.aofl import block_s, sized_block
 from tests.kit.chains import boards, chain, slab, spans
+from tests.sweeps import pairs
 
 WIRE = Wire.FLOAT32
 
@@ -33,8 +34,7 @@ def test_the_seconds_of_a_block_by_hand():
     assert block_s(s, WIRE, Span(0, 2), (1 / 3, 2 / 3)) == pytest.approx(out_s + max(compute) + back_s, rel=0.01)
 
 
-@pytest.mark.parametrize("mbps", [3.0, 30.0, 1000.0])
-@pytest.mark.parametrize("layers", [1, 4, 6])
+@pytest.mark.parametrize(("mbps", "layers"), pairs([30.0, 3.0, 1000.0], [1, 4, 6]))
 def test_no_other_fusing_is_faster(layers, mbps):
     """All 2 to the power of 5 ways to fuse six layers."""
     net = chain(*[("conv", 8 + 4 * number) for number in range(layers)], size=20)

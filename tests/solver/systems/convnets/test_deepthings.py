@@ -19,6 +19,7 @@ from solver.systems.convnets.common import chain_points
 from solver.systems.convnets.deepthings import tiled
 from tests.kit.chains import boards, chain
 from tests.kit.convnets import random_net
+from tests.sweeps import seeds
 from weights.networks_zoo import zoo_network
 
 NET = chain(("conv", 8), ("relu",), ("pool",), ("conv", 8), ("mean",), ("flatten",), ("gemm", 10), size=12)
@@ -61,7 +62,7 @@ def test_every_other_tile_takes_what_its_neighbours_have_computed():
     assert [len(tile.given) for tile in shares.tiles] == [2, 0, 0, 2]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(10, 40))
 def test_what_tiles_take_their_neighbours_have(seed):
     """And with what they make themselves it is all that they need, of which they make no more than without reuse."""
     rng = np.random.default_rng(seed)

@@ -8,6 +8,7 @@ from solver.base.spans import Partition
 from solver.plan.segments import SegmentCut
 from solver.systems.convnets import plan_network
 from tests.kit.chains import boards, chain, counts, spans
+from tests.sweeps import pairs
 
 SIZE = 12
 NET = chain(("conv", 64), ("conv", 32), size=SIZE)
@@ -39,8 +40,9 @@ def last(rows, finish):
     return max(end for end, count in zip(finish, rows, strict=True) if count)
 
 
-@pytest.mark.parametrize("mbps", [5.0, 50.0, 500.0])
-@pytest.mark.parametrize("speeds", [(0.1, 0.1), (0.05, 0.2), (0.1, 0.05, 0.2), (0.02, 0.3, 0.1)])
+@pytest.mark.parametrize(
+    ("mbps", "speeds"), pairs([5.0, 50.0, 500.0], [(0.1, 0.1), (0.05, 0.2), (0.1, 0.05, 0.2), (0.02, 0.3, 0.1)])
+)
 def test_every_layer_is_done_nearly_as_early_as_by_any_rows(speeds, mbps):
     """Of these twelve, one second layer is 1.5 % later than the best; the others are the best, but for copies."""
     every = [rows for rows in product(range(SIZE + 1), repeat=len(speeds)) if sum(rows) == SIZE]

@@ -1,0 +1,128 @@
+"""What the planning command line does with a model of every kind: it plans, prints, writes, prices and compares."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from solver.cli import main
+from solver.model.named import named_model
+from solver.model.named_decoders import named_decoder
+from solver.plan.segment_file import read_any_plan
+from tests.kit import inside, planned_once
+from weights.networks_zoo import zoo_graph
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of model: one of it on the command line, its description, and what is said of its plans."""
+
+    words: tuple[str, ...]
+    model: object
+    shown: tuple[str, ...]
+    others: tuple[str, ...]
+    shares: str
+    scarce: str
+    steps: tuple[str, ...]
+
+    def run(self, *words):
+        return inside.run(main, *self.words, "--cluster", "mixed4", *words)
+
+
+KINDS = {
+    "encoder": Kind(
+        ("--model", "bert-base", "--layers", "3"), named_model("bert-base", 3),
+        ("bert-base, 3 layers, 256 rows", "940 Mbps", "heads", "idle ms", "No plan beats", "saves"),
+        ("single:pi-1", "megatron", "sequence", "galaxy", "pipeedge", "data"), "stages", "pi-1.memory_gib=0.1",
+        ("step by step on pi-1", "ms in all"),
+    ),
+    "network": Kind(
+        ("--model", "resnet18"), zoo_graph("resnet18"),
+        ("resnet18, 49 nodes, 3.6 GFLOP", "940 Mbps", "conv1", "MFLOP", "ms for an image by hepti", "No plan beats"),
+        ("single:pi-1",), "segments", "pi-1.memory_gib=0.17", ("step by step on pi-1", "pixels"),
+    ),
+    "language model": Kind(
+        ("--model", "llama-3.2-1b", "--layers", "4"), named_decoder("llama-3.2-1b", 4),
+        ("llama-3.2-1b in int4, 4 layers", "940 Mbps", "columns", "words", "tokens a second", "room for 4096 tokens"),
+        ("single:pi-3", "megatron", "galaxy", "prima"), "stages", "pi-1.memory_gib=0.2",
+        ("step by step on pi-1", "sum of attention", "sum of mlp", "candidates"),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _planned_once():
+    with planned_once.shared():
+        yield
+
+
+@pytest.fixture(params=KINDS)
+def kind(request):
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def path(kind, tmp_path):
+    """Return the file of a plan."""
+    assert kind.run("--json", "--out", tmp_path / "plan.json").returncode == 0
+    return tmp_path / "plan.json"
+
+
+def test_a_plan_is_printed_with_what_every_device_does_and_what_else_there_is(kind, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = kind.run()
+
+    assert (done.returncode, done.stderr) == (0, "")
+    for words in (*kind.shown, *kind.others):
+        assert words in " ".join(done.stdout.split())
+    assert max(map(len, done.stdout.splitlines()[1:])) <= 80
+    assert "…" not in done.stdout
+
+
+def test_json_and_out_give_the_same_plan_that_fits_the_model(kind, path):
+    table, written = json.loads(kind.run("--json").stdout), json.loads(path.read_text())
+
+    read_any_plan(path).check(kind.model, 4)
+    for key in ("model", kind.shares, "predicted"):
+        assert table[key] == written[key]
+    assert [device["device"] for device in table["per_device"]] == ["pi-0", "pi-1", "pi-2", "pi-3"]
+    assert {other["system"] for other in table["alternatives"]} >= {*kind.others}
+
+
+def test_a_plan_file_costs_what_its_planner_said_and_more_on_slower_links(kind, path):
+    said = json.loads(path.read_text())
+    price = ("--price", path, "--cluster", "mixed4", "--json")
+
+    same, slow = (
+        json.loads(inside.run(main, *price, *more).stdout) for more in ((), ("--set", "network.bandwidth_mbps=10"))
+    )
+
+    assert (same[kind.shares], same["predicted"]) == (said[kind.shares], said["predicted"])
+    assert slow[kind.shares] == said[kind.shares]
+    assert slow["predicted"]["exchange_s"] >= 10 * said["predicted"]["exchange_s"]
+
+
+def test_a_plan_file_that_lacks_memory_is_priced_with_a_note(kind, path):
+    done = inside.run(main, "--price", path, "--cluster", "mixed4", "--set", kind.scarce)
+
+    assert done.returncode == 0
+    assert done.stderr.startswith(f"note: {path} ")
+    assert "MiB more on pi-1 (has " in done.stderr
+
+
+def test_all_systems_stand_side_by_side(kind):
+    done, table = kind.run("--compare"), json.loads(kind.run("--compare", "--json").stdout)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    systems = [entry["system"] for entry in table["systems"]]
+    assert {"hepti", *kind.others} <= {*systems}
+    assert all(system in done.stdout for system in systems)
+
+
+def test_what_a_device_does_is_told_step_by_step(kind):
+    out, steps = kind.run("--schedule", "pi-1").stdout, kind.run("--schedule", "pi-1", "--json").stdout
+
+    assert all(words in out for words in kind.steps)
+    assert json.loads(steps)["steps"]
