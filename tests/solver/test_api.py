@@ -139,7 +139,7 @@ def test_what_cannot_be_planned_is_one_line(kept):
 
 def test_a_model_that_fits_nowhere_says_what_is_missing():
     with pytest.raises(InfeasiblePlanError, match="MiB"):
-        make_plan("bert-large", "mixed3", layers=1000)
+        make_plan("bert-large", "mixed3", layers=1000, system="sequence")
 
 
 def test_a_plan_is_saved_whole_and_as_json_only(tmp_path, kept):

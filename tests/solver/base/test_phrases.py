@@ -70,14 +70,8 @@ def test_short_work_says_nothing(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("mgatron", " (did you mean megatron?)"),
-        ("pi-7", " (did you mean pi-0, pi-1 or pi-2?)"),
-        ("xyz", " (known: megatron, pi-0, pi-1, pi-2)"),
-    ],
-)
-def test_who_mistypes_is_told_the_nearest_word_or_all(word, hint):
-    assert did_you_mean(word, ["megatron", "pi-0", "pi-1", "pi-2"]) == hint
-    assert did_you_mean(word, []) == ""
+def test_who_mistypes_is_told_the_nearest_word_or_all(kept):
+    known = ["megatron", "pi-0", "pi-1", "pi-2"]
+
+    kept("\n".join(did_you_mean(word, known) for word in ("mgatron", "pi-7", "xyz")))
+    assert did_you_mean("xyz", []) == ""

@@ -91,4 +91,4 @@ def test_requests_run_while_a_plan_is_sought():
     simulation.request([1, 0.4, 1, 1], noise=0)
 
     (decision,) = simulation.decisions[len(before) :]
-    assert decision.line.startswith("all as it was for 20 requests")
+    assert decision.line.startswith("all as it was for 20 ")

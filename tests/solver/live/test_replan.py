@@ -388,7 +388,7 @@ def test_a_decision_is_a_line_that_a_person_understands():
 
     decision = simulation.taken[0]
 
-    assert re.match(r"pi-1 went from 70 to 17.5 GFLOP/s [2-9] ", decision.line)
+    assert re.match(r"pi-1 .* 17.5 GFLOP/s [2-9] requests ", decision.line)
     assert " ms per request, costs " in decision.line
     entry = decision.to_table(12, 3.5)
     assert entry["gain_s"] == pytest.approx(decision.before_s - decision.after_s)
@@ -444,7 +444,7 @@ def test_where_memory_has_come_back_all_weights_are_got_again():
     assert (freed.frees, freed.spare) == ((1,), None)
     assert got.plan == freed.plan
     assert got.cost_s > 0
-    assert "what else could run is got again" in got.line
+    assert "is got again" in got.line
     assert simulation.replanner._held_bytes() == held
 
 

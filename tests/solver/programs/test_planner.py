@@ -218,7 +218,7 @@ def test_cuts_go_from_rows_to_shared_weights_as_memory_shrinks():
     assert any(0 < part < 8 for part in by_rows)
     assert by_rows == sorted(by_rows, reverse=True)
     assert all(more >= less * (1 - 1e-9) for less, more in pairwise(seconds))
-    with pytest.raises(InfeasiblePlanError, match=r"\d+ MiB more on pi-\d \(has 286\)"):
+    with pytest.raises(InfeasiblePlanError, match=r"MiB more on pi-\d \(has 286\)"):
         make_plan("hepti", spec, pis(24.6, 24.6, 24.6, 24.6, memory_gib=0.28), 256)
 
 

@@ -63,4 +63,4 @@ def test_boards_without_a_share_are_named(net, monkeypatch, tmp_path):
 def test_of_many_boards_the_picture_says_how_many_it_draws(net, monkeypatch, tmp_path):
     _, axes, _ = picture(monkeypatch, tmp_path, net, pis(*[10] * 40), (1,))
 
-    assert axes.get_xlabel().endswith("; 32 of 40 boards are drawn")
+    assert axes.get_xlabel().endswith("32 of 40 boards are drawn")
