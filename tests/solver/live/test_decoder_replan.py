@@ -6,15 +6,16 @@ from functools import cache
 import numpy as np
 import pytest
 
-from solver.cluster.cluster import Cluster, Device, Link
+from solver.cluster.cluster import Cluster, Link
 from solver.live.decoder_replan import STEP, TokenFollower
 from solver.model.named_decoders import named_decoder
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import price_pass, setting_of
 from solver.systems.decoders import plan_decoder
+from tests.kit.clusters import pis
 from tests.sweeps import ALL, pairs
 
-CLUSTER = Cluster(tuple(Device(f"pi-{n}", 25e9, 4 << 30) for n in range(4)), Link(940e6 / 8, 2e-4))
+CLUSTER = pis(25, 25, 25, 25, memory_gib=4)
 ASKED = TokenRequest(context=512)
 LOAD_S = 5.0
 BEHIND = ASKED.behind

@@ -1,26 +1,16 @@
 """Plans of a network that are tried in turn: of other devices, not much slower by prediction, and within memory."""
 
-from dataclasses import replace
-
 import pytest
 
-from solver.cluster.cluster import PROGRAM_BYTES
 from solver.live.network_trials import networks_to_try, words_of
 from solver.live.turns import ERROR
 from solver.programs.convnets.segments import solve_network
 from solver.schedule.segment_steps import memory_of
 from solver.systems.convnets import plan_network
 from tests.kit.chains import boards, chain
+from tests.kit.clusters import with_free
 
 NET = chain(*[("conv", 16)] * 6, ("pool",), *[("conv", 32)] * 4, ("mean",), ("flatten",), ("gemm", 10), size=64)
-
-
-def with_memory(cluster, needed):
-    """Return the cluster whose devices have so many bytes beside the program."""
-    devices = tuple(
-        replace(device, memory_bytes=PROGRAM_BYTES + own) for device, own in zip(cluster.devices, needed, strict=True)
-    )
-    return replace(cluster, devices=devices)
 
 
 @pytest.fixture
@@ -60,7 +50,7 @@ def test_slow_boards_are_not_tried_alone():
 
 def test_memory_holds_the_weights_of_all_plans_that_are_tried(cluster):
     plan = solve_network(NET, cluster)
-    scarce = with_memory(cluster, memory_of(NET, plan))
+    scarce = with_free(cluster, memory_of(NET, plan))
 
     assert len(networks_to_try(NET, scarce, solve_network(NET, scarce))) == 1
 

@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from solver.cluster.cluster import Cluster, Device, Link
 from solver.cluster.named import find_cluster
 from solver.model.operators import cut_points, in_levels
 from solver.plan.plan import Wire
 from solver.programs.convnets.segment_polish import FEW_MOVES, Priced, balance, descend, let_edges_first
 from solver.programs.convnets.segments import Search, solve_network
 from solver.schedule.segment_steps import net_setting, plan_seconds
+from tests.kit.clusters import pis
 from tests.kit.convnets import random_net
 from tests.sweeps import seeds
 from weights.networks_zoo import zoo_network
@@ -22,8 +22,7 @@ def instance(seed):
     rng = np.random.default_rng(seed)
     net = in_levels(random_net(rng, most=14)[0])
     speeds = rng.choice([5.0, 10.0, 24.6], int(rng.integers(2, 5)))
-    devices = tuple(Device(f"pi-{rank}", 1e9 * speed, 4 << 30) for rank, speed in enumerate(speeds))
-    return net, Cluster(devices, Link(rng.choice([80, 940]) * 1e6 / 8, 50e-6))
+    return net, pis(*speeds, mbps=rng.choice([80, 940]), latency_us=50)
 
 
 @pytest.mark.parametrize("seed", seeds(8, 30))

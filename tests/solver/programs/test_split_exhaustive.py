@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from solver.cluster.cluster import Cluster, Device, Link
 from solver.model.convnet import ConvNet, Node
 from solver.model.operators import in_levels
 from solver.programs.convnets.every_plan import parts_of_rows
 from solver.programs.convnets.segments import solve_network
 from solver.schedule.segment_steps import net_setting
+from tests.kit.clusters import pis
 from tests.solver.programs.every_split import least_seconds
 from tests.sweeps import ALL, seeds
 from weights.networks_zoo import zoo_network
@@ -50,8 +50,7 @@ def instance(seed):
     net = in_levels(ConvNet(f"net-{seed}", "x", outputs, tuple(nodes), shapes, tensors))
     devices = int(rng.integers(2, 4))
     speeds = rng.choice([5.0, 10.0, 24.6], devices) * rng.uniform(0.9, 1.1, devices)
-    boards = tuple(Device(f"pi-{rank}", 1e9 * speed, 4 << 30) for rank, speed in enumerate(speeds))
-    return net, Cluster(boards, Link(rng.choice([80, 240, 940]) * 1e6 / 8, rng.choice([50e-6, 200e-6])))
+    return net, pis(*speeds, mbps=rng.choice([80, 240, 940]), latency_us=rng.choice([50, 200]))
 
 
 @pytest.mark.parametrize(

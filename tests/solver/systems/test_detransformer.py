@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from solver.base.errors import InfeasiblePlanError
-from solver.cluster.cluster import Cluster, Device, Link
 from solver.model.blocks import Cut
 from solver.model.named import decoupled, named_model
 from solver.model.spec import layer_prefixes, tensor_shapes
@@ -155,8 +154,7 @@ def test_a_layer_alone_costs_what_the_cost_model_says_elsewhere():
 
 def test_a_request_costs_the_exchanges_by_hand():
     """Four equal boards of no compute at all: in, 3/4 S H from rank 0; out of every group, S H 3/4 to each of them."""
-    devices = tuple(Device(f"pi-{rank}", 1e18, 2**33) for rank in range(4))
-    cluster, rows = Cluster(devices, Link(12.5e6, 0.001)), 128
+    cluster, rows = pis(*[1e9] * 4, mbps=100, latency_us=1000), 128
     unit_s = 0.001 + 3 / 4 * 4 * rows * SPEC.hidden / 12.5e6
 
     def seconds(*originals):

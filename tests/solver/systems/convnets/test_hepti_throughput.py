@@ -1,15 +1,14 @@
 """Replicas of a network: every board that holds it answers by itself, others together, and no more than travels."""
 
-from dataclasses import replace
-
 import pytest
 
 from solver.base.errors import InfeasiblePlanError
-from solver.cluster.cluster import MIB, PROGRAM_BYTES
+from solver.cluster.cluster import MIB
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.hepti_throughput import solve_replicas
 from tests.kit import refused
 from tests.kit.chains import boards, chain
+from tests.kit.clusters import with_free
 
 NET = chain(
     ("conv", 16), ("conv", 16), ("flatten",), ("gemm", 600), ("gemm", 10), size=32
@@ -18,11 +17,7 @@ NET = chain(
 
 def with_memory(cluster, *mib):
     """Return the cluster whose devices have so much memory beside the program."""
-    devices = (
-        replace(device, memory_bytes=PROGRAM_BYTES + round(own * MIB))
-        for device, own in zip(cluster.devices, mib, strict=True)
-    )
-    return replace(cluster, devices=tuple(devices))
+    return with_free(cluster, [own * MIB for own in mib])
 
 
 def test_boards_that_hold_the_network_answer_side_by_side():
