@@ -182,7 +182,7 @@ def test_reading_a_plan_needs_neither_cvxpy_nor_pulp():
 
 
 def test_help_has_an_example():
-    done = process("--help")
+    done = solver("--help")
 
     assert done.returncode == 0
     assert "example: hepti plan --model" in done.stdout

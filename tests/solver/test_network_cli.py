@@ -110,3 +110,16 @@ def test_coedge_saves_energy_before_a_deadline(tmp_path):
         rows.append(table["per_device"][1]["image_rows"])
 
     assert rows[0] < rows[1]
+
+
+@pytest.mark.parametrize("words", [["--objective", "throughput"], ["--system", "hepti-throughput"]])
+def test_a_picture_of_a_networks_plan_for_throughput_is_refused_at_once(words, tmp_path, monkeypatch):
+    """Nothing is planned: the planner may not even be called."""
+    monkeypatch.setattr("solver.network_cli.solve_replicas", None)
+    picture = tmp_path / "plan.svg"
+
+    done = solver("--model", "resnet50", *HERE, *words, "--plot", picture)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--plot" in done.stderr
+    assert not picture.exists()
