@@ -16,7 +16,7 @@ def test_every_case_is_a_line():
 
 
 def test_what_is_taken_is_told():
-    with pytest.raises(AssertionError, match="not refused: .*7"):
+    with pytest.raises(AssertionError, match=r"not refused: .*7"):
         refused.said(picky, [-1, 7])
 
 
