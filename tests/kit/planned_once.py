@@ -10,7 +10,7 @@ from importlib import import_module
 import pytest
 
 PLANNERS = {
-    "solver.cli": ("plan_encoder", "upgrades", "compare"),
+    "solver.cli": ("plan_encoder", "upgrades", "compare", "explain"),
     "solver.network_cli": ("plan_network", "compare_networks", "solve_replicas"),
     "solver.decoder_cli": ("plan_decoder", "compare_decoders"),
 }

@@ -55,7 +55,7 @@ def instance(rng, devices, layers=2):
 
 @pytest.mark.parametrize(
     ("devices", "seed"),
-    [(devices, seed) for devices, few, many in ((2, 8, 100), (3, 3, 40), (4, 1, 5)) for seed in seeds(few, many)],
+    [(devices, seed) for devices, few, many in ((2, 8, 100), (3, 3, 40), (4, 0, 5)) for seed in seeds(few, many)],
 )
 def test_best_layer_is_that_of_exhaustive_search(devices, seed):
     """Affine and bent curves, skewed links, memory caps, wires and tiles; every pair of cuts and every share."""
@@ -108,7 +108,7 @@ def test_search_alone_comes_close_to_exhaustive_search(monkeypatch):
 def test_mix_of_layers_is_that_of_exhaustive_search():
     """Two devices, two or three layers, memory for a fifth to all of the weights on each."""
     mixed = refused = 0
-    for seed in seeds(8, 20):
+    for seed in seeds(6, 20):
         rng = np.random.default_rng(seed)
         spec, cluster, rows = instance(rng, 2, layers=int(rng.integers(2, 4)))
         heads, d = min(spec.blocks[0].heads, 4), spec.blocks[0].head_dim

@@ -19,7 +19,7 @@ from tests.kit import refused
 from tests.kit.chains import chain
 from tests.kit.clusters import pis
 from tests.kit.convnets import random_net
-from tests.sweeps import seeds
+from tests.sweeps import pairs, seeds
 from weights.networks_zoo import zoo_network
 
 
@@ -38,12 +38,21 @@ def every_plan(search, devices):
 
 
 @pytest.mark.parametrize(
-    ("gflops", "mbps", "latency_us"),
-    [((20, 20), 100, 200), ((30, 10), 20, 200), ((10, 30, 20), 300, 1000), ((25, 24, 5), 940, 50), ((5, 40), 5, 200)],
+    ("boards", "height"),
+    pairs(
+        [
+            ((20, 20), 100, 200),
+            ((10, 30, 20), 300, 1000),
+            ((30, 10), 20, 200),
+            ((25, 24, 5), 940, 50),
+            ((5, 40), 5, 200),
+        ],
+        [17, 6],
+    ),
 )
-@pytest.mark.parametrize("height", [6, 17])
-def test_the_best_of_all_paths_is_found(gflops, mbps, latency_us, height):
+def test_the_best_of_all_paths_is_found(boards, height):
     """Up to what the search adds up, where a step in truth overlaps compute and exchange."""
+    gflops, mbps, latency_us = boards
     net, cluster = chain(*[("conv", 16)] * 4, size=(height, 20)), pis(*gflops, mbps=mbps, latency_us=latency_us)
     s = net_setting(net, cluster)
     search = Search(s, Wire.FLOAT32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -250,10 +250,15 @@ def test_stream_that_changes_rows_pays_for_the_move():
     assert moved == (3 * 16 + 2 * 16 - 16) * 768 * 4
 
 
+@cache
+def plans_of_three():
+    """Return every system's plan for three unlike boards."""
+    return [make_plan(system, SPEC, pis(24.6, 70, 10), 100) for system in plans_for(SPEC)]
+
+
 def test_compute_exchange_and_idle_of_a_device_are_all_of_its_time():
     cluster = pis(24.6, 70, 10)
-    for system in plans_for(SPEC):
-        plan = make_plan(system, SPEC, cluster, 100)
+    for plan in plans_of_three():
         if not plan.in_one:
             continue
         found = price(setting(SPEC, cluster, 100), plan)
@@ -264,8 +269,7 @@ def test_compute_exchange_and_idle_of_a_device_are_all_of_its_time():
 
 def test_slower_link_never_costs_less():
     """The same plan; a system that plans for throughput may find a faster one on slower links."""
-    for system in plans_for(SPEC):
-        plan = make_plan(system, SPEC, pis(24.6, 70, 10, mbps=940), 100)
+    for plan in plans_of_three():
         seconds = [predict_plan(SPEC, pis(24.6, 70, 10, mbps=mbps), plan, 100).seconds for mbps in (940, 240, 80)]
         assert seconds == sorted(seconds)
 

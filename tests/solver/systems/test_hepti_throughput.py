@@ -46,8 +46,8 @@ def test_no_system_answers_more_requests(cluster):
 
 def test_who_holds_all_layers_and_not_the_embeddings_is_a_replica_too():
     spec = named_model("bert-base", layers=2)
-    cluster = pis(24.6, 70, 24.6, 10, memory_gib=0.25, mbps=30)
-    assert holds_all(spec, cluster, ROWS).tolist() == [False, True, True, True]
+    cluster = pis(24.6, 70, 10, memory_gib=0.25, mbps=30)
+    assert holds_all(spec, cluster, ROWS).tolist() == [False, True, True]
 
     ours, replicas = (
         price_plan(spec, cluster, make_plan(system, spec, cluster, ROWS), ROWS).requests_per_s
@@ -58,11 +58,11 @@ def test_who_holds_all_layers_and_not_the_embeddings_is_a_replica_too():
 
 
 def test_groups_without_rank_0_need_no_room_for_the_embeddings():
-    """Three boards that hold half of the layers each are a pipeline beside rank 0, which holds all."""
+    """Two boards that hold one of two layers each are a pipeline beside rank 0, which holds all."""
     spec = named_model("bert-base", layers=2)
     layers = spec.layers * whole_layer_bytes(spec)
-    alike = pis(5, 70, 20, 20)
-    need = [work_bytes(spec, ROWS) + ends_bytes(spec) + 1.1 * layers] + 3 * [work_bytes(spec, ROWS) + 0.6 * layers]
+    alike = pis(5, 70, 20)
+    need = [work_bytes(spec, ROWS) + ends_bytes(spec) + 1.1 * layers] + 2 * [work_bytes(spec, ROWS) + 0.6 * layers]
     devices = tuple(replace(device, memory_bytes=round(size)) for device, size in zip(alike.devices, need, strict=True))
     cluster = replace(alike, devices=devices)
 
@@ -70,7 +70,7 @@ def test_groups_without_rank_0_need_no_room_for_the_embeddings():
 
     assert lacks(spec, cluster, plan, price_plan(spec, cluster, plan, ROWS).weights_bytes) == ""
     groups = [{device for stage in replica for device in stage.devices} for replica in plan.replicas]
-    assert sorted(map(sorted, groups)) == [["pi-0"], ["pi-1", "pi-2", "pi-3"]]
+    assert sorted(map(sorted, groups)) == [["pi-0"], ["pi-1", "pi-2"]]
 
 
 def test_devices_that_hold_the_model_each_are_not_planned_for_together(monkeypatch):
