@@ -19,7 +19,7 @@ from solver.schedule.decoders.memory import rank_memory
 from tests.kit.answers import boards
 from tests.kit.clusters import pis
 from tests.kit.decoders import small_model
-from tests.sweeps import count
+from tests.sweeps import ALL, count
 
 # Of int4: units of 32 columns, of one head of 32.
 MODEL = small_model(layers=2, heads=6, kv_heads=3, d=32, hidden=64, ffn=128, vocab=96)
@@ -77,7 +77,7 @@ def test_two_devices_have_the_best_of_all_plans(bytes_per_s, mbps, call_s):
     assert answer_seconds(task.s, found, ASKED) <= 1.01 * least_of_all(task, cluster)
 
 
-@pytest.mark.parametrize("speeds", [(1e6, 1e6, 1e6), (3e6, 1e6, 3e5)])
+@pytest.mark.parametrize("speeds", [(3e6, 1e6, 3e5), *[(1e6, 1e6, 1e6)] * ALL])
 def test_three_devices_have_the_best_of_all_plans(speeds):
     cluster = boards(*speeds, call_s=1e-4)
     task = task_of(MODEL, cluster, ASKED)

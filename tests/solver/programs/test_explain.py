@@ -11,12 +11,12 @@ from tests.kit.clusters import pis
 from tests.solver.programs.many_clusters import instance
 from tests.sweeps import ALL
 
-BERT_LARGE = named_model("bert-large")
+BERT_BASE, BERT_LARGE = named_model("bert-base", 2), named_model("bert-large")
 
 
-@pytest.mark.parametrize("seed", [5, *[3, 28] * ALL])
-def test_no_kind_is_below_its_bound_or_better_than_the_plan(seed):
-    solution = solve(*instance(seed))
+@pytest.mark.parametrize("given", [(BERT_BASE, pis(24.6, 70, 10), 64), *map(instance, [3, 5, 28] * ALL)])
+def test_no_kind_is_below_its_bound_or_better_than_the_plan(given):
+    solution = solve(*given)
     kinds = list(kinds_tried(solution))
 
     assert kinds

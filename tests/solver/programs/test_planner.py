@@ -276,6 +276,7 @@ def test_device_that_makes_things_worse_gets_nothing():
     assert with_snail.predicted.seconds == pytest.approx(without.predicted.seconds)
 
 
+@pytest.mark.thorough("systems/test_best.py holds it on random clusters")
 @pytest.mark.parametrize(
     ("speeds", "mbps"), pairs([(24.6, 24.6, 24.6, 24.6), (24.6, 70, 24.6, 10), (24.6, 70, 10)], [240, 940, 80])
 )

@@ -17,7 +17,7 @@ from solver.show.comparison import ComparedSystem, Won, compare, ranked, winner,
 from solver.systems import PLANNERS, hepti_throughput, make_plan
 from solver.systems.hepti_throughput import best_partition, solve_throughput
 from tests.kit.clusters import pis
-from tests.sweeps import count, seeds
+from tests.sweeps import ALL, count, seeds
 
 SPEC = named_model("bert-base", layers=6)
 ROWS = 64
@@ -30,7 +30,7 @@ def requests_per_s(cluster, system):
 # Where no device holds the model each group is planned for: three devices have seven, four have fifteen.
 @pytest.mark.parametrize(
     "cluster",
-    [pis(10, 20, 5), pis(10, 20, 5, mbps=20), pis(*[10, 20, 5, 10][: count(2, 4)], memory_gib=0.3)],
+    [pis(10, 20, 5, mbps=20), pis(*[10, 20, 5, 10][: count(2, 4)], memory_gib=0.3), *[pis(10, 20, 5)] * ALL],
 )
 def test_no_system_answers_more_requests(cluster):
     ours = requests_per_s(cluster, "hepti-throughput")
