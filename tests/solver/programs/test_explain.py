@@ -14,6 +14,7 @@ from tests.sweeps import ALL
 BERT_BASE, BERT_LARGE = named_model("bert-base", 2), named_model("bert-large")
 
 
+@pytest.mark.slow("compiles a convex program for every kind of layer")
 @pytest.mark.parametrize("given", [(BERT_BASE, pis(24.6, 70, 10), 64), *map(instance, [3, 5, 28] * ALL)])
 def test_no_kind_is_below_its_bound_or_better_than_the_plan(given):
     solution = solve(*given)
