@@ -8,7 +8,6 @@ import datetime
 import itertools
 import math
 import os
-from itertools import product
 
 ALL = os.environ.get("HEPTI_TESTS") == "all"
 SEED = int(os.environ.get("HEPTI_TEST_SEED") or datetime.datetime.now(datetime.UTC).strftime("%y%m%d"))
@@ -40,8 +39,7 @@ def count(few, many):
     return many if ALL else few
 
 
-def pairs(*values):
-    """Return the cases of several parameters: every value in one, and in `make test-all` all products."""
-    if ALL:
-        return [*product(*values)]
-    return [tuple(own[number % len(own)] for own in values) for number in range(max(map(len, values)))]
+def pairs(*axes):
+    """Return as many of the combinations as the longest axis has values, with every value of every axis."""
+    axes = [[*axis] for axis in axes]
+    return cycled(max(map(len, axes)), *axes)

@@ -18,7 +18,7 @@ from tests.kit.checkpoints import (
     token_ids,
     write_json,
 )
-from tests.kit.pairs import pairs
+from tests.sweeps import pairs
 from weights.convert.convert import convert
 from weights.file.store import WeightsFile
 from weights.inputs.tokenize import Tokenizer

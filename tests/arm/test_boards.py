@@ -147,7 +147,7 @@ def test_a_wheel_that_takes_a_process_down_leaves_its_board_to_numpy(start, alon
     done, states, reports = start(["x86", "broken"], {"float32": share, "int8": [*share, "--precision", "int8"]})
     complaints = [line for line in done.stderr.splitlines() if line.startswith("python -m ")]
 
-    assert "dies of SIGSEGV: try another version of onnxruntime there" in done.stderr
+    assert "dies of SIGSEGV" in done.stderr
     assert [rank["backend"] for rank in reports["float32"]] == ["onnxruntime", "numpy"]
     assert farthest(states["float32"], alone) < 1e-4
     assert done.returncode == 2

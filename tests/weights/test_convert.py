@@ -13,7 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from solver.model.spec import ImageInput, TextInput
-from tests.kit.pairs import pairs
+from tests.sweeps import pairs
 from weights.convert.convert import convert
 from weights.file.store import WeightsFile
 

@@ -27,7 +27,7 @@ from solver.model.operators import REACH
 from tests import sweeps
 from tests.kit import convnet_reference
 from tests.kit.convnets import random_net
-from tests.kit.pairs import pairs
+from tests.sweeps import pairs
 from weights.convert.onnx_graph import read_onnx
 
 

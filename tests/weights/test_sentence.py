@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from solver.base.errors import HeptiError
 from solver.model.spec import ModelSpec, TextInput
-from tests.kit.pairs import pairs
+from tests.sweeps import pairs
 from weights.convert.convert import convert
 from weights.file.store import WeightsFile
 from weights.inputs.tokenize import Tokenizer

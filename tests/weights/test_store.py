@@ -9,7 +9,7 @@ import pytest
 from solver.base.spans import Span
 from solver.model.spec import ModelSpec, tensor_shapes
 from solver.plan.holdings import TensorSlice
-from tests.kit.pairs import pairs
+from tests.sweeps import pairs
 from weights.file.disk import Disk
 from weights.file.layout import chunk_shape, is_finite, row_spans, steps, widen
 from weights.file.store import FORMAT, WeightsFile, WeightsWriter

@@ -15,7 +15,7 @@ from solver.base.spans import Span
 from solver.model.spec import with_layers
 from solver.plan.holdings import TensorSlice
 from tests import sweeps
-from tests.kit.pairs import pairs
+from tests.sweeps import pairs
 from weights.file.store import WeightsFile, WeightsWriter
 
 

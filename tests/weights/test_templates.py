@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from solver.base.errors import HeptiError
 from tests.kit.chat_templates import GEMMA, LLAMA_3, SPECIAL, TEMPLATES
-from tests.kit.pairs import pairs
+from tests.sweeps import pairs
 from weights.inputs.templates import ChatTemplate
 
 

@@ -8,7 +8,7 @@ import pytest
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from tests import sweeps
-from tests.kit.pairs import pairs
+from tests.sweeps import pairs
 from weights.decoders.file import DecoderFile, DecoderWriter
 from weights.file.networks import NetworkFile
 from weights.file.store import ENCODER, LANGUAGE_MODEL, WeightsFile, stored_kind

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from solver.model.decoder import BLOCK, PRECISIONS, Weight
-from tests.kit.pairs import pairs
+from tests.sweeps import pairs
 from weights.decoders.quantise import dequantise, quantise
 
 
