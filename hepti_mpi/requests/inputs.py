@@ -36,6 +36,8 @@ class Request:
     text: str = ""
     truncated: bool = False
     line: int = 0  # the number of the JSON line that it stands on; 0: on none
+    pair: bool = False  # the ids are of two texts, one behind the other
+    types: Sequence[int] = ()  # of a pair, to which of the two each row belongs, where the model tells them apart
 
 
 def rows_of(requests: Sequence[Request]) -> int:
@@ -174,13 +176,15 @@ class Reader:
 
     def _json(self, number: int, line: bytes) -> Request:
         name, entry = named_entry(number, line, '{"id": 1, "text": "…"}')
-        ways = {"text": self._text, "tokens": self._tokens}
+        ways = {"text": self._text, "pair": self._pair, "tokens": self._tokens}
         if isinstance(self._spec.input, ImageInput):
             ways = {"image": self._named_image, "image_data": self._image_data}
         for key, make in ways.items():
             if key in entry:
-                return replace(make(name, entry[key]), line=number)
-        raise HeptiError(f"model {self._spec.name} needs " + ("an image" if "image" in ways else "a text or tokens"))
+                request = replace(make(name, entry[key]), line=number)
+                return self._typed(request, entry["types"]) if key == "tokens" and "types" in entry else request
+        needed = "an image" if "image" in ways else "a text, a pair or tokens"
+        raise HeptiError(f"model {self._spec.name} needs {needed}")
 
     def _text(self, name: str | int, text: Any) -> Request:
         if not isinstance(text, str) or not text.strip():
@@ -197,6 +201,37 @@ class Reader:
             )
         tokens = self._tokenizer(text)
         return Request(name, tokens.ids, len(tokens.ids), text, tokens.truncated)
+
+    def _pair(self, name: str | int, texts: Any) -> Request:
+        """Read two texts, one behind the other, as cross-encoders do."""
+        if not isinstance(texts, list) or len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+            raise HeptiError('pair must be two texts, like ["a question", "a text"]')
+        source = self._source_of_pairs()
+        if self._tokenizer is None:
+            raise HeptiError(f"the weights of {self._spec.name} came without a tokenizer: give tokens and types")
+        for text in texts:
+            check_unicode(text, "the text")
+        tokens = self._tokenizer(*texts)
+        found = Request(name, tokens.ids, len(tokens.ids), " | ".join(texts), tokens.truncated)
+        return replace(found, pair=True, types=source.types_of(tokens.types))
+
+    def _typed(self, request: Request, types: Any) -> Request:
+        """Return a request of ids as that of a pair; its types are none where the model does not tell texts apart."""
+        source = self._source_of_pairs()
+        if not isinstance(types, list) or not all(type(kind) is int for kind in types):
+            raise HeptiError("types must be a list of integers")
+        if types and len(types) != request.rows:
+            raise HeptiError(f"{request.rows} tokens and {len(types)} types: give one of each")
+        return replace(request, pair=True, types=source.types_of(types))
+
+    def _source_of_pairs(self) -> TextInput:
+        source = self._spec.input
+        assert isinstance(source, TextInput)
+        if not self._spec.labels:
+            raise HeptiError(f"model {self._spec.name} embeds texts one by one: pairs are for classifiers")
+        if len(self._spec.labels) == 1 and not self._spec.pair_scores:
+            raise HeptiError(f"the weights of {self._spec.name} are older than pairs: convert them again")
+        return source
 
     def _tokens(self, name: str | int, ids: Any) -> Request:
         source = self._spec.input
