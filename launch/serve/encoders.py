@@ -233,11 +233,11 @@ async def images_of(request: Request, body: bytes) -> tuple[str, list[bytes]]:
         If it is none, or without either.
     """
     form = await parse_form(request, body)
-    Fields({key: value for key, value in form.multi_items() if key not in FILES}).check(CLASSIFICATION)
     model, images = Fields(form).text("model"), await files_of(form, FILES)
     if not images:
         message = "the form has no file called image: curl sends one with -F image=@FILE"
         raise ApiError(400, message, "image", "missing_required_parameter")
+    Fields({key: value for key, value in form.multi_items() if key not in FILES}).check(CLASSIFICATION)
     return model, images
 
 

@@ -45,7 +45,7 @@ def refused(tmp_path):
         ((*SAY, "--tokens", 0), "an answer of 0 tokens, must be at least 1"),
         ((*SAY, "--sequences", 0), "--sequences is 0, must be at least 1"),
         ((*SAY, "--temperature", -1), "temperature is -1.0, must be at least 0"),
-        ((*SAY, "--top-p", 1.5), "top_p is 1.5, must be above 0 and at most 1"),
+        ((*SAY, "--top-p", 1.5), "top_p is 1.5, must be 0 to 1"),
         ((*SAY, "--seed", -1), "seed is -1, must be at least 0"),
         ((*SAY, "--wire", "int4"), "argument --wire: invalid choice: 'int4'"),
         ((*SAY, "--cache", "int4"), "argument --cache: invalid choice: 'int4'"),

@@ -185,7 +185,7 @@ def test_a_line_says_how_it_is_answered_and_else_it_is_as_usual(tmp_path, made):
         ({"max_tokens": True}, "max_tokens is True, must be an integer"),
         ({"temperature": "hot"}, "temperature is 'hot', must be a number"),
         ({"temperature": -1}, "temperature is -1, must be at least 0"),
-        ({"top_p": 1.5}, "top_p is 1.5, must be above 0 and at most 1"),
+        ({"top_p": 1.5}, "top_p is 1.5, must be 0 to 1"),
         ({"stop": "end"}, "stop is 'end', must be a list of strings"),
         ({"stop": [1]}, "stop must be a list of strings"),
         ({"said": [10**6]}, "token 1000000 is out of range"),

@@ -73,7 +73,7 @@ def test_a_tiny_temperature_or_share_takes_the_best():
     random = np.random.default_rng(0)
     best = int(LOGITS.argmax())
 
-    for sampling in (Sampling(1e-308), Sampling(1.0, top_p=1e-9), Sampling(1.0, top_k=1)):
+    for sampling in (Sampling(1e-308), Sampling(1.0, top_p=1e-9), Sampling(1.0, top_p=0.0), Sampling(1.0, top_k=1)):
         assert choose(np.arange(300), LOGITS, sampling, random) == best
     assert choose(np.array([7]), np.array([-2.0], np.float32), Sampling(1.0), random) == 7
 
@@ -84,7 +84,7 @@ def test_a_tiny_temperature_or_share_takes_the_best():
         ({"temperature": -0.5}, r"temperature is -0\.5, must be at least 0"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": float("inf")}, "temperature is inf"),
-        ({"top_p": 0.0}, r"top_p is 0\.0, must be above 0 and at most 1"),
+        ({"top_p": -0.1}, r"top_p is -0\.1, must be 0 to 1"),
         ({"top_p": 1.1}, r"top_p is 1\.1"),
         ({"top_k": -1}, "top_k is -1, must be 0 to 256"),
         ({"top_k": 257}, "top_k is 257"),
