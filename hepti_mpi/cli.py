@@ -30,7 +30,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     HeptiError
         If an option is unknown, malformed, or contradicts another.
     """
-    options = parser().parse_args(arguments)
+    return checked(parser().parse_args(arguments))
+
+
+def checked(options: argparse.Namespace) -> argparse.Namespace:
+    """Return the options of a job as it reads them.
+
+    Raises
+    ------
+    HeptiError
+        If one contradicts another.
+    """
     for name, least in (("repeat", 1), ("warmup", 0)):
         if getattr(options, name) < least:
             raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least {least}")
@@ -90,6 +100,14 @@ def parser() -> Parser:
     what.add_argument(
         "--output", type=Path, metavar="FILE", help=".jsonl: answers; .npz: last hidden states, or a network's outputs"
     )
+    parser.set_defaults(query=None)  # that of `rerank`
+    add_split(parser)
+    add_measuring(parser)
+    return parser
+
+
+def add_split(parser: Parser) -> None:
+    """Add the options that say how a model is split."""
     how = parser.add_argument_group("how to split it")
     how.add_argument(
         "--cluster", metavar="CLUSTER.toml|NAME", help="what to plan for: a file, or a ready one: mixed4, …"
@@ -111,6 +129,10 @@ def parser() -> Parser:
         "--replan", choices=("off", "auto", "dry-run"), default="off",
         help="change the shares when devices or links change, dry-run: only say so (default: %(default)s)",
     )  # fmt: skip
+
+
+def add_measuring(parser: Parser) -> None:
+    """Add the options that say what is measured and shown."""
     measure = parser.add_argument_group("measuring")
     measure.add_argument("--repeat", type=int, default=1, metavar="N", help="compute everything N times")
     measure.add_argument("--warmup", type=int, default=0, metavar="N", help="and N times before, untimed")
@@ -118,4 +140,3 @@ def parser() -> Parser:
     measure.add_argument("--trace", type=Path, metavar="FILE.json", help="write the last request as a Chrome trace")
     measure.add_argument("--watch", action="store_true", help="show every device's share, speed and waiting, live")
     measure.add_argument("--debug", action="store_true", help="show the traceback of an error")
-    return parser

@@ -18,6 +18,7 @@ from rich.console import Console
 from hepti_mpi import defaults
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.hosts import Place
+from hepti_mpi.documents import read_documents
 from hepti_mpi.engine.engine import Engine
 from hepti_mpi.engine.load import KnownModel
 from hepti_mpi.engine.stack import PlanOrder, Stack
@@ -42,7 +43,7 @@ from hepti_mpi.report.report import job_report, job_status, predicted_rate, pred
 from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.report.watch import Watch, picture
 from hepti_mpi.requests.ahead import Ahead
-from hepti_mpi.requests.answers import Kept, Sink, Tally
+from hepti_mpi.requests.answers import Answer, Kept, Sink, Tally
 from hepti_mpi.requests.inputs import Reader, Request, batches_of, most_ahead, rows_of
 from hepti_mpi.requests.outputs import SUFFIXES, as_they_come, print_answer, write_answers, write_json
 from hepti_mpi.requests.service_lines import Complaint, ServiceLines, print_cancelled
@@ -277,15 +278,18 @@ class Leader(Speaker):
         report["predicted_requests_per_s"] = rate
         alone = None if self._serves else self._alone(batches, queued=queued)
         report["best_single"] = None if alone is None else asdict(alone)
+        answers = self._ranked() if options.query is not None else [*self._kept.by_id.values()]
         if options.output is not None and not self._serves:
-            write_answers(options.output, self._kept.by_id.values())
-            self.wrote(len(self._kept.by_id), options.output)
+            write_answers(options.output, answers)
+            self.wrote(len(answers), options.output)
         if options.report is not None:
             write_json(options.report, report)
         if not self._serves:
             console = tables.terminal(stderr=False)
-            if options.output is None and options.random is None:
-                tables.show_answers(console, self._requests, [answer.entry for answer in self._kept.by_id.values()])
+            if options.query is not None:
+                tables.show_ranking(console, self._requests, [answer.entry for answer in answers])
+            elif options.output is None and options.random is None:
+                tables.show_answers(console, self._requests, [answer.entry for answer in answers])
             tables.show_ranks(console, report, self._plan, queued=queued)
             if self._rounding is not None:
                 size = f"{percent(self._rounding)} of their root mean square"
@@ -294,6 +298,11 @@ class Leader(Speaker):
                 console.print(f"batches sent from stage to stage: {tables.by_bits(ranks) or 'none'}")
             self._judge(console, report, alone, queued=queued)
         return 2 if self._complained else 0
+
+    def _ranked(self) -> list[Answer]:
+        """Return the answers by their scores, the best first, as many as are asked for."""
+        best = sorted(self._kept.by_id.values(), key=lambda answer: -float(answer.entry["score"]))
+        return best[: self._options.top]
 
     def _plan_of(self, rows: int) -> Plan:
         """Return the plan under which batches of so many rows run."""
@@ -332,6 +341,8 @@ class Leader(Speaker):
 
     def _read(self) -> list[Request]:
         options = self._options
+        if options.query is not None:
+            return self._reader.ranked(options.query, read_documents(options.files))
         if options.random is not None:
             return [self._reader.random(options.random)]
         if options.input is None:

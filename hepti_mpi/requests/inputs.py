@@ -110,6 +110,23 @@ class Reader:
         """
         return [self._text(number, text) for number, text in enumerate(texts, start=1)]
 
+    def ranked(self, query: str, documents: Iterable[tuple[str, str]]) -> list[Request]:
+        """Make requests of a query with each of some documents, by their names.
+
+        Raises
+        ------
+        HeptiError
+            If the model gives no score to a pair, or there is no document.
+        """
+        spec = self._spec
+        if not isinstance(spec.input, TextInput) or len(spec.labels) != 1:
+            what = f"names {len(spec.labels)} classes" if spec.labels else "gives no scores"
+            raise HeptiError(f"model {spec.name} {what}: documents are ranked by a classifier of texts with one label")
+        found = [replace(self._pair(name, [query, text]), text=text) for name, text in documents]
+        if not found:
+            raise HeptiError("there is no document: name files, or give lines on standard input")
+        return found
+
     def random(self, rows: int) -> Request:
         """Make a request of `rows` random rows, always the same."""
         numbers = np.random.default_rng(0)
@@ -154,7 +171,7 @@ class Reader:
         reads_images = isinstance(self._spec.input, ImageInput)
         for name, path in (images_in if reads_images else texts_in)(folder):
             try:
-                yield self._image(name, path) if reads_images else self._text(name, _content(path))
+                yield self._image(name, path) if reads_images else self._text(name, content_of(path))
             except HeptiError as error:
                 self._complain(Complaint(str(error) if reads_images else f"{path}: {error}"))
 
@@ -283,7 +300,14 @@ def _files_in(folder: Path, what: str, suffixes: Sequence[str]) -> list[tuple[st
     return files
 
 
-def _content(path: Path) -> str:
+def content_of(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises
+    ------
+    HeptiError
+        If it cannot be read, or is too long.
+    """
     with explained("cannot read it", OSError), path.open("rb") as file:
         content = file.read(MOST_LINE_BYTES + 1)
     if len(content) > MOST_LINE_BYTES:
