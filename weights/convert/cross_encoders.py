@@ -13,6 +13,7 @@ from weights.convert.checkpoint import read_json
 
 _ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
 _TYPES = "token_type_ids"
+_TYPED = ("BertTokenizer", "ElectraTokenizer")  # of transformers 5: its general class hands on none
 
 
 def with_pairs(spec: ModelSpec, directory: Path, encoder: Path, config: Mapping[str, Any]) -> ModelSpec:
@@ -33,10 +34,16 @@ def with_pairs(spec: ModelSpec, directory: Path, encoder: Path, config: Mapping[
     source = spec.input
     if not isinstance(source, TextInput) or not spec.labels:
         return spec
-    inputs = read_json(encoder / "tokenizer_config.json", optional=True).get("model_input_names")
-    if inputs is not None and _TYPES not in inputs:
-        source = replace(source, pair_types=False)
+    source = replace(source, pair_types=_reads_types(read_json(encoder / "tokenizer_config.json", optional=True)))
     return replace(spec, input=source, pair_scores=_scores(directory, config) if len(spec.labels) == 1 else "")
+
+
+def _reads_types(settings: Mapping[str, Any]) -> bool:
+    """Return whether the library hands token types to the model: as the file says, else as its tokenizer's class."""
+    inputs = settings.get("model_input_names")
+    if inputs is not None:
+        return _TYPES in inputs
+    return str(settings.get("tokenizer_class") or _TYPED[0]).removesuffix("Fast") in _TYPED
 
 
 def _scores(directory: Path, config: Mapping[str, Any]) -> str:
