@@ -89,6 +89,9 @@ class Encoders:
             As `embed`.
         """
         body.check(CLASSIFICATION)
+        if "image" in body:
+            complaint = f"image is not for {model.name}, which reads texts: leave it out"
+            raise ApiError(400, complaint, "image", "unsupported_parameter")
         given = body.value("input")
         name = f"classify-{uuid.uuid4().hex}"
         if (pairs := _pairs(given)) is not None:
@@ -279,6 +282,8 @@ def images_in(body: Fields) -> list[bytes]:
         If there are none.
     """
     body.check(CLASSIFICATION)
+    if "image" in body and "input" in body:
+        raise ApiError(400, "image and input both say what to look at: give image", "input", "invalid_value")
     given = body.value("image" if "image" in body else "input")
     if not isinstance(given, list):
         return [_image(given, "image")]
