@@ -99,9 +99,9 @@ def _command(arguments: Sequence[str]) -> tuple[Callable[[], Parser], Parse, Run
 
         return profile_command.parser, profile_command.parse, profile_command.run, list(arguments[1:])
     if arguments[:1] == ["rerank"]:
-        from hepti_mpi import job, rerank
+        from hepti_mpi import cli, job
 
-        return rerank.parser, rerank.parse, job.run_job, list(arguments[1:])
+        return cli.rerank_parser, cli.parse_rerank, job.run_job, list(arguments[1:])
     if arguments[:1] == ["generate"]:
         from hepti_mpi.decoding import cli as generate
 

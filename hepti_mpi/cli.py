@@ -1,4 +1,4 @@
-"""The command line of `python -m hepti_mpi`, as design section 5 has it."""
+"""The command lines of `python -m hepti_mpi`, as design section 5 has it, and of `rerank`, which is the same job."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ EXAMPLE = """examples:
   hepti run --hostfile pis --model resnet50.h5 --input photos/ --output answers.jsonl
 or by mpirun itself:
   mpirun -np 4 --hostfile pis python -m hepti_mpi --model bert-large.h5 --input questions.txt --output answers.jsonl
+"""
+RERANK_EXAMPLE = """examples:
+  hepti rerank --np 3 --model reranker.h5 --query "what runs on a Pi?" notes/*.txt
+  grep -rh Pi notes | hepti rerank --model reranker.h5 --query "what runs on a Pi?" --top 5
 """
 
 
@@ -140,3 +144,45 @@ def add_measuring(parser: Parser) -> None:
     measure.add_argument("--trace", type=Path, metavar="FILE.json", help="write the last request as a Chrome trace")
     measure.add_argument("--watch", action="store_true", help="show every device's share, speed and waiting, live")
     measure.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def parse_rerank(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line of `rerank`.
+
+    Raises
+    ------
+    HeptiError
+        If an option is unknown, malformed, or contradicts another.
+    """
+    options = checked(rerank_parser().parse_args(arguments))
+    if not options.query.strip():
+        raise HeptiError("--query is empty")
+    if options.top is not None and options.top < 1:
+        raise HeptiError(f"--top is {options.top}, must be at least 1")
+    if options.output is not None and options.output.suffix != ".jsonl":
+        raise HeptiError(f"--output {options.output}: a ranking is written as .jsonl")
+    return options
+
+
+def rerank_parser() -> Parser:
+    """Return the parser of `rerank`."""
+    parser = Parser(
+        prog=program("python -m hepti_mpi rerank"),
+        description="Show which documents answer a query best, by a cross-encoder.",
+        epilog=RERANK_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what to compare")
+    what.add_argument("--model", type=Path, required=True, metavar="MODEL.h5", help="a classifier of one label")
+    what.add_argument("--query", required=True, metavar="TEXT", help="what the documents should answer")
+    what.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE",
+        help="a text, a .jsonl of lines with a text, or a folder of .txt (default: each line of standard input)",
+    )  # fmt: skip
+    what.add_argument("--top", type=int, metavar="N", help="show so many (default: all)")
+    what.add_argument("--output", type=Path, metavar="FILE.jsonl", help="write them there, the best first")
+    parser.set_defaults(text=None, input=None, images=None, random=None)
+    add_split(parser)
+    add_measuring(parser)
+    return parser

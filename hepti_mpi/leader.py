@@ -18,7 +18,6 @@ from rich.console import Console
 from hepti_mpi import defaults
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.hosts import Place
-from hepti_mpi.documents import read_documents
 from hepti_mpi.engine.engine import Engine
 from hepti_mpi.engine.load import KnownModel
 from hepti_mpi.engine.stack import PlanOrder, Stack
@@ -44,7 +43,7 @@ from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.report.watch import Watch, picture
 from hepti_mpi.requests.ahead import Ahead
 from hepti_mpi.requests.answers import Answer, Kept, Sink, Tally
-from hepti_mpi.requests.inputs import Reader, Request, batches_of, most_ahead, rows_of
+from hepti_mpi.requests.inputs import Reader, Request, batches_of, most_ahead, read_documents, rows_of
 from hepti_mpi.requests.outputs import SUFFIXES, as_they_come, print_answer, write_answers, write_json
 from hepti_mpi.requests.service_lines import Complaint, ServiceLines, print_cancelled
 from hepti_mpi.sources import Batches, in_turn, together

@@ -171,7 +171,7 @@ class Reader:
         reads_images = isinstance(self._spec.input, ImageInput)
         for name, path in (images_in if reads_images else texts_in)(folder):
             try:
-                yield self._image(name, path) if reads_images else self._text(name, content_of(path))
+                yield self._image(name, path) if reads_images else self._text(name, _content(path))
             except HeptiError as error:
                 self._complain(Complaint(str(error) if reads_images else f"{path}: {error}"))
 
@@ -300,20 +300,16 @@ def _files_in(folder: Path, what: str, suffixes: Sequence[str]) -> list[tuple[st
     return files
 
 
-def content_of(path: Path) -> str:
-    """Return the text of a file.
-
-    Raises
-    ------
-    HeptiError
-        If it cannot be read, or is too long.
-    """
+def _content(path: Path) -> str:
     with explained("cannot read it", OSError), path.open("rb") as file:
         content = file.read(MOST_LINE_BYTES + 1)
     if len(content) > MOST_LINE_BYTES:
         raise HeptiError(f"the text is longer than {MOST_LINE_BYTES} bytes: make several of it")
     with explained("not UTF-8", UnicodeDecodeError):
         return content.decode("utf-8-sig").rstrip("\r\n")
+
+
+Document = tuple[str, str]  # its name, and its text
 
 
 class HasId(Protocol):
@@ -395,3 +391,49 @@ def check_unicode(text: str, what: str) -> None:
     """Refuse halves of surrogate pairs, which come from JSON's escapes and stray bytes: no file holds them."""
     with explained(f"{what} is not Unicode", UnicodeEncodeError):
         text.encode()
+
+
+def read_documents(files: Sequence[Path]) -> Iterator[Document]:
+    """Yield the documents of files, or of the lines of standard input, which are numbered.
+
+    Raises
+    ------
+    HeptiError
+        If a file cannot be read, or two have one name.
+    """
+    seen: set[str] = set()
+    for name, text in _of_files(files) if files else _of_lines(read_lines(), "standard input"):
+        if name in seen:
+            raise HeptiError(f"{name} stands twice among the documents")
+        seen.add(name)
+        yield name, text
+
+
+def _of_files(files: Sequence[Path]) -> Iterator[Document]:
+    for path in files:
+        if path.is_dir():
+            yield from ((f"{path / name}", _content(inside)) for name, inside in texts_in(path))
+        elif path.suffix == ".jsonl":
+            with explained(f"cannot read {path}", OSError), path.open("rb") as lines:
+                yield from _of_json(lines, path)
+        else:
+            with explained(str(path), HeptiError):
+                yield str(path), _content(path)
+
+
+def _of_json(lines: Iterable[bytes], path: Path) -> Iterator[Document]:
+    for number, line in enumerate(lines, start=1):
+        with explained(f"{path}, line {number}: not JSON", (ValueError, RecursionError)):
+            entry = json.loads(line)
+        if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
+            raise HeptiError(f'{path}, line {number}: not like {{"id": 1, "text": "…"}}')
+        yield str(entry.get("id", number)), entry["text"]
+
+
+def _of_lines(lines: Iterable[bytes], source: str) -> Iterator[Document]:
+    for number, line in enumerate(lines, start=1):
+        check_length(line)
+        with explained(f"{source}, line {number}: not UTF-8", UnicodeDecodeError):
+            text = line.decode("utf-8-sig").rstrip("\r\n")
+        if text.strip():
+            yield str(number), text

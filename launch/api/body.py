@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from launch.api.errors import ApiError
-from launch.api.rules import Table, first_refused
+from launch.api.rules import FieldTable, first_refused
 
 MOST_WHOLE = (1 << 31) - 1  # a number of tokens, where nothing else limits it
 SHOWN = 100  # characters of what was sent
@@ -91,7 +91,7 @@ class Fields:
             raise ApiError(400, f"{name} has an empty string", name, "empty_string")
         return [check_text(text, name) for text in texts]
 
-    def check(self, table: Table, path: str = "") -> None:
+    def check(self, table: FieldTable, path: str = "") -> None:
         """Refuse what a table refuses or does not know, also within objects; `path` leads to these fields."""
         if (found := first_refused(table, self._table, path)) is not None:
             code = "unsupported_parameter" if found.known else "unknown_parameter"

@@ -41,14 +41,14 @@ class Rule:
     fate: Fate
     why: str = ""
     taken: tuple[Any, ...] = ()
-    inner: Table | None = None
+    inner: FieldTable | None = None
 
     def takes(self, value: Any) -> bool:
         """Return whether a value is let through."""
         return self.fate is not Fate.REFUSED or any(_same(value, one) for one in self.taken)
 
 
-Table = Mapping[str, Rule]
+FieldTable = Mapping[str, Rule]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class RefusedField:
     known: bool
 
 
-def honoured(names: str, inner: Table | None = None) -> dict[str, Rule]:
+def honoured(names: str, inner: FieldTable | None = None) -> dict[str, Rule]:
     """Return the rules of fields, by their names with spaces between, that the code reads."""
     return dict.fromkeys(names.split(), Rule(Fate.HONOURED, inner=inner))
 
@@ -85,7 +85,7 @@ def refused(why: str, names: str, *taken: Any) -> dict[str, Rule]:
     return dict.fromkeys(names.split(), Rule(Fate.REFUSED, why, taken))
 
 
-def first_refused(table: Table, fields: Mapping[str, Any], path: str = "") -> RefusedField | None:
+def first_refused(table: FieldTable, fields: Mapping[str, Any], path: str = "") -> RefusedField | None:
     """Return the first field of an object that is refused, if any; null is as if a field were not there."""
     for name, value in fields.items():
         if value is None:
@@ -112,7 +112,7 @@ def _objects(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         yield from ((f"[{number}]", one) for number, one in enumerate(value) if isinstance(one, dict))
 
 
-def _near(name: str, table: Table) -> str:
+def _near(name: str, table: FieldTable) -> str:
     """Return a hint at a field that may be meant; of names that are like none, nothing."""
     hint = did_you_mean(name, [known for known, rule in table.items() if rule.fate is Fate.HONOURED])
     return hint if "did you mean" in hint else ""

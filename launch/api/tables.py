@@ -5,7 +5,7 @@ docs/http.md shows these tables. What is refused has a reason, and may have valu
 
 from __future__ import annotations
 
-from launch.api.rules import Table, harmless, honoured, refused
+from launch.api.rules import FieldTable, harmless, honoured, refused
 
 TRACED = harmless(
     "for records and bills",
@@ -70,7 +70,7 @@ SERVER = {
     **refused("nothing is handed on to other servers", "kv_transfer_params ec_transfer_params vllm_xargs", {}),
     **refused("what is too long is not cut", "truncate_prompt_tokens"),
 }
-GENERATING: Table = {
+GENERATING: FieldTable = {
     **honoured("model max_tokens n_predict temperature top_p top_k seed stop ignore_eos stream logprobs json_schema"),
     **honoured("stream_options", honoured("include_usage") | harmless("against guesses by size", "include_obfuscation")
                | refused("usage is told once, at the end", "continuous_usage_stats", False)),
@@ -78,15 +78,15 @@ GENERATING: Table = {
                | honoured("json_schema", honoured("schema") | harmless("for people", "name description strict"))),
     **TRACED, **RUNNING, **IDLE, **DRAWING, **ENDING, **SHAPE, **SERVER,
 }  # fmt: skip
-MESSAGE: Table = {
+MESSAGE: FieldTable = {
     **honoured("role content name reasoning_content reasoning thinking"),
     **refused("functions are not called", "tool_calls", []),
     **refused("functions are not called", "function_call tool_call_id"),
     **refused("answers are text", "audio refusal"),
     **harmless("no model reads it", "annotations"),
 }
-PART: Table = {**honoured("type text"), **harmless("how it is computed, not what", "cache_control")}
-CHAT: Table = {
+PART: FieldTable = {**honoured("type text"), **harmless("how it is computed, not what", "cache_control")}
+CHAT: FieldTable = {
     **GENERATING,
     **honoured("max_completion_tokens top_logprobs add_generation_prompt continue_final_message"),
     **honoured("tools tool_choice parallel_tool_calls reasoning_effort chat_template_kwargs"),
@@ -103,7 +103,7 @@ CHAT: Table = {
     **refused("nobody judges what is asked", "moderation"),
     **refused("the model knows no such thing", "verbosity", "medium"),
 }
-COMPLETION: Table = {
+COMPLETION: FieldTable = {
     **GENERATING,
     **honoured("prompt echo"),
     **refused("nothing is filled in before a text", "suffix", ""),
@@ -111,7 +111,7 @@ COMPLETION: Table = {
     **refused("a prompt begins as the model's texts do; token ids begin as they are", "add_special_tokens", True),
 }
 # Of models that answer with numbers.
-POOLED: Table = {
+POOLED: FieldTable = {
     **honoured("model"),
     **TRACED,
     **harmless("says something of a field that is refused", "truncation_side media_io_kwargs mm_processor_kwargs"),
@@ -120,7 +120,7 @@ POOLED: Table = {
     **{name: SERVER[name] for name in ("priority", "cache_salt", "truncate_prompt_tokens")},
     **refused("answers get ids of their own", "request_id"),
 }
-EMBEDDING: Table = {
+EMBEDDING: FieldTable = {
     **POOLED,
     **honoured("input encoding_format dimensions"),
     **refused("numbers are of 32 bits", "embed_dtype", "float32"),
@@ -128,23 +128,23 @@ EMBEDDING: Table = {
     **refused("embeddings are as the model makes them", "normalize use_activation embd_normalize"),
     **refused("texts are read as they are", "input_type task prompt prompt_name messages chat_template late_chunking"),
 }
-CLASSIFICATION: Table = {
+CLASSIFICATION: FieldTable = {
     **POOLED,
     **honoured("input image"),
     **refused("scores and logits are both told", "use_activation activation", True),
 }
-RERANKING: Table = {
+RERANKING: FieldTable = {
     **POOLED,
     **honoured("use_activation activation"),
     **refused("texts are read as they are", "instruction messages chat_template"),
 }
-RERANK: Table = {
+RERANK: FieldTable = {
     **RERANKING,
     **honoured("query documents top_n return_documents"),
     **refused("what is too long is cut, never read in parts", "max_chunks_per_doc max_tokens_per_doc"),
     **refused("a document is its text", "rank_fields", ["text"]),
 }
-SCORE: Table = {
+SCORE: FieldTable = {
     **RERANKING,
     **honoured("text_1 text_2 queries documents items data_1 data_2"),
 }

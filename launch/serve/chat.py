@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from launch.api.body import Fields, check_text, wrong
 from launch.api.errors import ApiError
 from launch.api.messages import conversation_of, schema_of
-from launch.api.rules import Table
+from launch.api.rules import FieldTable
 from launch.api.tables import CHAT, COMPLETION
 from launch.serve.metrics import Served
 from launch.serve.texts import MOST_TOP_K, LanguageTexts, code_of
-from launch.serve.transport import Desk, Lines
+from launch.serve.transport import AnswerLines, Desk
 from solver.base.errors import HeptiError
 
 Found = TypeVar("Found")
@@ -32,7 +32,7 @@ INT64 = 1 << 63  # seeds are from minus this on, below it
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class AskedPrompt:
     """What an answer continues: its tokens, and its text where it is repeated before the answer."""
 
     tokens: list[int]
@@ -92,7 +92,7 @@ class Endpoint(ABC):
     kind: str  # of an answer
     piece_kind: str  # of a piece of a stream
     prompt_field: str
-    fields: Table
+    fields: FieldTable
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -129,7 +129,7 @@ class Endpoint(ABC):
     async def answer(self, question: Question, texts: LanguageTexts) -> dict[str, Any]:
         """Return the answers to all prompts, when all of them are there."""
 
-        async def one(index: int, lines: Lines) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        async def one(index: int, lines: AnswerLines) -> tuple[dict[str, Any], Mapping[str, Any]]:
             logprobs = _Logprobs(texts, question.lines[index])
             entries: list[_TokenLogprob] = []
             async for line in lines:
@@ -206,7 +206,7 @@ class Endpoint(ABC):
         return False
 
     @abstractmethod
-    async def _prompts(self, body: Fields, texts: LanguageTexts) -> list[Prompt]:
+    async def _prompts(self, body: Fields, texts: LanguageTexts) -> list[AskedPrompt]:
         """Return what the answers continue."""
 
     @abstractmethod
@@ -240,9 +240,9 @@ class Chat(Endpoint):
     prefix, kind, piece_kind, prompt_field = "chatcmpl", "chat.completion", "chat.completion.chunk", "messages"
     fields = CHAT
 
-    async def _prompts(self, body: Fields, texts: LanguageTexts) -> list[Prompt]:
+    async def _prompts(self, body: Fields, texts: LanguageTexts) -> list[AskedPrompt]:
         asked = conversation_of(body, texts.shows)
-        return [Prompt(await _in_thread("messages", texts.conversation, asked))]
+        return [AskedPrompt(await _in_thread("messages", texts.conversation, asked))]
 
     def _most_tokens(self, body: Fields) -> tuple[str, int | None]:
         names = ("max_tokens", "max_completion_tokens", "n_predict")
@@ -286,7 +286,7 @@ class Completion(Endpoint):
 
     fields = COMPLETION
 
-    async def _prompts(self, body: Fields, texts: LanguageTexts) -> list[Prompt]:
+    async def _prompts(self, body: Fields, texts: LanguageTexts) -> list[AskedPrompt]:
         prompt, echoes = body.value("prompt"), body.flag("echo")
         several = isinstance(prompt, list) and prompt and all(isinstance(one, str | list) for one in prompt)
         given: list[Any] = prompt if several else [prompt]
@@ -382,10 +382,10 @@ class _Logprobs:
         return stream.step(token) or stream.rest() or self._texts.name(token)
 
 
-async def _prompt(prompt: Any, where: str, texts: LanguageTexts, *, echoes: bool) -> Prompt:
+async def _prompt(prompt: Any, where: str, texts: LanguageTexts, *, echoes: bool) -> AskedPrompt:
     """Return a text or a list of token ids as a prompt; its text, if it is told again."""
     if isinstance(prompt, str):
-        return Prompt(await _in_thread("prompt", texts.prompt, check_text(prompt, where)), prompt)
+        return AskedPrompt(await _in_thread("prompt", texts.prompt, check_text(prompt, where)), prompt)
     if not isinstance(prompt, list):
         raise wrong(where, "a string or a list of token ids", prompt)
     if not prompt:
@@ -394,7 +394,7 @@ async def _prompt(prompt: Any, where: str, texts: LanguageTexts, *, echoes: bool
         if type(token) is not int:
             raise wrong(f"{where}[{number}]", "a token id", token)
     ids = await _in_thread("prompt", texts.ids, prompt)
-    return Prompt(ids, await _in_thread("prompt", texts.text, ids) if echoes else "")
+    return AskedPrompt(ids, await _in_thread("prompt", texts.text, ids) if echoes else "")
 
 
 def _most(body: Fields, given: Mapping[str, int | None], otherwise: int | None = None) -> tuple[str, int | None]:

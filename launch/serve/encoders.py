@@ -19,7 +19,7 @@ from launch.api.errors import ApiError
 from launch.api.tables import CLASSIFICATION, EMBEDDING, RERANK, SCORE
 from launch.serve.metrics import Served
 from launch.serve.texts import EncoderTexts, ImageTexts, TextPair, code_of
-from launch.serve.transport import Desk, Lines, files_of, parse_form
+from launch.serve.transport import AnswerLines, Desk, files_of, parse_form
 from solver.base.errors import HeptiError
 
 FILES = ("image", "images", "file", "files")  # parts of a form that are images
@@ -216,7 +216,7 @@ class Encoders:
     ) -> list[dict[str, Any]]:
         """Return the ranks' answers to lines, in their order; what they refuse is told by its number in `param`."""
 
-        async def one(index: int, about: Lines) -> dict[str, Any]:
+        async def one(index: int, about: AnswerLines) -> dict[str, Any]:
             try:
                 return await anext(about)
             except ApiError as error:

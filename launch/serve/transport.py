@@ -27,7 +27,7 @@ from launch.serve.journal import OpenRequest, QueueFullError
 from launch.serve.metrics import Metrics, Served, Watched
 
 T = TypeVar("T")
-Lines = AsyncGenerator[dict[str, Any], None]  # about one request, its answer last
+AnswerLines = AsyncGenerator[dict[str, Any], None]  # about one request, its answer last
 # Of one request that are handed in together: enough to fill a batch, and others come in between.
 TOGETHER = 16
 AGAIN_S = 0.05  # between tries to get the next one into a full queue
@@ -113,7 +113,7 @@ class Desk:
         self._metrics = metrics
 
     @asynccontextmanager
-    async def ask(self, model: Served, line: Mapping[str, Any]) -> AsyncIterator[Lines]:
+    async def ask(self, model: Served, line: Mapping[str, Any]) -> AsyncIterator[AnswerLines]:
         """Give the lines about a request, its answer last; left before that, the request ends on every rank.
 
         Raises
@@ -131,7 +131,7 @@ class Desk:
             self._metrics.ended(model.name, outcome[0], time.monotonic() - request.created)
 
     async def ask_all(
-        self, model: Served, lines: Iterable[Mapping[str, Any]], one: Callable[[int, Lines], Awaitable[T]]
+        self, model: Served, lines: Iterable[Mapping[str, Any]], one: Callable[[int, AnswerLines], Awaitable[T]]
     ) -> list[T]:
         """Return what `one` makes of the number of a line and of the lines about it; if one fails, all are cancelled.
 
@@ -186,7 +186,7 @@ class Desk:
         self._metrics.asked(model.name, len(line.get("tokens", ())))
         return request
 
-    async def _lines(self, model: str, request: OpenRequest, outcome: list[str]) -> Lines:
+    async def _lines(self, model: str, request: OpenRequest, outcome: list[str]) -> AnswerLines:
         last: float | None = None  # when the token before came
         async with aclosing(request.events()) as events:
             while True:
