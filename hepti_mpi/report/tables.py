@@ -72,7 +72,7 @@ def show_answers(console: Console, requests: Sequence[Request], answers: Sequenc
 def show_ranking(console: Console, requests: Sequence[Request], ranked: Sequence[Mapping[str, Any]]) -> None:
     """Print documents, the best first."""
     names = {str(request.id): _name(request) for request in requests}
-    table = new_table("ranking", "place", "score", "document", words=1)
+    table = new_table("ranking", "place", "score", "document", words=3)
     for place, entry in enumerate(ranked, start=1):
         table.add_row(str(place), f"{entry['score']:.4f}", names[str(entry["id"])])
     console.print(table)
