@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from hepti_mpi.kernels.backends import NAMES, check_precision
-from solver.base.command import Parser, check_one_planner
+from solver.base.command import Parser, check_measured, check_one_planner
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.model.precision import PRECISIONS
@@ -53,6 +53,7 @@ def checked(options: argparse.Namespace) -> argparse.Namespace:
     options.wire = Wire(options.wire)
     check_precision(options.precision, options.backend)
     check_one_planner(options.plan, options.system)
+    check_measured(options.cluster, options.plan, measure=options.measure)
     options.system = options.system or DEFAULT
     hepti = options.plan is None and options.system == DEFAULT
     given = "--plan" if options.plan is not None else f"--system {options.system}"
@@ -115,6 +116,9 @@ def add_split(parser: Parser) -> None:
     how = parser.add_argument_group("how to split it")
     how.add_argument(
         "--cluster", metavar="CLUSTER.toml|NAME", help="what to plan for: a file, or a ready one: mixed4, …"
+    )
+    how.add_argument(
+        "--measure", action="store_true", help="measure the boards again, though there is a profile of them"
     )
     how.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
     networks = "for networks those that python -m solver --help has"

@@ -132,7 +132,8 @@ class Leader(Speaker):
     @property
     def needs_profile(self) -> bool:
         """Whether nothing says what to plan for; a try-out without a model, on one host, has boards of its own."""
-        return self._options.cluster is None and self._options.plan is None and not self._is_try_out
+        options = self._options
+        return options.cluster is None and options.plan is None and (options.measure or not self._is_try_out)
 
     @property
     def _is_try_out(self) -> bool:
@@ -147,7 +148,8 @@ class Leader(Speaker):
     @property
     def _boards(self) -> str:
         """For which boards seconds are predicted."""
-        if self._options.cluster is None and self._options.plan is None and self._is_try_out:
+        options = self._options
+        if options.cluster is None and options.plan is None and self._is_try_out and not options.measure:
             return f"the example boards of {defaults.EXAMPLE}, not these hosts"
         return boards_planned_for(self._options, here=self._is_here)
 

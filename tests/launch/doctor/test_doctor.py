@@ -167,12 +167,33 @@ def test_hosts_without_a_common_network_cannot_work():
     assert "no network that all hosts are on (pi-0: 10.0.0.0/24; pi-1: 10.7.0.0/24)" in finding.problem
 
 
-def test_weights_are_compared_with_most_hosts():
+def test_weights_are_compared_with_rank_0_s():
     answers = [replace(answer(f"pi-{rank}"), fingerprint=word, model_bytes=GIB) for rank, word in enumerate("aba")]
     (finding,) = examine(answers, "m.h5")
 
     assert finding.host == "pi-1"
-    assert "m.h5 has fingerprint b, most hosts have a" in finding.problem
+    assert "m.h5 has fingerprint b, on pi-0 a" in finding.problem
+    assert "hepti install --hosts pi-1 --model m.h5" in finding.mend
+
+
+def test_only_rank_0_needs_the_weights_file():
+    there, absent = (replace(answer("pi-0"), fingerprint="a"), replace(answer("pi-0"), model_absent=True))
+    other = replace(answer("pi-1"), model_absent=True)
+    (finding,) = examine([absent, other], "m.h5")
+
+    assert not examine([there, other], "m.h5")
+    assert (finding.host, finding.check) == ("pi-0", "weights")
+    assert "hepti install --hosts pi-0 --model m.h5" in finding.mend
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("an encoder", "--precision int8"), ("a language model", "--precision int4"), ("a network", "")]
+)
+def test_what_makes_a_model_smaller_in_memory_is_advised(kind, words):
+    (finding,) = examine([replace(answer("pi-0"), fingerprint="a", model_kind=kind, model_bytes=20 * GIB)], "m.h5")
+
+    assert (words or "add a host") in finding.mend
+    assert "float16" not in finding.mend
 
 
 def test_a_model_that_all_hosts_together_cannot_hold_is_found():
