@@ -27,7 +27,7 @@ def ask(tmp_path, monkeypatch):
         facts = {"fingerprint": "abc", "date": "2026"}
         measure = lambda: replace(cluster, profile=facts)
         found = defaults.kept_profile("abc", world(), measure, said.append, **how)
-        return found.devices[0].flop_per_s / 1e9, " | ".join(said)
+        return found.devices[0].compute_flop_per_s / 1e9, " | ".join(said)
 
     return kept
 
