@@ -9,6 +9,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -109,7 +110,8 @@ class Endpoint(ABC):
         name = f"{self.prefix}-{uuid.uuid4().hex}"
         common: dict[str, Any] = {**_drawing(body, texts), "stream": True}
         if (schema := schema_of(body)) is not None:
-            await _in_thread("response_format", texts.check_schema, schema)
+            field = "json_schema" if "json_schema" in body else "response_format"
+            await _in_thread(field, texts.check_schema, schema)
             common["schema"] = schema
         if (logprobs := self._logprobs(body)) is not None:
             common["logprobs"] = logprobs
@@ -159,8 +161,9 @@ class Endpoint(ABC):
 
         lasts: list[Mapping[str, Any]] = []
         for index in range(len(question.lines)):
-            async for choice in self._choices(question, index, texts, lasts):
-                yield piece([choice | {"index": index}])
+            async with aclosing(self._choices(question, index, texts, lasts)) as choices:
+                async for choice in choices:
+                    yield piece([choice | {"index": index}])
         if question.tells_usage:
             yield piece([], question.usage(lasts))
         yield "[DONE]"
