@@ -1,4 +1,4 @@
-"""Whether hosts are as busy behind a measurement as before it: a profile of a busy machine is none of its own."""
+"""Whether hosts are as fast after a measurement as before it: a busy machine's profile is not its own."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hepti_mpi.comm.group import Group, host_name
 from solver.base import clock
 from solver.cluster.cluster import Cluster
 
-# A trial, before and behind: of 24 quiet runs of 1 to 5 ranks on two cores none differed by more than a sixth.
 TRIAL_S = 0.2
+# By how much the trials before and after may differ: steps in a lab vary by 13 to 25 %. On two cores that others used,
+# at a load of 12, 8 of 24 pairs of trials differed by more.
 APART = 1.4
 SIZE = 128  # of a product, which takes a slow board a millisecond
 BUSY = "busy"  # in the facts of a profile: by how much they differed

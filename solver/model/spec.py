@@ -220,7 +220,13 @@ class ModelSpec:
     def to_json(self) -> str:
         """Write as JSON: an encoder by its widths, as all versions read it, another model by its runs."""
         kind = "text" if isinstance(self.input, TextInput) else "image"
-        table = {**dataclasses.asdict(self), "input": {"kind": kind, **dataclasses.asdict(self.input)}}
+        source = {"kind": kind, **dataclasses.asdict(self.input)}
+        table = {**dataclasses.asdict(self), "input": source}
+        # What is as it was before there were pairs is written as then.
+        if not self.pair_scores:
+            del table["pair_scores"]
+        if source.get("pair_types"):
+            del source["pair_types"]
         with suppress(HeptiError):
             widths = encoder_widths(self)
             if widths["norm_eps"] == self.norm_eps:

@@ -92,8 +92,8 @@ def test_lines_of_standard_input_are_answered_one_by_one(model, cache):
         (["plam"], "hepti plam: there is no such command (did you mean plan?): see hepti --help"),
         (
             ["xyz"],
-            "hepti xyz: there is no such command (known: run, generate, serve, profile, plan, convert, install, "
-            "doctor, lab, bench, completion): see hepti --help",
+            "hepti xyz: there is no such command (known: run, generate, rerank, serve, profile, plan, convert, "
+            "install, doctor, lab, bench, completion): see hepti --help",
         ),
     ],
 )
