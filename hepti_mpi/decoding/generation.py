@@ -49,7 +49,7 @@ class TextAnswer:
         Of the last token the logarithm of its probability, and the likeliest ones in its place with theirs, where the
         wishes have them.
     told_prompt
-        The same of the prompt's tokens behind the first, where the wishes have them.
+        The same of the prompt's tokens after the first, where the wishes have them.
     """
 
     prompt: Prompt
@@ -248,7 +248,7 @@ class Generation:
         return best
 
     def _telling(self, place: _Place, tokens: Sequence[int], answer: TextAnswer) -> Candidates | None:
-        """Compute tokens from the first on as `_behind`, and tell how likely each of the prompt is behind the others.
+        """Compute tokens from the first on as `_behind`, and tell how likely each of the prompt is after the others.
 
         As many at a time as guesses are: the plan has memory for their logits.
         """
@@ -258,9 +258,9 @@ class Generation:
             if self._gone(answer.prompt):
                 return None
             chunk = tokens[start : start + GUESSED_ROWS[-1]]
-            behind = np.array([*tokens[start + 1 : start + 1 + len(chunk)], 0][: len(chunk)], np.int64)
+            following = np.array([*tokens[start + 1 : start + 1 + len(chunk)], 0][: len(chunk)], np.int64)
             count = max(answer.candidates, most, 2)  # of one there is no sum of all
-            best = self._pass([place], [chunk], chosen=len(chunk), count=count, wanted=behind)
+            best = self._pass([place], [chunk], chosen=len(chunk), count=count, wanted=following)
             for row in range(min(len(chunk), len(answer.prompt.tokens) - 1 - start)):
                 top = zip(best.ids[row].tolist(), (best.logits[row] - best.log_sum[row]).tolist(), strict=True)
                 logprob = float(best.wanted[row] - best.log_sum[row])

@@ -327,7 +327,7 @@ def likeliest(logits: Array, count: int, first: int) -> Numbers:
 
 
 def logits_of(wanted: NDArray[np.int64], parts: Sequence[tuple[int, Array]]) -> Numbers:
-    """Return each row's logit of a word, [rows], of some words, each part behind its first; -inf of others."""
+    """Return each row's logit of a word, [rows], of some words, each part with its first; -inf of others."""
     found: Numbers = np.full(len(wanted), -np.inf)
     for first, logits in parts:
         (rows,) = np.nonzero((wanted >= first) & (wanted < first + logits.shape[1]))

@@ -36,7 +36,7 @@ class Request:
     text: str = ""
     truncated: bool = False
     line: int = 0  # the number of the JSON line that it stands on; 0: on none
-    pair: bool = False  # the ids are of two texts, one behind the other
+    pair: bool = False  # the ids are of two texts, one after the other
     types: Sequence[int] = ()  # of a pair, to which of the two each row belongs, where the model tells them apart
 
 
@@ -220,7 +220,7 @@ class Reader:
         return Request(name, tokens.ids, len(tokens.ids), text, tokens.truncated)
 
     def _pair(self, name: str | int, texts: Any) -> Request:
-        """Read two texts, one behind the other, as cross-encoders do."""
+        """Read two texts, one after the other, as cross-encoders do."""
         if not isinstance(texts, list) or len(texts) != 2 or not all(isinstance(text, str) for text in texts):
             raise HeptiError('pair must be two texts, like ["a question", "a text"]')
         source = self._source_of_pairs()

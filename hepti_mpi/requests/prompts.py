@@ -43,7 +43,7 @@ class Wishes:
     logprobs
         How many of the likeliest tokens are told with every token, and its own logarithm of probability; None: nothing.
     prompt_logprobs
-        The same of the prompt's own tokens behind the first, told with the answer; None: nothing.
+        The same of the prompt's own tokens after the first, told with the answer; None: nothing.
     stream
         Whether every token is told as it comes.
     grammar

@@ -105,7 +105,7 @@ def first_refused(table: FieldTable, fields: Mapping[str, Any], path: str = "") 
 
 
 def _objects(value: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield an object, or those of a list, each behind its place; what is neither is told by who reads it."""
+    """Yield an object, or those of a list, each with its place; what is neither is refused where it is read."""
     if isinstance(value, dict):
         yield "", value
     elif isinstance(value, list):

@@ -193,7 +193,7 @@ def _serve(options: argparse.Namespace) -> int:
 async def _until_told(make: Callable[[], tuple[Supervisor, object]], listener: socket.socket) -> int | None:
     """Serve until a signal comes; return its number.
 
-    What serves is made here: a signal that came before it is waited for would leave its folder behind.
+    What serves is made here: a signal that came before it is waited for would leave its folder there.
     """
     loop = asyncio.get_running_loop()
     told: asyncio.Future[int] = loop.create_future()

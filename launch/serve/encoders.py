@@ -31,7 +31,7 @@ SAID = ("label", "score", "scores", "logits", "top5", "boxes")  # of the ranks' 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """Pairs of texts and their scores, behind the id of the answer."""
+    """Pairs of texts and their scores, and the id of the answer."""
 
     name: str
     pairs: Sequence[TextPair]

@@ -177,7 +177,7 @@ class LanguageTexts:
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """Two texts as a model reads them, one behind the other; `cut`: they were longer than it reads."""
+    """Two texts as a model reads them, one after the other; `cut`: they were longer than it reads."""
 
     ids: list[int]
     types: list[int]

@@ -38,7 +38,7 @@ def said(rule):
         return "honoured"
     if rule.fate is Fate.HARMLESS:
         return f"changes no answer: {rule.why}"
-    return f"refused{f' but {taken(rule.taken)}' if rule.taken else ''}: {rule.why}"
+    return f"refused{f', except {taken(rule.taken)}' if rule.taken else ''}: {rule.why}"
 
 
 def markdown():

@@ -25,7 +25,7 @@ BODIES = {
     "classifications": (CLASSIFICATION, {"model": "classifier", "input": "the small board"}),
 }
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-# What makes a difference, by field; of some beside other fields.
+# What makes a difference, by field; some need other fields, too.
 DRAWN = {
     "max_tokens": 3, "temperature": 0.5, "top_p": 0, "top_k": 3, "seed": 6, "stop": " sleeps", "ignore_eos": True,
     "stream": True, "json_schema": SCHEMA, "response_format": {"type": "json_object", "schema": SCHEMA},
