@@ -401,7 +401,7 @@ async def _prompt(prompt: Any, where: str, texts: LanguageTexts, *, echoes: bool
 
 
 def _most(body: Fields, given: Mapping[str, int | None], otherwise: int | None = None) -> tuple[str, int | None]:
-    """Return which field says the most tokens of an answer, and how many; None and -1 are as many as there is room for."""
+    """Return which field says the most tokens of an answer, and how many; None and -1: as many as there is room for."""
     said = {name: value for name, value in given.items() if value is not None}
     if not said:
         return "max_tokens", otherwise
