@@ -146,7 +146,7 @@ def _versions(answers: Sequence[HostAnswer]) -> list[Finding]:
         )
         for name, version in mine["packages"].items():
             wanted = theirs["packages"][name]
-            mend = f"pip install {name}=={wanted}" if wanted and wanted != "source tree" else f"pip install {name}"
+            mend = f"hepti install --hosts {shlex.quote(answer.host)} makes this machine's environment there"
             compare(answer, "package", name, version, wanted, mend)
         if mine["code"] and theirs["code"]:
             mend = "hepti install puts this machine's there"
@@ -201,7 +201,9 @@ def _kernels(answers: Sequence[HostAnswer]) -> list[Finding]:
     return [
         Finding(
             host, "kernels", f"computes with numpy: {kernels['why']}",
-            "pip install 'hepti[fast]'" if kernels["missing"] else "try another version of onnxruntime there",
+            f"pip install onnx onnxruntime here, then hepti install --hosts {shlex.quote(host)}"
+            if kernels["missing"]
+            else "try another version of onnxruntime there",
         )
         for host, kernels in told
         if kernels["backend"] == "numpy"
