@@ -98,6 +98,10 @@ def _command(arguments: Sequence[str]) -> tuple[Callable[[], Parser], Parse, Run
         from hepti_mpi.measure import profile_command
 
         return profile_command.parser, profile_command.parse, profile_command.run, list(arguments[1:])
+    if arguments[:1] == ["rerank"]:
+        from hepti_mpi import cli, job
+
+        return cli.rerank_parser, cli.parse_rerank, job.run_job, list(arguments[1:])
     if arguments[:1] == ["generate"]:
         from hepti_mpi.decoding import cli as generate
 

@@ -1,4 +1,4 @@
-"""The command line of `python -m hepti_mpi`, as design section 5 has it."""
+"""The command lines of `python -m hepti_mpi`, as design section 5 has it, and of `rerank`, which is the same job."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from hepti_mpi.kernels.backends import NAMES, check_precision
-from solver.base.command import Parser, check_one_planner
+from solver.base.command import Parser, check_measured, check_one_planner
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.model.precision import PRECISIONS
@@ -20,6 +20,10 @@ EXAMPLE = """examples:
 or by mpirun itself:
   mpirun -np 4 --hostfile pis python -m hepti_mpi --model bert-large.h5 --input questions.txt --output answers.jsonl
 """
+RERANK_EXAMPLE = """examples:
+  hepti rerank --np 3 --model reranker.h5 --query "what runs on a Pi?" notes/*.txt
+  grep -rh Pi notes | hepti rerank --model reranker.h5 --query "what runs on a Pi?" --top 5
+"""
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -30,7 +34,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     HeptiError
         If an option is unknown, malformed, or contradicts another.
     """
-    options = parser().parse_args(arguments)
+    return checked(parser().parse_args(arguments))
+
+
+def checked(options: argparse.Namespace) -> argparse.Namespace:
+    """Return the options of a job as it reads them.
+
+    Raises
+    ------
+    HeptiError
+        If one contradicts another.
+    """
     for name, least in (("repeat", 1), ("warmup", 0)):
         if getattr(options, name) < least:
             raise HeptiError(f"--{name} is {getattr(options, name)}, must be at least {least}")
@@ -39,6 +53,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options.wire = Wire(options.wire)
     check_precision(options.precision, options.backend)
     check_one_planner(options.plan, options.system)
+    check_measured(options.cluster, options.plan, measure=options.measure)
     options.system = options.system or DEFAULT
     hepti = options.plan is None and options.system == DEFAULT
     given = "--plan" if options.plan is not None else f"--system {options.system}"
@@ -90,9 +105,20 @@ def parser() -> Parser:
     what.add_argument(
         "--output", type=Path, metavar="FILE", help=".jsonl: answers; .npz: last hidden states, or a network's outputs"
     )
+    parser.set_defaults(query=None)  # that of `rerank`
+    add_split(parser)
+    add_measuring(parser)
+    return parser
+
+
+def add_split(parser: Parser) -> None:
+    """Add the options that say how a model is split."""
     how = parser.add_argument_group("how to split it")
     how.add_argument(
         "--cluster", metavar="CLUSTER.toml|NAME", help="what to plan for: a file, or a ready one: mixed4, …"
+    )
+    how.add_argument(
+        "--measure", action="store_true", help="measure the boards again, though there is a profile of them"
     )
     how.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
     networks = "for networks those that python -m solver --help has"
@@ -111,6 +137,10 @@ def parser() -> Parser:
         "--replan", choices=("off", "auto", "dry-run"), default="off",
         help="change the shares when devices or links change, dry-run: only say so (default: %(default)s)",
     )  # fmt: skip
+
+
+def add_measuring(parser: Parser) -> None:
+    """Add the options that say what is measured and shown."""
     measure = parser.add_argument_group("measuring")
     measure.add_argument("--repeat", type=int, default=1, metavar="N", help="compute everything N times")
     measure.add_argument("--warmup", type=int, default=0, metavar="N", help="and N times before, untimed")
@@ -118,4 +148,45 @@ def parser() -> Parser:
     measure.add_argument("--trace", type=Path, metavar="FILE.json", help="write the last request as a Chrome trace")
     measure.add_argument("--watch", action="store_true", help="show every device's share, speed and waiting, live")
     measure.add_argument("--debug", action="store_true", help="show the traceback of an error")
+
+
+def parse_rerank(arguments: list[str]) -> argparse.Namespace:
+    """Read the command line of `rerank`.
+
+    Raises
+    ------
+    HeptiError
+        If an option is unknown, malformed, or contradicts another.
+    """
+    options = checked(rerank_parser().parse_args(arguments))
+    if not options.query.strip():
+        raise HeptiError("--query is empty")
+    if options.top is not None and options.top < 1:
+        raise HeptiError(f"--top is {options.top}, must be at least 1")
+    if options.output is not None and options.output.suffix != ".jsonl":
+        raise HeptiError(f"--output {options.output}: a ranking is written as .jsonl")
+    return options
+
+
+def rerank_parser() -> Parser:
+    """Return the parser of `rerank`."""
+    parser = Parser(
+        prog=program("python -m hepti_mpi rerank"),
+        description="Show which documents answer a query best, by a cross-encoder.",
+        epilog=RERANK_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what to compare")
+    what.add_argument("--model", type=Path, required=True, metavar="MODEL.h5", help="a classifier of one label")
+    what.add_argument("--query", required=True, metavar="TEXT", help="what the documents should answer")
+    what.add_argument(
+        "files", nargs="*", type=Path, metavar="FILE",
+        help="a text, a .jsonl of lines with a text, or a folder of .txt (default: each line of standard input)",
+    )  # fmt: skip
+    what.add_argument("--top", type=int, metavar="N", help="show so many (default: all)")
+    what.add_argument("--output", type=Path, metavar="FILE.jsonl", help="write them there, the best first")
+    parser.set_defaults(text=None, input=None, images=None, random=None)
+    add_split(parser)
+    add_measuring(parser)
     return parser

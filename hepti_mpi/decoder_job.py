@@ -47,7 +47,7 @@ def run(options: argparse.Namespace, group: Group) -> int:
     if needs_profile:
         if leader:
             leader.introduce(places)
-        cluster = measured_cluster(model, precision, group, leader)
+        cluster = measured_cluster(model, precision, group, leader, anew=options.measure)
     plan = group.from_root((lambda: leader.plan(cluster)) if leader else None)
     if not needs_profile:  # else the plan is for the memory that was measured
         check_room(model.name, leader.needed_bytes if leader else None, group)
@@ -74,13 +74,15 @@ def run(options: argparse.Namespace, group: Group) -> int:
     return code if leader else 0
 
 
-def measured_cluster(model: Decoder, precision: str, group: Group, leader: DecoderLeader | None) -> Cluster:
-    """Return what was measured of these hosts for this model, now where it was not before."""
+def measured_cluster(
+    model: Decoder, precision: str, group: Group, leader: DecoderLeader | None, *, anew: bool
+) -> Cluster:
+    """Return what was measured of these hosts for this model, now where it was not before, or `anew`."""
     from hepti_mpi.measure.profile_decoder import decoder_fingerprint, profile_decoder
 
     measure = partial(profile_decoder, model, precision, group)
     fingerprint = decoder_fingerprint(model, precision, group)
-    return defaults.kept_profile(fingerprint, group, measure, leader.say if leader else None)
+    return defaults.kept_profile(fingerprint, group, measure, leader.say if leader else None, anew=anew)
 
 
 def load_share(

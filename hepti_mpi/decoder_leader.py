@@ -231,7 +231,7 @@ class DecoderLeader(Speaker):
         with self._takers() as takers:
             for answer in self._answered(generation):
                 entry = answer_entry(answer)
-                self._answers.append(entry)
+                self._answers.append({**entry, "prompt_logprobs": None})  # which may be long, and no report has it
                 self._count += 1
                 self._lines.end(answer.prompt.line)
                 for take in takers:

@@ -11,8 +11,8 @@ from itertools import cycle, islice
 from pathlib import Path
 
 from hepti_mpi.comm.group import Group
+from hepti_mpi.measure.steady import doubted, measured
 from solver.base.cache import cache_folder, profile_path
-from solver.base.command import check_path
 from solver.base.errors import HeptiError, explained
 from solver.cluster.cluster import Cluster, read_cluster, write_cluster
 from weights.file.store import WeightsFile
@@ -26,7 +26,9 @@ Say = Callable[[str], object]
 READ_BYTES_PER_S = 50e6  # weights of a card in a Raspberry Pi
 
 
-def kept_profile(fingerprint: str, group: Group, measure: Callable[[], Cluster], say: Say | None) -> Cluster:
+def kept_profile(
+    fingerprint: str, group: Group, measure: Callable[[], Cluster], say: Say | None, *, anew: bool = False
+) -> Cluster:
     """Return what was measured of these hosts before, or now; a step of all ranks, of which rank 0 tells the person.
 
     Parameters
@@ -37,27 +39,39 @@ def kept_profile(fingerprint: str, group: Group, measure: Callable[[], Cluster],
         Measures; every rank calls it.
     say
         Rank 0's.
+    anew
+        Whether it is measured also where it is known.
     """
     path = profile_path(fingerprint)
 
     def known() -> Cluster | None:
         with suppress(HeptiError):  # not measured yet, or written by another version
-            return read_cluster(path)
-        _make_folder(path)  # before seconds are spent on what cannot be kept
-        check_path(path)
+            return None if anew else read_cluster(path)
         return None
 
     cluster = group.from_root(known if say else None)
     if cluster is not None:
         if say:
             say(f"planned for the profile of {cluster.profile['date']}, {path}")
+            _say_doubt(cluster, say)
         return cluster
     if say:
-        say("these hosts have no profile for this model yet: measuring them, which takes some seconds")
-    cluster = measure()
-
-    group.from_root((lambda: write_cluster(cluster, path)) if say else None)
+        why = "as --measure says" if anew else "these hosts have no profile for this model yet"
+        say(f"{why}: measuring them, which takes some seconds")
+    cluster = measured(measure, group)
+    if say:
+        _say_doubt(cluster, say)
+        try:
+            _make_folder(path)
+            write_cluster(cluster, path)
+        except (HeptiError, OSError) as error:
+            say(f"note: the profile is not kept, and the next run measures again: {error}")
     return cluster
+
+
+def _say_doubt(cluster: Cluster, say: Say) -> None:
+    if (doubt := doubted(cluster)) is not None:
+        say(f"note: {doubt}")
 
 
 def default_model() -> Path:

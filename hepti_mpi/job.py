@@ -63,7 +63,7 @@ def run_job(options: argparse.Namespace, group: Group) -> int:
     if needs_profile:
         if leader:
             leader.introduce(places, notes)
-        cluster = measured_cluster(model.spec, options.backend, options.precision, group, leader)
+        cluster = measured_cluster(model.spec, options.backend, options.precision, group, leader, anew=options.measure)
     plans = group.from_root((lambda: leader.plan(cluster)) if leader else None)
     if not needs_profile:  # else the plan is for the memory that was measured
         check_room(model.spec.name, leader.needed_bytes if leader else None, group)
@@ -108,11 +108,13 @@ def is_network(model: Path | None) -> bool:
     return model is not None and model_kind(model) == NETWORK
 
 
-def measured_cluster(spec: ModelSpec, backend: str, precision: str, group: Group, leader: Leader | None) -> Cluster:
-    """Return what was measured of these hosts for this shape of model, now where it was not before."""
+def measured_cluster(
+    spec: ModelSpec, backend: str, precision: str, group: Group, leader: Leader | None, *, anew: bool
+) -> Cluster:
+    """Return what was measured of these hosts for this shape of model, now where it was not before, or `anew`."""
     known_by = fingerprint(spec, group, backend, precision)
     measure = partial(profile, spec, group, backend, precision)
-    return defaults.kept_profile(known_by, group, measure, leader.say if leader else None)
+    return defaults.kept_profile(known_by, group, measure, leader.say if leader else None, anew=anew)
 
 
 def load_share(

@@ -42,8 +42,8 @@ from hepti_mpi.report.report import job_report, job_status, predicted_rate, pred
 from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.report.watch import Watch, picture
 from hepti_mpi.requests.ahead import Ahead
-from hepti_mpi.requests.answers import Kept, Sink, Tally
-from hepti_mpi.requests.inputs import Reader, Request, batches_of, most_ahead, rows_of
+from hepti_mpi.requests.answers import Answer, Kept, Sink, Tally
+from hepti_mpi.requests.inputs import Reader, Request, batches_of, most_ahead, read_documents, rows_of
 from hepti_mpi.requests.outputs import SUFFIXES, as_they_come, print_answer, write_answers, write_json
 from hepti_mpi.requests.service_lines import Complaint, ServiceLines, print_cancelled
 from hepti_mpi.sources import Batches, in_turn, together
@@ -132,7 +132,8 @@ class Leader(Speaker):
     @property
     def needs_profile(self) -> bool:
         """Whether nothing says what to plan for; a try-out without a model, on one host, has boards of its own."""
-        return self._options.cluster is None and self._options.plan is None and not self._is_try_out
+        options = self._options
+        return options.cluster is None and options.plan is None and (options.measure or not self._is_try_out)
 
     @property
     def _is_try_out(self) -> bool:
@@ -147,7 +148,8 @@ class Leader(Speaker):
     @property
     def _boards(self) -> str:
         """For which boards seconds are predicted."""
-        if self._options.cluster is None and self._options.plan is None and self._is_try_out:
+        options = self._options
+        if options.cluster is None and options.plan is None and self._is_try_out and not options.measure:
             return f"the example boards of {defaults.EXAMPLE}, not these hosts"
         return boards_planned_for(self._options, here=self._is_here)
 
@@ -277,15 +279,18 @@ class Leader(Speaker):
         report["predicted_requests_per_s"] = rate
         alone = None if self._serves else self._alone(batches, queued=queued)
         report["best_single"] = None if alone is None else asdict(alone)
+        answers = self._ranked() if options.query is not None else [*self._kept.by_id.values()]
         if options.output is not None and not self._serves:
-            write_answers(options.output, self._kept.by_id.values())
-            self.wrote(len(self._kept.by_id), options.output)
+            write_answers(options.output, answers)
+            self.wrote(len(answers), options.output)
         if options.report is not None:
             write_json(options.report, report)
         if not self._serves:
             console = tables.terminal(stderr=False)
-            if options.output is None and options.random is None:
-                tables.show_answers(console, self._requests, [answer.entry for answer in self._kept.by_id.values()])
+            if options.query is not None:
+                tables.show_ranking(console, self._requests, [answer.entry for answer in answers])
+            elif options.output is None and options.random is None:
+                tables.show_answers(console, self._requests, [answer.entry for answer in answers])
             tables.show_ranks(console, report, self._plan, queued=queued)
             if self._rounding is not None:
                 size = f"{percent(self._rounding)} of their root mean square"
@@ -294,6 +299,11 @@ class Leader(Speaker):
                 console.print(f"batches sent from stage to stage: {tables.by_bits(ranks) or 'none'}")
             self._judge(console, report, alone, queued=queued)
         return 2 if self._complained else 0
+
+    def _ranked(self) -> list[Answer]:
+        """Return the answers by their scores, the best first, as many as are asked for."""
+        best = sorted(self._kept.by_id.values(), key=lambda answer: -float(answer.entry["score"]))
+        return best[: self._options.top]
 
     def _plan_of(self, rows: int) -> Plan:
         """Return the plan under which batches of so many rows run."""
@@ -332,6 +342,8 @@ class Leader(Speaker):
 
     def _read(self) -> list[Request]:
         options = self._options
+        if options.query is not None:
+            return self._reader.ranked(options.query, read_documents(options.files))
         if options.random is not None:
             return [self._reader.random(options.random)]
         if options.input is None:

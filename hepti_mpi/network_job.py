@@ -44,7 +44,7 @@ def run_network(options: argparse.Namespace, group: Group) -> int:
     if needs_profile:
         if leader:
             leader.introduce(places)
-        cluster = measured_cluster(net, group, leader)
+        cluster = measured_cluster(net, group, leader, anew=options.measure)
     plans = group.from_root((lambda: leader.plan(cluster)) if leader else None)
     if not needs_profile:  # else the plan is for the memory that was measured
         check_room(net.name, leader.needed_bytes if leader else None, group)
@@ -66,10 +66,10 @@ def run_network(options: argparse.Namespace, group: Group) -> int:
     return code if leader else 0
 
 
-def measured_cluster(net: ConvNet, group: Group, leader: NetworkLeader | None) -> Cluster:
-    """Return what was measured of these hosts for this network, now where it was not before."""
-    measure = partial(profile_network, net, group)
-    return defaults.kept_profile(network_fingerprint(net, group), group, measure, leader.say if leader else None)
+def measured_cluster(net: ConvNet, group: Group, leader: NetworkLeader | None, *, anew: bool) -> Cluster:
+    """Return what was measured of these hosts for this network, now where it was not before, or `anew`."""
+    measure, say = partial(profile_network, net, group), leader.say if leader else None
+    return defaults.kept_profile(network_fingerprint(net, group), group, measure, say, anew=anew)
 
 
 def load_share(path: Path, fingerprint: str, net: ConvNet, group: Group, plan: SegmentPlan) -> NetworkShare:

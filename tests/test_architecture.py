@@ -29,6 +29,7 @@ ORDER = {
         "single",
         "compare",
         "watch",
+        "api",
         "serve",
         "trials",
         "bench",

@@ -69,7 +69,7 @@ def module_and_words(line):
         words = [*first, *rest]
     else:
         _, _, module, *words = words
-    if module == "hepti_mpi" and words and words[0] in ("generate", "profile"):
+    if module == "hepti_mpi" and words and words[0] in ("generate", "profile", "rerank"):
         return f"{module} {words[0]}", words[1:]
     return module, words
 
@@ -161,11 +161,12 @@ def test_a_written_plan_is_made(monkeypatch, capsys, tmp_path):
 
 
 def test_the_codes_of_refusals_are_those_that_the_service_has():
-    """Each is a text of `launch/serve`: the fourth argument of an error, what it is chosen among, or `code_of`'s."""
-    table = [line.split("|")[2] for line in (ROOT / "docs/http.md").read_text().splitlines() if line.startswith("| ")]
+    """Each is a text of the service: the fourth argument of an error, what it is chosen among, or `code_of`'s."""
+    section = (ROOT / "docs/http.md").read_text().partition("## Refusals")[2].partition("\n## ")[0]
+    table = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ")]
     written = {code for cell in table for code in re.findall(r"`([a-z_]+)`", cell)}
     texts, given = set(), set()
-    for path in (ROOT / "launch/serve").glob("*.py"):
+    for path in [*(ROOT / "launch/serve").glob("*.py"), *(ROOT / "launch/api").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant):
                 texts.add(node.value)

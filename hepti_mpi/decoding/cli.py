@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.sampling import Sampling
-from solver.base.command import Parser, check_one_planner
+from solver.base.command import Parser, check_measured, check_one_planner
 from solver.base.errors import HeptiError
 from solver.base.front import program
 from solver.model.decoder import CACHES
@@ -46,6 +46,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if options.chat and options.sequences not in (None, 1):
         raise HeptiError(f"--sequences {options.sequences} is for several prompts, a chat is one: leave it out")
     check_one_planner(options.plan, options.system)
+    check_measured(options.cluster, options.plan, measure=options.measure)
     if options.replan != "off" and (options.plan is not None or options.system not in (None, SYSTEM)):
         given = "--plan" if options.plan is not None else f"--system {options.system}"
         raise HeptiError(f"--replan {options.replan} changes plans that hepti makes: leave out {given}")
@@ -117,6 +118,9 @@ def parser() -> Parser:
     )
     split.add_argument(
         "--cluster", metavar="CLUSTER.toml|NAME", help="what to plan for: a file, or a ready one: mixed4, …"
+    )
+    split.add_argument(
+        "--measure", action="store_true", help="measure the boards again, though there is a profile of them"
     )
     split.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
     split.add_argument("--system", metavar="NAME", help=f"who plans: hepti, single, megatron, … (default: {SYSTEM})")

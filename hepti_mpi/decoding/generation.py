@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hepti_mpi.decoding.ranks import Candidates, Embedding, Ranks
 from hepti_mpi.requests.answer_text import AnswerText
@@ -47,6 +48,8 @@ class TextAnswer:
     logprob, likeliest
         Of the last token the logarithm of its probability, and the likeliest ones in its place with theirs, where the
         wishes have them.
+    told_prompt
+        The same of the prompt's tokens after the first, where the wishes have them.
     """
 
     prompt: Prompt
@@ -58,6 +61,7 @@ class TextAnswer:
     ended: float = 0.0
     logprob: float | None = None
     likeliest: Sequence[tuple[int, float]] = ()
+    told_prompt: list[tuple[float, Sequence[tuple[int, float]]]] = field(default_factory=list)
 
     @property
     def greedy(self) -> bool:
@@ -218,10 +222,12 @@ class Generation:
             return
         # The last token is computed in any case: the first answer token stands behind it.
         known = min(_common(place.kept, before), len(before) - 1)
+        tells = wishes.prompt_logprobs is not None
+        known = 0 if tells else known  # what is not computed has no probability
         answer.known = known
         del place.kept[known:]
         place.history = History(before) if self._speculates else None
-        best = self._behind(place, before[known:], answer)
+        best = (self._telling if tells else self._behind)(place, before[known:], answer)
         if best is not None:
             self._take(place, best, 0, said)
         answer.first_at = clock.now()
@@ -240,6 +246,27 @@ class Generation:
             last = start + len(chunk) == len(tokens)
             best = self._pass([place], [chunk], chosen=int(last), count=answer.candidates)
         return best
+
+    def _telling(self, place: _Place, tokens: Sequence[int], answer: TextAnswer) -> Candidates | None:
+        """Compute tokens from the first on as `_behind`, and tell how likely each of the prompt is after the others.
+
+        As many at a time as guesses are: the plan has memory for their logits.
+        """
+        best, most = None, answer.wishes.prompt_logprobs or 0
+        for start in range(0, len(tokens), GUESSED_ROWS[-1]):
+            self._look()
+            if self._gone(answer.prompt):
+                return None
+            chunk = tokens[start : start + GUESSED_ROWS[-1]]
+            following = np.array([*tokens[start + 1 : start + 1 + len(chunk)], 0][: len(chunk)], np.int64)
+            count = max(answer.candidates, most, 2)  # of one there is no sum of all
+            best = self._pass([place], [chunk], chosen=len(chunk), count=count, wanted=following)
+            for row in range(min(len(chunk), len(answer.prompt.tokens) - 1 - start)):
+                top = zip(best.ids[row].tolist(), (best.logits[row] - best.log_sum[row]).tolist(), strict=True)
+                logprob = float(best.wanted[row] - best.log_sum[row])
+                answer.told_prompt.append((logprob, [(word, chance) for word, chance in top if word >= 0][:most]))
+        assert best is not None
+        return best.last()
 
     def _step(self, said: Callable[[TextAnswer, str], object]) -> None:
         """Make the next token of every answer on its way; of one alone also several, where they were guessed."""
@@ -322,8 +349,9 @@ class Generation:
         said(answer, text)
 
     def _pass(
-        self, places: Sequence[_Place], chunks: Sequence[Sequence[int]], *, chosen: int, count: int = 1
-    ) -> Candidates:
+        self, places: Sequence[_Place], chunks: Sequence[Sequence[int]], *, chosen: int, count: int = 1,
+        wanted: NDArray[np.int64] | None = None,
+    ) -> Candidates:  # fmt: skip
         """Compute equally many new tokens of consecutive places."""
         starts = [min(len(place.kept), self._context - len(chunk)) for place, chunk in zip(places, chunks, strict=True)]
         grammars = [place.answer.wishes.grammar if place.answer else None for place in places]
@@ -335,7 +363,9 @@ class Generation:
         for place, chunk, start, rows in zip(places, chunks, starts, stream, strict=True):
             self._embedding(chunk, start, rows)
             place.kept[start:] = chunk
-        return self._ranks.compute(places[0].number, stream, starts, chosen=chosen, count=count, allowed=allowed)
+        return self._ranks.compute(
+            places[0].number, stream, starts, chosen=chosen, count=count, allowed=allowed, wanted=wanted
+        )
 
     def _choose_scales(self) -> None:
         """Choose an int8 cache's scales by a sample: what begins a text, and words from everywhere in the vocabulary.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
@@ -26,7 +26,9 @@ from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.memory import WORDS_KEPT
 
 SMALL_BYTES = 1 << 16  # of embedded rows that go with the word what to compute
-FACTS = 8  # of a pass: that it is one, its shape, how many candidates a row has, and whether some words are not allowed
+# Of a pass: that it is one, its shape, how many candidates a row has, whether some words are not allowed, and whether
+# one more word of each row is asked for.
+FACTS = 9
 END, PASS, CHANGE = 0, 1, 2  # what rank 0 says: let go, a pass, another plan
 OWN = 2  # numbers that a rank tells of itself behind a pass
 KEPT = 8  # passes of other shapes than a token's are made anew when so many others were in between
@@ -81,11 +83,18 @@ class Candidates:
         Where a vocabulary has fewer, -1 and -inf.
     log_sum : [rows]
         The logarithm of the sum of exp(logit) over the whole vocabulary; -inf where one candidate was asked for.
+    wanted : [rows]
+        The logits of words that were asked for besides; empty where none were.
     """
 
     ids: NDArray[np.int64]
     logits: NDArray[np.float64]
     log_sum: NDArray[np.float64]
+    wanted: NDArray[np.float64]
+
+    def last(self) -> Candidates:
+        """Return those of the last row alone."""
+        return Candidates(self.ids[-1:], self.logits[-1:], self.log_sum[-1:], self.wanted[-1:])
 
 
 class Ranks:
@@ -131,7 +140,7 @@ class Ranks:
 
     def compute(
         self, first: int, stream: Array, starts: Sequence[int], *, chosen: int, count: int = 1, scales: bool = False,
-        allowed: NDArray[np.bool] | None = None,
+        allowed: NDArray[np.bool] | None = None, wanted: NDArray[np.int64] | None = None,
     ) -> Candidates:  # fmt: skip
         """Compute new tokens on all ranks.
 
@@ -151,10 +160,12 @@ class Ranks:
             Whether an int8 cache's scales are chosen by these rows; before any that is to be kept.
         allowed : [rows with candidates, vocab]
             Which words may be candidates; None: all. Sums are of these words, too.
+        wanted : [rows with candidates]
+            Of each row a word whose logit is told, candidate or not; None: there are none.
         """
         started, group, (B, S, _) = clock.now(), self._group, stream.shape
         shape = PassShape(first, B, S, B * chosen, scales)
-        self._facts[:FACTS] = PASS, first, B, S, shape.chosen, scales, count, allowed is not None
+        self._facts[:FACTS] = PASS, first, B, S, shape.chosen, scales, count, allowed is not None, wanted is not None
         self._facts[FACTS : FACTS + B] = starts
         small = stream.nbytes <= SMALL_BYTES
         with_rows = np.concatenate([self._facts.view(np.uint8), stream.reshape(-1).view(np.uint8)]) if small else None
@@ -165,15 +176,18 @@ class Ranks:
                 group.post_send(stream, peer, Tag.PASS)
             if allowed is not None and (words := self._words[peer]).size:
                 self._direct.send(np.packbits(allowed[:, words.slice], axis=1), peer)
+            if wanted is not None and self._words[peer].size:
+                self._direct.send(wanted, peer)
         own = self._pass(shape)
         if group.rank in self._first:
             own.stream[...] = stream
-        size = shape.chosen * (1 + 2 * count)
+        size = shape.chosen * (1 + 2 * count + (wanted is not None))
         told = {peer: np.empty(OWN + size * (self._words[peer].size > 0)) for peer in self._at_work if chosen}
         seconds = self._run(own, starts)
         if group.rank in told:
             words = self._words[group.rank]
-            told[group.rank] = self._told(own, seconds, count, None if allowed is None else allowed[:, words.slice])
+            own_allowed = None if allowed is None else allowed[:, words.slice]
+            told[group.rank] = self._told(own, seconds, count, own_allowed, wanted)
         self._direct.exchange({}, {peer: message for peer, message in told.items() if peer != group.rank}).run()
         group.finish_sending()
         for peer, message in told.items():
@@ -183,8 +197,11 @@ class Ranks:
             self.passes_s += clock.now() - started
         parts = [told[peer][OWN:] for peer in sorted(told) if self._words[peer].size]
         sums = [part[: shape.chosen] for part in parts]
-        best = [part[shape.chosen :].reshape(shape.chosen, count, 2) for part in parts]
-        return merged([np.empty((shape.chosen, 0, 2)), *best], count, [np.full(shape.chosen, -np.inf), *sums])
+        until = shape.chosen * (1 + 2 * count)
+        best = [part[shape.chosen : until].reshape(shape.chosen, count, 2) for part in parts]
+        found = merged([np.empty((shape.chosen, 0, 2)), *best], count, [np.full(shape.chosen, -np.inf), *sums])
+        # A word is one rank's; the others say -inf.
+        return found if wanted is None else replace(found, wanted=np.max([part[until:] for part in parts], axis=0))
 
     def change(self, plan: DecoderPlan, kept: Sequence[int]) -> None:
         """Go on with another plan on all ranks; rank 0 calls it.
@@ -222,7 +239,7 @@ class Ranks:
         group, facts = self._group, self._facts
         while True:
             self._direct.receive(facts, 0)
-            word, first, B, S, chosen, scales, count, held = (int(fact) for fact in facts[:FACTS])
+            word, first, B, S, chosen, scales, count, held, asked = (int(fact) for fact in facts[:FACTS])
             if word == END:
                 return
             if word == CHANGE:
@@ -235,9 +252,10 @@ class Ranks:
                 else:
                     group.wait_all([group.post_receive(own.stream, 0, Tag.PASS)])
             allowed = self._allowed(chosen) if held and self._words[group.rank].size else None
+            wanted = self._wanted(chosen) if asked and self._words[group.rank].size else None
             seconds = self._run(own, [int(start) for start in facts[FACTS : FACTS + B]])
             if chosen and group.rank in self._at_work:
-                self._direct.send(self._told(own, seconds, count, allowed), 0)
+                self._direct.send(self._told(own, seconds, count, allowed, wanted), 0)
 
     def _allowed(self, rows: int) -> NDArray[np.bool]:
         """Return which of this rank's words may be candidates, as rank 0 says."""
@@ -245,6 +263,12 @@ class Ranks:
         bits = np.empty((rows, -(-size // 8)), np.uint8)
         self._direct.receive(bits, 0)
         return np.unpackbits(bits, axis=1, count=size).astype(bool)
+
+    def _wanted(self, rows: int) -> NDArray[np.int64]:
+        """Return of every row the word whose logit rank 0 asks for."""
+        wanted = np.empty(rows, np.int64)
+        self._direct.receive(wanted, 0)
+        return wanted
 
     def _run(self, own: DecoderPass, starts: Sequence[int]) -> float:
         """Run a pass; return what this rank computed of it."""
@@ -255,10 +279,14 @@ class Ranks:
         self.compute_s += seconds
         return seconds
 
-    def _told(self, own: DecoderPass, seconds: float, count: int, allowed: NDArray[np.bool] | None) -> Numbers:
+    def _told(
+        self, own: DecoderPass, seconds: float, count: int, allowed: NDArray[np.bool] | None,
+        wanted: NDArray[np.int64] | None,
+    ) -> Numbers:  # fmt: skip
         """Return what rank 0 hears of a pass: this rank's seconds and sent bytes, and the candidates among its words.
 
-        Before these of every row the logarithm of the sum of exp(logit), where more than the best is asked for.
+        Before these of every row the logarithm of the sum of exp(logit), where more than the best is asked for; after
+        them the logit of the word that is wanted, -inf where it is another rank's.
         """
         of_rank = np.array([seconds, self._group.traffic.sent_bytes])
         if not own.logits:
@@ -272,7 +300,8 @@ class Ranks:
         sums = np.full(len(best), -np.inf)
         if count > 1:
             sums = np.logaddexp.reduce([log_sum(logits) for _, logits in own.logits])
-        return np.concatenate([of_rank, sums, best.reshape(-1)])
+        asked = [] if wanted is None else [logits_of(wanted, own.logits)]
+        return np.concatenate([of_rank, sums, best.reshape(-1), *asked])
 
     def _pass(self, shape: PassShape) -> DecoderPass:
         """Return the pass of a shape, made where it is not among the last ones."""
@@ -297,6 +326,15 @@ def likeliest(logits: Array, count: int, first: int) -> Numbers:
     return found
 
 
+def logits_of(wanted: NDArray[np.int64], parts: Sequence[tuple[int, Array]]) -> Numbers:
+    """Return each row's logit of a word, [rows], of some words, each part with its first; -inf of others."""
+    found: Numbers = np.full(len(wanted), -np.inf)
+    for first, logits in parts:
+        (rows,) = np.nonzero((wanted >= first) & (wanted < first + logits.shape[1]))
+        found[rows] = logits[rows, wanted[rows] - first]
+    return found
+
+
 def log_sum(logits: Array) -> Numbers:
     """Return the logarithm of the sum of exp(logit) of every row, [rows]."""
     best = logits.max(1, keepdims=True, initial=np.finfo(logits.dtype).min)
@@ -318,4 +356,4 @@ def merged(parts: Sequence[Numbers], count: int, sums: Sequence[Numbers]) -> Can
     """Return the candidates among those of all ranks, and the logarithms of their sums together."""
     best = best_of(parts, count)
     ids = np.where(np.isfinite(best[:, :, 1]), best[:, :, 0], -1)
-    return Candidates(ids.astype(np.int64), best[:, :, 1], np.logaddexp.reduce(sums))
+    return Candidates(ids.astype(np.int64), best[:, :, 1], np.logaddexp.reduce(sums), np.empty(0))

@@ -24,6 +24,7 @@ from solver.plan.decoder_plan import DecoderPlan
 def answer_entry(answer: TextAnswer) -> dict[str, Any]:
     """Return an answer as a JSON line has it."""
     tokens = answer.text.tokens
+    told = [{"logprob": logprob, "top": top} for logprob, top in answer.told_prompt]
     return {
         "id": answer.prompt.id,
         "text": answer.text.text,
@@ -34,7 +35,7 @@ def answer_entry(answer: TextAnswer) -> dict[str, Any]:
         "tokens_per_s": speed(answer),
         "prompt_tokens": len(answer.prompt.tokens),
         "known": answer.known,
-    }
+    } | ({} if answer.wishes.prompt_logprobs is None else {"prompt_logprobs": told})
 
 
 def speed(answer: TextAnswer) -> float | None:

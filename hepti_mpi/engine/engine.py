@@ -174,8 +174,8 @@ class Engine:
 
     def _embed(self, submitted: Submitted) -> Array:
         submitted.began = clock.now()
-        contents = [request.content for request in submitted.requests]
-        return np.concatenate([embeddings.embed(self._spec, self._tensors, content) for content in contents])
+        asked = [(request.content, request.types) for request in submitted.requests]
+        return np.concatenate([embeddings.embed(self._spec, self._tensors, *one) for one in asked])
 
     def _answers(self, submitted: Submitted, hidden: Array) -> Iterator[Answer]:
         """Yield a batch's answers, given what the last layer gives [S, H]."""
@@ -183,7 +183,10 @@ class Engine:
         hidden = embeddings.last_hidden(self._spec, self._tensors, hidden)
         spans = Batch.of_lengths([request.rows for request in requests]).requests
         states = [hidden[span.slice] for span in spans]
-        results = [embeddings.result(self._spec, self._tensors, state) for state in states]
+        results = [
+            embeddings.result(self._spec, self._tensors, state, pair=request.pair)
+            for request, state in zip(requests, states, strict=True)
+        ]
         seconds = clock.now() - submitted.began
         for request, state, result in zip(requests, states, results, strict=True):
             entry = entry_of(request, seconds, result)

@@ -18,19 +18,19 @@ EndTensors = Mapping[str, Array]
 LABELS = 5  # are told of a request, the likeliest, as of a network's image
 
 
-def embed(spec: ModelSpec, tensors: EndTensors, content: Sequence[int] | Array) -> Array:
-    """Return what the first layer takes [rows, H], of token ids or pixels."""
+def embed(spec: ModelSpec, tensors: EndTensors, content: Sequence[int] | Array, types: Sequence[int] = ()) -> Array:
+    """Return what the first layer takes [rows, H], of token ids or pixels; of ids perhaps with their types."""
     if isinstance(spec.input, ImageInput):
         return _embed_image(spec, tensors, np.asarray(content, np.float32))
-    return _embed_text(spec, tensors, np.asarray(content))
+    return _embed_text(spec, tensors, np.asarray(content), types)
 
 
-def _embed_text(spec: ModelSpec, tensors: EndTensors, ids: NDArray[np.int64]) -> Array:
-    """Return word + position + token type 0, normalised: token ids -> [rows, H]."""
+def _embed_text(spec: ModelSpec, tensors: EndTensors, ids: NDArray[np.int64], types: Sequence[int]) -> Array:
+    """Return word + position + token type, 0 where there is none, normalised: token ids -> [rows, H]."""
     x: Array = tensors["embeddings/word"][ids]
     x += tensors["embeddings/position"][: len(ids)]
     if "embeddings/type" in tensors:
-        x += tensors["embeddings/type"][0]
+        x += tensors["embeddings/type"][np.asarray(types) if types else 0]
     return _norm(spec, tensors, "embeddings/norm", x) if spec.embedding_norm else x
 
 
@@ -53,12 +53,15 @@ def last_hidden(spec: ModelSpec, tensors: EndTensors, x: Array) -> Array:
     return _norm(spec, tensors, "final_norm", x) if spec.final_norm else x
 
 
-def result(spec: ModelSpec, tensors: EndTensors, hidden: Array) -> dict[str, Any]:
-    """Return what a request's last hidden state [rows, H] says: an embedding, or a classifier's label and scores."""
+def result(spec: ModelSpec, tensors: EndTensors, hidden: Array, *, pair: bool = False) -> dict[str, Any]:
+    """Return what a request's last hidden state [rows, H] says: an embedding, or a classifier's label and scores.
+
+    The score of a pair of texts, where there is one label, is that of sentence-transformers' CrossEncoder.
+    """
     if not spec.labels:
         return {"embedding": embedding(spec, tensors, hidden).tolist()}
     outputs = logits(spec, tensors, hidden)
-    scores = probabilities(outputs, spec.scores)
+    scores = probabilities(outputs, spec.pair_scores if pair and len(spec.labels) == 1 else spec.scores)
     best = np.argsort(-outputs, kind="stable")[:LABELS]
     top = [{"label": spec.labels[number], "score": float(scores[number])} for number in best]
     return top[0] | {"top5": top, "scores": scores.tolist(), "logits": outputs.tolist()}

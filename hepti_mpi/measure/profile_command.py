@@ -11,6 +11,7 @@ from pathlib import Path
 from hepti_mpi.comm.group import Group
 from hepti_mpi.kernels.backends import NAMES, agree, check_precision
 from hepti_mpi.measure.profile import profile
+from hepti_mpi.measure.steady import doubted, measured
 from solver.base.command import Parser, check_path
 from solver.base.errors import HeptiError
 from solver.base.front import program
@@ -82,18 +83,20 @@ def run(options: argparse.Namespace, group: Group) -> int:
     if isinstance(model, ConvNet):
         from hepti_mpi.measure.profile_network import profile_network
 
-        cluster = profile_network(model, group)
+        cluster = measured(lambda: profile_network(model, group), group)
     elif isinstance(model, Decoder):
         from hepti_mpi.measure.profile_decoder import profile_decoder
 
-        cluster = profile_decoder(model, precision, group)
+        cluster = measured(lambda: profile_decoder(model, precision, group), group)
     else:
-        cluster = profile(model, group, backends[group.rank], precision)
+        cluster = measured(lambda: profile(model, group, backends[group.rank], precision), group)
     group.from_root((lambda: write_cluster(cluster, options.out)) if group.rank == 0 else None)
     if group.rank == 0:
         from hepti_mpi.report import tables
 
         tables.show_cluster(tables.terminal(stderr=False), cluster)
+        if (doubt := doubted(cluster)) is not None:
+            speaker.note([doubt.replace("--measure measures", "the same command measures")])
     return 0
 
 

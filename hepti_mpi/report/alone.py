@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.comm.mailbox import LONGEST_PAUSE_S
-from solver.base.cache import profile_path
 from solver.base.errors import HeptiError
 from solver.base.phrases import ms
 from solver.cluster.cluster import Cluster
@@ -148,10 +147,9 @@ def doubt(pace: Pace, boards: str, cluster: Cluster | None, *, kept: bool, here:
         return None
     times = f"{pace.ratio:.1f} times as long" if pace.ratio > 1 else f"{1 / pace.ratio:.1f} times as fast"
     if kept and cluster is not None and cluster.profile:
-        path = profile_path(cluster.profile["fingerprint"])
         when = cluster.profile["date"]
         busier = "busier" if pace.ratio > 1 else "freer"
-        why = f"the hosts are {busier} than when they were measured, {when}; remove {path} to measure them again"
+        why = f"the hosts are {busier} than when they were measured, {when}; --measure measures them again"
     elif here:
         why = f"the hosts are not as {boards.removeprefix('the boards of ')} says; hepti profile measures them"
     else:

@@ -69,6 +69,15 @@ def show_answers(console: Console, requests: Sequence[Request], answers: Sequenc
     console.print(table)
 
 
+def show_ranking(console: Console, requests: Sequence[Request], ranked: Sequence[Mapping[str, Any]]) -> None:
+    """Print documents, the best first."""
+    names = {str(request.id): _name(request) for request in requests}
+    table = new_table("ranking", "place", "score", "document", words=3)
+    for place, entry in enumerate(ranked, start=1):
+        table.add_row(str(place), f"{entry['score']:.4f}", names[str(entry["id"])])
+    console.print(table)
+
+
 def _name(request: Request) -> str:
     """Return a request by its id, as in files, and how its text begins; that the model read not all of it is said."""
     name = printable(f"[{request.id}] {excerpt(request.text, TEXT_SHOWN)}" if request.text else str(request.id))

@@ -36,6 +36,8 @@ class Request:
     text: str = ""
     truncated: bool = False
     line: int = 0  # the number of the JSON line that it stands on; 0: on none
+    pair: bool = False  # the ids are of two texts, one after the other
+    types: Sequence[int] = ()  # of a pair, to which of the two each row belongs, where the model tells them apart
 
 
 def rows_of(requests: Sequence[Request]) -> int:
@@ -108,6 +110,23 @@ class Reader:
         """
         return [self._text(number, text) for number, text in enumerate(texts, start=1)]
 
+    def ranked(self, query: str, documents: Iterable[tuple[str, str]]) -> list[Request]:
+        """Make requests of a query with each of some documents, by their names.
+
+        Raises
+        ------
+        HeptiError
+            If the model gives no score to a pair, or there is no document.
+        """
+        spec = self._spec
+        if not isinstance(spec.input, TextInput) or len(spec.labels) != 1:
+            what = f"names {len(spec.labels)} classes" if spec.labels else "gives no scores"
+            raise HeptiError(f"model {spec.name} {what}: documents are ranked by a classifier of texts with one label")
+        found = [replace(self._pair(name, [query, text]), text=text) for name, text in documents]
+        if not found:
+            raise HeptiError("there is no document: name files, or give lines on standard input")
+        return found
+
     def random(self, rows: int) -> Request:
         """Make a request of `rows` random rows, always the same."""
         numbers = np.random.default_rng(0)
@@ -174,13 +193,15 @@ class Reader:
 
     def _json(self, number: int, line: bytes) -> Request:
         name, entry = named_entry(number, line, '{"id": 1, "text": "…"}')
-        ways = {"text": self._text, "tokens": self._tokens}
+        ways = {"text": self._text, "pair": self._pair, "tokens": self._tokens}
         if isinstance(self._spec.input, ImageInput):
             ways = {"image": self._named_image, "image_data": self._image_data}
         for key, make in ways.items():
             if key in entry:
-                return replace(make(name, entry[key]), line=number)
-        raise HeptiError(f"model {self._spec.name} needs " + ("an image" if "image" in ways else "a text or tokens"))
+                request = replace(make(name, entry[key]), line=number)
+                return self._typed(request, entry["types"]) if key == "tokens" and "types" in entry else request
+        needed = "an image" if "image" in ways else "a text, a pair or tokens"
+        raise HeptiError(f"model {self._spec.name} needs {needed}")
 
     def _text(self, name: str | int, text: Any) -> Request:
         if not isinstance(text, str) or not text.strip():
@@ -197,6 +218,37 @@ class Reader:
             )
         tokens = self._tokenizer(text)
         return Request(name, tokens.ids, len(tokens.ids), text, tokens.truncated)
+
+    def _pair(self, name: str | int, texts: Any) -> Request:
+        """Read two texts, one after the other, as cross-encoders do."""
+        if not isinstance(texts, list) or len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+            raise HeptiError('pair must be two texts, like ["a question", "a text"]')
+        source = self._source_of_pairs()
+        if self._tokenizer is None:
+            raise HeptiError(f"the weights of {self._spec.name} came without a tokenizer: give tokens and types")
+        for text in texts:
+            check_unicode(text, "the text")
+        tokens = self._tokenizer(*texts)
+        found = Request(name, tokens.ids, len(tokens.ids), " | ".join(texts), tokens.truncated)
+        return replace(found, pair=True, types=source.types_of(tokens.types))
+
+    def _typed(self, request: Request, types: Any) -> Request:
+        """Return a request of ids as that of a pair; its types are none where the model does not tell texts apart."""
+        source = self._source_of_pairs()
+        if not isinstance(types, list) or not all(type(kind) is int for kind in types):
+            raise HeptiError("types must be a list of integers")
+        if types and len(types) != request.rows:
+            raise HeptiError(f"{request.rows} tokens and {len(types)} types: give one of each")
+        return replace(request, pair=True, types=source.types_of(types))
+
+    def _source_of_pairs(self) -> TextInput:
+        source = self._spec.input
+        assert isinstance(source, TextInput)
+        if not self._spec.labels:
+            raise HeptiError(f"model {self._spec.name} embeds texts one by one: pairs are for classifiers")
+        if len(self._spec.labels) == 1 and not self._spec.pair_scores:
+            raise HeptiError(f"the weights of {self._spec.name} are older than pairs: convert them again")
+        return source
 
     def _tokens(self, name: str | int, ids: Any) -> Request:
         source = self._spec.input
@@ -255,6 +307,9 @@ def _content(path: Path) -> str:
         raise HeptiError(f"the text is longer than {MOST_LINE_BYTES} bytes: make several of it")
     with explained("not UTF-8", UnicodeDecodeError):
         return content.decode("utf-8-sig").rstrip("\r\n")
+
+
+Document = tuple[str, str]  # its name, and its text
 
 
 class HasId(Protocol):
@@ -336,3 +391,49 @@ def check_unicode(text: str, what: str) -> None:
     """Refuse halves of surrogate pairs, which come from JSON's escapes and stray bytes: no file holds them."""
     with explained(f"{what} is not Unicode", UnicodeEncodeError):
         text.encode()
+
+
+def read_documents(files: Sequence[Path]) -> Iterator[Document]:
+    """Yield the documents of files, or of the lines of standard input, which are numbered.
+
+    Raises
+    ------
+    HeptiError
+        If a file cannot be read, or two have one name.
+    """
+    seen: set[str] = set()
+    for name, text in _of_files(files) if files else _of_lines(read_lines(), "standard input"):
+        if name in seen:
+            raise HeptiError(f"{name} stands twice among the documents")
+        seen.add(name)
+        yield name, text
+
+
+def _of_files(files: Sequence[Path]) -> Iterator[Document]:
+    for path in files:
+        if path.is_dir():
+            yield from ((f"{path / name}", _content(inside)) for name, inside in texts_in(path))
+        elif path.suffix == ".jsonl":
+            with explained(f"cannot read {path}", OSError), path.open("rb") as lines:
+                yield from _of_json(lines, path)
+        else:
+            with explained(str(path), HeptiError):
+                yield str(path), _content(path)
+
+
+def _of_json(lines: Iterable[bytes], path: Path) -> Iterator[Document]:
+    for number, line in enumerate(lines, start=1):
+        with explained(f"{path}, line {number}: not JSON", (ValueError, RecursionError)):
+            entry = json.loads(line)
+        if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
+            raise HeptiError(f'{path}, line {number}: not like {{"id": 1, "text": "…"}}')
+        yield str(entry.get("id", number)), entry["text"]
+
+
+def _of_lines(lines: Iterable[bytes], source: str) -> Iterator[Document]:
+    for number, line in enumerate(lines, start=1):
+        check_length(line)
+        with explained(f"{source}, line {number}: not UTF-8", UnicodeDecodeError):
+            text = line.decode("utf-8-sig").rstrip("\r\n")
+        if text.strip():
+            yield str(number), text

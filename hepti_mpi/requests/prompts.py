@@ -42,6 +42,8 @@ class Wishes:
         Tokens of the answer that were made before, by ranks that are gone since: it goes on behind them.
     logprobs
         How many of the likeliest tokens are told with every token, and its own logarithm of probability; None: nothing.
+    prompt_logprobs
+        The same of the prompt's own tokens after the first, told with the answer; None: nothing.
     stream
         Whether every token is told as it comes.
     grammar
@@ -57,12 +59,16 @@ class Wishes:
     sampling: Sampling
     said: tuple[int, ...] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     stream: bool = False
     grammar: JsonGrammar | None = None
 
     def __post_init__(self) -> None:
-        if self.logprobs is not None and not 0 <= self.logprobs <= CANDIDATES:
-            raise HeptiError(f"logprobs is {self.logprobs}, must be 0 to {CANDIDATES}")
+        for name in ("logprobs", "prompt_logprobs"):
+            if (count := getattr(self, name)) is not None and not 0 <= count <= CANDIDATES:
+                raise HeptiError(f"{name} is {count}, must be 0 to {CANDIDATES}")
+        if self.prompt_logprobs is not None and self.grammar is not None:
+            raise HeptiError("prompt_logprobs goes with no schema: ask for one of them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,7 @@ WISHES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "ignore_eos": ((bool,), "true or false"),
     "said": ((list,), "a list of tokens"),
     "logprobs": ((int,), "an integer"),
+    "prompt_logprobs": ((int,), "an integer"),
     "stream": ((bool,), "true or false"),
     "schema": ((dict,), "a JSON schema, as an object"),
 }
@@ -206,7 +213,8 @@ class PromptReader:
             raise HeptiError("stop strings need a tokenizer, the weights came without")
         drawn = {key: said[key] for key in ("temperature", "top_p", "top_k", "seed") if key in said}
         return Wishes(
-            ending, replace(sampling, **drawn), tuple(before), said.get("logprobs"), said.get("stream", False),
+            ending, replace(sampling, **drawn), tuple(before), said.get("logprobs"),
+            said.get("prompt_logprobs"), said.get("stream", False),
             None if "schema" not in said else self._grammar(said["schema"], before),
         )  # fmt: skip
 

@@ -24,7 +24,7 @@ class Sampling:
     temperature
         What logits are divided by; 0: always the best.
     top_p
-        Only the best tokens that together reach this probability, the one that reaches it among them.
+        Only the best tokens that together reach this probability, the one that reaches it among them; 0: the best.
     top_k
         Only so many of the best; 0: all CANDIDATES.
     seed
@@ -44,8 +44,8 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
             raise HeptiError(f"temperature is {self.temperature}, must be at least 0")
-        if not 0 < self.top_p <= 1:
-            raise HeptiError(f"top_p is {self.top_p}, must be above 0 and at most 1")
+        if not 0 <= self.top_p <= 1:
+            raise HeptiError(f"top_p is {self.top_p}, must be 0 to 1")
         if not 0 <= self.top_k <= CANDIDATES:
             raise HeptiError(f"top_k is {self.top_k}, must be 0 to {CANDIDATES}: 0 is all {CANDIDATES} candidates")
         if self.seed is not None and self.seed < 0:

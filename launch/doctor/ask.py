@@ -111,7 +111,11 @@ def _with_model(answer: HostAnswer, python: str, agent: str, model: str) -> Host
         facts = printed(out, f"{python} -m weights.file.facts")
     except HeptiError as error:
         return replace(answer, model_error=str(error))
-    return replace(answer, fingerprint=facts["fingerprint"], model_bytes=facts["bytes"])
+    if facts.get("absent"):
+        return replace(answer, model_absent=True)
+    return replace(
+        answer, fingerprint=facts["fingerprint"], model_bytes=facts["bytes"], model_kind=facts.get("kind", "")
+    )
 
 
 def _on_each(hosts: Sequence[str], work: Callable[[str], T]) -> list[T]:

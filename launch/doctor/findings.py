@@ -30,6 +30,8 @@ SSH_MENDS = {
     "no answer within": "check that {host} is on, and its cable",
 }
 CHECK = "ssh-copy-id {host}; check its name, cable and sshd"
+# What makes a model smaller in memory, by what its file says that it is.
+SMALLER = {"an encoder": ", or run with --precision int8", "a language model": ", or convert with --precision int4"}
 BINDING_VARIABLES = ("PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_binding_policy")
 
 
@@ -55,7 +57,9 @@ class HostAnswer:
     facts: Mapping[str, Any] | None = None
     fingerprint: str | None = None
     model_error: str = ""
-    model_bytes: int = 0
+    model_absent: bool = False
+    model_kind: str = ""
+    model_bytes: int = 0  # in memory
     kernels: Mapping[str, Any] | None = None  # what `hepti_mpi.kernels.trial` says
 
 
@@ -142,7 +146,7 @@ def _versions(answers: Sequence[HostAnswer]) -> list[Finding]:
         )
         for name, version in mine["packages"].items():
             wanted = theirs["packages"][name]
-            mend = f"pip install {name}=={wanted}" if wanted and wanted != "source tree" else f"pip install {name}"
+            mend = f"hepti install --hosts {shlex.quote(answer.host)} makes this machine's environment there"
             compare(answer, "package", name, version, wanted, mend)
         if mine["code"] and theirs["code"]:
             mend = "hepti install puts this machine's there"
@@ -197,7 +201,9 @@ def _kernels(answers: Sequence[HostAnswer]) -> list[Finding]:
     return [
         Finding(
             host, "kernels", f"computes with numpy: {kernels['why']}",
-            "pip install 'hepti[fast]'" if kernels["missing"] else "try another version of onnxruntime there",
+            f"pip install onnx onnxruntime here, then hepti install --hosts {shlex.quote(host)}"
+            if kernels["missing"]
+            else "try another version of onnxruntime there",
         )
         for host, kernels in told
         if kernels["backend"] == "numpy"
@@ -230,25 +236,29 @@ def _interfaces(answers: Sequence[HostAnswer]) -> list[Finding]:
 
 
 def _weights(answers: Sequence[HostAnswer], model: str) -> list[Finding]:
+    """Find weights files that ranks would refuse: rank 0 needs one, others may have the same, or none."""
     findings = []
-    known = Counter(answer.fingerprint for answer in answers if answer.fingerprint)
-    usual = known.most_common(1)[0][0] if known else None
+    first = answers[0] if answers else None
     for answer in answers:
         if answer.facts is None:
             continue
-        if not answer.fingerprint:
+        mend = f"hepti install --hosts {shlex.quote(answer.host)} --model {shlex.quote(model)} puts it there"
+        if answer.model_absent:
+            if answer is first:
+                problem = f"rank 0 runs there, and there is no {model}"
+                findings.append(Finding(answer.host, "weights", problem, mend))
+        elif not answer.fingerprint:
             problem = f"{model} cannot be read: {answer.model_error}"
-            findings.append(
-                Finding(answer.host, "weights", problem, f"copy the file there: scp {model} {answer.host}:")
-            )
-        elif answer.fingerprint != usual:
-            problem = f"{model} has fingerprint {answer.fingerprint}, most hosts have {usual}"
-            findings.append(Finding(answer.host, "weights", problem, f"copy the right one: scp {model} {answer.host}:"))
+            findings.append(Finding(answer.host, "weights", problem, mend))
+        elif first is not None and first.fingerprint and answer.fingerprint != first.fingerprint:
+            problem = f"{model} has fingerprint {answer.fingerprint}, on {first.host} {first.fingerprint}"
+            findings.append(Finding(answer.host, "weights", problem, f"remove it, or {mend}"))
     free = sum(_facts(answer)["free_bytes"] - PROGRAM_BYTES for answer in answers if answer.facts)
     needed = max((answer.model_bytes for answer in answers), default=0)
-    if known and free < needed:
+    if free < needed:
         problem = f"all hosts together have {free / GIB:.2f} GiB free for weights, {model} has {needed / GIB:.2f}"
-        findings.append(Finding(answers[0].host, "memory", problem, "add a host, or convert with --dtype float16"))
+        mends = {answer.model_kind: SMALLER.get(answer.model_kind, "") for answer in answers if answer.model_bytes}
+        findings.append(Finding(answers[0].host, "memory", problem, f"add a host{next(iter(mends.values()), '')}"))
     return findings
 
 

@@ -35,6 +35,7 @@ class FrontCommand:
 COMMANDS = {
     "run": FrontCommand(("hepti_mpi",), "encode texts, classify images", on_hosts=True),
     "generate": FrontCommand(("hepti_mpi", "generate"), "answer prompts, or chat", on_hosts=True),
+    "rerank": FrontCommand(("hepti_mpi", "rerank"), "show which documents answer a query best", on_hosts=True),
     "serve": FrontCommand(("launch", "serve"), "answer requests over HTTP"),
     "profile": FrontCommand(("hepti_mpi", "profile"), "measure boards, and write a cluster file", on_hosts=True),
     "plan": FrontCommand(("solver",), "plan for boards that need not be there"),
@@ -54,7 +55,7 @@ unequal small computers.
 {chr(10).join(f"  {name:<12}{command.about}" for name, command in COMMANDS.items())}
   completion  print what {" or ".join(SHELLS)} completes of these
 
-`run`, `generate` and `profile` start on
+`run`, `generate`, `rerank` and `profile` start on
   --hosts pi-0,pi-1,pi-2   these hosts, one rank each
   --hostfile F             the hosts of a file, as mpirun reads it
   --np N                   so many ranks (default: one a host; without hosts one)

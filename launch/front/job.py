@@ -8,7 +8,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from launch.base import shell
 from launch.front.places import StartPlace
@@ -23,6 +25,7 @@ LATE_S = 20.0
 # mpirun ends its ranks within a second; told to end, it may never do so.
 TOLD_S = 0.5
 GRACE_S = 10.0
+ROOM_BYTES = 1 << 16  # of mpirun's files about a job
 # How long what a killed mpirun has left open is read.
 REST_S = 0.5
 
@@ -38,6 +41,7 @@ def run_job(called: str, place: StartPlace, program: Sequence[str]) -> int:
     environment = mpirun_environment()
     mpirun = need_mpirun()
     environment |= {CALLED: called, JOB_OF: str(os.getpid())}
+    check_room(Path(environment.get("TMPDIR") or "/tmp"))
     with tempfile.TemporaryDirectory(prefix="hepti-") as folder:
         hostfile = place.hostfile
         if place.hosts and hostfile is None:
@@ -56,6 +60,31 @@ def run_job(called: str, place: StartPlace, program: Sequence[str]) -> int:
     return job.close(code, place)
 
 
+def check_room(folder: Path) -> None:
+    """Check that mpirun can write its own files, of which it tells nobody that they do not fit.
+
+    Raises
+    ------
+    HeptiError
+        If it cannot.
+    """
+    with (
+        explained(f"{folder} takes no files of mpirun: make room, or set TMPDIR to another folder", OSError),
+        tempfile.TemporaryFile(dir=folder, buffering=0) as file,
+    ):
+        file.write(bytes(ROOM_BYTES))
+
+
+def _open_log() -> tuple[Path | None, BinaryIO]:
+    """Return where mpirun's noise goes, and the file; on disks that take nothing it goes nowhere."""
+    for folder in (cache_folder(), Path(tempfile.gettempdir())):
+        path = folder / f"mpirun-{os.getpid()}.log"
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            return path, path.open("wb", buffering=0)
+    return None, Path(os.devnull).open("wb", buffering=0)
+
+
 class MpirunJob:
     """A running mpirun, whose streams come by us.
 
@@ -69,11 +98,8 @@ class MpirunJob:
 
     def __init__(self, called: str, command: Sequence[str], environment: dict[str, str]) -> None:
         self._called = called
-        self._log = cache_folder() / f"mpirun-{os.getpid()}.log"
-        with explained(f"cannot write {self._log}", OSError):
-            self._log.parent.mkdir(parents=True, exist_ok=True)
-            self._log_file = self._log.open("wb", buffering=0)
-        self._sieve = Sieve(_write, self._log_file.write, called)
+        self._log, self._log_file = _open_log()
+        self._sieve = Sieve(_write, self._note, called)
         self._process = shell.start_between(command, environment)
         self._selector = selectors.DefaultSelector()
         for stream, pipe in ((OUTPUT, self._process.stdout), (ERRORS, self._process.stderr)):
@@ -86,16 +112,15 @@ class MpirunJob:
         while self._read(REST_S):
             if not self._sieve.begun and time.monotonic() > late:
                 late = float("inf")
-                self._say(
-                    f"the job has not begun after {LATE_S:.0f} s: hepti doctor says why, {self._log} what mpirun says"
-                )
+                said = f", {self._log} what mpirun says" if self._log else ""
+                self._say(f"the job has not begun after {LATE_S:.0f} s: hepti doctor says why{said}")
         return self._process.wait()
 
     def stop(self) -> None:
         """End mpirun, which a terminal's Ctrl-C has reached, too."""
         began = time.monotonic()
         # Nobody reads it any more.
-        self._sieve = Sieve(lambda stream, text: None, self._log_file.write, self._called)
+        self._sieve = Sieve(lambda stream, text: None, self._note, self._called)
         told = False
         while self._read(0.05) and self._process.poll() is None:
             passed = time.monotonic() - began
@@ -106,7 +131,7 @@ class MpirunJob:
                 self._process.kill()
         shell.wait(self._process, GRACE_S)
         self._log_file.close()
-        self._log.unlink(missing_ok=True)
+        self._forget()
 
     def close(self, code: int, place: StartPlace) -> int:
         """Say why it failed, where it did and no rank has said so; return our exit code.
@@ -120,21 +145,21 @@ class MpirunJob:
         self._log_file.close()
         # A rank that finds fault with what is asked says so itself, on the terminal or by us.
         if code == 0 or self._sieve.complained or (self._sieve.begun and code == 2):
-            self._log.unlink()
+            self._forget()
             return code
         from launch.front.trouble import host_trouble  # numpy, which a job that runs well does not wait for
 
         try:
             trouble = None if self._sieve.begun else host_trouble(place)
         except HeptiError:
-            self._log.unlink()
+            self._forget()
             raise
-        said = self._log.read_text(errors="replace")
+        said = self._log.read_text(errors="replace") if self._log else ""
         reason = trouble or next(reasons(said), how_it_ended(code))
         if said:
             self._say(f"{reason} ({self._log} has all that mpirun said)")
         else:
-            self._log.unlink()
+            self._forget()
             self._say(reason)
         return 1
 
@@ -149,6 +174,15 @@ class MpirunJob:
                 self._selector.unregister(key.fileobj)
         # Ranks that outlive a killed mpirun hold its streams open.
         return bool(self._selector.get_map()) and (bool(ready) or self._process.poll() is None)
+
+    def _note(self, text: bytes) -> None:
+        """Put what mpirun says into the log; a full disk takes no more of it."""
+        with suppress(OSError):
+            self._log_file.write(text)
+
+    def _forget(self) -> None:
+        if self._log is not None:
+            self._log.unlink(missing_ok=True)
 
     def _say(self, line: str) -> None:
         print(f"{self._called}: {line}", file=sys.stderr, flush=True)

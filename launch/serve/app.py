@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -17,33 +17,27 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from launch.api.body import Fields, check_text, shown
+from launch.api.errors import ApiError
 from launch.serve.chat import Chat, Completion, Endpoint
 from launch.serve.encoders import FORM, Encoders, images_in, images_of
 from launch.serve.journal import OpenRequest
 from launch.serve.keys import Gate
 from launch.serve.metrics import Metrics, Served, Watched
 from launch.serve.texts import EncoderTexts, ImageTexts, LanguageTexts, ModelTexts
-from launch.serve.transport import (
-    ApiError,
-    ClientGoneError,
-    Desk,
-    EventStream,
-    Limits,
-    check_text,
-    parse_json,
-    read_body,
-    shown,
-    until_gone,
-)
+from launch.serve.transport import ClientGoneError, Desk, EventStream, Limits, parse_json, read_body, until_gone
 
 PAGE = Path(__file__).parent / "page"
 STATE_S = 1.0  # between two events of the state where nothing changes
 TOGETHER_S = 0.1  # changes within it are told together
 GONE = 499  # nginx's number for a client that is gone; nobody reads it
-ASKED = "/v1/chat/completions, /v1/completions, /v1/embeddings and /v1/classifications"
+ASKED = "/v1/chat/completions, /v1/completions, /v1/embeddings, /v1/classifications, /v1/rerank and /v1/score"
+RERANK_PATHS = ("/v1/rerank", "/rerank", "/v2/rerank", "/v1/reranking", "/reranking")  # Jina's, Cohere's, llama.cpp's
+SCORE_PATHS = ("/v1/score", "/score")  # vLLM's
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 Texts = TypeVar("Texts", LanguageTexts, EncoderTexts)
 Handler = Callable[[Request], Awaitable[Response]]
+PairAnswer = Callable[[Fields, Served, EncoderTexts], Coroutine[Any, Any, dict[str, Any]]]
 
 
 class Service(Watched, Protocol):
@@ -98,6 +92,8 @@ class _Api:
             Route("/v1/completions", _within(self._completions), methods=["POST"]),
             Route("/v1/embeddings", _within(self._embeddings), methods=["POST"]),
             Route("/v1/classifications", _within(self._classifications), methods=["POST"]),
+            *(Route(path, _within(self._rerank), methods=["POST"]) for path in RERANK_PATHS),
+            *(Route(path, _within(self._score), methods=["POST"]) for path in SCORE_PATHS),
             Route("/health", self._health),
             Route("/metrics", self._tell_metrics),
             Route("/version", self._version),
@@ -142,6 +138,20 @@ class _Api:
         if texts.labels:
             raise _not_for(model.name, "embeds texts: it is a classifier, ask /v1/classifications")
         return JSONResponse(await until_gone(request.receive, self._encoders.embed(body, model, texts)))
+
+    async def _rerank(self, request: Request) -> Response:
+        return await self._paired(request, self._encoders.rerank)
+
+    async def _score(self, request: Request) -> Response:
+        return await self._paired(request, self._encoders.score)
+
+    async def _paired(self, request: Request, answer: PairAnswer) -> Response:
+        body = parse_json(await read_body(request, self._limits))
+        model = self._served(body.text("model"))
+        texts = self._of(model, EncoderTexts, "scores pairs of texts")
+        if not texts.labels:
+            raise _not_for(model.name, "scores pairs of texts: it embeds, ask /v1/embeddings")
+        return JSONResponse(await until_gone(request.receive, answer(body, model, texts)))
 
     async def _classifications(self, request: Request) -> Response:
         content = await read_body(request, self._limits)

@@ -9,12 +9,19 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, TypeVar
 
+from launch.api.body import Fields, check_text, wrong
+from launch.api.errors import ApiError
+from launch.api.messages import conversation_of, schema_of
+from launch.api.rules import FieldTable
+from launch.api.tables import CHAT, COMPLETION
 from launch.serve.metrics import Served
 from launch.serve.texts import MOST_TOP_K, LanguageTexts, code_of
-from launch.serve.transport import ApiError, Desk, Fields, check_text, shown, wrong
+from launch.serve.transport import AnswerLines, Desk
 from solver.base.errors import HeptiError
 
 Found = TypeVar("Found")
@@ -22,36 +29,15 @@ Found = TypeVar("Found")
 MOST_STOPS = 4  # as OpenAI
 MOST_LOGPROBS = 20
 COMPLETION_TOKENS = 16  # OpenAI's default
-MESSAGES = '[{"role": "user", "content": "…"}]'
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 INT64 = 1 << 63  # seeds are from minus this on, below it
-# What would change an answer, and is not there; a value that changes nothing is taken.
-UNSUPPORTED: Sequence[tuple[str, str, tuple[Any, ...]]] = (
-    ("n", "an answer is one choice", (1,)),
-    ("best_of", "an answer is one choice", (1,)),
-    ("tools", "functions are not called", ([],)),
-    ("functions", "functions are not called", ([],)),
-    ("tool_choice", "functions are not called", ("none", "auto")),
-    ("function_call", "functions are not called", ("none", "auto")),
-    ("frequency_penalty", "tokens are drawn without penalties", (0, 0.0)),
-    ("presence_penalty", "tokens are drawn without penalties", (0, 0.0)),
-    ("repetition_penalty", "tokens are drawn without penalties", (1, 1.0)),
-    ("min_p", "top_p and top_k limit what is drawn", (0, 0.0)),
-    ("logit_bias", "tokens are drawn without biases", ({},)),
-    ("stop_token_ids", "texts and the model's own tokens end an answer", ([],)),
-    ("min_tokens", "an answer ends where the model ends it", (0,)),
-    ("prompt_logprobs", "probabilities are those of the answer", ()),
-    ("use_beam_search", "tokens are drawn one by one", (False,)),
-    ("echo", "the prompt is not repeated", (False,)),
-    ("suffix", "nothing is filled in before a text", ("",)),
-    ("modalities", "answers are text", (["text"],)),
-    ("audio", "answers are text", ()),
-    ("guided_json", "answers are free text", ()),
-    ("guided_regex", "answers are free text", ()),
-    ("guided_choice", "answers are free text", ()),
-    ("guided_grammar", "answers are free text", ()),
-    ("grammar", "answers are free text", ("",)),
-)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPrompt:
+    """What an answer continues: its tokens, and its text where it is repeated before the answer."""
+
+    tokens: list[int]
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +46,38 @@ class Question:
 
     Parameters
     ----------
+    id
+        Of the answer.
     model
         Whom.
-    line
-        What goes to the ranks.
+    lines
+        What goes to the ranks, one for each prompt.
+    echoes
+        The text that each answer begins with.
+    makes
+        Whether there is an answer; else the prompts are looked at, and the one token that ranks make is not told.
     streams
         Whether the answer comes in pieces.
     tells_usage
         Whether a stream ends with how many tokens there were.
     """
 
+    id: str
     model: Served
-    line: dict[str, Any]
+    lines: list[dict[str, Any]]
+    echoes: list[str]
+    makes: bool
     streams: bool
     tells_usage: bool
+
+    def usage(self, lasts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return how many tokens there were, of the ranks' last lines."""
+        prompt = sum(len(line["tokens"]) for line in self.lines)
+        made = sum(len(last.get("new_tokens", ())) for last in lasts) * self.makes
+        return {
+            "prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made,
+            "prompt_tokens_details": {"cached_tokens": sum(int(last.get("known", 0)) for last in lasts)},
+        }  # fmt: skip
 
 
 class Endpoint(ABC):
@@ -88,6 +92,8 @@ class Endpoint(ABC):
     prefix: str  # of the ids of its answers
     kind: str  # of an answer
     piece_kind: str  # of a piece of a stream
+    prompt_field: str
+    fields: FieldTable
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
@@ -100,79 +106,111 @@ class Endpoint(ABC):
         ApiError
             If something in it is wrong, not supported, or longer than the context.
         """
-        for name, why, allowed in UNSUPPORTED:
-            body.refuse(name, why, *allowed)
-        line = {"id": f"{self.prefix}-{uuid.uuid4().hex}", **_drawing(body, texts), "stream": True}
-        if (schema := _schema(body.object("response_format"))) is not None:
-            await _in_thread("response_format", texts.check_schema, schema)
-            line["schema"] = schema
+        body.check(self.fields)
+        name = f"{self.prefix}-{uuid.uuid4().hex}"
+        common: dict[str, Any] = {**_drawing(body, texts), "stream": True}
+        if (schema := schema_of(body)) is not None:
+            field = "json_schema" if "json_schema" in body else "response_format"
+            await _in_thread(field, texts.check_schema, schema)
+            common["schema"] = schema
         if (logprobs := self._logprobs(body)) is not None:
-            line["logprobs"] = logprobs
-        most_field, most = self._most_tokens(body)
+            common["logprobs"] = logprobs
         streams, tells_usage = body.flag("stream"), body.object("stream_options").flag("include_usage")
-        tokens = await self._tokens(body, texts)
-        room = _room(len(tokens), most, texts.context, (self.prompt_field, most_field))
-        line |= {"tokens": tokens, "max_tokens": room}
-        return Question(model, line, streams, tells_usage)
+        if echoes := self._echoes(body):
+            common |= _told_prompt(logprobs, streams=streams, schema=schema)
+        most_field, most = self._most_tokens(body)
+        prompts = await self._prompts(body, texts)
+        rooms = [_room(len(prompt.tokens), most, texts.context, (self.prompt_field, most_field)) for prompt in prompts]
+        lines = [
+            {"id": name if len(prompts) == 1 else f"{name}-{index}", **common, "tokens": prompt.tokens, **room}
+            for index, (prompt, room) in enumerate(zip(prompts, rooms, strict=True))
+        ]
+        texts_before = [prompt.text if echoes else "" for prompt in prompts]
+        return Question(name, model, lines, texts_before, most != 0, streams, tells_usage)
 
     async def answer(self, question: Question, texts: LanguageTexts) -> dict[str, Any]:
-        """Return the answer, when all of it is there."""
-        async with self._desk.ask(question.model, question.line) as lines:
-            logprobs = _Logprobs(texts, question.line)
-            entries = []
+        """Return the answers to all prompts, when all of them are there."""
+
+        async def one(index: int, lines: AnswerLines) -> tuple[dict[str, Any], Mapping[str, Any]]:
+            logprobs = _Logprobs(texts, question.lines[index])
+            entries: list[_TokenLogprob] = []
             async for line in lines:
                 if "token" in line:
                     entries += logprobs.take(line)
                 else:
                     last = line
-            choice = self._choice(_text(last), self._told_logprobs(entries) if logprobs.asked else None)
+            if not question.makes:
+                entries, last = [], {**last, "text": "", "new_tokens": [], "finish_reason": "length"}
+            entries = logprobs.of_prompt(last) + entries
+            text = question.echoes[index] + _text(last)
+            choice = self._choice(text, self._told_logprobs(entries) if logprobs.asked else None)
             if not texts.has_tokenizer:
                 choice["token_ids"] = list(last.get("new_tokens", ()))
-            choice["finish_reason"] = _reason(last)
-            return self._object(question, texts, self.kind, [choice]) | {"usage": _usage(question.line, last)}
+            return choice | {"index": index, "finish_reason": _reason(last)}, last
+
+        found = await self._desk.ask_all(question.model, question.lines, one)
+        choices, lasts = [choice for choice, _ in found], [last for _, last in found]
+        return self._object(question, texts, self.kind, choices) | {"usage": question.usage(lasts)}
 
     async def pieces(self, question: Question, texts: LanguageTexts) -> AsyncGenerator[str, None]:
-        """Yield the answer as it comes, as the data of events."""
+        """Yield the answers as they come, one prompt's after the other's, as the data of events."""
 
         def piece(choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> str:
             found = self._object(question, texts, self.piece_kind, choices)
             return json.dumps(found | {"usage": usage} if question.tells_usage else found)
 
-        async with self._desk.ask(question.model, question.line) as lines:
-            logprobs = _Logprobs(texts, question.line)
-            told = 0  # characters
+        lasts: list[Mapping[str, Any]] = []
+        for index in range(len(question.lines)):
+            async with aclosing(self._choices(question, index, texts, lasts)) as choices:
+                async for choice in choices:
+                    yield piece([choice | {"index": index}])
+        if question.tells_usage:
+            yield piece([], question.usage(lasts))
+        yield "[DONE]"
+
+    async def _choices(
+        self, question: Question, index: int, texts: LanguageTexts, lasts: list[Mapping[str, Any]]
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the pieces of a prompt's answer; its last line goes into `lasts`."""
+        async with self._desk.ask(question.model, question.lines[index]) as lines:
+            logprobs = _Logprobs(texts, question.lines[index])
+            told, opened = 0, False  # characters
             async for line in lines:
-                if not logprobs.tokens and not told:
+                if not opened:
+                    opened = True
                     for choice in self._opening():
-                        yield piece([choice])
-                if "token" in line:
+                        yield choice
+                    if question.echoes[index]:
+                        yield self._piece(question.echoes[index], None)
+                text = ""
+                if "token" in line and question.makes:
                     entries, text = logprobs.take(line), str(line.get("text", ""))
                     told_ids = {} if texts.has_tokenizer else {"token_ids": [line["token"]]}
                     if text or logprobs.asked or told_ids:
                         told_logprobs = self._told_logprobs(entries) if logprobs.asked else None
-                        yield piece([self._piece(text, told_logprobs) | told_ids])
-                else:
+                        yield self._piece(text, told_logprobs) | told_ids
+                elif "token" not in line:
                     # What was held back until the end.
-                    text = _text(line)[told:]
-                    yield piece([self._piece(text, None) | {"finish_reason": _reason(line)}])
-                    if question.tells_usage:
-                        yield piece([], _usage(question.line, line))
+                    text = _text(line)[told:] if question.makes else ""
+                    yield self._piece(text, None) | {"finish_reason": _reason(line) if question.makes else "length"}
+                    lasts.append(line)
                 told += len(text)
-        yield "[DONE]"
 
     def _object(
         self, question: Question, texts: LanguageTexts, kind: str, choices: list[dict[str, Any]]
     ) -> dict[str, Any]:
         return {
-            "id": question.line["id"], "object": kind, "created": int(time.time()), "model": question.model.name,
+            "id": question.id, "object": kind, "created": int(time.time()), "model": question.model.name,
             "system_fingerprint": texts.fingerprint, "choices": choices,
         }  # fmt: skip
 
-    prompt_field: str
+    def _echoes(self, body: Fields) -> bool:
+        """Return whether answers begin with their prompts."""
+        return False
 
     @abstractmethod
-    async def _tokens(self, body: Fields, texts: LanguageTexts) -> list[int]:
-        """Return what the answer continues."""
+    async def _prompts(self, body: Fields, texts: LanguageTexts) -> list[AskedPrompt]:
+        """Return what the answers continue."""
 
     @abstractmethod
     def _most_tokens(self, body: Fields) -> tuple[str, int | None]:
@@ -203,23 +241,15 @@ class Chat(Endpoint):
     """/v1/chat/completions."""
 
     prefix, kind, piece_kind, prompt_field = "chatcmpl", "chat.completion", "chat.completion.chunk", "messages"
+    fields = CHAT
 
-    async def _tokens(self, body: Fields, texts: LanguageTexts) -> list[int]:
-        messages = _messages(body.value("messages"))
-        settings = body.value("chat_template_kwargs") or {}
-        if not isinstance(settings, dict):
-            raise wrong("chat_template_kwargs", "an object", settings)
-        if "messages" in settings:
-            raise ApiError(400, "chat_template_kwargs has messages: give them beside it", "messages", "invalid_value")
-        return await _in_thread("messages", texts.conversation, messages, settings)
+    async def _prompts(self, body: Fields, texts: LanguageTexts) -> list[AskedPrompt]:
+        asked = conversation_of(body, texts.shows)
+        return [AskedPrompt(await _in_thread("messages", texts.conversation, asked))]
 
     def _most_tokens(self, body: Fields) -> tuple[str, int | None]:
-        older = body.whole("max_tokens", 1)
-        newer = body.whole("max_completion_tokens", 1)
-        if older and newer and older != newer:
-            complaint = f"max_tokens is {older}, max_completion_tokens {newer}: these are two names of one number"
-            raise ApiError(400, complaint, "max_completion_tokens", "invalid_value")
-        return ("max_tokens", older) if newer is None else ("max_completion_tokens", newer)
+        names = ("max_tokens", "max_completion_tokens", "n_predict")
+        return _most(body, {name: body.whole(name, -1 if name == "n_predict" else 1) for name in names})
 
     def _logprobs(self, body: Fields) -> int | None:
         top = body.whole("top_logprobs", 0, MOST_LOGPROBS)
@@ -257,26 +287,27 @@ class Completion(Endpoint):
 
     prefix, kind, piece_kind, prompt_field = "cmpl", "text_completion", "text_completion", "prompt"
 
-    async def _tokens(self, body: Fields, texts: LanguageTexts) -> list[int]:
-        prompt = body.value("prompt")
-        if isinstance(prompt, list) and prompt and all(isinstance(one, str | list) for one in prompt):
-            if len(prompt) > 1:
-                complaint = f"prompt is a list of {len(prompt)} prompts: ask one in a request"
-                raise ApiError(400, complaint, "prompt", "unsupported_parameter")
-            prompt = prompt[0]
-        if isinstance(prompt, str):
-            return await _in_thread("prompt", texts.prompt, check_text(prompt, "prompt"))
-        if not isinstance(prompt, list):
-            raise wrong("prompt", "a string or a list of token ids", prompt)
-        if not prompt:
-            raise ApiError(400, "prompt is empty: it has no tokens", "prompt", "empty_array")
-        for number, token in enumerate(prompt):
-            if type(token) is not int:
-                raise wrong(f"prompt[{number}]", "a token id", token)
-        return await _in_thread("prompt", texts.ids, prompt)
+    fields = COMPLETION
+
+    async def _prompts(self, body: Fields, texts: LanguageTexts) -> list[AskedPrompt]:
+        prompt, echoes = body.value("prompt"), body.flag("echo")
+        several = isinstance(prompt, list) and prompt and all(isinstance(one, str | list) for one in prompt)
+        given: list[Any] = prompt if several else [prompt]
+        if len(given) > (most := self._desk.limits.inputs):
+            raise ApiError(
+                400, f"prompt has {len(given)} entries, at most {most} are taken", "prompt", "array_too_long"
+            )
+        return [
+            await _prompt(one, f"prompt[{number}]" if len(given) > 1 else "prompt", texts, echoes=echoes)
+            for number, one in enumerate(given)
+        ]
+
+    def _echoes(self, body: Fields) -> bool:
+        return body.flag("echo")
 
     def _most_tokens(self, body: Fields) -> tuple[str, int | None]:
-        return "max_tokens", body.whole("max_tokens", 1) or COMPLETION_TOKENS
+        given = {name: body.whole(name, -1 if name == "n_predict" else 0) for name in ("max_tokens", "n_predict")}
+        return _most(body, given, otherwise=COMPLETION_TOKENS)
 
     def _logprobs(self, body: Fields) -> int | None:
         return body.whole("logprobs", 0, MOST_LOGPROBS)
@@ -294,7 +325,7 @@ class Completion(Endpoint):
         return {
             "tokens": [entry.text for entry in entries],
             "token_logprobs": [entry.logprob for entry in entries],
-            "top_logprobs": [dict(entry.top) for entry in entries],
+            "top_logprobs": [None if entry.logprob is None else dict(entry.top) for entry in entries],
             "text_offset": [entry.offset for entry in entries],
         }
 
@@ -305,44 +336,101 @@ class _TokenLogprob:
 
     text: str
     offset: int
-    logprob: float
+    logprob: float | None  # None: of the first token of all
     top: list[tuple[str, float]]
 
 
 class _Logprobs:
-    """Makes entries of the ranks' lines, if they were asked for."""
+    """Makes entries of the ranks' lines, if they were asked for; of the prompt where that is told, too."""
 
     def __init__(self, texts: LanguageTexts, line: Mapping[str, Any]) -> None:
         self.asked = "logprobs" in line
         self.tokens: list[int] = []
         self._texts = texts
-        self._offset = 0
+        self._prompt: list[int] = line["tokens"] if "prompt_logprobs" in line else []
+        self._before = [self._text(token, self._prompt[:place]) for place, token in enumerate(self._prompt)]
+        self._offset = sum(map(len, self._before))
 
     def take(self, line: Mapping[str, Any]) -> list[_TokenLogprob]:
         token = int(line["token"])
         found = []
         if self.asked and "logprob" in line:
-            text = self._text(token)
-            top = [(self._text(int(other)), float(logprob)) for other, logprob in line.get("top", ())]
-            found.append(_TokenLogprob(text, self._offset, float(line["logprob"]), top))
-            self._offset += len(text)
+            found.append(self._entry(self._text(token, self.tokens), self._offset, line["logprob"], line, self.tokens))
+            self._offset += len(found[0].text)
         self.tokens.append(token)
         return found
 
-    def _text(self, token: int) -> str:
+    def of_prompt(self, last: Mapping[str, Any]) -> list[_TokenLogprob]:
+        """Return the entries of the prompt's tokens; before the first nothing stands that it could follow."""
+        if not self._prompt:
+            return []
+        told = [{"logprob": None, "top": []}, *last["prompt_logprobs"]]
+        offsets = accumulate(map(len, self._before[:-1]), initial=0)
+        return [
+            self._entry(text, offset, line["logprob"], line, self._prompt[:place])
+            for place, (text, offset, line) in enumerate(zip(self._before, offsets, told, strict=True))
+        ]
+
+    def _entry(
+        self, text: str, offset: int, logprob: float | None, line: Mapping[str, Any], before: Sequence[int]
+    ) -> _TokenLogprob:
+        top = [(self._text(int(other), before), float(chance)) for other, chance in line.get("top", ())]
+        return _TokenLogprob(text, offset, None if logprob is None else float(logprob), top)
+
+    def _text(self, token: int, before: Sequence[int]) -> str:
         """Return a token's own text: that of a line may be held back, or end a character of tokens before."""
         if not self._texts.has_tokenizer:
             return f"token_id:{token}"
-        stream = self._texts.stream(self.tokens)
+        stream = self._texts.stream(before)
         return stream.step(token) or stream.rest() or self._texts.name(token)
+
+
+async def _prompt(prompt: Any, where: str, texts: LanguageTexts, *, echoes: bool) -> AskedPrompt:
+    """Return a text or a list of token ids as a prompt; its text, if it is told again."""
+    if isinstance(prompt, str):
+        return AskedPrompt(await _in_thread("prompt", texts.prompt, check_text(prompt, where)), prompt)
+    if not isinstance(prompt, list):
+        raise wrong(where, "a string or a list of token ids", prompt)
+    if not prompt:
+        raise ApiError(400, f"{where} is empty: it has no tokens", where, "empty_array")
+    for number, token in enumerate(prompt):
+        if type(token) is not int:
+            raise wrong(f"{where}[{number}]", "a token id", token)
+    ids = await _in_thread("prompt", texts.ids, prompt)
+    return AskedPrompt(ids, await _in_thread("prompt", texts.text, ids) if echoes else "")
+
+
+def _most(body: Fields, given: Mapping[str, int | None], otherwise: int | None = None) -> tuple[str, int | None]:
+    """Return which field says the most tokens of an answer, and how many; None and -1: as many as there is room for."""
+    said = {name: value for name, value in given.items() if value is not None}
+    if not said:
+        return "max_tokens", otherwise
+    first, *others = said
+    for name in others:
+        if said[name] != said[first]:
+            complaint = f"{first} is {said[first]}, {name} {said[name]}: these are two names of one number"
+            raise ApiError(400, complaint, name, "invalid_value")
+    name = others[-1] if others else first
+    return name, None if said[name] == -1 else said[name]
+
+
+def _told_prompt(logprobs: int | None, *, streams: bool, schema: Mapping[str, Any] | None) -> dict[str, int]:
+    """Return what the ranks are asked of the prompt itself, where it is told again."""
+    if logprobs is None:
+        return {}
+    if streams:
+        complaint = "echo with logprobs is not streamed: leave out one of echo, logprobs and stream"
+        raise ApiError(400, complaint, "stream", "unsupported_parameter")
+    if schema is not None:
+        complaint = "echo with logprobs goes with no schema: leave out one of echo, logprobs and response_format"
+        raise ApiError(400, complaint, "response_format", "unsupported_parameter")
+    return {"prompt_logprobs": logprobs}
 
 
 def _drawing(body: Fields, texts: LanguageTexts) -> dict[str, Any]:
     """Return how tokens are drawn and what ends an answer; every default is said, so that a replay is the same."""
     temperature = body.number("temperature", 0.0, 2.0, texts.temperature)
     top_p = body.number("top_p", 0.0, 1.0, texts.top_p)
-    if top_p == 0:
-        raise ApiError(400, "top_p is 0, must be above 0 and at most 1", "top_p", "invalid_value")
     top_k = body.whole("top_k", -1, MOST_TOP_K)
     stop = body.strings("stop", MOST_STOPS)
     if stop and not texts.has_tokenizer:
@@ -357,54 +445,6 @@ def _drawing(body: Fields, texts: LanguageTexts) -> dict[str, Any]:
     return found
 
 
-def _messages(messages: Any) -> list[dict[str, str]]:
-    """Return a conversation as chat templates read it."""
-    if messages is None:
-        complaint = f"messages is missing, it must be a list like {MESSAGES}"
-        raise ApiError(400, complaint, "messages", "missing_required_parameter")
-    if not isinstance(messages, list):
-        raise wrong("messages", f"a list like {MESSAGES}", messages)
-    if not messages:
-        raise ApiError(400, f"messages is empty: give one at least, like {MESSAGES}", "messages", "empty_array")
-    return [_message(message, f"messages[{number}]") for number, message in enumerate(messages)]
-
-
-def _message(message: Any, where: str) -> dict[str, str]:
-    if not isinstance(message, dict):
-        raise wrong(where, "an object", message)
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES or message.get("tool_calls") or message.get("function_call"):
-        complaint = f"{where}: only plain messages of {', '.join(ROLES)} are supported"
-        raise ApiError(400, complaint, f"{where}.role", "invalid_value")
-    return {"role": ROLES[role], "content": _content(message.get("content"), f"{where}.content")}
-
-
-def _content(content: Any, where: str) -> str:
-    """Return the text of a message: a string, or parts that are all text."""
-    if not isinstance(content, list):
-        return check_text(content, where)
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text":
-            raise ApiError(400, f"{where}: only parts of type text are supported", where, "unsupported_content")
-    return "".join(check_text(part.get("text"), f"{where}.text") for part in content)
-
-
-def _schema(wished: Fields) -> dict[str, Any] | None:
-    """Return the schema of an answer that is to be JSON; None where it is free text."""
-    match wished.value("type"):
-        case None | "text":
-            return None
-        case "json_object":
-            return {"type": "object"}
-        case "json_schema":
-            schema = wished.object("json_schema").value("schema")
-            if not isinstance(schema, dict):
-                raise wrong("response_format.json_schema.schema", "an object", schema)
-            return schema
-    complaint = f"response_format.type is {shown(wished.value('type'))}, must be text, json_object or json_schema"
-    raise ApiError(400, complaint, "response_format.type", "invalid_value")
-
-
 async def _in_thread(param: str, call: Callable[..., Found], *arguments: Any) -> Found:
     """Return what a function finds, while others are answered; its refusals become errors of a field."""
     try:
@@ -413,13 +453,17 @@ async def _in_thread(param: str, call: Callable[..., Found], *arguments: Any) ->
         raise ApiError(400, str(error), param, code_of(error)) from None
 
 
-def _room(prompt: int, most: int | None, context: int, fields: tuple[str, str]) -> int:
-    """Return how many tokens an answer may have; `fields` are those of the prompt and of `most`, for a refusal."""
+def _room(prompt: int, most: int | None, context: int, fields: tuple[str, str]) -> dict[str, int]:
+    """Return how many tokens an answer may have, as ranks are told it; of none they make one, as where they are not.
+
+    `fields` are those of the prompt and of `most`, for a refusal.
+    """
     room = context - prompt
-    if room >= (most or 1):
-        return most or room
+    needed = 1 if most is None else most
+    if room >= needed:
+        return {"max_tokens": room if most is None else max(most, 1)} if room else {}
     complaint = (
-        f"the context has {context} tokens, {prompt + (most or 1)} are needed: {prompt} of the prompt and "
+        f"the context has {context} tokens, {prompt + needed} are needed: {prompt} of the prompt and "
         f"{most or 'at least one'} of the answer"
     )
     mend, field = (f"ask for at most {room}", fields[1]) if room > 0 else ("shorten the prompt", fields[0])
@@ -435,13 +479,5 @@ def _reason(last: Mapping[str, Any]) -> str:
     return "length" if last.get("finish_reason") == "length" else "stop"
 
 
-def _usage(line: Mapping[str, Any], last: Mapping[str, Any]) -> dict[str, Any]:
-    prompt, made = len(line["tokens"]), len(last.get("new_tokens", ()))
-    return {
-        "prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made,
-        "prompt_tokens_details": {"cached_tokens": int(last.get("known", 0))},
-    }  # fmt: skip
-
-
-def _chat_logprob(text: str, logprob: float) -> dict[str, Any]:
+def _chat_logprob(text: str, logprob: float | None) -> dict[str, Any]:
     return {"token": text, "logprob": logprob, "bytes": list(text.encode(errors="replace"))}

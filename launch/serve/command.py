@@ -10,7 +10,7 @@ import shlex
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from launch.lab.lab import Lab, lab_name, load_lab, plan_lab, running
 from launch.lab.up import brought_up, require_tools
 from launch.start.hostfile import read_hostfile
 from launch.start.mpirun import need_mpirun
+from launch.watch.agent import SHARED_MEMORY, sweep
 from launch.watch.outside import enter_command, join_commands
 from launch.watch.site import Site
 from launch.watch.terminal import watch
@@ -169,7 +170,7 @@ def _serve(options: argparse.Namespace) -> int:
             cluster.first(site.ranks, options.cluster)
         port = listener.getsockname()[1]
 
-        async def serve() -> int | None:
+        def make() -> tuple[Supervisor, object]:
             supervisor = Supervisor(
                 site, files, service_name(port), cluster=cluster, sequences=options.sequences,
                 context=options.context, most_waiting=options.most_waiting,
@@ -177,16 +178,23 @@ def _serve(options: argparse.Namespace) -> int:
             app = make_app(supervisor, texts, keys=keys)
             address = f"http://{_in_address(options.host)}:{port}"
             print(f"listening on {address}; loading {', '.join(supervisor.models)}", flush=True)
-            return await _until_told(supervisor, app, listener)
+            return supervisor, app
 
-        told = asyncio.run(serve())
+        try:
+            told = asyncio.run(_until_told(make, listener))
+        finally:
+            # Agents and ranks that were ended in their first moments have removed nothing.
+            sweep(SHARED_MEMORY)
     if told is not None:
         signal.raise_signal(told)  # what waits for us learns how we ended
     return 0
 
 
-async def _until_told(supervisor: Supervisor, app: object, listener: socket.socket) -> int | None:
-    """Serve until a signal comes; return its number."""
+async def _until_told(make: Callable[[], tuple[Supervisor, object]], listener: socket.socket) -> int | None:
+    """Serve until a signal comes; return its number.
+
+    What serves is made here: a signal that came before it is waited for would leave its folder there.
+    """
     loop = asyncio.get_running_loop()
     told: asyncio.Future[int] = loop.create_future()
 
@@ -198,6 +206,7 @@ async def _until_told(supervisor: Supervisor, app: object, listener: socket.sock
         loop.call_soon_threadsafe(take, number)
 
     with handled_by(tell):
+        supervisor, app = make()
         server = _server(app)
         running_models = asyncio.create_task(supervisor.run())
         serving = asyncio.create_task(server.serve(sockets=[listener]))

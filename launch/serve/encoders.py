@@ -1,4 +1,4 @@
-"""/v1/embeddings and /v1/classifications: texts and images, several in a request, each of them a line for the ranks."""
+"""/v1/embeddings, /v1/classifications, /v1/rerank and /v1/score: texts, pairs and images, each a line for ranks."""
 
 from __future__ import annotations
 
@@ -8,23 +8,34 @@ import binascii
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from starlette.requests import Request
 
+from launch.api.body import MOST_WHOLE, Fields, check_text, wrong
+from launch.api.errors import ApiError
+from launch.api.tables import CLASSIFICATION, EMBEDDING, RERANK, SCORE
 from launch.serve.metrics import Served
-from launch.serve.texts import EncoderTexts, ImageTexts, code_of
-from launch.serve.transport import ApiError, Desk, Fields, check_text, files_of, parse_form, wrong
+from launch.serve.texts import EncoderTexts, ImageTexts, TextPair, code_of
+from launch.serve.transport import AnswerLines, Desk, files_of, parse_form
 from solver.base.errors import HeptiError
 
-# Of one request that are handed in together: enough to fill a batch, and others come in between.
-TOGETHER = 16
-AGAIN_S = 0.05  # between tries to get the next one into a full queue
 FILES = ("image", "images", "file", "files")  # parts of a form that are images
 FORM = "multipart/form-data"
 EMBEDDING_FORMATS = ("float", "base64")
+SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
 SAID = ("label", "score", "scores", "logits", "top5", "boxes")  # of the ranks' lines, what clients are told
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Pairs of texts and their scores, and the id of the answer."""
+
+    name: str
+    pairs: Sequence[TextPair]
+    scores: Sequence[float]
 
 
 class Encoders:
@@ -47,19 +58,24 @@ class Encoders:
         ApiError
             If something in the body is wrong, too long or not supported.
         """
+        body.check(EMBEDDING)
         encoding = body.value("encoding_format") or "float"
         if encoding not in EMBEDDING_FORMATS:
             complaint = f"encoding_format must be one of {', '.join(EMBEDDING_FORMATS)}"
             raise ApiError(400, complaint, "encoding_format", "invalid_value")
         width = body.whole("dimensions", 1)
-        if width not in (None, texts.width):
-            complaint = f"dimensions is {width}, embeddings of {model.name} have {texts.width}"
+        if width is not None and width > texts.width:
+            complaint = f"dimensions is {width}, embeddings of {model.name} have {texts.width}: ask for at most so many"
             raise ApiError(400, complaint, "dimensions", "invalid_value")
         inputs = await self._tokens(body, texts)
         name = f"embd-{uuid.uuid4().hex}"
         answers = await self._answers(model, name, [{"tokens": ids} for ids in inputs], "input")
         data = [
-            {"object": "embedding", "index": index, "embedding": _encoded(answer["embedding"], encoding)}
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": _encoded(_shortened(answer["embedding"], width, normal=texts.normalize), encoding),
+            }
             for index, answer in enumerate(answers)
         ]
         return {"object": "list", "data": data, "model": model.name, "usage": _usage(inputs)}
@@ -72,10 +88,97 @@ class Encoders:
         ApiError
             As `embed`.
         """
-        inputs = await self._tokens(body, texts)
+        body.check(CLASSIFICATION)
+        if "image" in body:
+            complaint = f"image is not for {model.name}, which reads texts: leave it out"
+            raise ApiError(400, complaint, "image", "unsupported_parameter")
+        given = body.value("input")
         name = f"classify-{uuid.uuid4().hex}"
-        answers = await self._answers(model, name, [{"tokens": ids} for ids in inputs], "input")
+        if (pairs := _pairs(given)) is not None:
+            read = await self._read_pairs(pairs, texts, "input")
+            for number, one in enumerate(read):
+                if one.cut:
+                    complaint = f"input {number} is a pair of more than the {texts.context} tokens that the model reads"
+                    raise ApiError(400, f"{complaint}: shorten it", "input", "context_length_exceeded")
+            inputs, lines = [one.ids for one in read], [one.line for one in read]
+        else:
+            inputs = await self._tokens(body, texts)
+            lines = [{"tokens": ids} for ids in inputs]
+        answers = await self._answers(model, name, lines, "input")
         return _classes(name, model, texts.labels, answers) | {"usage": _usage(inputs)}
+
+    async def rerank(self, body: Fields, model: Served, texts: EncoderTexts) -> dict[str, Any]:
+        """Answer /v1/rerank: documents by how well they answer a query, the best first.
+
+        Raises
+        ------
+        ApiError
+            As `embed`.
+        """
+        body.check(RERANK)
+        query, documents = body.text("query"), _documents(body.value("documents"), "documents")
+        if not query.strip():
+            raise ApiError(400, "query is empty: it has no text", "query", "empty_string")
+        top = body.whole("top_n", 0) or len(documents)
+        told = body.flag("return_documents", otherwise=True)
+        scored = await self._scores(body, model, texts, [(query, document) for document in documents], "documents")
+        best = sorted(range(len(documents)), key=lambda index: -scored.scores[index])[:top]
+        results = [
+            {"index": index, "relevance_score": scored.scores[index]}
+            | ({"document": {"text": documents[index]}} if told else {})
+            | ({"truncated": True} if scored.pairs[index].cut else {})
+            for index in best
+        ]
+        usage = _usage([pair.ids for pair in scored.pairs])
+        return {"id": scored.name, "object": "list", "model": model.name, "usage": usage, "results": results}
+
+    async def score(self, body: Fields, model: Served, texts: EncoderTexts) -> dict[str, Any]:
+        """Answer /v1/score: of one text with each of several, or of texts two by two.
+
+        Raises
+        ------
+        ApiError
+            As `embed`.
+        """
+        body.check(SCORE)
+        names = next((names for names in SIDES if any(name in body for name in names)), SIDES[0])
+        for name in (name for names in SIDES for name in names if name in body):
+            if name not in names:
+                complaint = f"{names[0]} and {name} both say what to score: give {' and '.join(SIDES[0])}"
+                raise ApiError(400, complaint, name, "invalid_value")
+        first, second = (_documents(body.value(name), name) for name in names)
+        if len(first) not in (1, len(second)):
+            complaint = f"{names[0]} has {len(first)} texts, {names[1]} {len(second)}: give one, or as many"
+            raise ApiError(400, complaint, names[0], "invalid_value")
+        pairs = [*zip(first * len(second) if len(first) == 1 else first, second, strict=True)]
+        scored = await self._scores(body, model, texts, pairs, names[1])
+        data = [
+            {"object": "score", "index": index, "score": score} | ({"truncated": True} if pair.cut else {})
+            for index, (score, pair) in enumerate(zip(scored.scores, scored.pairs, strict=True))
+        ]
+        found = {"id": scored.name, "object": "list", "created": int(time.time()), "model": model.name, "data": data}
+        return found | {"usage": _usage([pair.ids for pair in scored.pairs])}
+
+    async def _scores(
+        self, body: Fields, model: Served, texts: EncoderTexts, pairs: Sequence[tuple[str, str]], param: str
+    ) -> Scored:
+        """Return what the model says of pairs; what is longer than it reads is cut, as sentence-transformers does."""
+        if len(texts.labels) != 1:
+            complaint = f"model {model.name} names {len(texts.labels)} classes: only of one label there is a score"
+            raise ApiError(400, complaint, "model", "model_not_supported")
+        activates = body.flag("use_activation", otherwise=body.flag("activation", otherwise=True))
+        read = await self._read_pairs(pairs, texts, param)
+        name = f"rerank-{uuid.uuid4().hex}"
+        answers = await self._answers(model, name, [one.line for one in read], param)
+        logits = [float(answer["logits"][0]) for answer in answers]
+        return Scored(name, read, [texts.score(logit) for logit in logits] if activates else logits)
+
+    async def _read_pairs(self, pairs: Sequence[tuple[str, str]], texts: EncoderTexts, param: str) -> list[TextPair]:
+        _check_count(len(pairs), self._desk.limits.inputs, param)
+        try:
+            return await asyncio.to_thread(lambda: [texts.pair(*pair) for pair in pairs])
+        except HeptiError as error:
+            raise ApiError(400, str(error), param, code_of(error)) from None
 
     async def classify_images(self, images: Sequence[bytes], model: Served, texts: ImageTexts) -> dict[str, Any]:
         """Answer /v1/classifications of images, each as a file.
@@ -111,44 +214,17 @@ class Encoders:
     async def _answers(
         self, model: Served, name: str, lines: Iterable[Mapping[str, Any]], param: str
     ) -> list[dict[str, Any]]:
-        """Return the ranks' answers to lines, in their order; if one fails, the others are cancelled.
+        """Return the ranks' answers to lines, in their order; what they refuse is told by its number in `param`."""
 
-        What the ranks refuse is told by its number in the field `param`.
-        A full queue refuses all of them or none: once one is in, the others wait for room.
-        """
-        numbered = iter(enumerate(lines))
-        answers: dict[int, dict[str, Any]] = {}
-        begun = asyncio.Event()
-        give_up = time.monotonic() + self._desk.limits.first_s
+        async def one(index: int, about: AnswerLines) -> dict[str, Any]:
+            try:
+                return await anext(about)
+            except ApiError as error:
+                if error.status == 400:
+                    raise ApiError(400, f"{param} {index}: {error}", param, "refused") from None
+                raise
 
-        async def work() -> None:
-            for index, line in numbered:
-                whole = {"id": f"{name}-{index}", **line}
-                while index not in answers:
-                    try:
-                        answers[index] = await self._answer(model, whole, begun)
-                    except ApiError as error:
-                        if error.status == 400:
-                            raise ApiError(400, f"{param} {index}: {error}", param, "refused") from None
-                        if error.status != 429 or not begun.is_set() or time.monotonic() > give_up:
-                            raise
-                        await asyncio.sleep(AGAIN_S)
-
-        refusal: ApiError | None = None
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(TOGETHER):
-                    group.create_task(work())
-        except* ApiError as errors:
-            refusal = _first(errors)  # what is raised here would be raised as a group
-        if refusal is not None:
-            raise refusal
-        return [answer for _, answer in sorted(answers.items())]
-
-    async def _answer(self, model: Served, line: Mapping[str, Any], begun: asyncio.Event) -> dict[str, Any]:
-        async with self._desk.ask(model, line) as lines:
-            begun.set()
-            return await anext(lines)
+        return await self._desk.ask_all(model, ({"id": f"{name}-{at}", **line} for at, line in enumerate(lines)), one)
 
 
 async def images_of(request: Request, body: bytes) -> tuple[str, list[bytes]]:
@@ -164,7 +240,37 @@ async def images_of(request: Request, body: bytes) -> tuple[str, list[bytes]]:
     if not images:
         message = "the form has no file called image: curl sends one with -F image=@FILE"
         raise ApiError(400, message, "image", "missing_required_parameter")
+    Fields({key: value for key, value in form.multi_items() if key not in FILES}).check(CLASSIFICATION)
     return model, images
+
+
+def _pairs(given: Any) -> list[tuple[str, str]] | None:
+    """Return pairs of texts, each like {"pair": [a, b]}, one or a list; None where the input is something else."""
+    entries = given if isinstance(given, list) else [given]
+    if not entries or not any(isinstance(one, dict) for one in entries):
+        return None
+    found = []
+    for number, one in enumerate(entries):
+        where = f"input[{number}]" if entries is given else "input"
+        pair = one.get("pair") if isinstance(one, dict) and len(one) == 1 else None
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ApiError(400, f'{where} must be like {{"pair": ["a text", "another"]}}', where, "invalid_value")
+        found.append((check_text(pair[0], f"{where}.pair[0]"), check_text(pair[1], f"{where}.pair[1]")))
+    return found
+
+
+def _documents(given: Any, name: str) -> list[str]:
+    """Return texts: one, or a list, each a string or like {"text": "…"}."""
+    if given is None:
+        complaint = f"{name} is missing, it must be a string or a list of strings"
+        raise ApiError(400, complaint, name, "missing_required_parameter")
+    entries = [given] if isinstance(given, str) else given
+    if not isinstance(entries, list):
+        raise wrong(name, "a string or a list of strings", given)
+    _check_count(len(entries), MOST_WHOLE, name)
+    where = [name if entries is not given else f"{name}[{number}]" for number in range(len(entries))]
+    alone = [one["text"] if isinstance(one, dict) and one.keys() == {"text"} else one for one in entries]
+    return [check_text(one, place) for one, place in zip(alone, where, strict=True)]
 
 
 def images_in(body: Fields) -> list[bytes]:
@@ -175,6 +281,9 @@ def images_in(body: Fields) -> list[bytes]:
     ApiError
         If there are none.
     """
+    body.check(CLASSIFICATION)
+    if "image" in body and "input" in body:
+        raise ApiError(400, "image and input both say what to look at: give image", "input", "invalid_value")
     given = body.value("image" if "image" in body else "input")
     if not isinstance(given, list):
         return [_image(given, "image")]
@@ -222,6 +331,17 @@ def _check_count(count: int, most: int, name: str) -> None:
         raise ApiError(400, f"{name} has {count} entries, at most {most} are taken", name, "array_too_long")
 
 
+def _shortened(embedding: Sequence[float], width: int | None, *, normal: bool) -> Sequence[float]:
+    """Return the first numbers of an embedding, of length one again where the whole is."""
+    if width is None or width == len(embedding):
+        return embedding
+    short = np.asarray(embedding[:width], np.float32)
+    if normal:
+        short = short * np.float32(1 / max(float(np.sqrt(np.square(short).sum(dtype=np.float64))), 1e-12))
+    found: list[float] = short.tolist()
+    return found
+
+
 def _encoded(embedding: Sequence[float], encoding: str) -> Any:
     """Return an embedding as numbers, or their float32 bytes in base64."""
     if encoding == "float":
@@ -242,12 +362,3 @@ def _classes(name: str, model: Served, labels: Sequence[str], answers: Sequence[
 def _usage(inputs: Sequence[Sequence[int]]) -> dict[str, int]:
     tokens = sum(len(ids) for ids in inputs)
     return {"prompt_tokens": tokens, "total_tokens": tokens}
-
-
-def _first(errors: BaseExceptionGroup[ApiError]) -> ApiError:
-    """Return one of several errors."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, ApiError)
-    return error

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from launch.serve.transport import ApiError
+from launch.api.errors import ApiError
 from solver.base.errors import HeptiError, explained
 
 VARIABLE = "HEPTI_API_KEY"

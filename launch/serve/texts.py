@@ -6,12 +6,14 @@ and the ranks get token ids: a replay after a loss is of the same ones.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from solver.base.errors import HeptiError
+from launch.api.messages import Conversation
+from solver.base.errors import HeptiError, explained
 from solver.model.decoder import Decoder
 from solver.model.spec import TextInput
 from solver.schedule.decoders.asked import CONTEXT
@@ -19,12 +21,13 @@ from weights.decoders.file import DecoderFile
 from weights.file.networks import NetworkFile
 from weights.file.store import LANGUAGE_MODEL, NETWORK, TensorFile, WeightsFile
 from weights.inputs.json_grammar import check_model, check_schema
-from weights.inputs.templates import ChatTemplate, Turn
+from weights.inputs.templates import ChatTemplate
 from weights.inputs.tokenize import PromptTokenizer, TextStream, Tokenizer
 
 NOTHING = "no endpoint gives what it computes"
 IDS = "token ids"
 ASK_IDS = "with a prompt of token ids like [1, 15043]"
+MOST_EXPONENT = 700.0  # that of which e is a number
 ENDLESS = 1 << 30  # tokens: texts are counted whole
 MOST_TOP_K = 256  # candidates that ranks gather of the whole vocabulary
 # Characters of a token, on average, are fewer in any language and in code. What is longer is not taken apart:
@@ -88,7 +91,11 @@ class LanguageTexts:
             return IDS
         return "text" if self._template is None else "messages"
 
-    def conversation(self, messages: Sequence[Turn], settings: Mapping[str, Any]) -> list[int]:
+    def shows(self, name: str) -> bool:
+        """Return whether the chat template asks for something."""
+        return self._template is not None and self._template.reads(name)
+
+    def conversation(self, asked: Conversation) -> list[int]:
         """Return the ids of a conversation, which its answer continues.
 
         Raises
@@ -100,7 +107,12 @@ class LanguageTexts:
             raise HeptiError(f"{self._name} came without a tokenizer: ask /v1/completions, {ASK_IDS}")
         if self._template is None:
             raise HeptiError(f"{self._name} came without a chat template: ask /v1/completions")
-        return self._encoded(self._template.render(messages, settings=settings), None)
+        text = self._template.render(
+            asked.messages, asked.settings, tools=asked.tools, opens=asked.opens, continues=asked.continues
+        )
+        with explained("the text of the conversation is not Unicode", UnicodeEncodeError):
+            text.encode()  # settings and tools are a stranger's
+        return self._encoded(text, None)
 
     def prompt(self, text: str) -> list[int]:
         """Return the ids of a text, the model's first token in front.
@@ -138,6 +150,13 @@ class LanguageTexts:
         except HeptiError as error:
             raise SchemaError(str(error)) from None
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of ids; special ones have none, nor has any where there is no tokenizer."""
+        if self._tokenizer is None:
+            return ""
+        stream = self._tokenizer.stream()
+        return "".join(map(stream.step, tokens)) + stream.rest()
+
     def stream(self, before: Sequence[int]) -> TextStream:
         """Return what makes text of ids behind others."""
         assert self._tokenizer is not None
@@ -156,6 +175,20 @@ class LanguageTexts:
         return self.ids(self._tokenizer.encode(text, bos))
 
 
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """Two texts as a model reads them, one after the other; `cut`: they were longer than it reads."""
+
+    ids: list[int]
+    types: list[int]
+    cut: bool
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """What goes to the ranks."""
+        return {"tokens": self.ids, "types": self.types}
+
+
 class EncoderTexts:
     """Of an encoder that reads text.
 
@@ -170,8 +203,8 @@ class EncoderTexts:
     ----------
     labels
         Of a classifier; none where it embeds.
-    width
-        Numbers of an embedding.
+    width, normalize
+        Numbers of an embedding, and whether it has length one.
 
     Raises
     ------
@@ -186,7 +219,11 @@ class EncoderTexts:
         self.fingerprint = file.fingerprint
         self.labels = spec.labels
         self.width = spec.dense_width or spec.hidden
-        self._tokenizer = None if file.tokenizer is None else Tokenizer(file.tokenizer, ENDLESS)
+        self.normalize = spec.normalize
+        self._scores = spec.pair_scores
+        self._tokenizer = self._cutting = None
+        if file.tokenizer is not None:
+            self._tokenizer, self._cutting = (Tokenizer(file.tokenizer, most) for most in (ENDLESS, self.context))
 
     @property
     def reads(self) -> str:
@@ -210,6 +247,33 @@ class EncoderTexts:
             raise HeptiError(f"{self._name} came without a tokenizer: give a list of token ids, like [101, 7592, 102]")
         _check_length(text, self.context)
         return _known(self._tokenizer(text).ids, self._name, self._input.vocab)
+
+    def pair(self, first: str, second: str) -> TextPair:
+        """Return two texts as a cross-encoder reads them: of the longer one is cut what it does not read.
+
+        Raises
+        ------
+        HeptiError
+            As `prompt`; or if texts are not read in pairs.
+        """
+        if self._cutting is None:
+            raise HeptiError(f"{self._name} came without a tokenizer: pairs are texts")
+        if len(self.labels) == 1 and not self._scores:
+            raise HeptiError(f"the weights of {self._name} are older than pairs: convert them again")
+        for text in (first, second):
+            _check_length(text, self.context)
+        tokens = self._cutting(first, second)
+        ids = _known(tokens.ids, self._name, self._input.vocab)
+        return TextPair(ids, list(self._input.types_of(tokens.types)), tokens.truncated)
+
+    def score(self, logit: float) -> float:
+        """Return the score of a pair, of what the model says: as sentence-transformers' CrossEncoder makes it."""
+        match self._scores:
+            case "identity":
+                return logit
+            case "sigmoid":
+                return 1 / (1 + math.exp(-logit)) if logit > -MOST_EXPONENT else 0.0
+        return 1.0  # softmax, of one
 
     def ids(self, tokens: Sequence[int]) -> list[int]:
         """Return ids as they are.

@@ -10,24 +10,28 @@ import json
 import math
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from launch.api.body import Fields, kind_of
+from launch.api.errors import ApiError
 from launch.serve.journal import OpenRequest, QueueFullError
 from launch.serve.metrics import Metrics, Served, Watched
 
 T = TypeVar("T")
+AnswerLines = AsyncGenerator[dict[str, Any], None]  # about one request, its answer last
+# Of one request that are handed in together: enough to fill a batch, and others come in between.
+TOGETHER = 16
+AGAIN_S = 0.05  # between tries to get the next one into a full queue
 MOST_PARTS = 64  # of a form
-MOST_WHOLE = (1 << 31) - 1  # a number of tokens, where nothing else limits it
-SHOWN = 100  # characters of what was sent
 MOST_RETRY_S = 60  # that a client is asked to wait before it tries again
 HELD_BACK = {"cache-control": "no-store", "x-accel-buffering": "no"}  # proxies keep no stream for themselves
 
@@ -55,47 +59,6 @@ class Limits:
     first_s: float = 600.0
     answer_s: float = 3600.0
     ping_s: float = 15.0
-
-
-class ApiError(Exception):
-    """A request that is not answered, in OpenAI's shape.
-
-    Parameters
-    ----------
-    status
-        Of HTTP.
-    message
-        One sentence or two, with both numbers.
-    param
-        The field that is wrong.
-    code
-        A word for programs.
-    headers
-        Of the response.
-    """
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.headers = headers
-        kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-        self.table = {"error": {"message": _printable(message), "type": kind, "param": param, "code": code}}
-
-    def response(self) -> Response:
-        """Return it as a response."""
-        return JSONResponse(self.table, self.status, self.headers)
-
-
-def _printable(text: str) -> str:
-    """Return a text without halves of surrogate pairs, which no body holds."""
-    return text.encode(errors="replace").decode()
 
 
 class ClientGoneError(Exception):
@@ -150,7 +113,7 @@ class Desk:
         self._metrics = metrics
 
     @asynccontextmanager
-    async def ask(self, model: Served, line: Mapping[str, Any]) -> AsyncIterator[AsyncGenerator[dict[str, Any], None]]:
+    async def ask(self, model: Served, line: Mapping[str, Any]) -> AsyncIterator[AnswerLines]:
         """Give the lines about a request, its answer last; left before that, the request ends on every rank.
 
         Raises
@@ -166,6 +129,46 @@ class Desk:
         finally:
             request.cancel()
             self._metrics.ended(model.name, outcome[0], time.monotonic() - request.created)
+
+    async def ask_all(
+        self, model: Served, lines: Iterable[Mapping[str, Any]], one: Callable[[int, AnswerLines], Awaitable[T]]
+    ) -> list[T]:
+        """Return what `one` makes of the number of a line and of the lines about it; if one fails, all are cancelled.
+
+        A full queue refuses all of them or none: once one is in, the others wait for room.
+
+        Raises
+        ------
+        ApiError
+            As `ask`, or as `one`.
+        """
+        numbered = iter(enumerate(lines))
+        found: dict[int, T] = {}
+        begun = asyncio.Event()
+        give_up = time.monotonic() + self.limits.first_s
+
+        async def work() -> None:
+            for index, line in numbered:
+                while index not in found:
+                    try:
+                        async with self.ask(model, line) as about:
+                            begun.set()
+                            found[index] = await one(index, about)
+                    except ApiError as error:
+                        if error.status != 429 or not begun.is_set() or time.monotonic() > give_up:
+                            raise
+                        await asyncio.sleep(AGAIN_S)
+
+        refusal: ApiError | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(TOGETHER):
+                    group.create_task(work())
+        except* ApiError as errors:
+            refusal = _first(errors)  # what is raised here would be raised as a group
+        if refusal is not None:
+            raise refusal
+        return [one_found for _, one_found in sorted(found.items(), key=lambda pair: pair[0])]
 
     def _submit(self, model: Served, line: Mapping[str, Any]) -> OpenRequest:
         for one in self._watched.state().get("models", ()):
@@ -183,9 +186,7 @@ class Desk:
         self._metrics.asked(model.name, len(line.get("tokens", ())))
         return request
 
-    async def _lines(
-        self, model: str, request: OpenRequest, outcome: list[str]
-    ) -> AsyncGenerator[dict[str, Any], None]:
+    async def _lines(self, model: str, request: OpenRequest, outcome: list[str]) -> AnswerLines:
         last: float | None = None  # when the token before came
         async with aclosing(request.events()) as events:
             while True:
@@ -211,6 +212,15 @@ class Desk:
                     self._metrics.next(model, now - last)
                 last = now
                 yield line
+
+
+def _first(errors: BaseExceptionGroup[ApiError]) -> ApiError:
+    """Return one of several errors."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, ApiError)
+    return error
 
 
 def _refusal(line: Mapping[str, Any]) -> ApiError:
@@ -338,7 +348,7 @@ def parse_json(body: bytes) -> Fields:
     else:
         if isinstance(table, dict):
             return Fields(table)
-        complaint = f"the body must be a JSON object, not {_kind(table)}"
+        complaint = f"the body must be a JSON object, not {kind_of(table)}"
     raise ApiError(400, complaint, code="invalid_json")
 
 
@@ -372,130 +382,3 @@ async def parse_form(request: Request, body: bytes) -> FormData:
 async def files_of(form: FormData, names: Sequence[str]) -> list[bytes]:
     """Return the contents of a form's files with one of these names, in their order."""
     return [await value.read() for name, value in form.multi_items() if name in names and isinstance(value, UploadFile)]
-
-
-class Fields:
-    """The fields of a JSON body; null is as if a field were not there, and what nobody asks for is ignored.
-
-    Parameters
-    ----------
-    table
-        The JSON object.
-
-    Raises
-    ------
-    ApiError
-        From all methods, if a field is not what it must be.
-    """
-
-    def __init__(self, table: Mapping[str, Any]) -> None:
-        self._table = {name: value for name, value in table.items() if value is not None}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._table
-
-    def value(self, name: str) -> Any:
-        """Return a field as it is; None where it is not there."""
-        return self._table.get(name)
-
-    def text(self, name: str) -> str:
-        """Return a string that must be there."""
-        if name not in self:
-            raise ApiError(400, f"{name} is missing, it must be a string", name, "missing_required_parameter")
-        return check_text(self._table[name], name)
-
-    def flag(self, name: str) -> bool:
-        """Return a boolean; false where it is not there."""
-        value = self._table.get(name, False)
-        if not isinstance(value, bool):
-            raise wrong(name, "a boolean", value)
-        return value
-
-    def number(self, name: str, least: float, most: float, otherwise: float) -> float:
-        """Return a number between two, both allowed."""
-        value = self._table.get(name, otherwise)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise wrong(name, "a number", value)
-        self._check_range(name, value, least, most)
-        return float(value)
-
-    def whole(self, name: str, least: int, most: int = MOST_WHOLE) -> int | None:
-        """Return a whole number between two, both allowed; None where it is not there."""
-        value = self._table.get(name)
-        if value is None:
-            return None
-        if type(value) is not int:
-            raise ApiError(400, f"{name} is {shown(value)}, must be a whole number", name, "invalid_type")
-        self._check_range(name, value, least, most)
-        return value
-
-    def object(self, name: str) -> Fields:
-        """Return an object's fields; none where it is not there."""
-        value = self._table.get(name, {})
-        if not isinstance(value, dict):
-            raise wrong(name, "an object", value)
-        return Fields(value)
-
-    def strings(self, name: str, most: int) -> list[str]:
-        """Return a string or a list of strings as a list, none of them empty."""
-        value = self._table.get(name, [])
-        texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            raise wrong(name, "a string or a list of strings", value)
-        if len(texts) > most:
-            raise ApiError(400, f"{name} has {len(texts)} strings, at most {most} are taken", name, "array_too_long")
-        if "" in texts:
-            raise ApiError(400, f"{name} has an empty string", name, "empty_string")
-        return [check_text(text, name) for text in texts]
-
-    def refuse(self, name: str, why: str, *allowed: Any) -> None:
-        """Refuse a field that is there with another value than these, which change nothing."""
-        value = self._table.get(name)
-        if value is not None and not any(value == one and type(value) is type(one) for one in allowed):
-            raise ApiError(400, f"{name} is not supported: {why}", name, "unsupported_parameter")
-
-    @staticmethod
-    def _check_range(name: str, value: float, least: float, most: float) -> None:
-        if not least <= value <= most:
-            raise ApiError(400, f"{name} is {_short(value)}, must be {least} to {most}", name, "invalid_value")
-
-
-def check_text(value: Any, name: str) -> str:
-    """Return a string of whole characters.
-
-    Raises
-    ------
-    ApiError
-        If it is none, or has halves of surrogate pairs.
-    """
-    if not isinstance(value, str):
-        raise wrong(name, "a string", value)
-    with suppress(UnicodeEncodeError):
-        value.encode()
-        return value
-    raise ApiError(400, f"{name} is not Unicode: it has half of a surrogate pair", name, "invalid_value")
-
-
-def wrong(name: str, wanted: str, value: Any) -> ApiError:
-    """Return what says that a field is of another kind than it must be."""
-    return ApiError(400, f"{name} must be {wanted}, not {_kind(value)}", name, "invalid_type")
-
-
-def shown(value: Any) -> str:
-    """Return what a client has sent as a sentence can show it: of a long string the beginning, of a list its kind."""
-    if isinstance(value, str):
-        return value if len(value) <= SHOWN else f"{value[:SHOWN]} …"
-    return _short(value) if type(value) in (int, float) else _kind(value)
-
-
-def _kind(value: Any) -> str:
-    """Return what JSON calls a value."""
-    names = {
-        bool: "a boolean", int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "an object"
-    }  # fmt: skip
-    return names.get(type(value), "null")
-
-
-def _short(value: float) -> str:
-    """Return a number as a few characters: JSON has numbers of thousands of digits."""
-    return str(value) if isinstance(value, float) or value.bit_length() < 80 else f"of {value.bit_length()} bits"

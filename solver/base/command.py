@@ -69,6 +69,19 @@ def check_one_planner(plan: Path | None, system: str | None) -> None:
         raise HeptiError(f"--plan and --system {system} both say who has what: give one")
 
 
+def check_measured(cluster: str | None, plan: Path | None, *, measure: bool) -> None:
+    """Refuse to measure boards where something else says what to plan for.
+
+    Raises
+    ------
+    HeptiError
+        If it does.
+    """
+    for name, value in (("cluster", cluster), ("plan", plan)):
+        if measure and value is not None:
+            raise HeptiError(f"--measure and --{name} {value} both say what to plan for: give one")
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a text file whole, or not at all.
 

@@ -36,6 +36,22 @@ class TextInput:
     token_types: int = 0  # 0: the model has no token-type embedding
     bos_rows: int = 1  # special tokens in front of a text, [CLS]
     eos_rows: int = 1  # and behind it, [SEP]
+    pair_types: bool = True  # of two texts at once the tokenizer's token types are read; else type 0 all the way
+
+    def types_of(self, types: Sequence[int]) -> Sequence[int]:
+        """Return the token types of a pair as the model reads them; none where it tells the texts not apart.
+
+        Raises
+        ------
+        HeptiError
+            If it does not have one of them.
+        """
+        if self.token_types < 2 or not self.pair_types:
+            return ()
+        for kind in types:
+            if not 0 <= kind < self.token_types:
+                raise HeptiError(f"token type {kind} is out of range: the model has {self.token_types}, from 0 on")
+        return types
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +118,7 @@ class ModelSpec:
     labels: tuple[str, ...] = ()  # classifier outputs; (): no classifier
     classifier_rows: int = 1  # rows that the classifier reads, side by side (DeiT with teacher: 2)
     scores: str = "softmax"  # what makes scores of the classifier's outputs
+    pair_scores: str = ""  # and, of one label, of that of a pair of texts; "": its file is older than pairs
 
     def __post_init__(self) -> None:
         for owner in (self, self.input):
@@ -115,6 +132,7 @@ class ModelSpec:
             one_of("pooling", self.pooling, POOLINGS)
             one_of("dense", self.dense, ("", "identity", *ACTIVATIONS))
             one_of("scores", self.scores, SCORES)
+            one_of("pair_scores", self.pair_scores, ("", *SCORES))
             for run in self.runs:
                 _check_run(run, self.hidden)
             _check_parts(self.runs)
@@ -202,7 +220,13 @@ class ModelSpec:
     def to_json(self) -> str:
         """Write as JSON: an encoder by its widths, as all versions read it, another model by its runs."""
         kind = "text" if isinstance(self.input, TextInput) else "image"
-        table = {**dataclasses.asdict(self), "input": {"kind": kind, **dataclasses.asdict(self.input)}}
+        source = {"kind": kind, **dataclasses.asdict(self.input)}
+        table = {**dataclasses.asdict(self), "input": source}
+        # What is as it was before there were pairs is written as then.
+        if not self.pair_scores:
+            del table["pair_scores"]
+        if source.get("pair_types"):
+            del source["pair_types"]
         with suppress(HeptiError):
             widths = encoder_widths(self)
             if widths["norm_eps"] == self.norm_eps:

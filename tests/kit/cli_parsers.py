@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 PARSERS = {
     "hepti_mpi": ("hepti_mpi.cli", "parse"),
+    "hepti_mpi rerank": ("hepti_mpi.cli", "parse_rerank"),
     "hepti_mpi generate": ("hepti_mpi.decoding.cli", "parse"),
     "hepti_mpi profile": ("hepti_mpi.measure.profile_command", "parse"),
     "solver": ("solver.cli", "main"),

@@ -79,7 +79,7 @@ class FakeModel:
         stops = line["stop"]
         for token in said:
             text += WORDS[token % len(WORDS)]
-        while len(said) < line["max_tokens"]:
+        while len(said) < line.get("max_tokens", 1):
             await self._step()
             token = len(said)  # the words in their order
             piece = WORDS[token % len(WORDS)]

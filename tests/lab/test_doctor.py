@@ -259,12 +259,12 @@ def test_other_weights_are_found(weights):
     problems = of("pi-1", weights)
 
     assert problems.keys() == {"weights"}
-    assert "most hosts have" in problems["weights"]
+    assert "has fingerprint" in problems["weights"]
 
 
 @RECORDED
-def test_missing_weights_are_found(weights):
-    assert of("pi-3", weights).keys() == {"weights"}
+def test_a_board_but_rank_0_s_may_lack_the_weights(weights):
+    assert not of("pi-3", weights)
     assert not of("pi-0", weights)
     assert not of("pi-2", weights)
 

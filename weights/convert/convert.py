@@ -16,6 +16,7 @@ from solver.base.progress import progress
 from solver.base.spans import Span
 from solver.model.spec import ModelSpec, TextInput, inputs_first, tensor_shapes
 from weights.convert.checkpoint import STRANGE, StoredTensors, read_json, weight_files
+from weights.convert.cross_encoders import with_pairs
 from weights.convert.families import build_spec, find_family, skipped_positions
 from weights.convert.sentence_encoders import SentenceHead, max_rows, sentence_modules, tokenizer_text
 from weights.file.layout import row_spans
@@ -95,6 +96,7 @@ def open_encoder(directory: Path) -> Iterator[EncoderCheckpoint]:
                 name, family, config, read_json(encoder / "preprocessor_config.json", optional=True), tensors
             )
             spec = _with_text_limit(_with_sentence_head(spec, head), encoder)
+            spec = with_pairs(spec, directory, encoder, config)
             biases = _QKV_BIASES if config.get("qkv_bias") is False else ()
             if head and not head.dense_bias:
                 biases = (*biases, "dense/bias")

@@ -11,10 +11,14 @@ from weights.file.store import TensorFile
 
 
 def main(path: Path) -> int:
-    """Print the fingerprint and the bytes; return the exit code."""
+    """Print the fingerprint, the kind, and the bytes that it takes in memory; return the exit code."""
+    if not path.exists():
+        print(json.dumps({"absent": True}))
+        return 0
     try:
         with TensorFile(path) as file:
-            print(json.dumps({"fingerprint": file.fingerprint, "bytes": path.stat().st_size}))
+            held = path.stat().st_size * (2 if file.dtype == "float16" else 1)  # which are widened as they are read
+            print(json.dumps({"fingerprint": file.fingerprint, "kind": file.kind, "bytes": held}))
     except HeptiError as error:
         print(error, file=sys.stderr)
         return 2

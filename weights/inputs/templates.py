@@ -12,15 +12,17 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
+from jinja2 import meta
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Scope
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from solver.base.errors import explained
+from solver.base.errors import HeptiError, explained
 
 Turn = Mapping[str, str]  # {"role": …, "content": …}
+HERE = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own, which shows where a message ends in the text of it
 
 
 class ChatTemplate:
@@ -41,28 +43,55 @@ class ChatTemplate:
 
     def __init__(self, text: str, special: Mapping[str, str]) -> None:
         self._special = dict(special)
+        environment = _environment()
         with explained("the chat template cannot be read", (jinja2.TemplateError, RecursionError)):
-            self._template = _environment().from_string(text)
+            self._template = environment.from_string(text)
+            self._asked = meta.find_undeclared_variables(environment.parse(text))
 
-    def render(self, messages: Sequence[Turn], settings: Mapping[str, Any] | None = None) -> str:
-        """Return the text of a conversation, which ends where the model's answer begins.
+    def reads(self, name: str) -> bool:
+        """Return whether the template asks for something: what it does not, changes nothing."""
+        return name in self._asked
+
+    def render(
+        self, messages: Sequence[Turn], settings: Mapping[str, Any] | None = None, *,
+        tools: Sequence[Mapping[str, Any]] | None = None, opens: bool = True, continues: bool = False,
+    ) -> str:  # fmt: skip
+        """Return the text of a conversation.
 
         Parameters
         ----------
         messages
             From the oldest on.
         settings
-            What some templates ask for besides, such as Qwen3's `enable_thinking`.
+            What some templates ask for besides, such as Qwen3's `enable_thinking`; they go before special tokens.
+        tools
+            Functions that the template shows the model.
+        opens
+            Whether it ends where the model's answer begins.
+        continues
+            Whether it ends within the last message, which the answer continues.
 
         Raises
         ------
         HeptiError
             If the template refuses the conversation, or fails.
         """
-        seen = {"tools": None, "documents": None, **(settings or {}), **self._special, "add_generation_prompt": True}
+        seen = {"documents": None, **self._special, **(settings or {}), "tools": tools, "add_generation_prompt": opens}
+        turns = [dict(message) for message in messages]
+        if continues:
+            turns[-1]["content"] += HERE
         # It may raise whatever Python raises.
         with explained("the chat template refuses this conversation", Exception):
-            return self._template.render(seen | {"messages": [dict(message) for message in messages]})
+            text = self._template.render(seen | {"messages": turns})
+        return _cut(text, messages[-1]["content"]) if continues else text
+
+
+def _cut(text: str, last: str) -> str:
+    """Return the text of a conversation up to where its last message ends."""
+    before, found, behind = text.rpartition(HERE.strip())
+    if not found or last.strip() not in before:
+        raise HeptiError("the chat template leaves out a part of the last message, which cannot be continued then")
+    return before if behind.startswith(HERE[len(HERE.strip()) :]) else before.rstrip()
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -12,10 +12,11 @@ from solver.base.errors import HeptiError, explained
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A text as the model reads it."""
+    """A text, or a pair of them, as the model reads it."""
 
     ids: tuple[int, ...]  # special tokens included
     truncated: bool  # the text was longer than the model's limit
+    types: tuple[int, ...] = ()  # of a pair, to which of the two each belongs, as the tokenizer says it
 
 
 class Tokenizer:
@@ -38,17 +39,29 @@ class Tokenizer:
     """
 
     def __init__(self, text: str, max_rows: int) -> None:
-        self._tokenizer = _read(text)
+        self._tokenizer, self._max_rows = _read(text), max_rows
         direction = (self._tokenizer.truncation or {}).get("direction", "right")
         self._tokenizer.enable_truncation(max_rows, direction=direction)
         special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         if special >= max_rows:
             raise HeptiError(f"a limit of {max_rows} rows leaves no room beside {special} special tokens")
 
-    def __call__(self, text: str) -> Tokens:
-        """Return the ids of one text."""
-        encoding = self._tokenizer.encode(text)
-        return Tokens(tuple(encoding.ids), truncated=bool(encoding.overflowing))
+    def __call__(self, text: str, second: str | None = None) -> Tokens:
+        """Return the ids of one text, or of a pair, of which what is too long is cut off the longer one.
+
+        Raises
+        ------
+        HeptiError
+            If the limit leaves no room for a pair.
+        """
+        if second is None:
+            encoding = self._tokenizer.encode(text)
+            return Tokens(tuple(encoding.ids), truncated=bool(encoding.overflowing))
+        special = self._tokenizer.num_special_tokens_to_add(is_pair=True)
+        if special >= self._max_rows:
+            raise HeptiError(f"a limit of {self._max_rows} rows leaves no room beside {special} special tokens")
+        encoding = self._tokenizer.encode(text, second)
+        return Tokens(tuple(encoding.ids), bool(encoding.overflowing), tuple(encoding.type_ids))
 
 
 class PromptTokenizer:

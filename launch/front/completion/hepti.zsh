@@ -15,10 +15,11 @@ _shtab_hepti_commands() {
     convert:'Make a weights file of a checkpoint directory, a GGUF file or an ONNX file.'
     doctor:'Check every host of a hostfile, and every pair; run it where mpirun will be started.'
     generate:'Let a language model, split over unequal ranks, answer prompts or chat.'
-    install:'Make this environment'"'"'s like on every board, at the same path, over ssh. A board needs Python and nothing else, no way'
+    install:'Make this environment'"'"'s like on every board, at the same path, over ssh. A board'
     lab:'make a virtual cluster of this machine'
     plan:'Plan for a cluster that need not be there, and show who gets what.'
     profile:'Measure every rank'"'"'s kernels and memory and the links between them, in seconds.'
+    rerank:'Show which documents answer a query best, by a cross-encoder.'
     run:'Run one transformer or convolutional network, split over unequal ranks.'
     serve:'Serve models over HTTP, as OpenAI'"'"'s API has it; boards may come and go.'
   )
@@ -97,7 +98,7 @@ _shtab_hepti_bench_compare_defaults_added=0
 
 _shtab_hepti_bench_day_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--cluster[file of a lab, or a ready one (default\: pi4x4)]:cluster:"
+  "--cluster[file of a lab, or a ready one (default\: pi5x4)]:cluster:"
   "--model[a language model, float32\: nothing is nearly equal there (default\: smollm2-135m, layers\: 1)]:NAME|FILE:_files"
   "--encoder[an encoder of texts (default\: bert-base, layers\: 1)]:NAME|FILE:_files"
   "--requests[at least (default\: 10000)]:N:"
@@ -137,7 +138,7 @@ _shtab_hepti_bench_decode_defaults_added=0
 
 _shtab_hepti_bench_faults_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--cluster[file of a lab, or a ready one (default\: pi4x4)]:cluster:"
+  "--cluster[file of a lab, or a ready one (default\: pi5x4)]:cluster:"
   "--model[a language model, float32\: nothing is nearly equal there (default\: smollm2-135m, layers\: 4)]:NAME|FILE:_files"
   "--encoder[an encoder of texts (default\: bert-base, layers\: 2)]:NAME|FILE:_files"
   "--faults[(default\: 20)]:N:"
@@ -265,6 +266,7 @@ _shtab_hepti_generate_options=(
   "--sequences[answer so many prompts at a time (default\: the plan\'s, or 1)]:B:"
   "--cache[what keys and values are kept in (default\: the plan\'s, or float32)]:cache:(float32 int8)"
   "--cluster[what to plan for\: a file, or a ready one\: mixed4, \…]:CLUSTER.toml|NAME:_files"
+  "--measure[measure the boards again, though there is a profile of them]"
   "--plan[a plan, instead of planning one]:PLAN.json:_files"
   "--system[who plans\: hepti, single, megatron, \… (default\: hepti)]:NAME:"
   "--replan[change the shares when devices change, dry-run\: only say so (default\: off)]:replan:(off auto dry-run)"
@@ -418,7 +420,7 @@ _shtab_hepti_plan_options=(
   "--price[predict a plan that is there, and plan nothing]:PLAN.json:_files"
   "--map[draw who wins over bandwidth and memory\; of a convolutional network or language model print who has what]:FILE.svg|png|pdf:_files"
   "--schedule[print what the plan does step by step, on a device]:DEVICE:"
-  "--explain[print how the plan was found, and what limits it]"
+  "--explain[print how the plan was found, and what limits it\; of a convolutional network where the time goes]"
   "--out[write the plan]:PLAN.json:_files"
   "--json[print the plan and all about it as JSON, not as tables]"
   "--plot[draw the timeline, of a convolutional network everybody\'s rows (needs matplotlib)]:FILE.svg|png|pdf:_files"
@@ -453,6 +455,37 @@ _shtab_hepti_profile_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_hepti_profile_defaults_added=0
 
+_shtab_hepti_rerank_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--model[a classifier of one label]:MODEL.h5:_files"
+  "--query[what the documents should answer]:TEXT:"
+  "--top[show so many (default\: all)]:N:"
+  "--output[write them there, the best first]:FILE.jsonl:_files"
+  "--cluster[what to plan for\: a file, or a ready one\: mixed4, \…]:CLUSTER.toml|NAME:_files"
+  "--measure[measure the boards again, though there is a profile of them]"
+  "--plan[a plan, instead of planning one]:PLAN.json:_files"
+  "--system[hepti, hepti-throughput, hepti-additive, single, megatron, megatron-weighted, sequence, sequence-weighted, voltage, galaxy, grid2d, pipeedge, edgeshard, prima, data, detransformer\; single\:DEVICE\; for networks those that python -m solver --help has (default\: hepti)]:NAME:"
+  "--backend[kernels (default\: auto)]:backend:(auto numpy onnxruntime)"
+  "--precision[of products (default\: float32)]:precision:(float32 int8)"
+  "--wire[how numbers travel (default\: float32)]:wire:(float32 float16 int8 int6 int4 int2 adaptive)"
+  "--plan-by[run the plan that is predicted to be fastest, or try a few and keep the fastest (default\: measure where enough requests come to make up for reading more weights)]:plan_by:(estimate measure)"
+  "--replan[change the shares when devices or links change, dry-run\: only say so (default\: off)]:replan:(off auto dry-run)"
+  "--repeat[compute everything N times]:N:"
+  "--warmup[and N times before, untimed]:N:"
+  "--report[write plan, times and bytes of every rank]:FILE.json:_files"
+  "--trace[write the last request as a Chrome trace]:FILE.json:_files"
+  "--watch[show every device\'s share, speed and waiting, live]"
+  "--debug[show the traceback of an error]"
+  "--hosts[WORD]:WORD:"
+  "--hostfile[F]:F:"
+  "--np[WORD]:WORD:"
+  "--agent[F]:F:"
+  "(*)::a text, a .jsonl of lines with a text, or a folder of .txt (default\: each line of standard input):_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hepti_rerank_defaults_added=0
+
 _shtab_hepti_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--model[weights file, from python -m weights\; or a checkpoint directory, or .onnx]:MODEL.h5:_files"
@@ -462,6 +495,7 @@ _shtab_hepti_run_options=(
   "--random[one request of random tokens or pixels\; for networks any number]:ROWS:"
   "--output[.jsonl\: answers\; .npz\: last hidden states, or a network\'s outputs]:FILE:_files"
   "--cluster[what to plan for\: a file, or a ready one\: mixed4, \…]:CLUSTER.toml|NAME:_files"
+  "--measure[measure the boards again, though there is a profile of them]"
   "--plan[a plan, instead of planning one]:PLAN.json:_files"
   "--system[hepti, hepti-throughput, hepti-additive, single, megatron, megatron-weighted, sequence, sequence-weighted, voltage, galaxy, grid2d, pipeedge, edgeshard, prima, data, detransformer\; single\:DEVICE\; for networks those that python -m solver --help has (default\: hepti)]:NAME:"
   "--backend[kernels (default\: auto)]:backend:(auto numpy onnxruntime)"
@@ -495,7 +529,7 @@ _shtab_hepti_serve_options=(
   "--key-file[keys, one a line, of which a client needs one]:F:_files"
   "--sequences[language models\: chats that are answered together (default\: 1)]:B:"
   "--context[language models\: tokens of a prompt and its answer (default\: what generate has)]:C:"
-  "--cluster[what to plan for\: a file, or a ready one (default\: the boards are measured once)]:CLUSTER.toml|NAME:_files"
+  "--cluster[what to plan for\: a file, or a ready one (default\: the boards are measured, once a model)]:CLUSTER.toml|NAME:_files"
   "--most-waiting[requests that may wait, of each model (default\: 64)]:N:"
   "--print-unit[print a systemd unit for this, and do nothing]"
   "--watch[serve nothing\: show the service that runs at --host and --port, live, as its page does]"
@@ -532,6 +566,7 @@ _shtab_hepti() {
         lab) _shtab_hepti_lab ;;
         plan) _arguments -C -s $_shtab_hepti_plan_options ;;
         profile) _arguments -C -s $_shtab_hepti_profile_options ;;
+        rerank) _arguments -C -s $_shtab_hepti_rerank_options ;;
         run) _arguments -C -s $_shtab_hepti_run_options ;;
         serve) _arguments -C -s $_shtab_hepti_serve_options ;;
       esac

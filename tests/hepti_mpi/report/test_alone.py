@@ -89,7 +89,7 @@ def test_boards_are_these_hosts_where_each_is_the_host_of_its_rank(hosts, here):
     assert runs_here(BOTH, [Place(host, 4, 4) for host in hosts]) == here
 
 
-def test_of_a_kept_profile_the_file_is_named():
+def test_of_a_kept_profile_it_is_said_how_it_is_measured_again():
     cluster = pis(1, 2)
     cluster = type(cluster)(cluster.devices, cluster.links, profile={"fingerprint": "abc", "date": "1970"})
 
@@ -98,6 +98,7 @@ def test_of_a_kept_profile_the_file_is_named():
     assert said.startswith("10.0 times as long as predicted")
     assert "1970" in said
     assert "cluster-abc.toml" in said
+    assert "--measure" in said
 
 
 def test_the_best_board_is_the_fastest_that_holds_the_model():

@@ -73,7 +73,7 @@ def test_a_tiny_temperature_or_share_takes_the_best():
     random = np.random.default_rng(0)
     best = int(LOGITS.argmax())
 
-    for sampling in (Sampling(1e-308), Sampling(1.0, top_p=1e-9), Sampling(1.0, top_k=1)):
+    for sampling in (Sampling(1e-308), Sampling(1.0, top_p=1e-9), Sampling(1.0, top_p=0.0), Sampling(1.0, top_k=1)):
         assert choose(np.arange(300), LOGITS, sampling, random) == best
     assert choose(np.array([7]), np.array([-2.0], np.float32), Sampling(1.0), random) == 7
 
@@ -81,7 +81,7 @@ def test_a_tiny_temperature_or_share_takes_the_best():
 @pytest.mark.parametrize(
     ("option", "value"),
     [
-        ("temperature", -0.5), ("temperature", float("nan")), ("temperature", float("inf")), ("top_p", 0.0),
+        ("temperature", -0.5), ("temperature", float("nan")), ("temperature", float("inf")), ("top_p", -0.1),
         ("top_p", 1.1), ("top_k", -1), ("top_k", 257), ("seed", -1),
     ],
 )  # fmt: skip

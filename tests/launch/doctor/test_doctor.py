@@ -107,7 +107,11 @@ def test_another_mpi_and_a_missing_daemon_are_found(kept):
     ("missing", "why", "mend"),
     [
         (False, "onnxruntime 1.21.0 dies of SIGILL", "try another version of onnxruntime there"),
-        (True, "onnxruntime and onnx are not installed", "pip install 'hepti[fast]'"),
+        (
+            True,
+            "onnxruntime and onnx are not installed",
+            "pip install onnx onnxruntime here, then hepti install --hosts pi-1",
+        ),
     ],
 )
 def test_a_board_that_computes_with_numpy_beside_others_is_found(missing, why, mend):
@@ -164,12 +168,32 @@ def test_hosts_without_a_common_network_cannot_work(kept):
     kept(finding.problem)
 
 
-def test_weights_are_compared_with_most_hosts(kept):
+def test_weights_are_compared_with_rank_0_s(kept):
     answers = [replace(answer(f"pi-{rank}"), fingerprint=word, model_bytes=GIB) for rank, word in enumerate("aba")]
     (finding,) = examine(answers, "m.h5")
 
     assert finding.host == "pi-1"
     kept(finding.problem)
+
+
+def test_only_rank_0_needs_the_weights_file():
+    there, absent = (replace(answer("pi-0"), fingerprint="a"), replace(answer("pi-0"), model_absent=True))
+    other = replace(answer("pi-1"), model_absent=True)
+    (finding,) = examine([absent, other], "m.h5")
+
+    assert not examine([there, other], "m.h5")
+    assert (finding.host, finding.check) == ("pi-0", "weights")
+    assert "hepti install --hosts pi-0 --model m.h5" in finding.mend
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("an encoder", "--precision int8"), ("a language model", "--precision int4"), ("a network", "")]
+)
+def test_what_makes_a_model_smaller_in_memory_is_advised(kind, words):
+    (finding,) = examine([replace(answer("pi-0"), fingerprint="a", model_kind=kind, model_bytes=20 * GIB)], "m.h5")
+
+    assert (words or "add a host") in finding.mend
+    assert "float16" not in finding.mend
 
 
 def test_a_model_that_all_hosts_together_cannot_hold_is_found(kept):
