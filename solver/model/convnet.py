@@ -132,6 +132,11 @@ class Picture:
     scale: float = 1 / 255
 
 
+def bytes_as_they_are(channels: int) -> Picture:
+    """Return how pixels become the input of a network that takes bytes."""
+    return Picture(mean=(0.0,) * channels, std=(1.0,) * channels, scale=1.0)
+
+
 @dataclass(frozen=True, eq=False)
 class ConvNet:
     """A graph of nodes in an order in which every node follows those that it needs.
@@ -157,6 +162,8 @@ class ConvNet:
         Width and height of every anchor of a YOLO head, in cells.
     opset
         ONNX's version that the nodes are of.
+    notes
+        What is to be said of how it is computed.
     """
 
     name: str
@@ -170,6 +177,7 @@ class ConvNet:
     head: str = "none"
     anchors: tuple[tuple[float, float], ...] = ()
     opset: int = 17
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         known = {self.input, *self.tensors, ""}

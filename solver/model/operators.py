@@ -22,13 +22,15 @@ from solver.model.convnet import NOTHING, Box, ConvNet, Node
 
 UNARY = (
     "Relu", "LeakyRelu", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Softplus", "Softsign", "Mish",
-    "Clip", "Exp", "Log", "Sqrt", "Abs", "Neg", "Erf", "Gelu", "Identity", "Cast",
+    "Clip", "Exp", "Log", "Sqrt", "Abs", "Neg", "Erf", "Gelu", "Round", "Floor", "Ceil", "Sign", "Reciprocal", "Celu",
+    "ThresholdedRelu", "Sin", "Cos", "Identity", "Cast",
 )  # fmt: skip
 BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "PRelu", "BatchNormalization")
 ELEMENTWISE = (*UNARY, *BROADCAST)
 POOLS = ("MaxPool", "AveragePool")
 VERBATIM = "Verbatim:"  # in front of operators that are as they were in the model's file
 PRODUCTS = ("Gemm", "MatMul")
+LARGE_PRODUCT = 1 << 22  # numbers of a product's weights that one graph computes with
 GLOBAL_POOLS = ("GlobalAveragePool",)  # that can be added up of parts
 
 

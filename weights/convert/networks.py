@@ -56,15 +56,25 @@ def read_network(
         raise HeptiError(f"no ONNX file {source}")
     net, tensors = read_onnx(source, size)
     result = net.shapes[net.outputs[0]]
+    shown = _picture(picture, net.shapes[net.input])
+    if net.picture is not None and shown is not None and (shown.scale, shown.mean, shown.std) != (
+        net.picture.scale, net.picture.mean, net.picture.std,
+    ):  # fmt: skip
+        raise HeptiError(f"{source} takes bytes: --picture must have scale 1, and neither mean nor std")
     net = replace(
         net,
-        head=head or ("scores" if len(result) == 1 else "none"),
+        head=head or ("scores" if _is_vector(result) else "none"),
         labels=_labels(labels),
-        picture=_picture(picture, net.shapes[net.input]),
+        picture=shown or net.picture,
         anchors=tuple(anchors),
     )
     _check_head(net, result)
-    return net, tensors, f"{source.name} (ONNX, opset {net.opset})"
+    return net, tensors, f"{source.name} ({'; '.join((f'ONNX, opset {net.opset}', *net.notes))})"
+
+
+def _is_vector(shape: tuple[int, ...]) -> bool:
+    """Return whether a result is a number a class, whatever axes of one pixel it has besides."""
+    return len(shape) in (1, 3) and set(shape[1:]) <= {1}
 
 
 def _labels(path: Path | None) -> tuple[str, ...]:
