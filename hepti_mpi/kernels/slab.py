@@ -121,7 +121,7 @@ class Slab:
 
 def shape_of(net: ConvNet, value: str, box: Box) -> tuple[int, ...]:
     """Return the shape of an array of a box of a value, without the batch."""
-    rank = len(net.shapes[value])
+    rank = net.axes(value)
     return box.shape if rank == 3 else (box.channels.size,) if rank == 1 else net.shapes[value]
 
 
@@ -132,7 +132,7 @@ def part(net: ConvNet, value: str, array: Numbers, of: Box, box: Box) -> Numbers
 
 def index_of(net: ConvNet, value: str, box: Box, of: Box) -> tuple[slice, ...]:
     """Return a box of a value as an index into the array of a larger one, `of`."""
-    rank = len(net.shapes[value])
+    rank = net.axes(value)
     return box.within(of) if rank == 3 else box.within(of)[:1] if rank == 1 else ()
 
 
@@ -401,7 +401,7 @@ class _Graph:
         return self._names[value, box]
 
     def _slice(self, value: str, source: str, of: Box, box: Box, name: str) -> str:
-        rank = len(self._net.shapes[value])
+        rank = self._net.axes(value)
         cut = [
             (axis, own)
             for axis, own, whole in zip(range(1, rank + 1), index_of(self._net, value, box, of), of.shape, strict=False)

@@ -407,7 +407,7 @@ def tensors_of(net: ConvNet, node: Node) -> list[str]:
 
 def is_by_rows(net: ConvNet, node: Node) -> bool:
     """Return whether a node passes rows on: its operator does, and its output has rows."""
-    return node.op in BY_ROWS and len(net.shapes[node.output]) == 3
+    return node.op in BY_ROWS and net.axes(node.output) == 3
 
 
 def row_part(net: ConvNet) -> int:

@@ -1,7 +1,7 @@
 """Every ONNX file that is at hand: converts and is exact on 1 and 3 uneven ranks, or is refused in one line.
 
 `python -m tests.hepti_mpi.bench_onnx [FILE_OR_FOLDER ...]` takes the graphs of onnx's own tests, and what is named:
-files, folders, or wheels. Whatever is not [1, 3, H, W] with float32 pixels takes part too: it must be refused, or exact.
+files, folders, or wheels. Whatever is no network of images takes part, too: it must be refused, or exact.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from weights.convert.networks import read_network
 
 UNEVEN = (0.2, 0.5, 0.3)
 SLOWER = (1.0, 0.8, 1.3)  # of the three, how much slower than what was measured
+SIZES = (None, (224, 224), (48, 320))
 EXACT = 1e-5  # of the largest number
 DATA = Path(onnx.__file__).parent / "backend/test/data"
 STATES = ("exact", "refused", "wrong", "crashed")
@@ -50,7 +51,7 @@ def main() -> int:
         state, why = checked(model)
         counts[source][state] += 1
         if state != "exact":
-            print(f"{state:8} {source} {name}: {why}", flush=True)  # noqa: T201 - a script
+            print(f"{state:8} {source} {name}: {why}", flush=True)
     table = Table("from", "files", *STATES)
     for source, own in counts.items():
         table.add_row(source, str(own.total()), *(str(own[state]) for state in STATES))
@@ -74,7 +75,22 @@ def named(arguments):
 def zoo():
     """Yield the graphs in onnx's own package."""
     for file in sorted(DATA.rglob("*.onnx")):
-        yield f"onnx {file.relative_to(DATA).parts[0]}", file.relative_to(DATA).parent.name, onnx.load(file)
+        kind, model = file.relative_to(DATA).parts[0], onnx.load(file)
+        name = file.stem if kind == "light" else file.parent.name
+        yield f"onnx {kind}", name, with_weights(model) if kind == "light" else model
+
+
+def with_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a graph of the zoo with random weights: in the package all are alike, and scores differ by nothing."""
+    draw, graph = np.random.default_rng(1), model.graph
+    shapes = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    for node in [node for node in graph.node if node.op_type == "ConstantOfShape" and node.input[0] in shapes]:
+        shape = tuple(shapes[node.input[0]])
+        array = draw.standard_normal(shape) * np.sqrt(2 / max(np.prod(shape[1:]), 1))
+        array = array if len(shape) > 1 else 0.5 + np.abs(array) / 4
+        graph.node.remove(node)
+        graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), node.output[0]))
+    return model
 
 
 def node_tests():
@@ -108,7 +124,7 @@ def loaded(file):
     """Return a tensor of onnx's test data; None of what is none."""
     try:
         return numpy_helper.to_array(onnx.TensorProto.FromString(file.read_bytes()))
-    except Exception:  # noqa: BLE001 - sequences and the like
+    except Exception:
         return None
 
 
@@ -122,30 +138,36 @@ def checked(model: onnx.ModelProto) -> tuple[str, str]:
         path = Path(folder, "model.onnx")
         path.write_bytes(model.SerializeToString())
         try:
-            net, tensors, _ = read_network(path, size_of(model))
-            return compared(path, net, tensors)
+            return compared(path, *read(path, model))
         except HeptiError as error:
             line = str(error).replace(f"{path}", "it")
             return ("refused" if "\n" not in line else "crashed"), line
-        except Exception:  # noqa: BLE001 - that is what is looked for
+        except Exception:
             return "crashed", "\n" + traceback.format_exc(limit=-4)
 
 
-def size_of(model):
-    """Return a size where the file leaves it open."""
-    dims = [
-        dim.dim_value
-        for value in model.graph.input[:1]
-        if is_image(value)
-        for dim in value.type.tensor_type.shape.dim
-    ]
-    return (224, 224) if len(dims) == 4 and min(dims[2:]) < 1 else None
+def read(path: Path, model: onnx.ModelProto):
+    """Convert a model; where it leaves the size open, of the first size that it takes. Batches become one image."""
+    image = next((value for value in model.graph.input[:1] if is_image(value)), None)
+    if image is not None and image.type.tensor_type.shape.dim[0].dim_value > 1:
+        image.type.tensor_type.shape.dim[0].dim_value = 1
+        for value in model.graph.output:
+            value.type.tensor_type.ClearField("shape")
+        path.write_bytes(model.SerializeToString())
+    for size in SIZES:
+        try:
+            return read_network(path, size)[:2]
+        except HeptiError as error:
+            is_open = "--size" in str(error) or (size is not None and "cannot be computed" in str(error))
+            if not is_open or size == SIZES[-1]:
+                raise
+    raise AssertionError
 
 
 def compared(path: Path, net: ConvNet, tensors) -> tuple[str, str]:
     """Compute by the plan of one device, of three, and by uneven rows, and compare with the whole file."""
     pixels = np.random.default_rng(0).integers(0, 256, net.shapes[net.input], np.uint8)
-    wanted = whole(path, pixels)
+    wanted, near = whole(path, pixels), whole(path, pixels, 1 + 1e-6)
     cluster = profile_network(net, world())
     devices = [
         replace(cluster.devices[0], name=f"pi-{n}", nodes=cluster.devices[0].nodes.slowed(factor))
@@ -161,12 +183,14 @@ def compared(path: Path, net: ConvNet, tensors) -> tuple[str, str]:
     }
     for name, plan in plans.items():
         found = emulate(net, tensors, plan, pixels)
-        for output, expected in zip(net.outputs, wanted, strict=True):
+        for output, expected, beside in zip(net.outputs, wanted, near, strict=True):
             one, two = found[output].reshape(-1), np.asarray(expected).reshape(-1).astype(np.float32)
             if one.size != two.size:
                 return "wrong", f"{name}: {output} has {one.size} numbers, should have {two.size}"
+            # Where a network itself makes much of little, no sum in another order is nearer than that.
+            noise = far(np.asarray(beside).reshape(-1).astype(np.float32), two)
             off = far(one, two)
-            if off > EXACT:
+            if off > max(EXACT, 3 * noise if np.isfinite(noise) else 0):
                 return "wrong", f"{name}: {output} is off by {off:.1e}"
     return "exact", ""
 
@@ -181,12 +205,12 @@ def far(one, two) -> float:
     return float(np.abs(one[numbers] - two[numbers]).max() / max(np.abs(two[numbers]).max(), 1e-20))
 
 
-def whole(path: Path, pixels):
-    """Return what onnxruntime computes of the file itself; pixels as it takes them."""
+def whole(path: Path, pixels, factor=1.0):
+    """Return what onnxruntime computes of the file itself, of pixels as it takes them, times a factor if not bytes."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (image, *_) = session.get_inputs()
     shape = [size if isinstance(size, int) and size > 0 else 1 for size in image.shape]
-    array = pixels.astype(np.float32) / 255 if image.type == "tensor(float)" else pixels
+    array = (pixels * np.float64(factor / 255)).astype(np.float32) if image.type == "tensor(float)" else pixels
     if shape[1:] != list(pixels.shape) and shape[-1] == pixels.shape[0] and shape[1] != pixels.shape[0]:
         array = array.transpose(1, 2, 0)
     return session.run(None, {image.name: np.ascontiguousarray(array)[None]})

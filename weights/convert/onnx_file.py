@@ -115,7 +115,10 @@ def read_graph(path: Path, size: tuple[int, int] | None = None) -> OnnxGraph:
         notes = _rewrite(path, model, bytes_in=bytes_in)
         _check_operators(path, model)
         model = _fold(path, model)
-    model = _newer(path, model)
+    if _opset(model) < OLDEST_OPSET:
+        model = _newer(path, model)
+        with explained(f"{path} is damaged", DAMAGE):
+            model = _fold(path, model)  # what is newer has shapes that are computed
     with explained(f"{path}: shapes do not fit together", onnx.shape_inference.InferenceError):
         model = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
     with explained(f"{path} is damaged", DAMAGE):
@@ -256,7 +259,10 @@ def _turn_first(model: onnx.ModelProto) -> None:
     """Let an image [C, H, W] be turned first, for a graph that takes [H, W, C]."""
     names = {name for node in model.graph.node for name in (*node.input, *node.output)}
     image = model.graph.input[0]
-    turned, image.name = image.name, next(name for name in ("image", *map("image{}".format, range(99)), "") if name not in names)
+    turned, image.name = (
+        image.name,
+        next(name for name in ("image", *map("image{}".format, range(99)), "") if name not in names),
+    )
     node = helper.make_node("Transpose", [image.name], [turned], f"{turned}/turned", perm=[0, 2, 3, 1])
     rest = list(model.graph.node)
     del model.graph.node[:]
@@ -352,7 +358,7 @@ def _graph(path: Path, model: onnx.ModelProto) -> OnnxGraph:
 def _with_equal_constants_once(
     nodes: Sequence[OnnxNode], constants: Mapping[str, Constant], outputs: Container[str]
 ) -> list[OnnxNode]:
-    """Return nodes of which those with equal constants name the same one: folding makes one a node of what they share."""
+    """Return nodes that name equal constants alike: of one that nodes share folding makes one each."""
     first: dict[tuple[object, ...], str] = {}
     same = {}
     for name, array in constants.items():

@@ -145,9 +145,7 @@ def _pool(reading: Reading, node: OnnxNode) -> None:
         _dilated_average(reading, node, value, window, counted=bool(counted))
 
 
-def _dilated_average(
-    reading: Reading, node: OnnxNode, value: str, window: Mapping[str, Any], *, counted: bool
-) -> None:
+def _dilated_average(reading: Reading, node: OnnxNode, value: str, window: Mapping[str, Any], *, counted: bool) -> None:
     """Write an average of pixels that lie apart as a convolution of each channel, and a division by their number.
 
     AveragePool has dilations since opset 19 only, and onnxruntime pads by less than a kernel only.
@@ -397,6 +395,7 @@ def _gemm(reading: Reading, node: OnnxNode) -> None:
 
 def _space_to_depth(reading: Reading, node: OnnxNode) -> None:
     value = reading.value(node)
+    _require(node.attributes.get("mode", "DCR") == "DCR")
     reading.write(node, "SpaceToDepth", [value], blocksize=int(node.attributes["blocksize"]))
 
 

@@ -57,9 +57,7 @@ def _shifted(write: Rewriter, value: str, zero: Numbers) -> str:
     return write.add("Sub", [value, write.number(zero, "zero")]) if zero.any() else value
 
 
-def _in_levels(
-    write: Rewriter, value: str, zero: Numbers | str, levels: tuple[float, float], output: str
-) -> None:
+def _in_levels(write: Rewriter, value: str, zero: Numbers | str, levels: tuple[float, float], output: str) -> None:
     """Write a value, which is in steps, as levels: rounded, shifted by its zero points, and within the levels."""
     value = write.add("Round", [value])
     if isinstance(zero, str) or zero.any():
@@ -186,7 +184,13 @@ def _zero_of(write: Rewriter, node: onnx.NodeProto, number: int) -> Numbers:
 
 
 def _multiplied(
-    write: Rewriter, node: onnx.NodeProto, value: str, zero: str, weight: Numbers, weight_zero: Numbers, output: str = ""
+    write: Rewriter,
+    node: onnx.NodeProto,
+    value: str,
+    zero: str,
+    weight: Numbers,
+    weight_zero: Numbers,
+    output: str = "",
 ) -> str:
     """Write the sums of a product of whole numbers, the right one constant, [..., in, out]."""
     if zero in write.constants:
@@ -263,8 +267,7 @@ def _real(write: Rewriter, node: onnx.NodeProto, number: int) -> str:
     zero = _zeros(write, node, number + 2).reshape(())
     value = node.input[number]
     if value in write.constants:
-        value = write.number((write.constants[value].astype(np.float32) - zero) * scale, "dequantised")
-        return value
+        return write.number((write.constants[value].astype(np.float32) - zero) * scale, "dequantised")
     return write.add("Mul", [_shifted(write, value, zero), write.number(scale, "scale")])
 
 

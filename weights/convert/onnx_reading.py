@@ -221,9 +221,7 @@ class Reading:
     def _whole_shape(self, output: str, node: str = "") -> tuple[int, ...]:
         if output not in self.graph.shapes:
             where = f"node {node}: " if node else ""
-            raise HeptiError(
-                f"{self.path}: {where}the shape of {output} is known only when it is computed: cut it off"
-            )
+            raise HeptiError(f"{self.path}: {where}the shape of {output} is known only when it is computed: cut it off")
         return self.graph.shapes[output]
 
 

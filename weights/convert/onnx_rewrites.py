@@ -174,7 +174,7 @@ def _shapes(model: onnx.ModelProto) -> dict[str, list[int | None]]:
     """Return the shapes of values, as far as they can be known now."""
     try:
         inferred = onnx.shape_inference.infer_shapes(model, data_prop=True)
-    except Exception:  # noqa: BLE001 - what is wrong is said when the graph is folded
+    except Exception:  # what is wrong is said when the graph is folded
         inferred = model
     graph = inferred.graph
     return {
@@ -191,7 +191,8 @@ def _instance_norm(write: Rewriter, node: onnx.NodeProto) -> bool:
     names = [write.given(node, number) for number in range(3)]
     if len(write.shapes.get(names[0], ())) != 4 or any(name not in write.constants for name in names[1:]):
         return False
-    _normalise(write, node, names[0], *(write.constants[name] for name in names[1:]), groups=None)
+    scale, bias = (write.constants[name] for name in names[1:])
+    _normalise(write, node, names[0], scale, bias, groups=None)
     return True
 
 
