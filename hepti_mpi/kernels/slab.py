@@ -130,10 +130,10 @@ def part(net: ConvNet, value: str, array: Numbers, of: Box, box: Box) -> Numbers
     return array[index_of(net, value, box, of)]
 
 
-def index_of(net: ConvNet, value: str, box: Box, of: Box) -> tuple[slice, ...]:
-    """Return a box of a value as an index into the array of a larger one, `of`."""
+def index_of(net: ConvNet, value: str, box: Box, of: Box) -> tuple[Any, ...]:
+    """Return a box of a value as an index into the array of a larger one, `of`: of one number a view, too."""
     rank = net.axes(value)
-    return box.within(of) if rank == 3 else box.within(of)[:1] if rank == 1 else ()
+    return box.within(of) if rank == 3 else box.within(of)[:1] if rank == 1 else (...,)
 
 
 def _runs(net: ConvNet, walk: Walk) -> list[Walk]:

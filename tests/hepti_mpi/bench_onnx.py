@@ -38,7 +38,7 @@ SLOWER = (1.0, 0.8, 1.3)  # of the three, how much slower than what was measured
 SIZES = (None, (224, 224), (48, 320))
 EXACT = 1e-5  # of the largest number
 DATA = Path(onnx.__file__).parent / "backend/test/data"
-STATES = ("exact", "refused", "wrong", "crashed")
+STATES = ("exact", "refused", "no reference", "wrong", "crashed")
 
 
 def main() -> int:
@@ -167,7 +167,10 @@ def read(path: Path, model: onnx.ModelProto):
 def compared(path: Path, net: ConvNet, tensors) -> tuple[str, str]:
     """Compute by the plan of one device, of three, and by uneven rows, and compare with the whole file."""
     pixels = np.random.default_rng(0).integers(0, 256, net.shapes[net.input], np.uint8)
-    wanted, near = whole(path, pixels), whole(path, pixels, 1 + 1e-6)
+    try:
+        wanted, near = whole(path, pixels), whole(path, pixels, 1 + 1e-6)
+    except Exception as error:  # noqa: BLE001 - onnxruntime's, of several kinds
+        return "no reference", f"onnxruntime computes it neither: {str(error).splitlines()[0]}"
     cluster = profile_network(net, world())
     devices = [
         replace(cluster.devices[0], name=f"pi-{n}", nodes=cluster.devices[0].nodes.slowed(factor))

@@ -117,7 +117,7 @@ class Rewriter:
         """Add a node; return its output."""
         output = output or self.unique(f"{self._node.output[0]}/{op}")
         name = self._node.name or self._node.output[0]
-        named = name if output in self._node.output else self.unique(f"{name}/{op}")
+        named = name if output == self._node.output[0] else self.unique(f"{name}/{op}")
         self._nodes.append(helper.make_node(op, inputs, [output], named, **attributes))
         return output
 
