@@ -127,7 +127,8 @@ def shape_of(net: ConvNet, value: str, box: Box) -> tuple[int, ...]:
 
 def part(net: ConvNet, value: str, array: Numbers, of: Box, box: Box) -> Numbers:
     """Return a box of a value as a view into the array of a larger one, `of`."""
-    return array[index_of(net, value, box, of)]
+    view: Numbers = array[index_of(net, value, box, of)]
+    return view
 
 
 def index_of(net: ConvNet, value: str, box: Box, of: Box) -> tuple[Any, ...]:
@@ -271,7 +272,9 @@ class _Graph:
             named = dict(zip(net.values_of(node), values, strict=True))
             inputs = [named[name] if name in named else self._tensor(name) if name else "" for name in node.inputs]
             op, attributes = op.removeprefix(VERBATIM), node.attributes["attributes"]
-            outputs = [*(f"{made}:unused{before}" for before in range(node.attributes["output"])), made]
+            own = node.attributes["output"]
+            outputs = [f"{made}:unused{number}" for number in range(node.attributes.get("outputs", own + 1))]
+            outputs[own] = made
             self._nodes.append(helper.make_node(op, inputs, outputs, name=node.name, **attributes))
         elif op in GLOBAL_POOLS and part_of is not None:
             pixels = np.float32(1 / (net.extent(net.values_of(node)[0]).size // net.shapes[node.output][0]))

@@ -77,7 +77,10 @@ def profile_network(net: ConvNet, group: Group) -> Cluster:
     measured = group.on_all(lambda: (host_name(), free_bytes(), speeds, add, messages, unrest))
     hosts, memories, all_speeds, adds, all_messages, all_unrest = zip(*measured, strict=True)
     names = names_of(hosts)
-    points = [np.array([t for curve in own.curves.values() for t in curve.seconds]) for own in all_speeds]
+    # Of a network without rows only calls are timed.
+    points = [
+        np.array([t for curve in own.curves.values() for t in curve.seconds] or [own.session_s]) for own in all_speeds
+    ]
     all_curves = []
     for nodes, own_add, own_messages in zip(all_speeds, adds, all_messages, strict=True):
         derived = derived_curves(nodes.flop_per_s[WorkKind.CONVOLUTION])

@@ -169,7 +169,7 @@ def compared(path: Path, net: ConvNet, tensors) -> tuple[str, str]:
     pixels = np.random.default_rng(0).integers(0, 256, net.shapes[net.input], np.uint8)
     try:
         wanted, near = whole(path, pixels), whole(path, pixels, 1 + 1e-6)
-    except Exception as error:  # noqa: BLE001 - onnxruntime's, of several kinds
+    except Exception as error:
         return "no reference", f"onnxruntime computes it neither: {str(error).splitlines()[0]}"
     cluster = profile_network(net, world())
     devices = [

@@ -143,9 +143,9 @@ def out_length(length, kernel, stride, dilation, begin, end, *, ceil=False):
     return count
 
 
-def random_net(rng, most=9, *, verbatim=False):
+def random_net(rng, most=9, *, verbatim=False, height=None):
     """Return a random network and its tensors; some nodes may be verbatim, which pass no rows on."""
-    build = Builder(rng)
+    build = Builder(rng, height=height)
     count = int(rng.integers(2, most + 1))
     while len(build.nodes) < count:
         value = build.values[int(rng.integers(max(0, len(build.values) - 3), len(build.values)))]

@@ -353,6 +353,9 @@ def _between(write: Rewriter, node: onnx.NodeProto, bias: int) -> tuple[onnx.Nod
     added = _levels_of(write, node.input[bias])
     if added is None or added.input[0] not in write.constants:
         return None
+    products = write.constants[left.input[1]].astype(np.float32) * write.constants[right.input[1]]
+    if not np.allclose(write.constants[added.input[1]], products, rtol=1e-5) or _zeros(write, added, 2).any():
+        return None  # it is not of whole numbers beside the sums
     return left, right, result, added
 
 

@@ -192,10 +192,17 @@ class Reading:
                 inputs.append(name)
         for number in used:
             name = node.name if number == used[0] else self.unique(f"{node.name}/{node.outputs[number]}")
-            self._add_verbatim(name, node.op, inputs, node.outputs[number], node.attributes, number)
+            self._add_verbatim(name, node.op, inputs, node.outputs[number], node.attributes, number, len(node.outputs))
 
     def _add_verbatim(
-        self, name: str, op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, Any], number: int
+        self,
+        name: str,
+        op: str,
+        inputs: Sequence[str],
+        output: str,
+        attributes: Mapping[str, Any],
+        number: int,
+        count: int = 1,
     ) -> None:
         shape = self._whole_shape(output, name)
         batched = bool(shape) and shape[0] == 1
@@ -204,6 +211,7 @@ class Reading:
         facts = {
             "attributes": dict(attributes),
             "output": number,
+            "outputs": count,
             "batch": batched,
             "dtype": self.dtype(output).name,
         }

@@ -196,6 +196,17 @@ def _instance_norm(write: Rewriter, node: onnx.NodeProto) -> bool:
     return True
 
 
+def _variance_norm(write: Rewriter, node: onnx.NodeProto) -> bool:
+    """Write (x - mean) / (deviation + 1e-9) of every channel; over other axes it stays."""
+    axes = list(write.attributes(node).get("axes", (0, 2, 3)))
+    if len(write.shapes.get(node.input[0], ())) != 4 or axes != [0, 2, 3]:
+        return False
+    apart = write.add("Sub", [node.input[0], write.add("GlobalAveragePool", [node.input[0]])])
+    deviation = write.add("Sqrt", [write.add("GlobalAveragePool", [write.add("Mul", [apart, apart])])])
+    write.add("Div", [apart, write.add("Add", [deviation, write.number(1e-9, "epsilon")])], node.output[0])
+    return True
+
+
 def _group_norm(write: Rewriter, node: onnx.NodeProto) -> bool:
     """Write it so, too; until opset 20 scale and bias are of groups, then of channels."""
     names = [write.given(node, number) for number in range(3)]
@@ -232,4 +243,8 @@ def _normalise(
     write.add("Add", [scaled, write.number(bias.reshape(-1, 1, 1), "bias")], node.output[0])
 
 
-RULES: Mapping[str, Rule] = {"InstanceNormalization": _instance_norm, "GroupNormalization": _group_norm}
+RULES: Mapping[str, Rule] = {
+    "InstanceNormalization": _instance_norm,
+    "GroupNormalization": _group_norm,
+    "MeanVarianceNormalization": _variance_norm,
+}
