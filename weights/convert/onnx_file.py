@@ -33,6 +33,7 @@ OLDEST_OPSET, USUAL_OPSET = 13, 17  # what is older than the first becomes the s
 # Of the file format: since the first, weights are no inputs; what came after the last is of types that no
 # convolutional network has.
 OLDEST_IR, NEWEST_IR = 4, 10
+INLINED = "_inlfunc_"  # begins the names that onnxruntime gives there
 PIXELS = (1, 3, 4)  # how many channels an image can have
 # onnxruntime 1.31 takes zeros in front of a MaxPool for its padding, which every number beats: ours they do not.
 WRONG = ["Pad_Fusion"]
@@ -115,6 +116,8 @@ def read_graph(path: Path, size: tuple[int, int] | None = None) -> OnnxGraph:
         notes = _rewrite(path, model, bytes_in=bytes_in)
         _check_operators(path, model)
         model = _fold(path, model)
+        if any(name.startswith(INLINED) for node in model.graph.node for name in node.output):
+            model = _fold(path, model)  # constants of functions that onnxruntime wrote out
     if _opset(model) < OLDEST_OPSET:
         model = _newer(path, model)
         with explained(f"{path} is damaged", DAMAGE):
