@@ -24,6 +24,7 @@ from solver.model.convnet import Box, ConvNet, Node, Picture
 from solver.model.operators import BROADCAST, GLOBAL_POOLS, LARGE_PRODUCT, POOLS, VERBATIM, Reach, Strip, Walk, windows
 from solver.plan.segments import Piece, SegmentShares
 
+LARGE = LARGE_PRODUCT  # numbers of its weights; several sessions compute what has more
 SMALL = 1 << 16  # numbers; larger tensors are not copied into the graph
 SMALL_IN_PLACE = 1 << 10  # where many graphs have the same
 Placed = dict[str, tuple[Box, Numbers]]  # of values, a box and an array for it
@@ -166,7 +167,7 @@ def _run(net: ConvNet, walk: Walk, made: Mapping[int, Reach]) -> Walk:
 def _by_columns(net: ConvNet, node: Node, reach: Reach) -> list[Reach]:
     """Return a node's box in one piece, or that of a large product in pieces for which few weights are read."""
     own = reach.made.channels
-    pieces = -(-own.size * net.tensors[node.inputs[1]][1] // LARGE_PRODUCT) if node.op == "Gemm" else 1
+    pieces = -(-own.size * net.tensors[node.inputs[1]][1] // LARGE) if node.op == "Gemm" else 1
     step = -(-own.size // max(pieces, 1))
     return [
         replace(reach, made=replace(reach.made, channels=Span(start, min(start + step, own.stop))))

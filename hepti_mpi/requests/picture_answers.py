@@ -131,7 +131,7 @@ def _boxes(net: ConvNet, output: Array, frame: Frame) -> list[dict[str, Any]]:
     ]
 
 
-def _yolov2(net: ConvNet, output: Array) -> Found:
+def _yolov2(net: ConvNet, output: Array) -> Detected:
     """Decode a head [A (5 + classes), h, w]."""
     _, height, width = net.shapes[net.input]
     _, rows, columns = output.shape
@@ -151,18 +151,18 @@ def _yolov2(net: ConvNet, output: Array) -> Found:
     return edges, scores, classes
 
 
-def _yolov5(net: ConvNet, output: Array) -> Found:
+def _yolov5(net: ConvNet, output: Array) -> Detected:
     """Read a head [boxes, 5 + classes]: middle, size, objectness and scores, all decoded in the network."""
     likely = output[output[:, 4] > LEAST_SCORE]
     return _of_middles(likely[:, :4], likely[:, 5:] * likely[:, 4:5])
 
 
-def _yolov8(net: ConvNet, output: Array) -> Found:
+def _yolov8(net: ConvNet, output: Array) -> Detected:
     """Read a head [4 + classes, boxes]: middle, size and scores, all decoded in the network."""
     return _of_middles(output[:4].T, output[4:].T)
 
 
-def _yolox(net: ConvNet, output: Array) -> Found:
+def _yolox(net: ConvNet, output: Array) -> Detected:
     """Decode a head [boxes, 5 + classes] of the cells of all maps, row by row, the finest first."""
     _, height, width = net.shapes[net.input]
     corners, strides = yolox_cells(height, width, len(output))
@@ -181,7 +181,7 @@ def yolox_cells(height: int, width: int, count: int) -> tuple[Array, Array]:
     return np.array(corners, np.float32)[:count], np.array(strides, np.float32)[:count]
 
 
-def _of_middles(boxes: Array, scores: Array) -> Found:
+def _of_middles(boxes: Array, scores: Array) -> Detected:
     """Return edges, the best score and its class of boxes by their middles and sizes, [n, 4], where it is enough."""
     best = scores.max(axis=1, initial=0)
     enough = best > LEAST_SCORE
@@ -190,8 +190,8 @@ def _of_middles(boxes: Array, scores: Array) -> Found:
     return edges, best[enough], scores[enough].argmax(axis=1)
 
 
-Found = tuple[Array, Array, NDArray[np.intp]]  # edges in pixels of the input, scores, classes
-DECODED: Mapping[str, Callable[[ConvNet, Array], Found]] = {
+Detected = tuple[Array, Array, NDArray[np.intp]]  # edges in pixels of the input, scores, classes
+DECODED: Mapping[str, Callable[[ConvNet, Array], Detected]] = {
     "boxes": _yolov2, "yolov5": _yolov5, "yolov8": _yolov8, "yolov11": _yolov8, "yolox": _yolox,
 }  # fmt: skip
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import onnx
 
-from weights.convert.onnx_rewrites import Numbers, Rewriter, Rule
+from solver.base.arrays import Numbers
+from weights.convert.onnx_rewrites import Rewriter, Rule
 
 LARGEST_EXACT = 1 << 24  # up to here float32 has all whole numbers
 MICROSOFT = "com.microsoft."  # the domain of onnxruntime's own
@@ -308,7 +309,9 @@ def _fused(write: Rewriter, node: onnx.NodeProto) -> bool:
     attributes = write.attributes(node)
     activation = attributes.pop("activation", b"").decode()
     params = attributes.pop("activation_params", [])
-    if len(node.input) > 3 and node.input[3]:
+    if len(node.input) < 2:
+        return False
+    if write.given(node, 3):
         raise write.refusal(node, "it adds a value")
     names = {"LeakyRelu": ("alpha",), "HardSigmoid": ("alpha", "beta")}.get(activation, ())
     value = write.add("Conv", node.input, "" if activation else node.output[0], **attributes)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from solver.base.arrays import Numbers
 from solver.base.errors import HeptiError
 
 # Operators that put numbers elsewhere, or choose among them: of whole numbers they make whole numbers.
@@ -26,7 +26,6 @@ KEEP_WHOLE = (
 )  # fmt: skip
 _SHAPED = {"Reshape": 1, "Expand": 1, "Tile": 1, "Squeeze": 1, "Unsqueeze": 1, "Slice": 1, "Gather": 1, "Split": 1}
 _WHOLE = (np.int8, np.uint8, np.int16, np.uint16, np.int32)
-Numbers = NDArray[Any]
 
 
 class Rewriter:

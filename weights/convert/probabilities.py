@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from solver.model.convnet import ConvNet, Node
 from solver.model.operators import VERBATIM
 
-Bounds = tuple[float, float]  # the least and the largest number
-UNKNOWN: Bounds = (-math.inf, math.inf)
+Interval = tuple[float, float]  # the least and the largest number
+UNKNOWN: Interval = (-math.inf, math.inf)
 SLACK = 0.02  # of a probability that was quantised
 # Operators that put numbers elsewhere, choose among them, or take their mean.
 _SAME = (
     "Identity", "Dropout", "Cast", "Flatten", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Gather",
     "Expand", "MaxPool", "AveragePool", "GlobalAveragePool", "ReduceMean", "ReduceMax", "ReduceMin", "Tile", "Split",
 )  # fmt: skip
-_KNOWN: Mapping[str, Bounds] = {
+_KNOWN: Mapping[str, Interval] = {
     "Softmax": (0, 1), "Sigmoid": (0, 1), "HardSigmoid": (0, 1), "Hardmax": (0, 1), "Tanh": (-1, 1), "Erf": (-1, 1),
     "LogSoftmax": (-math.inf, 0), "Softplus": (0, math.inf),
 }  # fmt: skip
@@ -32,7 +32,7 @@ _KNOWN: Mapping[str, Bounds] = {
 
 def ends_with_probabilities(net: ConvNet, tensors: Mapping[str, NDArray[Any]]) -> bool:
     """Return whether all numbers of the first output are between 0 and 1, whatever the image."""
-    bounds: dict[str, Bounds] = {}
+    bounds: dict[str, Interval] = {}
     makers = {node.output: node for node in net.nodes}
     for node in net.nodes:
         given = [_of(name, bounds, tensors) for name in node.inputs]
@@ -41,13 +41,13 @@ def ends_with_probabilities(net: ConvNet, tensors: Mapping[str, NDArray[Any]]) -
     return low >= -SLACK and high <= 1 + SLACK
 
 
-def _of(name: str, bounds: Mapping[str, Bounds], tensors: Mapping[str, NDArray[Any]]) -> Bounds:
+def _of(name: str, bounds: Mapping[str, Interval], tensors: Mapping[str, NDArray[Any]]) -> Interval:
     if name in tensors and tensors[name].size and tensors[name].dtype.kind in "fiu":
         return float(tensors[name].min()), float(tensors[name].max())
     return bounds.get(name, UNKNOWN)
 
 
-def _bounds(node: Node, given: Sequence[Bounds], makers: Mapping[str, Node]) -> Bounds:
+def _bounds(node: Node, given: Sequence[Interval], makers: Mapping[str, Node]) -> Interval:
     """Return the bounds of what a node makes of inputs with these."""
     op = node.op.removeprefix(VERBATIM)
     if op in _SAME:
@@ -63,14 +63,14 @@ def _bounds(node: Node, given: Sequence[Bounds], makers: Mapping[str, Node]) -> 
     return _KNOWN[op] if op in _KNOWN else _RULES[op](*given) if op in _RULES else UNKNOWN
 
 
-def _clipped(given: Bounds, limits: Bounds) -> Bounds:
+def _clipped(given: Interval, limits: Interval) -> Interval:
     """Return what a clip leaves; of what has no bounds only limits from 0 to 1 are some: others quantise scores."""
     if given == UNKNOWN and not (limits[0] >= 0 and limits[1] <= 1):
         return UNKNOWN
     return min(max(given[0], limits[0]), limits[1]), max(min(given[1], limits[1]), limits[0])
 
 
-def _is_part_of_sum(node: Node, op: str, given: Sequence[Bounds], makers: Mapping[str, Node]) -> bool:
+def _is_part_of_sum(node: Node, op: str, given: Sequence[Interval], makers: Mapping[str, Node]) -> bool:
     """Return whether a node divides numbers that are at least 0 by their own sum."""
     if op not in ("Div", "Mul") or given[0][0] < 0:
         return False
@@ -107,29 +107,29 @@ def _through(name: str, makers: Mapping[str, Node]) -> Node | None:
     return node
 
 
-def _times(one: Bounds, other: Bounds) -> Bounds:
+def _times(one: Interval, other: Interval) -> Interval:
     if UNKNOWN in (one, other):
         return UNKNOWN
     products = [0.0 if 0 in (a, b) else a * b for a in one for b in other]
     return min(products), max(products)
 
 
-def _inverse(given: Bounds) -> Bounds:
+def _inverse(given: Interval) -> Interval:
     low, high = given
     return (1 / high, 1 / low) if low > 0 else UNKNOWN
 
 
-def _rounded(given: Bounds) -> Bounds:
+def _rounded(given: Interval) -> Interval:
     low, high = (number if math.isinf(number) else float(np.round(number)) for number in given)
     return low, high
 
 
-def _exp(given: Bounds) -> Bounds:
+def _exp(given: Interval) -> Interval:
     low, high = (math.exp(number) if number < 700 else math.inf for number in given)
     return low, high
 
 
-_RULES: Mapping[str, Callable[..., Bounds]] = {
+_RULES: Mapping[str, Callable[..., Interval]] = {
     "Relu": lambda x: (max(x[0], 0.0), max(x[1], 0.0)),
     "Neg": lambda x: (-x[1], -x[0]),
     "Exp": _exp,
