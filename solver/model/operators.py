@@ -420,8 +420,9 @@ def row_part(net: ConvNet) -> int:
 
 def signature(net: ConvNet, node: Node) -> str:
     """Return what a node's speed depends on besides how many rows it computes: operator, channels, columns, window."""
-    value = net.values_of(node)[0]
-    entering, leaving = net.shapes[value], net.shapes[node.output]
+    # One number has no axes; what is random depends on no value.
+    entering = next((net.shapes[value] for value in net.values_of(node)), ()) or (1,)
+    leaving = net.shapes[node.output] or (1,)
     width = entering[2] if len(entering) == 3 else 1
     words: Sequence[Any] = [node.op, entering[0], "x", width, leaving[0]]
     if "kernel_shape" in node.attributes:
