@@ -138,7 +138,11 @@ def checked(model: onnx.ModelProto) -> tuple[str, str]:
         path = Path(folder, "model.onnx")
         path.write_bytes(model.SerializeToString())
         try:
-            return compared(path, *read(path, model))
+            batch = batch_of(model)
+            state, why = compared(path, *read(path, model))
+            return (
+                (state, why) if batch <= 1 or state != "no reference" else ("refused", f"it is for batches of {batch}")
+            )
         except HeptiError as error:
             line = str(error).replace(f"{path}", "it")
             return ("refused" if "\n" not in line else "crashed"), line
@@ -146,11 +150,16 @@ def checked(model: onnx.ModelProto) -> tuple[str, str]:
             return "crashed", "\n" + traceback.format_exc(limit=-4)
 
 
+def batch_of(model: onnx.ModelProto) -> int:
+    """Return how many images a file is for, 1 where it is open."""
+    shapes = [value.type.tensor_type.shape for value in model.graph.input[:1] if is_image(value)]
+    return max((shape.dim[0].dim_value for shape in shapes), default=1)
+
+
 def read(path: Path, model: onnx.ModelProto):
     """Convert a model; where it leaves the size open, of the first size that it takes. Batches become one image."""
-    image = next((value for value in model.graph.input[:1] if is_image(value)), None)
-    if image is not None and image.type.tensor_type.shape.dim[0].dim_value > 1:
-        image.type.tensor_type.shape.dim[0].dim_value = 1
+    if batch_of(model) > 1:
+        model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
         for value in model.graph.output:
             value.type.tensor_type.ClearField("shape")
         path.write_bytes(model.SerializeToString())
