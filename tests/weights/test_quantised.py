@@ -148,6 +148,72 @@ class TestOperators:
 
         check(write(tmp_path / "net.onnx", nodes, LEVELS), off=1e-6)
 
+    @pytest.mark.parametrize(
+        ("op", "attributes"),
+        [("QLinearAveragePool", {"kernel_shape": [3, 2], "pads": [1, 0, 1, 1]}), ("QLinearGlobalAveragePool", {}),
+         ("QLinearSoftmax", {"axis": 1, "opset": 13})],
+    )  # fmt: skip
+    def test_levels_of_several(self, tmp_path, op, attributes):
+        """Means half way between two levels are rounded as the kernel has it: to within a level."""
+        nodes = [QUANTISED, node(op, "q as yz ys az", "c", domain="com.microsoft", **attributes),
+                 node("DequantizeLinear", "c ys az", "y")]  # fmt: skip
+        path = write(tmp_path / "net.onnx", nodes, LEVELS)
+
+        net, tensors = converted(path)
+        pixels = pixels_for(net)
+
+        expected = by_onnxruntime(path, pixels)[0].ravel()
+        for found in by_ranks(net, tensors, pixels):
+            apart = np.abs(found[0].ravel() - expected) / LEVELS["ys"]
+            assert apart.max() < 1.01
+            assert (apart < 0.01).mean() > 0.99
+
+    def test_levels_beside_each_other(self, tmp_path):
+        nodes = [QUANTISED, node("QLinearConcat", "ys yz q xs xz q as az", "c", domain="com.microsoft", axis=1),
+                 node("DequantizeLinear", "c ys yz", "y")]  # fmt: skip
+
+        check(write(tmp_path / "net.onnx", nodes, LEVELS), off=1e-6)
+
+    @pytest.mark.parametrize(
+        ("op", "inputs", "attributes"),
+        [
+            ("QGemm", "f xs xz w ws wz b ys yz", {"transB": 1}),
+            ("QGemm", "f xs xz w ws wz b", {"transB": 1, "alpha": 0.5}),
+            ("MatMulIntegerToFloat", "f t xs ws xz wz bias", {}),
+            ("DynamicQuantizeMatMul", "g t ws wz bias", {}),
+        ],
+    )
+    def test_products_of_onnxruntime(self, tmp_path, op, inputs, attributes):
+        weight = levels(random_weights(6, 360), 0.01)
+        tensors = {**LEVELS, "w": weight, "t": np.ascontiguousarray(weight.T), "ws": np.float32(0.01), "wz": np.int8(3),
+                   "b": np.arange(6, dtype=np.int32), "bias": np.linspace(-1, 1, 6, dtype=np.float32)}  # fmt: skip
+        to_levels = inputs.endswith("yz")
+        nodes = [QUANTISED, node("Flatten", "q", "f"), node("Flatten", "x", "g"),
+                 node(op, inputs, "c", domain="com.microsoft", **attributes),
+                 node("DequantizeLinear", "c ys yz", "y") if to_levels else node("Identity", "c", "y")]  # fmt: skip
+
+        check(write(tmp_path / "net.onnx", nodes, tensors), off=2e-6)
+
+    def test_a_convolution_with_its_activation(self, tmp_path):
+        nodes = [node("FusedConv", "x w", "y", domain="com.microsoft", activation="LeakyRelu", activation_params=[0.2])]
+
+        net = check(write(tmp_path / "net.onnx", nodes, {"w": random_weights(4, 3, 3, 3)}))
+
+        assert [own.op for own in net.nodes] == ["Conv", "LeakyRelu"]
+
+    def test_levels_of_sixteen_bits(self, tmp_path):
+        nodes = [node("QuantizeLinear", "x fine middle", "q"), node("DequantizeLinear", "q fine middle", "y")]
+        tensors = {"fine": np.float32(1e-4), "middle": np.uint16(300)}
+
+        check(write(tmp_path / "net.onnx", nodes, tensors, opset=21, ir=10), off=1e-7)
+
+    def test_constants_in_blocks(self, tmp_path):
+        weight = levels(random_weights(8, 3, 3, 3), 0.01)
+        scale = np.linspace(0.005, 0.02, 4 * 3 * 9, dtype=np.float32).reshape(4, 3, 3, 3)
+        nodes = [node("DequantizeLinear", "w s", "d", axis=0, block_size=2), node("Conv", "x d", "y")]
+
+        check(write(tmp_path / "net.onnx", nodes, {"w": weight, "s": scale}, opset=21, ir=10))
+
     def test_an_output_of_levels(self, tmp_path):
         path = write(tmp_path / "net.onnx", [QUANTISED, node("Relu", "x", "r"), node("QuantizeLinear", "r ys yz", "y")],
                      LEVELS, outputs="y:uint8")  # fmt: skip
