@@ -111,6 +111,8 @@ def _convert(options: argparse.Namespace) -> None:
         net, tensors, source = read_network(options.checkpoint, **of_networks)
         write_network(options.model, net, tensors, source)
         print(f"{options.model}: {_network_sentence(net)}, {_mib(options.model.stat().st_size)}")
+        for note in net.notes:
+            print(f"{options.checkpoint}: {note}", file=sys.stderr)
         return
     if given := [name for name, value in of_networks.items() if value]:
         raise HeptiError(f"--{given[0]} is for ONNX files, {options.checkpoint} is no such file")
@@ -181,6 +183,8 @@ def _synthesize(options: argparse.Namespace) -> None:
         net, tensors = zoo_network(options.name, options.size, options.seed)
         write_network(options.model, net, tensors, f"synthesized {net.name}, seed {options.seed}")
         print(f"{options.model}: {_network_sentence(net)}, {_mib(options.model.stat().st_size)}")
+        for note in net.notes:
+            print(f"{options.checkpoint}: {note}", file=sys.stderr)
         return
     if options.size is not None:
         raise HeptiError(f"--size is for convolutional networks: {', '.join(ZOO)}")

@@ -19,7 +19,7 @@ from solver.base.errors import HeptiError, explained
 from solver.base.hub import MAKE_ONE, refuse_hub_name
 from weights.file.store import ENCODER, LANGUAGE_MODEL, NETWORK, TensorFile, command_for, stored_kind
 
-VERSION = 2  # of what is made of a source; what is in the cache of another is made again
+VERSION = 3  # of what is made of a source; what is in the cache of another is made again
 ONNX, GGUF, SAFETENSORS = ".onnx", ".gguf", ".safetensors"
 CHECKPOINT = (".json", ".jinja", SAFETENSORS)  # what is read of a checkpoint directory
 

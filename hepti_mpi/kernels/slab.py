@@ -21,10 +21,10 @@ from hepti_mpi.kernels.ort import Bound, Session, make_session
 from solver.base.arrays import Numbers
 from solver.base.spans import Span
 from solver.model.convnet import Box, ConvNet, Node, Picture
-from solver.model.operators import BROADCAST, GLOBAL_POOLS, POOLS, VERBATIM, Reach, Strip, Walk, windows
+from solver.model.operators import BROADCAST, GLOBAL_POOLS, LARGE_PRODUCT, POOLS, VERBATIM, Reach, Strip, Walk, windows
 from solver.plan.segments import Piece, SegmentShares
 
-LARGE = 1 << 22  # numbers of a product's weights that one session computes with
+LARGE = LARGE_PRODUCT  # numbers of its weights; several sessions compute what has more
 SMALL = 1 << 16  # numbers; larger tensors are not copied into the graph
 SMALL_IN_PLACE = 1 << 10  # where many graphs have the same
 Placed = dict[str, tuple[Box, Numbers]]  # of values, a box and an array for it
@@ -122,19 +122,20 @@ class Slab:
 
 def shape_of(net: ConvNet, value: str, box: Box) -> tuple[int, ...]:
     """Return the shape of an array of a box of a value, without the batch."""
-    rank = len(net.shapes[value])
+    rank = net.axes(value)
     return box.shape if rank == 3 else (box.channels.size,) if rank == 1 else net.shapes[value]
 
 
 def part(net: ConvNet, value: str, array: Numbers, of: Box, box: Box) -> Numbers:
     """Return a box of a value as a view into the array of a larger one, `of`."""
-    return array[index_of(net, value, box, of)]
+    view: Numbers = array[index_of(net, value, box, of)]
+    return view
 
 
-def index_of(net: ConvNet, value: str, box: Box, of: Box) -> tuple[slice, ...]:
-    """Return a box of a value as an index into the array of a larger one, `of`."""
-    rank = len(net.shapes[value])
-    return box.within(of) if rank == 3 else box.within(of)[:1] if rank == 1 else ()
+def index_of(net: ConvNet, value: str, box: Box, of: Box) -> tuple[Any, ...]:
+    """Return a box of a value as an index into the array of a larger one, `of`: of one number a view, too."""
+    rank = net.axes(value)
+    return box.within(of) if rank == 3 else box.within(of)[:1] if rank == 1 else (...,)
 
 
 def _runs(net: ConvNet, walk: Walk) -> list[Walk]:
@@ -272,7 +273,9 @@ class _Graph:
             named = dict(zip(net.values_of(node), values, strict=True))
             inputs = [named[name] if name in named else self._tensor(name) if name else "" for name in node.inputs]
             op, attributes = op.removeprefix(VERBATIM), node.attributes["attributes"]
-            outputs = [*(f"{made}:unused{before}" for before in range(node.attributes["output"])), made]
+            own = node.attributes["output"]
+            outputs = [f"{made}:unused{number}" for number in range(node.attributes.get("outputs", own + 1))]
+            outputs[own] = made
             self._nodes.append(helper.make_node(op, inputs, outputs, name=node.name, **attributes))
         elif op in GLOBAL_POOLS and part_of is not None:
             pixels = np.float32(1 / (net.extent(net.values_of(node)[0]).size // net.shapes[node.output][0]))
@@ -402,7 +405,7 @@ class _Graph:
         return self._names[value, box]
 
     def _slice(self, value: str, source: str, of: Box, box: Box, name: str) -> str:
-        rank = len(self._net.shapes[value])
+        rank = self._net.axes(value)
         cut = [
             (axis, own)
             for axis, own, whole in zip(range(1, rank + 1), index_of(self._net, value, box, of), of.shape, strict=False)

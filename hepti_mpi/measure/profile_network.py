@@ -77,7 +77,10 @@ def profile_network(net: ConvNet, group: Group) -> Cluster:
     measured = group.on_all(lambda: (host_name(), free_bytes(), speeds, add, messages, unrest))
     hosts, memories, all_speeds, adds, all_messages, all_unrest = zip(*measured, strict=True)
     names = names_of(hosts)
-    points = [np.array([t for curve in own.curves.values() for t in curve.seconds]) for own in all_speeds]
+    # Of a network without rows only calls are timed.
+    points = [
+        np.array([t for curve in own.curves.values() for t in curve.seconds] or [own.session_s]) for own in all_speeds
+    ]
     all_curves = []
     for nodes, own_add, own_messages in zip(all_speeds, adds, all_messages, strict=True):
         derived = derived_curves(nodes.flop_per_s[WorkKind.CONVOLUTION])
@@ -121,7 +124,8 @@ def check_room(net: ConvNet, free: int) -> None:
 def measure_nodes(net: ConvNet, group: Group) -> tuple[NodeSpeeds, Curve, float]:
     """Measure while all ranks measure; return what nodes take, what adding takes, and the pace as `seconds_of`."""
     numbers = 0.02 * random_numbers()
-    timed = [_timed_slab(net, nodes, part, numbers) for part in PARTS for nodes in _graphs(net)]
+    slabs = (_timed_slab(net, nodes, part, numbers) for part in PARTS for nodes in _graphs(net))
+    timed = [own for own in slabs if own is not None]
     connected = backends.backend("onnxruntime").product(np.resize(numbers, (CONNECTED >> 12, 1 << 12)), None)
     vector, one, other = np.resize(numbers, (1, CONNECTED >> 12)), *(np.resize(numbers, max(ELEMENTS)) for _ in "ab")
     nothing = backends.backend("onnxruntime").product(np.resize(numbers, (1, 1)), None)
@@ -162,6 +166,8 @@ def _entering_s(
     if len(parts) < 2:
         return 0.0
     whole = _timed_slab(net, Span(parts[0][0].nodes.start, parts[-1][0].nodes.stop), 1.0, numbers)
+    if whole is None:
+        return 0.0
     (whole_s,), _ = seconds_of([whole.slab.run], group)
     more_s = sum(own_s - session_s for _, own_s in parts) - (whole_s - session_s)
     more = sum(own.entering for own, _ in parts) - whole.entering
@@ -180,12 +186,14 @@ def _graphs(net: ConvNet) -> Iterator[Span]:
     return (Span(start, stop) for start, stop in pairwise(cut_points(net)) if start < stop)
 
 
-def _timed_slab(net: ConvNet, nodes: Span, part: float, numbers: Numbers) -> TimedSlab:
-    """Make the graph of a run of nodes for a part of the rows, in the middle."""
+def _timed_slab(net: ConvNet, nodes: Span, part: float, numbers: Numbers) -> TimedSlab | None:
+    """Make the graph of a run of nodes for a part of the rows, in the middle; None where maps are too small for it."""
     beside = (1 - part) / 2
     segment = Segment(nodes, SegmentCut.ROWS, (beside, part, beside))
     before = {value: Held(only_on(1, net.extent(value), 3)) for value in net.live(nodes.start)}
     shares = segment_shares(net, segment, before)
+    if not shares.pieces[1] or not shares.pieces[1][0].walk.made:
+        return None
 
     def read(name: str, first: Span | None) -> Numbers:
         return np.resize(numbers, net.tensors[name] if first is None else (first.size, *net.tensors[name][1:]))

@@ -25,11 +25,12 @@ except ModuleNotFoundError:  # the extra `vision` is not installed; said when an
     Image = None  # type: ignore[assignment]
 
 # What Pillow calls images of so many channels.
-MODES = {1: "L", 3: "RGB"}
+MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 # A strip one pixel wide would become gigabytes when its shorter side is made as long as the network wants it.
 MOST_PIXELS = 50_000_000
 # Of an image that a line has in itself: more than cameras of boards and telephones make.
 MOST_DATA_BYTES = 10 << 20
+GREY = 114  # around an image that is not cut, as YOLO's own readers have it
 # Data may come from anywhere: no reader that runs another program, or is seldom tried.
 DATA_FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "GIF")
 
@@ -145,11 +146,13 @@ def read_pixels(file: Path | bytes, shape: tuple[int, ...], picture: Picture) ->
     """
     channels, height, width = shape
     if channels not in MODES:
-        raise HeptiError(f"cannot read {_name(file)}: the network reads {channels} channels, an image has 1 or 3")
+        raise HeptiError(f"cannot read {_name(file)}: the network reads {channels} channels, an image has 1, 3 or 4")
     with _opened(file) as opened:
         image = _eight_bits(ImageOps.exif_transpose(opened)).convert(MODES[channels])
     frame = Frame(*image.size)
-    if image.size != (width, height):
+    if picture.letterbox and image.size != (width, height):
+        image, frame = _letterboxed(image, width, height, picture)
+    elif image.size != (width, height):
         size = _resized(image.width, image.height, picture.resize or (height, width))
         if size[0] * size[1] > MOST_PIXELS:
             raise HeptiError(f"cannot read {_name(file)}: it would be {size[0]} by {size[1]} pixels when resized")
@@ -159,7 +162,24 @@ def read_pixels(file: Path | bytes, shape: tuple[int, ...], picture: Picture) ->
         across, down = frame.width / size[0], frame.height / size[1]
         frame = Frame(frame.width, frame.height, (left * across, top * down), (across, down))
     pixels = np.asarray(image).reshape(height, width, channels)
+    if picture.bgr:
+        pixels = pixels[..., [2, 1, 0, *range(3, channels)]] if channels >= 3 else pixels
     return np.ascontiguousarray(pixels.transpose(2, 0, 1)), frame
+
+
+def _letterboxed(image: Image.Image, width: int, height: int, picture: Picture) -> tuple[Image.Image, Frame]:
+    """Return the whole image as large as it fits, grey around it, with the rounding of ultralytics."""
+    factor = min(width / image.width, height / image.height)
+    size = max(round(image.width * factor), 1), max(round(image.height * factor), 1)
+    left, top = (
+        round((whole - own) / 2 - 0.1) if picture.letterbox == "middle" else 0
+        for whole, own in zip((width, height), size, strict=True)
+    )
+    # Pillow takes a number for a grey image, else one a channel; the fourth says how solid a pixel is.
+    grey = (GREY, GREY, GREY, 255)[: len(image.getbands())]
+    found = Image.new(image.mode, (width, height), grey if len(grey) > 1 else GREY)
+    found.paste(image.resize(size, Image.Resampling[picture.interpolation.upper()]), (left, top))
+    return found, Frame(image.width, image.height, (-left / factor, -top / factor), (1 / factor, 1 / factor))
 
 
 @contextmanager

@@ -20,7 +20,10 @@ from solver.base.errors import HeptiError
 from solver.base.spans import Span
 
 FLOAT_BYTES = 4
-HEADS = ("scores", "boxes", "none")
+# What a first output means; those of YOLO are as their exporters write them.
+YOLO_HEADS = ("yolov5", "yolov8", "yolov11", "yolox")
+HEADS = ("scores", "boxes", *YOLO_HEADS, "none")
+LETTERBOXES = ("", "middle", "corner")  # where a picture lies that is made smaller and not cut, if it is so
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,10 @@ class Picture:
         Pillow's name.
     scale
         What a pixel, 0 to 255, is multiplied by first.
+    letterbox
+        Where the whole image lies in the network's input, which is grey around it; "": it is resized and cropped.
+    bgr
+        Whether blue comes first.
     """
 
     resize: tuple[int, ...] | None = None
@@ -130,6 +137,13 @@ class Picture:
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     interpolation: str = "bilinear"
     scale: float = 1 / 255
+    letterbox: str = ""
+    bgr: bool = False
+
+
+def bytes_as_they_are(channels: int) -> Picture:
+    """Return how pixels become the input of a network that takes bytes."""
+    return Picture(mean=(0.0,) * channels, std=(1.0,) * channels, scale=1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,11 +166,16 @@ class ConvNet:
     labels
         Names of the classes.
     head
-        What the first output means: "scores" of classes, "boxes" of a YOLO head with `anchors`, or "none".
+        What the first output means: "scores" of classes, "boxes" of a YOLOv2 head with `anchors`, boxes of another YOLO
+        by its name, or "none".
     anchors
         Width and height of every anchor of a YOLO head, in cells.
     opset
         ONNX's version that the nodes are of.
+    notes
+        What is to be said of how it is computed.
+    probabilities
+        Whether the first output is of probabilities, so that no softmax is taken of it.
     """
 
     name: str
@@ -170,6 +189,8 @@ class ConvNet:
     head: str = "none"
     anchors: tuple[tuple[float, float], ...] = ()
     opset: int = 17
+    notes: tuple[str, ...] = ()
+    probabilities: bool = False
 
     def __post_init__(self) -> None:
         known = {self.input, *self.tensors, ""}
@@ -198,9 +219,21 @@ class ConvNet:
     def _extents(self) -> Mapping[str, Box]:
         found = {}
         for value, shape in self.shapes.items():
-            channels, rows, columns = shape if len(shape) == 3 else (*shape, 1, 1) if len(shape) == 1 else (1, 1, 1)
+            channels, rows, columns = (*shape, 1, 1, 1)[:3] if self.axes(value) else (1, 1, 1)
             found[value] = Box(Span(0, channels), Span(0, rows), Span(0, columns))
         return found
+
+    def axes(self, value: str) -> int:
+        """Return how many axes of a value a box has: 3 of [C, H, W], 1 of [C], none of any other.
+
+        A node that is kept as it is may make [3, 4, 5] without a batch, which is no map.
+        """
+        rank = len(self.shapes[value])
+        return rank if rank in (1, 3) and value not in self._without_batch else 0
+
+    @cached_property
+    def _without_batch(self) -> frozenset[str]:
+        return frozenset(node.output for node in self.nodes if not node.attributes.get("batch", True))
 
     def bytes_of(self, value: str, size: int) -> int:
         """Return the bytes of a box of a value that has so many numbers, float32."""

@@ -22,13 +22,15 @@ from solver.model.convnet import NOTHING, Box, ConvNet, Node
 
 UNARY = (
     "Relu", "LeakyRelu", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Softplus", "Softsign", "Mish",
-    "Clip", "Exp", "Log", "Sqrt", "Abs", "Neg", "Erf", "Gelu", "Identity", "Cast",
+    "Clip", "Exp", "Log", "Sqrt", "Abs", "Neg", "Erf", "Gelu", "Round", "Floor", "Ceil", "Sign", "Reciprocal", "Celu",
+    "ThresholdedRelu", "Sin", "Cos", "Identity", "Cast",
 )  # fmt: skip
 BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Min", "Max", "PRelu", "BatchNormalization")
 ELEMENTWISE = (*UNARY, *BROADCAST)
 POOLS = ("MaxPool", "AveragePool")
 VERBATIM = "Verbatim:"  # in front of operators that are as they were in the model's file
 PRODUCTS = ("Gemm", "MatMul")
+LARGE_PRODUCT = 1 << 22  # numbers of a product's weights that one graph computes with
 GLOBAL_POOLS = ("GlobalAveragePool",)  # that can be added up of parts
 
 
@@ -405,7 +407,7 @@ def tensors_of(net: ConvNet, node: Node) -> list[str]:
 
 def is_by_rows(net: ConvNet, node: Node) -> bool:
     """Return whether a node passes rows on: its operator does, and its output has rows."""
-    return node.op in BY_ROWS and len(net.shapes[node.output]) == 3
+    return node.op in BY_ROWS and net.axes(node.output) == 3
 
 
 def row_part(net: ConvNet) -> int:
@@ -418,8 +420,9 @@ def row_part(net: ConvNet) -> int:
 
 def signature(net: ConvNet, node: Node) -> str:
     """Return what a node's speed depends on besides how many rows it computes: operator, channels, columns, window."""
-    value = net.values_of(node)[0]
-    entering, leaving = net.shapes[value], net.shapes[node.output]
+    # One number has no axes; what is random depends on no value.
+    entering = next((net.shapes[value] for value in net.values_of(node)), ()) or (1,)
+    leaving = net.shapes[node.output] or (1,)
     width = entering[2] if len(entering) == 3 else 1
     words: Sequence[Any] = [node.op, entering[0], "x", width, leaving[0]]
     if "kernel_shape" in node.attributes:

@@ -30,7 +30,7 @@ from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
 from solver.cluster.curves import Bank, Floats, Kernel
 from solver.cluster.nodes import NodeSpeeds
 from solver.model.convnet import FLOAT_BYTES, NOTHING, Box, ConvNet, Node
-from solver.model.operators import ELEMENTWISE, Reach, Strip, Walk, flop, tensors_of
+from solver.model.operators import ELEMENTWISE, LARGE_PRODUCT, Reach, Strip, Walk, flop, tensors_of
 from solver.plan.plan import Prediction, Wire
 from solver.plan.segments import (
     Boxes,
@@ -489,36 +489,47 @@ def computed_by(shares: SegmentShares, rank: int) -> Sequence[Piece]:
 
 @lru_cache(maxsize=1 << 12)
 def _piece_bytes(net: ConvNet, piece: Piece, parts: tuple[tuple[str, Box], ...]) -> int:
-    """Return the bytes of weights of a piece's graph."""
+    """Return the bytes of weights of a piece's graph: what several nodes have in common is there once."""
     part_of, made = dict(parts), piece.walk.made
-    return sum(
-        held_bytes(net, net.nodes[number], reach, part_of.get(net.nodes[number].output))
-        for number, reach in made.items()
-    )
+    held: dict[tuple[object, ...], int] = {}
+    for number, reach in made.items():
+        held |= _held(net, number, reach, part_of.get(net.nodes[number].output))
+    return sum(held.values())
 
 
 def weights_bytes(net: ConvNet, node: Node) -> int:
     """Return the bytes of all of a node's tensors."""
-    return FLOAT_BYTES * sum(math.prod(net.tensors[name]) for name in tensors_of(net, node))
+    return _bytes_of(net, tensors_of(net, node))
 
 
 def run_bytes(net: ConvNet, nodes: Span) -> int:
-    """Return the bytes of all tensors of a run of nodes."""
-    return sum(weights_bytes(net, net.nodes[number]) for number in range(nodes.start, nodes.stop))
+    """Return the bytes of all tensors of a run of nodes: what several have in common counts once."""
+    own = net.nodes[nodes.slice]
+    return _bytes_of(net, {name for node in own for name in tensors_of(net, node)})
 
 
-def held_bytes(net: ConvNet, node: Node, reach: Reach, part: Box | None) -> int:
-    """Return the bytes of a node's tensors that a rank holds for a box of its output: some output or input channels."""
-    total = 0
+def _bytes_of(net: ConvNet, tensors: Iterable[str]) -> int:
+    return FLOAT_BYTES * sum(math.prod(net.tensors[name]) for name in tensors)
+
+
+def _held(net: ConvNet, number: int, reach: Reach, part: Box | None) -> dict[tuple[object, ...], int]:
+    """Return the bytes of a node's tensors that a rank holds for a box of its output, by what they are.
+
+    Of convolutions and products these are some output or input channels; a large product has graphs of its own.
+    """
+    node, found = net.nodes[number], dict[tuple[object, ...], int]()
     for name in tensors_of(net, node):
         shape = net.tensors[name]
         numbers = int(np.prod(shape))
+        key: tuple[object, ...] = (name,)
         if node.op in ("Conv", "Gemm") and shape:
             numbers = numbers // shape[0] * reach.made.channels.size
             if part is not None and len(shape) > 1:
                 numbers = numbers // shape[1] * part.channels.size
-        total += FLOAT_BYTES * numbers
-    return total
+            key = (name, reach.made.channels, part)
+        own_graph = node.op == "Gemm" and numbers > LARGE_PRODUCT
+        found[(*key, number) if own_graph else key] = FLOAT_BYTES * numbers
+    return found
 
 
 def memory_of(net: ConvNet, plan: SegmentPlan) -> list[int]:

@@ -67,7 +67,8 @@ def _plain(net: ConvNet, node: Node, constant) -> onnx.NodeProto:
 
     if op.startswith("Verbatim:"):
         op, number = op.removeprefix("Verbatim:"), given["output"]
-        outputs = [*(f"{node.output}/unused {before}" for before in range(number)), node.output]
+        outputs = [f"{node.output}/unused {before}" for before in range(given.get("outputs", number + 1))]
+        outputs[number] = node.output
         given = given["attributes"]
     elif op == "AveragePool" or op == "MaxPool":
         given["pads"] = _pads(net, node)

@@ -143,12 +143,13 @@ def out_length(length, kernel, stride, dilation, begin, end, *, ceil=False):
     return count
 
 
-def random_net(rng, most=9, *, verbatim=False):
+def random_net(rng, most=9, *, verbatim=False, height=None):
     """Return a random network and its tensors; some nodes may be verbatim, which pass no rows on."""
-    build = Builder(rng)
+    build = Builder(rng, height=height)
     count = int(rng.integers(2, most + 1))
     while len(build.nodes) < count:
-        value = build.values[int(rng.integers(max(0, len(build.values) - 3), len(build.values)))]
+        maps = [value for value in build.values if len(build.shapes[value]) == 3]
+        value = maps[int(rng.integers(max(0, len(maps) - 3), len(maps)))]
         _random_node(build, value, ["verbatim"] if verbatim else [])
     used = {name for node in build.nodes for name in node.inputs}
     outputs = [value for value in build.values if value not in used and value != "x"]
@@ -253,7 +254,14 @@ def _verbatim_node(build, value):
     """Add what is computed as it is: of all of its input, with its own output of several."""
     C, H, W = build.shapes[value]  # noqa: N806
     facts = {"output": 0, "batch": True, "dtype": "float32"}
-    if build.rng.integers(2):
+    kind = build.rng.integers(3)
+    if kind == 0:  # one number, without a batch, that all pixels are multiplied by
+        most = build.add("Verbatim:ReduceMax", [value], (), attributes={"keepdims": 0}, **{**facts, "batch": False})
+        ones = build.tensor(4)
+        build.tensors[ones] = np.ones(4, np.int64)
+        spread = build.add("Verbatim:Reshape", [most, ones], (1, 1, 1), attributes={}, **facts)
+        build.add("Mul", [value, spread], (C, H, W))
+    elif kind == 1:
         build.add("Verbatim:Transpose", [value], (C, W, H), attributes={"perm": [0, 1, 3, 2]}, **facts)
     else:
         sizes = build.tensor(2)

@@ -12,11 +12,15 @@ from typing import Any
 from numpy.typing import NDArray
 
 from solver.base.errors import HeptiError, explained
-from solver.model.convnet import ConvNet, Picture
+from solver.model.convnet import LETTERBOXES, YOLO_HEADS, ConvNet, Picture, bytes_as_they_are
+from weights.convert.probabilities import ends_with_probabilities
 
 INSTALL = "pip install 'hepti[fast]'"
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
-_PICTURE_KEYS = ("resize", "resize_size", "crop", "crop_size", "mean", "std", "interpolation", "scale")
+_PICTURE_KEYS = (
+    "resize", "resize_size", "crop", "crop_size", "mean", "std", "interpolation", "scale", "letterbox", "channel_order",
+)  # fmt: skip
+_ORDERS = ("rgb", "bgr")
 
 
 def read_network(
@@ -56,15 +60,26 @@ def read_network(
         raise HeptiError(f"no ONNX file {source}")
     net, tensors = read_onnx(source, size)
     result = net.shapes[net.outputs[0]]
+    shown = _picture(picture, net.shapes[net.input])
+    if net.picture is not None and shown is not None and (shown.scale, shown.mean, shown.std) != (
+        net.picture.scale, net.picture.mean, net.picture.std,
+    ):  # fmt: skip
+        raise HeptiError(f"{source} takes bytes: --picture must have scale 1, and neither mean nor std")
     net = replace(
         net,
-        head=head or ("scores" if len(result) == 1 else "none"),
+        head=head or ("scores" if _is_vector(result) else "none"),
         labels=_labels(labels),
-        picture=_picture(picture, net.shapes[net.input]),
+        picture=shown or net.picture or _usual_picture(head, net.shapes[net.input][0]),
         anchors=tuple(anchors),
+        probabilities=ends_with_probabilities(net, tensors),
     )
     _check_head(net, result)
-    return net, tensors, f"{source.name} (ONNX, opset {net.opset})"
+    return net, tensors, f"{source.name} ({'; '.join((f'ONNX, opset {net.opset}', *net.notes))})"
+
+
+def _is_vector(shape: tuple[int, ...]) -> bool:
+    """Return whether a result is a number a class, whatever axes of one pixel it has besides."""
+    return len(shape) in (1, 3) and set(shape[1:]) <= {1}
 
 
 def _labels(path: Path | None) -> tuple[str, ...]:
@@ -88,9 +103,43 @@ def _check_head(net: ConvNet, result: tuple[int, ...]) -> None:
                 f"--head boxes needs --anchors, 5 numbers and the scores of classes for each; here are "
                 f"{len(net.anchors)} for {result[0]} channels"
             )
-        classes = result[0] // len(net.anchors) - 5
-        if net.labels and len(net.labels) != classes:
-            raise HeptiError(f"there are {len(net.labels)} labels, the network has {classes} classes")
+        _check_labels(net, result[0] // len(net.anchors) - 5)
+    if net.head in YOLO_HEADS:
+        _check_yolo(net, result)
+
+
+def _check_labels(net: ConvNet, classes: int) -> None:
+    if net.labels and len(net.labels) != classes:
+        raise HeptiError(f"there are {len(net.labels)} labels, the network has {classes} classes")
+
+
+def _check_yolo(net: ConvNet, result: tuple[int, ...]) -> None:
+    """Refuse a result that is not of such a head."""
+    by_channels = net.head in ("yolov8", "yolov11")
+    least, form = (5, "[4 + classes, boxes]") if by_channels else (6, "[boxes, 5 + classes]")
+    if len(result) != 2 or result[0 if by_channels else 1] < least:
+        raise HeptiError(f"--head {net.head} needs an output {form}, here it is {list(result)}")
+    if by_channels and len(net.outputs) > 1:
+        raise HeptiError(
+            f"--head {net.head} is for networks that find boxes and nothing else, here are {len(net.outputs)} outputs"
+        )
+    if net.head == "yolox":
+        _, height, width = net.shapes[net.input]
+        maps = [(height // stride) * (width // stride) for stride in (8, 16, 32, 64)]
+        if result[0] not in (sum(maps[:3]), sum(maps)) or height % 32 or width % 32:
+            raise HeptiError(
+                f"--head yolox needs a box a cell of maps of 8, 16 and 32 pixels, {sum(maps[:3])}, here are {result[0]}"
+            )
+    _check_labels(net, result[0] - 4 if by_channels else result[1] - 5)
+
+
+def _usual_picture(head: str | None, channels: int) -> Picture | None:
+    """Return how a YOLO's own programs read images."""
+    if head not in YOLO_HEADS:
+        return None
+    if head == "yolox":
+        return replace(bytes_as_they_are(channels), letterbox="corner", bgr=True)
+    return Picture(mean=(0.0,) * channels, std=(1.0,) * channels, letterbox="middle")
 
 
 def _picture(path: Path | None, shape: tuple[int, ...]) -> Picture | None:
@@ -116,7 +165,15 @@ def _picture(path: Path | None, shape: tuple[int, ...]) -> Picture | None:
         scale = float(facts.get("scale", 1 / 255))
         if not all(map(isfinite, (*mean, *std, scale))):
             raise HeptiError(f"{path}: mean, std and scale must be finite numbers")
+        letterbox, order = facts.get("letterbox", ""), str(facts.get("channel_order", "rgb")).lower()
+        if letterbox not in LETTERBOXES or order not in _ORDERS:
+            raise HeptiError(
+                f"{path}: letterbox is {letterbox!r} and channel_order {order!r}, must be one of "
+                f"{', '.join(LETTERBOXES[1:])}, and of {', '.join(_ORDERS)}"
+            )
         return Picture(
+            letterbox=letterbox,
+            bgr=order == "bgr",
             resize=_sides(facts.get("resize_size", facts.get("resize"))),
             mean=mean,
             std=std,

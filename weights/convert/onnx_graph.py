@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.base.errors import HeptiError
-from solver.model.convnet import ConvNet, Node
+from solver.model.convnet import ConvNet, Node, bytes_as_they_are
 from solver.model.operators import in_levels
 from weights.convert.onnx_file import OnnxNode, read_graph
 from weights.convert.onnx_operators import CANONICAL
@@ -47,7 +47,7 @@ def read_onnx(path: Path, size: tuple[int, int] | None = None) -> tuple[ConvNet,
     """
     graph = read_graph(path, size)
     reading = Reading(path, graph)
-    for node in reading.without_turn(graph.nodes):
+    for node in graph.nodes:
         _read(reading, node)
     outputs = tuple(reading.resolved(name) for name in graph.outputs)
     for name, output in zip(graph.outputs, outputs, strict=True):
@@ -62,6 +62,7 @@ def read_onnx(path: Path, size: tuple[int, int] | None = None) -> tuple[ConvNet,
         if tensor.dtype.kind == "f" and not np.isfinite(tensor).all():
             raise HeptiError(f"{path}: tensor {name} has NaN or infinite values")
     values = {reading.input, *(node.output for node in nodes)}
+    channels = reading.shapes[reading.input][0]
     net = ConvNet(
         name=graph.name,
         input=reading.input,
@@ -70,6 +71,8 @@ def read_onnx(path: Path, size: tuple[int, int] | None = None) -> tuple[ConvNet,
         shapes={name: shape for name, shape in reading.shapes.items() if name in values},
         tensors={name: tensor.shape for name, tensor in tensors.items()},
         opset=graph.opset,
+        picture=bytes_as_they_are(channels) if graph.bytes_in else None,
+        notes=graph.notes,
     )
     return in_levels(net), tensors
 

@@ -139,7 +139,30 @@ def _pool(reading: Reading, node: OnnxNode) -> None:
                     f"{reading.path}: node {node.name} is AveragePool with ceil_mode and count_include_pad, which "
                     "counts neither pixels nor padding"
                 )
-    reading.write(node, "AveragePool", [value], count_include_pad=counted, **window)
+    if set(window["dilations"]) == {1}:
+        reading.write(node, "AveragePool", [value], count_include_pad=counted, **window)
+    else:
+        _dilated_average(reading, node, value, window, counted=bool(counted))
+
+
+def _dilated_average(reading: Reading, node: OnnxNode, value: str, window: Mapping[str, Any], *, counted: bool) -> None:
+    """Write an average of pixels that lie apart as a convolution of each channel, and a division by their number.
+
+    AveragePool has dilations since opset 19 only, and onnxruntime pads by less than a kernel only.
+    """
+    channels, *entering = reading.shapes[value]
+    leaving, kernel = reading.shape(node.outputs[0])[1:], window["kernel_shape"]
+    counts = []
+    for axis in (0, 1):
+        first = np.arange(leaving[axis]) * window["strides"][axis] - window["pads"][axis]
+        places = first[:, None] + np.arange(kernel[axis]) * window["dilations"][axis]
+        inside = (places >= 0) & (places < entering[axis])
+        counts.append(inside.sum(axis=1) if not counted else np.full(leaving[axis], kernel[axis]))
+    output = node.outputs[0]
+    weight = reading.tensor(f"{output}/weight", np.ones((channels, 1, *kernel), np.float32))
+    count = reading.tensor(f"{output}/count", np.outer(*counts).astype(np.float32)[None])
+    sums = reading.write_between(node, "Conv", [value, weight], (channels, *leaving), group=channels, **window)
+    reading.write(node, "Div", [sums, count])
 
 
 def _global_max(reading: Reading, node: OnnxNode) -> None:
@@ -213,6 +236,8 @@ def _combine(reading: Reading, node: OnnxNode, op: str) -> None:
     inputs = [reading.resolved(name) for name in node.inputs]
     constants = [name in reading.graph.constants for name in inputs]
     _require(not all(constants))
+    if any(reading.is_plain(name) and reading.shapes[name] == shape for name in inputs):
+        inputs = [reading.spread(node, name, len(shape)) for name in inputs]
     for name, constant in zip(inputs, constants, strict=True):
         if constant:
             _require(reading.graph.constants[name].ndim <= 1 + len(shape))
@@ -370,6 +395,7 @@ def _gemm(reading: Reading, node: OnnxNode) -> None:
 
 def _space_to_depth(reading: Reading, node: OnnxNode) -> None:
     value = reading.value(node)
+    _require(node.attributes.get("mode", "DCR") == "DCR")
     reading.write(node, "SpaceToDepth", [value], blocksize=int(node.attributes["blocksize"]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,15 +54,6 @@ class Reading:
         self.input = graph.input
         self.shapes: dict[str, tuple[int, ...]] = {self.input: graph.shapes[self.input][1:]}
         self._unbatched: set[str] = set()
-
-    def without_turn(self, nodes: Sequence[OnnxNode]) -> Sequence[OnnxNode]:
-        """Leave out a first node that turns an image [H, W, C] into [C, H, W], which ours are."""
-        first = [node for node in nodes if self.input in node.inputs]
-        if len(first) != 1 or first[0].op != "Transpose" or first[0].attributes.get("perm") != [0, 3, 1, 2]:
-            return nodes
-        self.input = first[0].outputs[0]
-        self.shapes = {self.input: self.shape(self.input)}
-        return [node for node in nodes if node is not first[0]]
 
     def resolved(self, name: str) -> str:
         """Return the value that a name stands for, nodes that do nothing left out."""
@@ -128,6 +120,17 @@ class Reading:
         self._add(self.unique(f"{node.name}/{op}"), op, inputs, output, shape, attributes)
         return output
 
+    def spread(self, node: OnnxNode, name: str, rank: int) -> str:
+        """Return one number that is computed as a value of this rank, which is then the same for all pixels."""
+        is_number = name in self.shapes and math.prod(self.graph.shapes.get(name, (0,))) == 1
+        if not is_number or self.dtype(name) != np.float32 or (self.is_plain(name) and len(self.shapes[name]) == rank):
+            return name
+        output = self.unique(f"{name}/spread")
+        shape = self.tensor(f"shape of {rank}", np.ones(1 + rank, np.int64))
+        facts = {"attributes": {}, "output": 0, "batch": True, "dtype": "float32"}
+        self._add(self.unique(f"{node.name}/Reshape"), f"{VERBATIM}Reshape", [name, shape], output, (1,) * rank, facts)
+        return output
+
     def write_copy(
         self, node: Node, op: str, inputs: Sequence[str], shape: tuple[int, ...], attributes: dict[str, Any]
     ) -> str:
@@ -168,17 +171,13 @@ class Reading:
         self._add_verbatim(name, "Slice", [value, *bounds], output, {}, 0)
 
     def verbatim(self, node: OnnxNode, used: Sequence[int]) -> None:
-        """Keep a node as it is.
+        """Keep a node as it is; one whose outputs are used, once for each.
 
         Raises
         ------
         HeptiError
-            If it has several outputs that are used, or graphs within.
+            If it has graphs within, or constants of a kind that is not stored.
         """
-        if len(used) != 1:
-            raise HeptiError(
-                f"{self.path}: node {node.name} is {node.op} with {len(used)} outputs that are used, only one can be"
-            )
         for key, attribute in node.attributes.items():
             if not _is_json(attribute):
                 raise HeptiError(f"{self.path}: node {node.name} is {node.op}, whose {key} cannot be kept")
@@ -191,18 +190,28 @@ class Reading:
                 inputs.append(self.tensor(name, constant) if constant.size else "")
             else:
                 inputs.append(name)
-        self._add_verbatim(node.name, node.op, inputs, node.outputs[used[0]], node.attributes, used[0])
+        for number in used:
+            name = node.name if number == used[0] else self.unique(f"{node.name}/{node.outputs[number]}")
+            self._add_verbatim(name, node.op, inputs, node.outputs[number], node.attributes, number, len(node.outputs))
 
     def _add_verbatim(
-        self, name: str, op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, Any], number: int
+        self,
+        name: str,
+        op: str,
+        inputs: Sequence[str],
+        output: str,
+        attributes: Mapping[str, Any],
+        number: int,
+        count: int = 1,
     ) -> None:
-        shape = self._whole_shape(output)
+        shape = self._whole_shape(output, name)
         batched = bool(shape) and shape[0] == 1
         if not batched:
             self._unbatched.add(output)
         facts = {
             "attributes": dict(attributes),
             "output": number,
+            "outputs": count,
             "batch": batched,
             "dtype": self.dtype(output).name,
         }
@@ -217,9 +226,10 @@ class Reading:
         self.nodes.append(self.made[output])
         self.shapes[output] = shape
 
-    def _whole_shape(self, output: str) -> tuple[int, ...]:
+    def _whole_shape(self, output: str, node: str = "") -> tuple[int, ...]:
         if output not in self.graph.shapes:
-            raise HeptiError(f"{self.path}: the shape of {output} is known only when it is computed: cut it off")
+            where = f"node {node}: " if node else ""
+            raise HeptiError(f"{self.path}: {where}the shape of {output} is known only when it is computed: cut it off")
         return self.graph.shapes[output]
 
 

@@ -225,7 +225,7 @@ _shtab_hepti_convert_options=(
   "--text[say the perplexity of this text]:FILE:_files"
   "--size[of the image, where the ONNX file leaves it open]:HxW:"
   "--labels[a class in every line]:FILE:_files"
-  "--head[what the first output means (default\: scores if a vector)]:head:(scores boxes none)"
+  "--head[what the first output means (default\: scores if a vector)]:head:(scores boxes yolov5 yolov8 yolov11 yolox none)"
   "--anchors[of a head of boxes, in cells]:W,H,…:"
   "--picture[JSON with torchvision\'s resize_size, crop_size, mean, std, ...]:FILE:_files"
   ":directory as transformers or sentence-transformers saves it (or the .safetensors in it), GGUF file of a language model, or ONNX file of a convolutional network:_files"
