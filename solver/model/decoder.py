@@ -23,6 +23,7 @@ from solver.model.blocks import one_of
 from solver.model.precision import FLOAT32, Precision
 
 KIND = "decoder"  # of a model in a weights file
+_LATER = ("suppressed",)  # fields that came later: written where they say something, so that fingerprints stay
 NORMS = ("rms", "layer")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 CACHES = ("float32", "int8")  # what keys and values are kept in
@@ -141,6 +142,8 @@ class Decoder:
         The token that begins every text; None: none does.
     eos
         The tokens that end an answer.
+    suppressed
+        The tokens that are never said.
     """
 
     name: str
@@ -157,6 +160,7 @@ class Decoder:
     tied: bool = False
     bos: int | None = None
     eos: tuple[int, ...] = ()
+    suppressed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         try:
@@ -185,7 +189,7 @@ class Decoder:
 
     def to_json(self) -> str:
         """Write as JSON; layers that are alike stand in it once."""
-        table = dataclasses.asdict(self)
+        table = {name: value for name, value in dataclasses.asdict(self).items() if value or name not in _LATER}
         kinds = list(dict.fromkeys(self.layers))
         table["layers"] = [kinds.index(layer) for layer in self.layers]
         table["kinds"] = [dataclasses.asdict(kind) for kind in kinds]
@@ -200,7 +204,8 @@ class Decoder:
                 raise ValueError("it is no decoder")
             kinds = [_layer(kind) for kind in table.pop("kinds")]
             table["layers"] = tuple(kinds[number] for number in table["layers"])
-            return cls(**{**table, "eos": tuple(table["eos"])})
+            ends = {name: tuple(table[name]) for name in ("eos", "suppressed") if name in table}
+            return cls(**{**table, **ends})
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise HeptiError(f"model description is damaged or of a newer version: {error}") from error
 

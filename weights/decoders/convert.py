@@ -68,7 +68,8 @@ class DecoderCheckpoint:
 
     def notes(self, precision: str) -> list[str]:
         """Say what one should know of it, and of converting it to a precision: what it "has", in a line each."""
-        return [] if self.texts.tokenizer else ["has no tokenizer.json: the model will read token ids only"]
+        missing = [] if self.texts.tokenizer else ["has no tokenizer.json: the model will read token ids only"]
+        return [*self.texts.notes, *missing]
 
     def read(self, name: str, rows: Span | None = None) -> Array:
         """Read a tensor, or some rows of it, as the checkpoint has it."""
@@ -104,7 +105,7 @@ def open_checkpoint(directory: Path) -> Iterator[DecoderCheckpoint]:
                 name = Path(whole.get("_name_or_path") or directory.resolve().name).name
                 model = build_decoder(name, family, config)
             texts = read_texts(directory, config)
-            model = replace(model, bos=texts.bos, eos=texts.eos)
+            model = replace(model, bos=texts.bos, eos=texts.eos, suppressed=texts.suppressed)
             architecture = (config.get("architectures") or ["AutoModelForCausalLM"])[0]
             tensors.add(weight_files(directory, architecture), lambda key: key)
             sources = _sources(model, family, tensors, directory)

@@ -19,7 +19,7 @@ from weights.decoders.export import export, in_pairs, q4_0
 from weights.decoders.file import DecoderFile, DecoderWriter
 from weights.decoders.forward import logits
 from weights.decoders.gguf import GgufCheckpoint, open_gguf
-from weights.decoders.gguf_file import GgufFile
+from weights.decoders.gguf.container import GgufFile
 
 TOKENS = np.random.default_rng(0).integers(3, 96, 20).tolist()
 
@@ -292,8 +292,8 @@ def test_version_2_is_read(tmp_path):
             r"ffn_gate.weight is .* it \(4294967295, 64\)",
         ),
         (lambda w: w.add_array("llama.attention.head_count_kv", [2, 1, 2]), "differs from layer to layer: 2, 1, 2"),
-        (lambda w: w.add_uint32("llama.rope.dimension_count", 12), "12 of 24 columns of a head turn"),
-        (lambda w: w.add_string("llama.rope.scaling.type", "strange"), "rope_type"),
+        (lambda w: w.add_uint32("llama.rope.dimension_count", 12), "rope.dimension_count is 12, a head has 24"),
+        (lambda w: w.add_string("llama.rope.scaling.type", "strange"), "rope.scaling.type is 'strange'"),
         (lambda w: w.add_uint16("split.count", 3), "it is one of 3 files: join them with llama-gguf-split --merge"),
         (lambda w: w.add_string("general.architecture", "mamba"), "architecture 'mamba' is none of llama, qwen2"),
         (lambda w: w.add_uint32("tokenizer.ggml.bos_token_id", 99) or add_words(w), "its bos token is 99, it has 96"),

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
 from solver.base.errors import HeptiError
-from weights.decoders.gguf_tokenizer import gguf_texts
+from weights.decoders.gguf.tokenizer import gguf_texts
 from weights.inputs.tokenize import PromptTokenizer
 
 CORPUS = [
@@ -168,7 +168,7 @@ def test_template_and_defaults_are_taken_over():
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"pre": "whale"}, "it cuts up text as 'whale' does, Hepti knows llama-bpe, "),
+        ({"pre": "whale"}, "it cuts up text as 'whale' does, which Hepti"),
         ({"model": "t5"}, "its tokenizer is of kind 't5'"),
         ({"model": "no_vocab", "tokens": None}, "it has no words"),
         ({"model": "llama", "merges": None}, "it has neither merges nor scores"),
