@@ -235,26 +235,29 @@ class _Source:
         return self._reads.read(name, span) if name in self._tensors else None
 
     def norm(self, name: str) -> NormWeights:
+        found = self.norm_or_none(name)
+        assert found is not None
+        return found
+
+    def norm_or_none(self, name: str) -> NormWeights | None:
+        """Return a norm; None where the model has none."""
         weight = self.vector(f"{name}/weight")
-        assert weight is not None
-        return NormWeights(weight, self.vector(f"{name}/bias"))
+        return None if weight is None else NormWeights(weight, self.vector(f"{name}/bias"))
 
     def before(self, number: int, half: str, last: str) -> Before:
         """Return what is to be done with the sum of a half's summands."""
         prefix = f"layers/{number}/{half}"
-        norm = self.norm(f"{prefix}/post_norm") if f"{prefix}/post_norm/weight" in self._tensors else None
-        return Before(self.vector(f"{prefix}/{last}/bias"), norm)
+        return Before(self.vector(f"{prefix}/{last}/bias"), self.norm_or_none(f"{prefix}/post_norm"))
 
     def attention(self, number: int, attention: GroupedAttention, heads: Span) -> AttentionWeights:
         prefix, d = f"layers/{number}/attention", self._model.layers[number].attention.head_dim
         rows = heads.scaled(d)
         kv = attention.kv_span(heads).scaled(d)
-        query, key, value = (
-            self.matrix(f"{prefix}/{name}/weight", span) for name, span in (("query", rows), ("key", kv), ("value", kv))
-        )
-        biases = [
-            self.vector(f"{prefix}/{name}/bias", span) for name, span in (("query", rows), ("key", kv), ("value", kv))
-        ]
+        spans = {"query": rows, "key": kv, "value": kv}
+        if attention.whole_norms:  # of which everyone needs all
+            spans |= {"query": Span(0, attention.heads * d), "key": Span(0, attention.kv_heads * d)}
+        query, key, value = (self.matrix(f"{prefix}/{name}/weight", span) for name, span in spans.items())
+        biases = [self.vector(f"{prefix}/{name}/bias", span) for name, span in spans.items()]
         output = self.matrix(f"{prefix}/output/weight", rows)
         wide = attention.head_dim
         if wide != d:
@@ -263,7 +266,7 @@ class _Source:
             biases = [bias if bias is None else _with_zeros(bias, 0, d, wide) for bias in biases]
         found = [bias for bias in biases if bias is not None]
         return AttentionWeights(
-            self.norm(f"{prefix}/norm"),
+            self.norm_or_none(f"{prefix}/norm"),
             (query, key, value),
             output,
             np.concatenate(found) if found else None,
@@ -274,7 +277,7 @@ class _Source:
     def mlp(self, number: int, mlp: GatedMlp, columns: Span) -> MlpWeights:
         prefix = f"layers/{number}/mlp"
         return MlpWeights(
-            self.norm(f"{prefix}/norm"),
+            self.norm_or_none(f"{prefix}/norm"),
             self.matrix(f"{prefix}/gate/weight", columns) if mlp.gated else None,
             self.matrix(f"{prefix}/up/weight", columns),
             self.matrix(f"{prefix}/down/weight", columns),

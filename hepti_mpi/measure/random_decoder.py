@@ -146,16 +146,22 @@ class RandomDecoder:
             mlp = layer.mlp
             up, gate, down = (self._matrix(*shape) for shape in 2 * [(size, model.hidden)] + [(model.hidden, size)])
             biases = (self._vector(size), self._vector(size)) if mlp.bias else (None, None)
-            weights = MlpWeights(self._norm(), gate if mlp.gated else None, up, down, *biases)
+            weights = MlpWeights(
+                self._norm() if model.pre_norms else None, gate if mlp.gated else None, up, down, *biases
+            )
             return mlp_graph(model, replace(mlp, ffn=size), weights, before)
         attention = self._heads(size)
         d, heads = attention.head_dim, attention.heads
-        widths = (heads * d, size * d, size * d)
+        widths, of_heads = (heads * d, size * d, size * d), (d, d)
+        if attention.whole_norms:  # of which everyone makes all queries and keys
+            attention = replace(attention, heads=layer.attention.heads, kv_heads=layer.attention.kv_heads)
+            of_heads = attention.heads * d, attention.kv_heads * d
+            widths = (*of_heads, size * d)
         query, key, value = (self._matrix(width, model.hidden) for width in widths)
-        of_head = self._vector(d) if attention.qk_norm else None
+        norms = [self._vector(width) if attention.qk_norm else None for width in of_heads]
         given = AttentionWeights(
-            self._norm(), (query, key, value), self._matrix(model.hidden, heads * d),
-            self._vector(sum(widths)) if attention.bias else None, of_head, of_head,
+            self._norm() if model.pre_norms else None, (query, key, value), self._matrix(model.hidden, heads * d),
+            self._vector(sum(widths)) if attention.bias else None, *norms,
         )  # fmt: skip
         return attention_graph(model, attention, Span(0, heads), given, before, cache=cache)
 

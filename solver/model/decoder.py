@@ -23,7 +23,9 @@ from solver.model.blocks import one_of
 from solver.model.precision import FLOAT32, Precision
 
 KIND = "decoder"  # of a model in a weights file
-_LATER = ("suppressed",)  # fields that came later: written where they say something, so that fingerprints stay
+# Fields that came later, and what they are without a word: written where they say something else, so that fingerprints
+# of models from before stay.
+_LATER = {"suppressed": (), "pre_norms": True, "whole_norms": False}
 NORMS = ("rms", "layer")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 CACHES = ("float32", "int8")  # what keys and values are kept in
@@ -73,6 +75,7 @@ class GroupedAttention:
     bias: bool = False  # of query, key and value
     output_bias: bool = False
     qk_norm: bool = False  # RMS norm over d of every head's query and key, before they turn
+    whole_norms: bool = False  # of these norms: over all heads' queries, and all keys, at once (OLMo 2)
 
     @property
     def group(self) -> int:
@@ -128,8 +131,10 @@ class Decoder:
     norm
         "rms", or "layer" with shifts (GPT-2), of all norms but those of queries and keys, which are "rms". Gemma's
         1 + weight is stored as the weight.
+    pre_norms
+        Whether a half layer begins with a norm of the stream (all but OLMo 2).
     post_norms
-        Whether what a half layer computed is normed before it is added (Gemma).
+        Whether what a half layer computed is normed before it is added (Gemma, OLMo 2).
     embedding_scale
         Of the embedded rows, not of the head (Gemma).
     learned_positions
@@ -153,6 +158,7 @@ class Decoder:
     layers: tuple[DecoderLayer, ...]
     norm: str = "rms"
     norm_eps: float = 1e-5
+    pre_norms: bool = True
     post_norms: bool = False
     embedding_scale: float = 1.0
     learned_positions: bool = False
@@ -189,10 +195,10 @@ class Decoder:
 
     def to_json(self) -> str:
         """Write as JSON; layers that are alike stand in it once."""
-        table = {name: value for name, value in dataclasses.asdict(self).items() if value or name not in _LATER}
+        table = _told(self)
         kinds = list(dict.fromkeys(self.layers))
         table["layers"] = [kinds.index(layer) for layer in self.layers]
-        table["kinds"] = [dataclasses.asdict(kind) for kind in kinds]
+        table["kinds"] = [{"attention": _told(kind.attention), "mlp": _told(kind.mlp)} for kind in kinds]
         return json.dumps({"kind": KIND, **table})
 
     @classmethod
@@ -208,6 +214,12 @@ class Decoder:
             return cls(**{**table, **ends})
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise HeptiError(f"model description is damaged or of a newer version: {error}") from error
+
+
+def _told(owner: Decoder | GroupedAttention | GatedMlp) -> dict[str, Any]:
+    """Return the fields of an owner, those that came later only where they say something."""
+    fields = dataclasses.asdict(owner)
+    return {name: value for name, value in fields.items() if name not in _LATER or value != _LATER[name]}
 
 
 def _layer(table: Mapping[str, Any]) -> DecoderLayer:
@@ -268,13 +280,14 @@ def decoder_tensors(model: Decoder) -> dict[str, Weight]:
 def attention_tensors(model: Decoder, attention: GroupedAttention) -> dict[str, Weight]:
     """Return the tensors of an attention half; of a share of one, with its heads and those that they need."""
     H, d = model.hidden, attention.head_dim
-    found = _norm(model, "norm")
+    found = _norm(model, "norm") if model.pre_norms else {}
     for name, heads in (("query", attention.heads), ("key", attention.kv_heads), ("value", attention.kv_heads)):
         found[f"{name}/weight"] = Weight((heads * d, H), 1)
         if attention.bias:
             found[f"{name}/bias"] = Weight((heads * d,))
     if attention.qk_norm:
-        found |= {"query_norm/weight": Weight((d,)), "key_norm/weight": Weight((d,))}
+        normed = (attention.heads * d, attention.kv_heads * d) if attention.whole_norms else (d, d)
+        found |= {"query_norm/weight": Weight(normed[:1]), "key_norm/weight": Weight(normed[1:])}
     found["output/weight"] = Weight((attention.heads * d, H), 0)
     if attention.output_bias:
         found["output/bias"] = Weight((H,))
@@ -283,7 +296,7 @@ def attention_tensors(model: Decoder, attention: GroupedAttention) -> dict[str, 
 
 def mlp_tensors(model: Decoder, mlp: GatedMlp) -> dict[str, Weight]:
     """Return the tensors of an MLP half; of a share of one, with its columns."""
-    H, found = model.hidden, _norm(model, "norm")
+    H, found = model.hidden, _norm(model, "norm") if model.pre_norms else {}
     for name in ("gate", "up") if mlp.gated else ("up",):
         found[f"{name}/weight"] = Weight((mlp.ffn, H), 1)
         if mlp.bias:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -108,7 +109,7 @@ def open_checkpoint(directory: Path) -> Iterator[DecoderCheckpoint]:
             model = replace(model, bos=texts.bos, eos=texts.eos, suppressed=texts.suppressed)
             architecture = (config.get("architectures") or ["AutoModelForCausalLM"])[0]
             tensors.add(weight_files(directory, architecture), lambda key: key)
-            sources = _sources(model, family, tensors, directory)
+            sources = _sources(model, family, config, tensors, directory)
         yield DecoderCheckpoint(model, f"{name} ({architecture})", sources, texts)
 
 
@@ -149,7 +150,9 @@ def write_checkpoint(
                 advance(4 * rows.size * math.prod(source.shape[1:]))
 
 
-def _sources(model: Decoder, family: DecoderFamily, tensors: StoredTensors, directory: Path) -> dict[str, Source]:
+def _sources(
+    model: Decoder, family: DecoderFamily, config: Mapping[str, Any], tensors: StoredTensors, directory: Path
+) -> dict[str, Source]:
     """Say how each of our tensors is read, and refuse tensors that are missing, too many or of other shapes."""
     keys = _keys(model, family, tensors, directory)
     found: dict[str, Source] = {}
@@ -161,6 +164,8 @@ def _sources(model: Decoder, family: DecoderFamily, tensors: StoredTensors, dire
         start = taken.get(key, 0)
         taken[key] = start + (weight.shape[1] if weight.summed == 0 else weight.shape[0])
         found[name] = _source(weight, tensors[key], start, _is_turned(family, name, weight), _adds_one(family, name))
+        if (factor := np.float32(family.factor(config, name))) != 1:
+            found[name] = scaled_source(found[name], factor)
     for name, weight in decoder_tensors(model).items():
         tensor, outputs = tensors[keys[name]], taken[keys[name]]
         needed = (outputs, *weight.shape[1:]) if weight.summed is None else (outputs, weight.shape[weight.summed])
@@ -206,6 +211,11 @@ def _key(family: DecoderFamily, stem: str, name: str) -> str:
     if parts[0] != "layers":
         return f"{stem}{family.names[folder]}.{leaf}"
     return f"{stem}{family.names['layers']}.{parts[1]}.{family.names[parts[2]]}.{leaf}"
+
+
+def scaled_source(source: Source, factor: np.float32) -> Source:
+    """Return a tensor multiplied by a factor."""
+    return Source(source.shape, lambda span: source.rows(span) * factor)
 
 
 def _source(weight: Weight, tensor: StoredTensor, start: int, turned: bool, one_plus: bool) -> Source:

@@ -76,8 +76,18 @@ class RankMemory:
 def attention_bytes(
     model: Decoder, attention: GroupedAttention, heads: int, kv_heads: int, precision: Precision
 ) -> int:
-    """Return the bytes of the weights of some query heads, and of the key and value heads that they need."""
-    return _bytes(attention_tensors(model, replace(attention, heads=heads, kv_heads=kv_heads)), precision) * (heads > 0)
+    """Return the bytes of the weights of some query heads, and of the key and value heads that they need.
+
+    Where a norm goes over all heads at once, everyone who has some makes all queries and keys (as transformers' own
+    plan for tensor parallelism has it): an exchange between norm and scores would cost more than that on slow links.
+    """
+    if not heads:
+        return 0
+    tensors = attention_tensors(model, replace(attention, heads=heads, kv_heads=kv_heads))
+    if attention.whole_norms:
+        whole = attention_tensors(model, attention)
+        tensors |= {name: whole[name] for name in whole if name.startswith(("query", "key"))}
+    return _bytes(tensors, precision)
 
 
 def mlp_bytes(model: Decoder, mlp: GatedMlp, columns: int, precision: Precision) -> int:
@@ -109,7 +119,10 @@ def work_bytes(model: Decoder, ranks: int, width: int, words: int, context: int)
 def widest(attention: GroupedAttention, mlp: GatedMlp, heads: int, columns: int) -> int:
     """Return the columns of what a rank with so many heads and columns has at a time."""
     kv = attention.kv_span(Span(0, heads)).size
-    return max((heads + 2 * kv) * attention.head_dim, (1 + mlp.gated) * columns)
+    made = heads + 2 * kv
+    if attention.whole_norms and heads:
+        made += attention.heads + attention.kv_heads
+    return max(made * attention.head_dim, (1 + mlp.gated) * columns)
 
 
 def rank_memory(model: Decoder, plan: DecoderPlan) -> tuple[RankMemory, ...]:

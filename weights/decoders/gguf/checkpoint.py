@@ -24,7 +24,7 @@ from solver.base.spans import Span
 from solver.model.decoder import BLOCK, Decoder, Rope, Weight, decoder_tensors
 from weights.convert.checkpoint import STRANGE
 from weights.convert.convert import Source
-from weights.decoders.convert import BlockSource, DecoderCheckpoint
+from weights.decoders.convert import BlockSource, DecoderCheckpoint, scaled_source
 from weights.decoders.export import MATRICES, NORMS
 from weights.decoders.families import DECODER_FAMILIES, build_decoder
 from weights.decoders.gguf.container import SAME_BLOCKS, GgufFile, GgufTensor
@@ -35,9 +35,9 @@ from weights.decoders.quantise import Levels, Scales
 # Their architectures in the words of config.json.
 _FAMILIES = {
     "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3": "gemma3_text", "phi3": "phi3",
-    "gpt2": "gpt2",
+    "gpt2": "gpt2", "olmo2": "olmo2", "granite": "granite", "smollm3": "smollm3",
 }  # fmt: skip
-_PAIRED = ("llama",)  # whose rows of query and key that turn together are neighbours
+_PAIRED = ("llama", "granite", "smollm3")  # whose rows of query and key that turn together are neighbours
 # Facts, behind the architecture's name, in the words of config.json.
 _SETTINGS = {
     "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size", "block_count": "num_hidden_layers",
@@ -46,11 +46,16 @@ _SETTINGS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.layer_norm_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta", "rope.freq_base_swa": "rope_local_base_freq",
     "attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping",
-    "attention.sliding_window": "sliding_window", "rope.scaling.original_context_length":
-    "original_max_position_embeddings",
+    "attention.sliding_window": "sliding_window", "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling", "rope.scaling.original_context_length": "original_max_position_embeddings",
 }  # fmt: skip
 _NEEDED = ("embedding_length", "feed_forward_length", "block_count", "attention.head_count", "context_length")
-_MAY_BE_NONE = ("sliding_window", "attn_logit_softcapping", "final_logit_softcapping")
+# Where 0 is none.
+_MAY_BE_NONE = (
+    "residual_multiplier", "embedding_multiplier", "attention_multiplier", "sliding_window", "attn_logit_softcapping",
+    "final_logit_softcapping",
+)  # fmt: skip
 _NORM = {"gpt2": "attention.layer_norm_epsilon"}  # needed, too; of others:
 _RMS_NORM = "attention.layer_norm_rms_epsilon"
 _THETA = 10000.0  # where a file does not say, whatever the architecture
@@ -137,10 +142,13 @@ def open_gguf(path: Path) -> Iterator[GgufCheckpoint]:
         texts, problem = gguf_texts(file.facts, architecture)
         model = replace(model, bos=texts.bos, eos=texts.eos, suppressed=texts.suppressed)
         found = _parts(file, model, architecture)
+    sources = {name: Source(part.weight.shape, part.numbers) for name, part in found.items()}
+    if (smaller := file.facts.get("granite.logit_scale", 1)) != 1:
+        sources["final_norm/weight"] = scaled_source(sources["final_norm/weight"], np.float32(1 / smaller))
     yield GgufCheckpoint(
         model,
         f"{model.name} (GGUF, {architecture})",
-        {name: Source(part.weight.shape, part.numbers) for name, part in found.items()},
+        sources,
         texts,
         {
             name: BlockSource(SAME_BLOCKS[part.tensor.kind.name], part.blocks)
@@ -194,6 +202,11 @@ def _config(file: GgufFile, architecture: str) -> dict[str, Any]:
         config.pop("sliding_window", None)
     elif architecture not in _USUAL_WINDOWS:
         config.setdefault("sliding_window", None)
+    if architecture == "granite":
+        if "logits_scaling" not in config:
+            raise HeptiError(f"it does not say {prefix}logit_scale")
+        config.setdefault("attention_multiplier", None)  # as usual
+        config["rope"] = bool(facts.get("rope.scaling.finetuned", True))
     if architecture in _BY_WIDTH:
         by_width = config["num_hidden_layers"] == _BY_WIDTH[architecture]
         config["query_pre_attn_scalar"] = hidden / heads if by_width else config["head_dim"]
