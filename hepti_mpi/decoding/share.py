@@ -29,6 +29,7 @@ from hepti_mpi.kernels.ort import Session
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span, tiles
 from solver.model.decoder import BLOCK, PRECISIONS, Decoder, GatedMlp, GroupedAttention, Rope, decoder_tensors
+from solver.model.precision import FLOAT32
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 
 INT8_LARGEST = 127
@@ -207,18 +208,18 @@ class _Source:
 
     def __init__(self, model: Decoder, precision: str, reads: Reads) -> None:
         self._model, self._tensors, self._reads = model, decoder_tensors(model), reads
-        self._bits = 0 if precision == "float32" else PRECISIONS[precision].bits
+        self._precision = PRECISIONS[precision]
 
     @property
     def rows_at_once(self) -> int:
         """Rows of the head in a graph."""
-        return max(1, HEAD_BYTES * 8 // (self._model.hidden * (self._bits or 32)))
+        return max(1, HEAD_BYTES * 8 // (self._model.hidden * self._precision.of_words.bits))
 
     def matrix(self, name: str, span: Span) -> Matrix:
         """Return a span of the shared axis of a matrix."""
         weight = self._tensors[name]
-        summed = weight.summed
-        if not self._bits:
+        summed, own = weight.summed, weight.held_in(self._precision)
+        if own is FLOAT32:
             matrix = self._reads.read(name, span)
             return matrix.T if summed else matrix
         if summed:
@@ -226,9 +227,14 @@ class _Source:
         else:
             blocks = Span(span.start // BLOCK, -(-span.stop // BLOCK))
             levels, scales = self._reads.read_blocks(name, blocks)
-            levels, scales = levels.transpose(1, 0, 2), scales.T
-        length = weight.shape[1] if summed else span.size
-        return Blocks(Lent(levels), Lent(scales.astype(np.float32)), self._bits, length)
+            levels, scales = levels.swapaxes(0, 1), scales.swapaxes(0, 1)
+        length, minima, scales = weight.shape[1] if summed else span.size, None, scales.astype(np.float32)
+        if own.minima:
+            scales, minima = scales[..., 0], scales[..., 1].T
+            if own.bits == 4:  # whose products count from the level in the middle
+                minima = minima + np.float32(8) * scales.T
+            minima = np.ascontiguousarray(minima)
+        return Blocks(Lent(levels), Lent(scales), own.bits, length, minima)
 
     def vector(self, name: str, span: Span | None = None) -> Array | None:
         """Return a vector, or some of it; None where the model has none."""

@@ -20,7 +20,7 @@ from hepti_mpi.kernels.ort import ACTIVATIONS, CONTRIBUTED, Session, make_sessio
 from solver.base.arrays import Array, Numbers
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.model.decoder import Decoder, GatedMlp, GroupedAttention, Rope
+from solver.model.decoder import BLOCK, Decoder, GatedMlp, GroupedAttention, Rope
 
 OPSET = 18
 KINDS = {"float32": TensorProto.FLOAT, "int8": TensorProto.INT8}  # of a cache
@@ -144,15 +144,30 @@ class _Graph:
     def product(self, x: str, y: str, matrix: Matrix, bias: Array | None = None) -> str:
         """Add y = x · matrix + bias."""
         if isinstance(matrix, Blocks):
-            self.blocks[y] = matrix
-            self.nodes.append(matrix.node(x, y, [] if bias is None else [self.constant(f"{y}.bias", bias)]))
-            return y
+            symmetric = y if matrix.minima is None else f"{y}.symmetric"
+            self.blocks[symmetric] = matrix
+            biases = [] if bias is None else [self.constant(f"{y}.bias", bias)]
+            self.nodes.append(matrix.node(x, symmetric, biases))
+            return y if matrix.minima is None else self._with_minima(x, y, symmetric, matrix.minima, matrix.summed)
         # As it lies: a copy of the head's matrix the other way round was half of what its graph took to make.
         transposed = not matrix.flags.c_contiguous
         self.large[f"{y}.matrix"] = matrix.T if transposed else matrix
         product = y if bias is None else f"{y}.product"
         self.node("FusedMatMul", [x, f"{y}.matrix"], product, CONTRIBUTED, transB=int(transposed))
         return y if bias is None else self.node("Add", [product, self.constant(f"{y}.bias", bias)], y)
+
+    def _with_minima(self, x: str, y: str, symmetric: str, minima: Numbers, summed: int) -> str:
+        """Add to a product what minima make: of every block the sum of its numbers of x times its minimum."""
+        sums, blocks = f"{x}.sums", -(-summed // BLOCK)
+        if not any(sums in node.output for node in self.nodes):
+            if missing := -summed % BLOCK:
+                ends = self.constant(f"{x}.ends", np.array([0, 0, 0, 0, 0, missing], np.int64))
+                x = self.node("Pad", [x, ends], f"{x}.filled")
+            apart = self.constant(f"{sums}.shape", np.array([0, 0, blocks, BLOCK], np.int64))
+            axis = self.constant(f"{sums}.axis", np.array([-1], np.int64))
+            self.node("ReduceSum", [self.node("Reshape", [x, apart], f"{x}.apart"), axis], sums, keepdims=0)
+        self.large[f"{y}.minima"] = minima
+        return self.node("Add", [symmetric, self.node("MatMul", [sums, f"{y}.minima"], f"{y}.of_minima")], y)
 
     def norm(self, x: str, y: str, norm: NormWeights, eps: float | None = None) -> str:
         """Add a norm over the last axis; "rms" without a shift."""

@@ -77,7 +77,7 @@ def test_answers_are_those_of_transformers(case, checkpoint, world):
 
 
 @pytest.mark.parametrize("case", ["llama", "qwen2", "qwen3", "gemma2", "gemma3_text", "mistral-all", "olmo2"])
-@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("precision", ["int8", "int4", "int4m"])
 def test_in_blocks_ranks_say_what_one_says(case, precision, checkpoint, world):
     path, prompts, _ = checkpoint(case, precision=precision)
     rng = np.random.default_rng(len(case))

@@ -29,13 +29,13 @@ _UNUSED = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")  # constants 
 
 @dataclass(frozen=True, slots=True)
 class BlockSource:
-    """Where the blocks and scales of a matrix come from, and what they are in: int8 or int4.
+    """Where the blocks and scales of a matrix come from, by the precisions of files that take them as they are.
 
-    `rows` are of the matrix as it lies, those of an [in, out] matrix whole blocks.
+    `rows` gives those for a precision; spans are of the matrix as it lies, those of an [in, out] matrix whole blocks.
     """
 
-    precision: str
-    rows: Callable[[Span], tuple[Levels, Scales]]
+    precisions: tuple[str, ...]
+    rows: Callable[[Span, str], tuple[Levels, Scales]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,9 @@ def write_checkpoint(
         for name, source in checkpoint.sources.items():
             blocks = checkpoint.blocks.get(name)
             for rows in row_spans(source.shape):
-                if blocks is not None and blocks.precision == precision:
+                if blocks is not None and precision in blocks.precisions:
                     start = rows.start if tensors[name].summed else rows.start // BLOCK
-                    weights.write_blocks(name, start, *blocks.rows(rows))
+                    weights.write_blocks(name, start, *blocks.rows(rows, precision))
                 else:
                     weights.write(name, rows.start, source.rows(rows))
                 advance(4 * rows.size * math.prod(source.shape[1:]))

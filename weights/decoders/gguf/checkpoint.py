@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.base.spans import Span
-from solver.model.decoder import BLOCK, Decoder, Rope, Weight, decoder_tensors
+from solver.model.decoder import BLOCK, PRECISIONS, Decoder, Rope, Weight, decoder_tensors
 from weights.convert.checkpoint import STRANGE
 from weights.convert.convert import Source
 from weights.decoders.convert import BlockSource, DecoderCheckpoint, scaled_source
@@ -97,7 +97,7 @@ class GgufCheckpoint(DecoderCheckpoint):
 
     @property
     def precision(self) -> str:
-        """What most of its matrices are in, or nearest to: float32, int8 or int4."""
+        """What most of its matrices are in, or nearest to: float32, int8, int4 or int4m."""
         most = Counter(map(_nearest, self.kinds.values()))
         return max(most, key=most.__getitem__)
 
@@ -107,7 +107,10 @@ class GgufCheckpoint(DecoderCheckpoint):
 
     def _others(self, precision: str) -> Counter[str]:
         """Count the kinds of matrices that are not in a precision as they are."""
-        return Counter(kind for kind in self.kinds.values() if _NEAREST.get(kind) != precision)
+        return Counter(
+            kind for name, kind in self.kinds.items()
+            if name not in self.blocks or precision not in self.blocks[name].precisions
+        )  # fmt: skip
 
     def notes(self, precision: str) -> list[str]:
         """Say which matrices get other numbers, and why there is no tokenizer."""
@@ -151,9 +154,9 @@ def open_gguf(path: Path) -> Iterator[GgufCheckpoint]:
         sources,
         texts,
         {
-            name: BlockSource(SAME_BLOCKS[part.tensor.kind.name], part.blocks)
+            name: BlockSource(part.precisions, part.blocks)
             for name, part in found.items()
-            if part.weight.summed is not None and part.tensor.kind.name in SAME_BLOCKS
+            if part.weight.summed is not None and part.precisions
         },
         {name: part.tensor.kind.name for name, part in found.items() if part.weight.summed is not None},
         problem,
@@ -314,12 +317,20 @@ class _Part:
             return self.tensor.numbers(self.outputs, rows.start, rows.stop).T
         return self.tensor.numbers(self.outputs[rows.slice], 0, columns)
 
-    def blocks(self, rows: Span) -> tuple[Levels, Scales]:
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Of files that take its blocks as they are."""
+        return tuple(
+            name for name, precision in PRECISIONS.items() if self.tensor.can_be(self.weight.held_in(precision).name)
+        )
+
+    def blocks(self, rows: Span, precision: str) -> tuple[Levels, Scales]:
         """Read rows of ours, whole blocks of an [in, out] matrix, as blocks and scales."""
+        held = self.weight.held_in(PRECISIONS[precision]).name
         if self.weight.summed == 0:
-            levels, scales = self.tensor.blocks(self.outputs, rows.start // BLOCK, rows.stop // BLOCK)
-            return np.ascontiguousarray(levels.swapaxes(0, 1)), np.ascontiguousarray(scales.T)
-        return self.tensor.blocks(self.outputs[rows.slice], 0, self.tensor.shape[-1] // BLOCK)
+            levels, scales = self.tensor.blocks(self.outputs, rows.start // BLOCK, rows.stop // BLOCK, held)
+            return np.ascontiguousarray(levels.swapaxes(0, 1)), np.ascontiguousarray(scales.swapaxes(0, 1))
+        return self.tensor.blocks(self.outputs[rows.slice], 0, self.tensor.shape[-1] // BLOCK, held)
 
 
 def _parts(file: GgufFile, model: Decoder, architecture: str) -> dict[str, _Part]:
