@@ -1,4 +1,4 @@
-"""Q4_1, 4 bits with a minimum, is read without loss, and words of Q8_0 beside it; floats are rounded as llama.cpp does."""
+"""Q4_1, 4 bits with a minimum, is read without loss, words of Q8_0 beside it; floats are rounded as by llama.cpp."""
 
 import gguf
 import numpy as np
