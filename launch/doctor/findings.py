@@ -197,7 +197,7 @@ def _kernels(answers: Sequence[HostAnswer]) -> list[Finding]:
     return [
         Finding(
             host, "kernels", f"computes with numpy: {kernels['why']}",
-            "pip install 'hepti[fast]'" if kernels["missing"] else "try another version of onnxruntime there",
+            "pip install onnx onnxruntime" if kernels["missing"] else "try another version of onnxruntime there",
         )
         for host, kernels in told
         if kernels["backend"] == "numpy"

@@ -14,6 +14,7 @@ import pytest
 
 from solver.base.command import check_path
 from solver.base.errors import HeptiError
+from solver.base.extras import install
 from solver.cli import main
 from solver.model.named import named_model
 from solver.plan.file import plan_from_json, read_plan
@@ -154,7 +155,7 @@ def test_a_picture_without_matplotlib_is_refused_before_planning(option, cluster
     code = main(["--model", "bert-base", "--cluster", str(cluster), option, "plan.svg"])
 
     assert (code, planned) == (2, [])
-    assert capsys.readouterr().err == "python -m solver: pictures need matplotlib: pip install 'hepti[plot]'\n"
+    assert capsys.readouterr().err == f"python -m solver: pictures need matplotlib: {install('plot')}\n"
 
 
 def test_weights_file_says_what_model_it_is(cluster, tmp_path):

@@ -12,9 +12,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from solver.base.errors import HeptiError, explained
+from solver.base.extras import install
 from solver.model.convnet import ConvNet, Picture
 
-INSTALL = "pip install 'hepti[fast]'"
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 _PICTURE_KEYS = ("resize", "resize_size", "crop", "crop_size", "mean", "std", "interpolation", "scale")
 
@@ -51,7 +51,7 @@ def read_network(
         # Imported late: it needs onnx and onnxruntime, which only this needs.
         from weights.convert.onnx_graph import read_onnx
     except ImportError as error:
-        raise HeptiError(f"converting {source} needs onnx and onnxruntime: {INSTALL}") from error
+        raise HeptiError(f"converting {source} needs onnx and onnxruntime: {install('fast')}") from error
     if not source.is_file():
         raise HeptiError(f"no ONNX file {source}")
     net, tensors = read_onnx(source, size)

@@ -110,7 +110,7 @@ def test_another_mpi_and_a_missing_daemon_are_found():
     ("missing", "why", "mend"),
     [
         (False, "onnxruntime 1.21.0 dies of SIGILL", "try another version of onnxruntime there"),
-        (True, "onnxruntime and onnx are not installed", "pip install 'hepti[fast]'"),
+        (True, "onnxruntime and onnx are not installed", "pip install onnx onnxruntime"),
     ],
 )
 def test_a_board_that_computes_with_numpy_beside_others_is_found(missing, why, mend):

@@ -325,7 +325,5 @@ def test_without_the_package_other_kinds_are_refused(tmp_path, monkeypatch):
     write_gguf(tmp_path / "m.gguf", "llama", "Q5_0")
     monkeypatch.setitem(sys.modules, "gguf", None)
 
-    with pytest.raises(
-        HeptiError, match=r"stored as kind 6: reading it needs the package gguf: pip install 'hepti\[gguf\]'"
-    ):
+    with pytest.raises(HeptiError, match=r"stored as kind 6: reading it needs the package gguf: pip install .*gguf"):
         GgufFile(tmp_path / "m.gguf")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
+from solver.base.extras import install
 from solver.model.decoder import BLOCK
 from weights.decoders.quantise import Levels, Scales, dequantise
 
@@ -209,7 +210,7 @@ def _package(what: str) -> Any:
     try:
         import gguf  # here, as it takes 0.2 s, and few files need it
     except ModuleNotFoundError:
-        raise HeptiError(f"{what} needs the package gguf: pip install 'hepti[gguf]'") from None
+        raise HeptiError(f"{what} needs the package gguf: {install('gguf')}") from None
     return gguf
 
 
