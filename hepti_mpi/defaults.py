@@ -13,7 +13,7 @@ from hepti_mpi.comm.group import Group
 from solver.base.cache import cache_folder, profile_path
 from solver.base.command import check_path
 from solver.base.errors import HeptiError, explained
-from solver.base.packaged import CHAT, SENTENCES, packaged
+from solver.base.hub import CHAT, SENTENCES, packaged
 from solver.cluster.cluster import Cluster, read_cluster, write_cluster
 from weights.file.store import WeightsFile
 

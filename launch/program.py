@@ -28,8 +28,8 @@ from launch.start.hostfile import check_host, read_hostfile
 from launch.start.mpirun import hostfile_text, mpirun_command
 from launch.watch.ranks import RankJob
 from solver.api import MadePlan
+from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
-from solver.base.extras import install
 from solver.model.spec import TextInput
 from weights.file.store import ENCODER, LANGUAGE_MODEL, NETWORK, WeightsFile
 from weights.formats import model_kind, weights_path

@@ -8,8 +8,8 @@ from hepti_mpi.base.memory import keep_freed
 from hepti_mpi.comm.group import Group, SharedError, host_name
 from hepti_mpi.kernels import trial
 from hepti_mpi.kernels.products import NUMPY, Backend
+from solver.base.environment import install
 from solver.base.errors import HeptiError
-from solver.base.extras import install
 
 ONNXRUNTIME = "onnxruntime"
 NAMES = ("auto", "numpy", ONNXRUNTIME)

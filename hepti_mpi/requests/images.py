@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.base.arrays import Array
+from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
-from solver.base.extras import install
 from solver.model.convnet import Picture
 from solver.model.spec import ImageInput
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from solver.base.command import whole_file
+from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
-from solver.base.extras import install
 from solver.base.phrases import did_you_mean
 
 Report = dict[str, Any]

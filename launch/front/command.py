@@ -13,7 +13,7 @@ from launch.front.places import split
 from launch.install.get import fetched
 from solver.base.errors import HeptiError
 from solver.base.front import CALLED
-from solver.base.packaged import CHAT
+from solver.base.hub import CHAT
 from solver.base.phrases import did_you_mean
 
 
@@ -141,7 +141,8 @@ def _run(arguments: Sequence[str]) -> int:
     if "-h" in words or "--help" in words:
         print(ON_HOSTS.format(name=name, module=" ".join(["python -m", *command.words])), end="", flush=True)
         shell.become([*module, "--help"], {CALLED: called})
-    if name == "generate" and not place.hosts and not any(word.split("=")[0] == "--model" for word in words):
+    given = {word.partition("=")[0] for word in words}
+    if name == "generate" and not place.hosts and "--model" not in given and given & {"--chat", "--prompt", "--input"}:
         fetched(CHAT)  # before ranks start: they find it
     if not place.hosts and place.ranks == 1:
         shell.become([*module, *words], {CALLED: called})

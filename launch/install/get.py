@@ -12,7 +12,7 @@ from typing import Any
 from launch.base import shell
 from solver.base.command import check_path
 from solver.base.errors import HeptiError, explained
-from solver.base.packaged import PACKAGED, PackagedModel, packaged
+from solver.base.hub import PACKAGED, PackagedModel, packaged
 from solver.base.tables import FittedTable, new_console
 
 ABOUT = """\

@@ -27,8 +27,8 @@ from launch.start.mpirun import need_mpirun
 from launch.watch.outside import enter_command, join_commands
 from launch.watch.site import Site
 from launch.watch.terminal import watch
+from solver.base.environment import install
 from solver.base.errors import HeptiError
-from solver.base.extras import install
 from solver.base.stopping import handled_by
 from solver.cluster.named import find_cluster
 

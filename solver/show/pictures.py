@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from solver.base.command import whole_file
+from solver.base.environment import install
 from solver.base.errors import HeptiError
-from solver.base.extras import install
 from solver.cluster.cluster import Cluster
 from solver.schedule.cost import PricedStep
 from solver.schedule.stages import PricedPlan

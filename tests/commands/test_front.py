@@ -80,7 +80,7 @@ def test_lines_of_standard_input_are_answered_one_by_one(model, cache):
         (["run", "--np", "2", "--model", "no.h5"], "hepti run: no weights file no.h5: make one with "),
         (["run", "--np", "2", "--bogus"], "hepti run: unrecognized arguments: --bogus (see hepti run --help)"),
         (["run", "--bogus"], "hepti run: unrecognized arguments: --bogus (see hepti run --help)"),
-        (["generate", "--np", "2"], "hepti generate: the following arguments are required: --model"),
+        (["generate", "--np", "2"], "hepti generate: nothing is asked: give --prompt, --input or --chat"),
         (["profile", "--np", "2", "--bogus"], "hepti profile: the following arguments are required: --model, --out"),
         (["plan", "--bogus"], "hepti plan: "),
         (
@@ -92,7 +92,8 @@ def test_lines_of_standard_input_are_answered_one_by_one(model, cache):
         (["plam"], "hepti plam: there is no such command (did you mean plan?): see hepti --help"),
         (
             ["xyz"],
-            "hepti xyz: there is no such command (known: run, generate, serve, profile, plan, convert, install, "
+            "hepti xyz: there is no such command (known: run, generate, serve, profile, plan, get, convert, "
+            "synthesize, inspect, verify, export, install, "
             "doctor, lab, bench, completion): see hepti --help",
         ),
     ],

@@ -193,7 +193,7 @@ ODD = helper.make_node("Odd", ["a"], ["y"], name="odd one", domain="mine")
     [
         ({"external": True}, "net.onnx keeps w in the file data, which is not beside it"),
         ({"last": ODD}, "node odd one is Odd of domain mine"),
-        ({"sides": ("h", "w")}, "give it with --size HxW, of python -m weights convert"),
+        ({"sides": ("h", "w")}, "give it with --size HxW, of hepti convert"),
         ({"weights": np.nan}, "tensor w has NaN or infinite values"),
         ({"opset": 99}, "net.onnx is of opset 99"),
         ({"sides": (1, 1, 8)}, "net.onnx"),

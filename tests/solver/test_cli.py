@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from solver.base.command import check_path
+from solver.base.environment import install
 from solver.base.errors import HeptiError
-from solver.base.extras import install
 from solver.cli import main
 from solver.model.named import named_model
 from solver.plan.file import plan_from_json, read_plan
@@ -180,7 +180,9 @@ def test_who_reads_no_further_is_told_nothing(cluster, form):
         errors = process.stderr.read()
 
     said = [
-        line for line in errors.splitlines() if not re.fullmatch(r"(trying other clusters|comparing): +\d+ %", line)
+        line
+        for line in errors.splitlines()
+        if not re.fullmatch(r"(trying other clusters|comparing): +\d+ %|planning: \d+ s so far", line)
     ]
     assert (process.returncode, said) == (128 + signal.SIGPIPE, [])
 

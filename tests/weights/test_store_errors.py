@@ -15,7 +15,7 @@ from solver.model.spec import with_layers
 from solver.plan.holdings import TensorSlice
 from weights.file.store import WeightsFile, WeightsWriter
 
-NOT_ONE = "model.h5 is not a weights file: make one with hepti convert, .* or python -m weights synthesize"
+NOT_ONE = "model.h5 is not a weights file: make one with hepti convert, .* or hepti synthesize"
 
 
 def whole(name: str, shape: tuple[int, ...]) -> TensorSlice:

@@ -11,8 +11,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
-from solver.base.extras import install
 from solver.model.convnet import ConvNet, Picture
 
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")

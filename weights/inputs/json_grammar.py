@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
-from solver.base.extras import install
 from solver.base.phrases import counted
 from solver.model.decoder import Decoder
 from weights.inputs.tokenize import PromptTokenizer

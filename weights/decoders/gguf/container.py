@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.base.arrays import Array
+from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
-from solver.base.extras import install
 from solver.model.decoder import BLOCK
 from weights.decoders.quantise import Levels, Scales, dequantise
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from solver.base import extras
+from solver.base import environment as extras
 
 ROOT = Path(__file__).parents[3]
 
