@@ -136,7 +136,7 @@ def _infinite(path: Path) -> None:
     [
         (
             Path.unlink,
-            "no weights file .*model.h5: make one with hepti convert, .* or python -m weights synth",
+            "no weights file .*model.h5: make one with hepti convert, .* or hepti synth",
         ),
         (_folder, "model.h5 is a folder, no weights file: hepti convert .*model.h5 model.h5.h5 makes one"),
         (_plain_text, NOT_ONE),
