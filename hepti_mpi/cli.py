@@ -91,7 +91,7 @@ def parser() -> Parser:
         "--model",
         type=Path,
         metavar="MODEL.h5",
-        help="weights file, from python -m weights; or a checkpoint directory, or .onnx",
+        help="weights file, from hepti convert; or a checkpoint directory, or .onnx",
     )
     what.add_argument("--text", nargs="+", metavar="T", help="texts")
     what.add_argument(

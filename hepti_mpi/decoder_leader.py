@@ -19,6 +19,7 @@ from hepti_mpi.decoding.cli import CACHE, SYSTEM, answer_tokens
 from hepti_mpi.decoding.generation import Follow, Generation, TextAnswer
 from hepti_mpi.decoding.ranks import Embedding, Ranks
 from hepti_mpi.decoding.report import answer_entry, run_report, show_run, speed
+from hepti_mpi.defaults import default_chat
 from hepti_mpi.report.alone import (
     Pace,
     alone_line,
@@ -102,6 +103,7 @@ class DecoderLeader(Speaker):
         for path, suffix in ((options.output, ".jsonl"), (options.report, ".json")):
             if path is not None:
                 check_path(path, (suffix,))
+        options.model = options.model or default_chat()
         path = weights_path(options.model, LANGUAGE_MODEL, self.say)
         self._file = file = DecoderFile(path)
         self._model = model = file.model

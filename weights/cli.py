@@ -57,14 +57,14 @@ from weights.synthesize import synthesize, synthesize_decoder
 
 EXAMPLE = """examples:
   hepti convert checkpoints/all-MiniLM-L6-v2 minilm.h5
-  python -m weights synthesize bert-large bert-large.h5 --layers 4
+  hepti synthesize bert-large bert-large.h5 --layers 4
   hepti convert resnet.onnx resnet.h5 --labels imagenet.txt
-  python -m weights synthesize mobilenetv2 mobilenetv2.h5
+  hepti synthesize mobilenetv2 mobilenetv2.h5
   hepti convert Llama-3.2-1B-Instruct llama.h5 --precision int4 --text sample.txt
   hepti convert Llama-3.2-1B-Instruct-Q4_0.gguf llama.h5
-  python -m weights synthesize llama-3.2-1b llama.h5 --precision int4
-  python -m weights inspect minilm.h5
-  python -m weights verify minilm.h5
+  hepti synthesize llama-3.2-1b llama.h5 --precision int4
+  hepti inspect minilm.h5
+  hepti verify minilm.h5
 """
 ENDING = (".h5",)  # of weights files
 LABELS_NAMED = 6  # of a classifier

@@ -134,7 +134,7 @@ def _opened(source: Path, kind: str) -> Iterator[Callable[[Path], object]]:
             net, tensors, origin = read_network(source)
         except HeptiError as error:
             if " --" in str(error):
-                raise HeptiError(f"{error}, of python -m weights convert") from error
+                raise HeptiError(f"{error}, of hepti convert") from error
             raise
         yield lambda path: write_network(path, net, tensors, origin)
     elif kind == ENCODER:

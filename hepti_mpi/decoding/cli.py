@@ -18,6 +18,7 @@ from solver.schedule.decoders.asked import CONTEXT, TOKENS
 SYSTEM = "hepti"
 CACHE = "float32"
 EXAMPLE = """examples:
+  hepti generate --chat
   hepti generate --hostfile pis --model llama.h5 --prompt "Once upon a time" --tokens 50
   hepti generate --hostfile pis --model llama.h5 --chat
   hepti generate --hostfile pis --model llama.h5 --input asked.jsonl --output answers.jsonl
@@ -78,9 +79,9 @@ def parser() -> Parser:
     what.add_argument(
         "--model",
         type=Path,
-        required=True,
         metavar="MODEL.h5",
-        help="weights file, from python -m weights; or a checkpoint directory, or .gguf",
+        help="weights file, from hepti convert; or a checkpoint directory, or .gguf (default: SmolLM2-135M-Instruct, "
+        "of hepti get smollm2)",
     )
     what.add_argument("--prompt", nargs="+", metavar="T", help="texts to continue")
     what.add_argument(

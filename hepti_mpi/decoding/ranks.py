@@ -137,6 +137,7 @@ class Ranks:
         self._first = stages[0].ranks
         self._at_work = sorted({rank for stage in stages for rank in stage.ranks})
         self._words = share.plan.words
+        self._suppressed = np.array(share.model.suppressed, np.int64)
 
     def compute(
         self, first: int, stream: Array, starts: Sequence[int], *, chosen: int, count: int = 1, scales: bool = False,
@@ -296,6 +297,9 @@ class Ranks:
             for first, logits in own.logits:
                 place = first - own_first
                 logits[~allowed[:, place : place + logits.shape[1]]] = -np.inf
+        for first, logits in own.logits if self._suppressed.size else ():
+            here = self._suppressed[(self._suppressed >= first) & (self._suppressed < first + logits.shape[1])]
+            logits[:, here - first] = -np.inf
         best = best_of([likeliest(logits, count, first) for first, logits in own.logits], count)
         sums = np.full(len(best), -np.inf)
         if count > 1:

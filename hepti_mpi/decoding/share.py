@@ -29,6 +29,7 @@ from hepti_mpi.kernels.ort import Session
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span, tiles
 from solver.model.decoder import BLOCK, PRECISIONS, Decoder, GatedMlp, GroupedAttention, Rope, decoder_tensors
+from solver.model.precision import FLOAT32
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 
 INT8_LARGEST = 127
@@ -207,18 +208,18 @@ class _Source:
 
     def __init__(self, model: Decoder, precision: str, reads: Reads) -> None:
         self._model, self._tensors, self._reads = model, decoder_tensors(model), reads
-        self._bits = 0 if precision == "float32" else PRECISIONS[precision].bits
+        self._precision = PRECISIONS[precision]
 
     @property
     def rows_at_once(self) -> int:
         """Rows of the head in a graph."""
-        return max(1, HEAD_BYTES * 8 // (self._model.hidden * (self._bits or 32)))
+        return max(1, HEAD_BYTES * 8 // (self._model.hidden * self._precision.of_words.bits))
 
     def matrix(self, name: str, span: Span) -> Matrix:
         """Return a span of the shared axis of a matrix."""
         weight = self._tensors[name]
-        summed = weight.summed
-        if not self._bits:
+        summed, own = weight.summed, weight.held_in(self._precision)
+        if own is FLOAT32:
             matrix = self._reads.read(name, span)
             return matrix.T if summed else matrix
         if summed:
@@ -226,35 +227,43 @@ class _Source:
         else:
             blocks = Span(span.start // BLOCK, -(-span.stop // BLOCK))
             levels, scales = self._reads.read_blocks(name, blocks)
-            levels, scales = levels.transpose(1, 0, 2), scales.T
-        length = weight.shape[1] if summed else span.size
-        return Blocks(Lent(levels), Lent(scales.astype(np.float32)), self._bits, length)
+            levels, scales = levels.swapaxes(0, 1), scales.swapaxes(0, 1)
+        length, minima, scales = weight.shape[1] if summed else span.size, None, scales.astype(np.float32)
+        if own.minima:
+            scales, minima = scales[..., 0], scales[..., 1].T
+            if own.bits == 4:  # whose products count from the level in the middle
+                minima = minima + np.float32(8) * scales.T
+            minima = np.ascontiguousarray(minima)
+        return Blocks(Lent(levels), Lent(scales), own.bits, length, minima)
 
     def vector(self, name: str, span: Span | None = None) -> Array | None:
         """Return a vector, or some of it; None where the model has none."""
         return self._reads.read(name, span) if name in self._tensors else None
 
     def norm(self, name: str) -> NormWeights:
+        found = self.norm_or_none(name)
+        assert found is not None
+        return found
+
+    def norm_or_none(self, name: str) -> NormWeights | None:
+        """Return a norm; None where the model has none."""
         weight = self.vector(f"{name}/weight")
-        assert weight is not None
-        return NormWeights(weight, self.vector(f"{name}/bias"))
+        return None if weight is None else NormWeights(weight, self.vector(f"{name}/bias"))
 
     def before(self, number: int, half: str, last: str) -> Before:
         """Return what is to be done with the sum of a half's summands."""
         prefix = f"layers/{number}/{half}"
-        norm = self.norm(f"{prefix}/post_norm") if f"{prefix}/post_norm/weight" in self._tensors else None
-        return Before(self.vector(f"{prefix}/{last}/bias"), norm)
+        return Before(self.vector(f"{prefix}/{last}/bias"), self.norm_or_none(f"{prefix}/post_norm"))
 
     def attention(self, number: int, attention: GroupedAttention, heads: Span) -> AttentionWeights:
         prefix, d = f"layers/{number}/attention", self._model.layers[number].attention.head_dim
         rows = heads.scaled(d)
         kv = attention.kv_span(heads).scaled(d)
-        query, key, value = (
-            self.matrix(f"{prefix}/{name}/weight", span) for name, span in (("query", rows), ("key", kv), ("value", kv))
-        )
-        biases = [
-            self.vector(f"{prefix}/{name}/bias", span) for name, span in (("query", rows), ("key", kv), ("value", kv))
-        ]
+        spans = {"query": rows, "key": kv, "value": kv}
+        if attention.whole_norms:  # of which everyone needs all
+            spans |= {"query": Span(0, attention.heads * d), "key": Span(0, attention.kv_heads * d)}
+        query, key, value = (self.matrix(f"{prefix}/{name}/weight", span) for name, span in spans.items())
+        biases = [self.vector(f"{prefix}/{name}/bias", span) for name, span in spans.items()]
         output = self.matrix(f"{prefix}/output/weight", rows)
         wide = attention.head_dim
         if wide != d:
@@ -263,7 +272,7 @@ class _Source:
             biases = [bias if bias is None else _with_zeros(bias, 0, d, wide) for bias in biases]
         found = [bias for bias in biases if bias is not None]
         return AttentionWeights(
-            self.norm(f"{prefix}/norm"),
+            self.norm_or_none(f"{prefix}/norm"),
             (query, key, value),
             output,
             np.concatenate(found) if found else None,
@@ -274,7 +283,7 @@ class _Source:
     def mlp(self, number: int, mlp: GatedMlp, columns: Span) -> MlpWeights:
         prefix = f"layers/{number}/mlp"
         return MlpWeights(
-            self.norm(f"{prefix}/norm"),
+            self.norm_or_none(f"{prefix}/norm"),
             self.matrix(f"{prefix}/gate/weight", columns) if mlp.gated else None,
             self.matrix(f"{prefix}/up/weight", columns),
             self.matrix(f"{prefix}/down/weight", columns),

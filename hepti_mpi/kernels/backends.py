@@ -8,11 +8,11 @@ from hepti_mpi.base.memory import keep_freed
 from hepti_mpi.comm.group import Group, SharedError, host_name
 from hepti_mpi.kernels import trial
 from hepti_mpi.kernels.products import NUMPY, Backend
+from solver.base.environment import install
 from solver.base.errors import HeptiError
 
 ONNXRUNTIME = "onnxruntime"
 NAMES = ("auto", "numpy", ONNXRUNTIME)
-INSTALL = "pip install 'hepti[fast]'"
 
 
 def check_precision(precision: str, name: str) -> None:
@@ -96,7 +96,7 @@ def troubles(group: Group) -> list[tuple[str, str]]:
 
 def mend(trouble: str) -> str:
     """Return what helps against a trouble."""
-    return INSTALL if trouble == trial.MISSING else "try another version of onnxruntime there"
+    return install("fast") if trouble == trial.MISSING else "try another version of onnxruntime there"
 
 
 def of_all(names: Sequence[str]) -> str:

@@ -29,12 +29,15 @@ class Blocks:
         Of a number.
     summed
         Length of the summed axis; the last block may have more numbers, zeros.
+    minima : [blocks, out] float32
+        What the level in the middle means; None: 0, in all blocks.
     """
 
     levels: Lent
     scales: Lent
     bits: int
     summed: int
+    minima: Numbers | None = None
 
     @property
     def out(self) -> int:

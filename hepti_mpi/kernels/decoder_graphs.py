@@ -20,7 +20,7 @@ from hepti_mpi.kernels.ort import ACTIVATIONS, CONTRIBUTED, Session, make_sessio
 from solver.base.arrays import Array, Numbers
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.model.decoder import Decoder, GatedMlp, GroupedAttention, Rope
+from solver.model.decoder import BLOCK, Decoder, GatedMlp, GroupedAttention, Rope
 
 OPSET = 18
 KINDS = {"float32": TensorProto.FLOAT, "int8": TensorProto.INT8}  # of a cache
@@ -51,8 +51,8 @@ class Before:
 class AttentionWeights:
     """A rank's share of a layer's attention; `bias` is of query, key and value side by side."""
 
-    norm: NormWeights
-    projections: tuple[Matrix, Matrix, Matrix]  # query, key, value
+    norm: NormWeights | None
+    projections: tuple[Matrix, Matrix, Matrix]  # query, key, value; of all heads where their norm is
     output: Matrix
     bias: Array | None = None
     query_norm: Array | None = None
@@ -63,7 +63,7 @@ class AttentionWeights:
 class MlpWeights:
     """A rank's share of a layer's MLP; `gate` is None where there is none, and a bias goes with each matrix."""
 
-    norm: NormWeights
+    norm: NormWeights | None
     gate: Matrix | None
     up: Matrix
     down: Matrix
@@ -144,15 +144,30 @@ class _Graph:
     def product(self, x: str, y: str, matrix: Matrix, bias: Array | None = None) -> str:
         """Add y = x · matrix + bias."""
         if isinstance(matrix, Blocks):
-            self.blocks[y] = matrix
-            self.nodes.append(matrix.node(x, y, [] if bias is None else [self.constant(f"{y}.bias", bias)]))
-            return y
+            symmetric = y if matrix.minima is None else f"{y}.symmetric"
+            self.blocks[symmetric] = matrix
+            biases = [] if bias is None else [self.constant(f"{y}.bias", bias)]
+            self.nodes.append(matrix.node(x, symmetric, biases))
+            return y if matrix.minima is None else self._with_minima(x, y, symmetric, matrix.minima, matrix.summed)
         # As it lies: a copy of the head's matrix the other way round was half of what its graph took to make.
         transposed = not matrix.flags.c_contiguous
         self.large[f"{y}.matrix"] = matrix.T if transposed else matrix
         product = y if bias is None else f"{y}.product"
         self.node("FusedMatMul", [x, f"{y}.matrix"], product, CONTRIBUTED, transB=int(transposed))
         return y if bias is None else self.node("Add", [product, self.constant(f"{y}.bias", bias)], y)
+
+    def _with_minima(self, x: str, y: str, symmetric: str, minima: Numbers, summed: int) -> str:
+        """Add to a product what minima make: of every block the sum of its numbers of x times its minimum."""
+        sums, blocks = f"{x}.sums", -(-summed // BLOCK)
+        if not any(sums in node.output for node in self.nodes):
+            if missing := -summed % BLOCK:
+                ends = self.constant(f"{x}.ends", np.array([0, 0, 0, 0, 0, missing], np.int64))
+                x = self.node("Pad", [x, ends], f"{x}.filled")
+            apart = self.constant(f"{sums}.shape", np.array([0, 0, blocks, BLOCK], np.int64))
+            axis = self.constant(f"{sums}.axis", np.array([-1], np.int64))
+            self.node("ReduceSum", [self.node("Reshape", [x, apart], f"{x}.apart"), axis], sums, keepdims=0)
+        self.large[f"{y}.minima"] = minima
+        return self.node("Add", [symmetric, self.node("MatMul", [sums, f"{y}.minima"], f"{y}.of_minima")], y)
 
     def norm(self, x: str, y: str, norm: NormWeights, eps: float | None = None) -> str:
         """Add a norm over the last axis; "rms" without a shift."""
@@ -171,14 +186,16 @@ class _Graph:
             s = self.node("Add", ["s", self.constant("before.bias", before.bias)], "s.biased")
         return self.norm(s, "s.normed", before.norm)
 
-    def open(self, norm: NormWeights, before: Before | None) -> str:
+    def open(self, norm: NormWeights | None, before: Before | None) -> str:
         """Add what every half begins with: the stream, with what was computed before added to it, normed."""
         H = self.model.hidden
         self.takes("x", ["batch", "rows", H])
         if before is None:
-            return self.norm("x", "normed", norm)
+            return "x" if norm is None else self.norm("x", "normed", norm)
         self.takes("s", ["batch", "rows", H])
         self.gives("h", ["batch", "rows", H])
+        if norm is None:
+            return self.added(before)
         inputs = ["x", self.summand(before), self.constant("norm.weight", norm.weight)]
         op = "SkipSimplifiedLayerNormalization"
         if norm.shift is not None:
@@ -187,6 +204,13 @@ class _Graph:
         if before.bias is not None and before.norm is None:
             inputs.append(self.constant("before.bias", before.bias))
         return self.node(op, inputs, ["normed", "", "", "h"], CONTRIBUTED, epsilon=self.model.norm_eps)
+
+    def added(self, before: Before) -> str:
+        """Add the sum of the stream and of what was computed before, "h"."""
+        s = self.summand(before)
+        if before.bias is not None and before.norm is None:
+            s = self.node("Add", [s, self.constant("before.bias", before.bias)], "s.biased")
+        return self.node("Add", ["x", s], "h")
 
     def session(self) -> Session:
         lent = {name: part.array for y, own in self.blocks.items() for name, part in own.parts(y).items()}
@@ -204,10 +228,8 @@ def add_graph(model: Decoder, before: Before) -> Session:
     graph, H = _Graph(model), model.hidden
     graph.takes("x", ["batch", "rows", H])
     graph.takes("s", ["batch", "rows", H])
-    s = graph.summand(before)
-    if before.bias is not None and before.norm is None:
-        s = graph.node("Add", [s, graph.constant("before.bias", before.bias)], "s.biased")
-    graph.node("Add", ["x", s], graph.gives("h", ["batch", "rows", H]))
+    graph.gives("h", ["batch", "rows", H])
+    graph.added(before)
     return graph.session()
 
 
@@ -242,6 +264,7 @@ def attention_graph(
     graph = _Graph(model)
     n = graph.open(weights.norm, before)
     widths = [heads.size * d, kv.size * d, kv.size * d]
+    made = [attention.heads * d, attention.kv_heads * d, kv.size * d] if attention.whole_norms else widths
     rope = attention.rope
     turns_itself = rope is not None and not d % TURNED_MULTIPLE and not rope.width % TURNED_MULTIPLE
     turned = {}
@@ -250,11 +273,14 @@ def attention_graph(
         if not turns_itself:
             graph.takes("places", ["batch", "rows"], TensorProto.INT64)
     values = []
-    biases = [None] * 3 if weights.bias is None else np.split(weights.bias, np.cumsum(widths)[:-1])
+    biases = [None] * 3 if weights.bias is None else np.split(weights.bias, np.cumsum(made)[:-1])
     for name, matrix, bias in zip("qkv", weights.projections, biases, strict=True):
         values.append(graph.product(n, name, matrix, bias))
     for place, (name, own) in enumerate((("q", weights.query_norm), ("k", weights.key_norm))):
-        if own is not None:
+        if own is not None and attention.whole_norms:
+            normed = graph.norm(values[place], f"{name}.whole", NormWeights(own))
+            values[place] = _columns(graph, normed, f"{name}.own", (kv if place else heads).scaled(d))
+        elif own is not None:
             values[place] = _head_norm(graph, values[place], name, own, d)
         if rope is not None and not turns_itself:
             facts = {"num_heads": widths[place] // d, "rotary_embedding_dim": rope.width if rope.width < d else 0}
@@ -342,6 +368,12 @@ def _head_norm(graph: _Graph, x: str, name: str, weight: Array, d: int) -> str:
     apart = graph.node("Reshape", [x, heads], f"{name}.apart")
     normed = graph.norm(apart, f"{name}.own", NormWeights(weight))
     return graph.node("Reshape", [normed, flat], f"{name}.normed")
+
+
+def _columns(graph: _Graph, x: str, y: str, columns: Span) -> str:
+    """Add some columns of x."""
+    ends = {name: np.array([n], np.int64) for name, n in (("from", columns.start), ("to", columns.stop), ("axis", -1))}
+    return graph.node("Slice", [x, *(graph.constant(f"{y}.{name}", end) for name, end in ends.items())], y)
 
 
 def _split(graph: _Graph, x: str, name: str, widths: Sequence[int]) -> list[str]:

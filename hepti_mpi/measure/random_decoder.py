@@ -41,7 +41,7 @@ PARTS = (1 / 8, 1 / 2, 1.0)  # of the largest share
 # The largest share: all of the model's, or so many bytes of weights.
 LARGEST_BYTES = {DecoderPart.ATTENTION: 32 * MIB, DecoderPart.MLP: 32 * MIB, DecoderPart.HEAD: 64 * MIB}
 CONTEXT = 2112  # tokens that caches have room for
-SPREAD = {"int8": 74.0, "int4": 4.6}  # the standard deviation of random levels
+SPREAD = {"int8": 74.0, "int4": 4.6, "int4m": 4.6, "int8m": 74.0}  # the standard deviation of random levels
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,14 +121,15 @@ class RandomDecoder:
         assert rows is not None
         if self.precision == "float32" or name != "embedding/weight":
             return self._random((rows.size, self.model.hidden))
-        return dequantise(*self.read_blocks(name, rows), 1, self.model.hidden, self.precision)
+        return dequantise(*self.read_blocks(name, rows), 1, self.model.hidden, PRECISIONS[self.precision].of_words.name)
 
     def read_blocks(self, name: str, rows: Span | None = None) -> tuple[Levels, Scales]:
         """Return some rows of a matrix as wide as the model, in blocks."""
         assert rows is not None
-        matrix = self._matrix(rows.size, self.model.hidden)
+        matrix = self._matrix(rows.size, self.model.hidden, words=True)
         assert isinstance(matrix, Blocks)
-        return matrix.levels.array, matrix.scales.array.astype(np.float16)
+        scales = matrix.scales.array.astype(np.float16)
+        return matrix.levels.array, scales if matrix.minima is None else np.stack([scales, 0 * scales], -1)
 
     def _session(self, part: DecoderPart, size: int, cache: str) -> Session:
         key = part, size, cache
@@ -141,21 +142,27 @@ class RandomDecoder:
         bias = layer.attention.output_bias if part is DecoderPart.MLP else layer.mlp.bias
         before = Before(self._vector(model.hidden) if bias else None, self._norm() if model.post_norms else None)
         if part is DecoderPart.HEAD:
-            return head_graph(model, self._norm(), self._matrix(size, model.hidden), before)
+            return head_graph(model, self._norm(), self._matrix(size, model.hidden, words=True), before)
         if part is DecoderPart.MLP:
             mlp = layer.mlp
             up, gate, down = (self._matrix(*shape) for shape in 2 * [(size, model.hidden)] + [(model.hidden, size)])
             biases = (self._vector(size), self._vector(size)) if mlp.bias else (None, None)
-            weights = MlpWeights(self._norm(), gate if mlp.gated else None, up, down, *biases)
+            weights = MlpWeights(
+                self._norm() if model.pre_norms else None, gate if mlp.gated else None, up, down, *biases
+            )
             return mlp_graph(model, replace(mlp, ffn=size), weights, before)
         attention = self._heads(size)
         d, heads = attention.head_dim, attention.heads
-        widths = (heads * d, size * d, size * d)
+        widths, of_heads = (heads * d, size * d, size * d), (d, d)
+        if attention.whole_norms:  # of which everyone makes all queries and keys
+            attention = replace(attention, heads=layer.attention.heads, kv_heads=layer.attention.kv_heads)
+            of_heads = attention.heads * d, attention.kv_heads * d
+            widths = (*of_heads, size * d)
         query, key, value = (self._matrix(width, model.hidden) for width in widths)
-        of_head = self._vector(d) if attention.qk_norm else None
+        norms = [self._vector(width) if attention.qk_norm else None for width in of_heads]
         given = AttentionWeights(
-            self._norm(), (query, key, value), self._matrix(model.hidden, heads * d),
-            self._vector(sum(widths)) if attention.bias else None, of_head, of_head,
+            self._norm() if model.pre_norms else None, (query, key, value), self._matrix(model.hidden, heads * d),
+            self._vector(sum(widths)) if attention.bias else None, *norms,
         )  # fmt: skip
         return attention_graph(model, attention, Span(0, heads), given, before, cache=cache)
 
@@ -163,15 +170,17 @@ class RandomDecoder:
         attention = widened(self.model, self.model.layers[0].attention, self.precision)
         return replace(attention, heads=size * attention.group, kv_heads=size, window=0)
 
-    def _matrix(self, out: int, inner: int) -> Matrix:
+    def _matrix(self, out: int, inner: int, *, words: bool = False) -> Matrix:
         scale = inner**-0.5
         if self.precision == "float32":
             matrix: Array = scale * self._random((inner, out))
             return matrix
-        bits, blocks = PRECISIONS[self.precision].bits, math.ceil(inner / BLOCK)
-        levels = _filled(self._numbers.view(np.uint8), (out, blocks, BLOCK * bits // 8))
-        scales = np.full((out, blocks), scale / SPREAD[self.precision], np.float32)
-        return Blocks(Lent(levels), Lent(scales), bits, inner)
+        own, blocks = PRECISIONS[self.precision], math.ceil(inner / BLOCK)
+        own = own.of_words if words else own
+        levels = _filled(self._numbers.view(np.uint8), (out, blocks, BLOCK * own.bits // 8))
+        scales = np.full((out, blocks), scale / SPREAD[own.name], np.float32)
+        minima = self._random((blocks, out)) * np.float32(scale) if own.minima else None
+        return Blocks(Lent(levels), Lent(scales), own.bits, inner, minima)
 
     def _norm(self) -> NormWeights:
         H = self.model.hidden

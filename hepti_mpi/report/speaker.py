@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from hepti_mpi.comm.hosts import Place, describe, warnings
+from hepti_mpi.comm.hosts import Place, describe, launcher_words, names_hosts, warnings
 from hepti_mpi.report import tables
 from solver.base.phrases import counted
 from solver.base.progress import progress
@@ -35,7 +35,7 @@ class Speaker:
     def introduce(self, places: Sequence[Place], notes: Sequence[str] = ()) -> None:
         """Tell where ranks run, and what goes with it; once nothing is refused, or hosts are to be measured."""
         self.say(describe(places))
-        self.note([*warnings(places), *notes])
+        self.note([*warnings(places, on_hosts=names_hosts(launcher_words())), *notes])
 
     def progress(self, label: str, total: int, unit: str = "bytes") -> AbstractContextManager[Callable[[int], None]]:
         """Show how far something is, of so many bytes or whatever `unit` says."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.base.arrays import Array
+from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
 from solver.model.convnet import Picture
 from solver.model.spec import ImageInput
@@ -186,7 +187,7 @@ def _letterboxed(image: Image.Image, width: int, height: int, picture: Picture) 
 def _opened(file: Path | bytes) -> Iterator[Image.Image]:
     """Open an image file; what Pillow refuses within is one line."""
     if Image is None:
-        raise HeptiError("reading images needs Pillow: pip install 'hepti[vision]'")
+        raise HeptiError(f"reading images needs Pillow: {install('vision')}")
     # Pillow's ways to refuse; the last is of a damaged orientation.
     refusals = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, struct.error)
     with explained(f"cannot read {_name(file)}", refusals):

@@ -1,6 +1,6 @@
 """The peers of `bench decode`, as their own programs: distributed-llama over boards, llama.cpp on one.
 
-Both read the weights that Hepti reads, with the same levels and scales (`python -m weights export`).
+Both read the weights that Hepti reads, with the same levels and scales (`hepti export`).
 """
 
 from __future__ import annotations

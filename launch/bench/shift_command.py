@@ -19,7 +19,7 @@ from launch.lab.up import require_tools
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster", default="mixed4", help="a lab that is up, or its cluster file (default: mixed4)")
-    parser.add_argument("--model", type=Path, required=True, metavar="MODEL.h5", help="from python -m weights")
+    parser.add_argument("--model", type=Path, required=True, metavar="MODEL.h5", help="from hepti convert")
     parser.add_argument("--rows", type=int, default=128, help="of every request (default: 128)")
     parser.add_argument("--requests", type=int, default=30, help="in every state of the lab (default: 30)")
     add_list(parser, "--strategies", STRATEGIES)

@@ -150,7 +150,7 @@ def bench_decoder(word: str, layers: int | None, precision: str) -> BenchDecoder
 def _decoder(path: Path) -> BenchDecoder:
     facts = _facts(path)
     if facts["model"].get("kind") != DECODER:
-        raise HeptiError(f"{path} is no language model: python -m weights synthesize llama-3.2-1b {path} makes one")
+        raise HeptiError(f"{path} is no language model: hepti synthesize llama-3.2-1b {path} makes one")
     return BenchDecoder(path.absolute(), Decoder.from_json(json.dumps(facts["model"])), facts["precision"])
 
 
@@ -202,12 +202,12 @@ def _inspect(path: Path) -> ModelSpec:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    return printed(_weights(["inspect", str(path), "--json"]), f"python -m weights inspect {path}")
+    return printed(_weights(["inspect", str(path), "--json"]), f"hepti inspect {path}")
 
 
 def _weights(words: list[str]) -> str:
     """Run a command of the room that knows weights files."""
     code, out, error = shell.attempt([sys.executable, "-m", "weights", *words], SYNTHESIS_S)
     if code:
-        raise HeptiError(error.strip().partition(": ")[2] or f"python -m weights {words[0]} failed with {code}")
+        raise HeptiError(error.strip().partition(": ")[2] or f"hepti {words[0]} failed with {code}")
     return out

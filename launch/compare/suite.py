@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from solver.base.command import whole_file
+from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
 from solver.base.phrases import did_you_mean
 
@@ -161,7 +162,7 @@ def write_text(path: Path, text: str) -> None:
 def can_draw() -> bool:
     """Return whether pictures can be drawn; say so where they cannot."""
     if find_spec("matplotlib") is None:
-        say("note: no pictures without matplotlib: pip install 'hepti[plot]'")
+        say(f"note: no pictures without matplotlib: {install('plot')}")
         return False
     return True
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from launch.base import shell
 from launch.front.job import run_job
 from launch.front.places import split
+from launch.install.get import fetched
 from solver.base.errors import HeptiError
 from solver.base.front import CALLED
+from solver.base.hub import CHAT
 from solver.base.phrases import did_you_mean
 
 
@@ -39,9 +41,14 @@ COMMANDS = {
     "serve": FrontCommand(("launch", "serve"), "answer requests over HTTP"),
     "profile": FrontCommand(("hepti_mpi", "profile"), "measure boards, and write a cluster file", on_hosts=True),
     "plan": FrontCommand(("solver",), "plan for boards that need not be there"),
+    "get": FrontCommand(("launch", "get"), "list and fetch models"),
     "convert": FrontCommand(("weights", "convert"), "make a weights file of a checkpoint, a GGUF or an ONNX file"),
+    "synthesize": FrontCommand(("weights", "synthesize"), "make a weights file of random numbers"),
+    "inspect": FrontCommand(("weights", "inspect"), "show what a weights file holds"),
+    "verify": FrontCommand(("weights", "verify"), "check every number of a weights file"),
+    "export": FrontCommand(("weights", "export"), "write a language model for another engine"),
     "install": FrontCommand(("launch", "install"), "make the same environment on every board"),
-    "doctor": FrontCommand(("launch", "doctor"), "find what is wrong with boards, and its mend"),
+    "doctor": FrontCommand(("launch", "doctor"), "find what is wrong with boards, and how to fix it"),
     "lab": FrontCommand(("launch", "lab"), "make a virtual cluster of this machine"),
     "bench": FrontCommand(("launch", "bench"), "measure systems side by side"),
 }
@@ -62,6 +69,7 @@ unequal small computers.
   --agent PROGRAM          what starts on hosts in place of ssh
 
 examples:
+  hepti generate --chat
   hepti run --np 4
   hepti run --hosts pi-0,pi-1 --input questions.txt --output answers.jsonl
   hepti generate --hostfile pis --model llama.h5 --chat
@@ -134,6 +142,9 @@ def _run(arguments: Sequence[str]) -> int:
     if "-h" in words or "--help" in words:
         print(ON_HOSTS.format(name=name, module=" ".join(["python -m", *command.words])), end="", flush=True)
         shell.become([*module, "--help"], {CALLED: called})
+    given = {word.partition("=")[0] for word in words}
+    if name == "generate" and not place.hosts and "--model" not in given and given & {"--chat", "--prompt", "--input"}:
+        fetched(CHAT)  # before ranks start: they find it
     if not place.hosts and place.ranks == 1:
         shell.become([*module, *words], {CALLED: called})
     return run_job(called, place, [*module, *words])

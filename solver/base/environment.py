@@ -1,4 +1,7 @@
-"""What libraries are told of this machine: threads that a person allows, no telemetry, and what int8 does to it."""
+"""What libraries are told of this machine: threads that a person allows, no telemetry, what int8 does to it.
+
+And what installs those that are missing: Hepti is on no index, so by its name nothing can be installed.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ import os
 import platform
 from functools import cache
 from pathlib import Path
+
+NAME = "hepti"
+_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def thread_count(text: str) -> int | None:
@@ -40,3 +46,19 @@ def int8_overflows() -> bool:
     """
     cpu = Path("/proc/cpuinfo")
     return platform.machine() in ("x86_64", "AMD64") and not (cpu.is_file() and "vnni" in cpu.read_text())
+
+
+def install(extra: str) -> str:
+    """Return the command: of the checkout that this code lies in, or else of the packages themselves."""
+    if (_CHECKOUT / "pyproject.toml").is_file():
+        place = "." if Path.cwd() == _CHECKOUT else str(_CHECKOUT)
+        return f"pip install -e '{place}[{extra}]'"
+    return f"pip install {' '.join(packages(extra))}"
+
+
+def packages(extra: str) -> list[str]:
+    """Return the packages of an extra of the installed Hepti, each as a shell takes it."""
+    from importlib import metadata  # takes long, and is needed where something is missing
+
+    marked = (line.partition(";") for line in metadata.requires(NAME) or ())
+    return [f"'{package.strip()}'" for package, _, marker in marked if f'"{extra}"' in marker.replace("'", '"')]

@@ -1,7 +1,12 @@
-"""How far it is, on stderr: a bar for what takes longer than a second, or now and then a line where nobody watches."""
+"""How far it is, on stderr: a bar for what takes longer than a second, or now and then a line where nobody watches.
+
+Of what nobody knows how far it is, a line says now and then that it goes on.
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +25,25 @@ from rich.progress import (
 
 _PATIENCE_S = 1.0
 _LINE_S = 10.0  # between lines: short work has none, long work one a tenth
+
+
+@contextmanager
+def signs_of_life(label: str) -> Iterator[None]:
+    """Say on stderr every eight seconds that something is on its way: silent for ten a program is taken for dead."""
+    over = threading.Event()
+    begin = time.monotonic()
+
+    def say() -> None:
+        while not over.wait(0.8 * _LINE_S):
+            print(f"{label}: {time.monotonic() - begin:.0f} s so far", file=sys.stderr, flush=True)
+
+    speaker = threading.Thread(target=say, daemon=True)
+    speaker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        speaker.join()
 
 
 @contextmanager

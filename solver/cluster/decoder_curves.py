@@ -48,6 +48,7 @@ ROW_FACTORS: Mapping[str, tuple[float, ...]] = {
     "float32": (1, 1, 1.1, 1.3, 3, 10),  # four bytes are read for the FLOP that int4 does for a half
     "int8": (1, 1.03, 1.35, 1.9, 9.8, 39),
     "int4": (1, 1.01, 1.57, 2.6, 17, 68),
+    "int4m": (1, 1.01, 1.57, 2.6, 15, 58),
 }
 CALL_FLOP = 8e6  # 90 us
 MESSAGE_FLOP = 1.2e6  # 13 us

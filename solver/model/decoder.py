@@ -23,17 +23,25 @@ from solver.model.blocks import one_of
 from solver.model.precision import FLOAT32, Precision
 
 KIND = "decoder"  # of a model in a weights file
+# Fields that came later, and what they are without a word: written where they say something else, so that fingerprints
+# of models from before stay.
+_LATER = {"suppressed": (), "pre_norms": True, "whole_norms": False}
 NORMS = ("rms", "layer")
 ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
 CACHES = ("float32", "int8")  # what keys and values are kept in
 BLOCK = 32  # numbers along the summed axis of a matrix that share a scale
-# What matrices are held in: symmetric, a scale for every 32 numbers that a product sums over; stored as float16, held
-# as float32.
+# What matrices are held in: a scale for every 32 numbers that a product sums over, stored as float16, held as float32;
+# symmetric but those with a minimum.
 PRECISIONS: Mapping[str, Precision] = {
     "float32": FLOAT32,
     "int8": Precision("int8", bits=8, group=BLOCK, scale_bytes=4),
     "int4": Precision("int4", bits=4, group=BLOCK, scale_bytes=4),
-}
+    # A minimum for every scale: numbers of Q4_1, and words of Q8_0 beside them, as they are.
+    "int4m": Precision(
+        "int4m", bits=4, group=BLOCK, scale_bytes=8, minima=True,
+        words=Precision("int8m", bits=8, group=BLOCK, scale_bytes=8, minima=True),
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +80,7 @@ class GroupedAttention:
     bias: bool = False  # of query, key and value
     output_bias: bool = False
     qk_norm: bool = False  # RMS norm over d of every head's query and key, before they turn
+    whole_norms: bool = False  # of these norms: over all heads' queries, and all keys, at once (OLMo 2)
 
     @property
     def group(self) -> int:
@@ -127,8 +136,10 @@ class Decoder:
     norm
         "rms", or "layer" with shifts (GPT-2), of all norms but those of queries and keys, which are "rms". Gemma's
         1 + weight is stored as the weight.
+    pre_norms
+        Whether a half layer begins with a norm of the stream (all but OLMo 2).
     post_norms
-        Whether what a half layer computed is normed before it is added (Gemma).
+        Whether what a half layer computed is normed before it is added (Gemma, OLMo 2).
     embedding_scale
         Of the embedded rows, not of the head (Gemma).
     learned_positions
@@ -141,6 +152,8 @@ class Decoder:
         The token that begins every text; None: none does.
     eos
         The tokens that end an answer.
+    suppressed
+        The tokens that are never said.
     """
 
     name: str
@@ -150,6 +163,7 @@ class Decoder:
     layers: tuple[DecoderLayer, ...]
     norm: str = "rms"
     norm_eps: float = 1e-5
+    pre_norms: bool = True
     post_norms: bool = False
     embedding_scale: float = 1.0
     learned_positions: bool = False
@@ -157,6 +171,7 @@ class Decoder:
     tied: bool = False
     bos: int | None = None
     eos: tuple[int, ...] = ()
+    suppressed: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         try:
@@ -185,10 +200,10 @@ class Decoder:
 
     def to_json(self) -> str:
         """Write as JSON; layers that are alike stand in it once."""
-        table = dataclasses.asdict(self)
+        table = _told(self)
         kinds = list(dict.fromkeys(self.layers))
         table["layers"] = [kinds.index(layer) for layer in self.layers]
-        table["kinds"] = [dataclasses.asdict(kind) for kind in kinds]
+        table["kinds"] = [{"attention": _told(kind.attention), "mlp": _told(kind.mlp)} for kind in kinds]
         return json.dumps({"kind": KIND, **table})
 
     @classmethod
@@ -200,9 +215,16 @@ class Decoder:
                 raise ValueError("it is no decoder")
             kinds = [_layer(kind) for kind in table.pop("kinds")]
             table["layers"] = tuple(kinds[number] for number in table["layers"])
-            return cls(**{**table, "eos": tuple(table["eos"])})
+            ends = {name: tuple(table[name]) for name in ("eos", "suppressed") if name in table}
+            return cls(**{**table, **ends})
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise HeptiError(f"model description is damaged or of a newer version: {error}") from error
+
+
+def _told(owner: Decoder | GroupedAttention | GatedMlp) -> dict[str, Any]:
+    """Return the fields of an owner, those that came later only where they say something."""
+    fields = dataclasses.asdict(owner)
+    return {name: value for name, value in fields.items() if name not in _LATER or value != _LATER[name]}
 
 
 def _layer(table: Mapping[str, Any]) -> DecoderLayer:
@@ -223,29 +245,39 @@ class Weight:
         As it lies, where it is float32.
     summed
         The axis that its product sums over, 0 or 1; None: it is no product's matrix, and float32 in any precision.
+    words
+        Whether it is the embedding or the head, which may be held in another precision than the layers.
     """
 
     shape: tuple[int, ...]
     summed: int | None = None
+    words: bool = False
+
+    def held_in(self, precision: Precision) -> Precision:
+        """Return what it is held in under a model's precision."""
+        return FLOAT32 if self.summed is None else precision.of_words if self.words else precision
 
     def stored(self, precision: Precision) -> dict[str, tuple[int, ...]]:
         """Return the shapes of what is stored for it, by what stands behind its name.
 
         In blocks, b = ceil(summed / 32): of [out, in] "" is [out, b, bytes] uint8 and "/scale" [out, b] float16; of
         [in, out] "" is [b, out, bytes] and "/scale" [b, out]. `bytes` are a block's numbers in order: 32 int8 with
-        zero at 128, or 16 of two int4 each, the first in the low bits, with zero at 8.
+        zero at 128, or 16 of two int4 each, the first in the low bits, with zero at 8. Where a precision has minima,
+        "/scale" is [..., 2], scale and minimum: a number is scale · level + minimum, of int4 from level 0 on, of int8
+        from 128 on.
         """
-        if self.summed is None or precision is FLOAT32:
+        own = self.held_in(precision)
+        if self.summed is None or own is FLOAT32:
             return {"": self.shape}
         shape = list(self.shape)
         shape[self.summed] = -(-shape[self.summed] // BLOCK)
-        return {"": (*shape, BLOCK * precision.bits // 8), "/scale": tuple(shape)}
+        return {"": (*shape, BLOCK * own.bits // 8), "/scale": (*shape, 2) if own.minima else tuple(shape)}
 
 
 def decoder_tensors(model: Decoder) -> dict[str, Weight]:
     """Return every tensor of a decoder, in file order."""
     H, found = model.hidden, {}
-    found["embedding/weight"] = Weight((model.vocab, H), 1)
+    found["embedding/weight"] = Weight((model.vocab, H), 1, words=True)
     if model.learned_positions:
         found["positions/weight"] = Weight((model.positions, H))
     for number, layer in enumerate(model.layers):
@@ -256,20 +288,21 @@ def decoder_tensors(model: Decoder) -> dict[str, Weight]:
         found |= {f"{prefix}/mlp/{name}": weight for name, weight in mlp_tensors(model, layer.mlp).items()}
     found |= _norm(model, "final_norm")
     if not model.tied:
-        found["head/weight"] = Weight((model.vocab, H), 1)
+        found["head/weight"] = Weight((model.vocab, H), 1, words=True)
     return found
 
 
 def attention_tensors(model: Decoder, attention: GroupedAttention) -> dict[str, Weight]:
     """Return the tensors of an attention half; of a share of one, with its heads and those that they need."""
     H, d = model.hidden, attention.head_dim
-    found = _norm(model, "norm")
+    found = _norm(model, "norm") if model.pre_norms else {}
     for name, heads in (("query", attention.heads), ("key", attention.kv_heads), ("value", attention.kv_heads)):
         found[f"{name}/weight"] = Weight((heads * d, H), 1)
         if attention.bias:
             found[f"{name}/bias"] = Weight((heads * d,))
     if attention.qk_norm:
-        found |= {"query_norm/weight": Weight((d,)), "key_norm/weight": Weight((d,))}
+        normed = (attention.heads * d, attention.kv_heads * d) if attention.whole_norms else (d, d)
+        found |= {"query_norm/weight": Weight(normed[:1]), "key_norm/weight": Weight(normed[1:])}
     found["output/weight"] = Weight((attention.heads * d, H), 0)
     if attention.output_bias:
         found["output/bias"] = Weight((H,))
@@ -278,7 +311,7 @@ def attention_tensors(model: Decoder, attention: GroupedAttention) -> dict[str, 
 
 def mlp_tensors(model: Decoder, mlp: GatedMlp) -> dict[str, Weight]:
     """Return the tensors of an MLP half; of a share of one, with its columns."""
-    H, found = model.hidden, _norm(model, "norm")
+    H, found = model.hidden, _norm(model, "norm") if model.pre_norms else {}
     for name in ("gate", "up") if mlp.gated else ("up",):
         found[f"{name}/weight"] = Weight((mlp.ffn, H), 1)
         if mlp.bias:

@@ -13,7 +13,14 @@ class Precision:
     name: str
     bits: int  # of one number
     group: int = 0  # how many numbers that a product sums over share a scale; 0: all of an output channel
-    scale_bytes: int = 0  # of one scale
+    scale_bytes: int = 0  # of one scale, and of the minimum beside it
+    minima: bool = False  # whether a group also has what its level 0 means
+    words: Precision | None = None  # what embedding and head are held in, where that is another
+
+    @property
+    def of_words(self) -> Precision:
+        """What embedding and head are held in."""
+        return self.words or self
 
     @property
     def weight_bytes(self) -> float:

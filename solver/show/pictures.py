@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from solver.base.command import whole_file
+from solver.base.environment import install
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
 from solver.schedule.cost import PricedStep
@@ -47,7 +48,7 @@ def check_pictures() -> None:
         If matplotlib is not installed.
     """
     if find_spec("matplotlib") is None:
-        raise HeptiError("pictures need matplotlib: pip install 'hepti[plot]'")
+        raise HeptiError(f"pictures need matplotlib: {install('plot')}")
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -134,7 +134,7 @@ def print_estimated(
     alone = [other.seconds for other in others if other.system.startswith(ALONE)]
     gain = min(alone, default=np.inf) / seconds
     small = f" So small a gain as {gain:.2f} times may come to nothing: {SURE_GAIN:g} and more were real."
-    small *= 1.005 < gain < SURE_GAIN
+    small *= gain > 1.005 and round(gain, 2) < SURE_GAIN  # as it is said
     console.print(
         f"Times{of} are estimates from GFLOP/s; lab boards took 0.7 to 1.1 times as long.{small} "
         "`hepti profile` measures boards that are there.",

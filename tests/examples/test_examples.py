@@ -154,3 +154,16 @@ def test_what_the_planner_refuses_is_one_line(model):
     assert done.returncode == 2
     assert done.stderr.startswith(f"buy_next.py: unknown model {model}")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_text_that_is_none_is_named_and_the_others_are_searched(tmp_path):
+    make_checkpoint("sentence", tmp_path / "mini", layers=1)
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "good.txt").write_text("a warm home")
+    (tmp_path / "notes" / "bad.txt").write_bytes(b"\xff\xfe\x00")
+
+    done = example("search_folder.py", tmp_path / "notes", "a warm home", "--model", tmp_path / "mini")
+
+    assert done.returncode == 2
+    assert done.stdout == "1.000  good.txt: a warm home\n"
+    assert "notes/bad.txt" in done.stderr.splitlines()[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -47,9 +48,19 @@ MODELS = {
         heads=4, kv_heads=4, d=8, norm="layer", learned_positions=True, tied=True,
         attention={"bias": True, "output_bias": True}, mlp={"activation": "gelu_tanh", "gated": False, "bias": True},
     ),
+    "olmo2": small_model(
+        heads=6, kv_heads=3, d=16, attention={"qk_norm": True, "whole_norms": True}, pre_norms=False, post_norms=True,
+    ),
     "narrow": small_model(heads=5, kv_heads=5, d=12, attention={"bias": True}),
     "partial": small_model(attention={"turned": 12}, d=24, windows=[0, 5, 0]),
 }  # fmt: skip
+MODELS["smollm3"] = replace(
+    MODELS["llama"],
+    layers=tuple(
+        replace(layer, attention=replace(layer.attention, rope=layer.attention.rope if number != 1 else None))
+        for number, layer in enumerate(MODELS["llama"].layers)
+    ),
+)
 
 
 class Weights:
@@ -94,7 +105,8 @@ def logits(weights, tokens):
     for number, layer in enumerate(model.layers):
         for half, compute in (("attention", _attention), ("mlp", _mlp)):
             prefix = f"layers/{number}/{half}"
-            made = compute(norm(x, f"{prefix}/norm"), prefix, getattr(layer, half), model, read, bias, weights.arrays)
+            rows = norm(x, f"{prefix}/norm") if model.pre_norms else x
+            made = compute(rows, prefix, getattr(layer, half), model, read, bias, weights.arrays)
             x = x + (norm(made, f"{prefix}/post_norm") if model.post_norms else made)
     found = norm(x, "final_norm") @ read(model.head).T
     cap = model.head_softcap
@@ -105,9 +117,11 @@ def _attention(n, prefix, attention, model, read, bias, arrays):
     S, d = len(n), attention.head_dim
     heads = {}
     for name in ("query", "key", "value"):
-        x = (n @ read(f"{prefix}/{name}/weight").T + bias(f"{prefix}/{name}")).reshape(S, -1, d)
+        x = n @ read(f"{prefix}/{name}/weight").T + bias(f"{prefix}/{name}")
+        x = x if attention.whole_norms else x.reshape(S, -1, d)
         if attention.qk_norm and name != "value":
             x = x / np.sqrt((x * x).mean(-1, keepdims=True) + model.norm_eps) * read(f"{prefix}/{name}_norm/weight")
+        x = x.reshape(S, -1, d)
         if attention.rope is not None and name != "value":
             half = attention.rope.width // 2
             angle = np.outer(np.arange(S), attention.rope.frequencies)[:, None]

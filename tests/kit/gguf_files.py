@@ -20,6 +20,10 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1 + number / 10 for number in range(6)],
     "long_factor": [4.0] * 6, "partial_rotary_factor": 0.75,
 }  # fmt: skip
+GRANITE = {
+    "head_dim": 16, "embedding_multiplier": 6.0, "attention_multiplier": 0.1, "residual_multiplier": 0.22,
+    "logits_scaling": 4.0,
+}  # fmt: skip
 GPT2 = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64, "eos_token_id": 2}
 CASES = {
     "llama": ("Llama", "llama", {}),
@@ -47,6 +51,9 @@ CASES = {
         "Phi3", "phi3",
         {"head_dim": 16, "rope_parameters": LONGROPE, "original_max_position_embeddings": 32},
     ),
+    "olmo2": ("Olmo2", "olmo2", {"head_dim": 16}),
+    "granite": ("Granite", "granite", GRANITE),
+    "smollm3": ("SmolLM3", "smollm3", {"head_dim": 16, "num_hidden_layers": 4}),
     "gpt2": ("GPT2", "gpt2", GPT2),
     "wide": ("Llama", "llama", {"hidden_size": 256, "num_hidden_layers": 1}),  # a block of k-quants a row
 }  # fmt: skip
@@ -95,7 +102,7 @@ def their_tensors(case, model):
             values = values.T
         if architecture.startswith("gemma") and stem.endswith("norm"):
             values = values + np.float32(1)
-        if architecture == "llama" and stem.endswith(("q_proj", "k_proj")):
+        if architecture in ("llama", "granite", "smollm3") and stem.endswith(("q_proj", "k_proj")):
             heads = config.num_attention_heads if stem.endswith("q_proj") else config.num_key_value_heads
             values = values.reshape(heads, 2, len(values) // heads // 2, *values.shape[1:]).swapaxes(1, 2)
             values = values.reshape(tensor.shape)
@@ -103,7 +110,7 @@ def their_tensors(case, model):
             found[f"{TOP[stem]}.{leaf}"] = values
         else:
             _, _, number, rest = stem.split(".", 3)
-            names = NAMES | GEMMA_NAMES if architecture.startswith("gemma") else NAMES
+            names = NAMES | GEMMA_NAMES if architecture.startswith(("gemma", "olmo2")) else NAMES
             found[f"blk.{number}.{names[rest]}.{leaf}"] = values
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "llama3":
@@ -160,6 +167,11 @@ def add_settings(writer, case, model):
             getattr(writer, f"add_{name}_logit_softcapping")(cap)
     rope = config.rope_parameters
     rope = rope.get("full_attention", rope)
+    if architecture == "granite":
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
     writer.add_rope_freq_base(rope["rope_theta"])
     if architecture in ("llama", "phi3"):
         writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))

@@ -94,8 +94,8 @@ def test_answers_are_those_of_transformers(case, checkpoint, world):
     ("case", "precision"),
     sweeps.cycled(
         3,
-        ["qwen3", "gemma2", "mistral-all"] + sweeps.count(0, 1) * ["llama", "qwen2", "gemma3_text"],
-        ["int8", "int4"],
+        ["qwen3", "gemma2", "mistral-all"] + sweeps.count(0, 1) * ["llama", "qwen2", "gemma3_text", "olmo2"],
+        ["int8", "int4", "int4m"],
     ),
 )
 def test_in_blocks_ranks_say_what_one_says(case, precision, checkpoint, world):

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from solver.base.command import check_path
+from solver.base.environment import install
 from solver.base.errors import HeptiError
 from solver.cli import main
 from solver.cluster.cluster import write_cluster
@@ -132,7 +133,7 @@ def test_a_picture_without_matplotlib_is_refused_before_planning(option, cluster
     code = main(["--model", "bert-base", "--cluster", str(cluster), option, "plan.svg"])
 
     assert (code, planned) == (2, [])
-    kept(capsys.readouterr().err)
+    assert capsys.readouterr().err.endswith(f"{install('plot')}\n")
 
 
 def test_weights_file_says_what_model_it_is(cluster, tmp_path):
@@ -158,7 +159,9 @@ def test_who_reads_no_further_is_told_nothing(cluster, form):
         errors = process.stderr.read()
 
     said = [
-        line for line in errors.splitlines() if not re.fullmatch(r"(trying other clusters|comparing): +\d+ %", line)
+        line
+        for line in errors.splitlines()
+        if not re.fullmatch(r"(trying other clusters|comparing): +\d+ %|planning: \d+ s so far", line)
     ]
     assert (process.returncode, said) == (128 + signal.SIGPIPE, [])
 

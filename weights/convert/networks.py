@@ -11,11 +11,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
 from solver.model.convnet import LETTERBOXES, YOLO_HEADS, ConvNet, Picture, bytes_as_they_are
 from weights.convert.probabilities import ends_with_probabilities
 
-INSTALL = "pip install 'hepti[fast]'"
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 _PICTURE_KEYS = (
     "resize", "resize_size", "crop", "crop_size", "mean", "std", "interpolation", "scale", "letterbox", "channel_order",
@@ -55,7 +55,7 @@ def read_network(
         # Imported late: it needs onnx and onnxruntime, which only this needs.
         from weights.convert.onnx_graph import read_onnx
     except ImportError as error:
-        raise HeptiError(f"converting {source} needs onnx and onnxruntime: {INSTALL}") from error
+        raise HeptiError(f"converting {source} needs onnx and onnxruntime: {install('fast')}") from error
     if not source.is_file():
         raise HeptiError(f"no ONNX file {source}")
     net, tensors = read_onnx(source, size)

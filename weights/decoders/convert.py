@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,13 +29,13 @@ _UNUSED = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")  # constants 
 
 @dataclass(frozen=True, slots=True)
 class BlockSource:
-    """Where the blocks and scales of a matrix come from, and what they are in: int8 or int4.
+    """Where the blocks and scales of a matrix come from, by the precisions of files that take them as they are.
 
-    `rows` are of the matrix as it lies, those of an [in, out] matrix whole blocks.
+    `rows` gives those for a precision; spans are of the matrix as it lies, those of an [in, out] matrix whole blocks.
     """
 
-    precision: str
-    rows: Callable[[Span], tuple[Levels, Scales]]
+    precisions: tuple[str, ...]
+    rows: Callable[[Span, str], tuple[Levels, Scales]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class DecoderCheckpoint:
 
     def notes(self, precision: str) -> list[str]:
         """Say what one should know of it, and of converting it to a precision: what it "has", in a line each."""
-        return [] if self.texts.tokenizer else ["has no tokenizer.json: the model will read token ids only"]
+        missing = [] if self.texts.tokenizer else ["has no tokenizer.json: the model will read token ids only"]
+        return [*self.texts.notes, *missing]
 
     def read(self, name: str, rows: Span | None = None) -> Array:
         """Read a tensor, or some rows of it, as the checkpoint has it."""
@@ -104,10 +106,10 @@ def open_checkpoint(directory: Path) -> Iterator[DecoderCheckpoint]:
                 name = Path(whole.get("_name_or_path") or directory.resolve().name).name
                 model = build_decoder(name, family, config)
             texts = read_texts(directory, config)
-            model = replace(model, bos=texts.bos, eos=texts.eos)
+            model = replace(model, bos=texts.bos, eos=texts.eos, suppressed=texts.suppressed)
             architecture = (config.get("architectures") or ["AutoModelForCausalLM"])[0]
             tensors.add(weight_files(directory, architecture), lambda key: key)
-            sources = _sources(model, family, tensors, directory)
+            sources = _sources(model, family, config, tensors, directory)
         yield DecoderCheckpoint(model, f"{name} ({architecture})", sources, texts)
 
 
@@ -140,15 +142,17 @@ def write_checkpoint(
         for name, source in checkpoint.sources.items():
             blocks = checkpoint.blocks.get(name)
             for rows in row_spans(source.shape):
-                if blocks is not None and blocks.precision == precision:
+                if blocks is not None and precision in blocks.precisions:
                     start = rows.start if tensors[name].summed else rows.start // BLOCK
-                    weights.write_blocks(name, start, *blocks.rows(rows))
+                    weights.write_blocks(name, start, *blocks.rows(rows, precision))
                 else:
                     weights.write(name, rows.start, source.rows(rows))
                 advance(4 * rows.size * math.prod(source.shape[1:]))
 
 
-def _sources(model: Decoder, family: DecoderFamily, tensors: StoredTensors, directory: Path) -> dict[str, Source]:
+def _sources(
+    model: Decoder, family: DecoderFamily, config: Mapping[str, Any], tensors: StoredTensors, directory: Path
+) -> dict[str, Source]:
     """Say how each of our tensors is read, and refuse tensors that are missing, too many or of other shapes."""
     keys = _keys(model, family, tensors, directory)
     found: dict[str, Source] = {}
@@ -160,6 +164,8 @@ def _sources(model: Decoder, family: DecoderFamily, tensors: StoredTensors, dire
         start = taken.get(key, 0)
         taken[key] = start + (weight.shape[1] if weight.summed == 0 else weight.shape[0])
         found[name] = _source(weight, tensors[key], start, _is_turned(family, name, weight), _adds_one(family, name))
+        if (factor := np.float32(family.factor(config, name))) != 1:
+            found[name] = scaled_source(found[name], factor)
     for name, weight in decoder_tensors(model).items():
         tensor, outputs = tensors[keys[name]], taken[keys[name]]
         needed = (outputs, *weight.shape[1:]) if weight.summed is None else (outputs, weight.shape[weight.summed])
@@ -205,6 +211,11 @@ def _key(family: DecoderFamily, stem: str, name: str) -> str:
     if parts[0] != "layers":
         return f"{stem}{family.names[folder]}.{leaf}"
     return f"{stem}{family.names['layers']}.{parts[1]}.{family.names[parts[2]]}.{leaf}"
+
+
+def scaled_source(source: Source, factor: np.float32) -> Source:
+    """Return a tensor multiplied by a factor."""
+    return Source(source.shape, lambda span: source.rows(span) * factor)
 
 
 def _source(weight: Weight, tensor: StoredTensor, start: int, turned: bool, one_plus: bool) -> Source:

@@ -48,6 +48,9 @@ _GEMMA = _LLAMA | {
     "attention/post_norm": "post_attention_layernorm", "mlp/norm": "pre_feedforward_layernorm",
     "mlp/post_norm": "post_feedforward_layernorm",
 }  # fmt: skip
+_OLMO2 = {name: theirs for name, theirs in _LLAMA.items() if name not in ("attention/norm", "mlp/norm")} | {
+    "attention/post_norm": "post_attention_layernorm", "mlp/post_norm": "post_feedforward_layernorm",
+}  # fmt: skip
 _PHI3 = _LLAMA | {
     **{f"attention/{name}": "self_attn.qkv_proj" for name in ("query", "key", "value")},
     "mlp/gate": "mlp.gate_up_proj", "mlp/up": "mlp.gate_up_proj",
@@ -93,6 +96,10 @@ class DecoderFamily:
         """Return a setting, or its default; None of what the family does not read."""
         return config.get(self.words.get(key, key), self.defaults[key]) if key in self.defaults else None
 
+    def factor(self, config: Facts, name: str) -> float:
+        """Return what a tensor is multiplied by: of Granite's last norm what its logits are divided by."""
+        return 1 / float(self.get(config, "logits_scaling") or 1) if name == "final_norm/weight" else 1.0
+
 
 _BASE = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
@@ -135,6 +142,27 @@ DECODER_FAMILIES: Mapping[str, DecoderFamily] = {
         },
         words={"hidden_act": "hidden_activation"}, one_plus=True, attention={"qk_norm": True},
         model={"post_norms": True},
+    ),
+    "olmo2": DecoderFamily(
+        _OLMO2,
+        _BASE | {"vocab_size": 50304, "rms_norm_eps": 1e-5, "attention_bias": False},
+        attention={"qk_norm": True, "whole_norms": True}, model={"pre_norms": False, "post_norms": True},
+    ),
+    "granite": DecoderFamily(
+        _LLAMA,
+        _BASE | {
+            "attention_bias": False, "mlp_bias": False, "embedding_multiplier": 1.0, "residual_multiplier": 1.0,
+            "attention_multiplier": 1.0, "logits_scaling": 1.0, "rope": True,
+        },
+    ),
+    "smollm3": DecoderFamily(
+        _LLAMA,
+        _BASE | {
+            "vocab_size": 128256, "hidden_size": 2048, "num_hidden_layers": 36, "num_attention_heads": 16,
+            "num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 2e6, "tie_word_embeddings": True,
+            "attention_bias": False, "mlp_bias": False, "use_sliding_window": False, "sliding_window": None,
+            "layer_types": None, "no_rope_layers": None, "no_rope_layer_interval": 4,
+        },
     ),
     "phi3": DecoderFamily(
         _PHI3,
@@ -203,14 +231,38 @@ def build_decoder(name: str, family: DecoderFamily, config: Facts) -> Decoder:
         **{"bias": bool(get("mlp_bias")), **family.mlp}, ffn=get("intermediate_size") or 4 * hidden,
         activation=_ACTIVATIONS[activation],
     )  # fmt: skip
-    kinds = _layer_kinds(get)
-    layers = {kind: DecoderLayer(attention=_attention(family, get, kind), mlp=mlp) for kind in set(kinds)}
+    kinds = [*zip(_layer_kinds(get), _turning_layers(get), strict=True)]
+    layers = {kind: DecoderLayer(attention=_attention(family, get, *kind), mlp=mlp) for kind in set(kinds)}
+    # Granite adds r times what a half layer computes, x + r f(norm(x)): of y = x / r that is y + f(norm(y)), with
+    # another epsilon. So the stream begins 1 / r as large, and nothing else needs to know.
+    residual = _scale_of(get, "residual_multiplier")
     return Decoder(
         **family.model, name=name, hidden=hidden, vocab=get("vocab_size"), positions=_positions(get),
-        layers=tuple(layers[kind] for kind in kinds), norm_eps=float(get("rms_norm_eps")),
-        embedding_scale=math.sqrt(hidden) if family.one_plus else 1.0,
+        layers=tuple(layers[kind] for kind in kinds), norm_eps=float(get("rms_norm_eps")) / residual**2,
+        embedding_scale=(math.sqrt(hidden) if family.one_plus else _scale_of(get, "embedding_multiplier")) / residual,
         head_softcap=float(get("final_logit_softcapping") or 0), tied=bool(get("tie_word_embeddings")),
     )  # fmt: skip
+
+
+def _scale_of(get: Getter, key: str) -> float:
+    """Return a factor of a family's own; 1 where it has none."""
+    found = get(key)
+    if found is None:
+        return 1.0
+    if isinstance(found, bool) or not isinstance(found, int | float) or found <= 0:
+        raise HeptiError(f"config.json: {key} is {found!r}, must be a number above 0")
+    return float(found)
+
+
+def _turning_layers(get: Getter) -> list[bool]:
+    """Return of every layer whether its heads turn by their positions."""
+    count, given, interval = get("num_hidden_layers"), get("no_rope_layers"), get("no_rope_layer_interval")
+    if given is not None:
+        if len(given) < count:
+            raise HeptiError(f"config.json: no_rope_layers has {len(given)} numbers, of {count} layers")
+        return [bool(turns) for turns in given[:count]]
+    turns = get("rope") is not False
+    return [turns and not (interval and (number + 1) % interval == 0) for number in range(count)]
 
 
 def _layer_kinds(get: Getter) -> list[str]:
@@ -229,16 +281,17 @@ def _layer_kinds(get: Getter) -> list[str]:
     return list(kinds)
 
 
-def _attention(family: DecoderFamily, get: Getter, kind: str) -> GroupedAttention:
+def _attention(family: DecoderFamily, get: Getter, kind: str, turns: bool) -> GroupedAttention:
     heads, bias, scalar = get("num_attention_heads"), bool(get("attention_bias")), get("query_pre_attn_scalar")
     head_dim = get("head_dim") or get("hidden_size") // heads
     scale = 1.0 if get("scale_attn_weights") is False else 0.0
     return GroupedAttention(
         **{"bias": bias, "output_bias": bias, **family.attention}, heads=heads,
         kv_heads=get("num_key_value_heads") or heads, head_dim=head_dim,
-        rope=None if family.model.get("learned_positions") else _rope(get, kind, head_dim),
+        rope=_rope(get, kind, head_dim) if turns and not family.model.get("learned_positions") else None,
         window=get("sliding_window") if kind == _SLIDING else 0, softcap=float(get("attn_logit_softcapping") or 0),
-        scale=scalar**-0.5 if scalar else scale,
+        scale=scalar**-0.5 if scalar else scale if get("attention_multiplier") is None else
+        _scale_of(get, "attention_multiplier"),
     )  # fmt: skip
 
 

@@ -89,6 +89,9 @@ class DecoderFile(TensorFile):
         """Return whether a tensor is stored in blocks."""
         return name + _SCALE in self._shapes
 
+    def _held(self, weight: Weight) -> str:
+        return weight.held_in(PRECISIONS[self.precision]).name
+
     def bytes_of(self, name: str) -> int:
         """Return how many bytes a tensor takes in the file, its scales included."""
         return sum(self.stored_bytes(part) for part in (name, name + _SCALE) if part in self._shapes)
@@ -112,8 +115,8 @@ class DecoderFile(TensorFile):
         if self.in_blocks(name) and weight.summed is not None:
             if not weight.summed:
                 blocks, scales = self.read_blocks(name, _whole_blocks(name, rows, weight.shape[0]))
-                return dequantise(blocks, scales, 0, rows.size, self.precision)
-            return dequantise(*self.read_blocks(name, rows), 1, weight.shape[1], self.precision)
+                return dequantise(blocks, scales, 0, rows.size, self._held(weight))
+            return dequantise(*self.read_blocks(name, rows), 1, weight.shape[1], self._held(weight))
         block = np.empty((rows.size, *weight.shape[1:]), np.float32)
         for _ in self.read_pieces(TensorSlice(name, rows, block.shape), STEP_BYTES, block):
             pass
@@ -215,7 +218,8 @@ class DecoderWriter(TensorWriter):
             return
         if not weight.summed:
             start = _whole_blocks(name, Span(start, start + len(block)), weight.shape[0]).start
-        self.write_blocks(name, start, *quantise(block, weight.summed, self._precision))
+        own = weight.held_in(PRECISIONS[self._precision]).name
+        self.write_blocks(name, start, *quantise(block, weight.summed, own))
 
     def write_blocks(self, name: str, start: int, blocks: Levels, scales: Scales) -> None:
         """Write blocks as they are, from `start` on along the first axis as stored."""

@@ -46,7 +46,7 @@ def layer(model: Decoder, number: int, read: RowReader, x: Array) -> Array:
         def tensor(leaf: str, half: str = f"layers/{number}/{name}") -> Array:
             return read(f"{half}/{leaf}", None)
 
-        rows = half(tensor, norm(model, tensor, "norm", x))
+        rows = half(tensor, norm(model, tensor, "norm", x) if model.pre_norms else x)
         x = x + (norm(model, tensor, "post_norm", rows) if model.post_norms else rows)
     return x
 
@@ -75,8 +75,11 @@ def attend(attention: GroupedAttention, tensor: Callable[[str], Array], x: Array
         rows = x @ tensor(f"{name}/weight").T
         if attention.bias:
             rows += tensor(f"{name}/bias")
+        normed = attention.qk_norm and name != "value"
+        if normed and attention.whole_norms:
+            rows = _rms(rows, eps) * tensor(f"{name}_norm/weight")
         rows = rows.reshape(S, -1, d).swapaxes(0, 1)  # [heads, S, d]
-        if attention.qk_norm and name != "value":
+        if normed and not attention.whole_norms:
             rows = _rms(rows, eps) * tensor(f"{name}_norm/weight")
         heads[name] = _turned(rows, attention.rope) if attention.rope and name != "value" else rows
     behind = np.arange(S)[:, None] - np.arange(S)

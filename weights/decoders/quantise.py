@@ -1,4 +1,4 @@
-"""Numbers in blocks of 32 that share a scale, and back: Q4_0 and Q8_0 of llama.cpp, bit for bit.
+"""Numbers in blocks of 32 that share a scale, and back: Q4_0, Q4_1 and Q8_0 of llama.cpp, bit for bit.
 
 Levels lie along the axis that a product sums over; one that is not full is filled up with zeros. Formats:
 `solver.model.decoder.Weight.stored`. One core makes 110 (int4) to 170 (int8) million numbers a second.
@@ -14,7 +14,9 @@ from solver.model.decoder import BLOCK
 
 Levels = NDArray[np.uint8]
 Scales = NDArray[np.float16]
-_ZERO = {"int8": 128, "int4": 8}  # the level that means 0
+# The level that means 0, or the minimum where blocks have one.
+_ZERO = {"int8": 128, "int4": 8, "int4m": 0, "int8m": 128}
+_BITS = {"int8": 8, "int4": 4, "int4m": 4, "int8m": 8}
 
 
 def quantise(block: Array, summed: int, precision: str) -> tuple[Levels, Scales]:
@@ -25,22 +27,22 @@ def quantise(block: Array, summed: int, precision: str) -> tuple[Levels, Scales]
     block : [out, in] (`summed` 1) or [in, out] (`summed` 0)
         Numbers; a NaN or infinity becomes a scale that is none.
     precision
-        int8 or int4.
+        int8 or int4; int4m or int8m with minima.
 
     Returns
     -------
     blocks : [out, b, bytes] or [b, out, bytes]
-    scales : [out, b] or [b, out]
+    scales : [out, b] or [b, out]; with minima [..., 2]
     """
     matrix = np.ascontiguousarray(block if summed else block.T, np.float32)
     if missing := -matrix.shape[1] % BLOCK:
         matrix = np.pad(matrix, ((0, 0), (0, missing)))
     with np.errstate(all="ignore"):  # a number that is none shows in its scale
         levels, scales = _LEVELS[precision](matrix.reshape(len(matrix), -1, BLOCK))
-    if precision == "int4":
+    if _BITS[precision] == 4:
         levels = levels[..., 0::2] | (levels[..., 1::2] << np.uint8(4))
     if not summed:
-        levels, scales = levels.transpose(1, 0, 2), scales.T
+        levels, scales = levels.swapaxes(0, 1), scales.swapaxes(0, 1)
     return np.ascontiguousarray(levels), np.ascontiguousarray(scales)
 
 
@@ -59,13 +61,18 @@ def dequantise(blocks: Levels, scales: Scales, summed: int, length: int, precisi
     [out, length] (`summed` 1) or [length, out] (`summed` 0), float32
     """
     levels = blocks
-    if precision == "int4":
+    if _BITS[precision] == 4:
         levels = np.empty((*blocks.shape[:2], BLOCK), np.uint8)
         np.bitwise_and(blocks, 15, out=levels[..., 0::2])
         np.right_shift(blocks, 4, out=levels[..., 1::2])
     numbers = levels.astype(np.float32)
     numbers -= _ZERO[precision]
-    numbers *= scales[..., None].astype(np.float32)
+    if precision.endswith("m"):
+        scales, minima = scales[..., 0], scales[..., 1]
+        numbers *= scales[..., None].astype(np.float32)
+        numbers += minima[..., None].astype(np.float32)
+    else:
+        numbers *= scales[..., None].astype(np.float32)
     if not summed:
         numbers = numbers.transpose(0, 2, 1)
         return np.ascontiguousarray(numbers).reshape(-1, blocks.shape[1])[:length]
@@ -94,9 +101,23 @@ def _int8(blocks: Array) -> tuple[Levels, Scales]:
     return levels.astype(np.int8).view(np.uint8) ^ np.uint8(0x80), scales.astype(np.float16)
 
 
+def _int4m(blocks: Array) -> tuple[Levels, Scales]:
+    """Spread levels from the smallest number to the largest."""
+    smallest = blocks.min(axis=-1)
+    scales = (blocks.max(axis=-1) - smallest) / np.float32(15)
+    levels = (blocks - smallest[..., None]) * _inverse(scales)[..., None] + np.float32(0.5)
+    return np.minimum(levels.astype(np.uint8), 15), np.stack([scales, smallest], -1).astype(np.float16)
+
+
+def _int8m(blocks: Array) -> tuple[Levels, Scales]:
+    """As int8, with minima of 0."""
+    levels, scales = _int8(blocks)
+    return levels, np.stack([scales, np.zeros_like(scales)], -1)
+
+
 def _inverse(scales: Array) -> Array:
     """Return 1 / scale; 0 for a block of zeros."""
     return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
 
 
-_LEVELS = {"int4": _int4, "int8": _int8}
+_LEVELS = {"int4": _int4, "int8": _int8, "int4m": _int4m, "int8m": _int8m}

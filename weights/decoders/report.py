@@ -97,7 +97,8 @@ def _print(weights: DecoderFile) -> None:
     if windows:
         few = sum(layer.attention.window > 0 for layer in model.layers)
         reads += f"; {counted(few, 'layer')} of the last {' or '.join(map(str, windows))} only"
-    norms = ["norms of query and key"] * attention.qk_norm + ["norms behind half layers"] * model.post_norms
+    norms = ["norms of query and key"] * attention.qk_norm + ["of all heads at once"] * attention.whole_norms
+    norms += ["norms behind half layers"] * model.post_norms + ["none before them"] * (not model.pre_norms)
     begins = "none" if model.bos is None else str(model.bos)
     table = FittedTable("", "", title=str(weights.path), show_header=False, title_justify="left")
     for name, value in (

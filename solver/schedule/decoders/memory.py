@@ -29,16 +29,20 @@ from solver.schedule.decoders.asked import CHUNK_ROWS
 FLOAT_BYTES = 4
 
 
-def _in_blocks(**beside: int) -> Mapping[str, Precision]:
-    """Return what weights are in, with so many bytes beside the 16 or 32 of a block's levels."""
-    return {**PRECISIONS, **{name: replace(PRECISIONS[name], scale_bytes=size) for name, size in beside.items()}}
+def _in_blocks(minimum: int, **beside: int) -> Mapping[str, Precision]:
+    """Return what weights are in, with so many bytes beside the 16 or 32 of a block's levels, and of a minimum."""
+    words = PRECISIONS["int4m"].of_words
+    found = {**PRECISIONS, **{name: replace(PRECISIONS[name], scale_bytes=size) for name, size in beside.items()}}
+    with_minima = replace(found["int4"], scale_bytes=beside["int4"] + minimum, minima=True)
+    return found | {"int4m": replace(with_minima, words=replace(words, scale_bytes=beside["int8"] + minimum))}
 
 
 # onnxruntime 1.32 lays blocks out anew, with sums beside the scales. Bytes of a block of int4 and int8 that stay in
 # memory: 24 and 40 on x86, 20 and 45 on an emulated Cortex-A76, 20 and 36 on an A72. A cluster does not say which its
 # devices are, and a board that lacks memory is worse off than one with some to spare: the larger ones count.
-HELD = _in_blocks(int4=8, int8=13)
-STORED = _in_blocks(int4=2, int8=2)  # in the file, where scales are float16
+# Minima are float32, and onnxruntime keeps its own order of them beside ours.
+HELD = _in_blocks(8, int4=8, int8=13)
+STORED = _in_blocks(2, int4=2, int8=2)  # in the file, where scales are float16
 
 NUMBER_BYTES = {"float32": 4, "int8": 1}  # of a number in the cache
 WORDS_KEPT = 2048  # embedded words that stay in rank 0's memory
@@ -76,8 +80,18 @@ class RankMemory:
 def attention_bytes(
     model: Decoder, attention: GroupedAttention, heads: int, kv_heads: int, precision: Precision
 ) -> int:
-    """Return the bytes of the weights of some query heads, and of the key and value heads that they need."""
-    return _bytes(attention_tensors(model, replace(attention, heads=heads, kv_heads=kv_heads)), precision) * (heads > 0)
+    """Return the bytes of the weights of some query heads, and of the key and value heads that they need.
+
+    Where a norm goes over all heads at once, everyone who has some makes all queries and keys (as transformers' own
+    plan for tensor parallelism has it): an exchange between norm and scores would cost more than that on slow links.
+    """
+    if not heads:
+        return 0
+    tensors = attention_tensors(model, replace(attention, heads=heads, kv_heads=kv_heads))
+    if attention.whole_norms:
+        whole = attention_tensors(model, attention)
+        tensors |= {name: whole[name] for name in whole if name.startswith(("query", "key"))}
+    return _bytes(tensors, precision)
 
 
 def mlp_bytes(model: Decoder, mlp: GatedMlp, columns: int, precision: Precision) -> int:
@@ -87,7 +101,7 @@ def mlp_bytes(model: Decoder, mlp: GatedMlp, columns: int, precision: Precision)
 
 def words_bytes(model: Decoder, words: int, precision: Precision) -> int:
     """Return the bytes of some rows of the head."""
-    return precision.bytes_of((words, model.hidden), 1)
+    return precision.of_words.bytes_of((words, model.hidden), 1)
 
 
 def embedding_bytes(model: Decoder) -> int:
@@ -109,7 +123,10 @@ def work_bytes(model: Decoder, ranks: int, width: int, words: int, context: int)
 def widest(attention: GroupedAttention, mlp: GatedMlp, heads: int, columns: int) -> int:
     """Return the columns of what a rank with so many heads and columns has at a time."""
     kv = attention.kv_span(Span(0, heads)).size
-    return max((heads + 2 * kv) * attention.head_dim, (1 + mlp.gated) * columns)
+    made = heads + 2 * kv
+    if attention.whole_norms and heads:
+        made += attention.heads + attention.kv_heads
+    return max(made * attention.head_dim, (1 + mlp.gated) * columns)
 
 
 def rank_memory(model: Decoder, plan: DecoderPlan) -> tuple[RankMemory, ...]:

@@ -1,6 +1,13 @@
 """The line that says where the ranks run, and the two classic mistakes."""
 
-from hepti_mpi.comm.hosts import Place, describe, place, warnings
+import pytest
+
+from hepti_mpi.comm.hosts import Place, describe, launcher_words, names_hosts, place
+from hepti_mpi.comm.hosts import warnings as told
+
+
+def warnings(places, on_hosts=True):
+    return told(places, on_hosts=on_hosts)
 
 
 def places(*hosts, cores=4, usable=4):
@@ -21,6 +28,19 @@ def test_all_ranks_on_one_host(kept):
     (warning,) = warnings(places("pi-0", "pi-0"))
 
     kept(warning)
+    assert "slots=1" in warning
+    assert "--map-by ppr:1:node" in warning
+    assert not warnings(places("pi-0", "pi-0"), on_hosts=False)  # one machine is to play both
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [("mpirun -np 3 --hostfile pis python", True), ("/opt/mpirun --host=a,b -np 2", True),
+     ("mpirun -np 4 python", False), ("/usr/bin/prted --prtemca x 1", True), ("", False)],
+)  # fmt: skip
+def test_whether_hosts_were_named_stands_in_the_launchers_words(line, named):
+    assert names_hosts(line.split()) is named
+    assert launcher_words()  # of what runs this test
 
 
 def test_ranks_bound_to_one_core_are_named_with_their_host(kept):

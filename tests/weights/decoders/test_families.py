@@ -35,6 +35,11 @@ LONGROPE = {
     "rope_type": "longrope", "rope_theta": 100.0, "short_factor": [1 + number / 10 for number in range(9)],
     "long_factor": [4.0] * 9, "partial_rotary_factor": 0.75,
 }  # fmt: skip
+OLMO2 = {"hidden_size": 80}
+GRANITE = {
+    "hidden_size": 120, "embedding_multiplier": 6.0, "attention_multiplier": 0.1, "residual_multiplier": 0.22,
+    "logits_scaling": 4.0, "attention_bias": True,
+}  # fmt: skip
 GPT2 = {
     "vocab_size": 90, "n_embd": 60, "n_layer": 3, "n_head": 5, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
@@ -70,6 +75,12 @@ CASES = {
         "Phi3",
         {**PHI3, "rope_parameters": LONGROPE, "original_max_position_embeddings": 32, "tie_word_embeddings": True},
     ),
+    "olmo2": ("Olmo2", OLMO2),
+    "olmo2-yarn": ("Olmo2", {**OLMO2, "num_key_value_heads": 5, "rope_parameters": YARN, "attention_bias": True}),
+    "granite": ("Granite", GRANITE),
+    "granite-plain": ("Granite", {"hidden_size": 120, "attention_multiplier": 0.5, "tie_word_embeddings": True}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1], "hidden_size": 120}),
+    "smollm3-windows": ("SmolLM3", {"hidden_size": 120, "no_rope_layer_interval": 2, **WINDOWS}),
     "gpt2": ("GPT2", {}),
     "gpt2-untied": ("GPT2", {"tie_word_embeddings": False, "n_inner": 83, "scale_attn_weights": False}),
 }

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
 from solver.base.errors import HeptiError
-from weights.decoders.gguf_tokenizer import gguf_texts
+from weights.decoders.gguf.tokenizer import gguf_texts
 from weights.inputs.tokenize import PromptTokenizer
 
 CORPUS = [

@@ -91,7 +91,7 @@ class TestGeneration:
             generation_config={"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": None, "max_length": 9}
         )
 
-        assert read_texts(folder, {}).generation == {"temperature": 0.6, "top_p": 0.9}
+        assert read_texts(folder, {}).generation == {"temperature": 0.6, "top_p": 0.9, "top_k": 50}
 
     def test_has_none_where_the_likeliest_is_wanted(self, checkpoint):
         assert read_texts(checkpoint(generation_config={"temperature": 0.6, "do_sample": False}), {}).generation == {}

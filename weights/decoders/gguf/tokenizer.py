@@ -11,34 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from solver.base.errors import HeptiError
+from solver.base.phrases import did_you_mean
+from weights.decoders.gguf.cuts import CUTS, DEFAULT
 from weights.decoders.texts import DecoderTexts
 from weights.inputs.tokenize import PromptTokenizer
 
 Json = dict[str, Any]
 _CONTROL, _USER_DEFINED = 3, 4  # types of words
-_LLAMA_3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+"
-)
-_QWEN_2 = _LLAMA_3.replace("{1,3}", "")
-_LOWER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-_UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SHORTENED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-_TEKKEN = rf"{_LOWER}|{_UPPER}|\p{{N}}|{_SIGNS}"
-_GPT_4O = rf"{_LOWER}{_SHORTENED}|{_UPPER}{_SHORTENED}|\p{{N}}{{1,3}}|{_SIGNS}"
-# How text is cut up by the file's name for it; None: as GPT-2 does.
-_CUTS: Mapping[str, str | None] = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "smaug-bpe", "dbrx"), _LLAMA_3),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN_2),
-    "tekken": _TEKKEN,
-    "gpt-4o": _GPT_4O,
-    **dict.fromkeys(("gpt-2", "smollm"), None),
-}
-_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken")  # a word of the vocabulary is not cut
 # Of Phi-3, which swallows white space behind all others that it names (llama.cpp, by the model's name).
 _NOT_SWALLOWING = ("<unk>", "<s>", "<|endoftext|>")
-_BEGIN = ("llama-bpe", "llama3", "llama-v3", "falcon3")  # with bos, where the file does not say so
 # Words with a meaning, by the file's names for them.
 _MEANINGS = {"bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "pad": "padding"}
 _TEXTS = ("bos", "eos", "unk", "pad")  # that templates use
@@ -48,9 +29,18 @@ _SAMPLING = {
 }  # fmt: skip
 # Words that end an answer, too, beside eos: llama.cpp finds them by their text.
 _ENDS = (
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>", "< EOT >",
-    "_<EOT>",
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+    "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>",
+    "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[",  # noqa: RUF001
 )  # fmt: skip
+# Words for filling in, which end an answer, too: where the file does not say, by their text.
+_FILLING = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+# What llama.cpp takes where a file of pieces does not say.
+_USUAL = {"bos": 1, "eos": 2, "unk": 0}
 
 
 def gguf_texts(facts: Mapping[str, Any], architecture: str) -> tuple[DecoderTexts, str]:
@@ -63,13 +53,20 @@ def gguf_texts(facts: Mapping[str, Any], architecture: str) -> tuple[DecoderText
     """
     words: Sequence[str] = facts.get("tokenizer.ggml.tokens") or ()
     named = {name: _word(words, facts, theirs) for name, theirs in _MEANINGS.items()}
+    if facts.get("tokenizer.ggml.model") == "llama":
+        for name, token in _USUAL.items():
+            if named[name] is None and token < len(words):
+                named[name] = token
+    if facts.get("tokenizer.ggml.add_bos_token") and words and named["bos"] is None:
+        raise HeptiError("tokenizer.ggml.add_bos_token is true, and tokenizer.ggml.bos_token_id is missing")
     problem, tokenizer = "", None
     try:
-        tokenizer = facts.get("tokenizer.huggingface.json") or _tokenizer(facts, architecture)
+        tokenizer = facts.get("tokenizer.huggingface.json") or _tokenizer(facts, architecture, named["unk"])
         PromptTokenizer(tokenizer)
     except HeptiError as error:
         problem, tokenizer = str(error), None
     template = facts.get("tokenizer.chat_template")
+    suppressed = facts.get("tokenizer.ggml.suppress_tokens")
     texts = DecoderTexts(
         tokenizer,
         template if isinstance(template, str) and template else None,
@@ -77,16 +74,39 @@ def gguf_texts(facts: Mapping[str, Any], architecture: str) -> tuple[DecoderText
         {f"{name}_token": words[named[name]] for name in _TEXTS if words and named[name] is not None},
         named["bos"] if _begins(facts) else None,
         tuple(dict.fromkeys(token for token in (*map(named.get, _LAST), *_ends(facts, words)) if token is not None)),
+        () if suppressed is None else tuple(int(token) for token in suppressed if 0 <= token < len(words)),
     )
     return texts, problem
 
 
+def missing_facts(facts: Mapping[str, Any]) -> list[str]:
+    """Say which facts of text are missing where llama.cpp warns, each as the file "has" it, and what is taken."""
+    kind = facts.get("tokenizer.ggml.model")
+    found: list[str] = []
+    if facts.get("tokenizer.ggml.tokens") is None:
+        return found
+    if kind == "gpt2" and not facts.get("tokenizer.ggml.pre"):
+        found.append(f"has no tokenizer.ggml.pre: its text is cut up as {DEFAULT!r}, which may not be the model's way")
+    if kind == "gpt2" and facts.get("tokenizer.ggml.eos_token_id") is None:
+        found.append("has no tokenizer.ggml.eos_token_id: only words that are known to end an answer end one")
+    return found
+
+
 def _ends(facts: Mapping[str, Any], words: Sequence[str]) -> list[int]:
-    """Return the words that end an answer by their text."""
-    types = facts.get("tokenizer.ggml.token_type")
-    if types is None:
-        return []
-    return [words.index(text) for text in _ENDS if text in words and types[words.index(text)] == _CONTROL]
+    """Return the words that end an answer by their text, and those for filling in."""
+    numbers = {text: number for number, text in enumerate(words)}
+    found = [numbers[text] for text in _ENDS if text in numbers]
+    for name, texts in _FILLING.items():
+        token = _word(words, facts, name)
+        named = [numbers[text] for text in texts if text in numbers]
+        found += [token] if token is not None else named[:1]
+    ends = {words[token] for token in found}
+    # Of models that call functions, which go on behind what ends a part (as llama.cpp has it).
+    calls = {"<|call|>", "<|calls|>"} & ends
+    not_ends = {"<|end|>"} if calls and {"<|return|>", "<|flush|>"} & ends else set()
+    if "<|tool_response>" in ends:
+        not_ends.add("</s>")
+    return [token for token in found if words[token] not in not_ends]
 
 
 def _word(words: Sequence[str], facts: Mapping[str, Any], name: str) -> Any:
@@ -101,10 +121,12 @@ def _begins(facts: Mapping[str, Any]) -> bool:
     given = facts.get("tokenizer.ggml.add_bos_token")
     if given is not None:
         return bool(given)
-    return facts.get("tokenizer.ggml.model") == "llama" or facts.get("tokenizer.ggml.pre") in _BEGIN
+    cut = CUTS.get(facts.get("tokenizer.ggml.pre") or DEFAULT)
+    kind = facts.get("tokenizer.ggml.model")
+    return kind == "llama" or (kind == "gpt2" and cut is not None and cut.begins)
 
 
-def _tokenizer(facts: Mapping[str, Any], architecture: str) -> str:
+def _tokenizer(facts: Mapping[str, Any], architecture: str, unknown: int | None) -> str:
     """Return the text of a tokenizer.json.
 
     Raises
@@ -119,7 +141,7 @@ def _tokenizer(facts: Mapping[str, Any], architecture: str) -> str:
     if model == "gpt2":
         made = _of_bytes(facts, words)
     elif model == "llama":
-        made = _of_pieces(facts, words, architecture)
+        made = _of_pieces(facts, words, architecture, unknown)
     else:
         raise HeptiError(f"its tokenizer is of kind {model!r}, Hepti makes 'gpt2' and 'llama'")
     made = {"version": "1.0", "truncation": None, "padding": None, "post_processor": None, **made}
@@ -139,24 +161,22 @@ def _bpe(words: Sequence[str], merges: Sequence[Sequence[str]], **how: Any) -> J
 
 def _of_bytes(facts: Mapping[str, Any], words: Sequence[str]) -> Json:
     """Bytes as letters, as GPT-2 began it."""
-    way = facts.get("tokenizer.ggml.pre", "gpt-2")
-    if way not in _CUTS:
-        raise HeptiError(f"it cuts up text as {way!r} does, Hepti knows {', '.join(_CUTS)}")
-    cut, letters = _CUTS[way], {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    steps: list[Json] = []
-    if way == "smollm":
-        steps = [{"type": "Digits", "individual_digits": True}]
-    elif cut is not None:
-        steps = [{"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}]
+    way = facts.get("tokenizer.ggml.pre") or DEFAULT
+    if way not in CUTS:
+        raise HeptiError(f"it cuts up text as {way!r} does, which Hepti does not know{did_you_mean(way, CUTS)}")
+    cut, letters = CUTS[way], {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    steps: list[Json] = [
+        {"type": "Split", "pattern": {"Regex": step}, "behavior": "Isolated", "invert": False} for step in cut.steps
+    ]
     return {
-        "normalizer": {"type": "NFC"} if way == "qwen2" else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, {**letters, "use_regex": cut is None}]},
+        "normalizer": {"type": "NFC"} if cut.normalises else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, {**letters, "use_regex": False}]},
         "decoder": {**letters, "use_regex": True},
-        "model": _bpe(words, _given_merges(facts), ignore_merges=way in _WHOLE_WORDS),
+        "model": _bpe(words, _given_merges(facts), ignore_merges=cut.whole_words),
     }
 
 
-def _of_pieces(facts: Mapping[str, Any], words: Sequence[str], architecture: str) -> Json:
+def _of_pieces(facts: Mapping[str, Any], words: Sequence[str], architecture: str, unknown: int | None) -> Json:
     """Pieces of SentencePiece, whose spaces are ▁, and bytes for letters that it does not have."""
     gemma = architecture.startswith("gemma")
     if gemma:  # which writes spaces as they are, and merges in the order of its words
@@ -173,7 +193,6 @@ def _of_pieces(facts: Mapping[str, Any], words: Sequence[str], architecture: str
     front = [{"type": "Prepend", "prepend": "▁"}] if in_front else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if in_front else []
     back = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
-    unknown = _word(words, facts, "unknown")
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*front, spaces]},
         "pre_tokenizer": None,

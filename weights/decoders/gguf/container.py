@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.base.arrays import Array
+from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
 from solver.model.decoder import BLOCK
 from weights.decoders.quantise import Levels, Scales, dequantise
@@ -45,10 +46,11 @@ class Kind:
 
 _OURS = {
     0: Kind("F32", 1, 4), 1: Kind("F16", 1, 2), 2: Kind("Q4_0", BLOCK, 2 + BLOCK // 2),
+    3: Kind("Q4_1", BLOCK, 4 + BLOCK // 2),
     8: Kind("Q8_0", BLOCK, 2 + BLOCK), 30: Kind("BF16", 1, 2),
 }  # fmt: skip
 # Kinds whose blocks are ours in another order of bits.
-SAME_BLOCKS = {"Q4_0": "int4", "Q8_0": "int8"}
+SAME_BLOCKS = {"Q4_0": "int4", "Q8_0": "int8", "Q4_1": "int4m"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,10 +83,14 @@ class GgufTensor:
         data = self.data[rows, first * self.kind.bytes : last * self.kind.bytes]
         return _numbers(self, data)[:, start - first * size : stop - first * size]
 
-    def blocks(self, rows: NDArray[np.intp], start: int, stop: int) -> tuple[Levels, Scales]:
-        """Return blocks [rows, stop - start, bytes] and scales [rows, stop - start] as ours are, of SAME_BLOCKS."""
+    def blocks(self, rows: NDArray[np.intp], start: int, stop: int, held: str) -> tuple[Levels, Scales]:
+        """Return blocks [rows, stop - start, bytes] and scales [rows, stop - start] as ours are, of `can_be`."""
         size = self.kind.bytes
-        return _repacked(self.kind, self.data[rows, start * size : stop * size])
+        return _repacked(self.kind, self.data[rows, start * size : stop * size], held)
+
+    def can_be(self, held: str) -> bool:
+        """Return whether blocks are those of what a matrix is held in, number by number."""
+        return held in _REPACKED.get(self.kind.name, ())
 
 
 class GgufFile:
@@ -204,7 +210,7 @@ def _package(what: str) -> Any:
     try:
         import gguf  # here, as it takes 0.2 s, and few files need it
     except ModuleNotFoundError:
-        raise HeptiError(f"{what} needs the package gguf: pip install 'hepti[gguf]'") from None
+        raise HeptiError(f"{what} needs the package gguf: {install('gguf')}") from None
     return gguf
 
 
@@ -218,19 +224,36 @@ def _foreign(where: str, number: int) -> Kind:
     return Kind(kind.name, *package.GGML_QUANT_SIZES[kind])
 
 
-def _repacked(kind: Kind, data: Bytes) -> tuple[Levels, Scales]:
-    """Return rows of Q4_0 or Q8_0 [rows, bytes] as our blocks and scales."""
+# What blocks can be held in without a number changing.
+_REPACKED = {"Q4_0": ("int4", "int4m", "int8m"), "Q4_1": ("int4m", "int8m"), "Q8_0": ("int8", "int8m")}
+
+
+def _repacked(kind: Kind, data: Bytes, held: str) -> tuple[Levels, Scales]:
+    """Return rows of Q4_0, Q4_1 or Q8_0 [rows, bytes] as our blocks and scales."""
     blocks = data.reshape(len(data), -1, kind.bytes)
     scales = np.ascontiguousarray(blocks[..., :2]).view("<f2")[..., 0]
+    minima = np.zeros_like(scales)
     levels = blocks[..., 2:]
     if kind.name == "Q8_0":
-        return levels ^ np.uint8(0x80), scales
+        levels = levels ^ np.uint8(0x80)
+        return (levels, scales) if held == "int8" else (levels, np.stack([scales, minima], -1))
+    if kind.name == "Q4_1":
+        minima = np.ascontiguousarray(levels[..., :2]).view("<f2")[..., 0]
+        levels = levels[..., 2:]
+    if held == "int8m":  # byte i has numbers i and i + 16
+        zero = 128 - 8 * (kind.name == "Q4_0")
+        found = np.concatenate([levels & 15, levels >> 4], -1) + np.uint8(zero)
+        return found, np.stack([scales, minima], -1)
     # Theirs: byte i has numbers i and i + 16. Ours: 2 i and 2 i + 1.
     found = np.empty(levels.shape, np.uint8)
     first, second = levels[..., 0::2], levels[..., 1::2]
     found[..., : _LOW_HALF // 2] = first & 15 | second << 4
     found[..., _LOW_HALF // 2 :] = first >> 4 | second & 0xF0
-    return found, scales
+    if held == "int4":
+        return found, scales
+    if kind.name == "Q4_0":  # whose level 0 means -8 scales, a float16 too
+        minima = -8 * scales
+    return found, np.stack([scales, minima], -1)
 
 
 def _numbers(tensor: GgufTensor, data: Bytes) -> Array:
@@ -238,7 +261,7 @@ def _numbers(tensor: GgufTensor, data: Bytes) -> Array:
     data = np.ascontiguousarray(data)
     if name in SAME_BLOCKS:
         length = data.shape[1] // tensor.kind.bytes * BLOCK
-        return dequantise(*_repacked(tensor.kind, data), 1, length, SAME_BLOCKS[name])
+        return dequantise(*_repacked(tensor.kind, data, SAME_BLOCKS[name]), 1, length, SAME_BLOCKS[name])
     if name in _FLOATS:
         return _FLOATS[name](data)
     package = _package(f"tensor {tensor.name}, stored as {name},")
