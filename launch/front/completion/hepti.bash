@@ -7,7 +7,7 @@
 
 _shtab_hepti_lab_subparsers=(up down status set cut mend fill clear kill boot run shell)
 _shtab_hepti_bench_subparsers=(compare paper offload shift decode faults day limits)
-_shtab_hepti_subparsers=(run generate serve profile plan get convert synthesize inspect verify export install doctor lab bench completion)
+_shtab_hepti_subparsers=(run generate rerank serve profile plan get convert synthesize inspect verify export install doctor lab bench completion)
 
 _shtab_hepti_run_option_strings=(-h --help --model --text --input --images --random --output --cluster --measure --plan --system --backend --precision --wire --plan-by --replan --repeat --warmup --report --trace --watch --debug --hosts --hostfile --np --agent)
 _shtab_hepti_generate_option_strings=(-h --help --model --prompt --input --chat --output --tokens --temperature --top-p --seed --stop --ignore-eos --lookup --context --sequences --cache --cluster --measure --plan --system --replan --wire --report --debug --hosts --hostfile --np --agent)
@@ -140,7 +140,7 @@ _shtab_hepti_plan___cache_choices=(float32 int8)
 _shtab_hepti_plan___precision_choices=(float32 int8 int4 int4m)
 _shtab_hepti_convert___dtype_choices=(float32 float16)
 _shtab_hepti_convert___precision_choices=(float32 int8 int4 int4m)
-_shtab_hepti_convert___head_choices=(scores boxes none)
+_shtab_hepti_convert___head_choices=(scores boxes yolov5 yolov8 yolov11 yolox none)
 _shtab_hepti_synthesize___dtype_choices=(float32 float16)
 _shtab_hepti_synthesize___precision_choices=(float32 int8 int4 int4m)
 _shtab_hepti_lab_pos_0_choices=(up down status set cut mend fill clear kill boot run shell)
@@ -149,7 +149,7 @@ _shtab_hepti_bench_decode___cache_choices=(float32 int8)
 _shtab_hepti_bench_decode___lookup_choices=(off auto)
 _shtab_hepti_bench_pos_0_choices=(compare paper offload shift decode faults day limits)
 _shtab_hepti_completion_pos_0_choices=(bash zsh)
-_shtab_hepti_pos_0_choices=(run generate serve profile plan get convert synthesize inspect verify export install doctor lab bench completion)
+_shtab_hepti_pos_0_choices=(run generate rerank serve profile plan get convert synthesize inspect verify export install doctor lab bench completion)
 
 _shtab_hepti_run__h_nargs=0
 _shtab_hepti_run___help_nargs=0
