@@ -155,7 +155,8 @@ class RandomDecoder:
         d, heads = attention.head_dim, attention.heads
         widths, of_heads = (heads * d, size * d, size * d), (d, d)
         if attention.whole_norms:  # of which everyone makes all queries and keys
-            attention = replace(attention, heads=layer.attention.heads, kv_heads=layer.attention.kv_heads)
+            whole = max(size, layer.attention.kv_heads)
+            attention = replace(attention, heads=whole * attention.group, kv_heads=whole)
             of_heads = attention.heads * d, attention.kv_heads * d
             widths = (*of_heads, size * d)
         query, key, value = (self._matrix(width, model.hidden) for width in widths)

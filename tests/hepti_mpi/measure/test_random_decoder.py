@@ -11,7 +11,7 @@ from tests import sweeps
 from tests.kit.decoders import MODELS
 
 
-@pytest.mark.parametrize(("precision", "cache"), sweeps.cycled(3, PRECISIONS, CACHES))
+@pytest.mark.parametrize(("precision", "cache"), sweeps.pairs(PRECISIONS, CACHES))
 def test_no_number_is_too_small_to_be_normal_or_none(precision, cache):
     """Arithmetic on such numbers takes a hundred times as long on some processors."""
     graphs = RandomDecoder(MODELS["qwen3"], precision)

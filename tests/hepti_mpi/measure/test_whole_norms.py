@@ -1,0 +1,21 @@
+"""Shares of random numbers run whatever a model's norms are, so that boards can be measured for it."""
+
+import pytest
+
+from hepti_mpi.measure.random_decoder import RandomDecoder
+from solver.cluster.decoder_curves import DecoderPart
+from tests.kit.decoders import small_model
+
+
+@pytest.mark.parametrize("precision", ["float32", "int4m"])
+@pytest.mark.parametrize("kv_heads", [1, 3])
+@pytest.mark.parametrize("norms", [{"whole_norms": True}, {}])
+def test_every_part_of_every_size_runs(precision, kv_heads, norms):
+    model = small_model(
+        heads=6, kv_heads=kv_heads, d=16, attention={"qk_norm": True, **norms}, pre_norms=not norms, post_norms=True
+    )
+    random = RandomDecoder(model, precision)
+    for part in DecoderPart:
+        for size in random.sizes(part):
+            random.call(part, size, 2)()
+            assert random.bytes_of(part, size) > 0
