@@ -369,7 +369,7 @@ def _with_equal_constants_once(
     for name, array in constants.items():
         if array.size > 1 and name not in outputs:
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            same[name] = first.setdefault((array.dtype, array.shape, hashlib.sha256(memoryview(data)).digest()), name)
+            same[name] = first.setdefault((array.dtype, array.shape, hashlib.sha256(data.data).digest()), name)
     return [replace(node, inputs=tuple(same.get(name, name) for name in node.inputs)) for node in nodes]
 
 
