@@ -98,7 +98,7 @@ def weights_path(source: Path, wanted: str = "", say: Callable[[str], object] | 
     where = f"{source.resolve().stem if source.is_file() else source.resolve().name}-{_digest([source.resolve()])}"
     found = cache_folder() / "models" / f"{where}-{_digest([VERSION, *files])}.h5"
     if not _is_whole(found):
-        with _opened(source, kind) as write:  # what cannot be computed is refused here
+        with _opened(source, kind, say or _say) as write:  # what cannot be computed is refused here
             with explained(f"cannot make {found.parent}", OSError):
                 found.parent.mkdir(parents=True, exist_ok=True)
             (say or _say)(f"{source} is converted once: {found} is read from now on")
@@ -124,7 +124,7 @@ def _missing(source: Path) -> str:
 
 
 @contextmanager
-def _opened(source: Path, kind: str) -> Iterator[Callable[[Path], object]]:
+def _opened(source: Path, kind: str, say: Callable[[str], object]) -> Iterator[Callable[[Path], object]]:
     """Open a model in another format; give what writes its weights file."""
     if kind == NETWORK:
         from weights.convert.networks import read_network
@@ -136,6 +136,8 @@ def _opened(source: Path, kind: str) -> Iterator[Callable[[Path], object]]:
             if " --" in str(error):
                 raise HeptiError(f"{error}, of hepti convert") from error
             raise
+        for note in net.notes:
+            say(f"{source}: {note}")
         yield lambda path: write_network(path, net, tensors, origin)
     elif kind == ENCODER:
         from weights.convert.convert import open_encoder, write_encoder

@@ -1,7 +1,6 @@
 """ONNX files made node by node, and what they compute by our ranks beside onnxruntime."""
 
 import numpy as np
-import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 
@@ -91,8 +90,3 @@ def check(path, *, off=2e-5, turned=False, seed=0, **options):
             assert most > 0
             assert np.abs(one.ravel() - two.ravel()).max() <= off * most
     return net
-
-
-def models_of_onnx(path):
-    """Return the file as onnx reads it."""
-    return onnx.load(path)

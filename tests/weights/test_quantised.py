@@ -21,6 +21,7 @@ from tests.kit.onnx_nodes import (
     random_weights,
     write,
 )
+from weights.formats import weights_path
 
 TYPES = {"u8u8": (QuantType.QUInt8, QuantType.QUInt8), "u8s8": (QuantType.QUInt8, QuantType.QInt8),
          "s8s8": (QuantType.QInt8, QuantType.QInt8)}  # fmt: skip
@@ -258,3 +259,13 @@ def test_sums_beyond_the_whole_numbers_of_float32_are_said(tmp_path):
     net, _ = converted(write(tmp_path / "net.onnx", nodes, tensors, (1, 3000, 2, 2)))
 
     assert "wide may pass 2^24" in net.notes[0]
+
+
+def test_it_is_said_where_a_file_is_run_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = write(tmp_path / "net.onnx", [QUANTISED, node("DequantizeLinear", "q xs xz", "y")], LEVELS)
+    said = []
+
+    weights_path(path, say=said.append)
+
+    assert "it is quantised" in said[0]

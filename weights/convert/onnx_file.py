@@ -162,6 +162,8 @@ def _rewrite(path: Path, model: onnx.ModelProto, *, bytes_in: bool) -> tuple[str
     rules = {**onnx_rewrites.RULES, **onnx_quantised.FUSED}
     if quantised:
         rules |= {**onnx_quantised.RULES, **onnx_quantised.BETWEEN}
+    if not (bytes_in or any(node.op_type in {rule.rpartition(".")[2] for rule in rules} for node in model.graph.node)):
+        return ()  # a copy of all weights less
     write = Rewriter(path, model, [image] if bytes_in else [])
     write.run(rules)
     for value in model.graph.output:
@@ -365,8 +367,9 @@ def _with_equal_constants_once(
     first: dict[tuple[object, ...], str] = {}
     same = {}
     for name, array in constants.items():
-        key = (array.dtype.str, array.shape, hashlib.sha256(np.ascontiguousarray(array).tobytes()).digest())
-        same[name] = first.setdefault(key, name) if array.size > 1 and name not in outputs else name
+        if array.size > 1 and name not in outputs:
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            same[name] = first.setdefault((array.dtype, array.shape, hashlib.sha256(data.data).digest()), name)
     return [replace(node, inputs=tuple(same.get(name, name) for name in node.inputs)) for node in nodes]
 
 
