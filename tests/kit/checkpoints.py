@@ -171,11 +171,14 @@ def write_tokenizer(family, folder, positions):
     """Write a small tokenizer.json of the family's kind: WordPiece, or RoBERTa's bytes."""
     if "roberta" in family:
         tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+        tokenizer.pre_tokenizer, tokenizer.decoder = (
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoders.ByteLevel(),
+        )
         specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
         trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=specials, show_progress=False)
         tokenizer.train_from_iterator([TEXT], trainer)
-        tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+        tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
         padding = {"pad_id": 1, "pad_token": "<pad>"}
     else:
         letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?"

@@ -163,6 +163,7 @@ def test_the_limit_is_what_the_files_say_but_never_above_the_positions(encoder, 
 def test_lower_casing_moves_into_the_tokenizer(encoder, converted, tmp_path, lower):
     directory = encoder("Transformer", "Pooling")
     write_json(directory / "sentence_bert_config.json", max_seq_length=16, do_lower_case=lower)
+    write_json(directory / "tokenizer_config.json", do_lower_case=False)
 
     converted(directory)
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from solver.base.errors import HeptiError
 from weights.convert.checkpoint import read_any_json, read_json
+from weights.tokens.build import build_tokenizer
+from weights.tokens.settings import max_length
 
 # Those of the pooling modes that are computed, in the older and the newer words.
 _POOLINGS = {
@@ -85,23 +87,26 @@ def sentence_modules(directory: Path) -> tuple[Path, SentenceHead | None]:
 def max_rows(directory: Path, positions: int) -> int:
     """Return how many rows a text may have: what the directory's files say, at most `positions`."""
     own = _encoder_config(directory).get("max_seq_length")
-    limit = own or read_json(directory / "tokenizer_config.json", optional=True).get("model_max_length") or positions
+    limit = own or max_length(read_json(directory / "tokenizer_config.json", optional=True)) or positions
     return min(int(limit), positions)
 
 
 def tokenizer_text(directory: Path) -> str | None:
-    """Return the text of tokenizer.json, made lower-casing if the sentence encoder asks; None where there is none."""
-    path = directory / "tokenizer.json"
-    if not path.is_file():
-        return None
-    if not _encoder_config(directory).get("do_lower_case"):
-        return path.read_text("utf-8")
-    tokenizer = read_json(path)
+    """Return the text of a tokenizer.json, made lower-casing if the sentence encoder asks; None without words.
+
+    Raises
+    ------
+    HeptiError
+        If the files beside the words say what Hepti does not compute.
+    """
+    text = build_tokenizer(directory, read_json(directory / "config.json", optional=True)).text
+    if text is None or not _encoder_config(directory).get("do_lower_case"):
+        return text
+    tokenizer = json.loads(text)
     present = tokenizer.get("normalizer")
-    tokenizer["normalizer"] = {
-        "type": "Sequence",
-        "normalizers": [{"type": "Lowercase"}, *([present] if present else [])],
-    }
+    steps = present["normalizers"] if (present or {}).get("type") == "Sequence" else [present] if present else []
+    if all(step["type"] != "Lowercase" for step in steps):
+        tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *steps]}
     return json.dumps(tokenizer, ensure_ascii=False)
 
 

@@ -47,7 +47,8 @@ class Tokenizer:
 
     def __call__(self, text: str) -> Tokens:
         """Return the ids of one text."""
-        encoding = self._tokenizer.encode(text)
+        with explained("the tokenizer cannot read this text", Exception):  # the library has no other
+            encoding = self._tokenizer.encode(text)
         return Tokens(tuple(encoding.ids), truncated=bool(encoding.overflowing))
 
 
@@ -65,9 +66,24 @@ class PromptTokenizer:
         If the text does not describe a tokenizer.
     """
 
+    _TRIED = 300  # words, to see what stands around a text
+
     def __init__(self, text: str) -> None:
         self._tokenizer = _read(text)
         self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._begins = self.around()[0]
+
+    def around(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return the ids that its last step puts before every text, and the names of those after it."""
+        words = (self._tokenizer.id_to_token(number) or "" for number in range(self._TRIED))
+        for text in ("0", "a", *words):
+            encoding = self._tokenizer.encode(text)
+            marks: list[int] = encoding.special_tokens_mask
+            if 0 in marks:  # else it has no word for this text
+                start, stop = marks.index(0), len(marks) - marks[::-1].index(0)
+                return tuple(encoding.ids[:start]), tuple(encoding.tokens[stop:])
+        return tuple(self._tokenizer.encode("").ids), ()
 
     def to_text(self) -> str:
         """Return it as the text of a tokenizer.json."""
@@ -75,9 +91,14 @@ class PromptTokenizer:
         return text
 
     def encode(self, text: str, bos: int | None = None) -> tuple[int, ...]:
-        """Return the ids of a text, which begin with `bos`, once; special tokens that it names count as such."""
+        """Return the ids of a text, which begin with `bos`, once; special tokens that it names count as such.
+
+        Where the tokenizer itself begins with `bos` and further tokens, they follow it.
+        """
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return tuple(ids) if bos is None or ids[:1] == [bos] else (bos, *ids)
+        if bos is None or ids[:1] == [bos]:
+            return tuple(ids)
+        return (*(self._begins if self._begins[:1] == (bos,) else (bos,)), *ids)
 
     def name(self, token: int) -> str:
         """Return what an id is called in the tokenizer; one that it does not know has no name."""
