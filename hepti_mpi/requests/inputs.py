@@ -96,7 +96,7 @@ class Reader:
         self._reader = LineReader[Request](complain, by_id=by_id)
         self._tokenizer = None
         if tokenizer is not None and isinstance(spec.input, TextInput):
-            self._tokenizer = Tokenizer(tokenizer, spec.input.max_rows)
+            self._tokenizer = Tokenizer(tokenizer, spec.input.max_rows, spec.input.prompt)
 
     def texts(self, texts: Iterable[str]) -> list[Request]:
         """Make requests of texts given on the command line.

@@ -185,8 +185,8 @@ class EncoderTexts:
         self._name, self._input = name, source
         self.fingerprint = file.fingerprint
         self.labels = spec.labels
-        self.width = spec.dense_width or spec.hidden
-        self._tokenizer = None if file.tokenizer is None else Tokenizer(file.tokenizer, ENDLESS)
+        self.width = spec.embedding_width
+        self._tokenizer = None if file.tokenizer is None else Tokenizer(file.tokenizer, ENDLESS, source.prompt)
 
     @property
     def reads(self) -> str:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
@@ -19,10 +19,12 @@ from solver.model.attention import Attention
 from solver.model.blocks import Block, Tensor, one_of
 from solver.model.mlp import ACTIVATIONS, Mlp
 
-POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "lasttoken")
+POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken")
 SCORES = ("softmax", "sigmoid", "identity")
 DEFAULT_ROWS = 256  # of a request that is planned for or measured, where nobody says how long it is
 TYPICAL_ROWS = 128  # of a text where nothing is known of the requests
+# Fields that the first versions did not have. Empty ones say nothing and are not written: files stay readable by those.
+_LATER = {"word_width", "prompt", "more_dense", "more_widths", "first_columns", "buckets"}
 _SIZES = {"hidden", "vocab", "positions", "max_rows", "height", "width", "patch", "channels"}
 
 
@@ -36,6 +38,8 @@ class TextInput:
     token_types: int = 0  # 0: the model has no token-type embedding
     bos_rows: int = 1  # special tokens in front of a text, [CLS]
     eos_rows: int = 1  # and behind it, [SEP]
+    word_width: int = 0  # of an embedding, from which a product makes the stream (ELECTRA); 0: it is as wide as that
+    prompt: str = ""  # stands before every text
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class ImageInput:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     rescale: float = 1 / 255
-    resize: tuple[int, int] | None = None  # pixels before the crop; None: straight to height × width
+    resize: tuple[int, ...] | None = None  # before the crop: shorter side, or height and width; None: to the model's
     resample: str = "bilinear"
 
     @property
@@ -95,10 +99,13 @@ class ModelSpec:
     norm_eps: float = 1e-12  # of the norms before and behind the layers
     embedding_norm: bool = True  # after the embeddings
     final_norm: bool = False  # after the last layer
-    pooling: str = "cls"  # which vector of a request the head reads
+    pooling: str = "cls"  # which vector of a request the head reads; several side by side: "cls+max"
     dense: str = ""  # activation of the dense layer behind the pooling; "": there is none
     dense_width: int = 0  # its outputs, where there is one
+    more_dense: tuple[str, ...] = ()  # activations of further dense layers, one behind the other
+    more_widths: tuple[int, ...] = ()  # their outputs
     normalize: bool = False  # embeddings of length one
+    first_columns: int = 0  # of an embedding that are kept, after it is normalised; 0: all
     labels: tuple[str, ...] = ()  # classifier outputs; (): no classifier
     classifier_rows: int = 1  # rows that the classifier reads, side by side (DeiT with teacher: 2)
     scores: str = "softmax"  # what makes scores of the classifier's outputs
@@ -112,8 +119,10 @@ class ModelSpec:
         if self.layers < 1:
             raise HeptiError(f"model {self.name}: layers is {self.layers}, must be at least 1")
         try:
-            one_of("pooling", self.pooling, POOLINGS)
-            one_of("dense", self.dense, ("", "identity", *ACTIVATIONS))
+            for pooling in self.pooling.split("+"):
+                one_of("pooling", pooling, POOLINGS)
+            for dense in (self.dense, *self.more_dense):
+                one_of("dense", dense, ("", "identity", *ACTIVATIONS))
             one_of("scores", self.scores, SCORES)
             for run in self.runs:
                 _check_run(run, self.hidden)
@@ -125,6 +134,17 @@ class ModelSpec:
     def layers(self) -> int:
         """How many layers it has, L."""
         return sum(run.layers for run in self.runs)
+
+    @property
+    def pooled_width(self) -> int:
+        """Columns of what the head reads."""
+        return self.hidden * len(self.pooling.split("+"))
+
+    @property
+    def embedding_width(self) -> int:
+        """Numbers of an embedding."""
+        width = (self.dense_width, *self.more_widths)[-1] if self.dense else self.pooled_width
+        return min(width, self.first_columns or width)
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -202,14 +222,14 @@ class ModelSpec:
     def to_json(self) -> str:
         """Write as JSON: an encoder by its widths, as all versions read it, another model by its runs."""
         kind = "text" if isinstance(self.input, TextInput) else "image"
-        table = {**dataclasses.asdict(self), "input": {"kind": kind, **dataclasses.asdict(self.input)}}
+        table = {**_fields(self), "input": {"kind": kind, **_fields(self.input)}}
         with suppress(HeptiError):
             widths = encoder_widths(self)
             if widths["norm_eps"] == self.norm_eps:
                 del table["runs"]
                 return json.dumps(table | widths)
         table["runs"] = [
-            {**dataclasses.asdict(run), "blocks": [{"kind": b.name, **dataclasses.asdict(b)} for b in run.blocks]}
+            {**dataclasses.asdict(run), "blocks": [{"kind": b.name, **_fields(b)} for b in run.blocks]}
             for run in self.runs
         ]
         return json.dumps(table)
@@ -337,17 +357,20 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     source, H = spec.input, spec.hidden
     if isinstance(source, TextInput):
-        shapes["embeddings/word"] = (source.vocab, H)
-        shapes["embeddings/position"] = (source.positions, H)
+        width = source.word_width or H
+        shapes["embeddings/word"] = (source.vocab, width)
+        shapes["embeddings/position"] = (source.positions, width)
         if source.token_types:
-            shapes["embeddings/type"] = (source.token_types, H)
+            shapes["embeddings/type"] = (source.token_types, width)
+        if source.word_width:
+            shapes |= {"embeddings/project/weight": (H, width), "embeddings/project/bias": (H,)}
     else:
         shapes["embeddings/patch/weight"] = (H, source.channels * source.patch**2)
         shapes["embeddings/patch/bias"] = (H,)
         shapes["embeddings/prefix"] = (source.prefix, H)
         shapes["embeddings/position"] = (source.rows, H)
     if spec.embedding_norm:
-        shapes |= _norm("embeddings/norm", H)
+        shapes |= _norm("embeddings/norm", (source.word_width if isinstance(source, TextInput) else 0) or H)
     for layer in range(spec.layers):
         run = spec.run(layer)
         for prefix in layer_prefixes(run, layer):
@@ -355,9 +378,11 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if spec.final_norm:
         shapes |= _norm("final_norm", H)
     if spec.dense:
-        shapes |= {"dense/weight": (spec.dense_width, H), "dense/bias": (spec.dense_width,)}
+        shapes |= {"dense/weight": (spec.dense_width, spec.pooled_width), "dense/bias": (spec.dense_width,)}
+    for number, (inner, outer) in enumerate(pairwise((spec.dense_width, *spec.more_widths)), start=1):
+        shapes |= {f"dense/{number}/weight": (outer, inner), f"dense/{number}/bias": (outer,)}
     if spec.labels:
-        width = (spec.dense_width if spec.dense else H) * spec.classifier_rows
+        width = (spec.dense_width if spec.dense else spec.pooled_width) * spec.classifier_rows
         shapes |= {"classifier/weight": (len(spec.labels), width), "classifier/bias": (len(spec.labels),)}
     return shapes
 
@@ -402,6 +427,11 @@ def request_rows(spec: ModelSpec, asked: int | None) -> int:
 
 def _norm(prefix: str, width: int) -> dict[str, tuple[int, ...]]:
     return {f"{prefix}/weight": (width,), f"{prefix}/bias": (width,)}
+
+
+def _fields(value: ModelSpec | TextInput | ImageInput | Block) -> dict[str, Any]:
+    """Return the fields of a description; those that came later only where they say something."""
+    return {name: field for name, field in dataclasses.asdict(value).items() if field or name not in _LATER}
 
 
 def _tuples(value: Any) -> Any:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -94,10 +95,10 @@ def open_encoder(directory: Path) -> Iterator[EncoderCheckpoint]:
             spec = build_spec(
                 name, family, config, read_json(encoder / "preprocessor_config.json", optional=True), tensors
             )
-            spec = _with_text_limit(_with_sentence_head(spec, head), encoder)
+            spec = _with_text_limit(_with_sentence_head(spec, head, tensors), encoder)
             biases = _QKV_BIASES if config.get("qkv_bias") is False else ()
-            if head and not head.dense_bias:
-                biases = (*biases, "dense/bias")
+            for number, dense in enumerate(head.dense if head else ()):
+                biases = (*biases, *([] if dense.bias else [f"{_dense_name(number)}bias"]))
             skip = skipped_positions(family, config)
             sources = {
                 name: _source(name, shape, tensors, biases, skip, directory)
@@ -116,13 +117,29 @@ def _use_sentence_head(tensors: StoredTensors, head: SentenceHead | None) -> Non
         return
     for name in [key for key in tensors if key.startswith(("dense/", "classifier/"))]:
         del tensors[name]
-    if head.dense_folder is not None:
-        files = weight_files(head.dense_folder, "AutoModel")
-        tensors.add(files, lambda key: key.replace("linear.", "dense/"))
+    for number, dense in enumerate(head.dense):
+        tensors.add(weight_files(dense.folder, "AutoModel"), partial(_of_dense, number))
 
 
-def _with_sentence_head(spec: ModelSpec, head: SentenceHead | None) -> ModelSpec:
-    return spec if head is None else replace(spec, pooling=head.pooling, dense=head.dense, normalize=head.normalize)
+def _of_dense(number: int, key: str) -> str:
+    return key.replace("linear.", _dense_name(number))
+
+
+def _dense_name(number: int) -> str:
+    return f"dense/{number}/" if number else "dense/"
+
+
+def _with_sentence_head(spec: ModelSpec, head: SentenceHead | None, tensors: StoredTensors) -> ModelSpec:
+    if head is None:
+        return spec
+    widths = [tensors[f"{_dense_name(number)}weight"].shape[0] for number in range(len(head.dense))]
+    first, *more = [dense.activation for dense in head.dense] or [""]
+    if isinstance(spec.input, TextInput):
+        spec = replace(spec, input=replace(spec.input, prompt=head.prompt))
+    return replace(
+        spec, pooling=head.pooling, dense=first, dense_width=widths[0] if widths else 0, more_dense=tuple(more),
+        more_widths=tuple(widths[1:]), normalize=head.normalize, first_columns=head.first_columns,
+    )  # fmt: skip
 
 
 def _with_text_limit(spec: ModelSpec, encoder: Path) -> ModelSpec:

@@ -30,6 +30,8 @@ class Tokenizer:
         Of a tokenizer.json.
     max_rows
         The limit, special tokens included: `spec.input.max_rows`.
+    prompt
+        Stands before every text.
 
     Raises
     ------
@@ -37,8 +39,8 @@ class Tokenizer:
         If the text does not describe a tokenizer, or leaves no room for a single token.
     """
 
-    def __init__(self, text: str, max_rows: int) -> None:
-        self._tokenizer = _read(text)
+    def __init__(self, text: str, max_rows: int, prompt: str = "") -> None:
+        self._tokenizer, self._prompt = _read(text), prompt
         direction = (self._tokenizer.truncation or {}).get("direction", "right")
         self._tokenizer.enable_truncation(max_rows, direction=direction)
         special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
@@ -48,7 +50,7 @@ class Tokenizer:
     def __call__(self, text: str) -> Tokens:
         """Return the ids of one text."""
         with explained("the tokenizer cannot read this text", Exception):  # the library has no other
-            encoding = self._tokenizer.encode(text)
+            encoding = self._tokenizer.encode(self._prompt + text)
         return Tokens(tuple(encoding.ids), truncated=bool(encoding.overflowing))
 
 

@@ -50,7 +50,8 @@ UNSEEN = {
     "never_split": ["hello"], "do_basic_tokenize": False, "stride": 2, "model_input_names": ["input_ids"],
     "files_loaded": [], "sp_model_kwargs": {}, "auto_map": {}, "padding_side": "left", "max_length": 5,
     "device_map": None, "_commit_hash": None, "name_or_path": "x", "is_local": True, "local_files_only": True,
-    "chat_control_tokens": ["hello"], "trim_offsets": False, "use_fast": False, "clean_up_tokenization_spaces": True, "pad_to_multiple_of": 8,
+    "chat_control_tokens": ["hello"], "trim_offsets": False, "use_fast": False, "pad_to_multiple_of": 8,
+    "clean_up_tokenization_spaces": True,
 }  # fmt: skip
 OLDER = [
     {"added_tokens": {"<ent>": 500}},
