@@ -24,7 +24,7 @@ SCORES = ("softmax", "sigmoid", "identity")
 DEFAULT_ROWS = 256  # of a request that is planned for or measured, where nobody says how long it is
 TYPICAL_ROWS = 128  # of a text where nothing is known of the requests
 # Fields that the first versions did not have. Empty ones say nothing and are not written: files stay readable by those.
-_LATER = {"word_width", "prompt", "more_dense", "more_widths", "first_columns", "buckets"}
+_LATER = {"word_width", "prompt", "more_dense", "more_widths", "first_columns", "buckets", "on_white"}
 _SIZES = {"hidden", "vocab", "positions", "max_rows", "height", "width", "patch", "channels"}
 
 
@@ -56,6 +56,7 @@ class ImageInput:
     rescale: float = 1 / 255
     resize: tuple[int, ...] | None = None  # before the crop: shorter side, or height and width; None: to the model's
     resample: str = "bilinear"
+    on_white: bool = False  # the colour that an image calls transparent becomes white
 
     @property
     def rows(self) -> int:
