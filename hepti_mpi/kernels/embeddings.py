@@ -95,7 +95,7 @@ def probabilities(outputs: Array, scores: str) -> Array:
 
 
 def pool(pooling: str, hidden: Array) -> Array:
-    """Return one vector of a request's rows, by the names of sentence-transformers; several side by side."""
+    """Return one vector of a request's rows, by sentence-transformers' names, or the mean of all but the first."""
     return np.concatenate([_pool(one, hidden) for one in pooling.split("+")])
 
 
@@ -106,6 +106,7 @@ def _pool(pooling: str, hidden: Array) -> Array:
         "lasttoken": lambda: hidden[-1],
         "max": lambda: hidden.max(axis=0),
         "mean": lambda: hidden.mean(axis=0),
+        "others": lambda: hidden[1:].mean(axis=0),
         "mean_sqrt_len": lambda: hidden.sum(axis=0) * (1 / math.sqrt(rows)),
         "weightedmean": lambda: (np.arange(1, rows + 1, dtype=np.float32) @ hidden) * (2 / (rows * (rows + 1))),
     }[pooling]()

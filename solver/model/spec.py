@@ -19,7 +19,7 @@ from solver.model.attention import Attention
 from solver.model.blocks import Block, Tensor, one_of
 from solver.model.mlp import ACTIVATIONS, Mlp
 
-POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken")
+POOLINGS = ("cls", "mean", "others", "max", "mean_sqrt_len", "weightedmean", "lasttoken")
 SCORES = ("softmax", "sigmoid", "identity")
 DEFAULT_ROWS = 256  # of a request that is planned for or measured, where nobody says how long it is
 TYPICAL_ROWS = 128  # of a text where nothing is known of the requests

@@ -95,6 +95,8 @@ def forward(spec, tensors, request):
         x = embed_image(np.asarray(request, float), w, spec.input.patch)
     if spec.embedding_norm:
         x = layer_norm(x, w["norm/weight"], w["norm/bias"], spec.norm_eps)
+    if "project/weight" in w:
+        x = x @ w["project/weight"].T + w["project/bias"]
     for number in range(spec.layers):
         run = spec.run(number)
         w = under(tensors, f"layers/{number}")
@@ -111,10 +113,12 @@ def head(spec, tensors, hidden):
         "cls": lambda: x[0],
         "lasttoken": lambda: x[-1],
         "mean": lambda: x.mean(axis=0),
+        "others": lambda: x[1:].mean(axis=0),
         "mean_sqrt_len": lambda: x.sum(axis=0) / math.sqrt(len(x)),
         "max": lambda: x.max(axis=0),
     }
-    vectors = [pool[spec.pooling]()] if spec.classifier_rows == 1 else list(x[: spec.classifier_rows])
+    pooled = np.concatenate([pool[name]() for name in spec.pooling.split("+")])
+    vectors = [pooled] if spec.classifier_rows == 1 else list(x[: spec.classifier_rows])
     if spec.dense:
         dense = under(tensors, "dense")
         vectors = [ACTIVATIONS[spec.dense](dense["weight"] @ v + dense["bias"]) for v in vectors]

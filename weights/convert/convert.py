@@ -18,6 +18,7 @@ from solver.base.spans import Span
 from solver.model.spec import ModelSpec, TextInput, inputs_first, tensor_shapes
 from weights.convert.checkpoint import STRANGE, StoredTensors, read_json, weight_files
 from weights.convert.families import build_spec, find_family, skipped_positions
+from weights.convert.positions import interpolated, patch_grid
 from weights.convert.sentence_encoders import SentenceHead, max_rows, sentence_modules, tokenizer_text
 from weights.file.layout import row_spans
 from weights.file.store import WeightsWriter
@@ -100,8 +101,9 @@ def open_encoder(directory: Path) -> Iterator[EncoderCheckpoint]:
             for number, dense in enumerate(head.dense if head else ()):
                 biases = (*biases, *([] if dense.bias else [f"{_dense_name(number)}bias"]))
             skip = skipped_positions(family, config)
+            grid = patch_grid(spec.input) if family.interpolates else None
             sources = {
-                name: _source(name, shape, tensors, biases, skip, directory)
+                name: _source(name, shape, tensors, biases, skip, grid, directory)
                 for name, shape in tensor_shapes(spec).items()
             }
             _check_shapes(spec, sources, directory)
@@ -149,12 +151,19 @@ def _with_text_limit(spec: ModelSpec, encoder: Path) -> ModelSpec:
 
 
 def _source(
-    name: str, shape: tuple[int, ...], tensors: StoredTensors, zero_biases: tuple[str, ...], skip: int, directory: Path
-) -> Source:
+    name: str, shape: tuple[int, ...], tensors: StoredTensors, zero_biases: tuple[str, ...], skip: int,
+    grid: tuple[int, int] | None, directory: Path,
+) -> Source:  # fmt: skip
     """Say how one of our tensors is read: as it is, turned, cut, or put together from several."""
     if zero_biases and name.endswith(zero_biases) and name not in tensors:
         return Source(shape, lambda rows: np.zeros(rows.size, np.float32))
     folder, _, leaf = name.rpartition("/")
+    if (scale := name.split("/")[:-2]) and (scaled := "/".join([*scale, "scale"])) in tensors:
+        factors = tensors[scaled][:]
+        if name.endswith(("attention/output/bias", "mlp/down/bias")):
+            return Source(shape, lambda rows: tensors[name][rows.slice] * factors[rows.slice])
+        if inputs_first(name):
+            return Source(tensors[name].shape[::-1], lambda rows: tensors[name][:, rows.slice].T * factors)
     parts = [tensors[key] for key in (f"{name}/0", f"{name}/1") if key in tensors]
     if name == "embeddings/prefix" and parts:  # the class token, and DeiT's distillation token
         return Source(
@@ -177,6 +186,9 @@ def _source(
     if name == "embeddings/patch/weight":  # [H, channels, patch, patch]
         width = math.prod(tensor.shape[1:])
         return Source((tensor.shape[0], width), lambda rows: tensor[rows.slice].reshape(rows.size, width))
+    if name == "embeddings/position" and len(tensor.shape) == 3 and grid and tensor.shape[1] != shape[0]:
+        table = interpolated(tensor[0:1][0], grid)
+        return Source(table.shape, lambda rows: table[rows.slice])
     if name == "embeddings/position" and len(tensor.shape) == 3:  # [1, rows, H]
         return Source(tensor.shape[1:], lambda rows: tensor[0:1, rows.slice][0])
     if name == "embeddings/position":

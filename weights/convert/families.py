@@ -40,6 +40,7 @@ _COMPUTED: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": ("absolute", None),
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
+    "use_swiglu_ffn": (False, None),
 }
 
 
@@ -65,6 +66,10 @@ class Family:
         Its name of a setting, where it differs from BERT's.
     skip_pads
         Position rows up to the padding token's number are never used.
+    interpolates
+        Whether positions fit themselves to the size that the processor makes (DINOv2).
+    defaults
+        Of settings that its class has, where they are not BERT's.
     """
 
     stem: str
@@ -75,6 +80,8 @@ class Family:
     pooler: str = "tanh"
     settings: tuple[tuple[str, str], ...] = ()
     skip_pads: bool = False
+    interpolates: bool = False
+    defaults: tuple[tuple[str, Any], ...] = ()
 
     def rename(self, key: str) -> str:
         """Return our name of a checkpoint's tensor."""
@@ -143,6 +150,14 @@ _VIT_TABLE = (
     ("cls_classifier.", "classifier/0/"),
     ("distillation_classifier.", "classifier/1/"),
 )
+_ELECTRA_TABLE = (("embeddings_project.", "embeddings/project/"), *_ROBERTA_TABLE)
+_DINOV2_TABLE = (
+    (".norm1.", "/attention/norm/"),
+    (".norm2.", "/mlp/norm/"),
+    (".layer_scale1.lambda1", "/attention/scale"),
+    (".layer_scale2.lambda1", "/mlp/scale"),
+    *_VIT_TABLE,
+)
 _DISTILBERT_SETTINGS = (
     ("hidden_size", "dim"),
     ("intermediate_size", "hidden_dim"),
@@ -161,6 +176,22 @@ FAMILIES = {
     "xlm-roberta": Family("XLMRoberta", "roberta.", _ROBERTA_TABLE, skip_pads=True),
     "camembert": Family("Camembert", "roberta.", _ROBERTA_TABLE, skip_pads=True),
     "distilbert": Family("DistilBert", "distilbert.", _DISTILBERT_TABLE, pooler="relu", settings=_DISTILBERT_SETTINGS),
+    "electra": Family(
+        "Electra",
+        "electra.",
+        _ELECTRA_TABLE,
+        ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification"),
+        pooler="gelu",
+    ),
+    "dinov2": Family(
+        "Dinov2",
+        "dinov2.",
+        _DINOV2_TABLE,
+        ("Model", "ForImageClassification"),
+        text=False,
+        interpolates=True,
+        defaults=(("layer_norm_eps", 1e-6), ("mlp_ratio", 4), ("patch_size", 14)),
+    ),
     "vit": Family("ViT", "vit.", _VIT_TABLE, _VIT_HEADS, text=False),
     "deit": Family("DeiT", "deit.", _VIT_TABLE, (*_VIT_HEADS, "ForImageClassificationWithTeacher"), text=False),
 }
@@ -215,7 +246,7 @@ def build_spec(
     HeptiError
         If a setting is missing or not computed.
     """
-    names = dict(family.settings)
+    names, config = dict(family.settings), {**dict(family.defaults), **config}
 
     def number(setting: str) -> int:
         return _number(config, names.get(setting, setting))
@@ -231,15 +262,17 @@ def build_spec(
     if family.text:
         positions = number("max_position_embeddings") - skipped_positions(family, config)
         types = number("type_vocab_size") if "embeddings/type" in tensors else 0
-        source = TextInput(number("vocab_size"), positions, positions, types)
+        width = _number(config, "embedding_size", 0) if "embeddings/project/weight" in tensors else 0
+        source = TextInput(number("vocab_size"), positions, positions, types, word_width=width)
     else:
-        source = image_input(config, images, prefix=2 if "embeddings/prefix/1" in tensors else 1)
+        prefix = 2 if "embeddings/prefix/1" in tensors else 1
+        source = image_input(config, images, prefix=prefix, interpolates=family.interpolates)
     labels = _labels(config, tensors)
     dense = "dense/weight" in tensors
     return encoder(
         name,
         hidden=number("hidden_size"),
-        ffn=number("intermediate_size"),
+        ffn=int(number("hidden_size") * config["mlp_ratio"]) if "mlp_ratio" in config else number("intermediate_size"),
         heads=number("num_attention_heads"),
         layers=number("num_hidden_layers"),
         input=source,
@@ -251,6 +284,7 @@ def build_spec(
         dense=activation("pooler_act", family.pooler) if dense else "",
         dense_width=tensors["dense/weight"].shape[0] if dense else 0,
         labels=labels,
+        pooling="cls+others" if family.interpolates and labels else "cls",
         classifier_rows=2 if "classifier/1/weight" in tensors else 1,
         scores=_scores(config, len(labels)),
         groups=_number(config, "num_decoupled_groups", 0),
