@@ -258,7 +258,8 @@ class ModelSpec:
 
 def encoder(
     name: str, hidden: int, ffn: int, heads: int, layers: int, input: TextInput | ImageInput, *, norm: str = "post",
-    norm_eps: float = 1e-12, activation: str = "gelu", groups: int = 0, sub_blocks: int = 0, **facts: Any,
+    norm_eps: float = 1e-12, activation: str = "gelu", groups: int = 0, sub_blocks: int = 0, buckets: int = 0,
+    **facts: Any,
 ) -> ModelSpec:  # fmt: skip
     """Return the spec of a transformer encoder, whose layers are attention and MLP.
 
@@ -272,16 +273,20 @@ def encoder(
         N_b and N_div, where the layers of every group but its last are decoupled: a sub-block sees H / N_div columns
         with A / N_div heads, and keeps the layer's parameters, 4 H² + 2 H F in all matrices, by a wider MLP,
         F + 2 H (1 - 1 / N_div) (DeTransformer, DATE 2024: 4224 for bert-base and N_div 4). 0: none is.
+    buckets
+        As in `Attention`, of all layers.
     facts
         Further fields of `ModelSpec`.
     """
 
     def blocks(H: int, F: int, A: int) -> tuple[Block, ...]:
-        attention = Attention(hidden=H, heads=A, norm=norm, norm_eps=norm_eps)
+        attention = Attention(hidden=H, heads=A, norm=norm, norm_eps=norm_eps, buckets=buckets)
         return attention, Mlp(hidden=H, ffn=F, activation=activation, norm=norm, norm_eps=norm_eps)
 
     runs: tuple[Run, ...] = (Run(layers, blocks(hidden, ffn, heads)),)
     if groups or sub_blocks:
+        if buckets:
+            raise HeptiError(f"model {name}: decoupled layers have no buckets of distances, here {buckets}")
         _check_decoupled(name, layers, hidden, heads, groups, sub_blocks)
         part = blocks(hidden // sub_blocks, ffn + 2 * (hidden - hidden // sub_blocks), heads // sub_blocks)
         runs = (Run(layers // groups - 1, part, sub_blocks), Run(1, blocks(hidden, ffn, heads))) * groups
@@ -295,6 +300,7 @@ def encoder_widths(spec: ModelSpec) -> dict[str, Any]:
         "hidden": spec.hidden, "ffn": mlp.ffn, "heads": attention.heads, "layers": spec.layers, "norm": mlp.norm,
         "norm_eps": mlp.norm_eps, "activation": mlp.activation, "groups": spec.groups, "sub_blocks": spec.sub_blocks,
     }  # fmt: skip
+    widths |= {"buckets": attention.buckets} if attention.buckets else {}
     if encoder(name=spec.name, input=spec.input, **widths).runs != spec.runs:
         raise InfeasiblePlanError(f"model {spec.name} has layers that are no encoder's")
     return widths

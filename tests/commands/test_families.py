@@ -82,6 +82,7 @@ def test_a_real_size_over_mixed_cuts(converted, tmp_path):
         ("sequence-weighted", "distilbert-classifier", {"labels": 5, "shard": "20KB"}, 8),
         ("sequence", "deit-teacher", {}, 2),
         ("pipeedge", "bert", {}, 3),
+        ("voltage", "mpnet", {}, 3),  # which avoids keys: what distances add goes to other scores
         ("data", "sentence", {}, 3),
         ("hepti-throughput", "roberta-classifier", {}, 2),
     ],

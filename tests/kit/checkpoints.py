@@ -46,6 +46,11 @@ def electra(cls, shape, **lengths):
     return text(cls, partial(hf.ElectraConfig, embedding_size=24), shape, **lengths)
 
 
+def mpnet(cls, shape, positions, **lengths):
+    """MPNet counts positions as RoBERTa does."""
+    return text(cls, hf.MPNetConfig, shape, positions=positions + 2, **lengths)
+
+
 def dinov2(cls, shape, vocab, positions, image, patch):
     """Positions are of another number of patches than the processor makes, as in all of its models."""
     settings = {key: value for key, value in shape.items() if key != "intermediate_size"}
@@ -68,6 +73,8 @@ FAMILIES = {
     "distilbert-classifier": partial(distilbert, hf.DistilBertForSequenceClassification),
     "electra": partial(electra, hf.ElectraModel),
     "electra-classifier": partial(electra, hf.ElectraForSequenceClassification),
+    "mpnet": partial(mpnet, hf.MPNetModel),
+    "mpnet-classifier": partial(mpnet, hf.MPNetForSequenceClassification),
     # As all-MiniLM-L6-v2: the checkpoint has a pooler, and the recipe in modules.json does without it.
     "sentence": partial(text, hf.BertModel, hf.BertConfig),
     "sentence-roberta": partial(roberta, hf.XLMRobertaModel, hf.XLMRobertaConfig),

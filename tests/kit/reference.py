@@ -39,11 +39,21 @@ def layer_norm(x, weight, bias, eps):
     return (x - mean) / np.sqrt(variance + eps) * weight + bias
 
 
+def bucket(distance, exact=8, farthest=128):  # of MPNet's 32 buckets, 16 for keys behind a row
+    far = np.abs(distance)
+    large = exact + np.log(np.maximum(far, 1) / exact) / math.log(farthest / exact) * exact
+    return np.where(far < exact, far, np.minimum(large, 15).astype(int)) + 16 * (distance > 0)
+
+
 def attention(x, w, heads):  # [S, H] -> [S, H]
     S, H = x.shape
     q, k, v = (x @ w[f"{name}/weight"].T + w[f"{name}/bias"] for name in ("query", "key", "value"))
     q, k, v = (y.reshape(S, heads, H // heads).transpose(1, 0, 2) for y in (q, k, v))  # [A, S, d]
-    context = softmax(q @ k.transpose(0, 2, 1) / math.sqrt(H // heads)) @ v
+    scores = q @ k.transpose(0, 2, 1) / math.sqrt(H // heads)
+    if "relative" in w:
+        places = np.arange(S)
+        scores = scores + w["relative"].reshape(heads, -1)[:, bucket(places[None] - places[:, None])]
+    context = softmax(scores) @ v
     return context.transpose(1, 0, 2).reshape(S, H) @ w["output/weight"] + w["output/bias"]
 
 

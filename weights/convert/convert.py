@@ -158,6 +158,9 @@ def _source(
     if zero_biases and name.endswith(zero_biases) and name not in tensors:
         return Source(shape, lambda rows: np.zeros(rows.size, np.float32))
     folder, _, leaf = name.rpartition("/")
+    if leaf == "relative" and "relative" in tensors:  # one of all layers, [buckets, heads]
+        vector = tensors["relative"][:].T.reshape(-1)
+        return Source(vector.shape, lambda rows: vector[rows.slice])
     if (scale := name.split("/")[:-2]) and (scaled := "/".join([*scale, "scale"])) in tensors:
         factors = tensors[scaled][:]
         if name.endswith(("attention/output/bias", "mlp/down/bias")):

@@ -151,6 +151,15 @@ _VIT_TABLE = (
     ("distillation_classifier.", "classifier/1/"),
 )
 _ELECTRA_TABLE = (("embeddings_project.", "embeddings/project/"), *_ROBERTA_TABLE)
+_MPNET_TABLE = (
+    (".attention.attn.q.", "/attention/query/"),
+    (".attention.attn.k.", "/attention/key/"),
+    (".attention.attn.v.", "/attention/value/"),
+    (".attention.attn.o.", "/attention/output/"),
+    (".attention.LayerNorm.", "/attention/norm/"),
+    ("encoder.relative_attention_bias.weight", "relative"),
+    *_ROBERTA_TABLE,
+)
 _DINOV2_TABLE = (
     (".norm1.", "/attention/norm/"),
     (".norm2.", "/mlp/norm/"),
@@ -183,6 +192,7 @@ FAMILIES = {
         ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification"),
         pooler="gelu",
     ),
+    "mpnet": Family("MPNet", "mpnet.", _MPNET_TABLE, skip_pads=True),
     "dinov2": Family(
         "Dinov2",
         "dinov2.",
@@ -289,6 +299,7 @@ def build_spec(
         scores=_scores(config, len(labels)),
         groups=_number(config, "num_decoupled_groups", 0),
         sub_blocks=_number(config, "num_sub_blocks", 0),
+        buckets=tensors["relative"].shape[0] if "relative" in tensors else 0,
     )
 
 
