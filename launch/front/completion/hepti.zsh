@@ -15,7 +15,7 @@ _shtab_hepti_commands() {
     convert:'Make a weights file of a checkpoint directory, a GGUF file or an ONNX file.'
     doctor:'Check every host of a hostfile, and every pair; run it where mpirun will be started.'
     generate:'Let a language model, split over unequal ranks, answer prompts or chat.'
-    install:'Make this environment'"'"'s like on every board, at the same path, over ssh. A board needs Python and nothing else, no way'
+    install:'Make this environment'"'"'s like on every board, at the same path, over ssh. A board'
     lab:'make a virtual cluster of this machine'
     plan:'Plan for a cluster that need not be there, and show who gets what.'
     profile:'Measure every rank'"'"'s kernels and memory and the links between them, in seconds.'
@@ -97,7 +97,7 @@ _shtab_hepti_bench_compare_defaults_added=0
 
 _shtab_hepti_bench_day_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--cluster[file of a lab, or a ready one (default\: pi4x4)]:cluster:"
+  "--cluster[file of a lab, or a ready one (default\: pi5x4)]:cluster:"
   "--model[a language model, float32\: nothing is nearly equal there (default\: smollm2-135m, layers\: 1)]:NAME|FILE:_files"
   "--encoder[an encoder of texts (default\: bert-base, layers\: 1)]:NAME|FILE:_files"
   "--requests[at least (default\: 10000)]:N:"
@@ -137,7 +137,7 @@ _shtab_hepti_bench_decode_defaults_added=0
 
 _shtab_hepti_bench_faults_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--cluster[file of a lab, or a ready one (default\: pi4x4)]:cluster:"
+  "--cluster[file of a lab, or a ready one (default\: pi5x4)]:cluster:"
   "--model[a language model, float32\: nothing is nearly equal there (default\: smollm2-135m, layers\: 4)]:NAME|FILE:_files"
   "--encoder[an encoder of texts (default\: bert-base, layers\: 2)]:NAME|FILE:_files"
   "--faults[(default\: 20)]:N:"
@@ -418,7 +418,7 @@ _shtab_hepti_plan_options=(
   "--price[predict a plan that is there, and plan nothing]:PLAN.json:_files"
   "--map[draw who wins over bandwidth and memory\; of a convolutional network or language model print who has what]:FILE.svg|png|pdf:_files"
   "--schedule[print what the plan does step by step, on a device]:DEVICE:"
-  "--explain[print how the plan was found, and what limits it]"
+  "--explain[print how the plan was found, and what limits it\; of a convolutional network where the time goes]"
   "--out[write the plan]:PLAN.json:_files"
   "--json[print the plan and all about it as JSON, not as tables]"
   "--plot[draw the timeline, of a convolutional network everybody\'s rows (needs matplotlib)]:FILE.svg|png|pdf:_files"
@@ -495,7 +495,7 @@ _shtab_hepti_serve_options=(
   "--key-file[keys, one a line, of which a client needs one]:F:_files"
   "--sequences[language models\: chats that are answered together (default\: 1)]:B:"
   "--context[language models\: tokens of a prompt and its answer (default\: what generate has)]:C:"
-  "--cluster[what to plan for\: a file, or a ready one (default\: the boards are measured once)]:CLUSTER.toml|NAME:_files"
+  "--cluster[what to plan for\: a file, or a ready one (default\: the boards are measured, once a model)]:CLUSTER.toml|NAME:_files"
   "--most-waiting[requests that may wait, of each model (default\: 64)]:N:"
   "--print-unit[print a systemd unit for this, and do nothing]"
   "--watch[serve nothing\: show the service that runs at --host and --port, live, as its page does]"
