@@ -103,7 +103,7 @@ def test_a_config_that_is_no_object(checkpoint, refused, text):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"architectures": ["MPNetModel"], "model_type": "mpnet"},
+        {"architectures": ["AlbertModel"], "model_type": "albert"},
         {"architectures": ["BertForQuestionAnswering"]},
         {"architectures": ["BertForQuestionAnswering"], "model_type": "roberta"},
         {"architectures": None, "model_type": None},

@@ -97,7 +97,7 @@ def open_encoder(directory: Path) -> Iterator[EncoderCheckpoint]:
                 name, family, config, read_json(encoder / "preprocessor_config.json", optional=True), tensors
             )
             spec = _with_text_limit(_with_sentence_head(spec, head, tensors), encoder)
-            biases = _QKV_BIASES if config.get("qkv_bias") is False else ()
+            biases = _QKV_BIASES if not family.text and config.get("qkv_bias") is False else ()
             for number, dense in enumerate(head.dense if head else ()):
                 biases = (*biases, *([] if dense.bias else [f"{_dense_name(number)}bias"]))
             skip = skipped_positions(family, config)
@@ -155,7 +155,7 @@ def _source(
     grid: tuple[int, int] | None, directory: Path,
 ) -> Source:  # fmt: skip
     """Say how one of our tensors is read: as it is, turned, cut, or put together from several."""
-    if zero_biases and name.endswith(zero_biases) and name not in tensors:
+    if zero_biases and name.endswith(zero_biases):  # what the file has of them is not used
         return Source(shape, lambda rows: np.zeros(rows.size, np.float32))
     folder, _, leaf = name.rpartition("/")
     if leaf == "relative" and "relative" in tensors:  # one of all layers, [buckets, heads]

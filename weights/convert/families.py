@@ -70,6 +70,8 @@ class Family:
         Whether positions fit themselves to the size that the processor makes (DINOv2).
     defaults
         Of settings that its class has, where they are not BERT's.
+    fixed
+        Settings that its class does not ask config.json for.
     """
 
     stem: str
@@ -82,6 +84,7 @@ class Family:
     skip_pads: bool = False
     interpolates: bool = False
     defaults: tuple[tuple[str, Any], ...] = ()
+    fixed: tuple[tuple[str, Any], ...] = ()
 
     def rename(self, key: str) -> str:
         """Return our name of a checkpoint's tensor."""
@@ -184,7 +187,14 @@ FAMILIES = {
     "roberta": Family("Roberta", "roberta.", _ROBERTA_TABLE, skip_pads=True),
     "xlm-roberta": Family("XLMRoberta", "roberta.", _ROBERTA_TABLE, skip_pads=True),
     "camembert": Family("Camembert", "roberta.", _ROBERTA_TABLE, skip_pads=True),
-    "distilbert": Family("DistilBert", "distilbert.", _DISTILBERT_TABLE, pooler="relu", settings=_DISTILBERT_SETTINGS),
+    "distilbert": Family(
+        "DistilBert",
+        "distilbert.",
+        _DISTILBERT_TABLE,
+        pooler="relu",
+        settings=_DISTILBERT_SETTINGS,
+        fixed=(("layer_norm_eps", 1e-12),),
+    ),
     "electra": Family(
         "Electra",
         "electra.",
@@ -192,7 +202,7 @@ FAMILIES = {
         ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification"),
         pooler="gelu",
     ),
-    "mpnet": Family("MPNet", "mpnet.", _MPNET_TABLE, skip_pads=True),
+    "mpnet": Family("MPNet", "mpnet.", _MPNET_TABLE, skip_pads=True, fixed=(("pad_token_id", 1),)),
     "dinov2": Family(
         "Dinov2",
         "dinov2.",
@@ -230,7 +240,7 @@ def find_family(config: Config) -> tuple[Family, str]:
 
 def skipped_positions(family: Family, config: Config) -> int:
     """Return how many rows of the position table come before that of the first token."""
-    return _number(config, "pad_token_id") + 1 if family.skip_pads else 0
+    return _number({**config, **dict(family.fixed)}, "pad_token_id") + 1 if family.skip_pads else 0
 
 
 def build_spec(
@@ -256,7 +266,13 @@ def build_spec(
     HeptiError
         If a setting is missing or not computed.
     """
-    names, config = dict(family.settings), {**dict(family.defaults), **config}
+    names = dict(family.settings)
+    for ours, theirs in family.settings:
+        if ours in config and config[ours] != config.get(theirs):
+            raise HeptiError(
+                f"config.json: {ours} is {config[ours]!r}, {theirs} {config.get(theirs)!r}, which are one: take one out"
+            )
+    config = {**dict(family.defaults), **config, **dict(family.fixed)}
 
     def number(setting: str) -> int:
         return _number(config, names.get(setting, setting))

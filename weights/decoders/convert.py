@@ -68,7 +68,8 @@ class DecoderCheckpoint:
 
     def notes(self, precision: str) -> list[str]:
         """Say what one should know of it, and of converting it to a precision: what it "has", in a line each."""
-        return [] if self.texts.tokenizer else ["has no tokenizer.json: the model will read token ids only"]
+        without = [] if self.texts.tokenizer else ["has no tokenizer.json: the model will read token ids only"]
+        return [*without, *self.texts.notes]
 
     def read(self, name: str, rows: Span | None = None) -> Array:
         """Read a tensor, or some rows of it, as the checkpoint has it."""

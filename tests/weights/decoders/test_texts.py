@@ -97,6 +97,13 @@ class TestGeneration:
     def test_has_none_where_the_likeliest_is_wanted(self, checkpoint):
         assert read_texts(checkpoint(generation_config={"temperature": 0.6, "do_sample": False}), {}).generation == {}
 
+    def test_says_what_is_asked_for_and_not_computed(self, checkpoint):
+        asked = {"repetition_penalty": 1.05, "num_beams": 1, "min_p": None, "no_repeat_ngram_size": 3, "max_length": 9}
+
+        (note,) = read_texts(checkpoint(generation_config=asked), {}).notes
+
+        assert "repetition_penalty 1.05, no_repeat_ngram_size 3" in note
+
 
 class TestChatTemplate:
     @pytest.mark.parametrize(
