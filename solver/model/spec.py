@@ -24,7 +24,7 @@ SCORES = ("softmax", "sigmoid", "identity")
 DEFAULT_ROWS = 256  # of a request that is planned for or measured, where nobody says how long it is
 TYPICAL_ROWS = 128  # of a text where nothing is known of the requests
 # Fields that the first versions did not have. Empty ones say nothing and are not written: files stay readable by those.
-_LATER = {"word_width", "prompt", "more_dense", "more_widths", "first_columns", "buckets", "on_white"}
+_LATER = {"word_width", "prompt", "padding", "more_dense", "more_widths", "first_columns", "buckets", "on_white"}
 _SIZES = {"hidden", "vocab", "positions", "max_rows", "height", "width", "patch", "channels"}
 
 
@@ -40,6 +40,7 @@ class TextInput:
     eos_rows: int = 1  # and behind it, [SEP]
     word_width: int = 0  # of an embedding, from which a product makes the stream (ELECTRA); 0: it is as wide as that
     prompt: str = ""  # stands before every text
+    padding: int = 0  # the token of which no positions are counted (RoBERTa); 0: all are
 
 
 @dataclass(frozen=True, slots=True)

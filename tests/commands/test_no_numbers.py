@@ -83,3 +83,22 @@ def test_of_a_language_model_no_token_is_said(tmp_path):
     assert done.returncode == 2
     assert "request 1: the model made NaN" in done.stderr
     assert "new_tokens" not in done.stdout
+
+
+def test_what_a_model_has_no_row_or_position_for_is_refused(tmp_path):
+    """RoBERTa counts positions by what is not padding; and a tokenizer may have tokens that the model has not."""
+    make_checkpoint("sentence-roberta", tmp_path / "checkpoint")
+    words = len(json.loads((tmp_path / "checkpoint" / "tokenizer.json").read_text())["model"]["vocab"])
+    make_checkpoint("sentence-roberta", tmp_path / "checkpoint", vocab=words)
+    path = tmp_path / "checkpoint" / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "additional_special_tokens": ["<new>"]}))
+    convert(tmp_path / "checkpoint", tmp_path / "model.h5")
+    asked, output = tmp_path / "asked.txt", tmp_path / "answers.jsonl"
+    asked.write_text("a <pad> board\na <new> board\na small board\n")
+
+    done = inside.run(main, "--model", tmp_path / "model.h5", "--input", asked, "--output", output, *QUICK)
+
+    assert done.returncode == 2
+    assert "line 1: token 1 is padding" in done.stderr
+    assert f"line 2: token {words} is out of range" in done.stderr
+    assert [json.loads(line)["tokens"] > 3 for line in output.open()] == [True]

@@ -289,7 +289,10 @@ def build_spec(
         positions = number("max_position_embeddings") - skipped_positions(family, config)
         types = number("type_vocab_size") if "embeddings/type" in tensors else 0
         width = _number(config, "embedding_size", 0) if "embeddings/project/weight" in tensors else 0
-        source = TextInput(number("vocab_size"), positions, positions, types, word_width=width)
+        source = TextInput(
+            number("vocab_size"), positions, positions, types, word_width=width,
+            padding=max(skipped_positions(family, config) - 1, 0),
+        )  # fmt: skip
     else:
         prefix = 2 if "embeddings/prefix/1" in tensors else 1
         source = image_input(config, images, prefix=prefix, interpolates=family.interpolates)
