@@ -16,7 +16,7 @@ import numpy as np
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.decoding.cli import CACHE, SYSTEM, answer_tokens
-from hepti_mpi.decoding.generation import Follow, Generation, TextAnswer
+from hepti_mpi.decoding.generation import WITHOUT_NUMBERS, Follow, Generation, TextAnswer
 from hepti_mpi.decoding.ranks import Embedding, Ranks
 from hepti_mpi.decoding.report import answer_entry, run_report, show_run, speed
 from hepti_mpi.defaults import default_chat
@@ -33,7 +33,7 @@ from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.report.tables import TEXT_SHOWN
 from hepti_mpi.requests.ahead import Ahead
 from hepti_mpi.requests.answer_text import Ending
-from hepti_mpi.requests.answers import LAST
+from hepti_mpi.requests.answers import LAST, NO_NUMBERS, no_numbers
 from hepti_mpi.requests.answers import Answer as Entry
 from hepti_mpi.requests.outputs import as_they_come, print_answer, print_text, write_json, writing
 from hepti_mpi.requests.prompts import Prompt, PromptReader, Wishes
@@ -232,6 +232,10 @@ class DecoderLeader(Speaker):
             return
         with self._takers() as takers:
             for answer in self._answered(generation):
+                if answer.text.finish_reason == WITHOUT_NUMBERS:
+                    told = no_numbers(answer.prompt.id, answer.prompt.line)
+                    (self._refuse if self._serves else self._complain)(told)
+                    continue
                 entry = answer_entry(answer)
                 self._answers.append({**entry, "prompt_logprobs": None})  # which may be long, and no report has it
                 self._count += 1
@@ -429,6 +433,10 @@ class DecoderLeader(Speaker):
                 continue
             for answer in generation.answer([prompt], lambda answer, text: print_text(text)):
                 print_text("\n")
+                if answer.text.finish_reason == WITHOUT_NUMBERS:
+                    self._complain(NO_NUMBERS)
+                    messages.pop()
+                    continue
                 self._answers.append(answer_entry(answer))
                 messages.append({"role": "assistant", "content": answer.text.text})
                 said = speed(answer)

@@ -42,7 +42,7 @@ from hepti_mpi.report.report import job_report, job_status, predicted_rate, pred
 from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.report.watch import Watch, picture
 from hepti_mpi.requests.ahead import Ahead
-from hepti_mpi.requests.answers import Answer, Kept, Sink, Tally
+from hepti_mpi.requests.answers import Answer, Kept, Sink, Tally, are_numbers, no_numbers
 from hepti_mpi.requests.inputs import Reader, Request, batches_of, most_ahead, read_documents, rows_of
 from hepti_mpi.requests.outputs import SUFFIXES, as_they_come, print_answer, write_answers, write_json
 from hepti_mpi.requests.service_lines import Complaint, ServiceLines, print_cancelled
@@ -88,6 +88,7 @@ class Leader(Speaker):
         self._cluster: Cluster | None = None
         self._complaints: list[str] = []
         self._complained = False
+        self._without_numbers: set[str | int] = set()  # requests of which that was said
         self._tally = Tally(serves=self._serves)
         self._writes_hidden = options.output is not None and options.output.suffix == ".npz"
         self._kept = Kept(with_hidden=self._writes_hidden)
@@ -211,7 +212,7 @@ class Leader(Speaker):
                     if self._serves and self._lines.end(answer.line):
                         print_cancelled(answer.entry["id"])
                         continue
-                    for take in sinks:
+                    for take in sinks if self._is_answer(answer) else [self._tally.take]:
                         take(answer)
                 self._busy_s = clock.now() - started
         if self._conductor:
@@ -287,10 +288,11 @@ class Leader(Speaker):
             write_json(options.report, report)
         if not self._serves:
             console = tables.terminal(stderr=False)
+            answered = [request for request in self._requests if request.id not in self._without_numbers]
             if options.query is not None:
                 tables.show_ranking(console, self._requests, [answer.entry for answer in answers])
-            elif options.output is None and options.random is None:
-                tables.show_answers(console, self._requests, [answer.entry for answer in answers])
+            elif options.output is None and options.random is None and answered:
+                tables.show_answers(console, answered, [answer.entry for answer in answers])
             tables.show_ranks(console, report, self._plan, queued=queued)
             if self._rounding is not None:
                 size = f"{percent(self._rounding)} of their root mean square"
@@ -304,6 +306,19 @@ class Leader(Speaker):
         """Return the answers by their scores, the best first, as many as are asked for."""
         best = sorted(self._kept.by_id.values(), key=lambda answer: -float(answer.entry["score"]))
         return best[: self._options.top]
+
+    def _is_answer(self, answer: Answer) -> bool:
+        """Tell whether an answer has numbers; say it, once a request, where it has none."""
+        entry = answer.entry
+        told = (entry[name] for name in ("embedding", "logits", "scores") if name in entry)
+        if are_numbers(answer.hidden, *map(np.asarray, told)):
+            return True
+        if self._serves or entry["id"] not in self._without_numbers:
+            self._without_numbers.add(entry["id"])
+            self._complain(no_numbers(entry["id"], answer.line))
+            if not self._serves:
+                self.say(f"{program('python -m hepti_mpi')}: {self._complaints[-1]}")
+        return False
 
     def _plan_of(self, rows: int) -> Plan:
         """Return the plan under which batches of so many rows run."""

@@ -37,7 +37,7 @@ from hepti_mpi.report.report import job_report, job_status
 from hepti_mpi.report.speaker import Speaker
 from hepti_mpi.report.watch import Watch, network_picture
 from hepti_mpi.requests.ahead import Ahead
-from hepti_mpi.requests.answers import Answer, Tally
+from hepti_mpi.requests.answers import Answer, Tally, are_numbers, no_numbers
 from hepti_mpi.requests.outputs import SUFFIXES, as_they_come, print_answer, write_json, writing
 from hepti_mpi.requests.picture_answers import as_answers, picture_answer, print_picture_answer
 from hepti_mpi.requests.pictures import PictureReader, PictureRequest
@@ -361,14 +361,14 @@ class NetworkLeader(Speaker):
             is_there = self._ahead.is_there if self._serves else lambda: True
             flow = ImageFlow(held, self._group).answered(requests, is_there, self._left_out, counts=counts)
             for request, found, seconds in flow:
-                if not self._left_out(request):
+                if not self._left_out(request) and self._is_answer(request, found, seconds, counts=counts):
                     yield self._entry(request, found, seconds, counts=counts), found
             return
         for request in requests:
             if self._left_out(request):
                 continue
             outputs = self._computed(request, held, counts=counts)
-            if not self._left_out(request):
+            if not self._left_out(request) and self._is_answer(request, outputs, self._image_s, counts=counts):
                 yield self._entry(request, outputs, self._image_s, counts=counts), outputs
             self._change(held)
 
@@ -384,6 +384,17 @@ class NetworkLeader(Speaker):
         self._own_s = share.run(counts=counts)
         self._image_s = clock.now() - started
         return share.outputs
+
+    def _is_answer(
+        self, request: PictureRequest, outputs: Mapping[str, Array], seconds: float, *, counts: bool
+    ) -> bool:
+        """Tell whether outputs are numbers; where not, count the image all the same, and say it."""
+        if are_numbers(*outputs.values()):
+            return True
+        entry = {"id": request.id, "seconds": seconds}
+        self._tally.take(Answer(entry, np.empty(0, np.float32), counts=counts))
+        self._complain(no_numbers(request.id, request.line))
+        return False
 
     def _entry(
         self, request: PictureRequest, outputs: Mapping[str, Array], seconds: float, *, counts: bool

@@ -18,7 +18,7 @@ ONE_A_PACKAGE = ("onnxruntime",)  # which folds graphs, and computes
 # The rooms of a package, each with those before it that it may import. What lies in no room may import all of them.
 ORDER = {
     "solver": ("base", "model", "cluster", "plan", "schedule", "programs", "systems", "live", "show"),
-    "weights": ("file", "inputs", "convert", "decoders"),
+    "weights": ("file", "inputs", "tokens", "convert", "networks", "decoders"),
     "hepti_mpi": ("base", "requests", "comm", "kernels", "engine", "live", "report", "decoding", "measure"),
     "launch": (
         "base",

@@ -32,7 +32,6 @@ from solver.model.spec import ModelSpec, TextInput, encoder_blocks, tensor_shape
 from solver.models import kind_of_name
 from solver.plan.holdings import TensorSlice
 from weights.convert.convert import convert
-from weights.convert.networks import read_network
 from weights.decoders import report
 from weights.decoders.convert import is_language_model, open_checkpoint, write_checkpoint
 from weights.decoders.export import export
@@ -52,8 +51,9 @@ from weights.file.store import (
 )
 from weights.formats import GGUF, ONNX, checkpoint_folder
 from weights.network_report import stretches, tail
+from weights.networks.convert import read_network
 from weights.networks_zoo import ZOO, zoo_network
-from weights.synthesize import synthesize, synthesize_decoder
+from weights.synthesize import synthesize, synthesize_decoder, words_of
 
 EXAMPLE = """examples:
   hepti convert checkpoints/all-MiniLM-L6-v2 minilm.h5
@@ -168,11 +168,15 @@ def _convert_decoder(options: argparse.Namespace) -> None:
 def _synthesize(options: argparse.Namespace) -> None:
     check_path(options.model, ENDING)
     kind = kind_of_name(options.name)
+    if options.tokenizer is not None and kind == "network":
+        raise HeptiError(f"--tokenizer is for models that read texts, {options.name} is a convolutional network")
+    words = None if options.tokenizer is None else words_of(options.tokenizer)
     if kind == "decoder":
         if options.size is not None:
             raise HeptiError(f"--size is for convolutional networks: {', '.join(ZOO)}")
         model = named_decoder(options.name, options.layers)
-        synthesize_decoder(options.model, model, options.seed, options.precision or "float32", options.dtype)
+        precision = options.precision or "float32"
+        model = synthesize_decoder(options.model, model, options.seed, precision, options.dtype, words)
         print(f"{options.model}: {report.sentence(model)}, {_mib(options.model.stat().st_size)}")
         return
     if options.precision is not None:
@@ -189,7 +193,7 @@ def _synthesize(options: argparse.Namespace) -> None:
     if options.size is not None:
         raise HeptiError(f"--size is for convolutional networks: {', '.join(ZOO)}")
     spec = named_model(options.name, options.layers)
-    synthesize(options.model, spec, options.seed, options.dtype)
+    synthesize(options.model, spec, options.seed, options.dtype, words)
     print(f"{options.model}: {_sentence(spec)}, {_mib(options.model.stat().st_size)}")
 
 
@@ -432,6 +436,9 @@ def _parser() -> Parser:
     one.add_argument("--seed", type=_seed, default=0, help="of the random numbers (default: %(default)s)")
     one.add_argument("--dtype", choices=DTYPES, default="float32", help="as stored (default: %(default)s)")
     one.add_argument("--precision", choices=tuple(PRECISIONS), help=PRECISION_HELP)
+    one.add_argument(
+        "--tokenizer", type=Path, metavar="MODEL.h5", help="take the words, and a chat template, of this weights file"
+    )
     one = command("export", _export, "Write a language model of int4 blocks for another engine, without loss.")
     one.add_argument("model", type=Path, help="the .h5 file")
     one.add_argument("out", type=Path, help=".m (distributed-llama, with a .t of made-up words) or .gguf (llama.cpp)")

@@ -17,15 +17,17 @@ from pathlib import Path
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained
 from solver.base.hub import MAKE_ONE, refuse_hub_name
+from weights.file.json_files import refuse_pointer
 from weights.file.store import ENCODER, LANGUAGE_MODEL, NETWORK, TensorFile, command_for, stored_kind
 
 VERSION = 3  # of what is made of a source; what is in the cache of another is made again
 ONNX, GGUF, SAFETENSORS = ".onnx", ".gguf", ".safetensors"
-CHECKPOINT = (".json", ".jinja", SAFETENSORS)  # what is read of a checkpoint directory
+CHECKPOINT = (".json", ".jinja", ".txt", ".model", SAFETENSORS)  # what is read of a checkpoint directory
 
 
 def model_kind(path: Path) -> str:
     """Return what a model file or checkpoint directory holds, in the words of `weights.file.store`; "" if nothing."""
+    refuse_pointer(path)
     if path.suffix == ONNX:
         return NETWORK
     if path.suffix == GGUF:
@@ -52,6 +54,7 @@ def checkpoint_folder(path: Path) -> Path:
         with explained(f"cannot read {path}", OSError):
             check_folder(path)
         return path
+    refuse_pointer(path)
     if path.suffix != SAFETENSORS:
         return path
     if not path.is_file():
@@ -127,8 +130,8 @@ def _missing(source: Path) -> str:
 def _opened(source: Path, kind: str, say: Callable[[str], object]) -> Iterator[Callable[[Path], object]]:
     """Open a model in another format; give what writes its weights file."""
     if kind == NETWORK:
-        from weights.convert.networks import read_network
         from weights.file.networks import write_network
+        from weights.networks.convert import read_network
 
         try:
             net, tensors, origin = read_network(source)

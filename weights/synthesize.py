@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,29 +19,87 @@ import numpy as np
 from numpy.random import SFC64, Generator
 
 from solver.base.arrays import Array
+from solver.base.errors import HeptiError
 from solver.base.progress import progress
 from solver.base.spans import Span
 from solver.model.decoder import Decoder, Weight, decoder_tensors
-from solver.model.spec import ModelSpec, inputs_first, tensor_shapes
-from weights.decoders.file import DecoderWriter
+from solver.model.spec import ModelSpec, TextInput, inputs_first, tensor_shapes
+from weights.decoders.file import DecoderFile, DecoderWriter
 from weights.file.layout import row_spans
-from weights.file.store import WeightsWriter
+from weights.file.store import ENCODER, LANGUAGE_MODEL, WeightsFile, WeightsWriter, stored_kind
 
 BLOCK_ROWS = 64
 
 
-def synthesize(path: Path, spec: ModelSpec, seed: int = 0, dtype: str = "float32") -> None:
+@dataclass(frozen=True, slots=True)
+class WordsOf:
+    """The words of a weights file, for another model.
+
+    Parameters
+    ----------
+    tokenizer
+        Text of a tokenizer.json.
+    vocab
+        How many ids the file's model has.
+    chat_template, special, bos, eos
+        As of `DecoderFile` and `Decoder`.
+    """
+
+    tokenizer: str
+    vocab: int
+    chat_template: str | None = None
+    special: Mapping[str, str] = field(default_factory=dict)
+    bos: int | None = None
+    eos: tuple[int, ...] = ()
+
+
+def words_of(path: Path) -> WordsOf:
+    """Read the words of a weights file.
+
+    Raises
+    ------
+    HeptiError
+        If it has none, or is no weights file of texts.
+    """
+    kind = stored_kind(path)
+    if kind == LANGUAGE_MODEL:
+        with DecoderFile(path) as decoder:
+            model = decoder.model
+            if decoder.tokenizer is not None:
+                return WordsOf(
+                    decoder.tokenizer, model.vocab, decoder.chat_template, decoder.special, model.bos, model.eos
+                )
+    elif kind == ENCODER:
+        with WeightsFile(path) as encoder:
+            if encoder.tokenizer is not None and isinstance(encoder.spec.input, TextInput):
+                return WordsOf(encoder.tokenizer, encoder.spec.input.vocab)
+    raise HeptiError(f"--tokenizer {path} is {kind} without words: name the weights file of a model that reads texts")
+
+
+def synthesize(
+    path: Path, spec: ModelSpec, seed: int = 0, dtype: str = "float32", words: WordsOf | None = None
+) -> None:
     """Write a weights file of random numbers, slice by slice.
+
+    Parameters
+    ----------
+    words
+        Its words, and how many it has; None: it reads token ids.
 
     Raises
     ------
     HeptiError
         If the file cannot be written; nothing is left behind.
     """
+    if words is not None:
+        if not isinstance(spec.input, TextInput):
+            raise HeptiError(f"--tokenizer is for models that read texts, {spec.name} reads images")
+        spec = replace(spec, input=replace(spec.input, vocab=words.vocab))
     shapes = tensor_shapes(spec)
     total = sum(4 * math.prod(shape) for shape in shapes.values())
+    source = f"synthesized {spec.name}, seed {seed}"
     with (
-        WeightsWriter(path, spec, f"synthesized {spec.name}, seed {seed}", dtype) as weights,
+        WeightsWriter(path, spec, source, dtype, None if words is None else words.tokenizer) as weights,
         progress("synthesizing", total) as advance,
     ):
         for name, shape in shapes.items():
@@ -49,25 +110,36 @@ def synthesize(path: Path, spec: ModelSpec, seed: int = 0, dtype: str = "float32
 
 
 def synthesize_decoder(
-    path: Path, model: Decoder, seed: int = 0, precision: str = "float32", dtype: str = "float32"
-) -> None:
+    path: Path, model: Decoder, seed: int = 0, precision: str = "float32", dtype: str = "float32",
+    words: WordsOf | None = None,
+) -> Decoder:  # fmt: skip
     """Write a language model's weights file of random numbers, slice by slice.
 
     Parameters
     ----------
     precision, dtype
         As of `DecoderWriter`.
+    words
+        As of `synthesize`.
+
+    Returns
+    -------
+    The model as it was written.
 
     Raises
     ------
     HeptiError
         If the file cannot be written; nothing is left behind.
     """
+    texts: dict[str, Any] = {}
+    if words is not None:
+        model = replace(model, vocab=words.vocab, bos=words.bos, eos=words.eos)
+        texts = {"tokenizer": words.tokenizer, "chat_template": words.chat_template, "special": words.special}
     tensors = decoder_tensors(model)
     total = sum(4 * math.prod(weight.shape) for weight in tensors.values())
     source = f"synthesized {model.name}, seed {seed}"
     with (
-        DecoderWriter(path, model, source, precision, dtype) as weights,
+        DecoderWriter(path, model, source, precision, dtype, **texts) as weights,
         progress("synthesizing", total) as advance,
     ):
         for name, weight in tensors.items():
@@ -76,6 +148,7 @@ def synthesize_decoder(
                 block = synthetic_rows(name, weight.shape, rows, seed, spread)
                 weights.write(name, rows.start, block)
                 advance(block.nbytes)
+    return model
 
 
 def synthetic_rows(name: str, shape: tuple[int, ...], rows: Span, seed: int = 0, spread: float | None = None) -> Array:

@@ -28,6 +28,8 @@ CANCELLED = "cancelled"  # the reason why an answer ends that nobody waits for a
 
 Follow = Callable[[Floats, float, int, int], DecoderPlan | None]
 
+WITHOUT_NUMBERS = "no numbers"  # how an answer ends where the model computes NaN or infinite numbers
+
 
 @dataclass(slots=True, eq=False)
 class TextAnswer:
@@ -339,6 +341,9 @@ class Generation:
         assert place.random is not None
         known = best.ids[row] >= 0
         ids, logits = best.ids[row][known], best.logits[row][known]
+        if not (known.any() and np.isfinite(logits).all()) or np.isnan(best.log_sum[row]):
+            answer.text.finish_reason = WITHOUT_NUMBERS
+            return
         token = choose(ids, logits.astype(np.float32), answer.wishes.sampling, place.random)
         if (logprobs := answer.wishes.logprobs) is not None:
             told = dict(zip(ids.tolist(), (logits - best.log_sum[row]).tolist(), strict=True))

@@ -36,3 +36,8 @@ class Batch:
             for request in self.requests
             if request.intersect(rows).size
         ]
+
+    def places(self, rows: Span) -> list[Span]:
+        """Return for every request of `pieces` which of its own rows those are, counted from its first."""
+        touched = [(request, request.intersect(rows)) for request in self.requests]
+        return [some.within(request) for request, some in touched if some.size]

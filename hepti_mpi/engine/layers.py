@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from hepti_mpi.engine.load import BlockWeights
 from hepti_mpi.kernels import numpy_kernels
 from hepti_mpi.kernels.products import AddResidual, Graph, Linear, MakeGraph, Norm, Operation
+from hepti_mpi.kernels.relative import Relative
 from solver.base.arrays import Array
 from solver.model.attention import Attention
 from solver.model.blocks import Block
@@ -43,6 +44,8 @@ class BlockKernels:
         Columns between the two products.
     avoided
         K's and V's weights, where these are not projected.
+    relative
+        What distances between rows add to the scores of all heads, where they do.
     """
 
     into: tuple[Graph, ...]
@@ -52,6 +55,7 @@ class BlockKernels:
     norm: Graph | None
     width: int
     avoided: numpy_kernels.KeyWeights | None = None
+    relative: Relative | None = None
 
 
 # Of every block of a layer a rank's share; of a decoupled layer those of each of its sub-blocks, or none.
@@ -88,7 +92,11 @@ def attention(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKerne
         into = [make([Linear(weight[rows], bias[rows])]) for rows in (slice(H, None), slice(H))]
     else:
         into = [make([Linear(weight, bias)])] * 2
-    return finished(make, share, into, [Linear(w["out"], None)], w, weight.shape[0] // 3, avoided)
+    kernels = finished(make, share, into, [Linear(w["out"], None)], w, weight.shape[0] // 3, avoided)
+    assert isinstance(share.block, Attention)
+    if not share.block.buckets:
+        return kernels
+    return replace(kernels, relative=Relative(w["relative"].reshape(-1, share.block.buckets)))
 
 
 def mlp(make: MakeGraph, share: BlockShare, w: BlockWeights) -> BlockKernels:

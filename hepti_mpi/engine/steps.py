@@ -36,6 +36,7 @@ from solver.model.blocks import Axis, Block, Cut
 from solver.model.mlp import Mlp
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import HALVES
+from solver.plan.changes import ALONE
 from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage, block_by_rows
 from solver.schedule import steps
 from solver.schedule.steps import BOTH_HALVES, block_steps
@@ -251,7 +252,8 @@ def _gather_keys(here: BlockState, step: steps.GatherKeys) -> None:
     q = project_q(x.array)  # while K and V travel
     kv.pass_on()
     pieces = run.batch.pieces(rows[run.group.rank], keys[run.group.rank])
-    context = _attend(q, kv.array, chain([kv.kept], kv), pieces, step.attend.head_dim, run.backend)
+    arriving, added = chain([kv.kept], kv), _added(here, rows[run.group.rank])
+    context = _attend(q, kv.array, arriving, pieces, step.attend.head_dim, run.backend, added)
     here.result = ((tile, context[tile.slice]) for tile in kv.tiles)
 
 
@@ -262,16 +264,16 @@ def _gather_input(here: BlockState, step: steps.GatherInput) -> None:
     here.enter([run.batch.keys_of(span) for span in rows])
     x, mine, d = here.incoming, rows[run.group.rank], step.attend.head_dim
     keys = run.batch.keys_of(mine)
-    own, pieces = mine.within(keys).slice, run.batch.pieces(mine, keys)
+    own, pieces, added = mine.within(keys).slice, run.batch.pieces(mine, keys), _added(here, mine)
     if w.avoided is not None:
         x_keys = whole(x)
-        context = numpy_kernels.attend_without_keys(w.into[0](x_keys[own]), x_keys, w.avoided, pieces, d)
+        context = numpy_kernels.attend_without_keys(w.into[0](x_keys[own]), x_keys, w.avoided, pieces, d, added)
     else:
         kv = np.empty((keys.size, 2 * here.block.hidden), np.float32)
         for span in x:
             w.into[0](x.array[span.slice], kv[span.slice])
         k, v = np.split(kv, 2, axis=1)
-        context = run.backend.attend(w.into[1](x.array[own]), k, v, pieces, d)
+        context = _attend_at_once(w.into[1](x.array[own]), k, v, pieces, d, run.backend, added)
     here.result = ((tile, context[tile.slice]) for tile in tiles(Span(0, mine.size), run.tile_rows))
 
 
@@ -298,7 +300,8 @@ def _at_once(here: BlockState, step: steps.AtOnce) -> None:
         everything = Span(0, run.batch.rows)
         q, k, v = np.split(here.inner, 3, axis=1)
         pieces = run.batch.pieces(everything, everything)
-        here.inner = run.backend.attend(q, k, v, pieces, call.head_dim)
+        added = _added(here, everything)
+        here.inner = _attend_at_once(q, k, v, pieces, call.head_dim, run.backend, added)
     elif call.kernel is Kernel.ACTIVATE:
         assert isinstance(here.block, Mlp)
         here.inner = numpy_kernels.ACTIVATIONS[here.block.activation](here.inner)
@@ -423,9 +426,31 @@ def _traced(name: str, compute: Callable[[], Stream], run: Pass) -> Stream:
     return replace(stream, blocks=Tiles(stream.blocks.array, trace.over(name, stream.blocks)))
 
 
+def _added(here: BlockState, rows: Span) -> Sequence[Array]:
+    """Return what distances add to the scores of some rows, request by request [heads, rows, keys]; mostly nothing."""
+    relative, shares, batch = here.w.relative, here.plan.inner, here.run.batch
+    if relative is None:
+        return ()
+    heads = Span(0, len(relative.table)) if here.plan.cut in ALONE or shares is None else shares[here.run.group.rank]
+    requests = [request for request in batch.requests if request.intersect(rows).size]
+    return [
+        relative.between(heads, own, Span(0, request.size))
+        for own, request in zip(batch.places(rows), requests, strict=True)
+    ]
+
+
+def _attend_at_once(
+    q: Array, k: Array, v: Array, pieces: Sequence[tuple[slice, slice]], d: int, backend: Backend,
+    added: Sequence[Array],
+) -> Array:  # fmt: skip
+    """Attend to all keys; where something is added to scores, as numpy does it."""
+    return numpy_kernels.attend(q, k, v, pieces, d, added) if added else backend.attend(q, k, v, pieces, d)
+
+
 def _attend(
-    q: Array, kv: Array, arriving: Iterable[Span], pieces: Sequence[tuple[slice, slice]], d: int, backend: Backend
-) -> Array:
+    q: Array, kv: Array, arriving: Iterable[Span], pieces: Sequence[tuple[slice, slice]], d: int, backend: Backend,
+    added: Sequence[Array],
+) -> Array:  # fmt: skip
     """Return the context [rows, H] of queries [rows, H] over keys and values [keys, 2 H], block by block as they come.
 
     ``pieces`` are, for every request, its rows and its keys.
@@ -434,10 +459,15 @@ def _attend(
     context = np.empty(q.shape, np.float32)
     parts: list[list[tuple[Array, Array]]] = [[] for _ in pieces]
     for block in arriving:
-        for part, (rows, keys) in zip(parts, pieces, strict=True):
-            seen = block.intersect(Span(keys.start, keys.stop)).slice
+        for number, (part, (rows, keys)) in enumerate(zip(parts, pieces, strict=True)):
+            whole_of, scores = Span(keys.start, keys.stop), added[number : number + 1]
+            seen = block.intersect(whole_of).slice
             if seen == keys:  # all of them at once: nothing to merge
-                context[rows] = backend.attend(q[rows], k[keys], v[keys], [(slice(None),) * 2], d)
+                here = [(slice(None),) * 2]
+                context[rows] = _attend_at_once(q[rows], k[keys], v[keys], here, d, backend, scores)
+            elif seen.start < seen.stop and scores:
+                some = scores[0][:, :, Span(seen.start, seen.stop).within(whole_of).slice]
+                part.append(numpy_kernels.attend_part(q[rows], k[seen], v[seen], d, added=some))
             elif seen.start < seen.stop:
                 part.append(backend.attend_part(q[rows], k[seen], v[seen], d))
     for part, (rows, _) in zip(parts, pieces, strict=True):

@@ -31,7 +31,11 @@ def _embed_text(spec: ModelSpec, tensors: EndTensors, ids: NDArray[np.int64], ty
     x += tensors["embeddings/position"][: len(ids)]
     if "embeddings/type" in tensors:
         x += tensors["embeddings/type"][np.asarray(types) if types else 0]
-    return _norm(spec, tensors, "embeddings/norm", x) if spec.embedding_norm else x
+    if spec.embedding_norm:
+        x = _norm(spec, tensors, "embeddings/norm", x)
+    if "embeddings/project/weight" in tensors:
+        x = numpy_kernels.linear(x, tensors["embeddings/project/weight"], tensors["embeddings/project/bias"])
+    return x
 
 
 def _embed_image(spec: ModelSpec, tensors: EndTensors, pixels: Array) -> Array:
@@ -68,12 +72,12 @@ def result(spec: ModelSpec, tensors: EndTensors, hidden: Array, *, pair: bool = 
 
 
 def embedding(spec: ModelSpec, tensors: EndTensors, hidden: Array) -> Array:
-    """Return a request's embedding [H or dense width]: pooled, behind the dense layer, normalised, as the spec says."""
+    """Return a request's embedding: pooled, behind the dense layers, normalised and cut, as the spec says."""
     vector = _dense(spec, tensors, pool(spec.pooling, hidden)).copy()
     if spec.normalize:
         # sentence-transformers' Normalize divides by at least 1e-12.
         vector *= 1 / max(math.sqrt(float(vector @ vector)), 1e-12)
-    return vector
+    return vector[: spec.first_columns or None]
 
 
 def logits(spec: ModelSpec, tensors: EndTensors, hidden: Array) -> Array:
@@ -94,23 +98,31 @@ def probabilities(outputs: Array, scores: str) -> Array:
 
 
 def pool(pooling: str, hidden: Array) -> Array:
-    """Return one vector [H] of a request's rows, by the names of sentence-transformers."""
+    """Return one vector of a request's rows, by sentence-transformers' names, or the mean of all but the first."""
+    return np.concatenate([_pool(one, hidden) for one in pooling.split("+")])
+
+
+def _pool(pooling: str, hidden: Array) -> Array:
     rows = hidden.shape[0]
     vector: Array = {
         "cls": lambda: hidden[0],
         "lasttoken": lambda: hidden[-1],
         "max": lambda: hidden.max(axis=0),
         "mean": lambda: hidden.mean(axis=0),
+        "others": lambda: hidden[1:].mean(axis=0),
         "mean_sqrt_len": lambda: hidden.sum(axis=0) * (1 / math.sqrt(rows)),
+        "weightedmean": lambda: (np.arange(1, rows + 1, dtype=np.float32) @ hidden) * (2 / (rows * (rows + 1))),
     }[pooling]()
     return vector
 
 
 def _dense(spec: ModelSpec, tensors: EndTensors, vector: Array) -> Array:
-    if not spec.dense:
-        return vector
-    activation = numpy_kernels.ACTIVATIONS[spec.dense]
-    return activation(numpy_kernels.linear(vector[None], tensors["dense/weight"], tensors["dense/bias"])).reshape(-1)
+    activations = (spec.dense, *spec.more_dense) if spec.dense else ()
+    for number, activation in enumerate(activations):
+        name = f"dense/{number}" if number else "dense"
+        y = numpy_kernels.linear(vector[None], tensors[f"{name}/weight"], tensors[f"{name}/bias"])
+        vector = numpy_kernels.ACTIVATIONS[activation](y).reshape(-1)
+    return vector
 
 
 def _norm(spec: ModelSpec, tensors: EndTensors, name: str, x: Array) -> Array:

@@ -86,8 +86,11 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def attend(q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], head_dim: int) -> Array:
-    """Return softmax(q kᵀ / √d) v for every head and request.
+def attend(
+    q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], head_dim: int,
+    added: Sequence[Array] = (),
+) -> Array:  # fmt: skip
+    """Return softmax(q kᵀ / √d + added) v for every head and request.
 
     Parameters
     ----------
@@ -99,6 +102,8 @@ def attend(q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], 
         For every request its rows in q and its rows in k and v.
     head_dim
         d.
+    added
+        For every request what is added to its scores [heads, rows, keys]; empty: nothing is.
 
     Returns
     -------
@@ -106,12 +111,14 @@ def attend(q: Array, k: Array, v: Array, pieces: Iterable[tuple[slice, slice]], 
     """
     context = np.empty(q.shape, np.float32)
     scale = 1 / math.sqrt(head_dim)
-    for rows, keys in pieces:
+    for number, (rows, keys) in enumerate(pieces):
         # One head at a time: its scores [rows, keys] stay in cache through product, softmax and product.
         for start in range(0, q.shape[1], head_dim):
             head = slice(start, start + head_dim)
             scores = q[rows, head] @ k[keys, head].T
             scores *= scale
+            if added:
+                scores += added[number][start // head_dim]
             np.matmul(softmax(scores), v[keys, head], out=context[rows, head])
     return context
 
@@ -126,8 +133,9 @@ class KeyWeights:
 
 
 def attend_without_keys(
-    q: Array, x: Array, w: KeyWeights, pieces: Iterable[tuple[slice, slice]], head_dim: int
-) -> Array:
+    q: Array, x: Array, w: KeyWeights, pieces: Sequence[tuple[slice, slice]], head_dim: int,
+    added: Sequence[Array] = (),
+) -> Array:  # fmt: skip
     """Attend without computing K and V: per head (q W_k) Xᵀ for the scores and (weights X) W_v (Voltage, ICDCS 2024).
 
     Parameters
@@ -140,6 +148,8 @@ def attend_without_keys(
         Weights, and for every request its rows and its keys.
     head_dim
         d.
+    added
+        As in `attend`.
 
     Returns
     -------
@@ -149,10 +159,12 @@ def attend_without_keys(
     H = x.shape[1]
     heads = [slice(start, start + head_dim) for start in range(0, H, head_dim)]
     context = np.empty(q.shape, np.float32)
-    for rows, keys in pieces:
+    for number, (rows, keys) in enumerate(pieces):
         wide = np.stack([q[rows, head] @ w.key[head] for head in heads])  # [A, rows, H]
         scores = wide.reshape(-1, H) @ x[keys].T
         scores *= 1 / math.sqrt(head_dim)
+        if added:
+            scores.reshape(added[number].shape, copy=False)[...] += added[number]
         np.matmul(softmax(scores), x[keys], out=wide.reshape(-1, H, copy=False))
         for head, mixed in zip(heads, wide, strict=True):
             np.matmul(mixed, w.value[head].T, out=context[rows, head])
@@ -160,7 +172,9 @@ def attend_without_keys(
     return context
 
 
-def attend_part(q: Array, k: Array, v: Array, head_dim: int, out: Array | None = None) -> tuple[Array, Array]:
+def attend_part(
+    q: Array, k: Array, v: Array, head_dim: int, out: Array | None = None, added: Array | None = None
+) -> tuple[Array, Array]:
     """Attend to some of the keys of one request; `merge` joins the parts.
 
     Parameters
@@ -173,6 +187,8 @@ def attend_part(q: Array, k: Array, v: Array, head_dim: int, out: Array | None =
         d.
     out : [rows, heads d]
         Where to put the context.
+    added : [heads, rows, keys]
+        To the scores.
 
     Returns
     -------
@@ -191,6 +207,8 @@ def attend_part(q: Array, k: Array, v: Array, head_dim: int, out: Array | None =
         head = slice(number * head_dim, (number + 1) * head_dim)
         scores = q[:, head] @ k[:, head].T
         scores *= scale
+        if added is not None:
+            scores += added[number]
         largest = np.maximum.reduce(scores, axis=1)
         scores -= largest[:, None]
         np.exp(scores, out=scores)

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from hepti_mpi.requests.inputs import Request
+from hepti_mpi.requests.service_lines import Complaint
 from solver.base.arrays import Array
 
 # Of a run that serves the report has so many requests: their median errs by less than the requests' own noise, and they
@@ -27,6 +30,18 @@ class Answer:
 
 
 Sink = Callable[[Answer], object]
+
+NO_NUMBERS = "the model made NaN or infinite numbers of it, which are no answer: a weight is damaged, or overflows"
+
+
+def no_numbers(name: str | int, line: int = 0) -> Complaint:
+    """Return what is said of a request for which a model computes no numbers."""
+    return Complaint(f"request {name}: {NO_NUMBERS}", line, name, NO_NUMBERS)
+
+
+def are_numbers(*arrays: Array) -> bool:
+    """Tell whether all of what a model computed are numbers."""
+    return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
 def entry_of(request: Request, seconds: float, result: dict[str, Any]) -> dict[str, Any]:

@@ -114,9 +114,15 @@ def read_image(file: Path | bytes, source: ImageInput) -> Array:
         it is no file, or Pillow is not installed.
     """
     with _opened(file) as opened:
-        image = _eight_bits(opened).convert("RGB")
-    height, width = source.resize or (source.height, source.width)
-    image = image.resize((width, height), Image.Resampling[source.resample.upper()])
+        image = _upright(opened, "RGB")
+        if source.on_white and image.info.get("transparency") is not None:
+            white = Image.new("RGBA", image.size, "white")
+            image = Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    size = _resized(image.width, image.height, source.resize or (source.height, source.width))
+    if size[0] * size[1] > MOST_PIXELS:
+        raise HeptiError(f"cannot read {_name(file)}: it would be {size[0]} by {size[1]} pixels when resized")
+    image = image.resize(size, Image.Resampling[source.resample.upper()])
+    width, height = size
     top, left = (height - source.height) // 2, (width - source.width) // 2
     image = image.crop((left, top, left + source.width, top + source.height))
     pixels = np.asarray(image, np.float32) * source.rescale
@@ -149,7 +155,7 @@ def read_pixels(file: Path | bytes, shape: tuple[int, ...], picture: Picture) ->
     if channels not in MODES:
         raise HeptiError(f"cannot read {_name(file)}: the network reads {channels} channels, an image has 1, 3 or 4")
     with _opened(file) as opened:
-        image = _eight_bits(ImageOps.exif_transpose(opened)).convert(MODES[channels])
+        image = _upright(opened, MODES[channels])
     frame = Frame(*image.size)
     if picture.letterbox and image.size != (width, height):
         image, frame = _letterboxed(image, width, height, picture)
@@ -197,6 +203,11 @@ def _opened(file: Path | bytes) -> Iterator[Image.Image]:
             raise HeptiError(f"cannot read {_name(file)}: it is no image") from None
         with opened:
             yield opened
+
+
+def _upright(image: Image.Image, mode: str) -> Image.Image:
+    """Return an image as its camera was held, in a mode: what transformers does before any processor sees it."""
+    return _eight_bits(ImageOps.exif_transpose(image)).convert(mode)
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -98,7 +98,7 @@ class Reader:
         self._reader = LineReader[Request](complain, by_id=by_id)
         self._tokenizer = None
         if tokenizer is not None and isinstance(spec.input, TextInput):
-            self._tokenizer = Tokenizer(tokenizer, spec.input.max_rows)
+            self._tokenizer = Tokenizer(tokenizer, spec.input.max_rows, spec.input.prompt)
 
     def texts(self, texts: Iterable[str]) -> list[Request]:
         """Make requests of texts given on the command line.
@@ -138,7 +138,9 @@ class Reader:
             return Request("random", pixels, rows)
         if not 1 <= rows <= source.positions:
             raise HeptiError(f"--random is {rows}, but {self._spec.name} has 1 to {source.positions} positions")
-        return self._tokens("random", numbers.integers(0, source.vocab, rows).tolist())
+        ids = numbers.integers(0, source.vocab, rows)
+        ids[ids == source.padding] = 0  # no word, where it is padding
+        return self._tokens("random", ids.tolist())
 
     def file(self, path: Path) -> Iterator[Request]:
         """Yield the requests of a file: `.txt` and `.jsonl` one a line, or an image; or of all files in a folder.
@@ -217,6 +219,9 @@ class Reader:
                 'lines like {"id": 1, "tokens": [101, 102]}'
             )
         tokens = self._tokenizer(text)
+        if not tokens.ids:
+            raise HeptiError("the tokenizer makes no token of the text")
+        self._check([*tokens.ids])  # an added token may be none of the model's
         return Request(name, tokens.ids, len(tokens.ids), text, tokens.truncated)
 
     def _pair(self, name: str | int, texts: Any) -> Request:
@@ -253,10 +258,20 @@ class Reader:
     def _tokens(self, name: str | int, ids: Any) -> Request:
         source = self._spec.input
         assert isinstance(source, TextInput)
-        check_ids(ids, self._spec.name, source.vocab)
+        self._check(ids)
         if len(ids) > source.positions:
             raise HeptiError(f"{len(ids)} tokens, but {self._spec.name} has {source.positions} positions: shorten it")
         return Request(name, ids, len(ids))
+
+    def _check(self, ids: Any) -> None:
+        """Refuse ids that are none of the model's, and padding where it stands for no position."""
+        source = self._spec.input
+        assert isinstance(source, TextInput)
+        check_ids(ids, self._spec.name, source.vocab)
+        if source.padding and source.padding in ids:
+            raise HeptiError(
+                f"token {source.padding} is padding, of which {self._spec.name} counts no positions: leave it out"
+            )
 
     def _named_image(self, name: str | int, path: Any) -> Request:
         """Read an image that a line names, which is data, of whoever sent it."""

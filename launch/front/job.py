@@ -15,6 +15,7 @@ from typing import BinaryIO
 from launch.base import shell
 from launch.front.places import StartPlace
 from launch.front.sieve import ERRORS, OUTPUT, Sieve, reasons
+from launch.start.hostfile import clean_lines
 from launch.start.mpirun import hostfile_text, how_it_ended, mpirun_command, mpirun_environment, need_mpirun
 from solver.base.cache import cache_folder
 from solver.base.errors import HeptiError, explained
@@ -44,9 +45,10 @@ def run_job(called: str, place: StartPlace, program: Sequence[str]) -> int:
     check_room(Path(environment.get("TMPDIR") or "/tmp"))
     with tempfile.TemporaryDirectory(prefix="hepti-") as folder:
         hostfile = place.hostfile
-        if place.hosts and hostfile is None:
+        text = hostfile_text(place.hosts) if place.hosts and hostfile is None else clean_lines(hostfile)
+        if text is not None:
             hostfile = Path(folder) / "hosts"
-            hostfile.write_text(hostfile_text(place.hosts))
+            hostfile.write_text(text)
         passed = [word for name in (CALLED, JOB_OF) for word in ("-x", name)]
         agent = Path(place.agent) if place.agent else None
         command = mpirun_command(place.ranks, max(len(place.hosts), 1), hostfile, agent, [*passed, *program])

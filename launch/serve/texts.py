@@ -218,12 +218,14 @@ class EncoderTexts:
         self._name, self._input = name, source
         self.fingerprint = file.fingerprint
         self.labels = spec.labels
-        self.width = spec.dense_width or spec.hidden
+        self.width = spec.embedding_width
         self.normalize = spec.normalize
         self._scores = spec.pair_scores
         self._tokenizer = self._cutting = None
         if file.tokenizer is not None:
-            self._tokenizer, self._cutting = (Tokenizer(file.tokenizer, most) for most in (ENDLESS, self.context))
+            self._tokenizer, self._cutting = (
+                Tokenizer(file.tokenizer, most, source.prompt) for most in (ENDLESS, self.context)
+            )
 
     @property
     def reads(self) -> str:

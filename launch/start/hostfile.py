@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,8 +39,7 @@ def read_hostfile(path: Path) -> list[HostfileEntry]:
     """
     if not path.exists():
         raise HeptiError(f"there is no hostfile {path}: write one host a line, as `pi-0 slots=1`")
-    with explained(f"cannot read hostfile {path}", (OSError, UnicodeDecodeError)):
-        text = path.read_text()
+    text = hostfile_lines(path)
     entries = []
     for number, line in enumerate(text.splitlines(), start=1):
         words = re.sub(r"\s*=\s*", "=", line.partition("#")[0]).split()
@@ -48,6 +48,20 @@ def read_hostfile(path: Path) -> list[HostfileEntry]:
     if not entries:
         raise HeptiError(f"hostfile {path} names no host: write one a line, as `pi-0 slots=1`")
     return entries
+
+
+def hostfile_lines(path: Path) -> str:
+    """Return the text of a hostfile as mpirun reads it: without the line ends and the byte order mark of Windows."""
+    with explained(f"cannot read hostfile {path}", (OSError, UnicodeDecodeError)):
+        return path.read_text("utf-8-sig")  # and line ends as Python reads them
+
+
+def clean_lines(path: Path | None) -> str | None:
+    """Return a hostfile's text where mpirun needs another than it has; None: it reads the file itself."""
+    if path is None:
+        return None
+    text = hostfile_lines(path)
+    return None if path.read_bytes() == text.encode() else text
 
 
 def split_hosts(word: str) -> list[str]:
@@ -83,7 +97,9 @@ def check_host(host: str, where: str) -> None:
 def _entry(words: Sequence[str], where: str) -> HostfileEntry:
     host, slots = words[0], None
     check_host(host, where)
-    if ":" in host:
+    if host.startswith("["):
+        raise HeptiError(f"{where}: {host!r} has brackets: Open MPI reads an IPv6 address without them")
+    if ":" in host and not _is_address(host):
         raise HeptiError(f"{where}: {host!r} is how MPICH writes it, Open MPI wants `{host.split(':')[0]} slots=1`")
     for word in words[1:]:
         key, equals, value = word.partition("=")
@@ -95,3 +111,11 @@ def _entry(words: Sequence[str], where: str) -> HostfileEntry:
                 raise HeptiError(f"{where}: {key}={value!r} is not a whole number above 0")
             slots = int(value)
     return HostfileEntry(host, slots)
+
+
+def _is_address(host: str) -> bool:
+    """Tell whether a host is named by its IPv6 address, perhaps with the link it lies on: fe80::1%eth0."""
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False

@@ -18,6 +18,7 @@ class Attention(Block):
     inner_key: ClassVar[str] = "heads"
     inputs_first: ClassVar[tuple[str, ...]] = ("attention/output/weight",)
     heads: int
+    buckets: int = 0  # of distances between rows, each with a number that a head adds to scores (MPNet); 0: none is
 
     def check(self) -> None:
         """Refuse widths that fit nothing."""
@@ -42,12 +43,14 @@ class Attention(Block):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Q, K, V, output and norm."""
-        return _tensors(self.hidden, self.inner)
+        """Q, K, V, output and norm, and what distances add."""
+        return _tensors(self.hidden, self.inner, self.buckets)
 
 
 @cache
-def _tensors(H: int, heads: Inner) -> tuple[Tensor, ...]:
+def _tensors(H: int, heads: Inner, buckets: int) -> tuple[Tensor, ...]:
     into = [product(f"attention/{name}", (H, H), Part.INTO, heads) for name in ("query", "key", "value")]
     out = product("attention/output", (H, H), Part.OUT, heads)
-    return (*sum(into, ()), *out, *norm_tensors("attention/norm", H))
+    # A vector, which all have who take part: it is small, and goes with no heads of a file.
+    relative = [Tensor("attention/relative", (heads.count * buckets,), Part.RELATIVE)] if buckets else []
+    return (*sum(into, ()), *out, *norm_tensors("attention/norm", H), *relative)

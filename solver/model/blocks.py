@@ -56,6 +56,7 @@ class Part(StrEnum):
     INTO = "into"  # the first product, which makes the inner columns
     OUT = "out"  # the second, which sums over them
     NORM = "norm"
+    RELATIVE = "relative"  # added to scores, by the distance between two rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,9 @@ class Block:
         """
         for field in dataclasses.fields(self):
             size = getattr(self, field.name)
-            if type(size) is int and size < 1:
-                raise HeptiError(f"{field.name} is {size}, must be at least 1")
+            least = 0 if field.default == 0 else 1
+            if type(size) is int and size < least:
+                raise HeptiError(f"{field.name} is {size}, must be at least {least}")
         one_of("norm", self.norm, ("post", "pre"))
 
     @property

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from solver.base.errors import HeptiError, InfeasiblePlanError
@@ -19,10 +19,22 @@ from solver.model.attention import Attention
 from solver.model.blocks import Block, Tensor, one_of
 from solver.model.mlp import ACTIVATIONS, Mlp
 
-POOLINGS = ("cls", "mean", "max", "mean_sqrt_len", "lasttoken")
+POOLINGS = ("cls", "mean", "others", "max", "mean_sqrt_len", "weightedmean", "lasttoken")
 SCORES = ("softmax", "sigmoid", "identity")
 DEFAULT_ROWS = 256  # of a request that is planned for or measured, where nobody says how long it is
 TYPICAL_ROWS = 128  # of a text where nothing is known of the requests
+# Fields that the first versions did not have. Empty ones say nothing and are not written: files stay readable by those.
+_LATER = {
+    "pair_scores",
+    "word_width",
+    "prompt",
+    "padding",
+    "more_dense",
+    "more_widths",
+    "first_columns",
+    "buckets",
+    "on_white",
+}
 _SIZES = {"hidden", "vocab", "positions", "max_rows", "height", "width", "patch", "channels"}
 
 
@@ -37,6 +49,9 @@ class TextInput:
     bos_rows: int = 1  # special tokens in front of a text, [CLS]
     eos_rows: int = 1  # and behind it, [SEP]
     pair_types: bool = True  # of two texts at once the tokenizer's token types are read; else type 0 all the way
+    word_width: int = 0  # of an embedding, from which a product makes the stream (ELECTRA); 0: it is as wide as that
+    prompt: str = ""  # stands before every text
+    padding: int = 0  # the token of which no positions are counted (RoBERTa); 0: all are
 
     def types_of(self, types: Sequence[int]) -> Sequence[int]:
         """Return the token types of a pair as the model reads them; none where it tells the texts not apart.
@@ -66,8 +81,9 @@ class ImageInput:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     rescale: float = 1 / 255
-    resize: tuple[int, int] | None = None  # pixels before the crop; None: straight to height × width
+    resize: tuple[int, ...] | None = None  # before the crop: shorter side, or height and width; None: to the model's
     resample: str = "bilinear"
+    on_white: bool = False  # the colour that an image calls transparent becomes white
 
     @property
     def rows(self) -> int:
@@ -111,10 +127,13 @@ class ModelSpec:
     norm_eps: float = 1e-12  # of the norms before and behind the layers
     embedding_norm: bool = True  # after the embeddings
     final_norm: bool = False  # after the last layer
-    pooling: str = "cls"  # which vector of a request the head reads
+    pooling: str = "cls"  # which vector of a request the head reads; several side by side: "cls+max"
     dense: str = ""  # activation of the dense layer behind the pooling; "": there is none
     dense_width: int = 0  # its outputs, where there is one
+    more_dense: tuple[str, ...] = ()  # activations of further dense layers, one behind the other
+    more_widths: tuple[int, ...] = ()  # their outputs
     normalize: bool = False  # embeddings of length one
+    first_columns: int = 0  # of an embedding that are kept, after it is normalised; 0: all
     labels: tuple[str, ...] = ()  # classifier outputs; (): no classifier
     classifier_rows: int = 1  # rows that the classifier reads, side by side (DeiT with teacher: 2)
     scores: str = "softmax"  # what makes scores of the classifier's outputs
@@ -129,8 +148,10 @@ class ModelSpec:
         if self.layers < 1:
             raise HeptiError(f"model {self.name}: layers is {self.layers}, must be at least 1")
         try:
-            one_of("pooling", self.pooling, POOLINGS)
-            one_of("dense", self.dense, ("", "identity", *ACTIVATIONS))
+            for pooling in self.pooling.split("+"):
+                one_of("pooling", pooling, POOLINGS)
+            for dense in (self.dense, *self.more_dense):
+                one_of("dense", dense, ("", "identity", *ACTIVATIONS))
             one_of("scores", self.scores, SCORES)
             one_of("pair_scores", self.pair_scores, ("", *SCORES))
             for run in self.runs:
@@ -143,6 +164,17 @@ class ModelSpec:
     def layers(self) -> int:
         """How many layers it has, L."""
         return sum(run.layers for run in self.runs)
+
+    @property
+    def pooled_width(self) -> int:
+        """Columns of what the head reads."""
+        return self.hidden * len(self.pooling.split("+"))
+
+    @property
+    def embedding_width(self) -> int:
+        """Numbers of an embedding."""
+        width = (self.dense_width, *self.more_widths)[-1] if self.dense else self.pooled_width
+        return min(width, self.first_columns or width)
 
     @property
     def starts(self) -> tuple[int, ...]:
@@ -220,20 +252,17 @@ class ModelSpec:
     def to_json(self) -> str:
         """Write as JSON: an encoder by its widths, as all versions read it, another model by its runs."""
         kind = "text" if isinstance(self.input, TextInput) else "image"
-        source = {"kind": kind, **dataclasses.asdict(self.input)}
-        table = {**dataclasses.asdict(self), "input": source}
-        # What is as it was before there were pairs is written as then.
-        if not self.pair_scores:
-            del table["pair_scores"]
-        if source.get("pair_types"):
+        source = {"kind": kind, **_fields(self.input)}
+        if source.get("pair_types"):  # as it was before there were pairs
             del source["pair_types"]
+        table = {**_fields(self), "input": source}
         with suppress(HeptiError):
             widths = encoder_widths(self)
             if widths["norm_eps"] == self.norm_eps:
                 del table["runs"]
                 return json.dumps(table | widths)
         table["runs"] = [
-            {**dataclasses.asdict(run), "blocks": [{"kind": b.name, **dataclasses.asdict(b)} for b in run.blocks]}
+            {**dataclasses.asdict(run), "blocks": [{"kind": b.name, **_fields(b)} for b in run.blocks]}
             for run in self.runs
         ]
         return json.dumps(table)
@@ -261,7 +290,8 @@ class ModelSpec:
 
 def encoder(
     name: str, hidden: int, ffn: int, heads: int, layers: int, input: TextInput | ImageInput, *, norm: str = "post",
-    norm_eps: float = 1e-12, activation: str = "gelu", groups: int = 0, sub_blocks: int = 0, **facts: Any,
+    norm_eps: float = 1e-12, activation: str = "gelu", groups: int = 0, sub_blocks: int = 0, buckets: int = 0,
+    **facts: Any,
 ) -> ModelSpec:  # fmt: skip
     """Return the spec of a transformer encoder, whose layers are attention and MLP.
 
@@ -275,16 +305,20 @@ def encoder(
         N_b and N_div, where the layers of every group but its last are decoupled: a sub-block sees H / N_div columns
         with A / N_div heads, and keeps the layer's parameters, 4 H² + 2 H F in all matrices, by a wider MLP,
         F + 2 H (1 - 1 / N_div) (DeTransformer, DATE 2024: 4224 for bert-base and N_div 4). 0: none is.
+    buckets
+        As in `Attention`, of all layers.
     facts
         Further fields of `ModelSpec`.
     """
 
     def blocks(H: int, F: int, A: int) -> tuple[Block, ...]:
-        attention = Attention(hidden=H, heads=A, norm=norm, norm_eps=norm_eps)
+        attention = Attention(hidden=H, heads=A, norm=norm, norm_eps=norm_eps, buckets=buckets)
         return attention, Mlp(hidden=H, ffn=F, activation=activation, norm=norm, norm_eps=norm_eps)
 
     runs: tuple[Run, ...] = (Run(layers, blocks(hidden, ffn, heads)),)
     if groups or sub_blocks:
+        if buckets:
+            raise HeptiError(f"model {name}: decoupled layers have no buckets of distances, here {buckets}")
         _check_decoupled(name, layers, hidden, heads, groups, sub_blocks)
         part = blocks(hidden // sub_blocks, ffn + 2 * (hidden - hidden // sub_blocks), heads // sub_blocks)
         runs = (Run(layers // groups - 1, part, sub_blocks), Run(1, blocks(hidden, ffn, heads))) * groups
@@ -298,6 +332,7 @@ def encoder_widths(spec: ModelSpec) -> dict[str, Any]:
         "hidden": spec.hidden, "ffn": mlp.ffn, "heads": attention.heads, "layers": spec.layers, "norm": mlp.norm,
         "norm_eps": mlp.norm_eps, "activation": mlp.activation, "groups": spec.groups, "sub_blocks": spec.sub_blocks,
     }  # fmt: skip
+    widths |= {"buckets": attention.buckets} if attention.buckets else {}
     if encoder(name=spec.name, input=spec.input, **widths).runs != spec.runs:
         raise InfeasiblePlanError(f"model {spec.name} has layers that are no encoder's")
     return widths
@@ -361,17 +396,20 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     source, H = spec.input, spec.hidden
     if isinstance(source, TextInput):
-        shapes["embeddings/word"] = (source.vocab, H)
-        shapes["embeddings/position"] = (source.positions, H)
+        width = source.word_width or H
+        shapes["embeddings/word"] = (source.vocab, width)
+        shapes["embeddings/position"] = (source.positions, width)
         if source.token_types:
-            shapes["embeddings/type"] = (source.token_types, H)
+            shapes["embeddings/type"] = (source.token_types, width)
+        if source.word_width:
+            shapes |= {"embeddings/project/weight": (H, width), "embeddings/project/bias": (H,)}
     else:
         shapes["embeddings/patch/weight"] = (H, source.channels * source.patch**2)
         shapes["embeddings/patch/bias"] = (H,)
         shapes["embeddings/prefix"] = (source.prefix, H)
         shapes["embeddings/position"] = (source.rows, H)
     if spec.embedding_norm:
-        shapes |= _norm("embeddings/norm", H)
+        shapes |= _norm("embeddings/norm", (source.word_width if isinstance(source, TextInput) else 0) or H)
     for layer in range(spec.layers):
         run = spec.run(layer)
         for prefix in layer_prefixes(run, layer):
@@ -379,9 +417,11 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     if spec.final_norm:
         shapes |= _norm("final_norm", H)
     if spec.dense:
-        shapes |= {"dense/weight": (spec.dense_width, H), "dense/bias": (spec.dense_width,)}
+        shapes |= {"dense/weight": (spec.dense_width, spec.pooled_width), "dense/bias": (spec.dense_width,)}
+    for number, (inner, outer) in enumerate(pairwise((spec.dense_width, *spec.more_widths)), start=1):
+        shapes |= {f"dense/{number}/weight": (outer, inner), f"dense/{number}/bias": (outer,)}
     if spec.labels:
-        width = (spec.dense_width if spec.dense else H) * spec.classifier_rows
+        width = (spec.dense_width if spec.dense else spec.pooled_width) * spec.classifier_rows
         shapes |= {"classifier/weight": (len(spec.labels), width), "classifier/bias": (len(spec.labels),)}
     return shapes
 
@@ -426,6 +466,11 @@ def request_rows(spec: ModelSpec, asked: int | None) -> int:
 
 def _norm(prefix: str, width: int) -> dict[str, tuple[int, ...]]:
     return {f"{prefix}/weight": (width,), f"{prefix}/bias": (width,)}
+
+
+def _fields(value: ModelSpec | TextInput | ImageInput | Block) -> dict[str, Any]:
+    """Return the fields of a description; those that came later only where they say something."""
+    return {name: field for name, field in dataclasses.asdict(value).items() if field or name not in _LATER}
 
 
 def _tuples(value: Any) -> Any:

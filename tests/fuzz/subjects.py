@@ -33,13 +33,13 @@ from tests.kit.networks import classifier, write_classifier
 from tests.kit.onnx_files import onnx_file
 from tests.kit.planned import PLAN
 from tests.kit.texts import TOKENIZERS
-from weights.convert.onnx_graph import read_onnx
 from weights.decoders.file import DecoderFile, DecoderWriter
 from weights.decoders.gguf import open_gguf
 from weights.file.networks import NetworkFile
 from weights.file.store import WeightsFile, WeightsWriter
 from weights.inputs.templates import ChatTemplate
 from weights.inputs.tokenize import PromptTokenizer, Tokenizer
+from weights.networks.onnx_graph import read_onnx
 
 DECODER = MODELS["llama"]
 ENCODER = encoder("odd", 12, 10, 3, 2, input=TextInput(vocab=90, positions=40, max_rows=32), labels=("no", "måske"))

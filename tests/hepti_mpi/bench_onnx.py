@@ -31,7 +31,7 @@ from solver.cluster.cluster import Cluster
 from solver.model.convnet import ConvNet
 from solver.programs.convnets.segments import solve_network
 from tests.kit.convnets import emulate, plan_of
-from weights.convert.networks import read_network
+from weights.networks.convert import read_network
 
 UNEVEN = (0.2, 0.5, 0.3)
 SLOWER = (1.0, 0.8, 1.3)  # of the three, how much slower than what was measured

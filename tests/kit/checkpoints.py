@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 TEXT = "the small board at home splits a model over its slow network and it is warm tonight"
+IMAGE = (32, 48)  # height, width
 LABELS = ("calm", "breeze", "storm", "rain", "snow")
 
 
@@ -40,6 +41,22 @@ def vision(cls, config_class, shape, vocab, positions, image, patch):
     return cls(config_class(image_size=list(image), patch_size=patch, **shape))
 
 
+def electra(cls, shape, **lengths):
+    """Words are narrower than the stream, as in its small model."""
+    return text(cls, partial(hf.ElectraConfig, embedding_size=24), shape, **lengths)
+
+
+def mpnet(cls, shape, positions, **lengths):
+    """MPNet counts positions as RoBERTa does."""
+    return text(cls, hf.MPNetConfig, shape, positions=positions + 2, **lengths)
+
+
+def dinov2(cls, shape, vocab, positions, image, patch):
+    """Positions are of another number of patches than the processor makes, as in all of its models."""
+    settings = {key: value for key, value in shape.items() if key != "intermediate_size"}
+    return cls(hf.Dinov2Config(image_size=5 * patch, patch_size=patch, mlp_ratio=2, **settings))
+
+
 def without_pooler(cls):
     return partial(cls, add_pooling_layer=False)
 
@@ -54,6 +71,10 @@ FAMILIES = {
     "xlm-roberta-classifier": partial(roberta, hf.XLMRobertaForSequenceClassification, hf.XLMRobertaConfig),
     "distilbert": partial(distilbert, hf.DistilBertModel),
     "distilbert-classifier": partial(distilbert, hf.DistilBertForSequenceClassification),
+    "electra": partial(electra, hf.ElectraModel),
+    "electra-classifier": partial(electra, hf.ElectraForSequenceClassification),
+    "mpnet": partial(mpnet, hf.MPNetModel),
+    "mpnet-classifier": partial(mpnet, hf.MPNetForSequenceClassification),
     # As all-MiniLM-L6-v2: the checkpoint has a pooler, and the recipe in modules.json does without it.
     "sentence": partial(text, hf.BertModel, hf.BertConfig),
     "sentence-roberta": partial(roberta, hf.XLMRobertaModel, hf.XLMRobertaConfig),
@@ -64,8 +85,11 @@ FAMILIES = {
     "deit": partial(vision, hf.DeiTModel, hf.DeiTConfig),
     "deit-classifier": partial(vision, hf.DeiTForImageClassification, hf.DeiTConfig),
     "deit-teacher": partial(vision, hf.DeiTForImageClassificationWithTeacher, hf.DeiTConfig),
+    "dinov2": partial(dinov2, hf.Dinov2Model),
+    "dinov2-classifier": partial(dinov2, hf.Dinov2ForImageClassification),
 }
-VISION = tuple(family for family in FAMILIES if family.startswith(("vit", "deit")))
+XLM = tuple(family for family in FAMILIES if family.startswith("xlm"))  # which has pieces, not bytes
+VISION = tuple(family for family in FAMILIES if family.startswith(("vit", "deit", "dinov2")))
 CLASSIFIERS = tuple(family for family in FAMILIES if family.endswith(("-classifier", "-teacher")))
 
 
@@ -79,7 +103,7 @@ def make_checkpoint(
     ffn=83,
     vocab=211,
     positions=64,
-    image=(32, 48),  # height, width
+    image=IMAGE,
     patch=8,
     activation="gelu",
     labels=3,
@@ -139,7 +163,8 @@ def random_request(model, family, rows, seed=0):
     """Return random token ids [rows], or random pixels [C, h, w] where `rows` says nothing."""
     rng = np.random.default_rng(seed)
     if family in VISION:
-        return rng.standard_normal((3, *model.config.image_size), np.float32)
+        size = IMAGE if model.config.model_type == "dinov2" else model.config.image_size
+        return rng.standard_normal((3, *size), np.float32)
     # Not the special tokens: RoBERTa counts positions by what is not padding.
     return rng.integers(5, model.config.vocab_size, rows)
 
@@ -171,11 +196,14 @@ def write_tokenizer(family, folder, positions):
     """Write a small tokenizer.json of the family's kind: WordPiece, or RoBERTa's bytes."""
     if "roberta" in family:
         tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+        tokenizer.pre_tokenizer, tokenizer.decoder = (
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+            decoders.ByteLevel(),
+        )
         specials = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
         trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=specials, show_progress=False)
         tokenizer.train_from_iterator([TEXT], trainer)
-        tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
+        tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
         padding = {"pad_id": 1, "pad_token": "<pad>"}
     else:
         letters = "abcdefghijklmnopqrstuvwxyz0123456789.,!?"
@@ -191,7 +219,8 @@ def write_tokenizer(family, folder, positions):
     tokenizer.enable_truncation(8)
     tokenizer.enable_padding(length=8, **padding)
     tokenizer.save(str(folder / "tokenizer.json"))
-    write_json(folder / "tokenizer_config.json", {"model_max_length": positions})
+    said = {"tokenizer_class": "PreTrainedTokenizerFast"} if family in ("sentence-roberta", *XLM) else {}
+    write_json(folder / "tokenizer_config.json", {"model_max_length": positions, **said})
 
 
 def write_image_settings(family, folder, image):
@@ -206,6 +235,11 @@ def write_image_settings(family, folder, image):
             "do_center_crop": True, "crop_size": size, "size": {name: length + 4 for name, length in size.items()},
             "resample": 3, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225],
             "image_processor_type": "DeiTImageProcessor",
+        }  # fmt: skip
+    if family.startswith("dinov2"):
+        settings |= {
+            "do_center_crop": True, "crop_size": size, "size": {"shortest_edge": max(image)}, "resample": 3,
+            "image_processor_type": "BitImageProcessor",
         }  # fmt: skip
     write_json(folder / "preprocessor_config.json", settings)
 

@@ -5,7 +5,7 @@ import onnxruntime
 from onnx import helper, numpy_helper
 
 from tests.kit.convnets import emulate, plan_of
-from weights.convert.networks import read_network
+from weights.networks.convert import read_network
 
 UNEVEN = (0.2, 0.5, 0.3)
 DISABLED = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -41,7 +41,8 @@ def write_mixed_plan(path, checkpoint, ranks, seed):
     """Write a random plan for a converted checkpoint; no two layers need be cut the same way."""
     rng, config = np.random.default_rng(seed), checkpoint.model.config
     heads, hidden = config.num_attention_heads, config.hidden_size
-    ffn = getattr(config, "intermediate_size", None) or config.hidden_dim  # DistilBERT's word
+    ratio = getattr(config, "mlp_ratio", 0)  # DINOv2's; `hidden_dim` is DistilBERT's word
+    ffn = int(ratio * config.hidden_size) or getattr(config, "intermediate_size", None) or config.hidden_dim
     layers = [
         {
             "layers": [layer, layer + 1],

@@ -39,11 +39,21 @@ def layer_norm(x, weight, bias, eps):
     return (x - mean) / np.sqrt(variance + eps) * weight + bias
 
 
+def bucket(distance, exact=8, farthest=128):  # of MPNet's 32 buckets, 16 for keys behind a row
+    far = np.abs(distance)
+    large = exact + np.log(np.maximum(far, 1) / exact) / math.log(farthest / exact) * exact
+    return np.where(far < exact, far, np.minimum(large, 15).astype(int)) + 16 * (distance > 0)
+
+
 def attention(x, w, heads):  # [S, H] -> [S, H]
     S, H = x.shape
     q, k, v = (x @ w[f"{name}/weight"].T + w[f"{name}/bias"] for name in ("query", "key", "value"))
     q, k, v = (y.reshape(S, heads, H // heads).transpose(1, 0, 2) for y in (q, k, v))  # [A, S, d]
-    context = softmax(q @ k.transpose(0, 2, 1) / math.sqrt(H // heads)) @ v
+    scores = q @ k.transpose(0, 2, 1) / math.sqrt(H // heads)
+    if "relative" in w:
+        places = np.arange(S)
+        scores = scores + w["relative"].reshape(heads, -1)[:, bucket(places[None] - places[:, None])]
+    context = softmax(scores) @ v
     return context.transpose(1, 0, 2).reshape(S, H) @ w["output/weight"] + w["output/bias"]
 
 
@@ -95,6 +105,8 @@ def forward(spec, tensors, request):
         x = embed_image(np.asarray(request, float), w, spec.input.patch)
     if spec.embedding_norm:
         x = layer_norm(x, w["norm/weight"], w["norm/bias"], spec.norm_eps)
+    if "project/weight" in w:
+        x = x @ w["project/weight"].T + w["project/bias"]
     for number in range(spec.layers):
         run = spec.run(number)
         w = under(tensors, f"layers/{number}")
@@ -111,10 +123,12 @@ def head(spec, tensors, hidden):
         "cls": lambda: x[0],
         "lasttoken": lambda: x[-1],
         "mean": lambda: x.mean(axis=0),
+        "others": lambda: x[1:].mean(axis=0),
         "mean_sqrt_len": lambda: x.sum(axis=0) / math.sqrt(len(x)),
         "max": lambda: x.max(axis=0),
     }
-    vectors = [pool[spec.pooling]()] if spec.classifier_rows == 1 else list(x[: spec.classifier_rows])
+    pooled = np.concatenate([pool[name]() for name in spec.pooling.split("+")])
+    vectors = [pooled] if spec.classifier_rows == 1 else list(x[: spec.classifier_rows])
     if spec.dense:
         dense = under(tensors, "dense")
         vectors = [ACTIVATIONS[spec.dense](dense["weight"] @ v + dense["bias"]) for v in vectors]

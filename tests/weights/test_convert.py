@@ -185,7 +185,7 @@ def test_roberta_and_its_kin(saved, target, read_all, stem, head):
     spec = convert(saved(model), target)
 
     assert_holds(target, read_all, expected)
-    assert spec.input == TextInput(50, 27, 27, 1)
+    assert spec.input == TextInput(50, 27, 27, 1, padding=2)
     assert {spec.norm_eps, *(block.norm_eps for block in spec.blocks)} == {1e-5}
     assert spec.dense == ("" if head == "ForMaskedLM" else "tanh")
 

@@ -103,7 +103,7 @@ def test_a_config_that_is_no_object(checkpoint, refused, text):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"architectures": ["MPNetModel"], "model_type": "mpnet"},
+        {"architectures": ["AlbertModel"], "model_type": "albert"},
         {"architectures": ["BertForQuestionAnswering"]},
         {"architectures": ["BertForQuestionAnswering"], "model_type": "roberta"},
         {"architectures": None, "model_type": None},
@@ -232,8 +232,11 @@ def test_numbers_above_float16(checkpoint, refused):
         ({"image_size": "large"}, {}),
         ({}, {"size": 32}),
         ({}, {"size": {"shortest_edge": 16}}),
-        ({}, {"size": 16, "resample": 5}),
-        ({}, {"image_mean": [0.5]}),
+        ({}, {"size": {"shortest_edge": 16, "longest_edge": 20}}),
+        ({}, {"size": 16, "resample": 9}),
+        ({}, {"size": 16, "do_flip_channel_order": True}),
+        ({}, {"size": 16, "image_processor_type": "PixtralImageProcessor"}),
+        ({}, {"size": 16, "image_mean": [0.5]}),
         ({}, []),
     ],
 )

@@ -28,7 +28,7 @@ from tests import sweeps
 from tests.kit import convnet_reference
 from tests.kit.convnets import random_net
 from tests.sweeps import pairs
-from weights.convert.onnx_graph import read_onnx
+from weights.networks.onnx_graph import read_onnx
 
 
 def draw_weights(model):

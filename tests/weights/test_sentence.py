@@ -163,6 +163,7 @@ def test_the_limit_is_what_the_files_say_but_never_above_the_positions(encoder, 
 def test_lower_casing_moves_into_the_tokenizer(encoder, converted, tmp_path, lower):
     directory = encoder("Transformer", "Pooling")
     write_json(directory / "sentence_bert_config.json", max_seq_length=16, do_lower_case=lower)
+    write_json(directory / "tokenizer_config.json", do_lower_case=False)
 
     converted(directory)
 
@@ -172,28 +173,27 @@ def test_lower_casing_moves_into_the_tokenizer(encoder, converted, tmp_path, low
     assert tokenize("Hello").ids == (2, 4 if lower else 6, 3)
 
 
-def _two_dense(directory: Path) -> None:
+def _pooled_twice(directory: Path) -> None:
     modules = json.loads((directory / "modules.json").read_text())
-    (directory / "modules.json").write_text(json.dumps([*modules, {**modules[1], "type": "x.Dense"}] * 2))
+    (directory / "modules.json").write_text(json.dumps(modules * 2))
 
 
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (_two_dense, "Hepti computes Transformer, Pooling, Dense, Normalize"),
+        (_pooled_twice, "Hepti computes Transformer, Pooling, Dense, Normalize"),
         (lambda path: (path / "modules.json").write_text("{}"), "Hepti computes Transformer, Pooling"),
         (lambda path: (path / "modules.json").write_text('["Transformer"]'), "is not a list of modules"),
         (lambda path: (path / "1_Pooling" / "config.json").unlink(), "cannot read .*1_Pooling.config.json"),
-        (lambda path: write_json(path / "1_Pooling" / "config.json", pooling_mode="weightedmean"), "weightedmean"),
-        (lambda path: write_json(path / "1_Pooling" / "config.json", pooling_mode=["cls", "max"]), "'cls', 'max'"),
+        (lambda path: write_json(path / "1_Pooling" / "config.json", pooling_mode=["cls", "sum"]), "'cls', 'sum'"),
         (lambda path: (path / "tokenizer.json").write_text("{}"), "the tokenizer is damaged"),
         (
             lambda path: write_json(path / "tokenizer_config.json", model_max_length=2),
             "leaves no room beside 2 special",
         ),
         (
-            lambda path: write_json(path / "config_sentence_transformers.json", default_prompt_name="query"),
-            "default_prompt_name is 'query'",
+            lambda path: write_json(path / "config_sentence_transformers.json", default_prompt_name="search"),
+            "default_prompt_name 'search'",
         ),
     ],
 )
@@ -210,7 +210,7 @@ def test_modules_that_are_not_computed_are_refused(encoder, converted, tmp_path,
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"activation_function": "my.Swish"}, "activation_function Swish is not one of"),
+        ({"activation_function": "my.Swish"}, "activation_function my.Swish is not one of"),
         ({"use_residual": True}, "use_residual is True"),
         ({}, "only pytorch_model.bin"),
     ],

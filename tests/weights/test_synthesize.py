@@ -1,11 +1,18 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from solver.base.spans import Span
+from solver.model.decoder import decoder_tensors
 from solver.model.named import NAMED_MODELS, named_model
+from solver.model.named_decoders import named_decoder
 from solver.model.spec import tensor_shapes
+from tests.kit import inside
+from weights.cli import main
+from weights.decoders.file import DecoderFile, DecoderWriter
 from weights.file.store import WeightsFile
 from weights.synthesize import BLOCK_ROWS, synthesize, synthetic_rows
 
@@ -68,3 +75,49 @@ def test_numbers_are_of_a_size_that_shows(name):
         elif tensor.startswith("layers/") and len(shape) == 2:
             inputs = shape[0] if tensor.endswith(("output/weight", "down/weight")) else shape[1]
             assert rows.std() == pytest.approx(0.02 * (1024 / inputs) ** 0.5, rel=0.05)
+
+
+class TestTokenizer:
+    """`synthesize --tokenizer MODEL.h5` gives a random model the words of another."""
+
+    @pytest.fixture
+    def words(self, tmp_path):
+        """Return a language model's weights file with words."""
+        text = '{"version": "1.0", "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "</s>": 2}, "merges": []}}'
+        model = replace(named_decoder("smollm2-135m", 1), vocab=40, bos=1, eos=(2,))
+        with DecoderWriter(
+            tmp_path / "words.h5", model, "test", tokenizer=text, chat_template="{{ m }}", special={"eos_token": "</s>"}
+        ) as weights:
+            for name, weight in decoder_tensors(model).items():
+                weights.write(name, 0, np.zeros(weight.shape, np.float32))
+        return tmp_path / "words.h5"
+
+    def test_a_language_model_gets_words_template_and_ends(self, words, tmp_path):
+        done = inside.run(main, "synthesize", "gpt2", tmp_path / "gpt2.h5", "--layers", 1, "--tokenizer", words)
+
+        assert done.returncode == 0, done.stderr
+        with DecoderFile(tmp_path / "gpt2.h5") as made:
+            assert (made.model.vocab, made.model.bos, made.model.eos) == (40, 1, (2,))
+            assert '"</s>": 2' in made.tokenizer
+            assert (made.chat_template, made.special) == ("{{ m }}", {"eos_token": "</s>"})
+
+    def test_an_encoder_gets_words(self, words, tmp_path):
+        assert inside.run(main, "synthesize", "minilm-l6", tmp_path / "m.h5", "--tokenizer", words).returncode == 0
+
+        with WeightsFile(tmp_path / "m.h5") as made:
+            assert (made.spec.input.vocab, made.tokenizer is None) == (40, False)
+
+    @pytest.mark.parametrize(
+        ("name", "said"), [("resnet18", "is a convolutional network"), ("vit-base", "reads images")]
+    )
+    def test_what_reads_no_text_is_refused(self, words, tmp_path, name, said):
+        done = inside.run(main, "synthesize", name, tmp_path / "m.h5", "--tokenizer", words)
+
+        assert (done.returncode, said in done.stderr) == (2, True)
+
+    def test_a_file_without_words_is_refused(self, tmp_path):
+        inside.run(main, "synthesize", "smollm2-135m", tmp_path / "none.h5", "--layers", 1, "--precision", "int4")
+
+        done = inside.run(main, "synthesize", "gpt2", tmp_path / "m.h5", "--tokenizer", tmp_path / "none.h5")
+
+        assert (done.returncode, "without words" in done.stderr) == (2, True)

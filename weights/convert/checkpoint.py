@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -15,33 +14,13 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from solver.base.errors import HeptiError, explained
+from weights.file.json_files import read_any_json, read_json, refuse_pointer
 
 _named = partial(explained, errors=(SafetensorError, OSError, TypeError, ValueError))  # what safetensors raises
 # What settings of a kind that nobody thought of raise: a text as `num_channels`, a patch of 0 pixels.
 STRANGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _FLOATS = ("F64", "F32", "F16", "BF16")
-
-
-def read_json(path: Path, optional: bool = False) -> dict[str, Any]:
-    """Return the object in a JSON file; an empty one where the file is missing and `optional`.
-
-    Raises
-    ------
-    HeptiError
-        If the file is missing, unreadable, not JSON, or not an object.
-    """
-    if optional and not path.is_file():
-        return {}
-    found = read_any_json(path)
-    if not isinstance(found, dict):
-        raise HeptiError(f"{path} is not an object")
-    return found
-
-
-def read_any_json(path: Path) -> Any:
-    """Return whatever a JSON file holds."""
-    with explained(f"cannot read {path}", OSError), explained(f"{path} is not JSON", ValueError):
-        return json.loads(path.read_text("utf-8"))
+__all__ = ["read_any_json", "read_json"]  # which all readers of checkpoints take from here
 
 
 class StoredTensor:
@@ -77,6 +56,7 @@ class StoredTensors(dict[str, StoredTensor]):
             If a file is missing, cut short or damaged.
         """
         for path in paths:
+            refuse_pointer(path)
             with _named(f"cannot read {path}"):
                 file = self._files.enter_context(safe_open(path, framework="np"))
                 for key in file.keys():  # noqa: SIM118  not a dict

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from solver.model.spec import ModelSpec, TextInput, inputs_first, tensor_shapes
 from weights.convert.checkpoint import STRANGE, StoredTensors, read_json, weight_files
 from weights.convert.cross_encoders import with_pairs
 from weights.convert.families import build_spec, find_family, skipped_positions
+from weights.convert.positions import interpolated, patch_grid
 from weights.convert.sentence_encoders import SentenceHead, max_rows, sentence_modules, tokenizer_text
 from weights.file.layout import row_spans
 from weights.file.store import WeightsWriter
@@ -95,14 +97,15 @@ def open_encoder(directory: Path) -> Iterator[EncoderCheckpoint]:
             spec = build_spec(
                 name, family, config, read_json(encoder / "preprocessor_config.json", optional=True), tensors
             )
-            spec = _with_text_limit(_with_sentence_head(spec, head), encoder)
+            spec = _with_text_limit(_with_sentence_head(spec, head, tensors), encoder)
             spec = with_pairs(spec, directory, encoder, config)
-            biases = _QKV_BIASES if config.get("qkv_bias") is False else ()
-            if head and not head.dense_bias:
-                biases = (*biases, "dense/bias")
+            biases = _QKV_BIASES if not family.text and config.get("qkv_bias") is False else ()
+            for number, dense in enumerate(head.dense if head else ()):
+                biases = (*biases, *([] if dense.bias else [f"{_dense_name(number)}bias"]))
             skip = skipped_positions(family, config)
+            grid = patch_grid(spec.input) if family.interpolates else None
             sources = {
-                name: _source(name, shape, tensors, biases, skip, directory)
+                name: _source(name, shape, tensors, biases, skip, grid, directory)
                 for name, shape in tensor_shapes(spec).items()
             }
             _check_shapes(spec, sources, directory)
@@ -118,13 +121,29 @@ def _use_sentence_head(tensors: StoredTensors, head: SentenceHead | None) -> Non
         return
     for name in [key for key in tensors if key.startswith(("dense/", "classifier/"))]:
         del tensors[name]
-    if head.dense_folder is not None:
-        files = weight_files(head.dense_folder, "AutoModel")
-        tensors.add(files, lambda key: key.replace("linear.", "dense/"))
+    for number, dense in enumerate(head.dense):
+        tensors.add(weight_files(dense.folder, "AutoModel"), partial(_of_dense, number))
 
 
-def _with_sentence_head(spec: ModelSpec, head: SentenceHead | None) -> ModelSpec:
-    return spec if head is None else replace(spec, pooling=head.pooling, dense=head.dense, normalize=head.normalize)
+def _of_dense(number: int, key: str) -> str:
+    return key.replace("linear.", _dense_name(number))
+
+
+def _dense_name(number: int) -> str:
+    return f"dense/{number}/" if number else "dense/"
+
+
+def _with_sentence_head(spec: ModelSpec, head: SentenceHead | None, tensors: StoredTensors) -> ModelSpec:
+    if head is None:
+        return spec
+    widths = [tensors[f"{_dense_name(number)}weight"].shape[0] for number in range(len(head.dense))]
+    first, *more = [dense.activation for dense in head.dense] or [""]
+    if isinstance(spec.input, TextInput):
+        spec = replace(spec, input=replace(spec.input, prompt=head.prompt))
+    return replace(
+        spec, pooling=head.pooling, dense=first, dense_width=widths[0] if widths else 0, more_dense=tuple(more),
+        more_widths=tuple(widths[1:]), normalize=head.normalize, first_columns=head.first_columns,
+    )  # fmt: skip
 
 
 def _with_text_limit(spec: ModelSpec, encoder: Path) -> ModelSpec:
@@ -134,12 +153,22 @@ def _with_text_limit(spec: ModelSpec, encoder: Path) -> ModelSpec:
 
 
 def _source(
-    name: str, shape: tuple[int, ...], tensors: StoredTensors, zero_biases: tuple[str, ...], skip: int, directory: Path
-) -> Source:
+    name: str, shape: tuple[int, ...], tensors: StoredTensors, zero_biases: tuple[str, ...], skip: int,
+    grid: tuple[int, int] | None, directory: Path,
+) -> Source:  # fmt: skip
     """Say how one of our tensors is read: as it is, turned, cut, or put together from several."""
-    if zero_biases and name.endswith(zero_biases) and name not in tensors:
+    if zero_biases and name.endswith(zero_biases):  # what the file has of them is not used
         return Source(shape, lambda rows: np.zeros(rows.size, np.float32))
     folder, _, leaf = name.rpartition("/")
+    if leaf == "relative" and "relative" in tensors:  # one of all layers, [buckets, heads]
+        vector = tensors["relative"][:].T.reshape(-1)
+        return Source(vector.shape, lambda rows: vector[rows.slice])
+    if (scale := name.split("/")[:-2]) and (scaled := "/".join([*scale, "scale"])) in tensors:
+        factors = tensors[scaled][:]
+        if name.endswith(("attention/output/bias", "mlp/down/bias")):
+            return Source(shape, lambda rows: tensors[name][rows.slice] * factors[rows.slice])
+        if inputs_first(name):
+            return Source(tensors[name].shape[::-1], lambda rows: tensors[name][:, rows.slice].T * factors)
     parts = [tensors[key] for key in (f"{name}/0", f"{name}/1") if key in tensors]
     if name == "embeddings/prefix" and parts:  # the class token, and DeiT's distillation token
         return Source(
@@ -162,6 +191,9 @@ def _source(
     if name == "embeddings/patch/weight":  # [H, channels, patch, patch]
         width = math.prod(tensor.shape[1:])
         return Source((tensor.shape[0], width), lambda rows: tensor[rows.slice].reshape(rows.size, width))
+    if name == "embeddings/position" and len(tensor.shape) == 3 and grid and tensor.shape[1] != shape[0]:
+        table = interpolated(tensor[0:1][0], grid)
+        return Source(table.shape, lambda rows: table[rows.slice])
     if name == "embeddings/position" and len(tensor.shape) == 3:  # [1, rows, H]
         return Source(tensor.shape[1:], lambda rows: tensor[0:1, rows.slice][0])
     if name == "embeddings/position":

@@ -40,6 +40,7 @@ _COMPUTED: dict[str, tuple[Any, ...]] = {
     "position_embedding_type": ("absolute", None),
     "pruned_heads": ({}, None),
     "quantization_config": (None,),
+    "use_swiglu_ffn": (False, None),
 }
 
 
@@ -65,6 +66,12 @@ class Family:
         Its name of a setting, where it differs from BERT's.
     skip_pads
         Position rows up to the padding token's number are never used.
+    interpolates
+        Whether positions fit themselves to the size that the processor makes (DINOv2).
+    defaults
+        Of settings that its class has, where they are not BERT's.
+    fixed
+        Settings that its class does not ask config.json for.
     """
 
     stem: str
@@ -75,6 +82,9 @@ class Family:
     pooler: str = "tanh"
     settings: tuple[tuple[str, str], ...] = ()
     skip_pads: bool = False
+    interpolates: bool = False
+    defaults: tuple[tuple[str, Any], ...] = ()
+    fixed: tuple[tuple[str, Any], ...] = ()
 
     def rename(self, key: str) -> str:
         """Return our name of a checkpoint's tensor."""
@@ -143,6 +153,23 @@ _VIT_TABLE = (
     ("cls_classifier.", "classifier/0/"),
     ("distillation_classifier.", "classifier/1/"),
 )
+_ELECTRA_TABLE = (("embeddings_project.", "embeddings/project/"), *_ROBERTA_TABLE)
+_MPNET_TABLE = (
+    (".attention.attn.q.", "/attention/query/"),
+    (".attention.attn.k.", "/attention/key/"),
+    (".attention.attn.v.", "/attention/value/"),
+    (".attention.attn.o.", "/attention/output/"),
+    (".attention.LayerNorm.", "/attention/norm/"),
+    ("encoder.relative_attention_bias.weight", "relative"),
+    *_ROBERTA_TABLE,
+)
+_DINOV2_TABLE = (
+    (".norm1.", "/attention/norm/"),
+    (".norm2.", "/mlp/norm/"),
+    (".layer_scale1.lambda1", "/attention/scale"),
+    (".layer_scale2.lambda1", "/mlp/scale"),
+    *_VIT_TABLE,
+)
 _DISTILBERT_SETTINGS = (
     ("hidden_size", "dim"),
     ("intermediate_size", "hidden_dim"),
@@ -160,7 +187,31 @@ FAMILIES = {
     "roberta": Family("Roberta", "roberta.", _ROBERTA_TABLE, skip_pads=True),
     "xlm-roberta": Family("XLMRoberta", "roberta.", _ROBERTA_TABLE, skip_pads=True),
     "camembert": Family("Camembert", "roberta.", _ROBERTA_TABLE, skip_pads=True),
-    "distilbert": Family("DistilBert", "distilbert.", _DISTILBERT_TABLE, pooler="relu", settings=_DISTILBERT_SETTINGS),
+    "distilbert": Family(
+        "DistilBert",
+        "distilbert.",
+        _DISTILBERT_TABLE,
+        pooler="relu",
+        settings=_DISTILBERT_SETTINGS,
+        fixed=(("layer_norm_eps", 1e-12),),
+    ),
+    "electra": Family(
+        "Electra",
+        "electra.",
+        _ELECTRA_TABLE,
+        ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification"),
+        pooler="gelu",
+    ),
+    "mpnet": Family("MPNet", "mpnet.", _MPNET_TABLE, skip_pads=True, fixed=(("pad_token_id", 1),)),
+    "dinov2": Family(
+        "Dinov2",
+        "dinov2.",
+        _DINOV2_TABLE,
+        ("Model", "ForImageClassification"),
+        text=False,
+        interpolates=True,
+        defaults=(("layer_norm_eps", 1e-6), ("mlp_ratio", 4), ("patch_size", 14)),
+    ),
     "vit": Family("ViT", "vit.", _VIT_TABLE, _VIT_HEADS, text=False),
     "deit": Family("DeiT", "deit.", _VIT_TABLE, (*_VIT_HEADS, "ForImageClassificationWithTeacher"), text=False),
 }
@@ -189,7 +240,7 @@ def find_family(config: Config) -> tuple[Family, str]:
 
 def skipped_positions(family: Family, config: Config) -> int:
     """Return how many rows of the position table come before that of the first token."""
-    return _number(config, "pad_token_id") + 1 if family.skip_pads else 0
+    return _number({**config, **dict(family.fixed)}, "pad_token_id") + 1 if family.skip_pads else 0
 
 
 def build_spec(
@@ -216,6 +267,12 @@ def build_spec(
         If a setting is missing or not computed.
     """
     names = dict(family.settings)
+    for ours, theirs in family.settings:
+        if ours in config and config[ours] != config.get(theirs):
+            raise HeptiError(
+                f"config.json: {ours} is {config[ours]!r}, {theirs} {config.get(theirs)!r}, which are one: take one out"
+            )
+    config = {**dict(family.defaults), **config, **dict(family.fixed)}
 
     def number(setting: str) -> int:
         return _number(config, names.get(setting, setting))
@@ -231,15 +288,20 @@ def build_spec(
     if family.text:
         positions = number("max_position_embeddings") - skipped_positions(family, config)
         types = number("type_vocab_size") if "embeddings/type" in tensors else 0
-        source = TextInput(number("vocab_size"), positions, positions, types)
+        width = _number(config, "embedding_size", 0) if "embeddings/project/weight" in tensors else 0
+        source = TextInput(
+            number("vocab_size"), positions, positions, types, word_width=width,
+            padding=max(skipped_positions(family, config) - 1, 0),
+        )  # fmt: skip
     else:
-        source = image_input(config, images, prefix=2 if "embeddings/prefix/1" in tensors else 1)
+        prefix = 2 if "embeddings/prefix/1" in tensors else 1
+        source = image_input(config, images, prefix=prefix, interpolates=family.interpolates)
     labels = _labels(config, tensors)
     dense = "dense/weight" in tensors
     return encoder(
         name,
         hidden=number("hidden_size"),
-        ffn=number("intermediate_size"),
+        ffn=int(number("hidden_size") * config["mlp_ratio"]) if "mlp_ratio" in config else number("intermediate_size"),
         heads=number("num_attention_heads"),
         layers=number("num_hidden_layers"),
         input=source,
@@ -251,10 +313,12 @@ def build_spec(
         dense=activation("pooler_act", family.pooler) if dense else "",
         dense_width=tensors["dense/weight"].shape[0] if dense else 0,
         labels=labels,
+        pooling="cls+others" if family.interpolates and labels else "cls",
         classifier_rows=2 if "classifier/1/weight" in tensors else 1,
         scores=_scores(config, len(labels)),
         groups=_number(config, "num_decoupled_groups", 0),
         sub_blocks=_number(config, "num_sub_blocks", 0),
+        buckets=tensors["relative"].shape[0] if "relative" in tensors else 0,
     )
 
 

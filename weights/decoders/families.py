@@ -120,12 +120,16 @@ _GEMMA_BASE = _BASE | {
 }  # fmt: skip
 DECODER_FAMILIES: Mapping[str, DecoderFamily] = {
     "llama": DecoderFamily(_LLAMA, _BASE | {"attention_bias": False, "mlp_bias": False}),
-    "mistral": DecoderFamily(
-        _LLAMA,
-        _BASE | {
-            "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
-            "sliding_window": 4096,
-        },
+    # With layer_types transformers takes its Ministral class for model_type mistral, too.
+    **dict.fromkeys(
+        ("mistral", "ministral"),
+        DecoderFamily(
+            _LLAMA,
+            _BASE | {
+                "intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+                "sliding_window": 4096, "layer_types": None,
+            },
+        ),
     ),
     "qwen2": DecoderFamily(_LLAMA, _QWEN, attention={"bias": True}),
     "qwen3": DecoderFamily(_LLAMA, _QWEN | {"head_dim": 128, "attention_bias": False}, attention={"qk_norm": True}),
@@ -212,6 +216,9 @@ def find_decoder_family(config: Facts) -> tuple[DecoderFamily, Facts]:
             raise HeptiError(
                 f"config.json: architecture {name} has another head than words: Hepti computes ForCausalLM"
             )
+    kinds = config.get("layer_types") or ()
+    if "layer_types" not in DECODER_FAMILIES[kind].defaults and set(kinds) - {_FULL}:
+        raise HeptiError(f"config.json: layer_types has {', '.join(sorted(set(kinds)))}: {kind} computes {_FULL} only")
     return DECODER_FAMILIES[kind], config
 
 

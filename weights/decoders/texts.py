@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from solver.base.errors import HeptiError, explained
 from weights.convert.checkpoint import read_json
 from weights.decoders.generation import read_generation
 from weights.inputs.tokenize import PromptTokenizer
+from weights.tokens.build import build_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,29 +40,24 @@ def read_texts(directory: Path, config: Mapping[str, Any]) -> DecoderTexts:
         If one is unreadable, or tokenizer.json describes no tokenizer.
     """
     settings = read_json(directory / "tokenizer_config.json", optional=True)
+    if settings.get("split_special_tokens"):
+        raise HeptiError("tokenizer_config.json: split_special_tokens is True: no chat template could be read so")
     generation = read_generation(directory, config)
-    special = _special({**read_json(directory / "special_tokens_map.json", optional=True), **settings})
-    path, tokenizer, bos = directory / "tokenizer.json", None, None
-    if path.is_file():
-        with explained(f"cannot read {path}", (OSError, UnicodeDecodeError)):
-            tokenizer = path.read_text("utf-8")
-        with explained(str(path), HeptiError):
-            PromptTokenizer(tokenizer)  # refuses what no rank could use
-        bos = _bos(read_json(path), settings.get("add_bos_token"), special.get("bos_token"))
+    built = build_tokenizer(directory, config)
+    tokenizer, bos = built.text, None
+    if tokenizer is not None:
+        with explained(f"{directory}: tokenizer.json", HeptiError):
+            begins, ends = PromptTokenizer(tokenizer).around()  # refuses what no rank could use
+        if ends:
+            raise HeptiError(
+                f"tokenizer.json: post_processor puts {', '.join(ends)} after every text, and an answer would follow "
+                f"its end: take that out of it"
+            )
+        bos = next(iter(begins), None)
     return DecoderTexts(
-        tokenizer, _chat_template(directory, settings), generation.drawing, special, bos, generation.eos,
+        tokenizer, _chat_template(directory, settings), generation.drawing, built.special, bos, generation.eos,
         generation.suppressed, generation.notes,
     )  # fmt: skip
-
-
-def _special(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of special tokens: as they are, or as `content` beside how they are matched."""
-    found = {}
-    for name, token in settings.items():
-        text = token.get("content") if isinstance(token, dict) else token
-        if name.endswith("_token") and isinstance(text, str):
-            found[name] = text
-    return found
 
 
 def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
@@ -75,29 +71,3 @@ def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str | None:
         named = {one["name"]: one["template"] for one in template}
         template = named.get("default")
     return template or None
-
-
-def _bos(tokenizer: Mapping[str, Any], wanted: bool | None, text: str | None) -> int | None:
-    """Return the token that a tokenizer puts before every text.
-
-    `add_bos_token` says whether; where it is missing, the tokenizer's own last step does.
-    """
-    if wanted is False:
-        return None
-    for step in _steps(tokenizer.get("post_processor")):
-        first = next(iter(step.get("single") or ()), None)
-        if isinstance(first, dict) and "SpecialToken" in first:
-            return int(step["special_tokens"][first["SpecialToken"]["id"]]["ids"][0])
-    if wanted:
-        ids = [token["id"] for token in tokenizer.get("added_tokens") or () if token["content"] == text]
-        return ids[0] if ids else None
-    return None
-
-
-def _steps(step: Mapping[str, Any] | None) -> Iterable[Mapping[str, Any]]:
-    """Yield the steps of a tokenizer's post_processor."""
-    if step is None:
-        return
-    for inner in step.get("processors") or ():
-        yield from _steps(inner)
-    yield step

@@ -30,6 +30,7 @@ from solver.base.spans import Span
 from solver.model.spec import ModelSpec, tensor_shapes
 from solver.plan.holdings import TensorSlice
 from weights.file.disk import Disk, check_space, uninterrupted
+from weights.file.json_files import refuse_pointer
 from weights.file.layout import STEP_BYTES, chunk_shape, is_finite, steps, widen
 
 FORMAT = "hepti-weights/1"
@@ -74,6 +75,7 @@ class TensorFile:
                 raise HeptiError(f"{path} is a folder, no weights file: hepti convert {path} {path.name}.h5 makes one")
             if not path.is_file():
                 raise HeptiError(f"no weights file {path}: {MAKE_ONE}")
+            refuse_pointer(path)
             with path.open("rb") as file:
                 if file.read(len(SIGNATURE)) != SIGNATURE:
                     raise HeptiError(f"{path} is not a weights file: {MAKE_ONE}")

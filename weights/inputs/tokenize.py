@@ -31,6 +31,8 @@ class Tokenizer:
         Of a tokenizer.json.
     max_rows
         The limit, special tokens included: `spec.input.max_rows`.
+    prompt
+        Stands before every text.
 
     Raises
     ------
@@ -38,8 +40,8 @@ class Tokenizer:
         If the text does not describe a tokenizer, or leaves no room for a single token.
     """
 
-    def __init__(self, text: str, max_rows: int) -> None:
-        self._tokenizer, self._max_rows = _read(text), max_rows
+    def __init__(self, text: str, max_rows: int, prompt: str = "") -> None:
+        self._tokenizer, self._max_rows, self._prompt = _read(text), max_rows, prompt
         direction = (self._tokenizer.truncation or {}).get("direction", "right")
         self._tokenizer.enable_truncation(max_rows, direction=direction)
         special = self._tokenizer.num_special_tokens_to_add(is_pair=False)
@@ -55,13 +57,17 @@ class Tokenizer:
             If the limit leaves no room for a pair.
         """
         if second is None:
-            encoding = self._tokenizer.encode(text)
+            encoding = self._encoded(self._prompt + text)
             return Tokens(tuple(encoding.ids), truncated=bool(encoding.overflowing))
         special = self._tokenizer.num_special_tokens_to_add(is_pair=True)
         if special >= self._max_rows:
             raise HeptiError(f"a limit of {self._max_rows} rows leaves no room beside {special} special tokens")
-        encoding = self._tokenizer.encode(text, second)
+        encoding = self._encoded(text, second)
         return Tokens(tuple(encoding.ids), bool(encoding.overflowing), tuple(encoding.type_ids))
+
+    def _encoded(self, text: str, second: str | None = None) -> tokenizers.Encoding:
+        with explained("the tokenizer cannot read this text", Exception):  # the library has no other
+            return self._tokenizer.encode(text, second)
 
 
 class PromptTokenizer:
@@ -78,9 +84,24 @@ class PromptTokenizer:
         If the text does not describe a tokenizer.
     """
 
+    _TRIED = 300  # words, to see what stands around a text
+
     def __init__(self, text: str) -> None:
         self._tokenizer = _read(text)
         self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._begins = self.around()[0]
+
+    def around(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return the ids that its last step puts before every text, and the names of those after it."""
+        words = (self._tokenizer.id_to_token(number) or "" for number in range(self._TRIED))
+        for text in ("0", "a", *words):
+            encoding = self._tokenizer.encode(text)
+            marks: list[int] = encoding.special_tokens_mask
+            if 0 in marks:  # else it has no word for this text
+                start, stop = marks.index(0), len(marks) - marks[::-1].index(0)
+                return tuple(encoding.ids[:start]), tuple(encoding.tokens[stop:])
+        return tuple(self._tokenizer.encode("").ids), ()
 
     def to_text(self) -> str:
         """Return it as the text of a tokenizer.json."""
@@ -88,9 +109,14 @@ class PromptTokenizer:
         return text
 
     def encode(self, text: str, bos: int | None = None) -> tuple[int, ...]:
-        """Return the ids of a text, which begin with `bos`, once; special tokens that it names count as such."""
+        """Return the ids of a text, which begin with `bos`, once; special tokens that it names count as such.
+
+        Where the tokenizer itself begins with `bos` and further tokens, they follow it.
+        """
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return tuple(ids) if bos is None or ids[:1] == [bos] else (bos, *ids)
+        if bos is None or ids[:1] == [bos]:
+            return tuple(ids)
+        return (*(self._begins if self._begins[:1] == (bos,) else (bos,)), *ids)
 
     def name(self, token: int) -> str:
         """Return what an id is called in the tokenizer; one that it does not know has no name."""

@@ -581,6 +581,7 @@ _shtab_hepti_synthesize_options=(
   "--seed[of the random numbers (default\: 0)]:seed:"
   "--dtype[as stored (default\: float32)]:dtype:(float32 float16)"
   "--precision[of a language model\'s matrices\: in blocks of 32, or float32 (the default, of a GGUF file its own)]:precision:(float32 int8 int4 int4m)"
+  "--tokenizer[take the words, and a chat template, of this weights file]:MODEL.h5:_files"
   ":bert-base, bert-large, distilbert, minilm-l6, roberta-base, roberta-large, vit-base, vit-large, llama-3.2-1b, llama-3.2-3b, llama-3.1-8b, qwen3-0.6b, qwen3-1.7b, qwen3-4b, smollm2-135m, gpt2, vgg16, resnet18, resnet50, mobilenetv2, googlenet, yolov2, tiny-yolov2\; with decoupled layers NAME-decoupled, or NAME-decoupled-8x4 for 8 groups and 4 sub-blocks:"
   ":the .h5 file to write:_files"
 )

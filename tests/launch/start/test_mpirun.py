@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.start.hostfile import HostfileEntry, read_hostfile
+from launch.start.hostfile import HostfileEntry, clean_lines, read_hostfile
 from launch.start.mpirun import IN_THE_WAY, SSH_OPTIONS, hostfile_text, mpirun_command, mpirun_environment
 from solver.base.errors import HeptiError
 from tests.kit.complaints import complaints
@@ -73,3 +73,29 @@ def test_what_readme_sets_for_one_machine_is_not_in_the_way_of_hosts(monkeypatch
     assert environment[name] == "-p 2222"
     monkeypatch.delenv(name)
     assert "BatchMode=yes" in mpirun_environment()[name]
+
+
+@pytest.mark.parametrize(
+    ("written", "host"),
+    [
+        (b"pi-0 slots=1\r\n# of Windows\r\n", "pi-0"),
+        (b"\xef\xbb\xbfpi-0 slots=1\n", "pi-0"),
+        (b"fe80::1%eth0 slots=1\n", "fe80::1%eth0"),
+        (b"::1\n", "::1"),
+    ],
+)
+def test_hostfiles_of_windows_and_addresses_are_read(tmp_path, written, host):
+    """And mpirun, which reads neither CRLF nor a byte order mark, gets lines that it reads."""
+    path = tmp_path / "hosts"
+    path.write_bytes(written)
+
+    assert [entry.host for entry in read_hostfile(path)] == [host]
+    clean = clean_lines(path)
+    assert clean is None if host != "pi-0" else clean.startswith("pi-0 slots=1\n")
+
+
+def test_an_address_in_brackets_is_refused(tmp_path):
+    (tmp_path / "hosts").write_text("[::1] slots=1\n")
+
+    with pytest.raises(HeptiError, match="has brackets"):
+        read_hostfile(tmp_path / "hosts")

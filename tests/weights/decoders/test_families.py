@@ -175,7 +175,6 @@ class TestOldConfigs:
             ),
             ("gemma3_text", ["rope_parameters", "layer_types"], {"sliding_window_pattern": 2}),
             ("llama", [], {"sliding_window": 7, "attn_logit_softcapping": 3.0}),  # Llama's class reads neither
-            ("mistral", [], {"layer_types": ["full_attention"] * 3}),
             (
                 "phi3-longrope",
                 ["rope_parameters"],

@@ -45,21 +45,22 @@ class TestFirstToken:
         [
             ((), {}, None),
             ((BYTES,), {}, None),
-            ((ENDS,), {}, None),
             ((BEGINS,), {}, 256),
             ((BYTES, BEGINS), {}, 256),
             ((BEGINS,), {"add_bos_token": True}, 256),
-            ((BEGINS,), {"add_bos_token": False}, None),
-            ((), {"add_bos_token": False, "bos_token": "<s>"}, None),
-            ((), {"add_bos_token": True, "bos_token": "<s>"}, 256),
-            ((), {"add_bos_token": True, "bos_token": {"content": "</s>", "lstrip": False}}, 257),
-            ((), {"add_bos_token": True, "bos_token": None}, None),
+            # transformers 5 reads this key only where there is no tokenizer.json.
+            ((BEGINS,), {"add_bos_token": False}, 256),
+            ((), {"add_bos_token": True, "bos_token": "<s>"}, None),
         ],
     )
     def test_is_what_the_tokenizer_really_adds(self, checkpoint, steps, settings, first):
         folder = checkpoint(tokenizer=tokenizer(*steps).to_str(), tokenizer_config=settings)
 
         assert read_texts(folder, {"bos_token_id": 1}).bos == first
+
+    def test_what_follows_every_text_is_refused(self, checkpoint):
+        with pytest.raises(HeptiError, match="post_processor puts </s> after every text"):
+            read_texts(checkpoint(tokenizer=tokenizer(ENDS).to_str()), {})
 
     def test_is_none_without_a_tokenizer(self, checkpoint):
         found = read_texts(checkpoint(), {"bos_token_id": 1})
@@ -95,6 +96,13 @@ class TestGeneration:
 
     def test_has_none_where_the_likeliest_is_wanted(self, checkpoint):
         assert read_texts(checkpoint(generation_config={"temperature": 0.6, "do_sample": False}), {}).generation == {}
+
+    def test_says_what_is_asked_for_and_not_computed(self, checkpoint):
+        asked = {"repetition_penalty": 1.05, "num_beams": 1, "min_p": None, "no_repeat_ngram_size": 3, "max_length": 9}
+
+        (note,) = read_texts(checkpoint(generation_config=asked), {}).notes
+
+        assert "repetition_penalty 1.05, no_repeat_ngram_size 3" in note
 
 
 class TestChatTemplate:
@@ -132,7 +140,7 @@ def test_special_tokens_are_texts(checkpoint):
         },
     )
 
-    assert read_texts(folder, {}).special == {"unk_token": "<u>", "eos_token": "</s>", "bos_token": "<s>"}
+    assert read_texts(folder, {}).special == {"unk_token": "<u>", "eos_token": "old", "bos_token": "<s>"}
 
 
 def test_a_tokenizer_that_is_none_is_one_line(checkpoint, kept):

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from solver.base.arrays import Numbers
-from weights.convert.onnx_rewrites import Rewriter, Rule
+from weights.networks.onnx_rewrites import Rewrite, Rewriter
 
 LARGEST_EXACT = 1 << 24  # up to here float32 has all whole numbers
 MICROSOFT = "com.microsoft."  # the domain of onnxruntime's own
@@ -280,14 +280,14 @@ def _result(write: Rewriter, node: onnx.NodeProto, value: str, scale: int) -> bo
     return True
 
 
-def _of_two(op: str) -> Rule:
+def _of_two(op: str) -> Rewrite:
     def rule(write: Rewriter, node: onnx.NodeProto) -> bool:
         return _result(write, node, write.add(op, [_real(write, node, 0), _real(write, node, 3)]), 6)
 
     return rule
 
 
-def _of_one(op: str, drop: Sequence[str] = ("channels_last", "opset")) -> Rule:
+def _of_one(op: str, drop: Sequence[str] = ("channels_last", "opset")) -> Rewrite:
     def rule(write: Rewriter, node: onnx.NodeProto) -> bool:
         attributes = write.attributes(node)
         if attributes.get("channels_last", 0):
@@ -418,7 +418,7 @@ def _named(write: Rewriter, node: onnx.NodeProto, count: int) -> list[str]:
     return names
 
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, Rewrite] = {
     "DequantizeLinear": _dequantize, "QuantizeLinear": _quantize, "DynamicQuantizeLinear": _dynamic,
     "QLinearConv": _qlinear_conv, "ConvInteger": _conv_integer, "QLinearMatMul": _qlinear_matmul,
     "MatMulInteger": _matmul_integer, f"{MICROSOFT}DequantizeLinear": _dequantize,
@@ -431,5 +431,5 @@ RULES: Mapping[str, Rule] = {
     f"{MICROSOFT}MatMulIntegerToFloat": _matmul_to_float, f"{MICROSOFT}DynamicQuantizeMatMul": _dynamic_matmul,
 }  # fmt: skip
 # Of a quantised network these may be computed with whole numbers; onnxruntime's own are written with ONNX's.
-BETWEEN: Mapping[str, Rule] = {"Conv": _conv_between, "MatMul": _matmul_between, "Gemm": _gemm_between}
-FUSED: Mapping[str, Rule] = {f"{MICROSOFT}FusedConv": _fused}
+BETWEEN: Mapping[str, Rewrite] = {"Conv": _conv_between, "MatMul": _matmul_between, "Gemm": _gemm_between}
+FUSED: Mapping[str, Rewrite] = {f"{MICROSOFT}FusedConv": _fused}

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from solver.base.errors import HeptiError, explained
-from weights.convert import onnx_quantised, onnx_rewrites
-from weights.convert.onnx_rewrites import Rewriter
+from weights.networks import onnx_quantised, onnx_rewrites
+from weights.networks.onnx_rewrites import Rewriter
 
 STANDARD = ("", "ai.onnx")  # both are names of ONNX's own domain
 OLDEST_OPSET, USUAL_OPSET = 13, 17  # what is older than the first becomes the second

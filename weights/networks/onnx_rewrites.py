@@ -77,7 +77,7 @@ class Rewriter:
         self._names = {*self.constants, *self.makers, *(value.name for value in graph.input)}
         self._node: onnx.NodeProto = graph.node[0]
 
-    def run(self, rules: Mapping[str, Rule]) -> None:
+    def run(self, rules: Mapping[str, Rewrite]) -> None:
         """Write all nodes anew for which there is a rule, by their operator, and domain where it is not ONNX's own."""
         for node in self.model.graph.node:
             if node.output[0] in self.skipped:
@@ -166,7 +166,7 @@ class Rewriter:
         return {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
 
 
-Rule = Callable[[Rewriter, onnx.NodeProto], bool]  # writes a node, or returns False where it stays as it is
+Rewrite = Callable[[Rewriter, onnx.NodeProto], bool]  # writes a node, or returns False where it stays as it is
 
 
 def _shapes(model: onnx.ModelProto) -> dict[str, list[int | None]]:
@@ -242,7 +242,7 @@ def _normalise(
     write.add("Add", [scaled, write.number(bias.reshape(-1, 1, 1), "bias")], node.output[0])
 
 
-RULES: Mapping[str, Rule] = {
+RULES: Mapping[str, Rewrite] = {
     "InstanceNormalization": _instance_norm,
     "GroupNormalization": _group_norm,
     "MeanVarianceNormalization": _variance_norm,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
 from solver.model.convnet import LETTERBOXES, YOLO_HEADS, ConvNet, Picture, bytes_as_they_are
-from weights.convert.probabilities import ends_with_probabilities
+from weights.networks.probabilities import ends_with_probabilities
 
 _INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 _PICTURE_KEYS = (
@@ -53,7 +53,7 @@ def read_network(
     """
     try:
         # Imported late: it needs onnx and onnxruntime, which only this needs.
-        from weights.convert.onnx_graph import read_onnx
+        from weights.networks.onnx_graph import read_onnx
     except ImportError as error:
         raise HeptiError(f"converting {source} needs onnx and onnxruntime: {install('fast')}") from error
     if not source.is_file():

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from solver.base.errors import HeptiError
 from solver.model.convnet import ConvNet, Node, bytes_as_they_are
 from solver.model.operators import in_levels
-from weights.convert.onnx_file import OnnxNode, read_graph
-from weights.convert.onnx_operators import CANONICAL
-from weights.convert.onnx_patterns import PATTERNS
-from weights.convert.onnx_reading import OpaqueError, Reading
+from weights.networks.onnx_file import OnnxNode, read_graph
+from weights.networks.onnx_operators import CANONICAL
+from weights.networks.onnx_patterns import PATTERNS
+from weights.networks.onnx_reading import OpaqueError, Reading
 
 Tensors = dict[str, NDArray[Any]]
 

@@ -15,8 +15,8 @@ import numpy as np
 from solver.base.errors import HeptiError
 from solver.model.convnet import Node
 from solver.model.operators import UNARY
-from weights.convert.onnx_file import Constant, OnnxNode
-from weights.convert.onnx_reading import OpaqueError, Reading
+from weights.networks.onnx_file import Constant, OnnxNode
+from weights.networks.onnx_reading import OpaqueError, Reading
 
 LIMITS = np.finfo(np.float32)
 

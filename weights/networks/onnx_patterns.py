@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from solver.model.convnet import Node
 from solver.model.operators import BROADCAST, UNARY
-from weights.convert.onnx_file import OnnxNode
-from weights.convert.onnx_reading import OpaqueError, Reading
+from weights.networks.onnx_file import OnnxNode
+from weights.networks.onnx_reading import OpaqueError, Reading
 
 _MOVES = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten")  # that put numbers in another order, at most
 _SHAPES = ("Reshape", "Squeeze", "Unsqueeze")

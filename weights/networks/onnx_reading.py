@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from solver.base.errors import HeptiError
 from solver.model.convnet import Node
 from solver.model.operators import VERBATIM
-from weights.convert.onnx_file import Constant, OnnxGraph, OnnxNode
+from weights.networks.onnx_file import Constant, OnnxGraph, OnnxNode
 
 
 class OpaqueError(Exception):

@@ -1,0 +1,1 @@
+"""Convolutional networks: ONNX files read, in whatever form the world writes them."""
