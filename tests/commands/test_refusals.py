@@ -71,15 +71,6 @@ def test_of_what_is_refused_no_note_stands_before_the_error(bert, refused, tmp_p
         assert "3 ranks on" not in done.stderr
 
 
-def test_a_cache_that_cannot_be_made_is_found_before_hosts_are_measured(bert, refused, tmp_path):
-    cache = write(tmp_path / "cache", "no folder")
-
-    for words in (("--model", bert.path, "--random", 5), ()):
-        done = refused(jobs, 1, *words, XDG_CACHE_HOME=str(cache))
-
-        assert "measuring" not in done.stderr
-
-
 # Weights files.
 
 

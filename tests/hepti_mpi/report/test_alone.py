@@ -97,7 +97,6 @@ def test_of_a_kept_profile_it_is_said_how_it_is_measured_again():
 
     assert said.startswith("10.0 times as long as predicted")
     assert "1970" in said
-    assert "cluster-abc.toml" in said
     assert "--measure" in said
 
 
