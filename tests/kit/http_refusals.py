@@ -1,8 +1,8 @@
 """Refusals of the service as a table: request, status, code, field and message. One runner.
 
 A table is a text file: a line `$ METHOD path body`, below it what comes back. A row is added as its `$ …` line;
-`HEPTI_WRITE_TABLES=1 pytest …` writes the rest, to be read, and drops rows that are answered now. What holds for every row is checked here and stands in no
-table: a status from 400 on, and an error in OpenAI's shape whose message is one line.
+`HEPTI_WRITE_TABLES=1 pytest …` writes the rest, to be read, and drops rows that are answered now. What holds for every
+row is checked here and stands in no table: a status from 400 on, and an error in OpenAI's shape, of one line.
 """
 
 import os
