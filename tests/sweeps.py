@@ -19,7 +19,7 @@ def seeds(few, many):
 
 
 def cycled(few, *axes):
-    """Return cases of all combinations: in `make test-all` every one, else a few that have every value of every axis.
+    """Return cases of all combinations: in `make test-all` every one, else a few, as many as there have to be for every value of every axis.
 
     Every further time round the longest axis the others are shifted against it: few pairs of values come twice.
     """
@@ -27,10 +27,10 @@ def cycled(few, *axes):
     if ALL:
         return [*itertools.product(*axes)]
     longest = max(axes, key=len)
-    assert few >= len(longest), "a value of an axis would be left out"
+    cases = min(max(few, len(longest)), math.prod(map(len, axes)))
     return [
         tuple(axis[(number + (axis is not longest) * (number // len(longest))) % len(axis)] for axis in axes)
-        for number in range(min(few, math.prod(map(len, axes))))
+        for number in range(cases)
     ]
 
 
@@ -41,5 +41,4 @@ def count(few, many):
 
 def pairs(*axes):
     """Return as many of the combinations as the longest axis has values, with every value of every axis."""
-    axes = [[*axis] for axis in axes]
-    return cycled(max(map(len, axes)), *axes)
+    return cycled(0, *axes)
