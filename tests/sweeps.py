@@ -19,7 +19,7 @@ def seeds(few, many):
 
 
 def cycled(few, *axes):
-    """Return cases of all combinations: in `make test-all` every one, else a few, as many as there have to be for every value of every axis.
+    """Return cases of all combinations: in `make test-all` every one, else a few that have every value of every axis.
 
     Every further time round the longest axis the others are shifted against it: few pairs of values come twice.
     """
