@@ -8,7 +8,7 @@ from functools import partial
 from itertools import pairwise
 
 from solver.base.spans import Span
-from solver.model.convnet import FLOAT_BYTES, Box, ConvNet
+from solver.model.convnet import FLOAT_BYTES, ConvNet, MapBox
 from solver.model.operators import VERBATIM, flop, row_part, tensors_of, walk
 
 MOST_STRETCHES = 25
@@ -95,5 +95,5 @@ def _field(net: ConvNet, stop: int, value: str) -> tuple[int, int] | None:
         return None
     whole = net.extent(value)
     rows, columns = (Span(span.stop // 2, span.stop // 2 + 1) for span in (whole.rows, whole.columns))
-    found = walk(net, Span(0, stop), {value: Box(whole.channels, rows, columns)}).needs[net.input]
+    found = walk(net, Span(0, stop), {value: MapBox(whole.channels, rows, columns)}).needs[net.input]
     return found.rows.size, found.columns.size

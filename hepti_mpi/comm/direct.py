@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -89,12 +89,11 @@ class Direct:
             self._sockets[int.from_bytes(said[TOKEN_BYTES:], "big")] = _prepared(connection)
             count -= 1
 
-    def exchange(self, sends: Mapping[int, Message], receives: Mapping[int, Message]) -> DirectExchange:
+    def exchange(self, sends: Sequence[tuple[int, Message]], receives: Sequence[tuple[int, Message]]) -> DirectExchange:
         """Return what sends C-contiguous arrays to ranks, and fills others from ranks, whenever it is run."""
-        leaving = [(self._sockets[peer].sendall, message.data.cast("B")) for peer, message in sends.items()]
+        leaving = [(self._sockets[peer].sendall, message.data.cast("B")) for peer, message in sends]
         coming = [
-            (self._sockets[peer].recv_into, message.data.cast("B"), message.nbytes, peer)
-            for peer, message in receives.items()
+            (self._sockets[peer].recv_into, message.data.cast("B"), message.nbytes, peer) for peer, message in receives
         ]
         return DirectExchange(
             self._traffic, leaving, coming,
@@ -103,11 +102,11 @@ class Direct:
 
     def send(self, message: Message, peer: int) -> None:
         """Send a C-contiguous array to a rank."""
-        self.exchange({peer: message}, {}).run()
+        self.exchange([(peer, message)], []).run()
 
     def receive(self, message: Message, peer: int) -> None:
         """Fill a C-contiguous array from a rank; wait until all of it is there."""
-        self.exchange({}, {peer: message}).run()
+        self.exchange([], [(peer, message)]).run()
 
     def close(self) -> None:
         """Close the connections."""

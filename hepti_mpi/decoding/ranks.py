@@ -189,7 +189,7 @@ class Ranks:
             words = self._words[group.rank]
             own_allowed = None if allowed is None else allowed[:, words.slice]
             told[group.rank] = self._told(own, seconds, count, own_allowed, wanted)
-        self._direct.exchange({}, {peer: message for peer, message in told.items() if peer != group.rank}).run()
+        self._direct.exchange([], [own for own in told.items() if own[0] != group.rank]).run()
         group.finish_sending()
         for peer, message in told.items():
             self.pass_s[peer], self.sent_bytes[peer] = message[:OWN]

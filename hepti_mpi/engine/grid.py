@@ -16,15 +16,18 @@ the rows that it has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import Gather, RowBlocks, gather_columns, in_order, reduce_columns, reduce_rows
+from hepti_mpi.comm.exchange import Gather, RowBlocks, in_order, reduce_rows
 from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.transfer import exchanged
 from hepti_mpi.kernels.products import Graph
 from solver.base.arrays import Array
 from solver.base.spans import Partition, Span
+from solver.model.layout import Box
 from solver.plan.plan import BlockPlan
 
 
@@ -99,13 +102,20 @@ class Grid:
 
     def add_up(self, h: Array, bias: Array) -> Array:
         """Add the summands of the first product and its bias [tensors own columns] -> [S, tensors own columns]."""
-        total = reduce_columns(self._group, h, self._inner, self._in_crew).reshape(self._rows.total, -1)
+        tile = self._boxes([Span(0, self._width if summing else 0) for summing in self._in_crew], len(h))
+        total = exchanged(self._group, h, tile, self._boxes(self._inner, len(h)), summands=True)
+        total = total.reshape(self._rows.total, -1)
         total += bias
         return total
 
     def spread(self, h: Array) -> Array:
         """Bring what lies between the two products to the tiles: [S, own columns] -> [S, columns of the tile]."""
-        return gather_columns(self._group, h, self._inner, self._in_crew)
+        tile = self._boxes([Span(0, self._width if wanting else 0) for wanting in self._in_crew], len(h))
+        return exchanged(self._group, h, self._boxes(self._inner, len(h)), tile)
+
+    @staticmethod
+    def _boxes(columns: Sequence[Span], rows: int) -> list[Box]:
+        return [Box((Span(0, rows), own)) for own in columns]
 
     def leave(self, tile: Array, product: Graph) -> Array:
         """Compute the second product, without bias.

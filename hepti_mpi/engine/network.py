@@ -1,7 +1,7 @@
 """A convolutional network on a rank: segment by segment, what it needs comes, it computes, and others need of that.
 
-What every rank needs, computes and leaves says `solver.plan.segments`; a byte is sent in `comm.boxes`, a convolution is
-computed in `kernels.slab`.
+`solver.plan.segments` says what every rank needs, computes and leaves; a byte is sent in `comm.transfer`, a convolution
+is computed in `kernels.slab`.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from hepti_mpi.base.memory import give_back
-from hepti_mpi.comm.boxes import Arriving, BoxExchange, Incoming, Outgoing, View
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace
+from hepti_mpi.comm.transfer import InBox, Item, Transfer
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.stack import Carrying, Meter
 from hepti_mpi.engine.steps import Look
 from hepti_mpi.engine.tiles import TileTasks
-from hepti_mpi.kernels.slab import Placed, ReadTensor, Shared, Slab, index_of, part, shape_of
+from hepti_mpi.kernels.slab import Placed, ReadTensor, Shared, Slab, boxed, placed, shape_of
 from solver.base import clock
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
-from solver.model.convnet import Box, ConvNet
-from solver.plan.segments import THROUGHPUT, Boxes, Held, Piece, SegmentPlan, handed_in, image_on_root, unrolled
+from solver.model.convnet import NOTHING, ConvNet, MapBox
+from solver.model.layout import Layout
+from solver.plan.segments import THROUGHPUT, Held, MapBoxes, Piece, SegmentPlan, handed_in, image_on_root, unrolled
+
+_NONE = np.empty(0, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class RankStep:
     """What a rank does of a segment: an exchange, and the pieces that it computes behind it."""
 
     name: str
-    exchange: BoxExchange
+    exchange: Transfer
     slabs: Sequence[Slab | TileTasks]
 
 
@@ -84,7 +87,7 @@ class NetworkShare:
         have: list[Placed] = [{net.input: (whole, self.image)}] if rank == 0 else []
         held: Mapping[str, Held] = image_on_root(net, group.size)
         # Of every rank, the boxes that it has, piece by piece.
-        pieces: Sequence[Sequence[Mapping[str, Box]]] = [[{net.input: whole}] if peer == 0 else [] for peer in ranks]
+        pieces: Sequence[Sequence[Mapping[str, MapBox]]] = [[{net.input: whole}] if peer == 0 else [] for peer in ranks]
         self._steps: list[RankStep] = []
         for shares in unrolled(net, plan):
             adds = any(own.summands for own in held.values())  # to zeros: not where a summand lies
@@ -97,7 +100,7 @@ class NetworkShare:
                 ]
             )
             places = [slab.needs for slab in slabs]
-            exchange = _exchange(net, rank, held, shares.needs, pieces, have, places)
+            exchange = _exchange(net, group, held, shares.needs, pieces, have, places)
             self._steps.append(RankStep(_name(net, shares.segment.nodes), exchange, slabs))
             have, held = [slab.leaves for slab in slabs], shares.after
             pieces = shares.left
@@ -108,7 +111,7 @@ class NetworkShare:
             if boxes[rank].size
         }
         places = [{value: (needs[value][rank], array) for value, array in self.outputs.items()}]
-        self._steps.append(RankStep("", _exchange(net, rank, held, needs, pieces, have, places), ()))
+        self._steps.append(RankStep("", _exchange(net, group, held, needs, pieces, have, places), ()))
         for slab in (slab for step in self._steps for slab in step.slabs if isinstance(slab, Slab)):
             slab.warm()
 
@@ -126,31 +129,31 @@ class NetworkShare:
         group = self._group
         self.begin()
         for number, step in enumerate(self._steps):
-            step.exchange.finish(group)
+            step.exchange.finish()
             if step is self._steps[-1]:
                 break
             following = self._steps[number + 1].exchange
-            following.post(group)
+            following.post()
             trace = group.traffic.trace
             with nullcontext() if trace is None else trace.block(step.name):
                 for piece, slab in enumerate(step.slabs):
                     slab.run()
-                    following.send(group, piece)
+                    following.send(piece)
 
     def begin(self) -> None:
         """Send what others need of `image`, and post the receives of what this rank needs."""
         exchange = self._steps[0].exchange
-        exchange.post(self._group)
-        for piece in range(len(exchange.sends)):
-            exchange.send(self._group, piece)
+        exchange.post()
+        for piece in range(exchange.pieces):
+            exchange.send(piece)
 
     def has_outputs(self) -> bool:
         """Return whether the outputs are here of the image that was begun first; on a rank that computes nothing."""
-        return self._steps[-1].exchange.here(self._group)
+        return self._steps[-1].exchange.here()
 
     def take_outputs(self) -> None:
         """Take them."""
-        self._steps[-1].exchange.finish(self._group)
+        self._steps[-1].exchange.finish()
 
 
 @contextmanager
@@ -276,13 +279,13 @@ def _name(net: ConvNet, nodes: Span) -> str:
 
 def _exchange(
     net: ConvNet,
-    rank: int,
+    group: Group,
     held: Mapping[str, Held],
-    needs: Mapping[str, Boxes],
-    pieces: Sequence[Sequence[Mapping[str, Box]]],
+    needs: Mapping[str, MapBoxes],
+    pieces: Sequence[Sequence[Mapping[str, MapBox]]],
     have: Sequence[Placed],
     places: Sequence[Placed],
-) -> BoxExchange:
+) -> Transfer:
     """Return a rank's part in giving every rank the boxes that it needs.
 
     Parameters
@@ -294,26 +297,23 @@ def _exchange(
     have, places
         This rank's arrays: of the pieces that it has, and for what it needs.
     """
-    sends: list[list[Outgoing]] = [[] for _ in have]
-    receives: list[Incoming] = []
-    kept: list[tuple[View, View]] = []
-    for peer, of_peer in enumerate(pieces):
-        for number, boxes in enumerate(of_peer):
-            for pixels in (True, False):
-                wanted = [value for value in needs if value in boxes and (value == net.input) is pixels]
-                if peer == rank:
-                    kept += _kept(net, wanted, have[number], places)
-                    sends[number] += _sends(net, rank, wanted, needs, have[number], pixels)
-                else:
-                    parts = [
-                        arriving
-                        for value in wanted
-                        if (arriving := _arriving(net, value, boxes[value].intersect(needs[value][rank]), places))
-                    ]
-                    receives += [Incoming(peer, parts, pixels)] if parts else []
-    adds = any(held[value].summands for value in needs if any(value in place for place in places))
-    summed = [array for place in places for _, array in place.values()] if adds else []
-    return BoxExchange(sends, receives, kept, summed)
+
+    def in_box(value: str, of: Placed) -> InBox:
+        return placed(net, value, *of.get(value, (NOTHING, _NONE)))
+
+    items = [
+        Item(
+            Layout(
+                tuple(tuple(boxed(net, value, boxes.get(value, NOTHING)) for boxes in of_rank) for of_rank in pieces),
+                partial=held[value].summands,
+            ),
+            Layout.of(boxed(net, value, box) for box in wanted),
+            [in_box(value, of) for of in have],
+            [in_box(value, of) for of in places if value in of],
+        )
+        for value, wanted in needs.items()
+    ]
+    return Transfer(group, items, group.coding, by_rows=False)
 
 
 def _lies(have: Sequence[Placed], piece: Piece) -> dict[str, Numbers]:
@@ -324,44 +324,3 @@ def _lies(have: Sequence[Placed], piece: Piece) -> dict[str, Numbers]:
         for value, (box, array) in own.items()
         if piece.walk.needs.get(value) == box and array.flags.c_contiguous
     }
-
-
-def _kept(net: ConvNet, wanted: Sequence[str], own: Placed, places: Sequence[Placed]) -> list[tuple[View, View]]:
-    """Return what of a piece this rank needs itself, and does not take from where it lies: from, to."""
-    return [
-        (part(net, value, own[value][1], own[value][0], common), part(net, value, array, box, common))
-        for value in wanted
-        for place in places
-        if value in place
-        for box, array in [place[value]]
-        if (common := own[value][0].intersect(box)).size and not np.may_share_memory(own[value][1], array)
-    ]
-
-
-def _sends(
-    net: ConvNet, rank: int, wanted: Sequence[str], needs: Mapping[str, Boxes], own: Placed, pixels: bool
-) -> list[Outgoing]:
-    """Return the messages to others with what they need of a piece."""
-    found = []
-    ranks = len(next(iter(needs.values()))) if needs else 0
-    for peer in range(ranks):
-        views = [
-            part(net, value, own[value][1], own[value][0], common)
-            for value in wanted
-            if peer != rank and (common := own[value][0].intersect(needs[value][peer])).size
-        ]
-        found += [Outgoing(peer, views, pixels)] if views else []
-    return found
-
-
-def _arriving(net: ConvNet, value: str, common: Box, places: Sequence[Placed]) -> Arriving | None:
-    """Return where a box of a value that arrives goes: to every piece that needs some of it."""
-    if not common.size:
-        return None
-    shape = shape_of(net, value, common)
-    found = []
-    for place in places:
-        if value in place and (own := common.intersect(place[value][0])).size:
-            box, array = place[value]
-            found.append((index_of(net, value, own, common), part(net, value, array, box, own)))
-    return Arriving(shape, found)

@@ -19,11 +19,11 @@ from hepti_mpi.comm.exchange import (
     RowBlocks,
     Tiles,
     all_reduce,
-    gather_columns,
     in_order,
     reduce_rows,
     whole,
 )
+from hepti_mpi.comm.transfer import exchanged
 from hepti_mpi.engine.grid import Grid
 from hepti_mpi.engine.layers import BlockKernels, LayerKernels
 from hepti_mpi.engine.stream import Pass, Stream, bring, computed, from_columns, relayout, to_columns
@@ -33,6 +33,7 @@ from solver.base.arrays import Array
 from solver.base.spans import Partition, Span, tiles
 from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Block, Cut
+from solver.model.layout import Box
 from solver.model.mlp import Mlp
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import HALVES
@@ -314,11 +315,15 @@ def _gather_columns(here: BlockState, step: steps.GatherColumns) -> None:
     group, plan, rows = here.run.group, here.plan, here.rows
     assert plan.inner is not None
     assert plan.columns is not None
+    everything = Span(0, here.run.batch.rows)
     if step.to is not Axis.FIXED:
-        have = [span.scaled(step.columns) for span in plan.inner]
-        here.inner = gather_columns(group, here.inner, have, [span.size > 0 for span in plan.columns])
+        width = plan.inner.total * step.columns
+        have = [Box((everything, span.scaled(step.columns))) for span in plan.inner]
+        want = [Box((everything, Span(0, width if span.size else 0))) for span in plan.columns]
+        here.inner = exchanged(group, here.inner, have, want)
         return
-    y = gather_columns(group, here.inner, plan.columns.spans, [True] * group.size)
+    have = [Box((everything, span)) for span in plan.columns]
+    y = exchanged(group, here.inner, have, [Box((everything, Span(0, plan.columns.total)))] * group.size)
     here.result = _in_tiles(y if rows is None else y[rows[group.rank].slice], rows, here.run)
 
 

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hepti_mpi.comm.exchange import Patch, RowBlocks, Tiles, gather_rows, regrid, whole
+from hepti_mpi.comm.exchange import RowBlocks, Tiles, gather_rows, whole
 from hepti_mpi.comm.group import Group
+from hepti_mpi.comm.transfer import exchanged
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.kernels.products import Backend, Graph
 from solver.base.spans import Partition, Span
+from solver.model.layout import Box
 from solver.model.spec import ModelSpec
 from solver.plan.routes import Route
 
@@ -60,12 +62,12 @@ def to_columns(x: Stream, sub_blocks: Partition, run: Pass) -> Stream:
     if x.columns == columns:
         return x
     if x.columns is not None:
-        have = [Patch(everything, own) for own in x.columns]
+        have = [Box((everything, own)) for own in x.columns]
     elif x.rows is None:
         return Stream(Tiles.here(array[:, columns[run.group.rank].slice]), columns=columns)
     else:
-        have = [Patch(rows, Span(0, run.spec.hidden)) for rows in x.rows]
-    array = regrid(run.group, array, have, [Patch(everything, own) for own in columns])
+        have = [Box((rows, Span(0, run.spec.hidden))) for rows in x.rows]
+    array = exchanged(run.group, array, have, [Box((everything, own)) for own in columns])
     return Stream(Tiles.here(array), columns=columns)
 
 
@@ -73,9 +75,9 @@ def from_columns(x: Stream, rows: Partition | None, run: Pass) -> Stream:
     """Bring every rank its rows, or everything, of a stream that lies by columns."""
     assert x.columns is not None
     everything, columns = Span(0, run.batch.rows), Span(0, run.spec.hidden)
-    have = [Patch(everything, own) for own in x.columns]
-    want = [Patch(span, columns) for span in (rows or [everything] * run.group.size)]
-    return Stream(Tiles.here(regrid(run.group, whole(x.blocks), have, want)), rows)
+    have = [Box((everything, own)) for own in x.columns]
+    want = [Box((span, columns)) for span in (rows or [everything] * run.group.size)]
+    return Stream(Tiles.here(exchanged(run.group, whole(x.blocks), have, want)), rows)
 
 
 def computed(x: RowBlocks, graph: Graph) -> RowBlocks:

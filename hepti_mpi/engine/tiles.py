@@ -26,13 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from hepti_mpi.comm.boxes import Arriving, Incoming, Outgoing
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.mpi import Tag
+from hepti_mpi.comm.transfer import Arriving, Incoming, Outgoing
 from hepti_mpi.comm.wires import Message
 from hepti_mpi.kernels.slab import Placed, ReadTensor, Shared, Slab, part, shape_of
 from solver.base.arrays import Numbers
-from solver.model.convnet import Box, ConvNet
+from solver.model.convnet import ConvNet, MapBox
 from solver.plan.segments import Piece, SegmentShares
 
 NO_MORE = -1
@@ -87,7 +87,7 @@ class TileTasks:
         while (number := int(self._receive(np.empty(1, np.int64))[0])) != NO_MORE:
             slab = self._slabs[number]
             for incoming in _incoming(self.net, 0, slab.needs):
-                incoming.take(self._receive(incoming.place(self.group.coding)), self.group.coding, adds=False)
+                incoming.take(self._receive(incoming.place(self.group.coding)), self.group.coding)
             slab.run()
             self.computed += 1
             for outgoing in _outgoing(self.net, 0, slab.leaves):
@@ -189,13 +189,13 @@ class Gateway:
         for place in self._group.arrived(requests) if own is not None else self._group.wait_some(requests):
             peer = peers[place]
             _, incoming, message = self._coming.pop(peer)
-            incoming.take(message, self._group.coding, adds=False)
+            incoming.take(message, self._group.coding)
             self._here.add(self._given[peer].popleft())
             if self._given[peer]:
                 self._expect(peer)
 
 
-def _parts(net: ConvNet, of: Placed, boxes: Mapping[str, Box]) -> Placed:
+def _parts(net: ConvNet, of: Placed, boxes: Mapping[str, MapBox]) -> Placed:
     """Return boxes of values as views into arrays of larger ones."""
     return {value: (box, part(net, value, of[value][1], of[value][0], box)) for value, box in boxes.items()}
 
@@ -203,7 +203,7 @@ def _parts(net: ConvNet, of: Placed, boxes: Mapping[str, Box]) -> Placed:
 def _outgoing(net: ConvNet, peer: int, parts: Placed) -> list[Outgoing]:
     """Return the messages with these parts, in the order of their names: pixels of the image, and numbers."""
     found = [
-        Outgoing(peer, [parts[value][1] for value in sorted(parts) if (value == net.input) is pixels], pixels)
+        Outgoing([peer], [parts[value][1] for value in sorted(parts) if (value == net.input) is pixels])
         for pixels in (True, False)
     ]
     return [outgoing for outgoing in found if outgoing.views]
@@ -212,8 +212,8 @@ def _outgoing(net: ConvNet, peer: int, parts: Placed) -> list[Outgoing]:
 def _incoming(net: ConvNet, peer: int, parts: Placed) -> list[Incoming]:
     """Return the same where they arrive."""
     return [
-        Incoming(peer, [Arriving(array.shape, [((), array)]) for array in outgoing.views], outgoing.pixels)
-        for outgoing in _outgoing(net, peer, parts)
+        Incoming(peer, [Arriving(array.shape, [((), array)]) for array in own.views], own.views[0].dtype)
+        for own in _outgoing(net, peer, parts)
     ]
 
 

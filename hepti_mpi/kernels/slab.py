@@ -20,14 +20,15 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 from hepti_mpi.kernels.ort import Bound, Session, make_session
 from solver.base.arrays import Numbers
 from solver.base.spans import Span
-from solver.model.convnet import Box, ConvNet, Node, Picture
+from solver.model.convnet import ConvNet, MapBox, Node, Picture
+from solver.model.layout import Box
 from solver.model.operators import BROADCAST, GLOBAL_POOLS, LARGE_PRODUCT, POOLS, VERBATIM, Reach, Strip, Walk, windows
 from solver.plan.segments import Piece, SegmentShares
 
 LARGE = LARGE_PRODUCT  # numbers of its weights; several sessions compute what has more
 SMALL = 1 << 16  # numbers; larger tensors are not copied into the graph
 SMALL_IN_PLACE = 1 << 10  # where many graphs have the same
-Placed = dict[str, tuple[Box, Numbers]]  # of values, a box and an array for it
+Placed = dict[str, tuple[MapBox, Numbers]]  # of values, a box and an array for it
 ReadTensor = Callable[[str, Span | None], Numbers]  # a tensor, or some of its first dimension
 
 
@@ -49,7 +50,7 @@ class Shared:
     sessions: dict[bytes, Session] = field(default_factory=dict)
     in_place: bool = False
 
-    def array(self, net: ConvNet, value: str, box: Box, name: str = "") -> Numbers:
+    def array(self, net: ConvNet, value: str, box: MapBox, name: str = "") -> Numbers:
         """Return an array for a box of a value; pixels of the image are uint8."""
         shape = shape_of(net, value, box)
         if (name or value) in self.room:
@@ -120,22 +121,36 @@ class Slab:
             call()
 
 
-def shape_of(net: ConvNet, value: str, box: Box) -> tuple[int, ...]:
+def shape_of(net: ConvNet, value: str, box: MapBox) -> tuple[int, ...]:
     """Return the shape of an array of a box of a value, without the batch."""
     rank = net.axes(value)
     return box.shape if rank == 3 else (box.channels.size,) if rank == 1 else net.shapes[value]
 
 
-def part(net: ConvNet, value: str, array: Numbers, of: Box, box: Box) -> Numbers:
+def part(net: ConvNet, value: str, array: Numbers, of: MapBox, box: MapBox) -> Numbers:
     """Return a box of a value as a view into the array of a larger one, `of`."""
     view: Numbers = array[index_of(net, value, box, of)]
     return view
 
 
-def index_of(net: ConvNet, value: str, box: Box, of: Box) -> tuple[Any, ...]:
+def index_of(net: ConvNet, value: str, box: MapBox, of: MapBox) -> tuple[Any, ...]:
     """Return a box of a value as an index into the array of a larger one, `of`: of one number a view, too."""
     rank = net.axes(value)
     return box.within(of) if rank == 3 else box.within(of)[:1] if rank == 1 else (...,)
+
+
+def boxed(net: ConvNet, value: str, box: MapBox) -> Box:
+    """Return a box by the axes that its array has as `placed` gives it: of what is no map, all of it or nothing."""
+    axes = net.axes(value)
+    if axes:
+        return Box(box.spans[:axes]) if box.size else Box.whole(*[0] * axes)
+    shape = net.shapes[value] or (1,)
+    return Box.whole(*(shape if box.size else [0] * len(shape)))
+
+
+def placed(net: ConvNet, value: str, box: MapBox, array: Numbers) -> tuple[Box, Numbers]:
+    """Return a box and its array; one number has an axis here."""
+    return boxed(net, value, box), array if array.ndim else array.reshape(1)
 
 
 def _runs(net: ConvNet, walk: Walk) -> list[Walk]:
@@ -190,12 +205,12 @@ def _info(name: str, array: Numbers) -> ValueInfoProto:
 class _Graph:
     """The nodes of a graph as they come together; a value has one name for each box of it that somebody needs."""
 
-    def __init__(self, net: ConvNet, walk: Walk, parts: Mapping[str, Box], read: ReadTensor) -> None:
+    def __init__(self, net: ConvNet, walk: Walk, parts: Mapping[str, MapBox], read: ReadTensor) -> None:
         self._net, self._walk, self._parts, self._read = net, walk, parts, read
         self._nodes: list[NodeProto] = []
         self._tensors: dict[str, Numbers] = {}
         self._reads: dict[str, Callable[[], Numbers]] = {}  # tensors that a new session reads, by what they are
-        self._names: dict[tuple[str, Box], str] = {}
+        self._names: dict[tuple[str, MapBox], str] = {}
 
     def call(self, places: Placed, given: Sequence[Strip], shared: Shared) -> Bound:
         """Return what computes what has a place, strips that are given included, from what has one."""
@@ -211,7 +226,7 @@ class _Graph:
         coming, going = ([_info(name, array) for name, array in arrays.items()] for arrays in (inputs, outputs))
         return self._session(coming, going, shared).bound(inputs, outputs, batch=(1,))
 
-    def _build(self, left: Mapping[str, tuple[str, Box]]) -> dict[str, str]:
+    def _build(self, left: Mapping[str, tuple[str, MapBox]]) -> dict[str, str]:
         """Make the nodes, and name the values and strips that come in, as the graph's inputs."""
         net = self._net
         coming = {value: f"in:{value}" for value in _coming(net, self._walk)}
@@ -396,7 +411,7 @@ class _Graph:
             value = f"pixels:{number}"
         return value
 
-    def _box(self, value: str, box: Box) -> str:
+    def _box(self, value: str, box: MapBox) -> str:
         """Return the name of a box of a value."""
         if (value, box) not in self._names:
             whole = self._walk.needs[value]
@@ -404,7 +419,7 @@ class _Graph:
             self._names[value, box] = self._slice(value, self._names[value, whole], whole, box, name)
         return self._names[value, box]
 
-    def _slice(self, value: str, source: str, of: Box, box: Box, name: str) -> str:
+    def _slice(self, value: str, source: str, of: MapBox, box: MapBox, name: str) -> str:
         rank = self._net.axes(value)
         cut = [
             (axis, own)
@@ -427,7 +442,7 @@ class _Graph:
         self._reads[found] = partial(self._read_part, name, first, (slice(None), second.slice) if second else ())
         return found
 
-    def _broadcast(self, name: str, box: Box) -> str:
+    def _broadcast(self, name: str, box: MapBox) -> str:
         """Name what of a tensor is read for a box: all where it is the same for all channels, rows or columns."""
         shape = self._net.tensors[name]
         spans = box.spans[: len(shape)]

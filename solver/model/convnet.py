@@ -48,7 +48,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class MapBox:
     """Channels, rows and columns of a value; without any where one of them is empty."""
 
     channels: Span
@@ -66,15 +66,15 @@ class Box:
         """Channels, rows and columns."""
         return self.channels.size, self.rows.size, self.columns.size
 
-    def intersect(self, other: Box) -> Box:
+    def intersect(self, other: MapBox) -> MapBox:
         """Return what both have."""
-        return Box(
+        return MapBox(
             self.channels.intersect(other.channels),
             self.rows.intersect(other.rows),
             self.columns.intersect(other.columns),
         )
 
-    def common(self, other: Box) -> int:
+    def common(self, other: MapBox) -> int:
         """Return how many numbers both have."""
         numbers = 1
         for one, two in ((self.rows, other.rows), (self.channels, other.channels), (self.columns, other.columns)):
@@ -84,17 +84,17 @@ class Box:
             numbers *= length
         return numbers
 
-    def hull(self, other: Box) -> Box:
+    def hull(self, other: MapBox) -> MapBox:
         """Return the smallest box that has both; what is empty takes no room."""
         if not (self.size and other.size):
             return self if self.size else other
-        return Box(*(_hull(one, two) for one, two in zip(self.spans, other.spans, strict=True)))
+        return MapBox(*(_hull(one, two) for one, two in zip(self.spans, other.spans, strict=True)))
 
-    def contains(self, other: Box) -> bool:
+    def contains(self, other: MapBox) -> bool:
         """Return whether all of the other is within."""
         return not other.size or self.intersect(other) == other
 
-    def within(self, other: Box) -> tuple[slice, slice, slice]:
+    def within(self, other: MapBox) -> tuple[slice, slice, slice]:
         """Return this box as an index into the array of `other`, which contains it."""
         channels, rows, columns = (one.within(two).slice for one, two in zip(self.spans, other.spans, strict=True))
         return channels, rows, columns
@@ -109,7 +109,7 @@ def _hull(one: Span, other: Span) -> Span:
     return Span(min(one.start, other.start), max(one.stop, other.stop))
 
 
-NOTHING = Box(Span(0, 0), Span(0, 0), Span(0, 0))
+NOTHING = MapBox(Span(0, 0), Span(0, 0), Span(0, 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,16 +211,16 @@ class ConvNet:
         if self.head not in HEADS:
             raise HeptiError(f"network {self.name}: head is {self.head!r}, must be one of {', '.join(HEADS)}")
 
-    def extent(self, value: str) -> Box:
+    def extent(self, value: str) -> MapBox:
         """Return all of a value; one that is neither [C, H, W] nor [C] is one thing that nobody has a part of."""
         return self._extents[value]
 
     @cached_property
-    def _extents(self) -> Mapping[str, Box]:
+    def _extents(self) -> Mapping[str, MapBox]:
         found = {}
         for value, shape in self.shapes.items():
             channels, rows, columns = (*shape, 1, 1, 1)[:3] if self.axes(value) else (1, 1, 1)
-            found[value] = Box(Span(0, channels), Span(0, rows), Span(0, columns))
+            found[value] = MapBox(Span(0, channels), Span(0, rows), Span(0, columns))
         return found
 
     def axes(self, value: str) -> int:

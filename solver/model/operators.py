@@ -18,7 +18,7 @@ from functools import lru_cache, reduce
 from typing import Any
 
 from solver.base.spans import Span
-from solver.model.convnet import NOTHING, Box, ConvNet, Node
+from solver.model.convnet import NOTHING, ConvNet, MapBox, Node
 
 UNARY = (
     "Relu", "LeakyRelu", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Softplus", "Softsign", "Mish",
@@ -98,8 +98,8 @@ class Reach:
         Rows above, columns left, rows below, columns right that are padded.
     """
 
-    made: Box
-    needs: tuple[Box, ...]
+    made: MapBox
+    needs: tuple[MapBox, ...]
     pads: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
@@ -130,12 +130,12 @@ def _window(node: Node, axis: int) -> Window:
 
 
 @lru_cache(maxsize=1 << 12)  # plans that differ, and pieces of one, need the same boxes again
-def reach(net: ConvNet, node: Node, wanted: Box) -> Reach:
+def reach(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
     """Return what a node computes for a box of its output that is not empty."""
     return REACH.get(node.op, _everything)(net, node, wanted)
 
 
-def _windowed(net: ConvNet, node: Node, wanted: Box) -> Reach:
+def _windowed(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
     """Return what an operator that pads needs, by its windows over both axes."""
     channels = made_channels = wanted.channels
     if node.op == "Conv":
@@ -144,8 +144,8 @@ def _windowed(net: ConvNet, node: Node, wanted: Box) -> Reach:
     _, height, width = net.shapes[net.values_of(node)[0]]
     rows, made_rows, top, bottom = over_rows.needs(wanted.rows, height)
     columns, made_columns, left, right = over_columns.needs(wanted.columns, width)
-    made = Box(made_channels, made_rows, made_columns)
-    return Reach(made, (Box(channels, rows, columns),), (top, left, bottom, right))
+    made = MapBox(made_channels, made_rows, made_columns)
+    return Reach(made, (MapBox(channels, rows, columns),), (top, left, bottom, right))
 
 
 def conv_channels(net: ConvNet, node: Node, wanted: Span) -> tuple[Span, Span]:
@@ -159,7 +159,7 @@ def conv_channels(net: ConvNet, node: Node, wanted: Span) -> tuple[Span, Span]:
     return own.scaled(inputs // groups), own.scaled(each)
 
 
-def _scaled(net: ConvNet, node: Node, wanted: Box) -> Reach:
+def _scaled(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
     """Return what an operator needs that makes several pixels of one, or one of several, and what it makes of that."""
     every = net.extent(net.values_of(node)[0])
     spans = []
@@ -173,62 +173,62 @@ def _scaled(net: ConvNet, node: Node, wanted: Box) -> Reach:
         needed, made_channels = wanted.channels, wanted.channels
     else:
         needed, made_channels = every.channels, Span(0, net.shapes[node.output][0])
-    return Reach(Box(made_channels, made_rows, made_columns), (Box(needed, rows, columns),))
+    return Reach(MapBox(made_channels, made_rows, made_columns), (MapBox(needed, rows, columns),))
 
 
-def _pixel_by_pixel(net: ConvNet, node: Node, wanted: Box) -> Reach:
+def _pixel_by_pixel(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
     """Return the same pixels of every value; of one that is the same for all rows, columns or channels, that one."""
 
-    def of(value: str) -> Box:
+    def of(value: str) -> MapBox:
         if len(net.shapes[value]) == 3 and 1 not in net.shapes[value]:
             return wanted
         every = net.extent(value).spans
-        return Box(*(Span(0, 1) if own.stop == 1 else span for own, span in zip(every, wanted.spans, strict=True)))
+        return MapBox(*(Span(0, 1) if own.stop == 1 else span for own, span in zip(every, wanted.spans, strict=True)))
 
     return Reach(wanted, tuple(of(value) for value in net.values_of(node)))
 
 
-def _concat(net: ConvNet, node: Node, wanted: Box) -> Reach:
+def _concat(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
     """Return what is wanted of every part, which lie one behind the other in the channels."""
     needs, start = [], 0
     for value in net.values_of(node):
         own = Span(start, start + net.shapes[value][0])
         common = own.intersect(wanted.channels)
         inside = Span(0, 0) if not common.size else common.within(own)
-        needs.append(Box(inside, wanted.rows, wanted.columns) if inside.size else NOTHING)
+        needs.append(MapBox(inside, wanted.rows, wanted.columns) if inside.size else NOTHING)
         start = own.stop
     return Reach(wanted, tuple(needs))
 
 
-def _slice(net: ConvNet, node: Node, wanted: Box) -> Reach:
+def _slice(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
     start = node.attributes["start"]
     channels = Span(start + wanted.channels.start, start + wanted.channels.stop)
-    return Reach(wanted, (Box(channels, wanted.rows, wanted.columns),))
+    return Reach(wanted, (MapBox(channels, wanted.rows, wanted.columns),))
 
 
-def _global(net: ConvNet, node: Node, wanted: Box) -> Reach:
+def _global(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
     every = net.extent(net.values_of(node)[0])
-    return Reach(wanted, (Box(wanted.channels, every.rows, every.columns),))
+    return Reach(wanted, (MapBox(wanted.channels, every.rows, every.columns),))
 
 
-def _flatten(net: ConvNet, node: Node, wanted: Box) -> Reach:
+def _flatten(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
     every = net.extent(net.values_of(node)[0])
     pixels = every.rows.size * every.columns.size
     channels = Span(wanted.channels.start // pixels, -(-wanted.channels.stop // pixels))
-    made = Box(channels.scaled(pixels), wanted.rows, wanted.columns)
-    return Reach(made, (Box(channels, every.rows, every.columns),))
+    made = MapBox(channels.scaled(pixels), wanted.rows, wanted.columns)
+    return Reach(made, (MapBox(channels, every.rows, every.columns),))
 
 
-def _gemm(net: ConvNet, node: Node, wanted: Box) -> Reach:
+def _gemm(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
     return Reach(wanted, (net.extent(net.values_of(node)[0]),))
 
 
-def _everything(net: ConvNet, node: Node, wanted: Box) -> Reach:
+def _everything(net: ConvNet, node: Node, wanted: MapBox) -> Reach:
     return Reach(net.extent(node.output), tuple(net.extent(value) for value in net.values_of(node)))
 
 
 # By the operator: what it needs. Those that are not here need everything.
-REACH: Mapping[str, Callable[[ConvNet, Node, Box], Reach]] = {
+REACH: Mapping[str, Callable[[ConvNet, Node, MapBox], Reach]] = {
     **dict.fromkeys(("Conv", *POOLS, "Pad"), _windowed),
     **dict.fromkeys(("ConvTranspose", "Resize", "SpaceToDepth", "DepthToSpace"), _scaled),
     **dict.fromkeys(ELEMENTWISE, _pixel_by_pixel),
@@ -256,14 +256,14 @@ class Strip:
 
     value: str
     side: str
-    box: Box
+    box: MapBox
 
     @property
     def name(self) -> str:
         """Its name among all that one tile takes, or gives."""
         return f"{self.value}:{self.side}"
 
-    def rest(self, box: Box) -> Box:
+    def rest(self, box: MapBox) -> MapBox:
         """Return what of a box lies beyond this one."""
         axis = "rows" if SIDES[self.side][0] else "columns"
         own, taken = getattr(box, axis), getattr(self.box, axis)
@@ -285,11 +285,11 @@ class Walk:
         What of values within is not made, but taken from neighbours, in the order in which it is left out.
     """
 
-    needs: Mapping[str, Box]
+    needs: Mapping[str, MapBox]
     made: Mapping[int, Reach]
     taken: tuple[Strip, ...] = ()
 
-    def rest(self, value: str) -> Box:
+    def rest(self, value: str) -> MapBox:
         """Return what is needed of a value without what is taken of it."""
         own = (strip for strip in self.taken if strip.value == value)
         return reduce(lambda box, strip: strip.rest(box), own, self.needs[value])
@@ -298,9 +298,9 @@ class Walk:
 def walk(
     net: ConvNet,
     nodes: Span,
-    wanted: Mapping[str, Box],
-    parts: Mapping[str, Box] | None = None,
-    beside: Mapping[str, Mapping[str, Box]] | None = None,
+    wanted: Mapping[str, MapBox],
+    parts: Mapping[str, MapBox] | None = None,
+    beside: Mapping[str, Mapping[str, MapBox]] | None = None,
 ) -> Walk:
     """Walk a run of nodes backwards from boxes that are wanted behind it.
 
@@ -339,7 +339,7 @@ def walk(
     return Walk(needs, made, tuple(taken))
 
 
-def _strips(value: str, box: Box, beside: Mapping[str, Mapping[str, Box]]) -> tuple[list[Strip], Box]:
+def _strips(value: str, box: MapBox, beside: Mapping[str, Mapping[str, MapBox]]) -> tuple[list[Strip], MapBox]:
     """Return what neighbours have of a box, one side after the other, and what is left, which is a box, too."""
     found = []
     for side, there in beside.items():
@@ -350,13 +350,13 @@ def _strips(value: str, box: Box, beside: Mapping[str, Mapping[str, Box]]) -> tu
     return found, box
 
 
-def part_of(net: ConvNet, node: Node, wanted: Box, part: Box) -> Reach:
+def part_of(net: ConvNet, node: Node, wanted: MapBox, part: MapBox) -> Reach:
     """Return what a node needs that adds up over a part of its input: some channels, or, of a global pool, rows."""
     if node.op in GLOBAL_POOLS:
         return Reach(wanted, (part,))
     found = reach(net, node, wanted)
     (own,) = found.needs
-    return Reach(found.made, (Box(part.channels, own.rows, own.columns),), found.pads)
+    return Reach(found.made, (MapBox(part.channels, own.rows, own.columns),), found.pads)
 
 
 def kind_of(net: ConvNet, node: Node) -> WorkKind:
@@ -371,7 +371,7 @@ def kind_of(net: ConvNet, node: Node) -> WorkKind:
     return WorkKind.CONNECTED if node.op.removeprefix(VERBATIM) in PRODUCTS else WorkKind.ELEMENTWISE
 
 
-def flop(net: ConvNet, node: Node, box: Box, part: Box | None = None) -> int:
+def flop(net: ConvNet, node: Node, box: MapBox, part: MapBox | None = None) -> int:
     """Return the floating-point operations of a box of a node's output; of a summand, over that part of its input."""
     if node.op not in REACH:
         product = node.op.removeprefix(VERBATIM) in PRODUCTS

@@ -28,11 +28,11 @@ from itertools import pairwise
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition, Span
-from solver.model.convnet import NOTHING, Box, ConvNet
+from solver.model.convnet import NOTHING, ConvNet, MapBox
 from solver.model.operators import GLOBAL_POOLS, SIDES, SUMS, Strip, Walk, walk
 from solver.plan.plan import Prediction, Wire
 
-Boxes = tuple[Box, ...]  # of every rank
+MapBoxes = tuple[MapBox, ...]  # of every rank
 THROUGHPUT = "hepti-throughput"  # the system of plans that run side by side, each with images of its own
 
 
@@ -149,7 +149,7 @@ class SegmentPlan:
 class Held:
     """Where a value lies: a box of every rank, or of every rank that has any, a summand of that box."""
 
-    boxes: Boxes
+    boxes: MapBoxes
     summands: bool = False
 
 
@@ -157,12 +157,12 @@ class Held:
 class Piece:
     """What a rank computes at a time: the boxes that it leaves, the walk from what is there, and what others take."""
 
-    boxes: Mapping[str, Box]
+    boxes: Mapping[str, MapBox]
     walk: Walk
     given: tuple[Strip, ...] = ()
 
     @property
-    def going(self) -> dict[str, tuple[str, Box]]:
+    def going(self) -> dict[str, tuple[str, MapBox]]:
         """All that comes out of it, by its name: of which value which box."""
         return _named(self.boxes, self.given)
 
@@ -197,15 +197,15 @@ class SegmentShares:
 
     segment: Segment
     before: Mapping[str, Held]
-    needs: Mapping[str, Boxes]
-    parts: tuple[Mapping[str, Box], ...]
+    needs: Mapping[str, MapBoxes]
+    parts: tuple[Mapping[str, MapBox], ...]
     after: Mapping[str, Held]
     walks: tuple[Walk, ...]
     pieces: tuple[Pieces, ...]
     tiles: Pieces = ()
     beside: tuple[Mapping[str, int], ...] = ()
 
-    def coming(self, piece: Piece) -> dict[str, tuple[str, Box]]:
+    def coming(self, piece: Piece) -> dict[str, tuple[str, MapBox]]:
         """Return all that a piece needs to begin, by its name: of which value which box."""
         return _named({v: box for v, box in piece.walk.needs.items() if v in self.before}, piece.walk.taken)
 
@@ -221,7 +221,7 @@ class SegmentShares:
         return [number for number, owner in enumerate(self.owners) if owner == rank or steals]
 
     @property
-    def left(self) -> list[list[Mapping[str, Box]]]:
+    def left(self) -> list[list[Mapping[str, MapBox]]]:
         """What every rank has behind the segment, piece by piece; rank 0 puts tiles together."""
         if self.tiles:
             ranks = range(len(self.pieces))
@@ -255,13 +255,13 @@ def all_on_root(net: ConvNet, values: Iterable[str], ranks: int) -> dict[str, He
     return {value: Held(only_on(0, net.extent(value), ranks)) for value in values}
 
 
-def handed_in(net: ConvNet, held: Mapping[str, Held]) -> dict[str, Boxes]:
+def handed_in(net: ConvNet, held: Mapping[str, Held]) -> dict[str, MapBoxes]:
     """Return what ranks need in the end: rank 0 all outputs."""
     ranks = len(next(iter(held.values())).boxes)
     return {value: only_on(0, net.extent(value), ranks) for value in net.outputs}
 
 
-def only_on(rank: int, box: Box, ranks: int) -> Boxes:
+def only_on(rank: int, box: MapBox, ranks: int) -> MapBoxes:
     """Return the box on one rank, nothing on all others."""
     return tuple(box if other == rank else NOTHING for other in range(ranks))
 
@@ -297,10 +297,10 @@ def _tiled(net: ConvNet, segment: Segment, before: Mapping[str, Held]) -> Segmen
     pieces = tuple((*(on_root if rank == 0 else ()), *tiles[own.slice]) for rank, own in enumerate(owned))
     needs = {}
     for value in before:
-        hull = reduce(Box.hull, (piece.walk.needs.get(value, NOTHING) for piece in (*on_root, *tiles)), NOTHING)
+        hull = reduce(MapBox.hull, (piece.walk.needs.get(value, NOTHING) for piece in (*on_root, *tiles)), NOTHING)
         needs[value] = only_on(0, hull, ranks)
     after = all_on_root(net, live, ranks)
-    parts: tuple[Mapping[str, Box], ...] = ({},) * ranks
+    parts: tuple[Mapping[str, MapBox], ...] = ({},) * ranks
     return SegmentShares(segment, before, needs, parts, after, (Walk({}, {}),) * ranks, pieces, tiles, beside)
 
 
@@ -326,7 +326,7 @@ def _tiles(net: ConvNet, segment: Segment) -> tuple[Pieces, tuple[Mapping[str, i
     return tuple(tiles), tuple(beside)
 
 
-def tile_boxes(net: ConvNet, segment: Segment) -> dict[tuple[int, int], dict[str, Box]]:
+def tile_boxes(net: ConvNet, segment: Segment) -> dict[tuple[int, int], dict[str, MapBox]]:
     """Return by row and column of every tile the boxes of what the segment makes and leaves; none is empty."""
     down, across = segment.grid
     made = [value for value in net.live(segment.nodes.stop) if net.made_by[value] >= segment.nodes.start]
@@ -342,26 +342,26 @@ def tile_boxes(net: ConvNet, segment: Segment) -> dict[tuple[int, int], dict[str
     for row in range(down):
         for column in range(across):
             boxes = {
-                value: Box(channels, rows[row], columns[column]) for value, (channels, rows, columns) in cuts.items()
+                value: MapBox(channels, rows[row], columns[column]) for value, (channels, rows, columns) in cuts.items()
             }
             found[row, column] = {value: box for value, box in boxes.items() if box.size}
     return {place: boxes for place, boxes in found.items() if boxes}
 
 
-def _named(boxes: Mapping[str, Box], strips: Iterable[Strip]) -> dict[str, tuple[str, Box]]:
+def _named(boxes: Mapping[str, MapBox], strips: Iterable[Strip]) -> dict[str, tuple[str, MapBox]]:
     named = {value: (value, box) for value, box in boxes.items()}
     return named | {strip.name: (strip.value, strip.box) for strip in strips}
 
 
 def _pieces(
-    net: ConvNet, nodes: Span, several: Sequence[Mapping[str, Box]], parts: Mapping[str, Box]
+    net: ConvNet, nodes: Span, several: Sequence[Mapping[str, MapBox]], parts: Mapping[str, MapBox]
 ) -> tuple[Piece, ...]:
     """Return what leaves these boxes, one piece after the other; nothing where they are empty."""
     full = (tuple((value, box) for value, box in boxes.items() if box.size) for boxes in several)
     return tuple(_piece(net, nodes, boxes, tuple(parts.items())) for boxes in full if boxes)
 
 
-def with_edges_first(net: ConvNet, every: Sequence[SegmentShares], then: Mapping[str, Boxes]) -> list[SegmentShares]:
+def with_edges_first(net: ConvNet, every: Sequence[SegmentShares], then: Mapping[str, MapBoxes]) -> list[SegmentShares]:
     """Return segments whose ranks compute first what others need of them next, where they are of those.
 
     Parameters
@@ -373,7 +373,7 @@ def with_edges_first(net: ConvNet, every: Sequence[SegmentShares], then: Mapping
     return [_with_edges_first(net, shares, own) for shares, own in zip(every, needed, strict=True)]
 
 
-def _with_edges_first(net: ConvNet, shares: SegmentShares, needed: Mapping[str, Boxes]) -> SegmentShares:
+def _with_edges_first(net: ConvNet, shares: SegmentShares, needed: Mapping[str, MapBoxes]) -> SegmentShares:
     """Return a segment whose ranks compute first what others need of them next, if it is one of those.
 
     Rows that those before a rank need are its upper edge, that those behind it need its lower one. What needs no
@@ -384,9 +384,9 @@ def _with_edges_first(net: ConvNet, shares: SegmentShares, needed: Mapping[str, 
         return shares
     pieces = []
     for rank in range(len(shares.pieces)):
-        upper: dict[str, Box] = {}
-        lower: dict[str, Box] = {}
-        inner: dict[str, Box] = {}
+        upper: dict[str, MapBox] = {}
+        lower: dict[str, MapBox] = {}
+        inner: dict[str, MapBox] = {}
         for value, held in shares.after.items():
             box = held.boxes[rank]
             if not box.size:
@@ -407,11 +407,13 @@ def _with_edges_first(net: ConvNet, shares: SegmentShares, needed: Mapping[str, 
 
 
 @lru_cache(maxsize=1 << 12)  # of plans that differ in a segment all other pieces are the same
-def _piece(net: ConvNet, nodes: Span, boxes: tuple[tuple[str, Box], ...], parts: tuple[tuple[str, Box], ...]) -> Piece:
+def _piece(
+    net: ConvNet, nodes: Span, boxes: tuple[tuple[str, MapBox], ...], parts: tuple[tuple[str, MapBox], ...]
+) -> Piece:
     return Piece(dict(boxes), walk(net, nodes, dict(boxes), dict(parts)))
 
 
-def owned_boxes(net: ConvNet, segment: Segment, value: str) -> Boxes:
+def owned_boxes(net: ConvNet, segment: Segment, value: str) -> MapBoxes:
     """Return what of a value every rank has behind a segment."""
     every = net.extent(value)
     by_channels = segment.cut is not SegmentCut.ROWS
@@ -419,16 +421,16 @@ def owned_boxes(net: ConvNet, segment: Segment, value: str) -> Boxes:
     return tuple(
         NOTHING
         if not span.size
-        else Box(span, every.rows, every.columns)
+        else MapBox(span, every.rows, every.columns)
         if by_channels
-        else Box(every.channels, span, every.columns)
+        else MapBox(every.channels, span, every.columns)
         for span in spans
     )
 
 
-def _parts(net: ConvNet, segment: Segment) -> tuple[dict[str, Box], ...]:
+def _parts(net: ConvNet, segment: Segment) -> tuple[dict[str, MapBox], ...]:
     """Return over what of their inputs every rank's nodes add up, by their outputs."""
-    found: tuple[dict[str, Box], ...] = tuple({} for _ in segment.shares)
+    found: tuple[dict[str, MapBox], ...] = tuple({} for _ in segment.shares)
     if len(segment.active) == 1 or segment.cut is SegmentCut.CHANNELS:
         return found
     for number in [segment.nodes.start] if segment.cut is SegmentCut.SUMS else pooled_in(net, segment.nodes):
@@ -448,7 +450,7 @@ def pooled_in(net: ConvNet, nodes: Span) -> list[int]:
     ]
 
 
-def moved_bytes(net: ConvNet, held: Mapping[str, Held], needs: Mapping[str, Boxes], wire: Wire) -> list[list[int]]:
+def moved_bytes(net: ConvNet, held: Mapping[str, Held], needs: Mapping[str, MapBoxes], wire: Wire) -> list[list[int]]:
     """Return the bytes that every rank sends every other, [sender][receiver].
 
     Pixels of the image travel as bytes, all else as `wire` says; a summand goes to all who need a part of it.

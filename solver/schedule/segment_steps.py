@@ -29,12 +29,12 @@ from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
 from solver.cluster.curves import Bank, Floats, Kernel
 from solver.cluster.nodes import NodeSpeeds
-from solver.model.convnet import FLOAT_BYTES, NOTHING, Box, ConvNet, Node
+from solver.model.convnet import FLOAT_BYTES, NOTHING, ConvNet, MapBox, Node
 from solver.model.operators import ELEMENTWISE, LARGE_PRODUCT, Reach, Strip, Walk, flop, tensors_of
 from solver.plan.plan import Prediction, Wire
 from solver.plan.segments import (
-    Boxes,
     Held,
+    MapBoxes,
     Piece,
     SegmentPlan,
     SegmentShares,
@@ -49,7 +49,7 @@ from solver.schedule.cost import Price, PricedStep
 from solver.schedule.exchange import Mask, Network
 from solver.schedule.timing import RESTED, Machine, Times
 
-Pieced = Sequence[Mapping[str, Box]]  # boxes of values, piece by piece
+Pieced = Sequence[Mapping[str, MapBox]]  # boxes of values, piece by piece
 Ints = NDArray[np.intp]
 Areas = Ints  # of many ranks where their rows begin and end, and their channels, [4, ..., p]
 
@@ -81,7 +81,7 @@ class NetSetting:
         """Return what every device takes for a run of nodes alone, [p]."""
         return sum((self.table(number)[:, -1] for number in range(nodes.start, nodes.stop)), np.zeros(self.devices))
 
-    def node_s(self, number: int, device: int, reach: Reach, part: Box | None) -> float:
+    def node_s(self, number: int, device: int, reach: Reach, part: MapBox | None) -> float:
         """Return the seconds of a box of a node's output; of a summand, over a part of its input."""
         net, node = self.net, self.net.nodes[number]
         every, made = net.extent(node.output), reach.made
@@ -146,7 +146,7 @@ def _made_s(s: NetSetting, rank: int, piece: Piece, shares: SegmentShares) -> fl
 
 
 @lru_cache(maxsize=1 << 12)
-def _piece_s(s: NetSetting, rank: int, piece: Piece, parts: tuple[tuple[str, Box], ...]) -> float:
+def _piece_s(s: NetSetting, rank: int, piece: Piece, parts: tuple[tuple[str, MapBox], ...]) -> float:
     """Return what a piece takes: nodes, the call, and what enters its graph and gets another layout there."""
     if not piece.walk.made:
         return 0.0
@@ -159,7 +159,7 @@ def _piece_s(s: NetSetting, rank: int, piece: Piece, parts: tuple[tuple[str, Box
     return sum(nodes) + s.speeds[rank].session_s + entering_s
 
 
-def _coming(net: ConvNet, piece: Piece) -> Iterator[tuple[str, Box]]:
+def _coming(net: ConvNet, piece: Piece) -> Iterator[tuple[str, MapBox]]:
     """Yield what a piece needs from before its segment, and strips."""
     made, made_by, taken = piece.walk.made, net.made_by, piece.walk.taken
     within = {strip.value for strip in taken}
@@ -185,7 +185,7 @@ def _lying(before: SegmentShares | None, shares: SegmentShares) -> Sequence[Piec
             [{value: held.boxes[rank] for value, held in shares.before.items()}] for rank in range(len(shares.pieces))
         ]
 
-    def in_one_run(piece: Piece) -> dict[str, Box]:
+    def in_one_run(piece: Piece) -> dict[str, MapBox]:
         around = piece.walk.needs
         return {
             value: box
@@ -230,7 +230,7 @@ def step_at(s: NetSetting, every: Sequence[SegmentShares], number: int, wire: Wi
     """Return a step of an image, of what follows from every segment; the last brings the outputs to rank 0."""
     ranks = range(s.devices)
     image = {s.net.input: s.net.extent(s.net.input)}
-    pieces: list[list[Mapping[str, Box]]] = [[image] if rank == 0 else [] for rank in ranks]
+    pieces: list[list[Mapping[str, MapBox]]] = [[image] if rank == 0 else [] for rank in ranks]
     if number:
         pieces = [[piece.boxes for piece in own] for own in every[number - 1].pieces]
     if number == len(every):
@@ -278,7 +278,7 @@ def _strips_bytes(strips: Iterable[Strip], wire: Wire) -> int:
 
 
 def _moved(
-    net: ConvNet, pieces: Sequence[Sequence[Mapping[str, Box]]], needs: Mapping[str, Boxes], wire: Wire
+    net: ConvNet, pieces: Sequence[Sequence[Mapping[str, MapBox]]], needs: Mapping[str, MapBoxes], wire: Wire
 ) -> Floats:
     most = max(map(len, pieces))
     moved = np.zeros((most, len(pieces), len(pieces)))
@@ -290,7 +290,7 @@ def _moved(
     return moved
 
 
-def areas_of(several: Sequence[Boxes]) -> Areas:
+def areas_of(several: Sequence[MapBoxes]) -> Areas:
     """Return the rows and channels of boxes of all ranks, each of several ways."""
     ends = [
         [(box.rows.start, box.rows.stop, box.channels.start, box.channels.stop) for box in boxes] for boxes in several
@@ -488,7 +488,7 @@ def computed_by(shares: SegmentShares, rank: int) -> Sequence[Piece]:
 
 
 @lru_cache(maxsize=1 << 12)
-def _piece_bytes(net: ConvNet, piece: Piece, parts: tuple[tuple[str, Box], ...]) -> int:
+def _piece_bytes(net: ConvNet, piece: Piece, parts: tuple[tuple[str, MapBox], ...]) -> int:
     """Return the bytes of weights of a piece's graph: what several nodes have in common is there once."""
     part_of, made = dict(parts), piece.walk.made
     held: dict[tuple[object, ...], int] = {}
@@ -512,7 +512,7 @@ def _bytes_of(net: ConvNet, tensors: Iterable[str]) -> int:
     return FLOAT_BYTES * sum(math.prod(net.tensors[name]) for name in tensors)
 
 
-def _held(net: ConvNet, number: int, reach: Reach, part: Box | None) -> dict[tuple[object, ...], int]:
+def _held(net: ConvNet, number: int, reach: Reach, part: MapBox | None) -> dict[tuple[object, ...], int]:
     """Return the bytes of a node's tensors that a rank holds for a box of its output, by what they are.
 
     Of convolutions and products these are some output or input channels; a large product has graphs of its own.

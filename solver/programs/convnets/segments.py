@@ -28,8 +28,8 @@ from solver.model.convnet import ConvNet, Node
 from solver.model.operators import GLOBAL_POOLS, channel_points, cut_points, windows
 from solver.plan.plan import Wire
 from solver.plan.segments import (
-    Boxes,
     Held,
+    MapBoxes,
     Segment,
     SegmentCut,
     SegmentPlan,
@@ -459,7 +459,7 @@ class Search:
             found.append((ready[best], [*paths[best][1], segment], shares.after))
         return found
 
-    def _after(self, paths: Sequence[WholePath], needs: Sequence[Mapping[str, Boxes]], compute: Floats) -> Floats:
+    def _after(self, paths: Sequence[WholePath], needs: Sequence[Mapping[str, MapBoxes]], compute: Floats) -> Floats:
         """Return when ranks have ended what follows paths, [paths, p], each with its needs, and what it computes."""
         moved = [moved_bytes(self._net, held, own, self._wire) for (*_, held), own in zip(paths, needs, strict=True)]
         ready = np.array([own for own, *_ in paths])

@@ -18,8 +18,8 @@ from solver.model.convnet import ConvNet
 from solver.model.operators import GLOBAL_POOLS, is_by_rows, row_part, windows
 from solver.plan.plan import Wire
 from solver.plan.segments import (
-    Boxes,
     Held,
+    MapBoxes,
     Segment,
     SegmentCut,
     SegmentPlan,
@@ -151,12 +151,12 @@ def star_block(net: ConvNet, nodes: Span, shares: Sequence[float]) -> SegmentSha
     return segment_shares(net, Segment(nodes, SegmentCut.ROWS, tuple(shares)), before)
 
 
-def on_root(net: ConvNet, held: Mapping[str, Held]) -> dict[str, Boxes]:
+def on_root(net: ConvNet, held: Mapping[str, Held]) -> dict[str, MapBoxes]:
     """Return what rank 0 needs to have all that lies anywhere."""
     return {value: only_on(0, net.extent(value), len(own.boxes)) for value, own in held.items()}
 
 
-def exchange_s(s: NetSetting, wire: Wire, held: Mapping[str, Held], needs: Mapping[str, Boxes]) -> float:
+def exchange_s(s: NetSetting, wire: Wire, held: Mapping[str, Held], needs: Mapping[str, MapBoxes]) -> float:
     """Return when all have what they need, where all begin at once."""
     moved = np.array(moved_bytes(s.net, held, needs, wire), float)
     return float(of_matrix(moved).seconds(s.machine.network).max())

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from solver.base.spans import Span
-from solver.model.convnet import Box, ConvNet, Node
+from solver.model.convnet import ConvNet, MapBox, Node
 from solver.model.operators import WorkKind, flop, kind_of, walk
 from tests import sweeps
 from tests.kit import convnet_reference
@@ -43,7 +43,7 @@ def hull(mask):
     places = np.argwhere(mask)
     if not len(places):
         return None
-    return Box(*(Span(int(low), int(high) + 1) for low, high in zip(places.min(0), places.max(0), strict=True)))
+    return MapBox(*(Span(int(low), int(high) + 1) for low, high in zip(places.min(0), places.max(0), strict=True)))
 
 
 def truly_needed(matrix, box):
@@ -58,7 +58,7 @@ def boxes(draw, shape):
     for length in shape:
         start = draw(st.integers(0, length - 1))
         spans.append(Span(start, draw(st.integers(start + 1, length))))
-    return Box(*spans)
+    return MapBox(*spans)
 
 
 def windows(draw, op, channels, sides):
@@ -168,8 +168,8 @@ def test_a_graph_needs_what_changes_it(seed):
         for length in net.extent(net.outputs[0]).shape:
             start = int(rng.integers(length))
             spans.append(Span(start, int(rng.integers(start + 1, length + 1))))
-        found = walk(net, Span(0, len(net.nodes)), {net.outputs[0]: Box(*spans)})
-        truth = truly_needed(matrix, Box(*spans))
+        found = walk(net, Span(0, len(net.nodes)), {net.outputs[0]: MapBox(*spans)})
+        truth = truly_needed(matrix, MapBox(*spans))
 
         assert net.extent("x").contains(found.needs["x"])
         assert truth is None or found.needs["x"].contains(truth)

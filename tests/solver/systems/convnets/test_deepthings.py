@@ -9,7 +9,7 @@ import pytest
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES
-from solver.model.convnet import Box
+from solver.model.convnet import MapBox
 from solver.model.operators import Strip, flop
 from solver.plan.segment_file import whole_parts
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, image_on_root, segment_shares, unrolled
@@ -55,10 +55,10 @@ def test_every_other_tile_takes_what_its_neighbours_have_computed():
 
     assert shares.beside == ({}, {"below": 3, "left": 0}, {"above": 0, "right": 3}, {})
     right, every = shares.tiles[1], Span(0, 8)
-    below, left = Box(every, Span(2, 4), Span(2, 6)), Box(every, Span(0, 2), Span(2, 4))
+    below, left = MapBox(every, Span(2, 4), Span(2, 6)), MapBox(every, Span(0, 2), Span(2, 4))
     assert right.walk.taken == (Strip("pool2", "below", below), Strip("pool2", "left", left))
-    assert right.walk.made[2].made == right.walk.rest("pool2") == Box(every, Span(0, 2), Span(4, 6))
-    assert right.walk.needs["x"] == Box(Span(0, 3), Span(0, 5), Span(7, 12))
+    assert right.walk.made[2].made == right.walk.rest("pool2") == MapBox(every, Span(0, 2), Span(4, 6))
+    assert right.walk.needs["x"] == MapBox(Span(0, 3), Span(0, 5), Span(7, 12))
     assert [len(tile.given) for tile in shares.tiles] == [2, 0, 0, 2]
 
 
