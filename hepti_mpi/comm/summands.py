@@ -13,11 +13,11 @@ import numpy as np
 
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group
-from hepti_mpi.comm.transfer import InBox, Item, Transfer
+from hepti_mpi.comm.transfer import InBox, Item, RankExchange
 from hepti_mpi.comm.wires import EXACT, Coding
 from solver.base.spans import Partition
-from solver.model.layout import Box, Layout
 from solver.plan.decoder_plan import ROWS_BY_MPI
+from solver.plan.layout import Box, Layout
 from solver.schedule.decoders.cost import block_width
 
 
@@ -78,7 +78,7 @@ class Summands:
         legs = [(have, part), *between, (want, [(whole, total)])]
         self._calls: list[Callable[[], None]] = []
         for (one, lies), (other, goes) in pairwise(legs):
-            transfer = Transfer(group, [Item(one, other, lies, goes)], coding, equal=other is want)
+            transfer = RankExchange(group, [Item(one, other, lies, goes)], coding, equal=other is want)
             self._calls.append(transfer.run if rows >= ROWS_BY_MPI else transfer.over(direct))
         if rows >= ROWS_BY_MPI:
             self._calls.append(group.finish_sending)  # the arrays are written again in the next run

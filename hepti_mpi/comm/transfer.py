@@ -1,6 +1,6 @@
 """The one exchange of boxes: every rank gets what it wants of values; of summands, the sum.
 
-`solver.model.layout.moves` says who sends whom what. What one rank sends another of a piece that it has computed is one
+`solver.plan.layout.moves` says who sends whom what. What one rank sends another of a piece that it has computed is one
 message: the parts of all values, one after the other. Pixels are bytes and go in a message of their own. Receives are
 posted before a rank computes, so that what is ready early is there early. Below are two transports: MPI, and
 connections of our own (`comm.direct`) for the few rows of a token.
@@ -23,7 +23,7 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import EXACT, Coding, Message
 from solver.base.arrays import Array, Numbers
-from solver.model.layout import Box, Layout, moves
+from solver.plan.layout import Box, Layout, moves
 
 View = Numbers  # a part of a larger array
 Index = tuple[slice, ...]
@@ -149,7 +149,7 @@ class _Summand:
     whole: bool  # whether that is all of the place
 
 
-class Transfer:
+class RankExchange:
     """A rank's part in an exchange; made once, it may run any number of times, one run after the other.
 
     Summands are added in the order of their ranks, this one's among them, so that the result does not depend on which
@@ -331,7 +331,7 @@ def exchanged(group: Group, array: Array, have: Sequence[Box], want: Sequence[Bo
     mine, wanted = have[group.rank], want[group.rank]
     out = np.empty(wanted.shape, np.float32)
     pieces, places = ([(box, own)] if box.size else [] for box, own in ((mine, array), (wanted, out)))
-    Transfer(group, [Item(Layout.of(have, partial=summands), Layout.of(want), pieces, places)], group.coding).run()
+    RankExchange(group, [Item(Layout.of(have, partial=summands), Layout.of(want), pieces, places)], group.coding).run()
     return out
 
 

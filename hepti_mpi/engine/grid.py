@@ -27,7 +27,7 @@ from hepti_mpi.comm.transfer import exchanged
 from hepti_mpi.kernels.products import Graph
 from solver.base.arrays import Array
 from solver.base.spans import Partition, Span
-from solver.model.layout import Box
+from solver.plan.layout import Box
 from solver.plan.plan import BlockPlan
 
 

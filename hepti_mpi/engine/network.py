@@ -15,7 +15,7 @@ import numpy as np
 from hepti_mpi.base.memory import give_back
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.trace import Trace
-from hepti_mpi.comm.transfer import InBox, Item, Transfer
+from hepti_mpi.comm.transfer import InBox, Item, RankExchange
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.engine.stack import Carrying, Meter
 from hepti_mpi.engine.steps import Look
@@ -25,7 +25,7 @@ from solver.base import clock
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
 from solver.model.convnet import NOTHING, ConvNet, MapBox
-from solver.model.layout import Layout
+from solver.plan.layout import Layout
 from solver.plan.segments import THROUGHPUT, Held, MapBoxes, Piece, SegmentPlan, handed_in, image_on_root, unrolled
 
 _NONE = np.empty(0, np.float32)
@@ -61,7 +61,7 @@ class RankStep:
     """What a rank does of a segment: an exchange, and the pieces that it computes behind it."""
 
     name: str
-    exchange: Transfer
+    exchange: RankExchange
     slabs: Sequence[Slab | TileTasks]
 
 
@@ -285,7 +285,7 @@ def _exchange(
     pieces: Sequence[Sequence[Mapping[str, MapBox]]],
     have: Sequence[Placed],
     places: Sequence[Placed],
-) -> Transfer:
+) -> RankExchange:
     """Return a rank's part in giving every rank the boxes that it needs.
 
     Parameters
@@ -313,7 +313,7 @@ def _exchange(
         )
         for value, wanted in needs.items()
     ]
-    return Transfer(group, items, group.coding, by_rows=False)
+    return RankExchange(group, items, group.coding, by_rows=False)
 
 
 def _lies(have: Sequence[Placed], piece: Piece) -> dict[str, Numbers]:

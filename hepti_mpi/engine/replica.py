@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from solver.base.spans import Partition, Span
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import widths
-from solver.plan.plan import Layout, Plan, Stage
+from solver.plan.plan import Plan, Stage, StreamLayout
 
 
 class ReplicaPath:
@@ -88,7 +88,7 @@ class ReplicaPath:
         """Return how the rows lie on a stage's ranks with a share, at its beginning (0) or end (-1)."""
         block = self.stages[stage].first if end == 0 else self.stages[stage].last
         active = self.stages[stage].active
-        if block.norm is Layout.COLS:  # the first of them has all rows, and deals the columns out
+        if block.norm is StreamLayout.COLS:  # the first of them has all rows, and deals the columns out
             return Partition.of_counts([rows] + [0] * (len(active) - 1))
         return block.only(active).row_partition(rows)
 

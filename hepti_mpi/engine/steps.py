@@ -33,11 +33,11 @@ from solver.base.arrays import Array
 from solver.base.spans import Partition, Span, tiles
 from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Block, Cut
-from solver.model.layout import Box
 from solver.model.mlp import Mlp
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import HALVES
 from solver.plan.changes import ALONE
+from solver.plan.layout import Box
 from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage, block_by_rows
 from solver.schedule import steps
 from solver.schedule.steps import BOTH_HALVES, block_steps

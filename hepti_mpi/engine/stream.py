@@ -13,8 +13,8 @@ from hepti_mpi.comm.transfer import exchanged
 from hepti_mpi.engine.batch import Batch
 from hepti_mpi.kernels.products import Backend, Graph
 from solver.base.spans import Partition, Span
-from solver.model.layout import Box
 from solver.model.spec import ModelSpec
+from solver.plan.layout import Box
 from solver.plan.routes import Route
 
 

@@ -21,8 +21,8 @@ from hepti_mpi.kernels.ort import Bound, Session, make_session
 from solver.base.arrays import Numbers
 from solver.base.spans import Span
 from solver.model.convnet import ConvNet, MapBox, Node, Picture
-from solver.model.layout import Box
 from solver.model.operators import BROADCAST, GLOBAL_POOLS, LARGE_PRODUCT, POOLS, VERBATIM, Reach, Strip, Walk, windows
+from solver.plan.layout import Box
 from solver.plan.segments import Piece, SegmentShares
 
 LARGE = LARGE_PRODUCT  # numbers of its weights; several sessions compute what has more

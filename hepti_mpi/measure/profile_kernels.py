@@ -24,7 +24,7 @@ from solver.base.spans import Partition, Span
 from solver.cluster.curves import Curve, Curves, Floats, Kernel
 from solver.model.blocks import Cut
 from solver.model.spec import ModelSpec, encoder_blocks
-from solver.plan.plan import BlockPlan, Layout
+from solver.plan.plan import BlockPlan, StreamLayout
 
 # No multiples of 4, but for the last: a kernel works on so many rows at once, and shares are seldom multiples. 40 rows
 # take onnxruntime 3 % less than the line through 37 and 44 says.
@@ -119,7 +119,7 @@ def kernel_grids(spec: ModelSpec, backend: Backend, group: Group) -> Mapping[Ker
     nothing = BlockKernels((), vector, last, last, backend.graph([norm]) if mlp.norm == "pre" else None, F)
 
     def pass_on(rows: int, _: int) -> TimedCall:
-        plan = BlockPlan(mlp.name, Cut.ROWS, norm=Layout.ROWS, rows=(1.0,))
+        plan = BlockPlan(mlp.name, Cut.ROWS, norm=StreamLayout.ROWS, rows=(1.0,))
         run = Pass(spec, Batch.of_lengths([rows]), group.alone, 0, backend)
 
         def pass_a_block() -> None:

@@ -34,10 +34,14 @@ from solver.plan.fields import (
     read_with,
     span_of,
 )
-from solver.plan.plan import BlockPlan, Keys, LayerPlan, Layout, Plan, Stage, Wire
+from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Stage, StreamLayout, Wire
 from solver.plan.routes import Route
 
-_NORMS = {Cut.ROWS: Layout.ROWS, Cut.GRID: Layout.ROWS, Cut.SUB_BLOCKS: Layout.COLS}  # where nothing is said
+_NORMS = {
+    Cut.ROWS: StreamLayout.ROWS,
+    Cut.GRID: StreamLayout.ROWS,
+    Cut.SUB_BLOCKS: StreamLayout.COLS,
+}  # where nothing is said
 
 
 def read_plan(path: Path) -> Plan:
@@ -141,13 +145,13 @@ def _block(entry: dict[str, Any], block: str) -> BlockPlan:
     for key in entry:
         if key not in known:
             raise HeptiError(f"unknown key {key!r} (known: {', '.join(known)})")
-    norm = get(entry, "norm", str, _NORMS.get(cut, Layout.FULL))
+    norm = get(entry, "norm", str, _NORMS.get(cut, StreamLayout.FULL))
     return BlockPlan(
         block,
         cut,
         inner=_partition(entry, inner),
         columns=_partition(entry, "columns"),
-        norm=Layout(one_of(norm, "norm", list(Layout))),
+        norm=StreamLayout(one_of(norm, "norm", list(StreamLayout))),
         rows=tuple(checked(share, int | float, "a share") for share in get(entry, "rows", list))
         if "rows" in entry
         else None,

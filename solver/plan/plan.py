@@ -80,7 +80,7 @@ class Keys(StrEnum):
     AVOIDED = "avoided"  # (q W_k) Xᵀ for the scores, (weights X) W_v for the context: neither K nor V
 
 
-class Layout(StrEnum):
+class StreamLayout(StrEnum):
     """How an activation lies on the ranks."""
 
     FULL = "full"  # all have all
@@ -117,7 +117,7 @@ class BlockPlan:
     cut: Cut
     inner: Partition | None = None
     columns: Partition | None = None
-    norm: Layout = Layout.FULL
+    norm: StreamLayout = StreamLayout.FULL
     rows: tuple[float, ...] | None = None
     route: Route = Route.DIRECT
     keys: tuple[Keys, ...] | None = None
@@ -125,11 +125,11 @@ class BlockPlan:
     def __post_init__(self) -> None:
         if self.keys is not None and self.cut is not Cut.ROWS:
             raise HeptiError(f"cut {self.cut} has no keys: they are of attention by rows")
-        if self.cut in (Cut.ROWS, Cut.GRID) and self.norm is not Layout.ROWS:
+        if self.cut in (Cut.ROWS, Cut.GRID) and self.norm is not StreamLayout.ROWS:
             raise HeptiError(f"cut {self.cut} leaves rows on every rank: its norm must be rows")
-        if self.cut is Cut.WHOLE and self.norm is not Layout.FULL:
+        if self.cut is Cut.WHOLE and self.norm is not StreamLayout.FULL:
             raise HeptiError("cut whole leaves everything on every rank: its norm must be full")
-        if (self.cut is Cut.SUB_BLOCKS) != (self.norm is Layout.COLS):
+        if (self.cut is Cut.SUB_BLOCKS) != (self.norm is StreamLayout.COLS):
             raise HeptiError(
                 "cut sub_blocks leaves columns on every rank, and no other cut does: its norm must be cols"
             )
@@ -138,7 +138,7 @@ class BlockPlan:
             raise HeptiError(f"cut {self.cut} {'needs' if self.inner is None else 'has no'} {unit} of its own")
         if (self.columns is None) == (self.cut in (Cut.COLUMNS, Cut.GRID)):
             raise HeptiError(f"cut {self.cut} {'needs' if self.columns is None else 'has no'} output columns")
-        if (self.rows is None) == (self.norm is Layout.ROWS):
+        if (self.rows is None) == (self.norm is StreamLayout.ROWS):
             raise HeptiError(f"norm {self.norm} {'needs' if self.rows is None else 'has no'} shares of rows")
         if self.rows is not None:
             _check_shares(self.rows)
@@ -204,7 +204,7 @@ def layer_by_rows(blocks: Sequence[Block], shares: Sequence[float]) -> LayerPlan
 
 def block_by_rows(block: Block, shares: Sequence[float]) -> BlockPlan:
     """Return the plan of a block that is cut by rows, in these shares."""
-    return BlockPlan(block.name, Cut.ROWS, norm=Layout.ROWS, rows=tuple(shares))
+    return BlockPlan(block.name, Cut.ROWS, norm=StreamLayout.ROWS, rows=tuple(shares))
 
 
 NOTHING = Span(0, 0)

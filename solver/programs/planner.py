@@ -23,7 +23,7 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Cut
 from solver.model.spec import ModelSpec
-from solver.plan.plan import Layout, Plan, Stage, Wire
+from solver.plan.plan import Plan, Stage, StreamLayout, Wire
 from solver.plan.routes import Route
 from solver.programs import integer
 from solver.programs.candidates import again, alone, candidates, finished, nearby, one_of_each_kind
@@ -196,7 +196,7 @@ def _undominated(layers: Sequence[Configuration]) -> list[Configuration]:
     """Return the layers of which no other is as fast and as light; of equal ones that most by rows: it may change."""
 
     def rank(layer: Configuration) -> int:
-        return sum((norm is not Layout.ROWS) + (cut is not Cut.ROWS) for cut, norm in layer.kind.cuts)
+        return sum((norm is not StreamLayout.ROWS) + (cut is not Cut.ROWS) for cut, norm in layer.kind.cuts)
 
     ordered = sorted(layers, key=lambda layer: (float(f"{layer.seconds:.9g}"), rank(layer)))
     return [ordered[number] for number in lighter(range(len(ordered)), np.array([one.held_bytes for one in ordered]))]
@@ -339,7 +339,7 @@ def _mixable(layers: Sequence[Configuration]) -> list[Configuration]:
 
     A norm on full is computed by all who take part in any layer, and needs what comes to it.
     """
-    return [layer for layer in layers if all(norm is Layout.ROWS for _, norm in layer.kind.cuts)]
+    return [layer for layer in layers if all(norm is StreamLayout.ROWS for _, norm in layer.kind.cuts)]
 
 
 def _below(layers: Sequence[Configuration], terms: Terms, limit: float) -> list[Configuration]:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
-from solver.plan.plan import BlockPlan, Layout, Plan, Stage
+from solver.plan.plan import BlockPlan, Plan, Stage, StreamLayout
 from solver.plan.routes import Route
 from solver.schedule.cost import plan_seconds, setting
 from solver.schedule.layer_table import LayerKind, Units, layer_seconds, taking
@@ -64,7 +64,7 @@ def sent(plan: Plan, tile_rows: int, route: Route) -> Plan:
     """Return the plan with these tiles, and this route in every block that may have one."""
 
     def by(block: BlockPlan) -> BlockPlan:
-        return replace(block, route=route) if block.norm is Layout.ROWS else block
+        return replace(block, route=route) if block.norm is StreamLayout.ROWS else block
 
     (stage,) = plan.stages
     layers = tuple((span, tuple(map(by, layer))) for span, layer in stage.layers)

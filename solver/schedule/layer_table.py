@@ -20,7 +20,7 @@ from solver.base.spans import Partition
 from solver.cluster.curves import Floats
 from solver.model.attention import Attention
 from solver.model.blocks import Axis, Block, Cut, Part
-from solver.plan.plan import BlockPlan, Keys, LayerPlan, Layout
+from solver.plan.plan import BlockPlan, Keys, LayerPlan, StreamLayout
 from solver.plan.routes import Route
 from solver.schedule.exchange import Mask
 from solver.schedule.pricing import Pricer, any_blocks, avoiding
@@ -54,7 +54,7 @@ class LayerKind:
     least time (`solver.plan.plan.Keys`).
     """
 
-    cuts: tuple[tuple[Cut, Layout], ...]
+    cuts: tuple[tuple[Cut, StreamLayout], ...]
     route: Route = Route.DIRECT
     input_gathered: bool = False
 
@@ -66,12 +66,12 @@ class LayerKind:
     @property
     def begins_by_rows(self) -> bool:
         """Whether the request is handed out by rows."""
-        return self.cuts[0][1] is Layout.ROWS
+        return self.cuts[0][1] is StreamLayout.ROWS
 
     @property
     def ends_by_rows(self) -> bool:
         """Whether the stream lies in rows behind a layer."""
-        return self.cuts[-1][1] is Layout.ROWS
+        return self.cuts[-1][1] is StreamLayout.ROWS
 
     def steps(self, blocks: Sequence[Block]) -> Iterator[tuple[Block, tuple[Step, ...]]]:
         """Yield the blocks of a layer, each with its steps."""
@@ -81,16 +81,20 @@ class LayerKind:
 
     def axes(self, blocks: Sequence[Block]) -> tuple[Axis, ...]:
         """Return the axes whose shares a planner chooses."""
-        used = [Axis.ROWS] if any(norm is Layout.ROWS for _, norm in self.cuts) else []
+        used = [Axis.ROWS] if any(norm is StreamLayout.ROWS for _, norm in self.cuts) else []
         for block, (cut, _) in zip(blocks, self.cuts, strict=True):
             if cut is not Cut.ROWS and block.inner is not None:
                 used += [block.inner.axis, *([block.inner.output] if cut is Cut.COLUMNS else [])]
         return tuple(used)
 
 
-ROWS, BLOCK_ROWS, BLOCK_FULL = (Cut.ROWS, Layout.ROWS), (Cut.BLOCK, Layout.ROWS), (Cut.BLOCK, Layout.FULL)
+ROWS, BLOCK_ROWS, BLOCK_FULL = (
+    (Cut.ROWS, StreamLayout.ROWS),
+    (Cut.BLOCK, StreamLayout.ROWS),
+    (Cut.BLOCK, StreamLayout.FULL),
+)
 # Columns with norm on rows gathers all columns everywhere all the same: it is never cheaper than block.
-BLOCK_CUTS = (ROWS, BLOCK_ROWS, BLOCK_FULL, (Cut.COLUMNS, Layout.FULL))
+BLOCK_CUTS = (ROWS, BLOCK_ROWS, BLOCK_FULL, (Cut.COLUMNS, StreamLayout.FULL))
 
 
 def kind_by_rows(blocks: Sequence[Block]) -> LayerKind:
@@ -110,7 +114,7 @@ def layer_kinds(blocks: tuple[Block, ...]) -> tuple[LayerKind, ...]:
     return tuple(found)
 
 
-def _legal(blocks: Sequence[Block], cuts: Sequence[tuple[Cut, Layout]]) -> bool:
+def _legal(blocks: Sequence[Block], cuts: Sequence[tuple[Cut, StreamLayout]]) -> bool:
     return all(cut in block.cuts for block, (cut, _) in zip(blocks, cuts, strict=True))
 
 
@@ -341,8 +345,8 @@ def layer_plan(setting: Setting, kind: LayerKind, units: Units) -> LayerPlan:
     """Return the plan of a layer with these shares, [p]."""
     parts = {axis: Partition.of_counts((counts * unit_size(setting, axis)).tolist()) for axis, counts in units.items()}
 
-    def plan(block: Block, cut: Cut, norm: Layout) -> BlockPlan:
-        rows = tuple((units[Axis.ROWS] / units[Axis.ROWS].sum()).tolist()) if norm is Layout.ROWS else None
+    def plan(block: Block, cut: Cut, norm: StreamLayout) -> BlockPlan:
+        rows = tuple((units[Axis.ROWS] / units[Axis.ROWS].sum()).tolist()) if norm is StreamLayout.ROWS else None
         inner = output = keys = None
         if block.inner is not None:
             inner, output = parts.get(block.inner.axis), parts.get(block.inner.output)

@@ -18,7 +18,7 @@ from solver.base.spans import Span
 from solver.cluster.curves import Floats, Kernel
 from solver.model.attention import Attention
 from solver.model.blocks import Axis, Block, Cut
-from solver.plan.plan import Layout
+from solver.plan.plan import StreamLayout
 from solver.plan.routes import Route
 from solver.schedule import steps
 from solver.schedule.exchange import Exchange, Mask, gather, move, of_matrix, scatter, tile_counts
@@ -166,7 +166,7 @@ class Pricer:
         def seconds(rows: Any) -> Floats:
             return np.asarray(sum(call.seconds(self._bank, rows, units) for call in step.calls))
 
-        if step.norm is Layout.FULL and self.stream is not None:
+        if step.norm is StreamLayout.FULL and self.stream is not None:
             transfer = self._gather(self.stream, Axis.ROWS, H, routed=False)
             self._exchange(TimedStep("gather rows", transfer=transfer))
             self.stream = None
@@ -242,13 +242,13 @@ class Pricer:
         self._compute(Axis.FIXED, parts * block_seconds(self._setting, step.block), step.block.name)
 
     def _reduce(self, step: steps.Reduce) -> None:
-        if step.norm is Layout.ROWS:
+        if step.norm is StreamLayout.ROWS:
             self._reduce_to_rows(step)
         else:
             self._reduce_to_all(step)
 
     def _close(self, step: steps.Close) -> None:
-        if step.norm is Layout.ROWS:
+        if step.norm is StreamLayout.ROWS:
             self.stream = self.values[Axis.ROWS]
             self._by_rows(step.call)
         else:
@@ -436,7 +436,7 @@ def seconds_alone(
 @lru_cache(maxsize=64)
 def block_seconds(s: Setting, block: Block, halves: Span = steps.BOTH_HALVES) -> Floats:
     """Return the seconds in which every device computes a block, or a half of it, of all rows alone, [p]; kept."""
-    own = steps.cut_steps(block, Cut.ROWS, Layout.ROWS, halves)
+    own = steps.cut_steps(block, Cut.ROWS, StreamLayout.ROWS, halves)
     return np.asarray(seconds_alone(replace(s, tile_rows=0), np.full((1, 1), float(s.rows)), [(block, own)])[0])
 
 
@@ -455,7 +455,7 @@ def avoiding(s: Setting, block: Attention, rows: Any, devices: Any) -> Mask:
     to be there.
     """
     bank, own = s.machine.bank, np.asarray(rows, float)
-    step = steps.cut_steps(block, Cut.ROWS, Layout.ROWS, input_gathered=True)[0]
+    step = steps.cut_steps(block, Cut.ROWS, StreamLayout.ROWS, input_gathered=True)[0]
     assert isinstance(step, steps.GatherInput)
     piece = step.keys.seconds(bank, s.work.keys * (own > 0) / devices)
     arriving = s.row_bytes(s.spec.hidden) * (s.rows - own) / s.machine.network.bandwidth

@@ -30,7 +30,7 @@ from solver.model.attention import Attention
 from solver.model.blocks import Axis, Block, Cut
 from solver.model.mlp import Mlp
 from solver.model.sublayers import HALVES
-from solver.plan.plan import BlockPlan, Layout
+from solver.plan.plan import BlockPlan, StreamLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class GatherRows:
 
     axis: Axis
     calls: Calls
-    norm: Layout
+    norm: StreamLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class Reduce:
 
     axis: Axis
     call: Call
-    norm: Layout
+    norm: StreamLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class Alone:
 class Close:
     """Bias, residual and norm, on rows or on full."""
 
-    norm: Layout
+    norm: StreamLayout
     call: Call
 
 
@@ -210,7 +210,7 @@ def block_steps(block: Block, plan: BlockPlan, halves: Span = BOTH_HALVES) -> tu
 
 @lru_cache(maxsize=256)
 def cut_steps(
-    block: Block, cut: Cut, norm: Layout, halves: Span = BOTH_HALVES, *, input_gathered: bool = False
+    block: Block, cut: Cut, norm: StreamLayout, halves: Span = BOTH_HALVES, *, input_gathered: bool = False
 ) -> tuple[Step, ...]:
     """Return the same of a cut."""
     if cut is Cut.SUB_BLOCKS:
@@ -221,7 +221,7 @@ def cut_steps(
     return (*(first if halves.start == 0 else ()), *(second if halves.stop == HALVES else ()))
 
 
-def attention(block: Attention, cut: Cut, norm: Layout, input_gathered: bool) -> Halves:
+def attention(block: Attention, cut: Cut, norm: StreamLayout, input_gathered: bool) -> Halves:
     """Return the steps of multi-head attention, in halves; what is not cut by rows has all in the first."""
     H, A, d = block.hidden, block.heads, block.head_dim
     heads = 1 if cut is not Cut.ROWS else A  # of a unit
@@ -240,7 +240,7 @@ def attention(block: Attention, cut: Cut, norm: Layout, input_gathered: bool) ->
     return first, [ByTiles((out,)), close(block, norm)]
 
 
-def mlp(block: Mlp, cut: Cut, norm: Layout, input_gathered: bool) -> Halves:
+def mlp(block: Mlp, cut: Cut, norm: StreamLayout, input_gathered: bool) -> Halves:
     """Return the steps of the feed-forward block, in halves."""
     columns = 1 if cut is not Cut.ROWS else block.ffn  # of a unit
     up = Call("up", Kernel.PROJECT, block.hidden * columns)
@@ -255,10 +255,10 @@ def mlp(block: Mlp, cut: Cut, norm: Layout, input_gathered: bool) -> Halves:
 
 # By the class of a block: its steps under a cut, with the norm on rows or on full, and, of attention by rows, where its
 # input is gathered and not K and V.
-KINDS: dict[type[Block], Callable[[Any, Cut, Layout, bool], Halves]] = {Attention: attention, Mlp: mlp}
+KINDS: dict[type[Block], Callable[[Any, Cut, StreamLayout, bool], Halves]] = {Attention: attention, Mlp: mlp}
 
 
-def _shared(block: Block, into: Calls, between: Calls, out: Call, cut: Cut, norm: Layout) -> Iterator[Step]:
+def _shared(block: Block, into: Calls, between: Calls, out: Call, cut: Cut, norm: StreamLayout) -> Iterator[Step]:
     """Yield the steps of a block whose heads or F columns are shared out."""
     inner = block.inner
     assert inner is not None
@@ -278,10 +278,10 @@ def _shared(block: Block, into: Calls, between: Calls, out: Call, cut: Cut, norm
 def _grid(block: Block, enter: Enter, between: Call) -> Sequence[Step]:
     """Return the steps of a block whose weights are 2-D tiles."""
     steps: list[Step] = [enter, AddUp(enter.tensors), AtOnce(enter.axis, (between,)), Spread(), Leave(enter.axis)]
-    return [*steps, close(block, Layout.ROWS)]
+    return [*steps, close(block, StreamLayout.ROWS)]
 
 
-def close(block: Block, norm: Layout) -> Close:
+def close(block: Block, norm: StreamLayout) -> Close:
     """Return the step with which a block ends."""
     return Close(norm, Call("bias, residual, norm", Kernel.NORM, block.hidden))
 
@@ -289,7 +289,7 @@ def close(block: Block, norm: Layout) -> Close:
 def flop_of_rows(block: Block, halves: Span, keys: int) -> int:
     """Return the floating-point operations of a row in halves of a block, where it attends to so many keys."""
     calls: list[Call] = []
-    for step in cut_steps(block, Cut.ROWS, Layout.ROWS, halves):
+    for step in cut_steps(block, Cut.ROWS, StreamLayout.ROWS, halves):
         calls += step.calls if isinstance(step, ByTiles) else ()
         calls += (step.keys, step.query, step.attend) if isinstance(step, GatherKeys) else ()
     return sum(call.flop(keys) for call in calls)

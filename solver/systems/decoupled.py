@@ -15,7 +15,7 @@ from solver.base.spans import Partition, Span, largest_remainder
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Block, Cut
-from solver.plan.plan import BlockPlan, LayerPlan, Layout, Plan, Stage, layer_by_rows
+from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage, StreamLayout, layer_by_rows
 from solver.schedule.exchange import Mask
 from solver.schedule.layer_table import Integers
 from solver.schedule.pricing import block_seconds
@@ -52,7 +52,7 @@ def decoupled_plan(s: Setting, cluster: Cluster, system: str, sub_blocks: Intege
     spec, size = s.spec, s.spec.layers // s.spec.groups
     names = [block.name for block in spec.blocks]
     own = Partition.of_counts(sub_blocks.tolist())
-    parts = tuple(BlockPlan(name, Cut.SUB_BLOCKS, own, norm=Layout.COLS) for name in names)
+    parts = tuple(BlockPlan(name, Cut.SUB_BLOCKS, own, norm=StreamLayout.COLS) for name in names)
     runs: list[tuple[Span, LayerPlan]] = []
     for group, how in enumerate(originals):
         if how == TENSOR_PARALLEL:

@@ -39,7 +39,7 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Cut
 from solver.model.spec import ModelSpec
-from solver.plan.plan import Layout, Plan
+from solver.plan.plan import Plan, StreamLayout
 from solver.schedule.cost import setting
 from solver.schedule.exchange import Exchange, Mask, gather, scatter
 from solver.schedule.layer_table import Integers
@@ -205,7 +205,7 @@ def _tensor_parallel(s: Setting, active: Mask) -> tuple[Floats, Floats]:
     values = {axis: np.array([share[axis] for share in shares], float) for axis in shares[0]}
     pricer = Pricer(s, values, None, active)
     for block in s.spec.blocks:
-        pricer.add(block, cut_steps(block, Cut.BLOCK, Layout.FULL))
+        pricer.add(block, cut_steps(block, Cut.BLOCK, StreamLayout.FULL))
     # Among its like: what the layer ends with stands before its first exchange.
     steps, last = pricer.taken()
     seconds = sum(step_times(step, values, active, s.machine).end.max(1) for step in last.before(steps))

@@ -23,7 +23,7 @@ from solver.base.spans import Partition, largest_remainder
 from solver.cluster.cluster import Cluster
 from solver.model.blocks import Block, Cut, inner_of
 from solver.model.spec import ModelSpec
-from solver.plan.plan import BlockPlan, Layout, Plan, blockwise_plan
+from solver.plan.plan import BlockPlan, Plan, StreamLayout, blockwise_plan
 
 
 def plan_grid2d(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
@@ -34,7 +34,7 @@ def plan_grid2d(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:
 
     def tiled(block: Block) -> BlockPlan:
         inner = nested(inner_of(block, "grid2d").count, X, devices // X)
-        return BlockPlan(block.name, Cut.GRID, inner, columns, Layout.ROWS, shares)
+        return BlockPlan(block.name, Cut.GRID, inner, columns, StreamLayout.ROWS, shares)
 
     return blockwise_plan(
         spec, cluster.names, tiled, system="grid2d", rows=rows, cluster_fingerprint=cluster.fingerprint

@@ -22,7 +22,7 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Cut
 from solver.model.spec import ModelSpec, encoder_blocks
-from solver.plan.plan import Layout, Plan, uniform_plan
+from solver.plan.plan import Plan, StreamLayout, uniform_plan
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import (
     BLOCK_FULL,
@@ -40,7 +40,7 @@ from solver.schedule.memory import does_not_fit, packing, weights_room
 
 STRATEGIES = (
     LayerKind((ROWS, ROWS)),
-    LayerKind(((Cut.COLUMNS, Layout.FULL),) * 2),
+    LayerKind(((Cut.COLUMNS, StreamLayout.FULL),) * 2),
     LayerKind((BLOCK_FULL, BLOCK_FULL)),
 )
 PERCENT = 100

@@ -4,7 +4,7 @@ import numpy as np
 
 from solver.base.spans import Partition
 from solver.model.blocks import Cut
-from solver.plan.plan import BlockPlan, Layout, layer_by_rows
+from solver.plan.plan import BlockPlan, StreamLayout, layer_by_rows
 from tests.kit.encoders import CUTS, TEXTS, random_layer, shares
 
 WHOLE = tuple(BlockPlan(block.name, Cut.WHOLE) for block in TEXTS.blocks)
@@ -13,7 +13,7 @@ ORIGINALS = ("whole", "tensor-parallel", "one device")
 
 def sub_blocks(spec, kind, ranks, rng):
     own = Partition.of_shares(shares(kind, ranks, rng), spec.sub_blocks)
-    return tuple(BlockPlan(block.name, Cut.SUB_BLOCKS, own, norm=Layout.COLS) for block in spec.part_blocks)
+    return tuple(BlockPlan(block.name, Cut.SUB_BLOCKS, own, norm=StreamLayout.COLS) for block in spec.part_blocks)
 
 
 def original(spec, how, kind, ranks, rng):
@@ -24,7 +24,7 @@ def original(spec, how, kind, ranks, rng):
     if how == "any":
         attention, mlp = (CUTS[rng.integers(len(CUTS))] for _ in range(2))
     else:
-        attention = mlp = (Cut.BLOCK, Layout.FULL)
+        attention = mlp = (Cut.BLOCK, StreamLayout.FULL)
     return random_layer(spec, attention, mlp, kind, ranks, rng)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from solver.base.spans import Partition, Span
 from solver.model.blocks import Cut
 from solver.model.spec import ImageInput, TextInput, encoder, tensor_shapes, with_layers
-from solver.plan.plan import BlockPlan, Layout, Plan, Stage, layer_by_rows
+from solver.plan.plan import BlockPlan, Plan, Stage, StreamLayout, layer_by_rows
 from solver.plan.routes import Route
 from tests.kit import reference
 from tests.kit.plans import like
@@ -24,13 +24,13 @@ FIVE = with_layers(POST, 5)
 LONG = like(POST, name="long", layers=9)
 # Two groups of two decoupled layers and an original one; five sub-blocks of two heads, seven of one.
 TEXTS = like(POST, hidden=60, heads=10, layers=6, groups=2, sub_blocks=5)
-LAYOUTS = (Layout.FULL, Layout.ROWS)
+LAYOUTS = (StreamLayout.FULL, StreamLayout.ROWS)
 KINDS = ("equal", "uneven", "empty")
 CUTS = [
     (cut, norm)
     for cut in (Cut.ROWS, Cut.COLUMNS, Cut.BLOCK, Cut.GRID)
     for norm in LAYOUTS
-    if cut not in (Cut.ROWS, Cut.GRID) or norm is Layout.ROWS
+    if cut not in (Cut.ROWS, Cut.GRID) or norm is StreamLayout.ROWS
 ]
 
 
@@ -83,7 +83,7 @@ def block_plan(block, cut, norm, draw, route, rng):
         inner=None if cut is Cut.ROWS else Partition.of_shares(draw(), block.inner.count),
         columns=columns,
         norm=norm,
-        rows=tuple(np.array(weights) / sum(weights)) if norm is Layout.ROWS and (weights := draw()) else None,
+        rows=tuple(np.array(weights) / sum(weights)) if norm is StreamLayout.ROWS and (weights := draw()) else None,
         route=route,
     )
 

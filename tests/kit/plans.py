@@ -11,7 +11,7 @@ from solver.model.blocks import Cut
 from solver.model.spec import TextInput, encoder, encoder_widths
 from solver.plan.changes import everything
 from solver.plan.holdings import end_slices
-from solver.plan.plan import BlockPlan, Keys, Layout, Plan, Prediction, Stage, Wire
+from solver.plan.plan import BlockPlan, Keys, Plan, Prediction, Stage, StreamLayout, Wire
 from solver.plan.routes import Route
 
 SPEC = encoder("tiny", hidden=20, ffn=37, heads=5, layers=4, input=TextInput(50, 32, 32))
@@ -38,7 +38,11 @@ def blocks(draw, ranks, block):
     cut = draw(st.sampled_from([Cut.ROWS, Cut.COLUMNS, Cut.BLOCK, Cut.GRID]))
     has_keys = cut is Cut.ROWS and isinstance(block, Attention) and draw(st.booleans())
     ways = st.tuples(*[st.sampled_from(Keys)] * ranks) if has_keys else st.none()
-    norm = Layout.ROWS if cut in (Cut.ROWS, Cut.GRID) else draw(st.sampled_from([Layout.FULL, Layout.ROWS]))
+    norm = (
+        StreamLayout.ROWS
+        if cut in (Cut.ROWS, Cut.GRID)
+        else draw(st.sampled_from([StreamLayout.FULL, StreamLayout.ROWS]))
+    )
     # As many spans of columns as ranks, or as rows of a grid.
     spans = {Cut.COLUMNS: [ranks], Cut.GRID: [rows for rows in range(1, ranks + 1) if ranks % rows == 0]}.get(cut)
     return BlockPlan(
@@ -47,7 +51,7 @@ def blocks(draw, ranks, block):
         inner=None if cut is Cut.ROWS else Partition.of_shares(draw(shares(ranks)), block.inner.count),
         columns=Partition.of_shares(draw(shares(draw(st.sampled_from(spans)))), block.hidden) if spans else None,
         norm=norm,
-        rows=draw(shares(ranks)) if norm is Layout.ROWS else None,
+        rows=draw(shares(ranks)) if norm is StreamLayout.ROWS else None,
         route=draw(st.sampled_from(Route)),
         keys=draw(ways),
     )

@@ -10,7 +10,7 @@ from solver.base.spans import Partition
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.blocks import Cut
 from solver.model.spec import with_layers
-from solver.plan.plan import BlockPlan, Layout, Wire, uniform_plan
+from solver.plan.plan import BlockPlan, StreamLayout, Wire, uniform_plan
 from solver.schedule.cost import price, setting
 from tests import sweeps
 from tests.kit.encoder_ranks import check
@@ -35,7 +35,7 @@ def grid_layer(spec, rows, ranks, kind, rng):
             Cut.GRID,
             Partition.of_shares(shares(kind, ranks, rng), block.inner.count),
             Partition.of_shares(shares(kind, rows, rng), block.hidden),
-            Layout.ROWS,
+            StreamLayout.ROWS,
             tuple(np.array(weights) / sum(weights)),
         )
 

@@ -10,7 +10,7 @@ from solver.base.spans import Partition
 from solver.model.blocks import Cut
 from solver.model.spec import with_layers
 from solver.plan.changes import blend
-from solver.plan.plan import BlockPlan, Layout, block_by_rows
+from solver.plan.plan import BlockPlan, StreamLayout, block_by_rows
 from tests import sweeps
 from tests.kit.encoder_ranks import Run
 from tests.kit.encoders import POST, PRE, lengths_of, plan_of, random_plan, rows_plan
@@ -110,7 +110,7 @@ def test_a_rank_is_emptied_of_rows_beside_heads_and_comes_back(heads, world, fil
 
     def plan(weights):
         rows = tuple((weights / weights.sum()).tolist())
-        attention = BlockPlan("attention", Cut.BLOCK, inner, norm=Layout.ROWS, rows=rows)
+        attention = BlockPlan("attention", Cut.BLOCK, inner, norm=StreamLayout.ROWS, rows=rows)
         mlp = block_by_rows(POST.blocks[1], rows)
         return plan_of(POST, [(attention, mlp)] * POST.layers, world.size)
 

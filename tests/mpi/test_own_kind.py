@@ -20,7 +20,7 @@ from solver.model.blocks import Block, Cut, Part, Tensor, norm_tensors
 from solver.model.mlp import Mlp
 from solver.model.spec import ModelSpec, Run, TextInput, tensor_shapes
 from solver.plan.file import plan_from_json, plan_to_json
-from solver.plan.plan import BlockPlan, Layout, block_by_rows, blockwise_plan
+from solver.plan.plan import BlockPlan, StreamLayout, block_by_rows, blockwise_plan
 from solver.programs.planner import solve
 from solver.schedule import steps
 from solver.schedule.cost import price, setting
@@ -144,7 +144,7 @@ def test_it_stands_beside_blocks_of_any_cut_and_in_layers_that_are_unlike(cut, k
         if cut is Cut.ROWS or own.inner is None:
             return block_by_rows(own, drawn())
         columns = Partition.of_shares(drawn(), H) if cut is Cut.COLUMNS else None
-        return BlockPlan(own.name, cut, Partition.of_shares(drawn(), own.inner.count), columns, Layout.FULL)
+        return BlockPlan(own.name, cut, Partition.of_shares(drawn(), own.inner.count), columns, StreamLayout.FULL)
 
     plan = blockwise_plan(UNLIKE, [f"pi-{rank}" for rank in range(world.size)], block)
     check(UNLIKE, plan, [9, 1, 23], world, backend("numpy"))

@@ -158,7 +158,7 @@ class Priced:
 
 
 Replacement = tuple[int, int, Sequence[Segment]]  # what stands in place of the segments from one number to another
-Move = Callable[[Priced, int], Iterator[Replacement]]  # of a segment, by its number
+PolishMove = Callable[[Priced, int], Iterator[Replacement]]  # of a segment, by its number
 
 
 def balance(priced: Priced) -> None:
@@ -178,7 +178,7 @@ def let_edges_first(priced: Priced) -> None:
         priced.takes(*next(_edges_turned(priced, number)))
 
 
-def descend(priced: Priced, moves: Sequence[Move], work: float = math.inf) -> None:
+def descend(priced: Priced, moves: Sequence[PolishMove], work: float = math.inf) -> None:
     """Change a plan step by step, as long as a step makes it faster, or until its prices took so much work.
 
     Kinds of steps are tried one after the other, each on one segment after the other.
@@ -242,7 +242,7 @@ def _edges_turned(priced: Priced, number: int) -> Iterator[Replacement]:
 
 
 # Those that gain most of what all do, few of each and in the order of what they gain for their price.
-FEW_MOVES: Sequence[Move] = (_cut_moved, _critical_moved, _edges_turned, _divided, _last_moved)
+FEW_MOVES: Sequence[PolishMove] = (_cut_moved, _critical_moved, _edges_turned, _divided, _last_moved)
 
 
 def _inner(priced: Priced, segment: Segment) -> list[int]:

@@ -7,7 +7,7 @@ from hepti_mpi.live.within_request import HOLDS, LOOK_EVERY_S, PARTS, done_befor
 from solver.base.spans import Partition
 from solver.model.blocks import Cut
 from solver.model.named import named_model
-from solver.plan.plan import BlockPlan, Layout, layer_by_rows, uniform_plan
+from solver.plan.plan import BlockPlan, StreamLayout, layer_by_rows, uniform_plan
 from solver.systems import make_plan
 from tests.kit.clusters import pis
 
@@ -51,7 +51,9 @@ def test_what_is_done_before_a_layer_is_all_but_the_output_and_the_mlp_of_the_la
 def test_each_rank_has_done_its_own_part_of_what_is_cut_in_two_ways():
     """The first rank has all heads and no rows of the MLP, the second the other way round, the third nothing."""
     spec = named_model("bert-large")
-    heads = BlockPlan("attention", Cut.BLOCK, Partition.of_counts([16, 0, 0]), norm=Layout.ROWS, rows=(0.0, 1.0, 0.0))
+    heads = BlockPlan(
+        "attention", Cut.BLOCK, Partition.of_counts([16, 0, 0]), norm=StreamLayout.ROWS, rows=(0.0, 1.0, 0.0)
+    )
     _, rows = layer_by_rows(spec.blocks, (0.0, 1.0, 0.0))
     plan = uniform_plan(spec, ("a", "b", "c"), (heads, rows))
 

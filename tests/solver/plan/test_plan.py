@@ -17,7 +17,7 @@ from solver.model.precision import INT8
 from solver.model.spec import Run, tensor_shapes, with_layers
 from solver.plan.file import plan_from_json, plan_to_json, read_plan
 from solver.plan.holdings import layer_slices, weights_bytes
-from solver.plan.plan import BlockPlan, Layout
+from solver.plan.plan import BlockPlan, StreamLayout
 from tests.kit import refused
 from tests.kit.plans import SPEC, joined, like, plans, rank_slices
 from tests.sweeps import count
@@ -145,12 +145,12 @@ def test_a_plan_written_by_hand_is_read(kept):
 
     assert plan.devices == ("pi-0", "pi-1", "pi-2")
     assert plan.layer(2)[0].cut is Cut.BLOCK
-    assert plan.layer(2)[0].norm is Layout.FULL
+    assert plan.layer(2)[0].norm is StreamLayout.FULL
     assert plan.layer(2)[1].row_partition(10).counts == (6, 3, 1)
     assert plan.layer(3)[0].columns.counts == (7, 7, 6)
     # 0.33 three times is not one: what counts is the proportion.
     assert plan.layer(3)[0].row_partition(10).counts == (4, 3, 3)
-    assert plan.layer(3)[1].norm is Layout.FULL
+    assert plan.layer(3)[1].norm is StreamLayout.FULL
     assert plan.layer(3)[1].row_partition(10) is None
     kept(refused.said(plan.layer, [4]))
 
@@ -437,7 +437,7 @@ def test_tiles_of_a_grid_by_hand():
     assert {name for name in three if name.startswith(("up", "down"))} == {"down/bias"}
     # Two by two: rank 2 is in the first row and the second column.
     block = BlockPlan(
-        "mlp", Cut.GRID, Partition.of_counts([3, 2, 4, 1]), Partition.of_counts([12, 8]), Layout.ROWS, (0.25,) * 4
+        "mlp", Cut.GRID, Partition.of_counts([3, 2, 4, 1]), Partition.of_counts([12, 8]), StreamLayout.ROWS, (0.25,) * 4
     )
     assert block.tile(2) == (Span(5, 10), Span(0, 12))
     assert list(block.crew(2)) == [2, 3]

@@ -16,7 +16,7 @@ from solver.model.blocks import Cut
 from solver.model.named import named_model
 from solver.model.spec import TextInput, encoder, tensor_shapes, with_layers
 from solver.plan.holdings import weights_bytes
-from solver.plan.plan import BlockPlan, Layout, Plan, Stage, layer_by_rows, uniform_plan
+from solver.plan.plan import BlockPlan, Plan, Stage, StreamLayout, layer_by_rows, uniform_plan
 from solver.plan.routes import Route, of_owner, sources
 from solver.schedule.cost import predict, price, setting
 from solver.schedule.exchange import Network, gather, move, scatter, tile_counts
@@ -228,7 +228,7 @@ def test_bytes_on_the_wire_are_the_formulas(layer, per_layer):
 
 
 def test_rank_0_hands_out_rows_and_the_first_block_gathers_them():
-    norm_rows = BlockPlan("attention", Cut.BLOCK, Partition.of_counts((6, 6)), norm=Layout.ROWS, rows=(0.5, 0.5))
+    norm_rows = BlockPlan("attention", Cut.BLOCK, Partition.of_counts((6, 6)), norm=StreamLayout.ROWS, rows=(0.5, 0.5))
     plan = uniform_plan(SPEC, ("pi-0", "pi-1"), (norm_rows, by_rows(1, 1)[1]))
 
     steps = price(setting(SPEC, pis(10, 10), 64), plan).steps
@@ -287,9 +287,9 @@ def rows_layer(blocks):
     return layer_by_rows(blocks, (0.25, 0.5, 0.25))
 
 
-def block_layer(blocks, norm=Layout.FULL):
+def block_layer(blocks, norm=StreamLayout.FULL):
     parts = [Partition.of_shares((0.25, 0.5, 0.25), block.inner.count) for block in blocks]
-    rows = (0.25, 0.5, 0.25) if norm is Layout.ROWS else None
+    rows = (0.25, 0.5, 0.25) if norm is StreamLayout.ROWS else None
     return tuple(
         BlockPlan(block.name, Cut.BLOCK, part, norm=norm, rows=rows) for block, part in zip(blocks, parts, strict=True)
     )
@@ -297,10 +297,14 @@ def block_layer(blocks, norm=Layout.FULL):
 
 def mixed_layer(blocks):
     """Attention by blocks and the MLP by rows, of the model with more heads; the other's layers by rows."""
-    return (block_layer(blocks, Layout.ROWS)[0], rows_layer(blocks)[1]) if blocks == WIDE.blocks else rows_layer(blocks)
+    return (
+        (block_layer(blocks, StreamLayout.ROWS)[0], rows_layer(blocks)[1])
+        if blocks == WIDE.blocks
+        else rows_layer(blocks)
+    )
 
 
-CUTS = [rows_layer, block_layer, partial(block_layer, norm=Layout.ROWS), mixed_layer]
+CUTS = [rows_layer, block_layer, partial(block_layer, norm=StreamLayout.ROWS), mixed_layer]
 
 
 def priced(narrow, wide, cut):

@@ -11,7 +11,7 @@ from solver.model.named import named_model
 from solver.model.spec import with_layers
 from solver.plan.changes import Holdings
 from solver.plan.holdings import weights_bytes
-from solver.plan.plan import BlockPlan, Layout, Wire, uniform_plan
+from solver.plan.plan import BlockPlan, StreamLayout, Wire, uniform_plan
 from solver.programs.lengths import for_rows
 from solver.schedule.cost import price, setting
 from solver.schedule.grid import GridExchanges
@@ -111,8 +111,8 @@ def test_a_grid_of_one_row_takes_as_long_as_blocks():
     cluster, shares = pis(10, 20, 10), (0.25, 0.5, 0.25)
     heads, columns = Partition.of_counts([3, 6, 3]), Partition.of_counts([768, 1536, 768])
     whole, shared = Partition.of_counts([768]), (("attention", heads), ("mlp", columns))
-    by_block = tuple(BlockPlan(name, Cut.BLOCK, own, norm=Layout.ROWS, rows=shares) for name, own in shared)
-    by_grid = tuple(BlockPlan(name, Cut.GRID, own, whole, Layout.ROWS, shares) for name, own in shared)
+    by_block = tuple(BlockPlan(name, Cut.BLOCK, own, norm=StreamLayout.ROWS, rows=shares) for name, own in shared)
+    by_grid = tuple(BlockPlan(name, Cut.GRID, own, whole, StreamLayout.ROWS, shares) for name, own in shared)
 
     block, grid = (
         price(setting(SPEC, cluster, 96), uniform_plan(SPEC, cluster.names, layer)).prediction

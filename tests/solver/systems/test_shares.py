@@ -14,7 +14,7 @@ from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Cut
 from solver.model.named import named_model
 from solver.model.spec import with_layers
-from solver.plan.plan import Keys, Layout
+from solver.plan.plan import Keys, StreamLayout
 from solver.schedule.cost import setting
 from solver.schedule.layer_table import layer_table
 from solver.schedule.memory import weights_room, whole_layer_bytes
@@ -155,7 +155,7 @@ def test_galaxy_measures_capacity_on_both_blocks():
     assert attention.inner.counts == (3, 6, 3)
     assert mlp.inner.counts == (768, 1536, 768)
     assert attention.rows == mlp.rows == (1 / 3, 1 / 3, 1 / 3)
-    assert (attention.cut, attention.norm, mlp.norm) == (Cut.BLOCK, Layout.ROWS, Layout.ROWS)
+    assert (attention.cut, attention.norm, mlp.norm) == (Cut.BLOCK, StreamLayout.ROWS, StreamLayout.ROWS)
 
 
 def test_galaxys_capacity_is_one_over_the_seconds_of_both_blocks():

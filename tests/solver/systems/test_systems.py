@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from solver.model.blocks import Cut
 from solver.model.named import named_model
 from solver.plan.file import plan_from_json, plan_to_json
-from solver.plan.plan import Layout
+from solver.plan.plan import StreamLayout
 from solver.systems import make_plan, plans_for
 from tests.kit import refused
 from tests.kit.clusters import pis
@@ -28,7 +28,7 @@ def test_megatron_shares_equally():
     attention, mlp = cuts("megatron", 10, 20, 90)
 
     assert (attention.cut, mlp.cut) == (Cut.BLOCK, Cut.BLOCK)
-    assert (attention.norm, mlp.norm) == (Layout.FULL, Layout.FULL)
+    assert (attention.norm, mlp.norm) == (StreamLayout.FULL, StreamLayout.FULL)
     assert attention.inner.counts == (4, 4, 4)
     assert mlp.inner.counts == (1024, 1024, 1024)
 

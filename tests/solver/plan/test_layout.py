@@ -7,7 +7,7 @@ import pytest
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.model.layout import Box, Layout, disjoint, moves, without
+from solver.plan.layout import Box, Layout, disjoint, moves, without
 from tests.sweeps import seeds
 
 SHAPE = (5, 4, 3)
