@@ -174,7 +174,10 @@ class RankExchange:
         self, group: Group, items: Sequence[Item], coding: Coding, *, by_rows: bool = True, equal: bool = False
     ) -> None:
         self._group, self._coding = group, coding
-        self._posted: list[tuple[Any, Message]] = []
+        self._requests: list[Any] = []
+        self._places: list[Message] = []  # where messages arrive by MPI, made by the first that is awaited
+        self._taking: list[Sequence[Callable[[], object]]] = []  # what is called once each is here
+        self._last: list[Callable[[], object]] = []  # and once all are
         leaving: dict[tuple[int, str, int], list[tuple[tuple[int, Box], View]]] = defaultdict(list)
         coming: dict[tuple[int, int, str], list[tuple[int, Box]]] = defaultdict(list)
         for number, item in enumerate(items):
@@ -217,9 +220,15 @@ class RankExchange:
 
     def post(self) -> None:
         """Post all receives."""
-        for incoming in self._receives:
-            message = incoming.place(self._coding)
-            self._posted.append((self._group.post_receive(message, incoming.peer, Tag.WHOLE), message))
+        if not self._last and not self._places:
+            self._places = [incoming.place(self._coding) for incoming in self._receives]
+            opened = [own.opened(place, self._coding) for own, place in zip(self._receives, self._places, strict=True)]
+            self._taking = [calls for calls, _ in opened]
+            self._last = self._adding([arrays for _, arrays in opened])
+        self._requests = [
+            self._group.post_receive(place, incoming.peer, Tag.WHOLE)
+            for incoming, place in zip(self._receives, self._places, strict=True)
+        ]
 
     def send(self, piece: int) -> None:
         """Send what others want of a piece that is computed."""
@@ -230,24 +239,20 @@ class RankExchange:
 
     def here(self) -> bool:
         """Return whether all that arrives is here; receives are posted where they are not yet."""
-        if not self._posted:
+        if not self._requests:
             self.post()
-        return self._group.all_here([request for request, _ in self._posted])
+        return self._group.all_here(self._requests)
 
     def finish(self) -> None:
         """Wait for all that arrives, and put it, and what this rank has itself, where it is wanted."""
-        posted, self._posted = self._posted, []
-        opened = [
-            incoming.opened(message, self._coding)
-            for incoming, (_, message) in zip(self._receives, posted, strict=True)
-        ]
         self._keep()
-        requests, left = [request for request, _ in posted], len(posted)
+        left = len(self._requests)
         while left:
-            for number in self._group.wait_some(requests):
+            for number in self._group.wait_some(self._requests):
                 left -= 1
-                _call(opened[number][0])
-        _call(self._adding([arrays for _, arrays in opened]))
+                _call(self._taking[number])
+        self._requests = []
+        _call(self._last)
 
     def run(self) -> None:
         """Exchange at once."""
