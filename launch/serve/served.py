@@ -248,6 +248,11 @@ class Talk:
 
     async def run(self, *others: Coroutine[None, None, None]) -> None:
         """Talk to ranks and watch them, and do what else is to be done meanwhile, until something raises."""
+        # In a task of its own: up to Python 3.11.2 a task whose group one of its parts has ended counts as cancelled
+        # from then on, and its next timeout raises CancelledError, of which no group hears.
+        await asyncio.create_task(self._parts(*others))
+
+    async def _parts(self, *others: Coroutine[None, None, None]) -> None:
         parts = (self._read(), self._write(), self._ask(), self._look(), self._await(), *others)
         try:
             async with asyncio.TaskGroup() as tasks:

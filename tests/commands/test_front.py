@@ -288,6 +288,7 @@ def test_ctrl_c_on_a_terminal_is_one_line(model, cache):
     assert ranks_of(model, 0) == []
 
 
+@pytest.mark.slow("the first words wait for ranks, their libraries and a profile")
 def test_a_chat_on_a_terminal_answers_word_by_word_and_ends_with_its_end(tiny, cache):
     words = ("generate", "--np", "2", "--model", tiny.path, "--chat", "--tokens", "4", "--ignore-eos")
     terminal = Terminal(*HEPTI, *words, **cache[0])

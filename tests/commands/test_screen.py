@@ -33,6 +33,7 @@ def test_a_classifier_says_its_labels_by_name_and_score(converted, tmp_path):
     assert (entry["label"], entry["score"]) == (entry["top5"][0]["label"], scores[0])
 
 
+@pytest.mark.slow("two commands measure and answer on a pretended terminal")
 def test_an_answer_that_would_have_gone_on_is_said_to_be_cut(tiny, tmp_path):
     path = tmp_path / "answers.jsonl"
     words = ("generate", "--model", tiny.path, "--prompt", "hello", "--tokens", 3)
