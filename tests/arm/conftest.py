@@ -39,6 +39,7 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.arm)
+            item.add_marker(pytest.mark.slow("its boards are emulated"))
             item.add_marker(pytest.mark.timeout(900))
             if reason is not None:
                 item.add_marker(pytest.mark.skip(reason))
