@@ -13,6 +13,7 @@ from enum import StrEnum
 
 Names = tuple[str, ...]  # of boards, in rank order
 MOST_SHORT = 2  # jobs in a row that did not last; after them a board that is to blame is left out
+MOST_ALIKE = 2  # starts of a model that never ran which may end for one reason: a third will do no better
 
 
 class Doing(StrEnum):
@@ -60,6 +61,8 @@ class Life:
         The boards of the last job that lasted.
     short
         Jobs in a row that did not last.
+    alike, lost_for
+        Losses in a row for the same reason, and that reason.
     """
 
     name: str
@@ -74,6 +77,8 @@ class Life:
     own_plan: bool = False
     good: frozenset[str] = frozenset()
     short: int = 0
+    alike: int = 0
+    lost_for: str = ""
 
     @property
     def state(self) -> str:
@@ -293,7 +298,8 @@ def after(life: Life, event: LifeEvent) -> Next:
         case Refuses():
             return _refused(life, event)
         case Loses(why):
-            return replace(life, doing=Doing.LOST, first=False, reason=why), ()
+            alike = life.alike + 1 if why == life.lost_for else 1
+            return replace(life, doing=Doing.LOST, first=False, reason=why, lost_for=why, alike=alike), ()
         case Gone():
             return _gone(life, event)
         case Again():
@@ -333,8 +339,14 @@ def _held(life: Life, doing: Doing, why: str, *actions: Action) -> Next:
 
 
 def _gone(life: Life, event: Gone) -> Next:
-    """Tell of the loss; leave a board out that is to blame, and rest where ranks end again and again."""
+    """Tell of the loss; leave a board out that is to blame, and rest where ranks end again and again.
+
+    What has never run, and ends each time for the same reason, is held for other boards or more memory: it is no loss.
+    """
     culprit, why = event.culprit, str(life.reason)
+    if not (life.served or event.silent) and life.alike > MOST_ALIKE:
+        never = f"it cannot start: {why}"
+        return _held(replace(life, short=0), Doing.FAILED, never, RefuseAll(never), ForgetPlan(life.on))
     short = 0 if event.lasted else life.short + 1
     many = short > MOST_SHORT
     then = replace(life, doing=Doing.WAITING, short=short)

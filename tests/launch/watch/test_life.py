@@ -40,6 +40,8 @@ GOOD = replace(READY, good=frozenset(BOARDS))  # it has lasted
 # Lost once, and started again where `c`, which was gone, is back.
 AGAIN = replace(GOOD, doing=Doing.LOADING, first=False, reason="before", restarts=1, good=frozenset("ab"))
 LOST = replace(GOOD, doing=Doing.LOST, first=False, reason="it is gone")
+# Its third start ends as the two before, and it has never run.
+NEVER = replace(FIRST, doing=Doing.LOST, first=False, on=BOARDS, reason="IndexError", lost_for="IndexError", alike=3)
 NO_PLAN = "no plan fits: 5 bytes are missing"
 
 # From, what happens; then: what it does, what clients are told, the reason, and what is to be done.
@@ -56,6 +58,21 @@ ROWS = {
     "the first start plans": (STARTING, Comes(Doing.PLANNING), "planning", "loading", "shares are planned", []),
     "the first start loads": (STARTING, Comes(Doing.LOADING), "loading", "loading", "the ranks load their weights", []),
     "a later start keeps its reason": (AGAIN, Comes(Doing.LOADING), "loading", "replanning", "before", []),
+    "what never ran ends a third time for one reason": (
+        NEVER, Gone(answered=False, lasted=False), "failed", "failed", "it cannot start: IndexError",
+        [
+            RefuseAll("it cannot start: IndexError"), ForgetPlan(BOARDS),
+            Tell("fault", "m: it cannot start: IndexError"),
+        ],
+    ),
+    "its second end is a loss like others": (
+        replace(NEVER, alike=2), Gone(answered=False, lasted=False), "waiting", "replanning", "IndexError",
+        [Tell("fault", "m: IndexError"), ForgetPlan(BOARDS)],
+    ),
+    "a silent board may come back": (
+        NEVER, Gone(answered=False, lasted=False, culprit="a", silent=True), "waiting", "replanning", "IndexError",
+        [Tell("planned", "m goes on without a"), ForgetPlan(BOARDS)],
+    ),
     "rank 0 answers": (
         LOADING, Answers(), "ready", "ready", None, [KeepPlan(BOARDS), Tell("planned", "m runs on a, b, c")],
     ),
