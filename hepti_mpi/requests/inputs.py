@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -16,7 +16,7 @@ from hepti_mpi.requests.service_lines import Complaint, ServiceLines, checked_id
 from hepti_mpi.requests.stdin import MOST_LINE_BYTES, check_length, read_lines
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
-from solver.base.phrases import excerpt
+from solver.base.phrases import excerpt, printable
 from solver.model.spec import ImageInput, ModelSpec, TextInput
 from weights.inputs.tokenize import Tokenizer
 
@@ -198,12 +198,13 @@ class Reader:
         ways = {"text": self._text, "pair": self._pair, "tokens": self._tokens}
         if isinstance(self._spec.input, ImageInput):
             ways = {"image": self._named_image, "image_data": self._image_data}
-        for key, make in ways.items():
-            if key in entry:
-                request = replace(make(name, entry[key]), line=number)
-                return self._typed(request, entry["types"]) if key == "tokens" and "types" in entry else request
-        needed = "an image" if "image" in ways else "a text, a pair or tokens"
-        raise HeptiError(f"model {self._spec.name} needs {needed}")
+        given = [key for key in ways if key in entry]
+        if not given:
+            needed = "an image" if "image" in ways else "a text, a pair or tokens"
+            raise HeptiError(f"model {self._spec.name} needs {needed}")
+        check_keys(entry, given, ["types"] if given == ["tokens"] else [], ways)
+        request = replace(ways[given[0]](name, entry[given[0]]), line=number)
+        return self._typed(request, entry["types"]) if "types" in entry else request
 
     def _text(self, name: str | int, text: Any) -> Request:
         if not isinstance(text, str) or not text.strip():
@@ -389,6 +390,32 @@ def named_entry(number: int, line: str | bytes, example: str) -> tuple[str | int
     if not isinstance(entry, dict):
         raise HeptiError(f"not an object like {example}")
     return checked_id(entry.get("id", number)), entry
+
+
+def check_keys(entry: Mapping[str, Any], given: Sequence[str], more: Iterable[str], ways: Iterable[str]) -> None:
+    """Refuse a line that asks in several ways at once, or has a key that nothing reads: its answer would be another's.
+
+    Parameters
+    ----------
+    entry
+        The line.
+    given
+        In which ways it asks, at least one.
+    more
+        What it may have besides.
+    ways
+        In which ways it may ask.
+
+    Raises
+    ------
+    HeptiError
+        Naming the keys.
+    """
+    if len(given) > 1:
+        raise HeptiError(f"it has {' and '.join(given)}: give one")
+    if unknown := [key for key in entry if key not in ("id", *given, *more)]:
+        known = ", ".join(("id", *ways, *more))
+        raise HeptiError(f"nothing reads the key {printable(unknown[0])} (known: {known}): leave it out")
 
 
 def check_ids(ids: Any, model: str, vocab: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hepti_mpi.requests.images import Frame, below, image_data, read_pixels
-from hepti_mpi.requests.inputs import IMAGE_SUFFIXES, LineReader, images_in, named_entry
+from hepti_mpi.requests.inputs import IMAGE_SUFFIXES, LineReader, check_keys, images_in, named_entry
 from hepti_mpi.requests.service_lines import Complaint, ServiceLines
 from hepti_mpi.requests.stdin import read_lines
 from solver.base.errors import HeptiError, explained
@@ -109,10 +109,12 @@ class PictureReader:
 
     def _json(self, number: int, line: bytes) -> PictureRequest:
         name, entry = named_entry(number, _text_of(line), '{"id": 1, "image": "…"}')
-        for key, make in (("image", self._named), ("image_data", self._sent)):
-            if key in entry:
-                return replace(make(name, entry[key]), line=number)
-        raise HeptiError(f"network {self._net.name} needs an image")
+        ways = {"image": self._named, "image_data": self._sent}
+        given = [key for key in ways if key in entry]
+        if not given:
+            raise HeptiError(f"network {self._net.name} needs an image")
+        check_keys(entry, given, (), ways)
+        return replace(ways[given[0]](name, entry[given[0]]), line=number)
 
     def _named(self, name: str | int, path: Any) -> PictureRequest:
         """Read an image that a line names, which is data, of whoever sent it."""

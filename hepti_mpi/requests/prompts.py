@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hepti_mpi.requests.answer_text import Ending
-from hepti_mpi.requests.inputs import LineReader, check_ids, check_unicode, named_entry
+from hepti_mpi.requests.inputs import LineReader, check_ids, check_keys, check_unicode, named_entry
 from hepti_mpi.requests.sampling import CANDIDATES, Sampling
 from hepti_mpi.requests.service_lines import Complaint, ServiceLines
 from hepti_mpi.requests.stdin import read_lines
@@ -184,6 +184,7 @@ class PromptReader:
         given = [key for key in kinds if key in entry]
         if len(given) != 1:
             raise HeptiError(f"one of prompt, tokens and messages is needed, it has {' and '.join(given) or 'none'}")
+        check_keys(entry, given, WISHES, kinds)
         prompt = kinds[given[0]](name, entry[given[0]])
         wishes = self._wishes(entry) if WISHES.keys() & entry.keys() else None
         if wishes is not None and entry.get("max_tokens") is not None:

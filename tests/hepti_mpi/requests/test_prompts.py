@@ -160,7 +160,8 @@ def test_a_line_says_how_it_is_answered_and_else_it_is_as_usual(tmp_path, made):
 
 
 WISHES = [
-    {"max_tokens": 0}, {"max_tokens": 50}, {"max_tokens": True}, {"temperature": "hot"}, {"temperature": -1},
+    {"temprature": 1.0}, {"max_tokens": 0}, {"max_tokens": 50}, {"max_tokens": True}, {"temperature": "hot"},
+    {"temperature": -1},
     {"top_p": 1.5}, {"stop": "end"}, {"stop": [1]}, {"said": [10**6]}, {"logprobs": 300}, {"stream": 1},
     {"schema": []}, {"schema": {"type": "board"}}, {"schema": {"not": {}}}, {"schema": {"enum": ["the"]}, "said": [0]},
 ]  # fmt: skip
