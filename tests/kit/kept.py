@@ -48,5 +48,6 @@ class Kept:
         self._count += 1
         name = self._name if self._count == 1 else f"{self._name} ({self._count})"
         shared = re.escape(str(Path(self._folder).parent)) + r"/[^/\s:]+"
-        lines = re.sub(shared, "TMP", str(text).replace(self._folder, "TMP")).splitlines()
+        masked = re.sub(shared, "TMP", str(text).replace(self._folder, "TMP"))
+        lines = masked.replace(Path(self._folder).name, "TMP").splitlines()  # what is named after its folder, too
         check(self._file, name, "\n".join(line.rstrip() for line in lines).strip("\n"), writes=self._writes)
