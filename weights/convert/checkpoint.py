@@ -14,13 +14,12 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from solver.base.errors import HeptiError, explained
-from weights.file.json_files import read_any_json, read_json, refuse_pointer
+from weights.file.json_files import read_json, refuse_pointer
 
 _named = partial(explained, errors=(SafetensorError, OSError, TypeError, ValueError))  # what safetensors raises
 # What settings of a kind that nobody thought of raise: a text as `num_channels`, a patch of 0 pixels.
 STRANGE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 _FLOATS = ("F64", "F32", "F16", "BF16")
-__all__ = ["read_any_json", "read_json"]  # which all readers of checkpoints take from here
 
 
 class StoredTensor:

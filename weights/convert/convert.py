@@ -16,11 +16,12 @@ from solver.base.errors import HeptiError, explained
 from solver.base.progress import progress
 from solver.base.spans import Span
 from solver.model.spec import ModelSpec, TextInput, inputs_first, tensor_shapes
-from weights.convert.checkpoint import STRANGE, StoredTensors, read_json, weight_files
+from weights.convert.checkpoint import STRANGE, StoredTensors, weight_files
 from weights.convert.cross_encoders import with_pairs
 from weights.convert.families import build_spec, find_family, skipped_positions
 from weights.convert.positions import interpolated, patch_grid
 from weights.convert.sentence_encoders import SentenceHead, max_rows, sentence_modules, tokenizer_text
+from weights.file.json_files import read_json
 from weights.file.layout import row_spans
 from weights.file.store import WeightsWriter
 from weights.inputs.tokenize import Tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 
 from solver.base.errors import HeptiError
 from solver.model.spec import ModelSpec, TextInput
-from weights.convert.checkpoint import read_json
+from weights.file.json_files import read_json
 
 _ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
 _TYPES = "token_type_ids"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from solver.base.errors import HeptiError
-from weights.convert.checkpoint import read_any_json, read_json
+from weights.file.json_files import read_any_json, read_json
 from weights.tokens.build import build_tokenizer
 from weights.tokens.settings import max_length
 

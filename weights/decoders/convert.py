@@ -16,12 +16,13 @@ from solver.base.errors import HeptiError, explained
 from solver.base.progress import progress
 from solver.base.spans import Span
 from solver.model.decoder import BLOCK, Decoder, Weight, decoder_tensors
-from weights.convert.checkpoint import STRANGE, StoredTensor, StoredTensors, read_json, weight_files
+from weights.convert.checkpoint import STRANGE, StoredTensor, StoredTensors, weight_files
 from weights.convert.convert import Source
 from weights.decoders.families import DECODER_FAMILIES, DecoderFamily, build_decoder, find_decoder_family
 from weights.decoders.file import DecoderWriter
 from weights.decoders.quantise import Levels, Scales
 from weights.decoders.texts import DecoderTexts, read_texts
+from weights.file.json_files import read_json
 from weights.file.layout import row_spans
 
 _UNUSED = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")  # constants of old versions

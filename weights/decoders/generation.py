@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from solver.base.errors import HeptiError
-from weights.convert.checkpoint import read_json
+from weights.file.json_files import read_json
 
 # Defaults of drawing, in transformers too, where a checkpoint draws and does not say.
 _DRAWN: Mapping[str, float] = {"temperature": 1.0, "top_p": 1.0, "top_k": 50}

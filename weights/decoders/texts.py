@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from solver.base.errors import HeptiError, explained
-from weights.convert.checkpoint import read_json
 from weights.decoders.generation import read_generation
+from weights.file.json_files import read_json
 from weights.inputs.tokenize import PromptTokenizer
 from weights.tokens.build import build_tokenizer
 

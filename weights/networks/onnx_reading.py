@@ -15,6 +15,7 @@ from solver.base.errors import HeptiError
 from solver.model.convnet import Node
 from solver.model.operators import VERBATIM
 from weights.networks.onnx_file import Constant, OnnxGraph, OnnxNode
+from weights.networks.onnx_rewrites import new_name
 
 
 class OpaqueError(Exception):
@@ -152,12 +153,7 @@ class Reading:
 
     def unique(self, name: str) -> str:
         """Return a name that nothing has."""
-        found, number = name, 1
-        while found in self._names:
-            number += 1
-            found = f"{name}/{number}"
-        self._names.add(found)
-        return found
+        return new_name(name, self._names)
 
     def slice(self, name: str, value: str, output: str, axis: int, start: int, stop: int) -> None:
         """Write a slice of a value; of channels in canonical form."""

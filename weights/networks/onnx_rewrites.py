@@ -28,6 +28,16 @@ _SHAPED = {"Reshape": 1, "Expand": 1, "Tile": 1, "Squeeze": 1, "Unsqueeze": 1, "
 _WHOLE = (np.int8, np.uint8, np.int16, np.uint16, np.int32)
 
 
+def new_name(name: str, taken: set[str]) -> str:
+    """Return a name that nothing has, which is taken from now on: this one, or with a number after it."""
+    found, number = name, 1
+    while found in taken:
+        number += 1
+        found = f"{name}/{number}"
+    taken.add(found)
+    return found
+
+
 class Rewriter:
     """A graph whose nodes are being written anew.
 
@@ -133,12 +143,7 @@ class Rewriter:
 
     def unique(self, name: str) -> str:
         """Return a name that nothing has."""
-        found, number = name, 1
-        while found in self._names:
-            number += 1
-            found = f"{name}/{number}"
-        self._names.add(found)
-        return found
+        return new_name(name, self._names)
 
     def given(self, node: onnx.NodeProto, number: int) -> str:
         """Return the name of an input, "" where it is left out."""
