@@ -57,7 +57,7 @@ from solver.model.precision import PRECISIONS
 from solver.plan.changes import all_bytes
 from solver.plan.file import plan_to_json
 from solver.plan.plan import Plan, Wire
-from solver.schedule.memory import needed_bytes
+from solver.schedule.encoders.memory import needed_bytes
 from solver.systems import planner_of
 from weights.file.store import ENCODER, WeightsFile
 from weights.formats import weights_path

@@ -54,7 +54,7 @@ from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segment_file import read_segments, segments_to_json
 from solver.plan.segments import THROUGHPUT, SegmentPlan
-from solver.schedule.segment_steps import memory_of, net_setting, predicted, weights_of
+from solver.schedule.networks.segment_steps import memory_of, net_setting, predicted, weights_of
 from solver.systems import DEFAULT
 from weights.file.networks import NetworkFile
 from weights.file.store import NETWORK

@@ -15,8 +15,8 @@ from solver.model.spec import ModelSpec, typical_rows
 from solver.plan.changes import all_bytes
 from solver.plan.file import read_plan
 from solver.plan.plan import Plan
-from solver.schedule.cost import predict
-from solver.schedule.memory import lacks
+from solver.schedule.encoders.cost import predict
+from solver.schedule.encoders.memory import lacks
 from solver.systems import DEFAULT, plan_that_fits
 from solver.systems.hepti import solve_hepti
 

@@ -26,7 +26,7 @@ from solver.plan.segment_file import segments_to_json
 from solver.plan.segments import SegmentPlan
 from solver.programs.planner import Solution
 from solver.schedule.decoders.asked import TokenRequest, token_request
-from solver.schedule.stages import price_plan
+from solver.schedule.encoders.stages import price_plan
 from solver.show.decoder_facts import priced_decoder
 from solver.show.decoder_tables import decoder_title, print_decoder
 from solver.show.network_facts import priced_network

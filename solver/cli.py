@@ -30,8 +30,8 @@ from solver.plan.plan import Plan, Wire
 from solver.programs.candidates import kinds_to_try
 from solver.programs.planner import Solution
 from solver.schedule.decoders.asked import CONTEXT, PRECISION, PROMPT, TOKENS
-from solver.schedule.memory import lacks
-from solver.schedule.stages import PricedPlan, price_plan
+from solver.schedule.encoders.memory import lacks
+from solver.schedule.encoders.stages import PricedPlan, price_plan
 from solver.show.advice import Upgrade, bounds, changes, limits, other_systems, upgrades
 from solver.show.comparison import beside_devices, compare, compared, winners
 from solver.show.explanation import explain, explanation_to_json, print_explanation

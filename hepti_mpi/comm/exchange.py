@@ -99,7 +99,7 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class TileSchedule:
     """A rank's messages in a gather of rows: to whom its own tiles go (rows within its own), and what arrives."""
 
     departures: tuple[tuple[tuple[int, Span], ...], ...]  # of every own tile: receivers with their rows
@@ -107,7 +107,7 @@ class Schedule:
 
 
 @lru_cache(maxsize=256)
-def schedule(have: Partition, want: tuple[Span, ...], tile_rows: int, route: Route, rank: int) -> Schedule:
+def schedule(have: Partition, want: tuple[Span, ...], tile_rows: int, route: Route, rank: int) -> TileSchedule:
     """Return a rank's part in giving every rank the rows that it wants; arguments as in `Gather`."""
     departures, arrivals = [], []
     for owner, span in enumerate(have):
@@ -125,7 +125,7 @@ def schedule(have: Partition, want: tuple[Span, ...], tile_rows: int, route: Rou
             elif rank in parts:
                 onward = tuple(peer for peer, source in came_from.items() if source == rank)
                 arrivals.append(Arrival(came_from.get(rank, owner), owner, parts[rank].within(want[rank]), onward))
-    return Schedule(tuple(departures), tuple(arrivals))
+    return TileSchedule(tuple(departures), tuple(arrivals))
 
 
 class Gather:

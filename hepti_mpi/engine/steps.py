@@ -1,4 +1,4 @@
-"""The loop over steps: a batch passes through blocks, step by step, as `solver.schedule.steps` says.
+"""The loop over steps: a batch passes through blocks, step by step, as `solver.schedule.encoders.steps` says.
 
 Who has which rows, heads and columns stands in the plan; a share is decided in `solver.programs`, a byte is sent in
 `comm.exchange`, a head is computed in `kernels.numpy_kernels.attend` and `kernels.ort.attend`.
@@ -39,8 +39,8 @@ from solver.model.sublayers import HALVES
 from solver.plan.changes import ALONE
 from solver.plan.layout import Box
 from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage, block_by_rows
-from solver.schedule import steps
-from solver.schedule.steps import BOTH_HALVES, block_steps
+from solver.schedule.encoders import steps
+from solver.schedule.encoders.steps import BOTH_HALVES, block_steps
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -17,7 +17,7 @@ from solver.model.blocks import Cut
 from solver.model.spec import ModelSpec
 from solver.plan.holdings import alike
 from solver.plan.plan import Plan
-from solver.schedule.steps import ByTiles, Close, Lay, block_steps, flop_of_rows
+from solver.schedule.encoders.steps import ByTiles, Close, Lay, block_steps, flop_of_rows
 
 HEARD, HOLDS = 1, 2
 # A look takes 0.06 ms of rank 0 and 0.04 of the others, four ranks on one host, and several times that on a board: less

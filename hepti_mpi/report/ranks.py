@@ -14,7 +14,7 @@ from solver.model.spec import ModelSpec
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import Plan
 from solver.plan.segments import SegmentPlan
-from solver.schedule.segment_steps import weights_of
+from solver.schedule.networks.segment_steps import weights_of
 
 
 def rank_report(spec: ModelSpec, plan: Plan, meter: Meter, rank: int, options: argparse.Namespace) -> dict[str, Any]:

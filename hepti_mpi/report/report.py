@@ -17,7 +17,7 @@ from solver.base import clock
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Wire
-from solver.schedule.stages import predict_plan, price_plan
+from solver.schedule.encoders.stages import predict_plan, price_plan
 
 FORMAT = "hepti-report/1"
 SHOWN = 20  # decisions about a plan that lives in a status, which may be asked for every second

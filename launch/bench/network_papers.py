@@ -31,7 +31,7 @@ from solver.base.phrases import counted
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
-from solver.schedule.segment_steps import net_setting
+from solver.schedule.networks.segment_steps import net_setting
 from solver.systems.convnets.coedge import Sharing, coedge_sharing
 
 EDGELD, ENERGY = "edgeld", "coedge-energy"

@@ -20,7 +20,7 @@ from launch.lab import up as lab_up
 from launch.lab.lab import Lab, lab_name
 from solver.base.errors import HeptiError
 from solver.model.spec import DEFAULT_ROWS, ModelSpec, TextInput, request_rows
-from solver.schedule.memory import ends_bytes, whole_layer_bytes, work_bytes
+from solver.schedule.encoders.memory import ends_bytes, whole_layer_bytes, work_bytes
 
 FITS = (1.0, 0.5, 0.25)
 # A profile says what is free beside the program, which plans count once more: 58 to 60 MiB in the lab.

@@ -22,7 +22,7 @@ from solver.base.errors import HeptiError
 from solver.cluster.cluster import read_cluster
 from solver.plan.file import read_plan
 from solver.plan.segment_file import read_segments
-from solver.schedule.stages import price_plan
+from solver.schedule.encoders.stages import price_plan
 from solver.show.advice import bounds
 
 PLAN_S = 600.0

@@ -15,9 +15,9 @@ from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Wire
 from solver.plan.segments import SegmentPlan
-from solver.schedule.cost import price, setting
-from solver.schedule.memory import lacks
-from solver.schedule.stages import price_plan
+from solver.schedule.encoders.cost import price, setting
+from solver.schedule.encoders.memory import lacks
+from solver.schedule.encoders.stages import price_plan
 from solver.show.advice import bounds
 from solver.systems import DECOUPLED, make_plan
 

@@ -16,7 +16,7 @@ from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segment_file import segments_to_json
 from solver.plan.segments import SegmentPlan
-from solver.schedule.segment_steps import net_setting
+from solver.schedule.networks.segment_steps import net_setting
 from solver.show.comparison import MOST_ALONE
 from solver.show.network_facts import network_bounds, priced_network
 from solver.systems.convnets import SYSTEMS, plan_network

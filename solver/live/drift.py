@@ -18,7 +18,7 @@ from solver.cluster.curves import Floats
 from solver.live.tracker import FIRST, Tracker
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Stage
-from solver.schedule.cost import price, setting
+from solver.schedule.encoders.cost import price, setting
 
 # The system counts how long a connection is busy in ticks of 4 ms: ten of them, on the busiest, make a rate.
 WINDOW_S, TICK_S = 0.04, 0.004

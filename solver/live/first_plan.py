@@ -16,8 +16,8 @@ from solver.model.spec import ModelSpec
 from solver.plan.changes import Holdings, all_by_rows
 from solver.plan.plan import Plan, Wire
 from solver.programs.lengths import for_rows
+from solver.schedule.encoders.memory import holds_all, short_bytes
 from solver.schedule.exchange import Mask
-from solver.schedule.memory import holds_all, short_bytes
 from solver.systems.sequence import rows_plan
 
 # To change from one plan that is not by rows to another takes seconds.

@@ -15,7 +15,7 @@ from solver.live.follower import DeviceFollower
 from solver.model.convnet import ConvNet
 from solver.plan.segments import SegmentPlan
 from solver.programs.convnets.segment_polish import shared_out
-from solver.schedule.segment_steps import net_setting, plan_seconds, price_segments
+from solver.schedule.networks.segment_steps import net_setting, plan_seconds, price_segments
 
 
 class NetworkFollower(DeviceFollower[SegmentPlan]):

@@ -30,9 +30,9 @@ from solver.plan.holdings import all_weights_bytes
 from solver.plan.plan import Plan
 from solver.programs.lengths import for_rows
 from solver.programs.planner import Solution
-from solver.schedule.cost import plan_seconds, predict, setting
+from solver.schedule.encoders.cost import plan_seconds, predict, setting
+from solver.schedule.encoders.memory import holds_all, needed_bytes
 from solver.schedule.exchange import Mask
-from solver.schedule.memory import holds_all, needed_bytes
 from solver.systems.sequence import rows_plan
 
 SHIFT = math.log(1.15)  # how far a factor has to be from where the plan was solved, for solving again

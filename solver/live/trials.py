@@ -12,9 +12,9 @@ from solver.plan.changes import all_bytes
 from solver.plan.plan import Plan
 from solver.programs.lengths import PlansByLength
 from solver.programs.planner import Solution, best_plan_of
-from solver.schedule.cost import predict
-from solver.schedule.layer_table import kind_of
-from solver.schedule.memory import SLIP_BYTES, short_bytes
+from solver.schedule.encoders.cost import predict
+from solver.schedule.encoders.layer_table import kind_of
+from solver.schedule.encoders.memory import SLIP_BYTES, short_bytes
 
 
 def plans_to_try(spec: ModelSpec, cluster: Cluster, solution: Solution) -> list[Plan]:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import ClassVar
 
 from solver.base.errors import HeptiError
-from solver.model.blocks import Axis, Block, Inner, Part, Tensor, norm_tensors, product
+from solver.model.blocks import Axis, Block, Inner, Tensor, TensorUse, norm_tensors, product
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,8 @@ class Attention(Block):
 
 @cache
 def _tensors(H: int, heads: Inner, buckets: int) -> tuple[Tensor, ...]:
-    into = [product(f"attention/{name}", (H, H), Part.INTO, heads) for name in ("query", "key", "value")]
-    out = product("attention/output", (H, H), Part.OUT, heads)
+    into = [product(f"attention/{name}", (H, H), TensorUse.INTO, heads) for name in ("query", "key", "value")]
+    out = product("attention/output", (H, H), TensorUse.OUT, heads)
     # A vector, which all have who take part: it is small, and goes with no heads of a file.
-    relative = [Tensor("attention/relative", (heads.count * buckets,), Part.RELATIVE)] if buckets else []
+    relative = [Tensor("attention/relative", (heads.count * buckets,), TensorUse.RELATIVE)] if buckets else []
     return (*sum(into, ()), *out, *norm_tensors("attention/norm", H), *relative)

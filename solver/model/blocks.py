@@ -50,7 +50,7 @@ class Inner:
     unit: int = 1
 
 
-class Part(StrEnum):
+class TensorUse(StrEnum):
     """Where in its block a tensor is used."""
 
     INTO = "into"  # the first product, which makes the inner columns
@@ -65,7 +65,7 @@ class Tensor:
 
     name: str  # behind the prefix of its layer
     shape: tuple[int, ...]
-    part: Part
+    part: TensorUse
     inner: Inner | None = None  # shares out the first dimension
 
     @property
@@ -76,11 +76,11 @@ class Tensor:
     @property
     def summed(self) -> int | None:
         """The dimension that its product sums over; a vector has none."""
-        return None if len(self.shape) == 1 else int(self.part is Part.INTO)
+        return None if len(self.shape) == 1 else int(self.part is TensorUse.INTO)
 
     def sublayer(self, norm: str) -> int:
         """Return which sub-layer of its block needs it, 0 or 1, where a block's norm is "pre" or "post"."""
-        return int(self.part is Part.OUT or (self.part is Part.NORM and norm == "post"))
+        return int(self.part is TensorUse.OUT or (self.part is TensorUse.NORM and norm == "post"))
 
     def held_bytes(self, precision: Precision = FLOAT32, units: int | None = None, columns: int | None = None) -> int:
         """Return its bytes as held; those of so many units of its axis, or of so many columns, if one is given."""
@@ -168,15 +168,15 @@ def inner_of(block: Block, system: str) -> Inner:
     return block.inner
 
 
-def product(name: str, shape: tuple[int, int], part: Part, inner: Inner | None) -> tuple[Tensor, ...]:
+def product(name: str, shape: tuple[int, int], part: TensorUse, inner: Inner | None) -> tuple[Tensor, ...]:
     """Return a product's matrix and bias; the bias is as wide as its result, and only inner columns are shared out."""
-    bias = (shape[:1], part, inner) if part is Part.INTO else (shape[1:], part)
+    bias = (shape[:1], part, inner) if part is TensorUse.INTO else (shape[1:], part)
     return Tensor(f"{name}/weight", shape, part, inner), Tensor(f"{name}/bias", *bias)
 
 
 def norm_tensors(name: str, width: int) -> tuple[Tensor, ...]:
     """Return a norm's scale and shift."""
-    return tuple(Tensor(f"{name}/{vector}", (width,), Part.NORM) for vector in ("weight", "bias"))
+    return tuple(Tensor(f"{name}/{vector}", (width,), TensorUse.NORM) for vector in ("weight", "bias"))
 
 
 def one_of(field: str, value: str, allowed: tuple[str, ...]) -> None:

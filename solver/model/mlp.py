@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
-from solver.model.blocks import Axis, Block, Inner, Part, Tensor, norm_tensors, one_of, product
+from solver.model.blocks import Axis, Block, Inner, Tensor, TensorUse, norm_tensors, one_of, product
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "relu", "tanh")
 
@@ -40,5 +40,5 @@ class Mlp(Block):
 @cache
 def _tensors(H: int, columns: Inner) -> tuple[Tensor, ...]:
     shape = (columns.count, H)
-    into, out = product("mlp/up", shape, Part.INTO, columns), product("mlp/down", shape, Part.OUT, columns)
+    into, out = product("mlp/up", shape, TensorUse.INTO, columns), product("mlp/down", shape, TensorUse.OUT, columns)
     return (*into, *out, *norm_tensors("mlp/norm", H))

@@ -42,6 +42,6 @@ class Precision:
 
 FLOAT32 = Precision("float32", bits=32)
 # The scales of its output channels were measured with all that loading takes, and count there
-# (`solver.schedule.memory.loading`).
+# (`solver.schedule.encoders.memory.loading`).
 INT8 = Precision("int8", bits=8)
 PRECISIONS = {precision.name: precision for precision in (FLOAT32, INT8)}

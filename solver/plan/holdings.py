@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from solver.base.spans import Span
-from solver.model.blocks import Cut, Part, Tensor
+from solver.model.blocks import Cut, Tensor, TensorUse
 from solver.model.precision import FLOAT32, Precision
 from solver.model.spec import ModelSpec, layer_prefixes, tensor_shapes
 from solver.model.sublayers import HALVES
@@ -117,7 +117,7 @@ def _slices(prefix: str, tensor: Tensor, block: BlockPlan, rank: int) -> Iterato
         assert block.rows is not None
         if block.rows[rank] > 0:
             yield _whole(prefix, tensor)
-    elif block.cut is Cut.COLUMNS and tensor.part is Part.OUT:
+    elif block.cut is Cut.COLUMNS and tensor.part is TensorUse.OUT:
         assert block.columns is not None
         if block.columns[rank].size:
             yield _part(prefix, tensor, Span(0, shape[0]), block.columns[rank])

@@ -20,7 +20,7 @@ from solver.cluster.curves import Kernel
 from solver.model.blocks import Axis, Block
 from solver.plan.routes import Route
 from solver.programs.search import JOINING, MANY, Configuration, Draft, Terms, drafts, finish, improved, redraft
-from solver.schedule.layer_table import (
+from solver.schedule.encoders.layer_table import (
     BLOCK_FULL,
     BLOCK_ROWS,
     ROWS,
@@ -29,7 +29,7 @@ from solver.schedule.layer_table import (
     layer_kinds,
     taking,
 )
-from solver.schedule.setting import Setting
+from solver.schedule.encoders.setting import Setting
 from solver.schedule.timing import FLOAT_BYTES
 
 Found = TypeVar("Found", Draft, Configuration)

@@ -42,9 +42,9 @@ from solver.model.blocks import Axis
 from solver.plan.routes import Route
 from solver.programs.linear_bounds import LINES, lower_lines, own_exchange
 from solver.programs.search import Terms
+from solver.schedule.encoders.layer_table import PARTS, LayerTable, TableStep, taking
+from solver.schedule.encoders.pricing import most_blocks
 from solver.schedule.exchange import Exchange, Mask
-from solver.schedule.layer_table import PARTS, LayerTable, TableStep, taking
-from solver.schedule.pricing import most_blocks
 from solver.schedule.timing import Transfer, cpu_seconds
 
 MS = 1e3  # the program counts milliseconds and MiB: solvers dislike numbers far from one

@@ -11,7 +11,7 @@ import numpy as np
 from solver.programs.candidates import finished, first_drafts, kinds_to_try
 from solver.programs.planner import Solution, relaxed
 from solver.programs.search import finish, neighbours
-from solver.schedule.layer_table import layer_table, taking
+from solver.schedule.encoders.layer_table import layer_table, taking
 
 NOTHING = 1e-6  # of a unit: what a fractional share is off by
 

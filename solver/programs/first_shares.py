@@ -9,8 +9,8 @@ import numpy as np
 from solver.base.spans import largest_remainder
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
+from solver.schedule.encoders.layer_table import Integers, LayerTable, Units
 from solver.schedule.exchange import Mask
-from solver.schedule.layer_table import Integers, LayerTable, Units
 
 
 def starts_of(table: LayerTable, crew: Mask, seconds: Mapping[Axis, Floats], caps: Floats) -> list[Units]:

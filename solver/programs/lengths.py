@@ -19,9 +19,9 @@ from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage
 from solver.plan.routes import Route
 from solver.programs.search import Terms, improved, redraft
 from solver.programs.tiles_and_routes import best_sending
-from solver.schedule.cost import price, setting
-from solver.schedule.layer_table import Units, kind_of, layer_plan, unit_size
-from solver.schedule.setting import Setting
+from solver.schedule.encoders.cost import price, setting
+from solver.schedule.encoders.layer_table import Units, kind_of, layer_plan, unit_size
+from solver.schedule.encoders.setting import Setting
 
 SHORTEST = 16  # rows of the smallest bucket
 

@@ -9,8 +9,8 @@ import numpy as np
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
 from solver.plan.routes import Route
+from solver.schedule.encoders.layer_table import LayerTable, taking
 from solver.schedule.exchange import Exchange, Mask, tile_counts
-from solver.schedule.layer_table import LayerTable, taking
 from solver.schedule.timing import Transfer
 
 LINES = 6  # that stand for a curve

@@ -39,10 +39,10 @@ from solver.programs.search import (
     undominated,
 )
 from solver.programs.tiles_and_routes import TILE_ROWS, best_sending, best_sent, sent
-from solver.schedule.cost import price, setting
-from solver.schedule.layer_table import layer_kinds, layer_plan, layer_table, over_all, taking, with_root
-from solver.schedule.memory import SLIP_BYTES, does_not_fit, packing, weights_room
-from solver.schedule.setting import Setting
+from solver.schedule.encoders.cost import price, setting
+from solver.schedule.encoders.layer_table import layer_kinds, layer_plan, layer_table, over_all, taking, with_root
+from solver.schedule.encoders.memory import SLIP_BYTES, does_not_fit, packing, weights_room
+from solver.schedule.encoders.setting import Setting
 
 if TYPE_CHECKING:
     from solver.programs.convex import Relaxed

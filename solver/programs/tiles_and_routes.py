@@ -10,10 +10,10 @@ from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import BlockPlan, Plan, Stage, StreamLayout
 from solver.plan.routes import Route
-from solver.schedule.cost import plan_seconds, setting
-from solver.schedule.layer_table import LayerKind, Units, layer_seconds, taking
-from solver.schedule.setting import Setting
-from solver.schedule.stages import predict_plan
+from solver.schedule.encoders.cost import plan_seconds, setting
+from solver.schedule.encoders.layer_table import LayerKind, Units, layer_seconds, taking
+from solver.schedule.encoders.setting import Setting
+from solver.schedule.encoders.stages import predict_plan
 
 Sent = TypeVar("Sent")
 

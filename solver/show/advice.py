@@ -11,10 +11,10 @@ from solver.cluster.cluster import GIB, MIB, Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan
 from solver.programs.planner import Solution
-from solver.schedule.cost import Price
-from solver.schedule.memory import holds_all
-from solver.schedule.stages import PricedPlan
-from solver.schedule.steps import BOTH_HALVES, flop_of_rows
+from solver.schedule.encoders.memory import holds_all
+from solver.schedule.encoders.stages import PricedPlan
+from solver.schedule.encoders.steps import BOTH_HALVES, flop_of_rows
+from solver.schedule.price import Price
 from solver.systems import DEFAULT, plans_for
 from solver.systems.hepti import plan_hepti
 

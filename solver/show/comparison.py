@@ -13,8 +13,8 @@ from solver.cluster.cluster import Cluster
 from solver.model.named import decoupled
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Wire
-from solver.schedule.memory import lacks
-from solver.schedule.stages import price_plan
+from solver.schedule.encoders.memory import lacks
+from solver.schedule.encoders.stages import price_plan
 from solver.systems import DECOUPLED, DEFAULT, PLANNERS, THROUGHPUT, make_plan, plans_for
 from solver.systems.named import ALONE
 

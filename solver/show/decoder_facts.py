@@ -11,10 +11,10 @@ from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
-from solver.schedule.cost import Price
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import predicted, price_pass, setting_of
 from solver.schedule.decoders.memory import RankMemory, decoder_lacks, rank_memory
+from solver.schedule.price import Price
 from solver.show.comparison import ComparedSystem, beside_devices, side_by_side
 from solver.systems.decoders import SYSTEMS, plan_decoder
 

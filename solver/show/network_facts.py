@@ -16,8 +16,8 @@ from solver.model.convnet import ConvNet
 from solver.model.operators import flop
 from solver.plan.plan import Wire
 from solver.plan.segments import SegmentPlan, SegmentShares, unrolled
-from solver.schedule.cost import Price, PricedStep
-from solver.schedule.segment_steps import NetSetting, compute_s, memory_of, net_setting, price_segments
+from solver.schedule.networks.segment_steps import NetSetting, compute_s, memory_of, net_setting, price_segments
+from solver.schedule.price import Price, PricedStep
 from solver.show.advice import Bounds
 from solver.show.comparison import ComparedSystem, beside_devices, side_by_side
 from solver.systems.convnets import SYSTEMS, plan_network

@@ -21,8 +21,8 @@ from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segment_file import PARTS, segments_to_json, whole_parts
 from solver.plan.segments import Segment, SegmentCut
-from solver.schedule.cost import Price, PricedStep
-from solver.schedule.segment_steps import weights_of
+from solver.schedule.networks.segment_steps import weights_of
+from solver.schedule.price import Price, PricedStep
 from solver.show.advice import Bounds
 from solver.show.comparison import ComparedSystem
 from solver.show.network_facts import PricedNetwork, work

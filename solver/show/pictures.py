@@ -14,8 +14,8 @@ from solver.base.command import whole_file
 from solver.base.environment import install
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
-from solver.schedule.cost import PricedStep
-from solver.schedule.stages import PricedPlan
+from solver.schedule.encoders.stages import PricedPlan
+from solver.schedule.price import PricedStep
 from solver.schedule.timing import Times
 from solver.show.comparison import Won
 

@@ -22,7 +22,7 @@ from solver.plan.plan import BlockPlan, LayerPlan, Plan, Wire
 from solver.plan.routes import Route
 from solver.plan.segments import SegmentPlan
 from solver.programs.planner import Solution
-from solver.schedule.cost import Price
+from solver.schedule.price import Price
 from solver.show.advice import WORTH, Bounds, Limit, Upgrade
 from solver.show.comparison import ComparedSystem
 from solver.show.system_tables import print_notes

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from solver.base.tables import new_table
 from solver.cluster.cluster import MIB, Cluster
-from solver.schedule.cost import Price, PricedStep
-from solver.schedule.stages import PricedPlan
+from solver.schedule.encoders.stages import PricedPlan
+from solver.schedule.price import Price, PricedStep
 
 
 @dataclass(frozen=True, slots=True)

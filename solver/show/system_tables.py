@@ -17,7 +17,7 @@ from solver.model.spec import ModelSpec
 from solver.model.sublayers import LEGEND
 from solver.plan.file import plan_to_json
 from solver.plan.plan import Plan, Wire
-from solver.schedule.stages import PricedPlan
+from solver.schedule.encoders.stages import PricedPlan
 from solver.show.advice import Upgrade
 from solver.show.comparison import ComparedSystem, ranked, winner
 

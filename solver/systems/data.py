@@ -14,8 +14,8 @@ import numpy as np
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan
-from solver.schedule.memory import holds_all, no_device_holds_all
-from solver.schedule.stages import chain, layer_seconds
+from solver.schedule.encoders.memory import holds_all, no_device_holds_all
+from solver.schedule.encoders.stages import chain, layer_seconds
 
 
 def plan_data(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:

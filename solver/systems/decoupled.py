@@ -2,7 +2,8 @@
 
 DeTransformer, "Communication-Efficient Model Parallelism for Distributed In-Situ Transformer Inference", DATE 2024. In
 the decoupled layers of a group nothing is sent: every device computes its sub-blocks, one layer after the other
-(`solver.schedule.regions` says what moves around them). An original layer that is cut `whole` is computed by everybody.
+(`solver.schedule.encoders.regions` says what moves around them). An original layer that is cut `whole` is computed by
+everybody.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Block, Cut
 from solver.plan.plan import BlockPlan, LayerPlan, Plan, Stage, StreamLayout, layer_by_rows
+from solver.schedule.encoders.layer_table import Integers
+from solver.schedule.encoders.pricing import block_seconds
+from solver.schedule.encoders.setting import Setting
 from solver.schedule.exchange import Mask
-from solver.schedule.layer_table import Integers
-from solver.schedule.pricing import block_seconds
-from solver.schedule.setting import Setting
 
 # How an original layer is computed, where not on one device.
 WHOLE, TENSOR_PARALLEL = -2, -1

@@ -40,13 +40,13 @@ from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Cut
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, StreamLayout
-from solver.schedule.cost import setting
+from solver.schedule.encoders.cost import setting
+from solver.schedule.encoders.layer_table import Integers
+from solver.schedule.encoders.memory import nearest_lacks, weights_room, whole_layer_bytes
+from solver.schedule.encoders.pricing import Pricer
+from solver.schedule.encoders.setting import Setting
+from solver.schedule.encoders.steps import cut_steps
 from solver.schedule.exchange import Exchange, Mask, gather, scatter
-from solver.schedule.layer_table import Integers
-from solver.schedule.memory import nearest_lacks, weights_room, whole_layer_bytes
-from solver.schedule.pricing import Pricer
-from solver.schedule.setting import Setting
-from solver.schedule.steps import cut_steps
 from solver.schedule.timing import FLOAT_BYTES, TimedStep, Transfer, step_times
 from solver.systems.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, seconds_on_one, tensor_shares
 

@@ -21,9 +21,9 @@ from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan
-from solver.schedule.layer_table import Integers
-from solver.schedule.memory import layers_do_not_fit, weights_room, whole_layer_bytes
-from solver.schedule.stages import chain, layer_seconds
+from solver.schedule.encoders.layer_table import Integers
+from solver.schedule.encoders.memory import layers_do_not_fit, weights_room, whole_layer_bytes
+from solver.schedule.encoders.stages import chain, layer_seconds
 from solver.schedule.timing import FLOAT_BYTES
 
 MOST = 8

@@ -22,8 +22,8 @@ from solver.cluster.curves import Floats
 from solver.model.blocks import Axis
 from solver.model.spec import ModelSpec, encoder_blocks
 from solver.plan.plan import Plan, uniform_plan
-from solver.schedule.cost import setting
-from solver.schedule.layer_table import (
+from solver.schedule.encoders.cost import setting
+from solver.schedule.encoders.layer_table import (
     BLOCK_ROWS,
     Integers,
     LayerKind,
@@ -32,7 +32,7 @@ from solver.schedule.layer_table import (
     layer_weights,
     unit_count,
 )
-from solver.schedule.memory import does_not_fit, packing, weights_room
+from solver.schedule.encoders.memory import does_not_fit, packing, weights_room
 
 KIND = LayerKind((BLOCK_ROWS, BLOCK_ROWS))
 

@@ -21,7 +21,7 @@ from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan, Wire
 from solver.programs.candidates import FEW
 from solver.programs.tiles_and_routes import sent_and_predicted
-from solver.schedule.memory import lacks
+from solver.schedule.encoders.memory import lacks
 from solver.systems.edgeshard import plan_edgeshard
 from solver.systems.galaxy import plan_galaxy
 from solver.systems.grid2d import plan_grid2d

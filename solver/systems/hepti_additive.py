@@ -23,8 +23,8 @@ from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Cut
 from solver.model.spec import ModelSpec, encoder_blocks
 from solver.plan.plan import Plan, StreamLayout, uniform_plan
-from solver.schedule.cost import setting
-from solver.schedule.layer_table import (
+from solver.schedule.encoders.cost import setting
+from solver.schedule.encoders.layer_table import (
     BLOCK_FULL,
     ROWS,
     Integers,
@@ -36,7 +36,7 @@ from solver.schedule.layer_table import (
     over_all,
     with_root,
 )
-from solver.schedule.memory import does_not_fit, packing, weights_room
+from solver.schedule.encoders.memory import does_not_fit, packing, weights_room
 
 STRATEGIES = (
     LayerKind((ROWS, ROWS)),

@@ -24,8 +24,8 @@ from solver.model.spec import ModelSpec, TextInput
 from solver.plan.plan import Plan, Stage
 from solver.programs.candidates import FEW
 from solver.programs.planner import solve
-from solver.schedule.memory import holds_all
-from solver.schedule.stages import layer_seconds, price_plan
+from solver.schedule.encoders.memory import holds_all
+from solver.schedule.encoders.stages import layer_seconds, price_plan
 from solver.systems.pipeedge import plan_pipeedge
 
 ALL = 16  # devices of the largest group that is tried besides

@@ -34,9 +34,9 @@ from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import HALVES, widths
 from solver.plan.plan import Plan, Wire
-from solver.schedule.layer_table import Integers
-from solver.schedule.memory import layers_do_not_fit, weights_room, whole_layer_bytes
-from solver.schedule.stages import chain_of_sublayers, sublayer_seconds
+from solver.schedule.encoders.layer_table import Integers
+from solver.schedule.encoders.memory import layers_do_not_fit, weights_room, whole_layer_bytes
+from solver.schedule.encoders.stages import chain_of_sublayers, sublayer_seconds
 from solver.schedule.timing import FLOAT_BYTES
 
 BUFFERS = 2  # batches that wait at each end of a stage

@@ -21,8 +21,8 @@ import numpy as np
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan
-from solver.schedule.memory import layers_do_not_fit, weights_room, whole_layer_bytes
-from solver.schedule.stages import chain, layer_seconds
+from solver.schedule.encoders.memory import layers_do_not_fit, weights_room, whole_layer_bytes
+from solver.schedule.encoders.stages import chain, layer_seconds
 
 
 def plan_prima(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:

@@ -8,7 +8,7 @@ from solver.base.errors import HeptiError
 from solver.cluster.cluster import Cluster
 from solver.model.spec import ModelSpec
 from solver.plan.plan import Plan
-from solver.schedule.cost import setting
+from solver.schedule.encoders.cost import setting
 from solver.systems.decoupled import decoupled_plan
 from solver.systems.sequence import rows_plan
 

@@ -26,10 +26,10 @@ from solver.cluster.curves import Floats
 from solver.model.spec import ModelSpec, encoder_blocks
 from solver.plan.plan import Keys, Plan, layer_by_rows, uniform_plan
 from solver.programs.first_shares import least_makespan
-from solver.schedule.cost import setting
-from solver.schedule.layer_table import kind_by_rows
-from solver.schedule.memory import holds_all, no_device_holds_all
-from solver.schedule.pricing import seconds_alone
+from solver.schedule.encoders.cost import setting
+from solver.schedule.encoders.layer_table import kind_by_rows
+from solver.schedule.encoders.memory import holds_all, no_device_holds_all
+from solver.schedule.encoders.pricing import seconds_alone
 
 
 def plan_voltage(spec: ModelSpec, cluster: Cluster, rows: int) -> Plan:

@@ -7,8 +7,8 @@ import pytest
 from hepti_mpi.report.report import predicted_rate, prediction
 from solver.programs.lengths import PlansByLength
 from solver.programs.planner import solve
-from solver.schedule.cost import predict
-from solver.schedule.stages import chain, price_plan
+from solver.schedule.encoders.cost import predict
+from solver.schedule.encoders.stages import chain, price_plan
 from tests.hepti_mpi.test_plan_choice import SPEC
 from tests.kit.clusters import pis
 

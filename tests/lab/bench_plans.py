@@ -37,10 +37,10 @@ from solver.plan.plan import LayerPlan, Plan, Stage
 from solver.programs.planner import Solution, solve
 from solver.programs.search import Configuration, Terms, drafts, finish, improved
 from solver.programs.tiles_and_routes import best_sending
-from solver.schedule.cost import setting
-from solver.schedule.layer_table import layer_kinds, layer_plan
-from solver.schedule.setting import Setting
-from solver.schedule.stages import predict_plan
+from solver.schedule.encoders.cost import setting
+from solver.schedule.encoders.layer_table import layer_kinds, layer_plan
+from solver.schedule.encoders.setting import Setting
+from solver.schedule.encoders.stages import predict_plan
 from solver.systems import make_plan
 
 ROOT = Path(__file__).parents[2]

@@ -7,7 +7,7 @@ from hepti_mpi.kernels.backends import backend
 from solver.base.spans import Span
 from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.plan.plan import Plan, Stage, Wire
-from solver.schedule.cost import price, setting
+from solver.schedule.encoders.cost import price, setting
 from tests import sweeps
 from tests.kit.decoupled import ORIGINALS, original, random_layers, sub_blocks
 from tests.kit.encoder_ranks import check

@@ -11,7 +11,7 @@ from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.blocks import Cut
 from solver.model.spec import with_layers
 from solver.plan.plan import BlockPlan, StreamLayout, Wire, uniform_plan
-from solver.schedule.cost import price, setting
+from solver.schedule.encoders.cost import price, setting
 from tests import sweeps
 from tests.kit.encoder_ranks import check
 from tests.kit.encoders import KINDS, POST, PRE, shares

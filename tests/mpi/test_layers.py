@@ -13,7 +13,7 @@ from solver.model.blocks import Cut
 from solver.plan.file import read_plan
 from solver.plan.plan import BlockPlan, Keys, Wire, layer_by_rows
 from solver.plan.routes import Route
-from solver.schedule.cost import predict
+from solver.schedule.encoders.cost import predict
 from tests import sweeps
 from tests.kit.encoder_ranks import check, check_plan
 from tests.kit.encoders import CUTS, KINDS, POST, PRE, random_layer

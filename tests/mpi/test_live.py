@@ -23,7 +23,7 @@ from solver.live import trials
 from solver.live.decision import Decision
 from solver.live.replan import Replanner
 from solver.programs.planner import solve
-from solver.schedule.cost import predict
+from solver.schedule.encoders.cost import predict
 from solver.systems import make_plan
 from tests import sweeps
 from tests.kit.at_once import AtOnce

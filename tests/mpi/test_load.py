@@ -13,7 +13,7 @@ from solver.model.sublayers import HALVES
 from solver.plan.changes import layer_shares
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import Plan, Stage
-from solver.schedule.stages import chain_of_sublayers
+from solver.schedule.encoders.stages import chain_of_sublayers
 from tests import sweeps
 from tests.kit.decoupled import random_layers
 from tests.kit.encoders import CUTS, POST, TEXTS, plan_of, random_layer, tensors_of

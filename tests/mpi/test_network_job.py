@@ -14,7 +14,7 @@ from solver.live.follower import PlanChange
 from solver.live.network_replan import NetworkFollower
 from solver.live.turns import TURNS
 from solver.plan.segment_file import segments_to_json
-from solver.schedule.segment_steps import net_setting, predicted
+from solver.schedule.networks.segment_steps import net_setting, predicted
 from solver.systems.convnets import SYSTEMS, hepti_throughput
 from tests import sweeps
 from tests.kit.convnets import plan_of

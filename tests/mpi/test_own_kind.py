@@ -16,16 +16,16 @@ from solver.base.spans import Partition
 from solver.cluster.curves import Kernel
 from solver.model import spec as model
 from solver.model.attention import Attention
-from solver.model.blocks import Block, Cut, Part, Tensor, norm_tensors
+from solver.model.blocks import Block, Cut, Tensor, TensorUse, norm_tensors
 from solver.model.mlp import Mlp
 from solver.model.spec import ModelSpec, Run, TextInput, tensor_shapes
 from solver.plan.file import plan_from_json, plan_to_json
 from solver.plan.plan import BlockPlan, StreamLayout, block_by_rows, blockwise_plan
 from solver.programs.planner import solve
-from solver.schedule import steps
-from solver.schedule.cost import price, setting
-from solver.schedule.stages import price_plan
-from solver.schedule.steps import ByTiles, Call, Lay
+from solver.schedule.encoders import steps
+from solver.schedule.encoders.cost import price, setting
+from solver.schedule.encoders.stages import price_plan
+from solver.schedule.encoders.steps import ByTiles, Call, Lay
 from solver.show.schedule_table import schedule_rows
 from solver.systems import make_plan
 from tests import sweeps
@@ -50,8 +50,8 @@ class Gate(Block):
     @property
     def tensors(self):
         """One square matrix, its bias, and the norm."""
-        weight = Tensor("gate/weight", (self.hidden, self.hidden), Part.INTO)
-        return weight, Tensor("gate/bias", (self.hidden,), Part.INTO), *norm_tensors("gate/norm", self.hidden)
+        weight = Tensor("gate/weight", (self.hidden, self.hidden), TensorUse.INTO)
+        return weight, Tensor("gate/bias", (self.hidden,), TensorUse.INTO), *norm_tensors("gate/norm", self.hidden)
 
 
 # 2. What it does, step by step.

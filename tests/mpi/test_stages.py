@@ -23,7 +23,7 @@ from solver.cluster.cluster import GIB, Cluster, Device, Link
 from solver.model.spec import tensor_shapes, with_layers
 from solver.model.sublayers import HALVES
 from solver.plan.plan import STAGE_WIRES, Plan, Stage, Wire
-from solver.schedule.stages import chain_of_sublayers, price_plan
+from solver.schedule.encoders.stages import chain_of_sublayers, price_plan
 from tests import sweeps
 from tests.kit.connections import connected
 from tests.kit.encoder_ranks import make_stack

@@ -8,7 +8,7 @@ import pytest
 from hepti_mpi.engine.network import NetworkShare
 from hepti_mpi.engine.tiles import TileTasks
 from hepti_mpi.kernels.slab import Slab
-from solver.schedule.segment_steps import net_setting, price_segments
+from solver.schedule.networks.segment_steps import net_setting, price_segments
 from tests import sweeps
 from tests.kit.chains import boards, chain
 from tests.kit.convnets import emulate, plan_of, random_shares, reader

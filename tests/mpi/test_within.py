@@ -21,7 +21,7 @@ from solver.live.replan import Replanner
 from solver.live.tracker import FIRST
 from solver.plan.routes import Route
 from solver.programs.planner import solve
-from solver.schedule.cost import predict
+from solver.schedule.encoders.cost import predict
 from tests import sweeps
 from tests.kit.at_once import AtOnce
 from tests.kit.clusters import pis

@@ -40,7 +40,7 @@ from solver.plan.segments import (
 )
 from solver.programs.convnets.segment_polish import coarsest
 from solver.schedule.exchange import Mask
-from solver.schedule.segment_steps import (
+from solver.schedule.networks.segment_steps import (
     Areas,
     Ints,
     NetSetting,
@@ -208,7 +208,7 @@ def _place(shares: SegmentShares) -> object:
 
 
 def _lies(shares: SegmentShares, value: str) -> list[bool]:
-    """Return of every rank whether a value lies behind a segment as `solver.schedule.segment_steps` wants it."""
+    """Return of every rank whether a value lies behind a segment as `networks.segment_steps` wants it."""
     if any(held.summands for held in shares.after.values()):
         return [False] * len(shares.walks)
     boxes = shares.after[value].boxes

@@ -1,7 +1,7 @@
 """What is done to a network's plan once it is cut: a descent, and shares for devices as they are now.
 
 A descent changes a plan step by step, as long as that makes it faster, by the price of the whole plan, in which ranks
-do not wait for all others (`solver.schedule.segment_steps.advanced`).
+do not wait for all others (`solver.schedule.networks.segment_steps.advanced`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from solver.plan.segments import (
     unrolled,
     with_edges_first,
 )
-from solver.schedule.segment_steps import Ints, NetSetting, moments_of, network_steps, step_at, waited_for
+from solver.schedule.networks.segment_steps import Ints, NetSetting, moments_of, network_steps, step_at, waited_for
 
 CHANNEL_PARTS = 32  # of which shares of channels are made: multiples of 8 and 16, which kernels compute at a time
 PRICE = 10  # of how many nodes the walks take as long as a price does besides

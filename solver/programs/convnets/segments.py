@@ -52,7 +52,7 @@ from solver.programs.convnets.segment_polish import (
     let_edges_first,
     seconds_by_rows,
 )
-from solver.schedule.segment_steps import (
+from solver.schedule.networks.segment_steps import (
     Areas,
     Ints,
     NetSetting,

@@ -28,10 +28,10 @@ from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
 from solver.model.decoder import PRECISIONS, Decoder, DecoderLayer, GatedMlp, GroupedAttention
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
-from solver.schedule.cost import Price, PricedStep
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.memory import attention_bytes, mlp_bytes, rank_memory, words_bytes
 from solver.schedule.exchange import Exchange, Mask, Network, gather, of_matrix, scatter
+from solver.schedule.price import Price, PricedStep
 from solver.schedule.timing import FLOAT_BYTES, Times, cpu_seconds
 
 BLOCK = 32  # numbers of a summand that share a scale where they travel in few bits

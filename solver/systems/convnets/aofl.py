@@ -22,7 +22,7 @@ from solver.cluster.cluster import Cluster
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segments import SegmentPlan, alone_on, moved_bytes
-from solver.schedule.segment_steps import NetSetting, compute_s, net_setting
+from solver.schedule.networks.segment_steps import NetSetting, compute_s, net_setting
 from solver.systems.convnets.common import (
     chain_points,
     exchange_s,

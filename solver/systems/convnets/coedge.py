@@ -36,7 +36,7 @@ from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares, moved_bytes, unrolled
-from solver.schedule.segment_steps import NetSetting, memory_of, net_setting, weights_of
+from solver.schedule.networks.segment_steps import NetSetting, memory_of, net_setting, weights_of
 from solver.systems.convnets.common import (
     cut_points,
     exchange_s,

@@ -30,7 +30,7 @@ from solver.plan.segments import (
     segment_shares,
 )
 from solver.schedule.exchange import of_matrix
-from solver.schedule.segment_steps import NetSetting, check_memory, predicted, price_segments
+from solver.schedule.networks.segment_steps import NetSetting, check_memory, predicted, price_segments
 
 
 def rows_end(net: ConvNet) -> int:

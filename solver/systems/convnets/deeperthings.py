@@ -27,7 +27,7 @@ from solver.model.operators import BY_CHANNELS, SUMS, tensors_of
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on, equal_shares
 from solver.programs.integer import Way, least_traffic
-from solver.schedule.segment_steps import net_setting
+from solver.schedule.networks.segment_steps import net_setting
 from solver.systems.convnets.common import cut_points, finished, plan_of, rows_end, runs_between
 
 

@@ -31,7 +31,7 @@ from solver.cluster.curves import Floats
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segments import Held, Segment, SegmentCut, SegmentPlan, moved_bytes, only_on, segment_shares
-from solver.schedule.segment_steps import NetSetting, compute_s, net_setting
+from solver.schedule.networks.segment_steps import NetSetting, compute_s, net_setting
 from solver.systems.convnets.common import (
     cut_points,
     finished,

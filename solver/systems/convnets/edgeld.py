@@ -26,7 +26,7 @@ from solver.model.convnet import ConvNet
 from solver.model.operators import flop, walk
 from solver.plan.plan import Wire
 from solver.plan.segments import SegmentPlan, SegmentShares, moved_bytes
-from solver.schedule.segment_steps import NetSetting, net_setting
+from solver.schedule.networks.segment_steps import NetSetting, net_setting
 from solver.systems.convnets.common import (
     chain_points,
     finished,

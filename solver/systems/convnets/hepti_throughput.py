@@ -18,7 +18,7 @@ from solver.plan.plan import Wire
 from solver.plan.segments import THROUGHPUT, SegmentPlan, among
 from solver.programs.candidates import FEW
 from solver.programs.convnets.segments import solve_network
-from solver.schedule.segment_steps import net_setting, predicted
+from solver.schedule.networks.segment_steps import net_setting, predicted
 from solver.systems.hepti_throughput import DeviceGroup, best_partition
 
 

@@ -18,7 +18,7 @@ from solver.model.convnet import ConvNet
 from solver.model.operators import ELEMENTWISE
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
-from solver.schedule.segment_steps import net_setting
+from solver.schedule.networks.segment_steps import net_setting
 from solver.systems.convnets.common import (
     chain_points,
     finished,

@@ -14,7 +14,7 @@ from solver.cluster.cluster import Cluster
 from solver.model.convnet import ConvNet
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, alone_on
-from solver.schedule.segment_steps import NetSetting, net_setting
+from solver.schedule.networks.segment_steps import NetSetting, net_setting
 from solver.systems.convnets.common import finished, plan_of, seconds_of
 
 

@@ -21,7 +21,7 @@ from solver.model.named import named_model
 from solver.model.named_decoders import named_decoder
 from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import TokenRequest
-from solver.schedule.stages import predict_plan
+from solver.schedule.encoders.stages import predict_plan
 from solver.systems import make_plan
 from tests.kit.clusters import pis
 from tests.kit.networks import classifier

@@ -14,7 +14,7 @@ from launch.bench.paper_command import bandwidths, cells, claim_cells, draw_pict
 from launch.compare.model import BenchModel
 from solver.base.errors import HeptiError
 from solver.model.named import decoupled, named_model
-from solver.schedule.memory import weights_room, whole_layer_bytes
+from solver.schedule.encoders.memory import weights_room, whole_layer_bytes
 from tests.kit.clusters import pis
 from tests.kit.figures import check_readable, drawn_by, legend
 from tests.kit.stages import Pretended

@@ -16,7 +16,7 @@ from solver.cluster.nodes import (
 )
 from solver.model.convnet import ConvNet, Node
 from solver.model.operators import WorkKind, signature
-from solver.schedule.segment_steps import net_setting, plan_seconds
+from solver.schedule.networks.segment_steps import net_setting, plan_seconds
 from tests.kit import refused
 from tests.kit.chains import chain
 from tests.kit.convnets import plan_of

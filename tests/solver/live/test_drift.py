@@ -9,7 +9,7 @@ from solver.cluster.curves import derived_curves
 from solver.live.drift import PLANS, Drift, scaled
 from solver.live.tracker import SLIGHT_PATIENCE, SOON, Tracker
 from solver.model.named import named_model
-from solver.schedule.cost import predict, price, setting
+from solver.schedule.encoders.cost import predict, price, setting
 from solver.systems import make_plan
 from solver.systems.sequence import rows_plan
 from tests.kit.clusters import pis

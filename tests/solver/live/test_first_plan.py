@@ -11,7 +11,7 @@ from solver.model.named import named_model
 from solver.plan.changes import Holdings, all_by_rows, layer_shares
 from solver.plan.holdings import weights_bytes
 from solver.programs.planner import solve
-from solver.schedule.memory import holds_all, needed_bytes
+from solver.schedule.encoders.memory import holds_all, needed_bytes
 from solver.systems import make_plan
 from tests.kit.clusters import pis
 from tests.sweeps import ALL, pairs

@@ -16,8 +16,8 @@ from solver.model.named import named_model
 from solver.plan.changes import Holdings, all_by_rows
 from solver.programs.lengths import for_rows
 from solver.programs.planner import solve
-from solver.schedule.cost import predict, price, setting
-from solver.schedule.memory import work_bytes
+from solver.schedule.encoders.cost import predict, price, setting
+from solver.schedule.encoders.memory import work_bytes
 from solver.systems import make_plan
 from tests.kit.at_once import AtOnce
 from tests.kit.clusters import pis

@@ -9,8 +9,8 @@ from solver.live.turns import ERROR, MOST, TURNS
 from solver.model.named import named_model
 from solver.plan.changes import all_bytes
 from solver.programs.planner import solve
-from solver.schedule.cost import predict
-from solver.schedule.memory import needed_bytes, short_bytes
+from solver.schedule.encoders.cost import predict
+from solver.schedule.encoders.memory import needed_bytes, short_bytes
 from tests.kit.clusters import pis
 
 BERT_LARGE = named_model("bert-large", 4)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from solver.model.attention import Attention
-from solver.model.blocks import Part
+from solver.model.blocks import TensorUse
 from solver.model.mlp import Mlp
 from solver.model.named import named_model
 from solver.model.precision import FLOAT32, INT8
@@ -40,7 +40,7 @@ def test_matrices_are_shared_out_and_vectors_only_where_they_lie_along_the_axis(
     """What is summed over the axis is a matrix of the second product; the residual's vectors are everybody's."""
     for tensor in block.tensors:
         assert (tensor.summed is None) == (len(tensor.shape) == 1)
-        assert (tensor.inner is None) == (tensor.summed is None and tensor.part is not Part.INTO)
+        assert (tensor.inner is None) == (tensor.summed is None and tensor.part is not TensorUse.INTO)
         assert (tensor.summed == 0) == inputs_first(f"layers/0/{tensor.name}")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from solver.base.spans import Span
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, equal_shares, image_on_root, segment_shares
-from solver.schedule.segment_steps import compute_s, follow, step_at
+from solver.schedule.networks.segment_steps import compute_s, follow, step_at
 
 
 def compositions(total, parts):

@@ -19,9 +19,9 @@ from solver.model.spec import ModelSpec
 from solver.plan.routes import Route
 from solver.programs import search
 from solver.programs.planner import Solution, solve
-from solver.schedule.cost import predict, setting
-from solver.schedule.layer_table import LayerKind, layer_kinds, layer_seconds, layer_weights, unit_count
-from solver.schedule.setting import Setting
+from solver.schedule.encoders.cost import predict, setting
+from solver.schedule.encoders.layer_table import LayerKind, layer_kinds, layer_seconds, layer_weights, unit_count
+from solver.schedule.encoders.setting import Setting
 from tests.kit.instances import sharing_cluster, small_model
 
 

@@ -15,8 +15,8 @@ from solver.plan.plan import Wire
 from solver.plan.routes import Route
 from solver.programs.convex import relax
 from solver.programs.search import Terms
-from solver.schedule.cost import setting
-from solver.schedule.layer_table import LayerTable, layer_kinds, taking, unit_count
+from solver.schedule.encoders.cost import setting
+from solver.schedule.encoders.layer_table import LayerTable, layer_kinds, taking, unit_count
 from tests.kit.clusters import pis
 from tests.kit.instances import small_model, unlike_cluster
 from tests.solver.programs.exhaustive import all_layers

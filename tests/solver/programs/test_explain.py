@@ -6,7 +6,7 @@ import pytest
 from solver.model.named import named_model
 from solver.programs.explain import kinds_tried, least_shares
 from solver.programs.planner import solve
-from solver.schedule.layer_table import layer_seconds, taking
+from solver.schedule.encoders.layer_table import layer_seconds, taking
 from tests.kit.clusters import pis
 from tests.solver.programs.many_clusters import instance
 from tests.sweeps import ALL

@@ -11,7 +11,7 @@ import pytest
 from solver.base.errors import InfeasiblePlanError
 from solver.plan.file import plan_from_json
 from solver.programs.planner import solve
-from solver.schedule.cost import predict
+from solver.schedule.encoders.cost import predict
 from tests.solver.programs.many_clusters import instance
 from tests.sweeps import count
 

@@ -22,8 +22,8 @@ from solver.programs.candidates import candidates
 from solver.programs.lengths import PlansByLength
 from solver.programs.planner import solve
 from solver.programs.search import Terms
-from solver.schedule.cost import predict, setting
-from solver.schedule.memory import lacks, needed_bytes, weights_room, work_bytes
+from solver.schedule.encoders.cost import predict, setting
+from solver.schedule.encoders.memory import lacks, needed_bytes, weights_room, work_bytes
 from solver.systems import make_plan, plan_that_fits, plans_for
 from tests.kit.clusters import pis
 from tests.kit.instances import sharing_cluster, small_model, unlike_cluster

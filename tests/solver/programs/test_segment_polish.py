@@ -10,7 +10,7 @@ from solver.model.operators import cut_points, in_levels
 from solver.plan.plan import Wire
 from solver.programs.convnets.segment_polish import FEW_MOVES, Priced, balance, descend, let_edges_first
 from solver.programs.convnets.segments import Search, solve_network
-from solver.schedule.segment_steps import net_setting, plan_seconds
+from solver.schedule.networks.segment_steps import net_setting, plan_seconds
 from tests.kit.clusters import pis
 from tests.kit.convnets import random_net
 from tests.sweeps import seeds

@@ -7,7 +7,7 @@ from solver.model.convnet import ConvNet, Node
 from solver.model.operators import in_levels
 from solver.programs.convnets.every_plan import parts_of_rows
 from solver.programs.convnets.segments import solve_network
-from solver.schedule.segment_steps import net_setting
+from solver.schedule.networks.segment_steps import net_setting
 from tests.kit.clusters import pis
 from tests.solver.programs.every_split import least_seconds
 from tests.sweeps import ALL, seeds

@@ -15,7 +15,7 @@ from itertools import count
 from solver.base.spans import Partition, tiles
 from solver.cluster.curves import Kernel
 from solver.plan.routes import Route, of_owner, sources
-from solver.schedule.setting import Setting
+from solver.schedule.encoders.setting import Setting
 
 LAYERS = 12
 

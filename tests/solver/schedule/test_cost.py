@@ -18,9 +18,9 @@ from solver.model.spec import TextInput, encoder, tensor_shapes, with_layers
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import BlockPlan, Plan, Stage, StreamLayout, layer_by_rows, uniform_plan
 from solver.plan.routes import Route, of_owner, sources
-from solver.schedule.cost import predict, price, setting
+from solver.schedule.encoders.cost import predict, price, setting
+from solver.schedule.encoders.stages import predict_plan
 from solver.schedule.exchange import Network, gather, move, scatter, tile_counts
-from solver.schedule.stages import predict_plan
 from solver.schedule.timing import Machine, gather_ends, lateness, reduce_ends
 from solver.systems import make_plan, plans_for
 from tests.kit.clusters import pis

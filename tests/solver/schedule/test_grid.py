@@ -13,8 +13,8 @@ from solver.plan.changes import Holdings
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import BlockPlan, StreamLayout, Wire, uniform_plan
 from solver.programs.lengths import for_rows
-from solver.schedule.cost import price, setting
-from solver.schedule.grid import GridExchanges
+from solver.schedule.encoders.cost import price, setting
+from solver.schedule.encoders.grid import GridExchanges
 from solver.systems import make_plan
 from solver.systems.grid2d import grid_rows, nested, sent_of_row
 from tests.kit.clusters import pis

@@ -13,7 +13,7 @@ import pytest
 from solver.cluster.named import find_cluster
 from solver.model.named import named_model
 from solver.plan.file import plan_from_json
-from solver.schedule.stages import predict_plan
+from solver.schedule.encoders.stages import predict_plan
 from solver.systems import plan_that_fits
 from tests.solver.systems.test_best import random_instance
 

@@ -10,7 +10,7 @@ from solver.cluster.nodes import NodeCurve, NodeSpeeds
 from solver.model.convnet import ConvNet, Node
 from solver.model.operators import WorkKind, signature
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan
-from solver.schedule.segment_steps import memory_of, net_setting, network_steps, price_segments, weights_of
+from solver.schedule.networks.segment_steps import memory_of, net_setting, network_steps, price_segments, weights_of
 
 from dataclasses import replace  # isort: skip
 

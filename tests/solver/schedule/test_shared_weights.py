@@ -5,7 +5,7 @@ import pytest
 
 from solver.base.spans import Span
 from solver.model.operators import LARGE_PRODUCT
-from solver.schedule.segment_steps import run_bytes, weights_of
+from solver.schedule.networks.segment_steps import run_bytes, weights_of
 from tests.kit.convnets import Builder, emulate, plan_of
 
 WIDTH, STEPS = 12, 5

@@ -12,8 +12,8 @@ from solver.model.blocks import Axis
 from solver.model.named import named_model
 from solver.plan.plan import Wire
 from solver.plan.routes import Route
-from solver.schedule.cost import setting
-from solver.schedule.layer_table import kind_by_rows, layer_seconds
+from solver.schedule.encoders.cost import setting
+from solver.schedule.encoders.layer_table import kind_by_rows, layer_seconds
 from tests.kit.clusters import pis
 from tests.solver.schedule.simulation import seconds_per_layer
 from tests.sweeps import count

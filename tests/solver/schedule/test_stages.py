@@ -12,8 +12,8 @@ from solver.model.blocks import Cut
 from solver.model.named import named_model
 from solver.plan.holdings import weights_bytes
 from solver.plan.plan import BlockPlan, Plan, Stage, layer_by_rows, uniform_plan
-from solver.schedule.cost import predict, price, setting
-from solver.schedule.stages import chain, layer_seconds, predict_plan, price_plan
+from solver.schedule.encoders.cost import predict, price, setting
+from solver.schedule.encoders.stages import chain, layer_seconds, predict_plan, price_plan
 from solver.systems import make_plan, plans_for
 from tests.kit.clusters import pis
 

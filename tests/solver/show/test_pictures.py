@@ -7,7 +7,7 @@ pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
 
 from solver.cluster.named import find_cluster
 from solver.model.named import named_model
-from solver.schedule.stages import price_plan
+from solver.schedule.encoders.stages import price_plan
 from solver.show import pictures
 from solver.show.comparison import Won
 from solver.systems import make_plan

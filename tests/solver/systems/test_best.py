@@ -12,8 +12,8 @@ from solver.cluster.named import find_cluster
 from solver.cluster.whatif import changed
 from solver.model.named import named_model
 from solver.programs.planner import solve
-from solver.schedule.memory import weights_room
-from solver.schedule.stages import predict_plan
+from solver.schedule.encoders.memory import weights_room
+from solver.schedule.encoders.stages import predict_plan
 from solver.show.comparison import compare
 from solver.systems import plans_for
 from tests.lab.bench_plans import rivals

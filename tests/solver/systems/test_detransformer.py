@@ -12,9 +12,9 @@ from solver.model.named import decoupled, named_model
 from solver.model.spec import layer_prefixes, tensor_shapes
 from solver.plan.file import plan_from_json, plan_to_json
 from solver.plan.holdings import weights_bytes
-from solver.schedule.cost import plan_seconds, price, setting
-from solver.schedule.memory import work_bytes
-from solver.schedule.stages import layer_seconds as layer_seconds_alone
+from solver.schedule.encoders.cost import plan_seconds, price, setting
+from solver.schedule.encoders.memory import work_bytes
+from solver.schedule.encoders.stages import layer_seconds as layer_seconds_alone
 from solver.show.comparison import compare, winner
 from solver.systems import make_plan, plans_for
 from solver.systems.decoupled import TENSOR_PARALLEL, WHOLE, decoupled_plan, seconds_on_one

@@ -11,8 +11,8 @@ import pytest
 from solver.base.errors import InfeasiblePlanError
 from solver.model.named import named_model
 from solver.programs.planner import solve
-from solver.schedule.memory import ends_bytes, holds_all, lacks, weights_room, whole_layer_bytes, work_bytes
-from solver.schedule.stages import price_plan
+from solver.schedule.encoders.memory import ends_bytes, holds_all, lacks, weights_room, whole_layer_bytes, work_bytes
+from solver.schedule.encoders.stages import price_plan
 from solver.show.comparison import ComparedSystem, Won, compare, ranked, winner, winners
 from solver.systems import PLANNERS, hepti_throughput, make_plan
 from solver.systems.hepti_throughput import best_partition, solve_throughput

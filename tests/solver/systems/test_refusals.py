@@ -12,7 +12,7 @@ from solver.base.errors import InfeasiblePlanError
 from solver.cluster.cluster import MIB
 from solver.model.named import named_model
 from solver.model.precision import PRECISIONS
-from solver.schedule.memory import does_not_fit
+from solver.schedule.encoders.memory import does_not_fit
 from solver.systems import THROUGHPUT, plan_that_fits, plans_for
 from tests.kit.clusters import pis
 from tests.sweeps import ALL, seeds

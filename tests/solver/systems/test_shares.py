@@ -15,9 +15,9 @@ from solver.model.blocks import Axis, Cut
 from solver.model.named import named_model
 from solver.model.spec import with_layers
 from solver.plan.plan import Keys, StreamLayout
-from solver.schedule.cost import setting
-from solver.schedule.layer_table import layer_table
-from solver.schedule.memory import weights_room, whole_layer_bytes
+from solver.schedule.encoders.cost import setting
+from solver.schedule.encoders.layer_table import layer_table
+from solver.schedule.encoders.memory import weights_room, whole_layer_bytes
 from solver.systems import make_plan
 from solver.systems.galaxy import allocate
 from solver.systems.hepti_additive import STRATEGIES, additive_seconds, least

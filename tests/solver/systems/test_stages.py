@@ -13,8 +13,8 @@ from solver.base.spans import Span
 from solver.model.named import named_model
 from solver.model.spec import with_layers
 from solver.plan.plan import Wire
-from solver.schedule.memory import weights_room, whole_layer_bytes
-from solver.schedule.stages import chain, chain_of_sublayers, layer_seconds, price_plan, sublayer_seconds
+from solver.schedule.encoders.memory import weights_room, whole_layer_bytes
+from solver.schedule.encoders.stages import chain, chain_of_sublayers, layer_seconds, price_plan, sublayer_seconds
 from solver.systems import make_plan
 from solver.systems.edgeshard import least_sum
 from solver.systems.pipeedge import Boards, StageUnits, best_stages, device_types, fewer_types, units_of

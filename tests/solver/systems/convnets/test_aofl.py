@@ -7,7 +7,7 @@ import pytest
 from solver.base.spans import Span
 from solver.plan.plan import Wire
 from solver.plan.segments import SegmentCut
-from solver.schedule.segment_steps import net_setting
+from solver.schedule.networks.segment_steps import net_setting
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.aofl import block_s, sized_block
 from tests.kit.chains import boards, chain, slab, spans

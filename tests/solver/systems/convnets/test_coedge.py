@@ -7,7 +7,7 @@ import pytest
 
 from solver.base.errors import InfeasiblePlanError
 from solver.plan.plan import Wire
-from solver.schedule.segment_steps import net_setting
+from solver.schedule.networks.segment_steps import net_setting
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.coedge import coedge_sharing, coedge_terms, halos, optimum, plan_coedge
 from tests.kit import refused

@@ -5,7 +5,7 @@ import pytest
 
 from solver.plan.segments import SegmentCut, moved_bytes, unrolled
 from solver.programs.integer import Way, least_traffic
-from solver.schedule.segment_steps import weights_of
+from solver.schedule.networks.segment_steps import weights_of
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.deeperthings import late_layers
 from tests.kit.chains import boards, chain

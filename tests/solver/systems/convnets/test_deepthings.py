@@ -13,7 +13,7 @@ from solver.model.convnet import MapBox
 from solver.model.operators import Strip, flop
 from solver.plan.segment_file import whole_parts
 from solver.plan.segments import Segment, SegmentCut, SegmentPlan, image_on_root, segment_shares, unrolled
-from solver.schedule.segment_steps import memory_of, net_setting, network_steps, price_segments, weights_of
+from solver.schedule.networks.segment_steps import memory_of, net_setting, network_steps, price_segments, weights_of
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.common import chain_points
 from solver.systems.convnets.deepthings import tiled

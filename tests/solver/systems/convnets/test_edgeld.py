@@ -5,7 +5,7 @@ import pytest
 
 from solver.base.spans import Span
 from solver.plan.plan import Wire
-from solver.schedule.segment_steps import net_setting
+from solver.schedule.networks.segment_steps import net_setting
 from solver.systems.convnets import plan_network
 from solver.systems.convnets.edgeld import pool_points, predicted_s
 from tests.kit.chains import boards, chain, counts, slab, spans

@@ -20,11 +20,11 @@ from solver.model.attention import Attention
 from solver.model.blocks import Axis, Block, Cut
 from solver.plan.plan import StreamLayout
 from solver.plan.routes import Route
-from solver.schedule import steps
+from solver.schedule.encoders import steps
+from solver.schedule.encoders.grid import GridExchanges
+from solver.schedule.encoders.regions import RowRegion, by_columns, by_rows, in_full, regrid
+from solver.schedule.encoders.setting import Setting
 from solver.schedule.exchange import Exchange, Mask, gather, move, of_matrix, scatter, tile_counts
-from solver.schedule.grid import GridExchanges
-from solver.schedule.regions import Region, by_columns, by_rows, in_full, regrid
-from solver.schedule.setting import Setting
 from solver.schedule.timing import BlockCount, Load, TimedStep, Transfer, Values, plus
 
 
@@ -69,7 +69,7 @@ class Pricer:
         self.route = Route.DIRECT  # of the block at hand
         self._norm = "post"
         self._block = ""  # the name of its kind
-        self._columns: Region | None = None  # where the stream lies in columns
+        self._columns: RowRegion | None = None  # where the stream lies in columns
         self.avoids: Mask | None = None  # who avoids K and V, where the block's input is gathered
         self._active = active
         self._steps: list[TimedStep] = []
@@ -101,7 +101,7 @@ class Pricer:
         return steps, pending
 
     @property
-    def lies(self) -> tuple[Floats | None, Region | None]:
+    def lies(self) -> tuple[Floats | None, RowRegion | None]:
         """How the residual stream lies: by rows, by columns, or in full. Where these are others, rows may move."""
         return self.stream, self._columns
 

@@ -17,16 +17,16 @@ from solver.cluster.curves import Floats, Kernel
 from solver.model.blocks import Axis, Block
 from solver.model.spec import ImageInput
 from solver.plan.routes import Route
+from solver.schedule.encoders.pricing import Pending, Pricer
+from solver.schedule.encoders.setting import Setting
+from solver.schedule.encoders.steps import Step
 from solver.schedule.exchange import Exchange, Mask, gather, scatter, tile_counts
-from solver.schedule.pricing import Pending, Pricer
-from solver.schedule.setting import Setting
-from solver.schedule.steps import Step
 from solver.schedule.timing import TimedStep, Transfer, Values
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CutBlock:
-    """A block as it is run: its steps, and what they are priced with (`solver.schedule.pricing.Pricer`)."""
+    """A block as it is run: its steps, and what they are priced with (`solver.schedule.encoders.pricing.Pricer`)."""
 
     block: Block
     steps: tuple[Step, ...]

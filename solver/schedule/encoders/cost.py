@@ -6,9 +6,8 @@ overlap), `pricing` (what the steps of a block cost), `memory` (what devices nee
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -22,73 +21,13 @@ from solver.model.sublayers import HALVES
 from solver.model.work import Work
 from solver.plan.holdings import alike, weights_bytes
 from solver.plan.plan import BlockPlan, Keys, LayerPlan, Plan, Prediction, Wire
+from solver.schedule.encoders.pricing import Pricer
+from solver.schedule.encoders.request import CutBlock, LayerRun, request_steps
+from solver.schedule.encoders.setting import Setting
+from solver.schedule.encoders.steps import block_steps
 from solver.schedule.exchange import Mask, Network
-from solver.schedule.pricing import Pricer
-from solver.schedule.request import CutBlock, LayerRun, request_steps
-from solver.schedule.setting import Setting
-from solver.schedule.steps import block_steps
-from solver.schedule.timing import Machine, TimedStep, Times, Values, step_times
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PricedStep:
-    """A step of the plan; `repeats` times in a row of layers, `layers` says which, `block` the kind of block."""
-
-    layers: str
-    name: str
-    computes: tuple[str, ...]  # what is computed before the exchange, and what meanwhile
-    meanwhile: tuple[str, ...]
-    repeats: int
-    times: Times
-    sent: Floats  # [p] bytes
-    received: Floats  # [p] bytes
-    block: str = ""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Price:
-    """What a request costs, step by step."""
-
-    steps: tuple[PricedStep, ...]
-    weights_bytes: tuple[int, ...]
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the whole request."""
-        return math.fsum(step.repeats * float(step.times.end.max()) for step in self.steps)
-
-    @property
-    def compute_s(self) -> Floats:
-        """Seconds that every device computes, [p]."""
-        return np.asarray(sum(step.repeats * step.times.compute for step in self.steps))
-
-    @property
-    def exchange_s(self) -> Floats:
-        """Seconds that every device waits for an exchange that its compute does not hide, [p]."""
-        waits = (
-            step.repeats * np.minimum(np.maximum(step.times.end - step.times.compute, 0.0), step.times.exchange)
-            for step in self.steps
-        )
-        return np.asarray(sum(waits))
-
-    @property
-    def idle_s(self) -> Floats:
-        """Seconds that every device waits for slower ones, [p]."""
-        return np.asarray(self.seconds - self.compute_s - self.exchange_s)
-
-    @property
-    def moved_bytes(self) -> Floats:
-        """Bytes that every device sends, or receives where that is more, [p]."""
-        sent = sum(step.repeats * step.sent for step in self.steps)
-        return np.maximum(sent, sum(step.repeats * step.received for step in self.steps))
-
-    @property
-    def prediction(self) -> Prediction:
-        """What the plan file carries: the seconds of the slowest device's compute in every step, and the rest."""
-        # Where ranks begin steps at different times, as a network's, the slowest ones' compute may be longer than all.
-        compute_s = min(math.fsum(step.repeats * float(step.times.compute.max()) for step in self.steps), self.seconds)
-        on_wire = sum(step.repeats * round(float(step.sent.sum())) for step in self.steps)
-        return Prediction(self.seconds, compute_s, self.seconds - compute_s, self.weights_bytes, on_wire)
+from solver.schedule.price import Price, PricedStep
+from solver.schedule.timing import Machine, TimedStep, Values, step_times
 
 
 def setting(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32, tile_rows: int = 0) -> Setting:
@@ -112,7 +51,7 @@ def price(s: Setting, plan: Plan, behind: int = 0) -> Price:
     Raises
     ------
     HeptiError
-        If the plan has several stages, or its stage not all devices: `solver.schedule.stages` prices these.
+        If the plan has several stages, or its stage not all devices: `solver.schedule.encoders.stages` prices these.
     """
     steps, active = _priced_steps(s, plan, behind), plan.stages[0].active
     # Of 1024 devices 974 may have no share, and hold the same: counting it for each took an eighth of the planning.

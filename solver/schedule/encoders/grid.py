@@ -27,7 +27,7 @@ import numpy as np
 from solver.cluster.curves import Floats
 from solver.schedule.exchange import Exchange, tile_counts
 
-# Bytes on the wire of a row of so many numbers of so many tensors: `solver.schedule.setting.Setting.row_bytes`.
+# Bytes on the wire of a row of so many numbers of so many tensors: `Setting.row_bytes`.
 RowBytes = Callable[[int, int], int]
 
 

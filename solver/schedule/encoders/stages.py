@@ -41,10 +41,11 @@ from solver.plan.plan import (
     blockwise_plan,
     layer_by_rows,
 )
-from solver.schedule.cost import Price, PricedStep, price, setting
+from solver.schedule.encoders.cost import price, setting
+from solver.schedule.encoders.pricing import block_seconds
+from solver.schedule.encoders.setting import Setting
 from solver.schedule.exchange import Exchange, move, of_matrix, tile_counts
-from solver.schedule.pricing import block_seconds
-from solver.schedule.setting import Setting
+from solver.schedule.price import Price, PricedStep
 from solver.schedule.timing import TimedStep, Times, Transfer, step_times
 
 

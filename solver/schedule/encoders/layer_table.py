@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from solver.base.spans import Partition
 from solver.cluster.curves import Floats
 from solver.model.attention import Attention
-from solver.model.blocks import Axis, Block, Cut, Part
+from solver.model.blocks import Axis, Block, Cut, TensorUse
 from solver.plan.plan import BlockPlan, Keys, LayerPlan, StreamLayout
 from solver.plan.routes import Route
+from solver.schedule.encoders.pricing import Pricer, any_blocks, avoiding
+from solver.schedule.encoders.request import CutBlock, LayerRun, request_steps
+from solver.schedule.encoders.setting import Setting
+from solver.schedule.encoders.steps import Step, cut_steps
 from solver.schedule.exchange import Mask
-from solver.schedule.pricing import Pricer, any_blocks, avoiding
-from solver.schedule.request import CutBlock, LayerRun, request_steps
-from solver.schedule.setting import Setting
-from solver.schedule.steps import Step, cut_steps
 from solver.schedule.timing import (
     BlockCount,
     Load,
@@ -142,7 +142,7 @@ def layer_weights(setting: Setting, kind: LayerKind) -> Weights:
             whole += sum(tensor.held_bytes() for tensor in block.shared)
             continue
         inner, output = block.inner.axis, block.inner.output
-        by_columns = [tensor for tensor in block.shared if cut is Cut.COLUMNS and tensor.part is Part.OUT]
+        by_columns = [tensor for tensor in block.shared if cut is Cut.COLUMNS and tensor.part is TensorUse.OUT]
         size = unit_size(setting, inner)
         per_unit[inner] = sum(tensor.held_bytes(units=size) for tensor in block.shared if tensor not in by_columns)
         if by_columns:

@@ -45,8 +45,8 @@ from solver.plan.segments import (
     only_on,
     unrolled,
 )
-from solver.schedule.cost import Price, PricedStep
 from solver.schedule.exchange import Mask, Network
+from solver.schedule.price import Price, PricedStep
 from solver.schedule.timing import RESTED, Machine, Times
 
 Pieced = Sequence[Mapping[str, MapBox]]  # boxes of values, piece by piece

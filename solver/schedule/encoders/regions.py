@@ -14,35 +14,35 @@ from dataclasses import dataclass
 import numpy as np
 
 from solver.cluster.curves import Floats
+from solver.schedule.encoders.setting import Setting
 from solver.schedule.exchange import Exchange, Mask, of_matrix
-from solver.schedule.setting import Setting
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Region:
+class RowRegion:
     """Which rows and columns of an activation every device has, [p, 2] each: from, and up to."""
 
     rows: Floats
     columns: Floats
 
 
-def by_rows(s: Setting, counts: Floats) -> Region:
+def by_rows(s: Setting, counts: Floats) -> RowRegion:
     """Return where so many rows of every device lie, with all columns."""
-    return Region(_spans(counts), _all(s.devices, s.spec.hidden))
+    return RowRegion(_spans(counts), _all(s.devices, s.spec.hidden))
 
 
-def by_columns(s: Setting, sub_blocks: Floats) -> Region:
+def by_columns(s: Setting, sub_blocks: Floats) -> RowRegion:
     """Return where the columns of so many sub-blocks of every device lie, in all rows."""
     width = s.spec.hidden // s.spec.sub_blocks
-    return Region(_all(s.devices, s.rows), _spans(width * sub_blocks))
+    return RowRegion(_all(s.devices, s.rows), _spans(width * sub_blocks))
 
 
-def in_full(s: Setting, active: Mask) -> Region:
+def in_full(s: Setting, active: Mask) -> RowRegion:
     """Return everything, on the devices that take part."""
-    return Region(_all(s.devices, s.rows) * active[:, None], _all(s.devices, s.spec.hidden))
+    return RowRegion(_all(s.devices, s.rows) * active[:, None], _all(s.devices, s.spec.hidden))
 
 
-def regrid(s: Setting, have: Region, want: Region) -> Exchange:
+def regrid(s: Setting, have: RowRegion, want: RowRegion) -> Exchange:
     """Bring every device the rows and columns that it wants, of which no two others have the same."""
     rows, columns = _common(have.rows, want.rows), _common(have.columns, want.columns)
     moved = rows * (columns * (s.wire.bits / 8) + (columns > 0) * s.wire.scale_bytes)

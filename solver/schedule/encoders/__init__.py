@@ -1,0 +1,1 @@
+"""What an encoder's plan does, step by step, and what it costs."""

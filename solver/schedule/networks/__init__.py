@@ -1,0 +1,1 @@
+"""What a plan of segments of a convolutional network costs."""
