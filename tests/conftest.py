@@ -1,12 +1,15 @@
 """What all tests share."""
 
 import os
+import signal
 
 # Before numpy and torch are imported: their threads of several tests at once would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Tables are as wide as where there is no terminal; pytest-xdist says 80.
 os.environ.pop("COLUMNS", None)
+# What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from hypothesis import HealthCheck, settings
