@@ -8,8 +8,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Tables are as wide as where there is no terminal; pytest-xdist says 80.
 os.environ.pop("COLUMNS", None)
-# What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -18,6 +16,8 @@ from tests import sweeps
 from tests.kit.durations import Durations
 from tests.kit.kept import Kept
 
+# What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # What is drawn is no matter of how busy the machine is; and as the few cases of a sweep, it is the same every time.
 settings.register_profile(
     "sweeps", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=not sweeps.ALL
