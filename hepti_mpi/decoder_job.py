@@ -15,10 +15,10 @@ from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.wires import coding
 from hepti_mpi.decoding.rank_report import rank_report
 from hepti_mpi.decoding.ranks import Ranks
-from hepti_mpi.decoding.share import DecoderShare
 from hepti_mpi.engine.rank_file import RankFile
 from hepti_mpi.kernels.backends import ONNXRUNTIME, backend
 from hepti_mpi.measure.room import check_room
+from hepti_mpi.program.share import Share
 from solver.base import clock
 from solver.cluster.cluster import Cluster
 from solver.model.decoder import Decoder
@@ -91,10 +91,10 @@ def load_share(
     model: Decoder,
     group: Group,
     plan: DecoderPlan,
-    before: DecoderShare | None = None,
+    before: Share | None = None,
     *,
     progress: Progress | None = None,
-) -> DecoderShare:
+) -> Share:
     """Load this rank's share, from its own file or, where it has none, from rank 0; a step of all ranks.
 
     What it has under the plan before, it takes over. The `progress` shows how it gets on.
@@ -102,4 +102,4 @@ def load_share(
     source = RankFile(DecoderFile, path, fingerprint, group)
     total = sum(stored_bytes(model, plan, rank) for rank in {group.rank, *source.without_file})
     bar = progress("loading", total) if progress else None
-    return source.load(lambda: DecoderShare(model, plan, group.rank, source, before), bar)
+    return source.load(lambda: Share(model, plan, group.rank, source, before), bar)

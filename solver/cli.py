@@ -19,8 +19,8 @@ from solver.cluster.cluster import GIB, Cluster
 from solver.cluster.named import asked_cluster
 from solver.cluster.whatif import BOARDS
 from solver.decoder_cli import is_about_decoder, refuse_decoder_options, run_decoder
-from solver.model.decoder import CACHES
-from solver.model.decoder import PRECISIONS as DECODER_PRECISIONS
+from solver.model.kinds.attention import CACHES
+from solver.model.kinds.weight import PRECISIONS as DECODER_PRECISIONS
 from solver.model.named import named_model
 from solver.model.spec import DEFAULT_ROWS, ModelSpec, request_rows
 from solver.models import encoder_of

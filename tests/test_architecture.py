@@ -19,7 +19,7 @@ ONE_A_PACKAGE = ("onnxruntime",)  # which folds graphs, and computes
 ORDER = {
     "solver": ("base", "model", "cluster", "plan", "schedule", "programs", "systems", "live", "show"),
     "weights": ("file", "inputs", "tokens", "convert", "networks", "decoders"),
-    "hepti_mpi": ("base", "requests", "comm", "kernels", "engine", "live", "report", "decoding", "measure"),
+    "hepti_mpi": ("base", "requests", "comm", "kernels", "program", "engine", "live", "report", "decoding", "measure"),
     "launch": (
         "base",
         "start",

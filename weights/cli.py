@@ -25,7 +25,7 @@ from solver.base.progress import progress
 from solver.base.spans import Span
 from solver.base.tables import FittedTable, new_console
 from solver.model.convnet import HEADS, ConvNet
-from solver.model.decoder import PRECISIONS
+from solver.model.kinds.weight import PRECISIONS
 from solver.model.named import DECOUPLED_NAMES, NAMED_MODELS, named_model
 from solver.model.named_decoders import NAMED_DECODERS, named_decoder
 from solver.model.spec import ModelSpec, TextInput, encoder_blocks, tensor_shapes

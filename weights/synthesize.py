@@ -22,7 +22,8 @@ from solver.base.arrays import Array
 from solver.base.errors import HeptiError
 from solver.base.progress import progress
 from solver.base.spans import Span
-from solver.model.decoder import Decoder, Weight, decoder_tensors
+from solver.model.decoder import Decoder, decoder_tensors
+from solver.model.kinds.weight import Weight
 from solver.model.spec import ModelSpec, TextInput, inputs_first, tensor_shapes
 from weights.decoders.file import DecoderFile, DecoderWriter
 from weights.file.layout import row_spans

@@ -15,22 +15,18 @@ from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import Coding
-from hepti_mpi.decoding.change_over import move_caches
-from hepti_mpi.decoding.passes import DecoderPass, PassShape
-from hepti_mpi.decoding.share import DecoderShare
+from hepti_mpi.program.program import PassShape, Program
+from hepti_mpi.program.share import Share
 from solver.base import clock
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.memory import WORDS_KEPT
+from solver.schedule.decoders.steps import FACTS, OWN
 
 SMALL_BYTES = 1 << 16  # of embedded rows that go with the word what to compute
-# Of a pass: that it is one, its shape, how many candidates a row has, whether some words are not allowed, and whether
-# one more word of each row is asked for.
-FACTS = 9
 END, PASS, CHANGE = 0, 1, 2  # what rank 0 says: let go, a pass, another plan
-OWN = 2  # numbers that a rank tells of itself behind a pass
 KEPT = 8  # passes of other shapes than a token's are made anew when so many others were in between
 
 
@@ -41,7 +37,7 @@ class ReadsRows(Protocol):
         """Return some rows of a tensor."""
 
 
-LoadShare = Callable[[DecoderPlan, DecoderShare], DecoderShare]  # a step of all ranks
+LoadShare = Callable[[DecoderPlan, Share], Share]  # a step of all ranks
 
 
 class Embedding:
@@ -121,17 +117,17 @@ class Ranks:
     """
 
     def __init__(
-        self, share: DecoderShare, group: Group, direct: Direct, coding: Coding, load: LoadShare | None = None
+        self, share: Share, group: Group, direct: Direct, coding: Coding, load: LoadShare | None = None
     ) -> None:
         self._group, self._direct, self._coding, self._load = group, direct, coding, load
         self.compute_s = 0.0
         self.pass_s, self.told_s, self.sent_bytes = (np.zeros(group.size) for _ in range(3))
         self.passes_s = 0.0
         self._facts = np.zeros(FACTS + share.plan.sequences, np.int64)  # of the pass that rank 0 says
-        self._passes: OrderedDict[PassShape, DecoderPass] = OrderedDict()
+        self._passes: OrderedDict[PassShape, Program] = OrderedDict()
         self._use(share)
 
-    def _use(self, share: DecoderShare) -> None:
+    def _use(self, share: Share) -> None:
         self.share = share
         stages = share.plan.stages
         self._first = stages[0].ranks
@@ -222,7 +218,7 @@ class Ranks:
         assert self._load is not None
         self._passes.clear()
         share = self._load(plan, self.share)
-        move_caches(self.share, share, kept, self._group)
+        share.move_state(self.share, kept, self._group)
         self.pass_s[:] = 0
         self._use(share)
 
@@ -271,7 +267,7 @@ class Ranks:
         self._direct.receive(wanted, 0)
         return wanted
 
-    def _run(self, own: DecoderPass, starts: Sequence[int]) -> float:
+    def _run(self, own: Program, starts: Sequence[int]) -> float:
         """Run a pass; return what this rank computed of it."""
         traffic = self._group.traffic
         started, waited_s = clock.now(), traffic.wait_s
@@ -281,7 +277,7 @@ class Ranks:
         return seconds
 
     def _told(
-        self, own: DecoderPass, seconds: float, count: int, allowed: NDArray[np.bool] | None,
+        self, own: Program, seconds: float, count: int, allowed: NDArray[np.bool] | None,
         wanted: NDArray[np.int64] | None,
     ) -> Numbers:  # fmt: skip
         """Return what rank 0 hears of a pass: this rank's seconds and sent bytes, and the candidates among its words.
@@ -307,12 +303,12 @@ class Ranks:
         asked = [] if wanted is None else [logits_of(wanted, own.logits)]
         return np.concatenate([of_rank, sums, best.reshape(-1), *asked])
 
-    def _pass(self, shape: PassShape) -> DecoderPass:
+    def _pass(self, shape: PassShape) -> Program:
         """Return the pass of a shape, made where it is not among the last ones."""
         if shape not in self._passes:
             if len(self._passes) == KEPT:
                 self._passes.popitem(last=False)
-            self._passes[shape] = DecoderPass(self.share, shape, self._group, self._direct, self._coding)
+            self._passes[shape] = Program(self.share, shape, self._group, self._direct, self._coding)
         self._passes.move_to_end(shape)
         return self._passes[shape]
 

@@ -12,7 +12,7 @@ from onnx import NodeProto, TensorProto, helper
 from hepti_mpi.base.memory import Lent
 from hepti_mpi.kernels.ort import CONTRIBUTED, Session, make_session
 from solver.base.arrays import Numbers
-from solver.model.decoder import BLOCK
+from solver.model.kinds.weight import BLOCK
 
 TRIED_ROWS = (1, 2, 5, 16, 256)  # kernels differ by them
 

@@ -18,7 +18,8 @@ from solver.base.front import program
 from solver.base.phrases import counted
 from solver.cluster.cluster import write_cluster
 from solver.model.convnet import ConvNet
-from solver.model.decoder import PRECISIONS, Decoder
+from solver.model.decoder import Decoder
+from solver.model.kinds.weight import PRECISIONS
 from solver.model.precision import FLOAT32
 from solver.model.spec import ModelSpec
 from solver.models import decoder_of, encoder_of, kind_of, network_of

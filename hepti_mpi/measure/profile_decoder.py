@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -20,16 +20,16 @@ import numpy as np
 from hepti_mpi.base.memory import free_bytes, give_back
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group, host_name
-from hepti_mpi.comm.summands import Summands
 from hepti_mpi.comm.wires import EXACT
 from hepti_mpi.decoding.ranks import Embedding, Ranks, merged
-from hepti_mpi.decoding.share import DecoderShare
 from hepti_mpi.kernels import backends
 from hepti_mpi.measure.profile import kinds, measured_under, names_of, profile_facts
 from hepti_mpi.measure.profile_kernels import ELEMENTS, measure_unrest, random_numbers
 from hepti_mpi.measure.profile_links import Links, measure_links, measure_messages
 from hepti_mpi.measure.random_decoder import RandomDecoder
 from hepti_mpi.measure.timing import TimedCall, seconds_of
+from hepti_mpi.program.program import exchange_calls
+from hepti_mpi.program.share import Share
 from solver.base import clock
 from solver.base.environment import omp_threads
 from solver.cluster.cluster import Cluster, Device
@@ -42,9 +42,15 @@ from solver.cluster.decoder_curves import (
     DecoderSpeeds,
     derived_decoder_speeds,
 )
-from solver.model.decoder import CACHES, Decoder
+from solver.model.decoder import Decoder
+from solver.model.kinds.attention import CACHES
+from solver.model.kinds.part import Residual
 from solver.plan.decoder_plan import whole_on
+from solver.plan.layout import Box
 from solver.schedule.decoders.cost import SMALL_BYTES
+from solver.schedule.decoders.steps import some_have
+from solver.schedule.schedule import exchanges
+from solver.schedule.timing import FLOAT_BYTES
 
 DECODER_MEASURES = 1  # version of what such a profile says: others are measured anew
 # A pass of so many rows waits for its weights, and needs more rounds than one that computes. Only such have logits.
@@ -215,7 +221,7 @@ def _between_passes(graphs: RandomDecoder, group: Group) -> TimedCall:
     """Return what rank 0 does between two passes: it chooses a token, embeds it, and says what to compute."""
     alone, model = group.alone, graphs.model
     # Nothing of the model is on this rank.
-    share = DecoderShare(model, whole_on(model, ("here", "elsewhere"), 1), 0, graphs)
+    share = Share(model, whole_on(model, ("here", "elsewhere"), 1), 0, graphs)
     ranks, embed = Ranks(share, alone, Direct(alone), EXACT), Embedding(model, graphs)
     stream, tokens = np.empty((1, 1, model.hidden), np.float32), count()
     candidates, sums = [np.zeros((1, 1, 2))] * group.size, [np.zeros(1)] * group.size
@@ -226,6 +232,17 @@ def _between_passes(graphs: RandomDecoder, group: Group) -> TimedCall:
         ranks.compute(0, stream, [0], chosen=0)
 
     return between
+
+
+def _sum_of_a_row(group: Group, direct: Direct, width: int) -> Callable[[], object]:
+    """Return what makes the sum of all ranks' rows of so many numbers, on all of them."""
+    value = Residual(width).value("sum", 1)
+    everyone = some_have(value, range(group.size), group.size)
+    (step,) = exchanges("sum", value, (everyone,), everyone, partial=True, two_steps=False)
+    box, numbers = Box.whole(*value.shape), random_numbers()
+    own, total = (np.resize(numbers, value.shape) for _ in "st")
+    (call,) = exchange_calls(step, [(box, own)], [(box, total)], group, direct, EXACT, equal=True)
+    return call
 
 
 def measure_exchange(
@@ -242,8 +259,8 @@ def measure_exchange(
         return derived_decoder_speeds(here.flop_per_s, precision).message_s, links.network.latency_s
     graphs = RandomDecoder(model, precision)
     work = graphs.call(DecoderPart.MLP, graphs.sizes(DecoderPart.MLP)[0], 1)
-    direct, everyone = Direct(group), range(group.size)
-    summands = Summands(group, direct, everyone, everyone, 1, SMALL_BYTES // 4)
+    direct = Direct(group)
+    exchange = _sum_of_a_row(group, direct, SMALL_BYTES // FLOAT_BYTES)
     own_s = here.speeds.parts[DecoderPart.MLP].seconds[0][0]
     slowest_s = group.slowest(own_s)
     calls = max(1, round(slowest_s / own_s))
@@ -263,7 +280,7 @@ def measure_exchange(
             for _ in range(calls):
                 work()
             started = clock.cpu_now()
-            summands.run()
+            exchange()
             exchanging_s += clock.cpu_now() - started
         wall_s = clock.now() - began
         of_messages.append(pace * exchanging_s / rounds / messages)

@@ -14,18 +14,9 @@ import numpy as np
 from hepti_mpi.base.memory import Lent
 from hepti_mpi.decoding.ranks import likeliest
 from hepti_mpi.kernels.blocks import Blocks
-from hepti_mpi.kernels.decoder_graphs import (
-    AttentionWeights,
-    Before,
-    Matrix,
-    MlpWeights,
-    NormWeights,
-    attention_graph,
-    head_graph,
-    mlp_graph,
-    turning_tables,
-    widened,
-)
+from hepti_mpi.kernels.kinds.attention import check_width, turning_tables, wide
+from hepti_mpi.kernels.kinds.graph import Matrix, RankRegion
+from hepti_mpi.kernels.kinds.runs import session_of
 from hepti_mpi.kernels.ort import Session
 from hepti_mpi.measure.profile_kernels import random_numbers
 from hepti_mpi.measure.timing import TimedCall
@@ -33,7 +24,10 @@ from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB
 from solver.cluster.decoder_curves import DecoderPart
-from solver.model.decoder import BLOCK, PRECISIONS, Decoder, GroupedAttention
+from solver.model.decoder import Decoder, DecoderLayer, head_parts, layer_parts
+from solver.model.kinds.attention import GroupedAttention
+from solver.model.kinds.part import FFN, HEAD, KV, WORD, Part, PartTensor
+from solver.model.kinds.weight import BLOCK, PRECISIONS
 from solver.schedule.decoders.memory import attention_bytes, mlp_bytes, words_bytes
 from weights.decoders.quantise import Levels, Scales, dequantise
 
@@ -87,34 +81,46 @@ class RandomDecoder:
 
     def call(self, part: DecoderPart, size: int, rows: int, behind: int = 0, cache: str = "float32") -> TimedCall:
         """Return the call of a share on so many rows, of attention behind so many tokens in a cache."""
-        H = self.model.hidden
+        (join, _), *own = self._run(part, size)
         session = self._session(part, size, cache)
-        x, s = (self._random((1, rows, H)) for _ in "xs")
-        inputs: dict[str, Numbers] = {"x": x, "s": s}
+        inputs: dict[str, Numbers] = {value.name: self._random((1, rows, self.model.hidden)) for value in join.reads}
+        last, _ = own[-1]
         if part is DecoderPart.HEAD:
             logits = np.empty((1, rows, size), np.float32)
-            bound = session.bound({**inputs, "chosen": np.arange(rows)}, {"logits": logits})
+            bound = session.bound(inputs, {last.writes.name: logits})
 
             def choose() -> None:
                 bound()
                 likeliest(logits[0], 1, 0)
 
             return choose
-        outputs: dict[str, Numbers] = {"h": np.empty_like(x), "part": np.empty_like(x)}
+        outputs = {
+            value.name: np.empty((1, rows, self.model.hidden), np.float32) for value in (join.writes, last.writes)
+        }
         if part is DecoderPart.ATTENTION:
-            attention = self._heads(size)
+            kind = last.kind
+            assert isinstance(kind, GroupedAttention)
             inputs |= {"last": np.array([behind + rows - 1], np.int32), "total": np.array([behind + rows], np.int32)}
-            if attention.rope is not None:
-                inputs |= turning_tables(attention.rope, CONTEXT)
+            inputs["places"] = behind + np.arange(rows)[None]
+            if kind.rope is not None:
+                inputs |= turning_tables(kind.rope, CONTEXT)
             for name in ("k0", "v0"):
-                kept = self._random((1, size, CONTEXT, attention.head_dim))
+                kept = self._random((1, size, CONTEXT, wide(kind)))
                 inputs[name] = kept if cache == "float32" else (32 * kept).astype(np.int8)
                 outputs[f"{name}'"] = inputs[name]
-                if cache == "int8":
-                    inputs[f"{name}.scale"] = np.full(size * attention.head_dim, 1 / 32, np.float32)
-            if "places" in session.inputs:
-                inputs["places"] = behind + np.arange(rows)[None]
-        return session.bound(inputs, outputs)
+                inputs[f"{name}.scale"] = np.full(size * wide(kind), 1 / 32, np.float32)
+        return session.bound({name: inputs[name] for name in session.inputs}, outputs)
+
+    def matrix(self, tensor: PartTensor, rows: Span) -> Matrix:
+        """Return a random matrix in place of some rows of a model's."""
+        width = tensor.weight.shape[1]
+        out, inner = (rows.size, width) if tensor.weight.summed else (width, rows.size)
+        return self._matrix(out, inner, words=tensor.weight.words)
+
+    def vector(self, tensor: PartTensor, rows: Span) -> Array:
+        """Return random numbers in place of a model's, and ones for the weight of a norm of the stream."""
+        ones = "norm/weight" in tensor.leaf and rows.size == self.model.hidden
+        return np.ones(rows.size, np.float32) if ones else self._random((rows.size,))
 
     def read(self, name: str, rows: Span | None = None) -> Array:
         """Return some rows of a tensor as wide as the model; of the embedding made of blocks, as in a weights file."""
@@ -134,42 +140,29 @@ class RandomDecoder:
     def _session(self, part: DecoderPart, size: int, cache: str) -> Session:
         key = part, size, cache
         if key not in self._sessions:
-            self._sessions[key] = self._made(part, size, cache)
+            self._sessions[key] = session_of(self._run(part, size), self, cache=cache)
         return self._sessions[key]
 
-    def _made(self, part: DecoderPart, size: int, cache: str) -> Session:
-        model, layer = self.model, self.model.layers[0]
-        bias = layer.attention.output_bias if part is DecoderPart.MLP else layer.mlp.bias
-        before = Before(self._vector(model.hidden) if bias else None, self._norm() if model.post_norms else None)
-        if part is DecoderPart.HEAD:
-            return head_graph(model, self._norm(), self._matrix(size, model.hidden, words=True), before)
-        if part is DecoderPart.MLP:
-            mlp = layer.mlp
-            up, gate, down = (self._matrix(*shape) for shape in 2 * [(size, model.hidden)] + [(model.hidden, size)])
-            biases = (self._vector(size), self._vector(size)) if mlp.bias else (None, None)
-            weights = MlpWeights(
-                self._norm() if model.pre_norms else None, gate if mlp.gated else None, up, down, *biases
-            )
-            return mlp_graph(model, replace(mlp, ffn=size), weights, before)
-        attention = self._heads(size)
-        d, heads = attention.head_dim, attention.heads
-        widths, of_heads = (heads * d, size * d, size * d), (d, d)
-        if attention.whole_norms:  # of which everyone makes all queries and keys
-            whole = max(size, layer.attention.kv_heads)
-            attention = replace(attention, heads=whole * attention.group, kv_heads=whole)
-            of_heads = attention.heads * d, attention.kv_heads * d
-            widths = (*of_heads, size * d)
-        query, key, value = (self._matrix(width, model.hidden) for width in widths)
-        norms = [self._vector(width) if attention.qk_norm else None for width in of_heads]
-        given = AttentionWeights(
-            self._norm() if model.pre_norms else None, (query, key, value), self._matrix(model.hidden, heads * d),
-            self._vector(sum(widths)) if attention.bias else None, *norms,
-        )  # fmt: skip
-        return attention_graph(model, attention, Span(0, heads), given, before, cache=cache)
-
-    def _heads(self, size: int) -> GroupedAttention:
-        attention = widened(self.model, self.model.layers[0].attention, self.precision)
-        return replace(attention, heads=size * attention.group, kv_heads=size, window=0)
+    def _run(self, part: DecoderPart, size: int) -> list[tuple[Part, RankRegion]]:
+        """Return the parts of a share and its region of each; the first adds to the stream what was computed before."""
+        layer, head = self.model.layers[0], part is DecoderPart.HEAD
+        check_width(self.model.name, layer.attention, self.precision)
+        attention = replace(layer.attention, window=0)
+        # Where a norm goes over all heads, everyone makes all queries and keys.
+        kv = max(size, attention.kv_heads) if attention.whole_norms else size
+        attention = replace(attention, heads=kv * attention.group, kv_heads=kv)
+        alike = DecoderLayer(attention=attention, mlp=replace(layer.mlp, ffn=size))
+        model = replace(self.model, layers=(alike, alike), vocab=size if head else self.model.vocab)
+        first, x = layer_parts(model, 0, model.stream.value("x", 1))
+        joins = [each for each in first if each.role == "join"]
+        if head:
+            own = [joins[1], *head_parts(model, x)]
+        elif part is DecoderPart.MLP:
+            own = [joins[0], *(each for each in first if each.role in ("up", "down"))]
+        else:
+            own = [joins[1], *layer_parts(model, 1, x)[0][:4]]
+        units = {HEAD: size * attention.group, KV: size, FFN: size, WORD: size}
+        return [(each, {axis: Span(0, units.get(axis, n)) for axis, n in each.axes.items()}) for each in own]
 
     def _matrix(self, out: int, inner: int, *, words: bool = False) -> Matrix:
         scale = inner**-0.5
@@ -182,13 +175,6 @@ class RandomDecoder:
         scales = np.full((out, blocks), scale / SPREAD[own.name], np.float32)
         minima = self._random((blocks, out)) * np.float32(scale) if own.minima else None
         return Blocks(Lent(levels), Lent(scales), own.bits, inner, minima)
-
-    def _norm(self) -> NormWeights:
-        H = self.model.hidden
-        return NormWeights(np.ones(H, np.float32), self._vector(H) if self.model.norm == "layer" else None)
-
-    def _vector(self, width: int) -> Array:
-        return self._random((width,))
 
     def _random(self, shape: tuple[int, ...]) -> Array:
         filled: Array = _filled(self._numbers, shape)

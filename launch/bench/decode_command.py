@@ -24,7 +24,8 @@ from launch.lab.up import require_tools
 from solver.base.clock import at_scale
 from solver.base.errors import HeptiError
 from solver.base.phrases import counted, did_you_mean, mbps
-from solver.model.decoder import CACHES, PRECISIONS
+from solver.model.kinds.attention import CACHES
+from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_file import WIRES
 from solver.systems.decoders import SYSTEMS
 

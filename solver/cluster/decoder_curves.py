@@ -27,7 +27,8 @@ import numpy as np
 from solver.base.errors import HeptiError, explained
 from solver.cluster.curves import Curve, Floats
 from solver.cluster.nodes import twelve_digits
-from solver.model.decoder import CACHES, PRECISIONS
+from solver.model.kinds.attention import CACHES
+from solver.model.kinds.weight import PRECISIONS
 
 
 class DecoderPart(StrEnum):

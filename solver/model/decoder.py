@@ -13,106 +13,24 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from solver.base.errors import HeptiError
-from solver.base.spans import Span
 from solver.model.blocks import one_of
-from solver.model.precision import FLOAT32, Precision
+from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.part import Part, PartTensor, Residual, Value
+from solver.model.kinds.stream import Head, Join
+from solver.model.kinds.weight import Weight
 
 KIND = "decoder"  # of a model in a weights file
 # Fields that came later, and what they are without a word: written where they say something else, so that fingerprints
 # of models from before stay.
 _LATER = {"suppressed": (), "pre_norms": True, "whole_norms": False}
 NORMS = ("rms", "layer")
-ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu")
-CACHES = ("float32", "int8")  # what keys and values are kept in
-BLOCK = 32  # numbers along the summed axis of a matrix that share a scale
-# What matrices are held in: a scale for every 32 numbers that a product sums over, stored as float16, held as float32;
-# symmetric but those with a minimum.
-PRECISIONS: Mapping[str, Precision] = {
-    "float32": FLOAT32,
-    "int8": Precision("int8", bits=8, group=BLOCK, scale_bytes=4),
-    "int4": Precision("int4", bits=4, group=BLOCK, scale_bytes=4),
-    # A minimum for every scale: numbers of Q4_1, and words of Q8_0 beside them, as they are.
-    "int4m": Precision(
-        "int4m", bits=4, group=BLOCK, scale_bytes=8, minima=True,
-        words=Precision("int8m", bits=8, group=BLOCK, scale_bytes=8, minima=True),
-    ),
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rope:
-    """Rotary positions: columns i and i + width / 2 of a head turn by position times `frequencies[i]`.
-
-    Parameters
-    ----------
-    frequencies
-        width / 2 of them, radians a position, scaled as the checkpoint says (llama3, linear, yarn); a head's columns
-        from `width` on stay as they are.
-    factor
-        Of cosines and sines (longrope, yarn).
-    """
-
-    frequencies: tuple[float, ...]
-    factor: float = 1.0
-
-    @property
-    def width(self) -> int:
-        """Columns of a head that turn."""
-        return 2 * len(self.frequencies)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupedAttention:
-    """Causal attention whose query heads share keys and values in groups of A / K."""
-
-    heads: int  # A
-    kv_heads: int  # K
-    head_dim: int  # d
-    rope: Rope | None = None
-    window: int = 0  # a row sees so many last rows, itself among them; 0: all
-    softcap: float = 0.0  # c of c tanh(scores / c); 0: none
-    scale: float = 0.0  # of scores; 0: 1 / sqrt(d)
-    bias: bool = False  # of query, key and value
-    output_bias: bool = False
-    qk_norm: bool = False  # RMS norm over d of every head's query and key, before they turn
-    whole_norms: bool = False  # of these norms: over all heads' queries, and all keys, at once (OLMo 2)
-
-    @property
-    def group(self) -> int:
-        """Query heads that share a key and value head."""
-        return self.heads // self.kv_heads
-
-    def kv_span(self, heads: Span) -> Span:
-        """Return the key and value heads that some query heads need."""
-        if not heads.size:
-            return Span(0, 0)
-        return Span(heads.start // self.group, -(-heads.stop // self.group))
-
-    def check(self) -> None:
-        """Refuse widths that fit nothing."""
-        if self.heads % self.kv_heads:
-            raise HeptiError(f"{self.heads} heads are no multiple of {self.kv_heads} key and value heads")
-        if self.rope is not None and not 0 < self.rope.width <= self.head_dim:
-            raise HeptiError(f"{self.rope.width} columns of a head turn, it has {self.head_dim}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatedMlp:
-    """down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
-
-    ffn: int  # F
-    activation: str = "silu"
-    gated: bool = True
-    bias: bool = False
-
-    def check(self) -> None:
-        """Refuse an activation that is none."""
-        one_of("activation", self.activation, ACTIVATIONS)
+STREAM = "stream"  # the name of what a pass begins with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +112,11 @@ class Decoder:
         return "embedding/weight" if self.tied else "head/weight"
 
     @property
+    def stream(self) -> Residual:
+        """What blocks add to."""
+        return Residual(self.hidden, self.norm, self.norm_eps, self.pre_norms, self.post_norms)
+
+    @property
     def fingerprint(self) -> str:
         """Twelve hex digits of what a plan depends on."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:12]
@@ -235,95 +158,42 @@ def _layer(table: Mapping[str, Any]) -> DecoderLayer:
     return DecoderLayer(attention=GroupedAttention(**attention), mlp=GatedMlp(**table["mlp"]))
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """A tensor of a decoder.
-
-    Parameters
-    ----------
-    shape
-        As it lies, where it is float32.
-    summed
-        The axis that its product sums over, 0 or 1; None: it is no product's matrix, and float32 in any precision.
-    words
-        Whether it is the embedding or the head, which may be held in another precision than the layers.
-    """
-
-    shape: tuple[int, ...]
-    summed: int | None = None
-    words: bool = False
-
-    def held_in(self, precision: Precision) -> Precision:
-        """Return what it is held in under a model's precision."""
-        return FLOAT32 if self.summed is None else precision.of_words if self.words else precision
-
-    def stored(self, precision: Precision) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what is stored for it, by what stands behind its name.
-
-        In blocks, b = ceil(summed / 32): of [out, in] "" is [out, b, bytes] uint8 and "/scale" [out, b] float16; of
-        [in, out] "" is [b, out, bytes] and "/scale" [b, out]. `bytes` are a block's numbers in order: 32 int8 with
-        zero at 128, or 16 of two int4 each, the first in the low bits, with zero at 8. Where a precision has minima,
-        "/scale" is [..., 2], scale and minimum: a number is scale · level + minimum, of int4 from level 0 on, of int8
-        from 128 on.
-        """
-        own = self.held_in(precision)
-        if self.summed is None or own is FLOAT32:
-            return {"": self.shape}
-        shape = list(self.shape)
-        shape[self.summed] = -(-shape[self.summed] // BLOCK)
-        return {"": (*shape, BLOCK * own.bits // 8), "/scale": (*shape, 2) if own.minima else tuple(shape)}
-
-
 def decoder_tensors(model: Decoder) -> dict[str, Weight]:
     """Return every tensor of a decoder, in file order."""
-    H, found = model.hidden, {}
-    found["embedding/weight"] = Weight((model.vocab, H), 1, words=True)
+    H, stream = model.hidden, model.stream
+    found = {"embedding/weight": Weight((model.vocab, H), 1, words=True)}
     if model.learned_positions:
         found["positions/weight"] = Weight((model.positions, H))
-    for number, layer in enumerate(model.layers):
-        prefix = f"layers/{number}"
-        found |= {
-            f"{prefix}/attention/{name}": weight for name, weight in attention_tensors(model, layer.attention).items()
-        }
-        found |= {f"{prefix}/mlp/{name}": weight for name, weight in mlp_tensors(model, layer.mlp).items()}
-    found |= _norm(model, "final_norm")
-    if not model.tied:
-        found["head/weight"] = Weight((model.vocab, H), 1, words=True)
-    return found
+    ends = [tensor for tensor in _head(model).tensors("final_norm", model.head, stream) if tensor.name not in found]
+    layers = (tensor for number in range(len(model.layers)) for tensor in _layer_tensors(model, number))
+    return found | {tensor.name: tensor.weight for tensor in (*layers, *ends)}
 
 
-def attention_tensors(model: Decoder, attention: GroupedAttention) -> dict[str, Weight]:
-    """Return the tensors of an attention half; of a share of one, with its heads and those that they need."""
-    H, d = model.hidden, attention.head_dim
-    found = _norm(model, "norm") if model.pre_norms else {}
-    for name, heads in (("query", attention.heads), ("key", attention.kv_heads), ("value", attention.kv_heads)):
-        found[f"{name}/weight"] = Weight((heads * d, H), 1)
-        if attention.bias:
-            found[f"{name}/bias"] = Weight((heads * d,))
-    if attention.qk_norm:
-        normed = (attention.heads * d, attention.kv_heads * d) if attention.whole_norms else (d, d)
-        found |= {"query_norm/weight": Weight(normed[:1]), "key_norm/weight": Weight(normed[1:])}
-    found["output/weight"] = Weight((attention.heads * d, H), 0)
-    if attention.output_bias:
-        found["output/bias"] = Weight((H,))
-    return found | (_norm(model, "post_norm") if model.post_norms else {})
+def _layer_tensors(model: Decoder, number: int) -> Iterator[PartTensor]:
+    layer, stream = model.layers[number], model.stream
+    yield from layer.attention.tensors(f"layers/{number}/attention", stream).values()
+    yield from layer.mlp.tensors(f"layers/{number}/mlp", stream).values()
 
 
-def mlp_tensors(model: Decoder, mlp: GatedMlp) -> dict[str, Weight]:
-    """Return the tensors of an MLP half; of a share of one, with its columns."""
-    H, found = model.hidden, _norm(model, "norm") if model.pre_norms else {}
-    for name in ("gate", "up") if mlp.gated else ("up",):
-        found[f"{name}/weight"] = Weight((mlp.ffn, H), 1)
-        if mlp.bias:
-            found[f"{name}/bias"] = Weight((mlp.ffn,))
-    found["down/weight"] = Weight((mlp.ffn, H), 0)
-    if mlp.bias:
-        found["down/bias"] = Weight((H,))
-    return found | (_norm(model, "post_norm") if model.post_norms else {})
+def _head(model: Decoder) -> Head:
+    return Head(model.vocab, model.head_softcap)
 
 
-def _norm(model: Decoder, name: str) -> dict[str, Weight]:
-    found = {f"{name}/weight": Weight((model.hidden,))}
-    if model.norm == "layer":
-        found[f"{name}/bias"] = Weight((model.hidden,))
-    return found
+def layer_parts(model: Decoder, number: int, x: Value) -> tuple[list[Part], Value]:
+    """Return the parts of a layer that reads these rows of the stream, and the stream after it."""
+    layer, stream, parts = model.layers[number], model.stream, []
+    for what, half, last in (("attention", layer.attention, "output"), ("mlp", layer.mlp, "down")):
+        name = f"layers/{number}/{what}"
+        own = half.parts(name, stream, x)
+        after = (f"{last}/bias", "post_norm/weight", "post_norm/bias")
+        added = tuple(tensor for leaf, tensor in half.tensors(name, stream).items() if leaf in after)
+        joined = Join().parts(name, stream, x, own[-1].writes, added)
+        parts += [*own, *joined]
+        x = joined[-1].writes
+    return parts, x
+
+
+def head_parts(model: Decoder, x: Value) -> tuple[Part, ...]:
+    """Return the part that makes logits of rows of the stream."""
+    head = _head(model)
+    return head.parts("head", model.stream, x, head.tensors("final_norm", model.head, model.stream))

@@ -13,7 +13,7 @@ import numpy as np
 
 from solver.base.arrays import Array
 from solver.model.blocks import one_of
-from solver.model.decoder import Rope
+from solver.model.kinds.attention import Rope
 
 Settings = Mapping[str, Any]
 

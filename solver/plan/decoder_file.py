@@ -20,7 +20,9 @@ from typing import Any
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition
-from solver.model.decoder import CACHES, KIND, PRECISIONS, Decoder
+from solver.model.decoder import KIND, Decoder
+from solver.model.kinds.attention import CACHES
+from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.fields import (
     FORMAT,

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from solver.base.errors import HeptiError, InfeasiblePlanError
 from solver.base.spans import Partition, Span
 from solver.model.blocks import one_of
-from solver.model.decoder import BLOCK, CACHES, PRECISIONS, Decoder, GroupedAttention
+from solver.model.decoder import Decoder
+from solver.model.kinds.attention import CACHES, GroupedAttention
+from solver.model.kinds.weight import BLOCK, PRECISIONS
 from solver.model.precision import FLOAT32, Precision
 from solver.plan.plan import Wire
 

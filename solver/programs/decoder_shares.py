@@ -41,7 +41,7 @@ from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.cost import (
     CANDIDATE_BYTES,
     DecoderSetting,
-    Moved,
+    SumTimes,
     answer_seconds,
     chunks,
     sent_over,
@@ -285,7 +285,7 @@ def _bytes(task: StageTask, sizes: Sequence[int]) -> Iterator[tuple[float, float
         yield max(above, 0.0), slope
 
 
-def _exchanges(task: StageTask, ranks: int) -> tuple[list[Moved], list[tuple[int, list[Moved]]]]:
+def _exchanges(task: StageTask, ranks: int) -> tuple[list[SumTimes], list[tuple[int, list[SumTimes]]]]:
     """Return of every device what a sum takes among so many ranks of which it is one: of a token, and of chunks.
 
     The others are those to which links are widest.
@@ -293,7 +293,7 @@ def _exchanges(task: StageTask, ranks: int) -> tuple[list[Moved], list[tuple[int
     rows = [(often, size) for size, often in _counted([rows for rows, _ in chunks(task.asked.prompt)])]
     groups = [_with_widest(task, ranks, [rank]) for rank in range(task.s.devices)]
 
-    def every(size: int) -> list[Moved]:
+    def every(size: int) -> list[SumTimes]:
         return [summed(task.s, group, group, size) for group in groups]
 
     return every(1), [(often, every(size)) for often, size in rows]
@@ -320,7 +320,7 @@ def _with_widest(task: StageTask, ranks: int, some: list[int]) -> list[int]:
     return sorted([*some, *others][:ranks])
 
 
-def _longest(moved: Moved) -> float:
+def _longest(moved: SumTimes) -> float:
     return float((moved.wire + moved.after).max())
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from solver.base.spans import Partition, Span, largest_remainder
-from solver.model.decoder import CACHES, PRECISIONS
+from solver.model.kinds.attention import CACHES
+from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_file import decoder_plan_to_json
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, column_unit, head_unit
 from tests.arm.conftest import board

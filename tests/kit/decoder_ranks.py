@@ -5,7 +5,7 @@ import numpy as np
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.wires import coding
 from hepti_mpi.decoding.ranks import Embedding, Ranks
-from hepti_mpi.decoding.share import DecoderShare
+from hepti_mpi.program.share import Share
 from solver.base.spans import Partition, Span, largest_remainder
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderStage, column_unit, head_unit
 from solver.plan.plan import Wire
@@ -48,7 +48,7 @@ def on_ranks(world, weights, plan, lead, wire=Wire.FLOAT32):
     direct = Direct(world)
 
     def load(plan, before=None):
-        return DecoderShare(weights.model, plan, world.rank, weights, before)
+        return Share(weights.model, plan, world.rank, weights, before)
 
     ranks = Ranks(load(plan), world, direct, coding(wire), load)
     result = None

@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from solver.base.spans import Span
-from solver.model.decoder import Decoder, DecoderLayer, GatedMlp, GroupedAttention, Rope, decoder_tensors
+from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.mlp import GatedMlp
 
 
 def frequencies(width, theta=10000.0):

@@ -6,7 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from solver.model.decoder import Decoder, DecoderLayer, GatedMlp, GroupedAttention, Rope, decoder_tensors
+from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.mlp import GatedMlp
 from tests.launch.bench.test_decode import RECORDED
 from weights.decoders.file import DecoderWriter
 

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from solver.plan.plan import Wire
+from solver.schedule.decoders.cost import price_pass, setting_of
 from tests import sweeps
+from tests.kit.answers import boards
 from tests.kit.decoder_ranks import on_ranks, random_plan
-from tests.kit.decoders import MODELS, Weights, logits
+from tests.kit.decoders import MODELS, Weights, logits, small_model
 from tests.kit.sized import sized
 
 CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill behind others
@@ -42,6 +44,57 @@ def test_logits_are_those_of_the_whole_model(name, seed, world):
 
     expected = logits(weights, tokens)
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("name", "stages"), sized([("llama", 1), ("gemma2", 2), ("olmo2", 3)]))
+def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
+    """Of the last layer only those are computed whose words are asked for; what is kept of the others is."""
+    rng = np.random.default_rng(5)
+    weights = Weights(MODELS[name])
+    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+
+    def lead(ranks, embed):
+        found, start = [], 0
+        for rows, chosen in zip(CHUNKS, (0, 1, 0, 2, 5), strict=True):
+            stream = np.empty((1, rows, weights.model.hidden), np.float32)
+            embed(tokens[start : start + rows], start, stream[0])
+            best = ranks.compute(1, stream, [start], chosen=chosen, count=1)
+            start += rows
+            found += [(row, float(own)) for row, (own,) in zip(range(start - chosen, start), best.logits, strict=True)]
+        return found
+
+    found = on_ranks(world, weights, random_plan(world, weights.model, rng, stages=stages), lead)
+
+    expected = logits(weights, tokens)
+    assert len(found) == 8
+    for row, logit in found:
+        assert abs(logit - expected[row].max()) < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("wire", "stages", "rows", "chosen"),
+    sized(sweeps.cycled(6, (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8), (1, 2, 3), (1, 9), (1,)), 3),
+)
+def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, chosen, world):
+    """Of every rank, of what rank 0 says and hears, too: from pass to pass of one shape."""
+    rng = np.random.default_rng([stages, rows])
+    weights = Weights(small_model(hidden=64))
+    plan = random_plan(world, weights.model, rng, stages=stages, wire=wire)
+    s = setting_of(weights.model, boards(*[1e9] * world.size), plan)
+
+    def lead(ranks, embed):
+        told = []
+        for start in (0, rows):
+            stream = np.zeros((1, rows, weights.model.hidden), np.float32)
+            ranks.compute(0, stream, [start], chosen=chosen)
+            told.append(ranks.sent_bytes.copy())
+        return told[1] - told[0]
+
+    sent = on_ranks(world, weights, plan, lead, wire)
+
+    at_work = sorted({rank for stage in plan.stages for rank in stage.ranks})
+    priced = sum(step.repeats * step.sent for step in price_pass(s, plan, rows, 0, chosen).steps)
+    assert sent[at_work].tolist() == priced[at_work].tolist()
 
 
 @pytest.mark.parametrize(("wire", "within"), [(Wire.FLOAT16, 0.02), (Wire.INT8, 0.2)])

@@ -8,7 +8,7 @@ from hepti_mpi.measure import profile_decoder, timing
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import read_cluster, write_cluster
 from solver.cluster.decoder_curves import DecoderPart
-from solver.model.decoder import PRECISIONS
+from solver.model.kinds.weight import PRECISIONS
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.memory import attention_bytes
 from solver.systems.decoders import plan_decoder

@@ -4,14 +4,44 @@ import numpy as np
 import pytest
 
 from hepti_mpi.comm.direct import Direct
-from hepti_mpi.comm.summands import Summands
-from hepti_mpi.comm.wires import coding
+from hepti_mpi.comm.wires import EXACT, coding
+from hepti_mpi.program.program import Places, exchange_calls
+from solver.model.kinds.part import Residual
 from solver.plan.plan import Wire
+from solver.schedule.decoders.steps import some_have
+from solver.schedule.schedule import exchanges
 from tests import sweeps
 from tests.kit.sized import sized
 
 WIDTH = 96  # three blocks of 32: fewer than some numbers of ranks
 ERRORS = {Wire.FLOAT32: 1e-6, Wire.FLOAT16: 4e-3, Wire.INT8: 0.1}
+
+
+def summing(world, direct, stage, senders, rows, width, wire=EXACT, *, two_steps):
+    """Return this rank's place for its summand, the place of the sum, and what makes it."""
+    value = Residual(width).value("s", rows)
+    have, want = (some_have(value, own, world.size) for own in (senders, stage))
+    steps = exchanges("sum", value, (have,), want, partial=True, two_steps=two_steps)
+    sides = [[("+" if step.partial else "s", "s"), step.layouts()] for step in steps]
+    used = [
+        [(name, box) for name, layout in zip(names, layouts, strict=True) for box in layout.boxes[world.rank]]
+        for names, layouts in sides
+    ]
+    places = Places(used)
+    calls = []
+    for step, (names, layouts) in zip(steps, sides, strict=True):
+        lies = [
+            [(box, places.view(name, box)) for box in layout.boxes[world.rank]]
+            for name, layout in zip(names, layouts, strict=True)
+        ]
+        calls += exchange_calls(step, *lies, world, direct, wire, equal=step is steps[-1])
+
+    def run():
+        for call in calls:
+            call()
+
+    part = places.whole("+").reshape(rows, width, copy=False) if "+" in places else None
+    return part, places.whole("s").reshape(rows, width, copy=False), run
 
 
 @pytest.mark.parametrize(("seed", "wire"), sized(sweeps.cycled(3, sweeps.seeds(3, 20), ERRORS)))
@@ -22,16 +52,18 @@ def test_all_ranks_of_a_stage_have_one_sum(world, seed, wire):
     senders = [rank for rank in stage if rng.random() < 0.7] or [stage[-1]]
     direct = Direct(world)
     for rows in (1, 2, 3, 7, 9):
-        for since in (1, 3, 8):
+        for two_steps in (False, True):
             parts = rng.normal(size=(2, world.size, rows, WIDTH)).astype(np.float32)
             found = []
             if world.rank in stage:
-                summands = Summands(world, direct, stage, senders, rows, WIDTH, coding(wire), since)
+                part, total, run = summing(
+                    world, direct, stage, senders, rows, WIDTH, coding(wire), two_steps=two_steps
+                )
                 for own in parts:
-                    if summands.part is not None:
-                        summands.part[...] = own[world.rank]
-                    summands.run()
-                    found.append(summands.total.copy())
+                    if part is not None:
+                        part[...] = own[world.rank]
+                    run()
+                    found.append(total.copy())
             of_all = world.on_all(lambda found=found: found)
             for number, own in enumerate(parts):
                 sums = [of_all[rank][number] for rank in stage]
@@ -46,10 +78,10 @@ def test_two_steps_send_fewer_bytes(world, rows):
     """Of p ranks each sends 2 (p - 1) / p summands, where in one step it sends p - 1."""
     direct, everyone = Direct(world), range(world.size)
     sent = []
-    for since in (8, 1):
-        summands = Summands(world, direct, everyone, everyone, rows, 32 * world.size, two_steps_from=since)
+    for two_steps in (False, True):
+        _, _, run = summing(world, direct, everyone, everyone, rows, 32 * world.size, two_steps=two_steps)
         before = world.traffic.sent_bytes
-        summands.run()
+        run()
         sent.append(world.traffic.sent_bytes - before)
     direct.close()
 

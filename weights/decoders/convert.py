@@ -15,7 +15,8 @@ from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.base.progress import progress
 from solver.base.spans import Span
-from solver.model.decoder import BLOCK, Decoder, Weight, decoder_tensors
+from solver.model.decoder import Decoder, decoder_tensors
+from solver.model.kinds.weight import BLOCK, Weight
 from weights.convert.checkpoint import STRANGE, StoredTensor, StoredTensors, weight_files
 from weights.convert.convert import Source
 from weights.decoders.families import DECODER_FAMILIES, DecoderFamily, build_decoder, find_decoder_family

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from solver.base.command import check_path, whole_file
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.model.decoder import BLOCK, Decoder, Rope
+from solver.model.decoder import Decoder
+from solver.model.kinds.attention import Rope
+from solver.model.kinds.weight import BLOCK
 from weights.decoders.file import DecoderFile
 from weights.decoders.quantise import Levels, Scales
 from weights.file.disk import check_space

@@ -15,7 +15,9 @@ from typing import Any
 
 from solver.base.errors import HeptiError, explained
 from solver.base.phrases import did_you_mean
-from solver.model.decoder import Decoder, DecoderLayer, GatedMlp, GroupedAttention, Rope
+from solver.model.decoder import Decoder, DecoderLayer
+from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.mlp import GatedMlp
 from solver.model.rotary import rope_of
 
 Facts = Mapping[str, Any]

@@ -19,7 +19,8 @@ from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.base.spans import Span
 from solver.model.blocks import one_of
-from solver.model.decoder import BLOCK, PRECISIONS, Decoder, Weight, decoder_tensors
+from solver.model.decoder import Decoder, decoder_tensors
+from solver.model.kinds.weight import BLOCK, PRECISIONS, Weight
 from solver.plan.holdings import TensorSlice
 from weights.decoders.quantise import Levels, Scales, dequantise, quantise
 from weights.file.layout import STEP_BYTES, row_chunk

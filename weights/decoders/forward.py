@@ -13,7 +13,9 @@ import numpy as np
 
 from solver.base.arrays import Array
 from solver.base.spans import Span
-from solver.model.decoder import Decoder, GatedMlp, GroupedAttention, Rope
+from solver.model.decoder import Decoder
+from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.mlp import GatedMlp
 
 RowReader = Callable[[str, Span | None], Array]  # a tensor by its name, or some rows of it
 WORDS = 4096  # of the head at a time

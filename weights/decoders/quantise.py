@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.base.arrays import Array
-from solver.model.decoder import BLOCK
+from solver.model.kinds.weight import BLOCK
 
 Levels = NDArray[np.uint8]
 Scales = NDArray[np.float16]

@@ -13,7 +13,8 @@ from rich.console import Console
 from solver.base.phrases import counted, percent
 from solver.base.progress import progress
 from solver.base.tables import FittedTable
-from solver.model.decoder import Decoder, Weight, decoder_tensors
+from solver.model.decoder import Decoder, decoder_tensors
+from solver.model.kinds.weight import Weight
 from weights.decoders.file import DecoderFile
 from weights.decoders.loss import Loss
 from weights.file.layout import row_spans

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from solver.base.errors import HeptiError
 from solver.model.blocks import one_of
-from solver.model.decoder import CACHES, PRECISIONS, Decoder
+from solver.model.decoder import Decoder
+from solver.model.kinds.attention import CACHES
+from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_file import WIRES
 from solver.plan.plan import Wire
 

@@ -1,54 +1,52 @@
-"""What a language model's plan costs: the seconds of a pass on every rank, step by step, and of an answer.
+"""What a language model's plan costs: the seconds of a pass, step by step, and of an answer.
 
-A pass carries some rows, a chunk of a prompt or one token, through all layers. With c_i the compute of rank i in a half
-layer, s_i what sending takes it, W_i the exchange and r_i what receiving and adding takes, the half layer lasts
-
-    max_i (c_i + s_i) + max_i (W_i + r_i)
-
-since every rank needs what all others have computed. Summands go in one step, each whole to all, or in two, every rank
-adding up a part of the numbers: half of the bytes of four ranks for twice the messages. A plan says from how many rows
-on (`two_steps_from`). A pass begins on rank 0, which embeds and hands out, and ends there with the candidates of those
-who have words.
+A pass carries some rows, a chunk of a prompt or one token, through all layers: the steps of
+`solver.schedule.decoders.steps`, with a clock for every rank. Summands go in one step, each whole to all, or in two,
+every rank adding up a part of the numbers: half of the bytes of four ranks for twice the messages. A plan says from how
+many rows on (`two_steps_from`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from solver.base.spans import Span, largest_remainder
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Bank, Floats, Kernel
 from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
-from solver.model.decoder import PRECISIONS, Decoder, DecoderLayer, GatedMlp, GroupedAttention
+from solver.model.decoder import Decoder
+from solver.model.kinds.attention import GroupedAttention
+from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.part import FFN, HEAD, KV, ROW, WORD
+from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
+from solver.schedule.clocks import Costs, Moved, priced
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.memory import attention_bytes, mlp_bytes, rank_memory, words_bytes
-from solver.schedule.exchange import Exchange, Mask, Network, gather, of_matrix, scatter
+from solver.schedule.decoders.steps import CANDIDATE_NUMBERS, OWN, SUMS, pass_schedule, some_have
+from solver.schedule.exchange import Exchange, Network, of_matrix
 from solver.schedule.price import Price, PricedStep
-from solver.schedule.timing import FLOAT_BYTES, Times, cpu_seconds
+from solver.schedule.regions import lengths
+from solver.schedule.schedule import ComputeStep, ExchangeStep, exchanges
+from solver.schedule.timing import FLOAT_BYTES, cpu_seconds
 
-BLOCK = 32  # numbers of a summand that share a scale where they travel in few bits
-CANDIDATE_BYTES = 512  # of a rank with words, to rank 0
-HEADER_BYTES = 64  # before what rank 0 hands out
+CANDIDATE_BYTES = 8 * (OWN + CANDIDATE_NUMBERS)  # of a rank with words, to rank 0, of one row
 SMALL_BYTES = 4096  # of a message that takes `message_s`; a longer one as much longer as its curve says
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moved:
-    """What an exchange takes on every rank, [p]: sending, the wire, receiving; seconds, and bytes."""
+class SumTimes:
+    """What a sum takes on every rank, [p] seconds: sending, the wire, receiving."""
 
     before: Floats
     wire: Floats
     after: Floats
-    sent: Floats
-    received: Floats
 
     @property
     def longest_s(self) -> float:
@@ -140,7 +138,7 @@ def chunks(prompt: int) -> Iterator[tuple[int, int]]:
 
 def summed(
     s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int, two_steps_from: int | None = None
-) -> Moved:
+) -> SumTimes:
     """Return what it takes until all ranks of a stage have the sum of the senders' summands, [rows, hidden] each.
 
     Parameters
@@ -166,63 +164,58 @@ def two_steps_from(s: DecoderSetting, stages: Sequence[DecoderStage]) -> int:
     return since
 
 
-def block_width(hidden: int) -> int:
-    """Return how many numbers of a summand's row share a scale: all of a row that is not made of whole blocks."""
-    return BLOCK if hidden % BLOCK == 0 else hidden
-
-
-def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int, two: bool) -> Moved:
+def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int, two: bool) -> SumTimes:
     key = "sum", tuple(senders), tuple(ranks), rows, two
     if key not in s.kept:
-        s.kept[key] = (_in_two_steps if two and len(ranks) > 1 else _in_one_step)(s, senders, ranks, rows)
-    found: Moved = s.kept[key]
+        value = s.model.stream.value("sum", rows)
+        have, want = (some_have(value, own, s.devices) for own in (senders, ranks))
+        steps = exchanges("sum", value, (have,), want, partial=True, two_steps=two)
+        s.kept[key] = _one_after_the_other([moved(s, step) for step in steps], s.network)
+    found: SumTimes = s.kept[key]
     return found
 
 
-def _in_one_step(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int) -> Moved:
-    width = block_width(s.model.hidden)
-    size = rows * s.model.hidden // width * s.wire.row_bytes(width)
-    return _moved(s, gather(size * _mask(s, senders).astype(float), _mask(s, ranks)), adds=True)
+def _one_after_the_other(steps: Sequence[Moved], network: Network) -> SumTimes:
+    first, *others = steps
+    wire = first.exchange.seconds(network)
+    if not others:
+        return SumTimes(first.before, wire, first.after)
+    (second,) = others
+    between = float((wire + first.after + second.before).max())
+    takes = second.exchange.received > 0
+    return SumTimes(first.before, second.exchange.seconds(network) + between * takes, second.after)
 
 
-def _in_two_steps(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int) -> Moved:
-    sends, takes = _mask(s, senders), _mask(s, ranks)
-    width = block_width(s.model.hidden)
-    parts = np.zeros(s.devices)
-    parts[list(ranks)] = largest_remainder([1.0] * len(ranks), rows * s.model.hidden // width)
-    parts *= s.wire.row_bytes(width)
-    first = _moved(s, scatter(parts, sends), adds=True)
-    second = _moved(s, gather(parts, takes), adds=False)
-    between = float((first.wire + first.after + second.before).max())
-    return Moved(
-        first.before, second.wire + between * takes, second.after,
-        first.sent + second.sent, first.received + second.received,
-    )  # fmt: skip
-
-
-def _moved(s: DecoderSetting, exchange: Exchange, *, adds: bool) -> Moved:
-    """Return what an exchange takes; of its messages' CPU time, what is sent counts before and what arrives after."""
-    encode, _, decode, add = cpu_seconds(exchange, s.wire, s.bank, adds=adds)
+def moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
+    """Return what an exchange takes: of its messages' CPU time, what is sent counts before and what arrives after."""
+    width = step.value.shape[-1] if len(step.value.axes) > 1 else 1
+    coded = step.name in SUMS.values()
+    row_bytes = s.wire.row_bytes(width) if coded else FLOAT_BYTES * width
+    matrix = step.moved[0] // width * row_bytes
+    exchange = of_matrix(matrix.astype(float), coded=step.coded[0] // width * row_bytes)
+    if not coded:
+        return _with_messages(s, exchange, 0.0, 0.0)
+    encode, _, decode, add = cpu_seconds(exchange, s.wire, s.bank, adds=step.partial)
     return _with_messages(s, exchange, encode, decode + add)
 
 
-def _with_messages(s: DecoderSetting, exchange: Exchange, before: Floats, after: Floats) -> Moved:
-    moved = exchange.sent + exchange.received
-    size = moved / np.maximum(exchange.messages, 1)
+def _with_messages(s: DecoderSetting, exchange: Exchange, before: Floats | float, after: Floats | float) -> Moved:
+    total = exchange.sent + exchange.received
+    size = total / np.maximum(exchange.messages, 1)
     longer = s.bank.seconds(Kernel.MESSAGE, size) - s.bank.seconds(Kernel.MESSAGE, SMALL_BYTES)
     messages = exchange.messages * (s.message_s + np.maximum(longer, 0.0))
-    leaving = messages * exchange.sent / np.maximum(moved, 1)
-    wire = exchange.seconds(s.network)
-    return Moved(before + leaving, wire, after + messages - leaving, exchange.sent, exchange.received)
+    leaving = messages * exchange.sent / np.maximum(total, 1)
+    return Moved(exchange, before + leaving, after + messages - leaving)
 
 
-def sent_over(s: DecoderSetting, sizes: Sequence[tuple[int, int, float]]) -> Moved:
+def sent_over(s: DecoderSetting, sizes: Sequence[tuple[int, int, float]]) -> SumTimes:
     """Return what it takes to send so many bytes from one rank to another, (from, to, bytes)."""
-    moved = np.zeros((s.devices, s.devices))
+    matrix = np.zeros((s.devices, s.devices))
     for one, other, size in sizes:
         if one != other:
-            moved[one, other] += size
-    return _with_messages(s, of_matrix(moved), np.zeros(s.devices), np.zeros(s.devices))
+            matrix[one, other] += size
+    found = _with_messages(s, of_matrix(matrix), 0.0, 0.0)
+    return SumTimes(found.before, found.exchange.seconds(s.network), found.after)
 
 
 def price_pass(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, chosen: int = 1) -> Price:
@@ -231,82 +224,44 @@ def price_pass(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, cho
     return Price(tuple(pass_steps(s, plan, rows, behind, chosen)), held)
 
 
-def pass_steps(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, chosen: int = 1) -> Iterator[PricedStep]:
-    """Yield the steps of a pass of rows behind so many tokens.
+def pass_steps(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, chosen: int = 1) -> list[PricedStep]:
+    """Return the steps of a pass of rows behind so many tokens.
 
     Of `chosen` rows the next word is asked for: of one, of all where guesses are checked, of none in a prompt's chunks
     but the last.
     """
-    stream = float(FLOAT_BYTES * s.model.hidden * rows)
-    nobody, first = np.zeros(s.devices), plan.stages[0].ranks
-    begins = nobody.copy()
-    begins[0] = s.speeds[0].pass_s
-    # All hear of it, the first stage with the embedded tokens.
-    sizes = [(0, rank, HEADER_BYTES + stream * (rank in first)) for rank in range(s.devices)]
-    yield _step("tokens", (), begins, sent_over(s, sizes))
-    for number, stage in enumerate(plan.stages):
-        if number:
-            speaker = plan.stages[number - 1].ranks[0]
-            yield _step("stream", (), nobody, sent_over(s, [(speaker, rank, stream) for rank in stage.ranks]))
-        yield from layer_steps(s, stage, rows, behind, plan.two_steps_from)
-    if chosen:
-        having = [rank for rank, span in enumerate(plan.words) if span.size]
-        compute = nobody.copy()
-        for rank in having:
-            compute[rank] = s.words_s(plan.words[rank].size, chosen)[rank]
-        yield _step(
-            "candidates", ("head",), compute, sent_over(s, [(rank, 0, chosen * CANDIDATE_BYTES) for rank in having])
-        )
+    steps = pass_schedule(s.model, plan, rows, chosen, folded=True)
+    return priced([ComputeStep(()), *steps], Costs(s.network, partial(_computing, s, behind), partial(moved, s)))
 
 
-def layer_steps(
-    s: DecoderSetting, stage: DecoderStage, rows: int, behind: int, two_steps_from: int
-) -> Iterator[PricedStep]:
-    """Yield the steps of a stage's layers; those alike that follow each other are one, repeated."""
-    ranks, start = stage.ranks, stage.layers.start
-    having = [rank for rank in ranks if stage.heads[rank].size]
-    computing = [rank for rank in ranks if stage.columns[rank].size]
-    for layer, alike in groupby(s.model.layers[stage.layers.slice]):
-        layers = Span(start, start := start + len(list(alike)))
-        compute = _attends(s, layer, stage, having, rows, behind), _columns(s, layer, stage, computing, rows)
-        for what, seconds, senders in zip(("attention", "mlp"), compute, (having, computing), strict=True):
-            step = _step(f"sum of {what}", (what,), seconds, summed(s, senders, ranks, rows, two_steps_from))
-            yield replace(step, repeats=layers.size, layers=_numbers(layers))
+def _computing(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Floats, tuple[str, ...]]:
+    """Return the seconds of a computation, [p], and what is computed; of none, until a pass begins.
+
+    What is added to the stream before a half layer was measured with it.
+    """
+    seconds, names, kv = np.zeros(s.devices), [], np.zeros(s.devices, np.int64)
+    if not step.parts:
+        seconds[0] = s.speeds[0].pass_s
+    for part, region in step.parts:
+        if KV in region:
+            kv = lengths(region[KV])[0]
+        if part.role not in TAKEN:
+            continue
+        axis, seconds_of = TAKEN[part.role]
+        names.append(part.kind.curve)
+        counts = np.stack([lengths(region[axis])[0], kv, lengths(region[ROW])[0]], -1).tolist()
+        for rank, (units, kv_heads, rows) in enumerate(counts):
+            if units and rows:
+                seconds[rank] += seconds_of(s, part.kind, units, kv_heads, rows, behind)[rank]
+    return seconds, tuple(names)
 
 
-def _attends(
-    s: DecoderSetting, layer: DecoderLayer, stage: DecoderStage, ranks: Sequence[int], rows: int, behind: int
-) -> Floats:
-    seconds, attention = np.zeros(s.devices), layer.attention
-    for rank in ranks:
-        heads = stage.heads[rank]
-        kv = attention.kv_span(heads).size
-        seconds[rank] = s.attention_s(attention, heads.size, kv, rows, behind)[rank]
-    return seconds
-
-
-def _columns(s: DecoderSetting, layer: DecoderLayer, stage: DecoderStage, ranks: Sequence[int], rows: int) -> Floats:
-    seconds = np.zeros(s.devices)
-    for rank in ranks:
-        seconds[rank] = s.mlp_s(layer.mlp, stage.columns[rank].size, rows)[rank]
-    return seconds
-
-
-def _step(name: str, computes: tuple[str, ...], compute: Floats, moved: Moved) -> PricedStep:
-    """Return a step by the formula above."""
-    before = compute + moved.before
-    end = float(before.max()) + moved.wire + moved.after
-    return PricedStep(
-        "", name, computes, (), 1, Times(before + moved.after, moved.wire, end), moved.sent, moved.received
-    )
-
-
-def _numbers(layers: Span) -> str:
-    return f"{layers.start}" + f"-{layers.stop - 1}" * (layers.size > 1)
-
-
-def _mask(s: DecoderSetting, ranks: Sequence[int]) -> Mask:
-    return np.isin(np.arange(s.devices), list(ranks))
+# What the last part of a block shares out, and the seconds of so many units of it on every device.
+TAKEN: Mapping[str, tuple[str, Callable[..., Floats]]] = {
+    "output": (HEAD, lambda s, kind, heads, kv, rows, behind: s.attention_s(kind, heads, kv, rows, behind)),
+    "down": (FFN, lambda s, kind, columns, kv, rows, behind: s.mlp_s(kind, columns, rows)),
+    "logits": (WORD, lambda s, kind, words, kv, rows, behind: s.words_s(words, rows)),
+}
 
 
 def token_seconds(s: DecoderSetting, plan: DecoderPlan, behind: int) -> float:

@@ -13,15 +13,11 @@ from itertools import groupby
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
-from solver.model.decoder import (
-    PRECISIONS,
-    Decoder,
-    GatedMlp,
-    GroupedAttention,
-    Weight,
-    attention_tensors,
-    mlp_tensors,
-)
+from solver.model.decoder import Decoder
+from solver.model.kinds.attention import GroupedAttention
+from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.part import FFN, HEAD, KV, PartTensor
+from solver.model.kinds.weight import PRECISIONS
 from solver.model.precision import Precision
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.asked import CHUNK_ROWS
@@ -80,23 +76,13 @@ class RankMemory:
 def attention_bytes(
     model: Decoder, attention: GroupedAttention, heads: int, kv_heads: int, precision: Precision
 ) -> int:
-    """Return the bytes of the weights of some query heads, and of the key and value heads that they need.
-
-    Where a norm goes over all heads at once, everyone who has some makes all queries and keys (as transformers' own
-    plan for tensor parallelism has it): an exchange between norm and scores would cost more than that on slow links.
-    """
-    if not heads:
-        return 0
-    tensors = attention_tensors(model, replace(attention, heads=heads, kv_heads=kv_heads))
-    if attention.whole_norms:
-        whole = attention_tensors(model, attention)
-        tensors |= {name: whole[name] for name in whole if name.startswith(("query", "key"))}
-    return _bytes(tensors, precision)
+    """Return the bytes of the weights of some query heads, and of the key and value heads that they need."""
+    return _bytes(attention.tensors("", model.stream), {HEAD: heads, KV: kv_heads}, precision) * (heads > 0)
 
 
 def mlp_bytes(model: Decoder, mlp: GatedMlp, columns: int, precision: Precision) -> int:
     """Return the bytes of the weights of some columns."""
-    return _bytes(mlp_tensors(model, replace(mlp, ffn=columns)), precision) * (columns > 0)
+    return _bytes(mlp.tensors("", model.stream), {FFN: columns}, precision) * (columns > 0)
 
 
 def words_bytes(model: Decoder, words: int, precision: Precision) -> int:
@@ -183,5 +169,5 @@ def check_memory(model: Decoder, cluster: Cluster, plan: DecoderPlan) -> None:
         raise InfeasiblePlanError(f"{model.name} by {plan.system} {lacks}")
 
 
-def _bytes(tensors: Mapping[str, Weight], precision: Precision) -> int:
-    return sum(precision.bytes_of(weight.shape, weight.summed) for weight in tensors.values())
+def _bytes(tensors: Mapping[str, PartTensor], units: Mapping[str, int], precision: Precision) -> int:
+    return sum(tensor.bytes_of(units.get(tensor.axis, 1), precision) for tensor in tensors.values())

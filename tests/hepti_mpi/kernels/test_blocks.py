@@ -9,7 +9,7 @@ import pytest
 from hepti_mpi.base.memory import Lent, give_back, own_bytes
 from hepti_mpi.kernels.blocks import Blocks
 from hepti_mpi.kernels.ort import Session, make_session
-from solver.model.decoder import BLOCK, PRECISIONS
+from solver.model.kinds.weight import BLOCK, PRECISIONS
 from solver.schedule.decoders.memory import HELD
 from tests import sweeps
 from weights.decoders.quantise import dequantise, quantise

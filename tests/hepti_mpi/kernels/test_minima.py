@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from hepti_mpi.decoding.share import DecoderShare
-from solver.model.decoder import PRECISIONS, decoder_tensors
+from hepti_mpi.program.share import Share
+from solver.model.decoder import decoder_tensors
+from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import whole_on
 from tests.kit.decoders import small_model
 from weights.decoders.file import DecoderFile, DecoderWriter
@@ -20,21 +21,28 @@ def test_an_mlp_is_that_of_its_numbers(tmp_path, hidden, ffn):
             numbers = random.standard_normal(weight.shape, np.float32) * 0.2
             writer.write(name, 0, numbers + np.float32(0.3 if weight.summed is not None else 1))
     with DecoderFile(tmp_path / "m.h5") as weights:
-        share = DecoderShare(model, whole_on(model, ("one",), 0, context=32, precision="int4m"), 0, weights)
+        share = Share(model, whole_on(model, ("one",), 0, context=32, precision="int4m"), 0, weights)
         x = random.standard_normal((1, 5, hidden), np.float32)
-        outputs = {"h": np.empty_like(x), "part": np.empty_like(x)}
-        half = share.half(0, 1)
-        half.session.run({"x": x, "s": np.zeros_like(x)}, outputs)
+        mlp, head = (
+            run.sessions[0] for key, run in share.graphs.items() if key[-1][0] in ("layers/0/mlp/down", "head/logits")
+        )
+
+        def run(graph, width, name):
+            """Return what a graph makes of the stream, to which nothing is added."""
+            out = np.empty((1, 5, width), np.float32)
+            x_name, s_name = graph[1].inputs
+            graph[1].run({x_name: x, s_name: np.zeros_like(x)}, {name: out})
+            return out[0]
+
+        part = run(mlp, hidden, "layers/0/mlp")
+        logits = run(head, model.vocab, "head/logits")
 
         def tensor(leaf):
             return weights.read(f"layers/0/mlp/{leaf}")
 
         expected = feed(model.layers[0].mlp, tensor, norm(model, tensor, "norm", x[0]))
-        ((words, head),) = share.heads
-        logits = np.empty((1, 5, model.vocab), np.float32)
-        head.run({"x": x, "s": np.zeros_like(x), "chosen": np.arange(5)}, {"logits": logits})
         of_words = norm(model, weights.read, "final_norm", x[0]) @ weights.read(model.head).T
 
-    assert np.abs(outputs["part"][0] - expected).max() < 0.02 * np.abs(expected).max()
-    assert np.abs(logits[0] - of_words).max() < 0.02 * np.abs(of_words).max()
-    assert (words.size, PRECISIONS["int4m"].of_words.bits) == (model.vocab, 8)
+    assert np.abs(part - expected).max() < 0.02 * np.abs(expected).max()
+    assert np.abs(logits - of_words).max() < 0.02 * np.abs(of_words).max()
+    assert (head[0].size, PRECISIONS["int4m"].of_words.bits) == (model.vocab, 8)

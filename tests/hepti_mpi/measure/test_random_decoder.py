@@ -6,7 +6,8 @@ import pytest
 from hepti_mpi.measure import random_decoder
 from hepti_mpi.measure.random_decoder import RandomDecoder
 from solver.cluster.decoder_curves import DecoderPart
-from solver.model.decoder import CACHES, PRECISIONS
+from solver.model.kinds.attention import CACHES
+from solver.model.kinds.weight import PRECISIONS
 from tests import sweeps
 from tests.kit.decoders import MODELS
 
@@ -27,8 +28,9 @@ def test_no_number_is_too_small_to_be_normal_or_none(precision, cache):
     session.bound = kept
     for rows, behind in ((1, 0), (5, 64)):
         graphs.call(DecoderPart.ATTENTION, 1, rows, behind, cache)()
-        found += [np.abs(held["h"]).max(), np.abs(held["part"]).max()]
+        found += [np.abs(rows).max() for name, rows in held.items() if name.startswith("layers/")]
 
+    assert len(found) == 4
     assert all(0.01 < largest < 100 for largest in found)
 
 

@@ -8,7 +8,9 @@ from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.prompts import Prompt, PromptReader, Wishes
 from hepti_mpi.requests.sampling import Sampling
 from solver.base.errors import HeptiError
-from solver.model.decoder import Decoder, DecoderLayer, GatedMlp, GroupedAttention
+from solver.model.decoder import Decoder, DecoderLayer
+from solver.model.kinds.attention import GroupedAttention
+from solver.model.kinds.mlp import GatedMlp
 from tests.kit.chat_templates import CHATML, LLAMA_2, SPECIAL
 from tests.kit.texts import TOKENIZERS
 from weights.inputs.templates import ChatTemplate

@@ -6,16 +6,10 @@ import pytest
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.model.decoder import (
-    PRECISIONS,
-    Decoder,
-    DecoderLayer,
-    GatedMlp,
-    GroupedAttention,
-    Rope,
-    Weight,
-    decoder_tensors,
-)
+from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.weight import PRECISIONS, Weight
 from tests.kit import refused
 
 

@@ -162,7 +162,7 @@ def test_equal_boards_have_equal_shares_and_a_slow_one_little():
 
     assert even.heads.counts == (8, 8, 8, 8)
     assert even.columns.counts == (2048, 2048, 2048, 2048)
-    assert 3 < mixed.columns.counts[1] / mixed.columns.counts[0] < 3.5  # a call, too, takes a third of the time
+    assert 3 < mixed.columns.counts[1] / mixed.columns.counts[0] < 3.6  # a call, too, takes a third of the time
 
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=30))

@@ -41,9 +41,9 @@ def plan(heads=(4, 4), columns=(64, 64), words=(128, 128), ranks=2, **facts):
     return DecoderPlan("x", names, (stage,), Partition.of_counts(words), **facts)
 
 
-def here(*bytes_per_s, plan, **facts):
+def here(*bytes_per_s, plan, model=MODEL, **facts):
     facts = {"call_s": CALL, "cached_s": CACHED, "message_s": 0.0, "pass_s": 0.0, **facts}
-    return setting_of(MODEL, boards(*bytes_per_s, **facts), plan)
+    return setting_of(model, boards(*bytes_per_s, **facts), plan)
 
 
 def int4(numbers, beside=4):
@@ -71,20 +71,32 @@ def test_a_token_on_one_device_is_its_layers_and_its_head():
 
 def test_a_sum_is_the_slowest_device_and_the_wire():
     halves = plan(heads=(2, 6), columns=(32, 96), words=(0, 256))
-    s = here(SPEED, 2 * SPEED, plan=halves, mbps=8.0)
+    of_one = replace(halves, stages=(replace(halves.stages[0], layers=Span(0, 1)),))
+    s = here(SPEED, 2 * SPEED, plan=of_one, mbps=8.0, model=replace(MODEL, layers=MODEL.layers[:1]))
     attention = max(
         CALL + attention_bytes(2, 1) / SPEED + 11 * 2 * 32 * CACHED,
         CALL + attention_bytes(6, 3) / (2 * SPEED) + 11 * 6 * 32 * CACHED,
     )
-    step = list(pass_steps(s, halves, 1, 10))[1]
+    step = pass_steps(s, of_one, 1, 10)[1]
 
-    assert (step.repeats, step.layers, step.name) == (2, "0-1", "sum of attention")
+    assert (step.repeats, step.layers, step.name) == (1, "0", "sum of attention")
     # A summand of 64 numbers at 1 MB/s, a latency, and what adding takes it.
     wire = 2e-4 + 64 * 4 / 1e6
     assert float(step.times.exchange.max()) == pytest.approx(wire)
     adding = float(step.times.end.max()) - attention - wire
     assert 0 < adding < 1e-3
     assert step.sent.tolist() == step.received.tolist() == [256, 256]
+
+
+def test_layers_that_are_alike_are_one_step_repeated():
+    """A rank that others wait for does not wait for them: it begins what follows before these do."""
+    halves = plan(heads=(2, 6), columns=(32, 96), words=(0, 256))
+    both = here(SPEED, 2 * SPEED, plan=halves, mbps=8.0)
+    steps = pass_steps(both, halves, 1, 10)
+
+    assert [(step.repeats, step.layers) for step in steps[1:3]] == [(2, "0-1"), (2, "0-1")]
+    slowest = sum(step.repeats * float((step.times.compute + step.times.exchange).max()) for step in steps)
+    assert token_seconds(both, halves, 10) < slowest
 
 
 def test_a_message_costs_both_sides():
@@ -131,7 +143,7 @@ def test_from_stage_to_stage_goes_the_stream():
     steps = list(pass_steps(here(SPEED, SPEED, plan=chained), chained, 1, 0))
 
     assert [step.name for step in steps] == [
-        "tokens", "sum of attention", "sum of mlp", "stream", "sum of attention", "sum of mlp", "candidates",
+        "tokens", "attention", "mlp", "stream", "attention", "mlp", "candidates",
     ]  # fmt: skip
     assert steps[3].sent.tolist() == [256, 0]
     assert not any(step.sent.any() for step in (steps[1], steps[2], steps[4], steps[5]))
@@ -141,11 +153,13 @@ def test_from_stage_to_stage_goes_the_stream():
 def test_a_prompt_goes_in_chunks_and_its_end_has_the_head():
     alone = whole_on(MODEL, ("pi-0",), 0, precision="int4", context=512)
     s = here(SPEED, plan=alone)
-    bodies = [sum(step.repeats * step.times.end.max() for step in pass_steps(s, alone, rows, behind, chosen=0))
-              for rows, behind in ((256, 0), (44, 256))]  # fmt: skip
+    layer = MODEL.layers[0]
+    attention = sum(2 * s.attention_s(layer.attention, 8, 4, *chunk)[0] for chunk in ((256, 0), (44, 256)))
+    # Of the last layer only the row is computed whose word is asked for.
+    mlp = sum(s.mlp_s(layer.mlp, 128, rows)[0] for rows in (256, 44, 1))
 
     assert list(chunks(300)) == [(256, 0), (44, 256)]
-    assert first_seconds(s, alone, 300) == pytest.approx(sum(bodies) + CALL + int4(256 * 64) / SPEED)
+    assert first_seconds(s, alone, 300) == pytest.approx(attention + mlp + CALL + int4(256 * 64) / SPEED)
 
 
 def test_an_answer_is_its_prompt_and_its_tokens():
@@ -170,7 +184,7 @@ def test_layers_that_differ_are_steps_of_their_own():
     windows = small_model(layers=4, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=256, windows=[4, 4, 0, 4])
     alone = whole_on(windows, ("pi-0",), 0, precision="int4", context=128)
     s = setting_of(windows, boards(SPEED), alone)
-    steps = [step for step in pass_steps(s, alone, 1, 99) if step.name == "sum of attention"]
+    steps = [step for step in pass_steps(s, alone, 1, 99) if step.name == "attention"]
 
     assert [(step.layers, step.repeats) for step in steps] == [("0-1", 2), ("2", 1), ("3", 1)]
     assert float(steps[1].times.end.max()) > float(steps[2].times.end.max())

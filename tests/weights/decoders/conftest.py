@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from solver.model.decoder import Decoder, DecoderLayer, GatedMlp, GroupedAttention, Rope, decoder_tensors
+from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.mlp import GatedMlp
 from weights.decoders.file import DecoderWriter
 
 Tensors = dict[str, np.ndarray]

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from solver.base.errors import HeptiError
-from solver.model.decoder import Decoder, DecoderLayer, GatedMlp, GroupedAttention, Rope, decoder_tensors
+from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.mlp import GatedMlp
 from weights.cli import main
 from weights.decoders.export import check_llama, dllama_header, dllama_tokenizer, export, in_pairs, q4_0
 from weights.decoders.file import DecoderFile, DecoderWriter

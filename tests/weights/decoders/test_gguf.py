@@ -12,7 +12,9 @@ import torch
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.model.decoder import Decoder, DecoderLayer, GatedMlp, GroupedAttention, Rope, decoder_tensors
+from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.mlp import GatedMlp
 from tests.kit.gguf_files import CASES, their_tensors, write_gguf
 from weights.decoders.convert import open_checkpoint, write_checkpoint
 from weights.decoders.export import export, in_pairs, q4_0

@@ -8,7 +8,9 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from solver.base.errors import HeptiError
-from solver.model.decoder import Decoder, DecoderLayer, GatedMlp, GroupedAttention, decoder_tensors
+from solver.model.decoder import Decoder, DecoderLayer, decoder_tensors
+from solver.model.kinds.attention import GroupedAttention
+from solver.model.kinds.mlp import GatedMlp
 from solver.model.named_decoders import NAMED_DECODERS, named_decoder
 from solver.model.rotary import rope_of
 from weights.decoders.file import DecoderFile

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from solver.model.decoder import BLOCK, PRECISIONS, Weight
+from solver.model.kinds.weight import BLOCK, PRECISIONS, Weight
 from tests.sweeps import pairs
 from weights.decoders.quantise import dequantise, quantise
 

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from solver.base.arrays import Array
 from solver.base.errors import HeptiError, explained
 from solver.base.spans import Span
-from solver.model.decoder import BLOCK, PRECISIONS, Decoder, Rope, Weight, decoder_tensors
+from solver.model.decoder import Decoder, decoder_tensors
+from solver.model.kinds.attention import Rope
+from solver.model.kinds.weight import BLOCK, PRECISIONS, Weight
 from weights.convert.checkpoint import STRANGE
 from weights.convert.convert import Source
 from weights.decoders.convert import BlockSource, DecoderCheckpoint, scaled_source

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from solver.base.arrays import Array
 from solver.base.environment import install
 from solver.base.errors import HeptiError, explained
-from solver.model.decoder import BLOCK
+from solver.model.kinds.weight import BLOCK
 from weights.decoders.quantise import Levels, Scales, dequantise
 
 VERSIONS = (2, 3)

@@ -1,0 +1,1 @@
+"""What computes the parts of a model: nodes of onnxruntime graphs, one file a kind of block."""

@@ -1,0 +1,218 @@
+"""Attention of a language model as nodes: onnxruntime's operator keeps keys and values, and attends to them.
+
+Besides rows of the stream a graph takes, for run r of `runs_of`, the cache `k{r}`, `v{r}` [batch, kv heads, context,
+d], which it gives as `k{r}'`, `v{r}'` (bind them to the same memory); `last` [batch] int32, the place of a sequence's
+last new row; `total` [1] int32, the rows of the longest; and where heads turn `cos`, `sin` [context, width / 2] and,
+where the operator does not turn them itself, `places` [batch, rows] int64.
+
+Where the cache is int8, it takes besides for every run its channels' scales `k{r}.scale`, `v{r}.scale` [kv heads · d],
+and can give `keys`, `values` [batch, rows, kv heads · d], of all runs, before they are rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from hepti_mpi.kernels.kinds.graph import Matrix, PartGraph, RankRegion, width_of
+from hepti_mpi.kernels.ort import CONTRIBUTED
+from solver.base.arrays import Array
+from solver.base.errors import HeptiError
+from solver.base.spans import Span
+from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.part import HEAD, KV, Part
+
+KINDS = {"float32": TensorProto.FLOAT, "int8": TensorProto.INT8}  # of a cache
+HEAD_MULTIPLE = 8  # the operator takes heads of a multiple of so many columns
+TURNED_MULTIPLE = 16  # and turns those of a multiple of so many itself, twice so many columns of them at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Query heads with equally many to a key and value head: one operator, and one cache."""
+
+    query: int
+    kv: int
+
+
+def check_width(name: str, attention: GroupedAttention, precision: str) -> None:
+    """Refuse heads that the operator does not take, and that cannot be made wider.
+
+    Raises
+    ------
+    HeptiError
+        If the model of this name cannot have them.
+    """
+    if attention.head_dim % HEAD_MULTIPLE and (precision != "float32" or attention.qk_norm):
+        what = "of normed heads" if attention.qk_norm else f"in {precision}"
+        raise HeptiError(
+            f"model {name}: a head is {attention.head_dim} wide, {what} it must be a multiple of {HEAD_MULTIPLE}"
+        )
+
+
+def wide(attention: GroupedAttention) -> int:
+    """Return how wide heads are as the operator takes them: columns of zeros change nothing."""
+    return -(-attention.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
+
+
+def runs_of(attention: GroupedAttention, heads: Span) -> list[Heads]:
+    """Return a span of query heads as runs of heads with equally many to a key and value head.
+
+    Whole groups are one run; a group that is cut has its key and value head on both sides, and is a run of its own.
+    """
+    kv = attention.kv_span(heads)
+    sizes = [
+        Span(number * attention.group, (number + 1) * attention.group).intersect(heads).size
+        for number in range(kv.start, kv.stop)
+    ]
+    return [Heads(size * (count := len(list(same))), count) for size, same in groupby(sizes)]
+
+
+def turns_itself(attention: GroupedAttention) -> bool:
+    """Return whether the operator turns heads."""
+    rope = attention.rope
+    return rope is not None and not wide(attention) % TURNED_MULTIPLE and not rope.width % TURNED_MULTIPLE
+
+
+def add_keys(graph: PartGraph, part: Part, region: RankRegion) -> None:
+    """Add the keys and values of some heads, as they are kept but for the cache."""
+    attention, heads = _kind(part), region[KV]
+    keys = _turned(graph, part, _heads(graph, part, region, "k", "key", heads), "k", heads)
+    values = _heads(graph, part, region, "v", "value", heads)
+    if graph.cache == "int8":
+        for name, value in (("keys", keys), ("values", values)):
+            graph.node("Identity", [value], graph.gives(name, ["batch", "rows", heads.size * wide(attention)]))
+    graph.heads |= {"k": keys, "v": values}
+
+
+def add_queries(graph: PartGraph, part: Part, region: RankRegion) -> None:
+    """Add the queries of some heads."""
+    heads = region[HEAD]
+    graph.heads["q"] = _turned(graph, part, _heads(graph, part, region, "q", "query", heads), "q", heads)
+
+
+def add_contexts(graph: PartGraph, part: Part, region: RankRegion) -> None:
+    """Add the operator, once for every run of heads."""
+    attention, d = _kind(part), wide(_kind(part))
+    runs = runs_of(attention, region[HEAD])
+    counts = {"q": [run.query for run in runs], "k": [run.kv for run in runs], "v": [run.kv for run in runs]}
+    parts = [_split(graph, graph.heads[name], name, [d * count for count in own]) for name, own in counts.items()]
+    ends = [graph.takes("last", ["batch"], TensorProto.INT32), graph.takes("total", [1], TensorProto.INT32)]
+    turning = _tables(graph, attention) if turns_itself(attention) else ["", ""]
+    contexts = []
+    for number, run in enumerate(runs):
+        options: dict[str, Any] = {
+            "num_heads": run.query, "kv_num_heads": run.kv, "scale": attention.scale or attention.head_dim**-0.5,
+            "softcap": attention.softcap, "local_window_size": attention.window or -1,
+            "do_rotary": int(turns_itself(attention)),
+        }  # fmt: skip
+        caches, shape, kind = [f"k{number}", f"v{number}"], ["batch", run.kv, "context", d], KINDS[graph.cache]
+        for name in caches:
+            graph.takes(name, shape, kind)
+        inputs = [part[number] for part in parts] + [*caches, *ends, *turning]
+        if graph.cache == "int8":
+            inputs += ["", "", "", *(graph.takes(f"{name}.scale", [run.kv * d]) for name in caches)]
+            options |= {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
+        kept = [graph.gives(f"{name}'", shape, kind) for name in caches]
+        contexts.append(f"context{number}")
+        graph.node("GroupQueryAttention", inputs, [contexts[-1], *kept], CONTRIBUTED, **options)
+    graph.heads["c"] = contexts[0] if len(contexts) == 1 else graph.node("Concat", contexts, "contexts", axis=-1)
+
+
+def add_output(graph: PartGraph, part: Part, region: RankRegion) -> None:
+    """Add the product of the contexts of some heads."""
+    attention, value = _kind(part), part.writes
+    matrix = _widened(attention, graph.matrix(part, "output/weight", region), 0)
+    graph.product(graph.heads["c"], graph.gives(value.name, ["batch", "rows", width_of(value)]), matrix)
+
+
+def _kind(part: Part) -> GroupedAttention:
+    assert isinstance(part.kind, GroupedAttention)
+    return part.kind
+
+
+def _heads(graph: PartGraph, part: Part, region: RankRegion, name: str, leaf: str, heads: Span) -> str:
+    """Add the product that makes queries, keys or values, and their norm."""
+    attention, n = _kind(part), graph.read(part)
+    matrix, bias = graph.matrix(part, f"{leaf}/weight", region), graph.vector(part, f"{leaf}/bias", region)
+    x = graph.product(
+        n, name, _widened(attention, matrix, 1), None if bias is None else _widened_array(attention, bias, 0)
+    )
+    weight = graph.vector(part, f"{leaf}_norm/weight", {})
+    if weight is None:
+        return x
+    if attention.whole_norms:  # of all heads; then come those that are this rank's
+        x = graph.scaled(x, f"{name}.whole", weight, None, part.stream.eps)
+        return _columns(graph, x, f"{name}.own", heads.scaled(attention.head_dim))
+    return _head_norm(graph, x, name, weight, attention.head_dim, part.stream.eps)
+
+
+def _turned(graph: PartGraph, part: Part, x: str, name: str, heads: Span) -> str:
+    """Add what turns heads, where the operator does not."""
+    attention = _kind(part)
+    rope = attention.rope
+    if rope is None or turns_itself(attention):
+        return x
+    places = graph.takes("places", ["batch", "rows"], TensorProto.INT64)
+    facts = {"num_heads": heads.size, "rotary_embedding_dim": rope.width if rope.width < wide(attention) else 0}
+    return graph.node(
+        "RotaryEmbedding", [x, places, *_tables(graph, attention)], f"{name}.turned", CONTRIBUTED, **facts
+    )
+
+
+def _tables(graph: PartGraph, attention: GroupedAttention) -> list[str]:
+    assert attention.rope is not None
+    return [graph.takes(name, ["context", attention.rope.width // 2]) for name in ("cos", "sin")]
+
+
+def _widened(attention: GroupedAttention, matrix: Matrix, axis: int) -> Matrix:
+    """Return a matrix with zeros behind the columns of every head, as wide as the operator takes them."""
+    if not attention.head_dim % HEAD_MULTIPLE:
+        return matrix
+    assert isinstance(matrix, np.ndarray)
+    return _widened_array(attention, matrix, axis)
+
+
+def _widened_array(attention: GroupedAttention, array: Array, axis: int) -> Array:
+    d = attention.head_dim
+    if not d % HEAD_MULTIPLE:
+        return array
+    before, after = array.shape[:axis], array.shape[axis + 1 :]
+    found = np.zeros((*before, array.shape[axis] // d, wide(attention), *after), np.float32)
+    found[(*[slice(None)] * (axis + 1), slice(d))] = array.reshape(*before, -1, d, *after)
+    return found.reshape(*before, -1, *after)
+
+
+def _head_norm(graph: PartGraph, x: str, name: str, weight: Array, d: int, eps: float) -> str:
+    """Add a norm over every head's columns."""
+    heads = graph.constant(f"{name}.heads", np.array([0, 0, -1, d], np.int64))
+    flat = graph.constant(f"{name}.flat", np.array([0, 0, -1], np.int64))
+    apart = graph.node("Reshape", [x, heads], f"{name}.apart")
+    normed = graph.scaled(apart, f"{name}.own", weight, None, eps)
+    return graph.node("Reshape", [normed, flat], f"{name}.normed")
+
+
+def _columns(graph: PartGraph, x: str, y: str, columns: Span) -> str:
+    """Add some columns of x."""
+    ends = {name: np.array([n], np.int64) for name, n in (("from", columns.start), ("to", columns.stop), ("axis", -1))}
+    return graph.node("Slice", [x, *(graph.constant(f"{y}.{name}", end) for name, end in ends.items())], y)
+
+
+def _split(graph: PartGraph, x: str, name: str, widths: Sequence[int]) -> list[str]:
+    if len(widths) == 1:
+        return [x]
+    names = [f"{name}.{number}" for number in range(len(widths))]
+    graph.node("Split", [x, graph.constant(f"{name}.widths", np.array(widths, np.int64))], names, axis=-1)
+    return names
+
+
+def turning_tables(rope: Rope, context: int) -> Mapping[str, Array]:
+    """Return the tables by which heads turn, cosines and sines [context, width / 2]."""
+    angles = np.arange(context)[:, None] * np.array(rope.frequencies)
+    of = {"cos": np.cos(angles), "sin": np.sin(angles)}
+    return {name: (table * rope.factor).astype(np.float32) for name, table in of.items()}

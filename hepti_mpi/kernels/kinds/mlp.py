@@ -1,0 +1,30 @@
+"""The MLP of a language model as nodes."""
+
+from __future__ import annotations
+
+from hepti_mpi.kernels.kinds.graph import PartGraph, RankRegion, width_of
+from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.part import Part
+
+
+def add_up(graph: PartGraph, part: Part, region: RankRegion) -> None:
+    """Add some columns."""
+    assert isinstance(part.kind, GatedMlp)
+    n, products = graph.read(part), {}
+    for leaf in ("up", "gate") if part.kind.gated else ("up",):
+        matrix, bias = graph.matrix(part, f"{leaf}/weight", region), graph.vector(part, f"{leaf}/bias", region)
+        products[leaf] = graph.product(n, f"{part.block}/{leaf}", matrix, bias)
+    name = part.writes.name
+    if not part.kind.gated:
+        graph.activated(part.kind.activation, products["up"], name)
+    else:
+        bent = graph.activated(part.kind.activation, products["gate"], f"{part.block}/bent")
+        graph.node("Mul", [bent, products["up"]], name)
+    graph.made.add(name)
+
+
+def add_down(graph: PartGraph, part: Part, region: RankRegion) -> None:
+    """Add the product of some columns."""
+    (inner,) = part.reads
+    y = graph.gives(part.writes.name, ["batch", "rows", width_of(part.writes)])
+    graph.product(graph.value(inner), y, graph.matrix(part, "down/weight", region))

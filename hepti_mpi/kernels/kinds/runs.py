@@ -1,0 +1,39 @@
+"""Which nodes a part adds: the graph of a run of parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hepti_mpi.kernels.kinds import attention, mlp, stream
+from hepti_mpi.kernels.kinds.graph import AddNodes, PartGraph, RankRegion, TensorSource
+from hepti_mpi.kernels.ort import Session
+from solver.model.kinds.part import Part
+
+# By a part's role.
+NODES: Mapping[str, AddNodes] = {
+    "keys": attention.add_keys,
+    "queries": attention.add_queries,
+    "contexts": attention.add_contexts,
+    "output": attention.add_output,
+    "up": mlp.add_up,
+    "down": mlp.add_down,
+    "join": stream.add_join,
+    "logits": stream.add_logits,
+}
+
+
+def session_of(run: Sequence[tuple[Part, RankRegion]], source: TensorSource, *, cache: str = "float32") -> Session:
+    """Return the graph of what a rank computes of some parts, one after the other.
+
+    Parameters
+    ----------
+    cache
+        What keys and values are kept in.
+    """
+    graph = PartGraph(source, cache)
+    for part, region in run:
+        NODES[part.role](graph, part, region)
+    for part, _ in run:
+        if part.writes.name in graph.sums:
+            graph.value(part.writes)
+    return graph.session()

@@ -1,0 +1,35 @@
+"""What lies between blocks as nodes: what they computed is added to the stream; and words at its end."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hepti_mpi.kernels.kinds.graph import PartGraph, RankRegion, width_of
+from solver.model.kinds.part import WORD, Part
+from solver.model.kinds.stream import Head
+
+
+def add_join(graph: PartGraph, part: Part, region: RankRegion) -> None:
+    """Add x + post_norm(s + bias): with the norm of who reads it, where one does."""
+    x, s = (graph.value(value) for value in part.reads)
+    biases = [own for own in part.tensors if not own.leaf.startswith("post_norm/")]
+    bias = graph.vector(part, biases[0].leaf, region) if biases else None
+    if graph.tensor(part, "post_norm/weight") is not None:
+        if bias is not None:
+            s = graph.node("Add", [s, graph.constant(f"{s}.bias", bias)], f"{s}.biased")
+        s, bias = graph.norm(s, f"{s}.normed", part, "post_norm"), None
+    graph.sums[part.writes.name] = x, s, bias
+    graph.gives(part.writes.name, ["batch", "rows", width_of(part.writes)])
+
+
+def add_logits(graph: PartGraph, part: Part, region: RankRegion) -> None:
+    """Add the logits of some words."""
+    assert isinstance(part.kind, Head)
+    n = graph.read(part, "final_norm")
+    tensor = next(own for own in part.tensors if own.axis == WORD)
+    words, cap = region[WORD], part.kind.softcap
+    logits = graph.gives(part.writes.name, ["batch", "rows", words.size])
+    graph.product(n, "raw" if cap else logits, graph.matrix(part, tensor.leaf, region))
+    if cap:
+        limit = graph.constant("cap", np.array(cap, np.float32))
+        graph.node("Mul", [graph.node("Tanh", [graph.node("Div", ["raw", limit], "part")], "bent"), limit], logits)

@@ -1,0 +1,130 @@
+"""Attention of a language model: keys and values that are kept, queries, contexts, and the product of the contexts.
+
+Letters as in `solver.model.decoder`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from solver.base.errors import HeptiError
+from solver.base.spans import Span
+from solver.model.kinds.part import HEAD, HIDDEN, KV, NUMBER, ROW, Part, PartTensor, Region, Residual, Spans, Value
+from solver.model.kinds.weight import Weight
+
+CACHES = ("float32", "int8")  # what keys and values are kept in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """Rotary positions: columns i and i + width / 2 of a head turn by position times `frequencies[i]`.
+
+    Parameters
+    ----------
+    frequencies
+        width / 2 of them, radians a position, scaled as the checkpoint says (llama3, linear, yarn); a head's columns
+        from `width` on stay as they are.
+    factor
+        Of cosines and sines (longrope, yarn).
+    """
+
+    frequencies: tuple[float, ...]
+    factor: float = 1.0
+
+    @property
+    def width(self) -> int:
+        """Columns of a head that turn."""
+        return 2 * len(self.frequencies)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupedAttention:
+    """Causal attention whose query heads share keys and values in groups of A / K."""
+
+    curve: ClassVar[str] = "attention"
+
+    heads: int  # A
+    kv_heads: int  # K
+    head_dim: int  # d
+    rope: Rope | None = None
+    window: int = 0  # a row sees so many last rows, itself among them; 0: all
+    softcap: float = 0.0  # c of c tanh(scores / c); 0: none
+    scale: float = 0.0  # of scores; 0: 1 / sqrt(d)
+    bias: bool = False  # of query, key and value
+    output_bias: bool = False
+    qk_norm: bool = False  # RMS norm over d of every head's query and key, before they turn
+    whole_norms: bool = False  # of these norms: over all heads' queries, and all keys, at once (OLMo 2)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a key and value head."""
+        return self.heads // self.kv_heads
+
+    def kv_span(self, heads: Span) -> Span:
+        """Return the key and value heads that some query heads need."""
+        if not heads.size:
+            return Span(0, 0)
+        return Span(heads.start // self.group, -(-heads.stop // self.group))
+
+    def check(self) -> None:
+        """Refuse widths that fit nothing."""
+        if self.heads % self.kv_heads:
+            raise HeptiError(f"{self.heads} heads are no multiple of {self.kv_heads} key and value heads")
+        if self.rope is not None and not 0 < self.rope.width <= self.head_dim:
+            raise HeptiError(f"{self.rope.width} columns of a head turn, it has {self.head_dim}")
+
+    def tensors(self, name: str, stream: Residual) -> dict[str, PartTensor]:
+        """Return its tensors by their leaves, in file order; heads share out most of them.
+
+        Where a norm goes over all heads at once, everyone who has some makes all queries and keys, as transformers' own
+        plan for tensor parallelism has it: an exchange between norm and scores would cost more than that on slow links.
+        """
+        H, d = stream.hidden, self.head_dim
+        found = stream.norm_tensors(f"{name}/norm") if stream.pre_norms else []
+        for leaf, axis, heads in (
+            ("query", HEAD, self.heads),
+            ("key", KV, self.kv_heads),
+            ("value", KV, self.kv_heads),
+        ):
+            shared = (axis, heads) if leaf == "value" or not self.whole_norms else ("", 1)
+            found.append(PartTensor(f"{name}/{leaf}/weight", Weight((heads * d, H), 1), *shared))
+            if self.bias:
+                found.append(PartTensor(f"{name}/{leaf}/bias", Weight((heads * d,)), *shared))
+        if self.qk_norm:
+            normed = (self.heads * d, self.kv_heads * d) if self.whole_norms else (d, d)
+            for leaf, width in zip(("query_norm", "key_norm"), normed, strict=True):
+                found.append(PartTensor(f"{name}/{leaf}/weight", Weight((width,))))
+        found.append(PartTensor(f"{name}/output/weight", Weight((self.heads * d, H), 0), HEAD, self.heads))
+        if self.output_bias:
+            found.append(PartTensor(f"{name}/output/bias", Weight((H,))))
+        found += stream.norm_tensors(f"{name}/post_norm") if stream.post_norms else []
+        return {tensor.leaf: tensor for tensor in found}
+
+    def parts(self, name: str, stream: Residual, x: Value) -> tuple[Part, ...]:
+        """Return the parts of attention that reads rows of the stream."""
+        rows, d = x.shape[0], self.head_dim
+        tensors = self.tensors(name, stream)
+
+        def some(*leaves: str) -> tuple[PartTensor, ...]:
+            return tuple(tensor for leaf, tensor in tensors.items() if leaf.partition("/")[0] in leaves)
+
+        kept = Value(f"{name}/cache", (KV,), (self.kv_heads,), state=True)
+        queries = Value(f"{name}/queries", (ROW, HEAD, NUMBER), (rows, self.heads, d))
+        contexts = Value(f"{name}/contexts", (ROW, HEAD, NUMBER), (rows, self.heads, d))
+        heads = {ROW: rows, HEAD: self.heads}
+        return (
+            Part(f"{name}/keys", self, stream, "keys", {ROW: rows, KV: self.kv_heads}, (x,), kept,
+                 some("norm", "key", "value", "key_norm")),
+            Part(f"{name}/queries", self, stream, "queries", heads, (x,), queries, some("norm", "query", "query_norm")),
+            Part(f"{name}/contexts", self, stream, "contexts", heads, (queries, kept), contexts, (),
+                 {(kept.name, KV): self._kv_of, (queries.name, ROW): lambda region: region[ROW]}),
+            Part(f"{name}/output", self, stream, "output", heads | {HIDDEN: x.shape[1]}, (contexts,),
+                 stream.value(name, rows), some("output")[:1]),
+        )  # fmt: skip
+
+    def _kv_of(self, region: Region) -> Spans:
+        start, stop = region[HEAD][..., 0], region[HEAD][..., 1]
+        return np.stack([start // self.group, -(-stop // self.group)], -1) * (stop > start)[..., None]

@@ -1,0 +1,190 @@
+"""A part: a product over named axes, as in Einstein's sums; the values that it reads and writes, and its tensors.
+
+Along any axis a part can be cut. If its result has that axis, ranks get boxes of the result (of a product L R these are
+rows of L, or columns of R); if it has not, they get summands of it (blocks along k). A region, a span of every axis,
+says what a rank computes of a part. From it follow what it needs of other values, which rows of every tensor it holds,
+and its work. A kind of block states only what this rule cannot know: its parts, how far a span reaches into another
+value's axes, and the numbers (`hepti_mpi.kernels.kinds`).
+
+Spans are arrays [..., 2], of start and stop: of one rank, of all ranks, or of all ranks of many plans at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from solver.base.spans import Span
+from solver.model.kinds.weight import BLOCK, Weight
+from solver.model.precision import Precision
+
+# Axes. NUMBER is what lies side by side in the unit of another axis, and is never cut.
+ROW, HIDDEN, HEAD, KV, FFN, WORD, NUMBER = "row", "hidden", "head", "kv head", "ffn column", "word", "number"
+
+Spans = NDArray[np.int64]  # [..., 2]
+Region = Mapping[str, Spans]
+Reaching = Callable[[Region], Spans]
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What lies between parts.
+
+    Parameters
+    ----------
+    axes, shape
+        Of every axis its name and its length in units.
+    state
+        Whether it lives from pass to pass (keys and values).
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    shape: tuple[int, ...]
+    state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartTensor:
+    """A tensor of a part.
+
+    Parameters
+    ----------
+    name
+        In the weights file.
+    axis, units
+        What its first dimension is shared out by, and how many units of that it has; "": who has some of the part holds
+        all of the tensor.
+    """
+
+    name: str
+    weight: Weight
+    axis: str = ""
+    units: int = 1
+
+    @property
+    def leaf(self) -> str:
+        """Its name within the block: the last two words."""
+        return "/".join(self.name.rsplit("/", 2)[-2:])
+
+    def rows(self, span: Span) -> Span:
+        """Return the rows of its first dimension that some units are."""
+        return span.scaled(self.weight.shape[0] // self.units)
+
+    def bytes_of(self, units: int, precision: Precision) -> int:
+        """Return the bytes of so many units as a model's precision holds them."""
+        first, *others = self.weight.shape
+        first = first // self.units * units if self.axis else first
+        return self.weight.held_in(precision).bytes_of((first, *others), self.weight.summed)
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """What blocks add to, and how it is normed.
+
+    Parameters
+    ----------
+    hidden
+        H, its width.
+    norm, eps
+        "rms", or "layer" with shifts, and what is added under the root.
+    pre_norms, post_norms
+        Whether blocks norm what they read, and what they have computed before that is added.
+    """
+
+    hidden: int
+    norm: str = "rms"
+    eps: float = 1e-5
+    pre_norms: bool = True
+    post_norms: bool = False
+
+    @property
+    def unit(self) -> int:
+        """How many numbers of a row share a scale where they travel in few bits: all of one not made of blocks."""
+        return BLOCK if self.hidden % BLOCK == 0 else self.hidden
+
+    def value(self, name: str, rows: int) -> Value:
+        """Return so many rows."""
+        return Value(name, (ROW, HIDDEN, NUMBER), (rows, self.hidden // self.unit, self.unit))
+
+    def norm_tensors(self, name: str) -> list[PartTensor]:
+        """Return the tensors of a norm."""
+        leaves = ("weight", "bias") if self.norm == "layer" else ("weight",)
+        return [PartTensor(f"{name}/{leaf}", Weight((self.hidden,))) for leaf in leaves]
+
+
+class PartKind(Protocol):
+    """A kind of block, as its parts know it: a frozen dataclass."""
+
+    @property
+    def curve(self) -> str:
+        """Which measured curve says what its parts take together."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """A product over named axes.
+
+    Parameters
+    ----------
+    name
+        Of its block, and behind it its role.
+    kind, stream
+        Whose part it is.
+    role
+        Which: a word of the kind's.
+    axes
+        All axes of the product, each with its length in units.
+    reads, writes
+        Values. Of what it reads, axes that it has itself are read where its region is, others whole.
+    reach
+        By a value's name and an axis of it: where a region reaches, if neither is so.
+    """
+
+    name: str
+    kind: PartKind
+    stream: Residual
+    role: str
+    axes: Mapping[str, int]
+    reads: tuple[Value, ...]
+    writes: Value
+    tensors: tuple[PartTensor, ...] = ()
+    reach: Mapping[tuple[str, str], Reaching] = field(default_factory=dict)
+
+    @property
+    def block(self) -> str:
+        """The name of its block."""
+        return self.name.rpartition("/")[0]
+
+    def result(self, region: Region) -> dict[str, Spans]:
+        """Return the box of what it writes."""
+        return {axis: region[axis] if axis in region else whole(length, region)
+                for axis, length in zip(self.writes.axes, self.writes.shape, strict=True)}  # fmt: skip
+
+    def needs(self, region: Region) -> dict[str, dict[str, Spans]]:
+        """Return the box that it needs of every value that it reads."""
+        there = full(region)
+        found = {}
+        for value in self.reads:
+            box = {}
+            for axis, length in zip(value.axes, value.shape, strict=True):
+                reach = self.reach.get((value.name, axis))
+                spans = reach(region) if reach else region.get(axis)
+                box[axis] = (whole(length, region) if spans is None else spans) * there
+            found[value.name] = box
+        return found
+
+
+def full(region: Region) -> Spans:
+    """Return 1 where a region has something, [..., 1], else 0."""
+    sizes = [spans[..., 1:] - spans[..., :1] for spans in region.values()]
+    return np.asarray(np.minimum.reduce(sizes) > 0, np.int64)
+
+
+def whole(length: int, region: Region) -> Spans:
+    """Return all of an axis wherever a region has something."""
+    return np.asarray(full(region) * np.array([0, length]))

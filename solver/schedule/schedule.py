@@ -1,0 +1,330 @@
+"""What a plan does with a model, as a flat list: exchanges, and computations of runs of parts.
+
+A placed part is cut along an axis, or computed as a whole by a crew; a part between it and what it reads is computed
+where it is read. Parts go into one computation for as long as every rank has what the next one needs: what a rank
+computes of each is found by walking backwards from what it leaves. Where a rank has not what it needs, the computation
+ends, and the exchange that brings it stands before the next one. So kinds of blocks never name an exchange.
+
+The steps follow from cuts and crews; where each rank's spans begin and end are arrays over plans and ranks. The solver
+prices this list (`solver.schedule.clocks`), the engine compiles it (`hepti_mpi.program`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from solver.base.spans import Span, largest_remainder
+from solver.model.kinds.part import HIDDEN, ROW, Part, Region, Spans, Value
+from solver.plan.layout import Layout, moves
+from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, there, volume, within
+
+WITH_READER = "with its reader"  # in place of an axis: a part is computed where it is read
+WHOLE = "whole"  # in place of an axis: everyone of the crew computes all of it
+NOWHERE = Span(0, 0)  # of layers: a step that belongs to none
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedPart:
+    """A part, and who computes what of it.
+
+    Parameters
+    ----------
+    axis
+        What it is cut along, or `WHOLE` or `WITH_READER`.
+    spans : [n, p, 2]
+        Of that axis; of `WHOLE` [0, 1) of those who take part; of `WITH_READER` nothing.
+    rows
+        Those of its rows that anybody reads; None: all.
+    begins
+        Whether a computation begins with it: a computation is one graph, and graphs are to have some size.
+    """
+
+    part: Part
+    axis: str
+    spans: Spans | None = None
+    rows: Span | None = None
+    begins: bool = False
+
+    @property
+    def own(self) -> Region:
+        """What every rank computes of it by the plan."""
+        assert self.spans is not None
+        taking = (lengths(self.spans) > 0)[..., None].astype(np.int64)
+        return {axis: self.spans if axis == self.axis else self._all(axis) * taking for axis in self.part.axes}
+
+    @property
+    def box(self) -> Region:
+        """What every rank has of its result by the plan."""
+        return self.part.result(self.own)
+
+    def computing(self, box: Region) -> Region:
+        """Return what has to be computed for a box of the result."""
+        taking = there(box)[..., None].astype(np.int64)
+        return {axis: box[axis] if axis in box else self._all(axis) * taking for axis in self.part.axes}
+
+    def _all(self, axis: str) -> Spans:
+        if axis == ROW and self.rows is not None:
+            return np.array([self.rows.start, self.rows.stop])
+        return np.array([0, self.part.axes[axis]])
+
+    @property
+    def partial(self) -> bool:
+        """Whether ranks get summands."""
+        if self.axis in (WHOLE, *self.part.writes.axes):
+            return False
+        return bool((there(self.own).sum(-1) > 1).any())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExchangeStep:
+    """Every rank gets what it wants of a value; of summands the sum.
+
+    Parameters
+    ----------
+    name
+        In tables.
+    have
+        What ranks have, in the order in which it is made.
+    want
+        What they want.
+    partial
+        Whether what they have are summands.
+    repeats, layers
+        How often it is done, and after which layers.
+    """
+
+    name: str
+    value: Value
+    have: tuple[Region, ...]
+    want: Region
+    partial: bool = False
+    repeats: int = 1
+    layers: Span = NOWHERE
+
+    @property
+    def moved(self) -> Lengths:
+        """How many numbers rank i sends rank j, [n, i, j]."""
+        moved = np.asarray(sum(overlaps(own, self.want) for own in self.have))
+        if not self.partial and (moved.sum(-2) > volume(self.want)).any():  # several have the same
+            moved = np.stack([self._chosen(plan) for plan in range(len(moved))])
+        ranks = np.arange(moved.shape[-1])
+        moved[..., ranks, ranks] = 0
+        return moved
+
+    @property
+    def coded(self) -> Lengths:
+        """How many numbers rank i codes, [n, i]: what several ranks get alike, once."""
+        moved = self.moved
+        if len(self.have) > 1:
+            return np.asarray(moved.sum(-1))
+        same = []
+        for axis, spans in self.have[0].items():
+            one, other = spans[..., :, None, :], self.want[axis][..., None, :, :]
+            common = np.stack([np.maximum(one[..., 0], other[..., 0]), np.minimum(one[..., 1], other[..., 1])], -1)
+            same.append((common[..., :, None, :] == common[..., None, :, :]).all(-1))
+        ranks = np.arange(moved.shape[-1])
+        # The same as what a rank before j gets, which is not i itself.
+        before = np.logical_and.reduce(same) & (ranks < ranks[:, None]) & (ranks != ranks[:, None, None])
+        return np.asarray(np.where(before.any(-1), 0, moved).sum(-1))
+
+    def layouts(self, plan: int = 0) -> tuple[Layout, Layout]:
+        """Return what ranks have and want under one of the plans."""
+        having = [boxes(own, self.value.axes, plan) for own in self.have]
+        pieces = tuple(tuple(box for box in own if box.size) for own in zip(*having, strict=True))
+        return Layout(pieces, self.partial), Layout.of(boxes(self.want, self.value.axes, plan))
+
+    def _chosen(self, plan: int) -> Lengths:
+        have, want = self.layouts(plan)
+        found = np.zeros((have.ranks, have.ranks), np.int64)
+        for move in moves(have, want):
+            found[move.sender, move.receiver] += move.box.size
+        return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComputeStep:
+    """A run of parts, and the region that every rank computes of each."""
+
+    parts: tuple[tuple[Part, Region], ...]
+    repeats: int = 1
+    layers: Span = NOWHERE
+
+
+AnyStep = ExchangeStep | ComputeStep
+TwoSteps = Callable[[int], bool]  # whether a sum of so many rows is made in two steps
+
+
+def schedule(
+    layers: Sequence[tuple[Span, Sequence[PlacedPart]]],
+    given: Mapping[str, tuple[Value, Region]],
+    two_steps: TwoSteps,
+    names: Mapping[str, str],
+) -> tuple[AnyStep, ...]:
+    """Return what ranks do.
+
+    Parameters
+    ----------
+    layers
+        Parts in order, those of a layer together. Where its layers are several, all are alike and like the one before,
+        the parts are of the last of them, and its steps are done as often: enough for a price.
+    given
+        The values that are there at the beginning, and who has what of them.
+    two_steps
+        Which sums are made in two steps.
+    names
+        What exchanges are called, by their value's name.
+    """
+    parts = [placed for _, own in layers for placed in own]
+    last_use = {value.name: number for number, placed in enumerate(parts) for value in placed.part.reads}
+    builder = _Builder(two_steps, names, last_use)
+    for name, (value, own) in given.items():
+        builder.values[name], builder.have[name] = value, (own,)
+    number = 0
+    for builder.layers, some in layers:
+        for placed in some:
+            builder.add(number, placed)
+            number += 1
+    builder.layers = NOWHERE
+    builder.close(number)
+    return tuple(builder.steps)
+
+
+@dataclass(slots=True)
+class _Builder:
+    two_steps: TwoSteps
+    names: Mapping[str, str]
+    last_use: Mapping[str, int]  # of a value: which part reads it last
+    values: dict[str, Value] = field(default_factory=dict)
+    have: dict[str, tuple[Region, ...]] = field(default_factory=dict)
+    partial: set[str] = field(default_factory=set)
+    steps: list[AnyStep] = field(default_factory=list)
+    group: list[PlacedPart] = field(default_factory=list)  # the computation that is open
+    waiting: list[PlacedPart] = field(default_factory=list)  # parts that are computed with their reader
+    layers: Span = NOWHERE  # of the parts that are added
+    made_in: dict[str, Span] = field(default_factory=dict)  # of a value: the layers of its part
+
+    def add(self, number: int, placed: PlacedPart) -> None:
+        self.values[placed.part.writes.name] = placed.part.writes
+        self.made_in[placed.part.writes.name] = self.layers
+        self.waiting.append(placed)
+        if placed.axis == WITH_READER:
+            return
+        number -= len(self.waiting) - 1  # of the first part that waits
+        made = {own.part.writes.name: own for own in self.group if own.axis != WITH_READER}
+        _, needs = _walk(self.waiting, {placed.part.writes.name: placed.box})
+        if placed.begins:
+            self.close(number)
+        for name, box in needs.items():
+            if name in made and (made[name].partial or not within(box, made[name].box).all()):
+                self.close(number)
+                break
+        self.group += self.waiting
+        self.waiting = []
+
+    def close(self, number: int) -> None:
+        """End the computation that is open: bring what it needs, and say who computes what of its parts."""
+        kept = {own.part.block for own in self.group if own.part.writes.state}
+        placed = [own for own in self.group if own.axis != WITH_READER]
+        live = [own for own in placed if self.last_use.get(own.part.writes.name, number) >= number]
+        wanted = [own for own in placed if own in live or own.part.block in kept]
+        runs, needs = _walk(self.group, {own.part.writes.name: own.box for own in wanted})
+        for name, box in needs.items():
+            self.bring(name, box)
+        if runs:
+            last = runs[-1][0].part.writes.name
+            self.steps.append(ComputeStep(tuple((own.part, region) for own, region in runs), *self._when(last)))
+        for own in live:
+            self.have[own.part.writes.name] = (own.box,)
+            if own.partial:
+                self.partial.add(own.part.writes.name)
+        self.group = []
+
+    def bring(self, name: str, want: Region) -> None:
+        """Add the exchanges after which every rank has its box of a value; none where all have it."""
+        value, have, partial = self.values[name], self.have[name], name in self.partial
+        if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
+            return
+        repeats, made = self._when(name)
+        two = partial and self.two_steps(int(lengths(want[ROW]).max()))
+        for step in exchanges(self.names.get(name, name), value, have, want, partial=partial, two_steps=two):
+            self.steps.append(replace(step, repeats=repeats, layers=made))
+        self.have[name] = (want,) if partial else (*have, want)
+        self.partial.discard(name)
+
+    def _when(self, name: str) -> tuple[int, Span]:
+        """Return how often what is done with a value is done, and after which layers."""
+        made, repeats = self.made_in.get(name, NOWHERE), max(self.layers.size, 1)
+        if made.size and made != self.layers:  # before the layers at hand
+            made = Span(made.stop - 1, made.stop - 1 + repeats)
+        return repeats, made
+
+
+def exchanges(
+    name: str, value: Value, have: tuple[Region, ...], want: Region, *, partial: bool, two_steps: bool
+) -> list[ExchangeStep]:
+    """Return the steps after which every rank has what it wants; of a sum in two, in one where one rank wants it."""
+    if not two_steps or int(there(want).sum(-1).max()) == 1:
+        return [ExchangeStep(name, value, have, want, partial)]
+    between = _shared_out(value, want)
+    return [ExchangeStep(name, value, have, between, partial), ExchangeStep(name, value, (between,), want)]
+
+
+def _walk(
+    group: Sequence[PlacedPart], wanted: Mapping[str, Region]
+) -> tuple[list[tuple[PlacedPart, Region]], dict[str, Region]]:
+    """Walk backwards from boxes that are wanted: return what is computed of parts, and what is needed from before."""
+    need, runs = dict(wanted), []
+    for placed in reversed(group):
+        box = need.pop(placed.part.writes.name, None)
+        if box is None:
+            continue
+        region = placed.computing(box) if placed.axis == WITH_READER else placed.own
+        runs.append((placed, region))
+        for name, reach in placed.part.needs(region).items():
+            need[name] = hull(need.get(name), reach)
+    return runs[::-1], need
+
+
+def _shared_out(value: Value, want: Region) -> Region:
+    """Return who adds up which part of a sum: all who want it as much as each other, by rows or by columns.
+
+    That is by rows where that leaves the largest part no larger: they lie as they travel.
+    """
+    found = {axis: spans.copy() for axis, spans in want.items()}
+    for plan, taking in enumerate(there(want)):
+        ranks = np.flatnonzero(taking)
+        ends = {axis: want[axis][plan, ranks[0]] for axis in (ROW, HIDDEN)}
+        sizes = {axis: int(stop - start) for axis, (start, stop) in ends.items()}
+
+        def largest(axis: str, sizes: Mapping[str, int] = sizes, parts: int = ranks.size) -> int:
+            return -(-sizes[axis] // parts) * math.prod(sizes.values()) // sizes[axis]
+
+        axis = min((ROW, HIDDEN), key=largest)
+        stops = ends[axis][0] + np.cumsum(largest_remainder([1.0] * ranks.size, sizes[axis]))
+        found[axis][plan, ranks] = np.stack([np.append(ends[axis][0], stops[:-1]), stops], -1)
+    return found
+
+
+def read_rows(parts: Sequence[PlacedPart], wanted: Mapping[str, Span]) -> list[PlacedPart]:
+    """Return parts with the rows that anybody reads, from those that are wanted of values; without parts nobody reads.
+
+    What is kept for later passes is made of all rows, and so is what one kernel computes with it.
+    """
+    need, found = dict(wanted), []
+    kept = {placed.part.block for placed in parts if placed.part.writes.state}
+    for placed in reversed(parts):
+        rows = need.get(placed.part.writes.name)
+        if placed.part.block in kept:
+            rows = None
+        elif rows is None or not rows.size:
+            continue
+        found.append(placed if rows is None else replace(placed, rows=rows))
+        every = Span(0, placed.part.axes[ROW]) if rows is None else rows
+        for value in placed.part.reads:
+            before = need.get(value.name, every)
+            need[value.name] = Span(min(before.start, every.start), max(before.stop, every.stop))
+    return found[::-1]
