@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -27,7 +28,7 @@ WHOLE = "whole"  # in place of an axis: everyone of the crew computes all of it
 NOWHERE = Span(0, 0)  # of layers: a step that belongs to none
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PlacedPart:
     """A part, and who computes what of it.
 
@@ -49,14 +50,14 @@ class PlacedPart:
     rows: Span | None = None
     begins: bool = False
 
-    @property
+    @cached_property
     def own(self) -> Region:
         """What every rank computes of it by the plan."""
         assert self.spans is not None
         taking = (lengths(self.spans) > 0)[..., None].astype(np.int64)
         return {axis: self.spans if axis == self.axis else self._all(axis) * taking for axis in self.part.axes}
 
-    @property
+    @cached_property
     def box(self) -> Region:
         """What every rank has of its result by the plan."""
         return self.part.result(self.own)
@@ -71,7 +72,7 @@ class PlacedPart:
             return np.array([self.rows.start, self.rows.stop])
         return np.array([0, self.part.axes[axis]])
 
-    @property
+    @cached_property
     def partial(self) -> bool:
         """Whether ranks get summands."""
         if self.axis in (WHOLE, *self.part.writes.axes):

@@ -162,8 +162,11 @@ class Part:
 
     def result(self, region: Region) -> dict[str, Spans]:
         """Return the box of what it writes."""
-        return {axis: region[axis] if axis in region else whole(length, region)
-                for axis, length in zip(self.writes.axes, self.writes.shape, strict=True)}  # fmt: skip
+        there, value = full(region), self.writes
+        return {
+            axis: region[axis] if axis in region else there * (0, length)
+            for axis, length in zip(value.axes, value.shape, strict=True)
+        }
 
     def needs(self, region: Region) -> dict[str, dict[str, Spans]]:
         """Return the box that it needs of every value that it reads."""
@@ -174,17 +177,15 @@ class Part:
             for axis, length in zip(value.axes, value.shape, strict=True):
                 reach = self.reach.get((value.name, axis))
                 spans = reach(region) if reach else region.get(axis)
-                box[axis] = (whole(length, region) if spans is None else spans) * there
+                box[axis] = there * ((0, length) if spans is None else spans)
             found[value.name] = box
         return found
 
 
 def full(region: Region) -> Spans:
     """Return 1 where a region has something, [..., 1], else 0."""
-    sizes = [spans[..., 1:] - spans[..., :1] for spans in region.values()]
-    return np.asarray(np.minimum.reduce(sizes) > 0, np.int64)
-
-
-def whole(length: int, region: Region) -> Spans:
-    """Return all of an axis wherever a region has something."""
-    return np.asarray(full(region) * np.array([0, length]))
+    found = None
+    for spans in region.values():
+        own = spans[..., 1:] > spans[..., :1]
+        found = own if found is None else found & own
+    return np.asarray(found, np.int64)
