@@ -304,7 +304,7 @@ def _pairs(task: StageTask, ranks: int) -> Iterator[tuple[int, int, float]]:
     s, asked = task.s, task.asked
     if ranks < 2:
         return
-    for one, other, _, _ in s.network.narrow:
+    for one, other, _, _ in s.machine.network.narrow:
         group = _with_widest(task, ranks, [one, other])
         seconds = asked.tokens * _longest(summed(s, group, group, 1))
         seconds += sum(_longest(summed(s, group, group, rows)) for rows, _ in chunks(asked.prompt))
@@ -313,7 +313,7 @@ def _pairs(task: StageTask, ranks: int) -> Iterator[tuple[int, int, float]]:
 
 def _with_widest(task: StageTask, ranks: int, some: list[int]) -> list[int]:
     """Return some ranks and others, `ranks` in all: those without narrow links to them, with the widest own."""
-    network = task.s.network
+    network = task.s.machine.network
     apart = {rank for pair in network.narrow if set(pair[:2]) & set(some) for rank in pair[:2]}
     others = [rank for rank in range(task.s.devices) if rank not in some]
     others.sort(key=lambda rank: (rank in apart, -float(network.bandwidth[rank])))

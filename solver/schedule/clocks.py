@@ -1,144 +1,189 @@
-"""What a schedule costs: a clock for every rank.
+"""A clock for every rank: what networks and language models take, of one plan or of many at once.
 
-A rank computes, codes and hands over what it sends, and goes on when all that it needs is there; a message is on its
-way as soon as its sender is done with that. So a rank that waits for nobody does not wait for the slowest.
+Ranks do not wait for all others: each goes on when it has what it needs. Rank i has computed its piece k at t_ik, and
+all pieces at r_i. It sends rank j the bytes m_ijk of piece k, over a link of bandwidth B_i and latency L, narrow pairs'
+B_ij and L_ij; it handles what it sends in h_i seconds, what comes in g_i. Then
+
+    o_ik = max(o_i,k-1, t_ik) + sum_j m_ijk / B_i        when its link has sent the pieces up to k; of those it sends
+    n_ij = min_k t_ik + sum_k m_ijk / B_ij + L_ij        and a narrow pair everything
+    a_ij = max(o_iK + L, n_ij)                           when j has all from i; K is the last piece that goes to j
+    f_j  = min_i t_i1 + sum_ik m_ijk / B_j + L           when j's own link has taken all: what arrives last, not before
+    b_j  = s log sum exp(x / s), x = r_j + h_j, a_ij     when j goes on: the latest that is expected of these moments
+    w_j  = b_j - r_j - h_j                               how long it has waited
+    e_j  = b_j + g_j + max(c_j - min(R_j, w_j / 2), c_j / 2)
+
+and at e_j it has computed what takes it c_j seconds. Moments vary, with the scale s of the devices' jitter
+(`Machine.late_scale`), and the latest of several is expected later than the latest mean (`timing.lateness`); where none
+vary, b_j is that. Who has waited computes faster for a moment, by its rest R_j at most.
+
+Arrays are [..., p], of messages [..., pieces, p, p]. Who sends and computes what, and in which order, others say: of
+networks `solver.schedule.networks.segment_steps`, of what is a schedule `solver.schedule.turns`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
-from solver.base.spans import Span
 from solver.cluster.curves import Floats
-from solver.schedule.exchange import Exchange, Network
-from solver.schedule.price import PricedStep
-from solver.schedule.schedule import NOWHERE, AnyStep, ComputeStep, ExchangeStep
-from solver.schedule.timing import Times
+from solver.schedule.exchange import Network
+from solver.schedule.timing import RESTED, Machine, Times
+
+MOST_GAINED = 0.5  # of what a rank computes: by how much it is faster after a wait, at most
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moved:
-    """What an exchange takes on every rank, [p]: CPU seconds before and after it, and the exchange itself."""
-
-    exchange: Exchange
-    before: Floats
-    after: Floats
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Costs:
-    """What steps take.
+class Moment:
+    """Where ranks' clocks stand, in seconds since the request came.
 
     Parameters
     ----------
-    computing
-        The seconds of a computation, [p], and the names of what is computed.
-    moving
-        What an exchange takes.
+    ready : [..., p]
+        When each goes on.
+    computed_at : [..., pieces, p]
+        When each had computed the pieces of what it sends.
+    waited : [..., p]
+        How long each has waited since.
     """
 
-    network: Network
-    computing: Callable[[ComputeStep], tuple[Floats, tuple[str, ...]]]
-    moving: Callable[[ExchangeStep], Moved]
+    ready: Floats
+    computed_at: Floats
+    waited: Floats
 
+    @classmethod
+    def at(cls, ready: Floats) -> Moment:
+        """Return that all have computed what they send, as one piece, when they are ready."""
+        return cls(ready, ready[..., None, :], np.zeros(ready.shape))
 
-def priced(steps: Iterable[AnyStep], costs: Costs) -> list[PricedStep]:
-    """Return the steps with what they take: an exchange with the computations before it.
-
-    The seconds of a step are those by which the last rank's clock goes on; of layers that are alike, in the mean.
-    """
-    now = np.zeros(costs.network.bandwidth.size)
-    found: list[tuple[Span, PricedStep]] = []
-    for repeats, some in groupby(_together(steps), key=lambda turn: turn.repeats):
-        once = list(some)
-        for time, often in enumerate(
-            (1, repeats - 1) if repeats > 1 else (1,)
-        ):  # from the second time on all are alike
-            began = float(now.max())
-            for turn in once:
-                now, step = _advanced(now, turn, costs)
-                first = turn.layers.start + time
-                layers = Span(first, first + often) if turn.layers.size else NOWHERE
-                found.append((layers, replace(step, repeats=often)))
-            now = now + (often - 1) * (float(now.max()) - began)
-    return list(_merged(found))
+    def later(self, seconds: float) -> Moment:
+        """Return the same, so many seconds later."""
+        return Moment(self.ready + seconds, self.computed_at + seconds, self.waited)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Turn:
-    """Computations, and the exchanges of a value after them; none at the end of a pass of which nothing is wanted."""
+class Messages:
+    """What ranks send each other of what they have computed.
 
-    computed: list[ComputeStep]
-    exchanges: list[ExchangeStep] = field(default_factory=list)
+    Parameters
+    ----------
+    moved : [..., pieces, p, p] bytes
+        From each to each, piece by piece.
+    sending, taking : [..., p]
+        The seconds in which every rank handles what it sends, and what comes.
+    """
+
+    moved: Floats
+    sending: Floats
+    taking: Floats
 
     @property
-    def repeats(self) -> int:
-        """How often it is done."""
-        return self.exchanges[0].repeats if self.exchanges else self.computed[0].repeats
+    def sent(self) -> Floats:
+        """Bytes that every rank sends, [..., p]."""
+        return np.asarray(self.moved.sum((-3, -1)))
 
     @property
-    def layers(self) -> Span:
-        """After which layers."""
-        return (self.exchanges[0] if self.exchanges else self.computed[0]).layers
+    def received(self) -> Floats:
+        """Bytes that every rank receives, [..., p]."""
+        return np.asarray(self.moved.sum((-3, -2)))
+
+    def wire_s(self, network: Network) -> Floats:
+        """Return how long until every rank has what comes, [..., p], if all have computed everything; 0 for nothing."""
+        return np.asarray(_arrivals(network, self.moved, np.zeros(self.moved.shape[:-1])).max(-2))
 
 
-def _together(steps: Iterable[AnyStep]) -> Iterator[_Turn]:
-    turn = _Turn([])
+@dataclass(frozen=True, slots=True, eq=False)
+class ClockStep:
+    """Messages, and what ranks compute when they have these: the seconds of every piece, [..., pieces, p]."""
+
+    messages: Messages
+    pieces: Floats
+
+
+AnyClockStep = TypeVar("AnyClockStep", bound=ClockStep)
+
+
+def exchanged(machine: Machine, now: Moment, messages: Messages) -> Moment:
+    """Return when ranks have what comes, and have handled it."""
+    arrival = _arrivals(machine.network, messages.moved, now.computed_at)
+    done = now.ready + messages.sending
+    own = np.eye(machine.devices, dtype=bool)
+    moments = np.where(own, done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
+    begin = _latest(_late_scale(machine), moments)
+    return Moment(begin + messages.taking, now.computed_at, begin - done)
+
+
+def computed(machine: Machine, now: Moment, pieces: Floats) -> Moment:
+    """Return when ranks have computed pieces that take them so many seconds, [..., pieces, p]."""
+    seconds = pieces.sum(-2)
+    if machine.rest.any():
+        faster = np.minimum(machine.rest, RESTED * now.waited)
+        seconds = np.maximum(seconds - faster, (1 - MOST_GAINED) * seconds)
+    ready = now.ready + seconds
+    if pieces.shape[-2] == 1:
+        return Moment.at(ready)
+    after = [pieces[..., number + 1 :, :].sum(-2) for number in range(pieces.shape[-2])]
+    return Moment(ready, ready[..., None, :] - np.stack(after, -2), np.zeros(ready.shape))
+
+
+def moments_of(machine: Machine, steps: Iterable[ClockStep], now: Moment) -> Iterator[Moment]:
+    """Yield the moment when the first of these steps begins, and when each has ended."""
+    yield now
     for step in steps:
-        last = turn.exchanges[-1] if turn.exchanges else None
-        after = last or turn.computed if isinstance(step, ComputeStep) else last and step.value != last.value
-        if after:
-            yield turn
-            turn = _Turn([])
-        if isinstance(step, ComputeStep):
-            turn.computed.append(step)
-        else:
-            turn.exchanges.append(step)
-    yield turn
+        now = computed(machine, exchanged(machine, now, step.messages), step.pieces)
+        yield now
 
 
-def _advanced(now: Floats, turn: _Turn, costs: Costs) -> tuple[Floats, PricedStep]:
-    """Return the clocks after a turn, and what it takes."""
-    own_s, wire_s, sent, received = np.zeros((4, now.size))
-    names: list[str] = []
-    then = now
-    for computed in turn.computed:
-        seconds, some = costs.computing(computed)
-        then, own_s, names = then + seconds, own_s + seconds, [*names, *some]
-    for step in turn.exchanges:
-        moved = costs.moving(step)
-        then = then + moved.before
-        then = np.maximum(then, moved.exchange.arrival(costs.network, then)) + moved.after
-        own_s, wire_s = own_s + moved.before + moved.after, wire_s + moved.exchange.seconds(costs.network)
-        sent, received = sent + moved.exchange.sent, received + moved.exchange.received
-    times = Times(own_s, wire_s, np.full_like(now, then.max() - now.max()))
-    return then, PricedStep(
-        "", turn.exchanges[0].name if turn.exchanges else ", ".join(names), tuple(names), (), 1, times, sent, received
-    )
+def follow(machine: Machine, steps: Iterable[AnyClockStep]) -> Iterator[tuple[AnyClockStep, Times]]:
+    """Yield every step with its seconds of compute, and of waiting, and by how much it ends after the one before."""
+    now = Moment.at(np.zeros(machine.devices))
+    for step in steps:
+        here = exchanged(machine, now, step.messages)
+        before, now = now.ready.max(), computed(machine, here, step.pieces)
+        taken = step.pieces.sum(-2) + step.messages.taking + step.messages.sending
+        yield step, Times(taken, here.waited, now.ready - before)
 
 
-def _merged(steps: Iterable[tuple[Span, PricedStep]]) -> Iterator[PricedStep]:
-    """Yield the steps; those of layers that follow each other as one, where ranks have the same to do."""
-    found: list[tuple[Span, PricedStep]] = []
-    for layers, step in steps:
-        for number, (before, other) in enumerate(found):
-            alike = (step.name, step.computes) == (other.name, other.computes)
-            if alike and before.size and before.stop == layers.start and _same(step.times, other.times):
-                often = other.repeats + step.repeats
-                end = (other.repeats * other.times.end + step.repeats * step.times.end) / often
-                one = replace(other, repeats=often, times=replace(other.times, end=end))
-                found[number] = Span(before.start, layers.stop), one
-                break
-        else:
-            found.append((layers, step))
-    for layers, step in found:
-        text = f"{layers.start}" + f"-{layers.stop - 1}" * (layers.size > 1) if layers.size else ""
-        yield replace(step, layers=text)
+def waited_for(machine: Machine, now: Moment, messages: Messages) -> list[int]:
+    """Return for whose messages every rank waits last; itself, if it waits for none."""
+    arrival = _arrivals(machine.network, messages.moved, now.computed_at)
+    np.fill_diagonal(arrival, now.ready + messages.sending)
+    return [int(rank) for rank in arrival.argmax(0)]
 
 
-def _same(one: Times, other: Times) -> bool:
-    return np.allclose(one.compute, other.compute) and np.allclose(one.exchange, other.exchange)
+@lru_cache(maxsize=8)
+def _late_scale(machine: Machine) -> float:
+    every = np.ones(machine.devices, bool)
+    return float(machine.late_scale(every)[0]) if machine.devices > 1 else 0.0
+
+
+def _arrivals(network: Network, moved: Floats, computed_at: Floats) -> Floats:
+    """Return when what a rank sends another is there, [..., sender, receiver]; 0 where it sends nothing."""
+    sent, received = moved.sum(-1), moved.sum((-3, -2))
+    out = np.zeros(received.shape)
+    arrival = np.zeros((*received.shape, received.shape[-1]))
+    for number in range(moved.shape[-3]):
+        own, at = sent[..., number, :], computed_at[..., number, :]
+        out = np.where(own > 0, np.maximum(out, at) + own / network.bandwidth, out)
+        arrival = np.where(moved[..., number, :, :] > 0, out[..., None] + network.latency_s, arrival)
+    for one, other, bandwidth, latency_s in network.narrow:
+        for sender, receiver in ((one, other), (other, one)):
+            total = moved[..., sender, receiver].sum(-1)
+            late = np.where(total > 0, computed_at[..., sender].min(-1) + total / bandwidth + latency_s, 0.0)
+            arrival[..., sender, receiver] = np.maximum(arrival[..., sender, receiver], late)
+    from_whom, last = arrival > 0, arrival.argmax(-2)
+    begun = np.where(from_whom, computed_at[..., 0, :, None], np.inf).min(-2)
+    full = np.where(from_whom.any(-2), begun + received / network.bandwidth + network.latency_s, 0.0)
+    is_last = last[..., None, :] == np.arange(received.shape[-1])[:, None]
+    return np.asarray(np.maximum(arrival, is_last * full[..., None, :]))
+
+
+def _latest(scale: float, moments: Floats) -> Floats:
+    """Return what is expected of the latest of moments that vary, column by column; of what never comes -inf."""
+    latest = moments.max(-2)
+    if scale > 0:
+        latest = latest + scale * np.log(np.exp((moments - latest[..., None, :]) / scale).sum(-2))
+    return np.asarray(latest)

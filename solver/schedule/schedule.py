@@ -6,7 +6,7 @@ computes of each is found by walking backwards from what it leaves. Where a rank
 ends, and the exchange that brings it stands before the next one. So kinds of blocks never name an exchange.
 
 The steps follow from cuts and crews; where each rank's spans begin and end are arrays over plans and ranks. The solver
-prices this list (`solver.schedule.clocks`), the engine compiles it (`hepti_mpi.program`).
+prices this list (`solver.schedule.turns`), the engine compiles it (`hepti_mpi.program`).
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Bank, Floats, Kernel
 from solver.model.blocks import Axis
 from solver.plan.plan import Wire
@@ -53,6 +54,13 @@ class Machine:
     network: Network
     jitter: Floats
     rest: Floats
+
+    @classmethod
+    def of(cls, cluster: Cluster) -> Machine:
+        """Describe a cluster."""
+        devices = cluster.devices
+        jitter, rest = (np.array(seconds) for seconds in zip(*((d.jitter_s, d.rest_s) for d in devices), strict=True))
+        return cls(Bank([device.kernels for device in devices]), Network.of(cluster), jitter, rest)
 
     @property
     def devices(self) -> int:

@@ -1,7 +1,7 @@
 """What is done to a network's plan once it is cut: a descent, and shares for devices as they are now.
 
 A descent changes a plan step by step, as long as that makes it faster, by the price of the whole plan, in which ranks
-do not wait for all others (`solver.schedule.networks.segment_steps.advanced`).
+do not wait for all others (`solver.schedule.clocks`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from solver.plan.segments import (
     unrolled,
     with_edges_first,
 )
-from solver.schedule.networks.segment_steps import Ints, NetSetting, moments_of, network_steps, step_at, waited_for
+from solver.schedule.clocks import Moment, moments_of, waited_for
+from solver.schedule.networks.segment_steps import Ints, NetSetting, network_steps, step_at
 
 CHANNEL_PARTS = 32  # of which shares of channels are made: multiples of 8 and 16, which kernels compute at a time
 PRICE = 10  # of how many nodes the walks take as long as a price does besides
@@ -105,7 +106,7 @@ class Priced:
         self.work = 0  # of all prices
         self.segments = list(plan.segments)
         self._every, self._steps = list(unrolled(s.net, plan)), network_steps(s, plan)
-        self.moments = list(moments_of(s.machine, self._steps))
+        self.moments = list(moments_of(s.machine, self._steps, Moment.at(np.zeros(s.devices))))
         self._critical: list[int] | None = None
 
     @property
@@ -152,7 +153,7 @@ class Priced:
             rank, found = int(self.moments[-1].ready.argmax()), list[int]()
             for step, now in zip(reversed(self._steps), reversed(self.moments[:-1]), strict=True):
                 found.append(rank)
-                rank = waited_for(self.s.machine, now, step)[rank]
+                rank = waited_for(self.s.machine, now, step.messages)[rank]
             self._critical = found[:0:-1]
         return self._critical
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from solver.cluster.cluster import Cluster
-from solver.cluster.curves import Bank, Floats, Kernel
+from solver.cluster.curves import Floats, Kernel
 from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import GroupedAttention
@@ -26,15 +26,16 @@ from solver.model.kinds.part import FFN, HEAD, KV, ROW, WORD
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
-from solver.schedule.clocks import Costs, Moved, priced
+from solver.schedule.clocks import Messages
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.memory import attention_bytes, mlp_bytes, rank_memory, words_bytes
 from solver.schedule.decoders.steps import CANDIDATE_NUMBERS, OWN, SUMS, pass_schedule, some_have
-from solver.schedule.exchange import Exchange, Network, of_matrix
+from solver.schedule.exchange import of_matrix
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.regions import lengths
 from solver.schedule.schedule import ComputeStep, ExchangeStep, exchanges
-from solver.schedule.timing import FLOAT_BYTES, cpu_seconds
+from solver.schedule.timing import FLOAT_BYTES, Machine, cpu_seconds
+from solver.schedule.turns import Costs, Moved, priced
 
 CANDIDATE_BYTES = 8 * (OWN + CANDIDATE_NUMBERS)  # of a rank with words, to rank 0, of one row
 SMALL_BYTES = 4096  # of a message that takes `message_s`; a longer one as much longer as its curve says
@@ -72,8 +73,7 @@ class DecoderSetting:
     wire: Wire
     speeds: tuple[DecoderSpeeds, ...]
     message_s: Floats
-    bank: Bank
-    network: Network
+    machine: Machine
     kept: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -113,9 +113,8 @@ def decoder_setting(
 ) -> DecoderSetting:
     """Prepare to price plans."""
     speeds = tuple(device.decoder_speeds(precision) for device in cluster.devices)
-    bank = Bank([device.kernels for device in cluster.devices])
     message_s = np.array([own.message_s for own in speeds])
-    return DecoderSetting(model, precision, cache, wire, speeds, message_s, bank, Network.of(cluster))
+    return DecoderSetting(model, precision, cache, wire, speeds, message_s, Machine.of(cluster))
 
 
 def setting_of(model: Decoder, cluster: Cluster, asked: TokenRequest | DecoderPlan) -> DecoderSetting:
@@ -170,20 +169,18 @@ def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], row
         value = s.model.stream.value("sum", rows)
         have, want = (some_have(value, own, s.devices) for own in (senders, ranks))
         steps = exchanges("sum", value, (have,), want, partial=True, two_steps=two)
-        s.kept[key] = _one_after_the_other([moved(s, step) for step in steps], s.network)
+        s.kept[key] = _one_after_the_other([moved(s, step) for step in steps])
     found: SumTimes = s.kept[key]
     return found
 
 
-def _one_after_the_other(steps: Sequence[Moved], network: Network) -> SumTimes:
+def _one_after_the_other(steps: Sequence[Moved]) -> SumTimes:
     first, *others = steps
-    wire = first.exchange.seconds(network)
     if not others:
-        return SumTimes(first.before, wire, first.after)
+        return SumTimes(first.before, first.wire, first.after)
     (second,) = others
-    between = float((wire + first.after + second.before).max())
-    takes = second.exchange.received > 0
-    return SumTimes(first.before, second.exchange.seconds(network) + between * takes, second.after)
+    between = float((first.wire + first.after + second.before).max())
+    return SumTimes(first.before, second.wire + between * (second.wire > 0), second.after)
 
 
 def moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
@@ -200,21 +197,24 @@ def _moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
     width = step.value.shape[-1] if len(step.value.axes) > 1 else 1
     coded = step.name in SUMS.values()
     row_bytes = s.wire.row_bytes(width) if coded else FLOAT_BYTES * width
-    matrix = step.moved[0] // width * row_bytes
-    exchange = of_matrix(matrix.astype(float), coded=step.coded[0] // width * row_bytes)
+    matrix = (step.moved[0] // width * row_bytes).astype(float)
     if not coded:
-        return _with_messages(s, exchange, 0.0, 0.0)
-    encode, _, decode, add = cpu_seconds(exchange, s.wire, s.bank, adds=step.partial)
-    return _with_messages(s, exchange, encode, decode + add)
+        return _with_messages(s, matrix, 0.0, 0.0)
+    exchange = of_matrix(matrix, coded=step.coded[0] // width * row_bytes)
+    encode, _, decode, add = cpu_seconds(exchange, s.wire, s.machine.bank, adds=step.partial)
+    return _with_messages(s, matrix, encode, decode + add)
 
 
-def _with_messages(s: DecoderSetting, exchange: Exchange, before: Floats | float, after: Floats | float) -> Moved:
-    total = exchange.sent + exchange.received
-    size = total / np.maximum(exchange.messages, 1)
-    longer = s.bank.seconds(Kernel.MESSAGE, size) - s.bank.seconds(Kernel.MESSAGE, SMALL_BYTES)
-    messages = exchange.messages * (s.message_s + np.maximum(longer, 0.0))
-    leaving = messages * exchange.sent / np.maximum(total, 1)
-    return Moved(exchange, before + leaving, after + messages - leaving)
+def _with_messages(s: DecoderSetting, matrix: Floats, before: Floats | float, after: Floats | float) -> Moved:
+    """Return what it takes that ranks send each other so many bytes, [p, p], with CPU seconds beside the messages'."""
+    sent, total = matrix.sum(1), matrix.sum(0) + matrix.sum(1)
+    number = (matrix > 0).sum(0) + (matrix > 0).sum(1)
+    bank = s.machine.bank
+    longer = bank.seconds(Kernel.MESSAGE, total / np.maximum(number, 1)) - bank.seconds(Kernel.MESSAGE, SMALL_BYTES)
+    handling = number * (s.message_s + np.maximum(longer, 0.0))
+    leaving = handling * sent / np.maximum(total, 1)
+    messages = Messages(matrix[None], np.zeros(s.devices), after + handling - leaving)
+    return Moved(before + leaving, messages, messages.wire_s(s.machine.network))
 
 
 def sent_over(s: DecoderSetting, sizes: Sequence[tuple[int, int, float]]) -> SumTimes:
@@ -223,8 +223,7 @@ def sent_over(s: DecoderSetting, sizes: Sequence[tuple[int, int, float]]) -> Sum
     for one, other, size in sizes:
         if one != other:
             matrix[one, other] += size
-    found = _with_messages(s, of_matrix(matrix), 0.0, 0.0)
-    return SumTimes(found.before, found.exchange.seconds(s.network), found.after)
+    return _one_after_the_other([_with_messages(s, matrix, 0.0, 0.0)])
 
 
 def price_pass(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, chosen: int = 1) -> Price:
@@ -240,7 +239,7 @@ def pass_steps(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, cho
     but the last.
     """
     steps = pass_schedule(s.model, plan, rows, chosen, folded=True)
-    return priced([ComputeStep(()), *steps], Costs(s.network, partial(_computing, s, behind), partial(moved, s)))
+    return priced([ComputeStep(()), *steps], Costs(s.machine, partial(_computing, s, behind), partial(moved, s)))
 
 
 def _computing(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Floats, tuple[str, ...]]:

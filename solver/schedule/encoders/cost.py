@@ -14,7 +14,7 @@ import numpy as np
 from solver.base.errors import HeptiError
 from solver.base.spans import Partition, Span
 from solver.cluster.cluster import Cluster
-from solver.cluster.curves import Bank, Floats
+from solver.cluster.curves import Floats
 from solver.model.blocks import Axis, Block, Cut
 from solver.model.spec import ModelSpec
 from solver.model.sublayers import HALVES
@@ -25,17 +25,14 @@ from solver.schedule.encoders.pricing import Pricer
 from solver.schedule.encoders.request import CutBlock, LayerRun, request_steps
 from solver.schedule.encoders.setting import Setting
 from solver.schedule.encoders.steps import block_steps
-from solver.schedule.exchange import Mask, Network
+from solver.schedule.exchange import Mask
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.timing import Machine, TimedStep, Values, step_times
 
 
 def setting(spec: ModelSpec, cluster: Cluster, rows: int, wire: Wire = Wire.FLOAT32, tile_rows: int = 0) -> Setting:
     """Prepare to price requests of `rows` rows."""
-    devices = cluster.devices
-    jitter, rest = (np.array(seconds) for seconds in zip(*((d.jitter_s, d.rest_s) for d in devices), strict=True))
-    machine = Machine(Bank([device.kernels for device in devices]), Network.of(cluster), jitter, rest)
-    return Setting(spec, machine, Work(rows), wire, tile_rows, cluster.precision)
+    return Setting(spec, Machine.of(cluster), Work(rows), wire, tile_rows, cluster.precision)
 
 
 def predict(spec: ModelSpec, cluster: Cluster, plan: Plan, rows: int) -> Prediction:

@@ -10,8 +10,8 @@ as if they were there and went out with the tiles that take them, but these begi
 
 What every rank needs, computes and leaves says `solver.plan.segments`. Ranks do not wait for all others: each begins a
 segment when it has ended the one before, and has what it needs, which its neighbours have sent as soon as they had
-computed that piece (`follow`). So where edges come first, a neighbour may be late by all of its interior, and nobody
-waits.
+computed that piece (`solver.schedule.clocks`). So where edges come first, a neighbour may be late by all of its
+interior, and nobody waits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
-from solver.cluster.curves import Bank, Floats, Kernel
+from solver.cluster.curves import Floats, Kernel
 from solver.cluster.nodes import NodeSpeeds
 from solver.model.convnet import FLOAT_BYTES, NOTHING, ConvNet, MapBox, Node
 from solver.model.operators import ELEMENTWISE, LARGE_PRODUCT, Reach, Strip, Walk, flop, tensors_of
@@ -45,9 +45,10 @@ from solver.plan.segments import (
     only_on,
     unrolled,
 )
-from solver.schedule.exchange import Mask, Network
+from solver.schedule.clocks import ClockStep, Messages, Moment, computed, exchanged, follow
+from solver.schedule.exchange import Mask
 from solver.schedule.price import Price, PricedStep
-from solver.schedule.timing import RESTED, Machine, Times
+from solver.schedule.timing import Machine
 
 Pieced = Sequence[Mapping[str, MapBox]]  # boxes of values, piece by piece
 Ints = NDArray[np.intp]
@@ -93,10 +94,7 @@ class NetSetting:
 
 def net_setting(net: ConvNet, cluster: Cluster) -> NetSetting:
     """Prepare to price plans of a network on a cluster."""
-    devices = cluster.devices
-    jitter, rest = (np.array(seconds) for seconds in zip(*((d.jitter_s, d.rest_s) for d in devices), strict=True))
-    machine = Machine(Bank([device.kernels for device in devices]), Network.of(cluster), jitter, rest)
-    return NetSetting(net, machine, tuple(device.node_speeds for device in devices), {})
+    return NetSetting(net, Machine.of(cluster), tuple(device.node_speeds for device in cluster.devices), {})
 
 
 def compute_s(s: NetSetting, shares: SegmentShares) -> Floats:
@@ -104,41 +102,36 @@ def compute_s(s: NetSetting, shares: SegmentShares) -> Floats:
     return np.array([sum(_made_s(s, rank, piece, shares) for piece in own) for rank, own in enumerate(shares.pieces)])
 
 
-def pieces_s(s: NetSetting, shares: SegmentShares, lying: Sequence[Pieced]) -> list[list[float]]:
-    """Return what every device takes for a segment, piece by piece, copies included.
+def pieces_s(s: NetSetting, shares: SegmentShares, lying: Sequence[Pieced]) -> Floats:
+    """Return what every device takes for a segment, piece by piece, copies included: [pieces, p] seconds.
 
     Parameters
     ----------
     lying
         Of every device, which boxes lie there as a piece of the segment can take them.
     """
-    numbers = np.zeros((max(map(len, shares.pieces)), s.devices))
+    numbers = np.zeros((max(1, *map(len, shares.pieces)), s.devices))
+    made_s = np.zeros_like(numbers)
     for rank, own in enumerate(shares.pieces):
         for number, piece in enumerate(own):
+            made_s[number, rank] = _made_s(s, rank, piece, shares)
             coming = _coming(s.net, piece)
             numbers[number, rank] = sum(
                 box.size for value, box in coming if all(there.get(value) != box for there in lying[rank])
             )
             numbers[number, rank] += sum(joined(piece.walk).values()) + sum(strip.box.size for strip in piece.given)
-    copied_s = s.machine.bank.seconds(Kernel.ADD, numbers).tolist()
-    seconds = [
-        [_made_s(s, rank, piece, shares) + copied_s[number][rank] for number, piece in enumerate(own)]
-        for rank, own in enumerate(shares.pieces)
-    ]
+    seconds = made_s + s.machine.bank.seconds(Kernel.ADD, numbers)
     return _waiting(shares, seconds) if shares.segment.reuse else seconds
 
 
-def _waiting(shares: SegmentShares, seconds: list[list[float]]) -> list[list[float]]:
+def _waiting(shares: SegmentShares, seconds: Floats) -> Floats:
     """Add to the first tile that takes strips, on every rank, the wait until the last that gives any is computed."""
-    takes = [[bool(piece.walk.taken) for piece in own] for own in shares.pieces]
-    giving_s = [
-        sum(own_s for own_s, takes_some in zip(*own, strict=True) if not takes_some)
-        for own in zip(seconds, takes, strict=True)
-    ]
-    for rank, own in enumerate(takes):
-        if any(own):
-            seconds[rank][own.index(True)] += max(giving_s) - giving_s[rank]
-    return seconds
+    takes = np.zeros(seconds.shape, bool)
+    for rank, own in enumerate(shares.pieces):
+        takes[: len(own), rank] = [bool(piece.walk.taken) for piece in own]
+    giving_s = np.where(takes, 0.0, seconds).sum(0)
+    first = takes & (takes.cumsum(0) == 1)
+    return np.asarray(seconds + first * (giving_s.max() - giving_s))
 
 
 def _made_s(s: NetSetting, rank: int, piece: Piece, shares: SegmentShares) -> float:
@@ -197,27 +190,11 @@ def _lying(before: SegmentShares | None, shares: SegmentShares) -> Sequence[Piec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SegmentStep:
-    """An exchange, and what ranks compute behind it.
-
-    Parameters
-    ----------
-    name, nodes
-        Of the segment, and its first and last node.
-    moved : [pieces, p, p] bytes
-        What each rank sends each other of each of the pieces that it computed before.
-    sending, taking : [p]
-        The seconds in which every rank handles what it sends, and what comes.
-    computes
-        Of every rank, the seconds of its pieces.
-    """
+class SegmentStep(ClockStep):
+    """What ranks send each other of a segment's pieces, and what they compute of the next: its name, and its nodes'."""
 
     name: str
     nodes: tuple[str, ...]
-    moved: Floats
-    sending: Floats
-    taking: Floats
-    computes: Sequence[Sequence[float]]
 
 
 def network_steps(s: NetSetting, plan: SegmentPlan) -> list[SegmentStep]:
@@ -236,7 +213,7 @@ def step_at(s: NetSetting, every: Sequence[SegmentShares], number: int, wire: Wi
     if number == len(every):
         held = every[-1].after if every else image_on_root(s.net, s.devices)
         moved = _moved(s.net, pieces, handed_in(s.net, held), wire)
-        return SegmentStep("hand in", (), moved, *handling_s(s.machine, moved), [[] for _ in ranks])
+        return SegmentStep(_messages(s.machine, moved), np.zeros((1, s.devices)), "hand in", ())
     own = every[number]
     moved = _moved(s.net, pieces, own.needs, wire)
     for rank, tiles in enumerate(own.pieces if own.tiles else ()):
@@ -246,23 +223,16 @@ def step_at(s: NetSetting, every: Sequence[SegmentShares], number: int, wire: Wi
                 moved[0, 0, rank] += _strips_bytes(tile.walk.taken, wire)
                 moved[0, rank, 0] += _strips_bytes(tile.given, wire)
     lying = _lying(every[number - 1] if number else None, own)
-    return SegmentStep(
-        f"segment {number}", _names(s.net, own), moved, *handling_s(s.machine, moved), pieces_s(s, own, lying)
-    )
+    return SegmentStep(_messages(s.machine, moved), pieces_s(s, own, lying), f"segment {number}", _names(s.net, own))
 
 
-def handling_s(machine: Machine, moved: Floats) -> tuple[Floats, Floats]:
-    """Return in how many seconds every rank handles the messages that it sends, and those that come, [..., p].
-
-    Parameters
-    ----------
-    moved : [..., pieces, p, p] bytes
-    """
+def _messages(machine: Machine, moved: Floats) -> Messages:
+    """Return so many bytes from rank to rank, [..., pieces, p, p], with the seconds in which ranks handle them."""
     messages = moved > 0
     sent, received = messages.sum(-1), messages.sum((-3, -2))
     sizes = moved.sum(-1) / np.maximum(sent, 1), moved.sum((-3, -2)) / np.maximum(received, 1)
     seconds = machine.bank.seconds(Kernel.MESSAGE, np.concatenate([sizes[0], sizes[1][..., None, :]], -2))
-    return (seconds[..., :-1, :] * sent).sum(-2), seconds[..., -1, :] * received
+    return Messages(moved, (seconds[..., :-1, :] * sent).sum(-2), seconds[..., -1, :] * received)
 
 
 def _from_root(net: ConvNet, tile: Piece, rank: int, shares: SegmentShares, wire: Wire) -> Floats:
@@ -321,68 +291,6 @@ def copied(
     return numbers
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Moment:
-    """When ranks have ended a step, [p], and had computed its pieces, [pieces, p]; seconds since the image came."""
-
-    ready: Floats
-    sent_at: Floats
-
-    @classmethod
-    def first(cls, devices: int) -> Moment:
-        """Return when the image comes."""
-        return cls(np.zeros(devices), np.zeros((1, devices)))
-
-
-def follow(machine: Machine, steps: Iterable[SegmentStep]) -> Iterator[tuple[SegmentStep, Times]]:
-    """Yield every step with its seconds of compute, and of waiting, and by how much it ends after the one before."""
-    now = Moment.first(machine.devices)
-    for step in steps:
-        before = now.ready.max()
-        now, taken, waited = advanced(machine, now, step)
-        yield step, Times(taken, waited, now.ready - before)
-
-
-def moments_of(machine: Machine, steps: Iterable[SegmentStep], now: Moment | None = None) -> Iterator[Moment]:
-    """Yield the moment when the first of these steps begins, and when each ends; without one, the image comes then."""
-    now = now or Moment.first(machine.devices)
-    yield now
-    for step in steps:
-        now, _, _ = advanced(machine, now, step)
-        yield now
-
-
-def advanced(machine: Machine, now: Moment, step: SegmentStep) -> tuple[Moment, Floats, Floats]:
-    """Return when a step has ended that begins now, and every rank's seconds of compute and of waiting."""
-    most = max((len(own) for own in step.computes), default=0)
-    compute = np.array([sum(own) for own in step.computes]) if most else np.zeros(machine.devices)
-    ready, waited = ended(machine, now, step.moved, step.sending, step.taking, compute)
-    sent_at = np.zeros((max(most, 1), machine.devices))
-    for rank, own in enumerate(step.computes):
-        for number in range(len(own)):
-            sent_at[number, rank] = ready[rank] - sum(own[number + 1 :])
-    return Moment(ready, sent_at), compute + step.taking + step.sending, waited
-
-
-def ended(
-    machine: Machine, now: Moment, moved: Floats, sending: Floats, taking: Floats, compute: Floats
-) -> tuple[Floats, Floats]:
-    """Return when ranks have ended a step that begins now, and how long they have waited; of one or many, [..., p].
-
-    A rank has a message when its sender has computed the piece and sent all that it had to send before, and when its
-    own link has taken all that came. Times vary: of those that a rank waits for, and its own, the latest is later than
-    the latest of their means, as in `solver.schedule.timing.lateness`; and who has waited computes faster for a moment.
-    """
-    arrival = _arrivals(machine.network, moved, now.sent_at)
-    done = now.ready + sending
-    own = np.eye(machine.devices, dtype=bool)
-    moments = np.where(own, done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
-    begin = _latest(_late_scale(machine), moments)
-    waited = begin - done
-    faster = np.minimum(machine.rest, RESTED * waited)
-    return begin + taking + np.maximum(compute - faster, 0.5 * compute), waited
-
-
 def all_ended(machine: Machine, ready: Floats, moved: Floats, compute: Floats) -> Floats:
     """Return when ranks have ended a segment that each computes in one piece, as they do the one before, [n, p].
 
@@ -393,50 +301,8 @@ def all_ended(machine: Machine, ready: Floats, moved: Floats, compute: Floats) -
     moved : [n, p, p] bytes
         What each sends each other.
     """
-    moved = moved[:, None]
-    return ended(machine, Moment(ready, ready[:, None]), moved, *handling_s(machine, moved), compute)[0]
-
-
-def waited_for(machine: Machine, now: Moment, step: SegmentStep) -> list[int]:
-    """Return for whose piece every rank waits last in a step that begins now; itself, if it waits for none."""
-    arrival = _arrivals(machine.network, step.moved, now.sent_at)
-    np.fill_diagonal(arrival, now.ready + step.sending)
-    return [int(rank) for rank in arrival.argmax(0)]
-
-
-@lru_cache(maxsize=8)
-def _late_scale(machine: Machine) -> float:
-    every = np.ones(machine.devices, bool)
-    return float(machine.late_scale(every)[0]) if machine.devices > 1 else 0.0
-
-
-def _arrivals(network: Network, moved: Floats, sent_at: Floats) -> Floats:
-    """Return when what a rank sends another is there, [..., sender, receiver]; 0 where it sends nothing."""
-    sent, received = moved.sum(-1), moved.sum((-3, -2))
-    out = np.zeros(received.shape)
-    arrival = np.zeros((*received.shape, received.shape[-1]))
-    for number in range(moved.shape[-3]):
-        own, at = sent[..., number, :], sent_at[..., number, :]
-        out = np.where(own > 0, np.maximum(out, at) + own / network.bandwidth, out)
-        arrival = np.where(moved[..., number, :, :] > 0, out[..., None] + network.latency_s, arrival)
-    for one, other, bandwidth, latency_s in network.narrow:
-        for sender, receiver in ((one, other), (other, one)):
-            total = moved[..., sender, receiver].sum(-1)
-            late = np.where(total > 0, sent_at[..., sender].min(-1) + total / bandwidth + latency_s, 0.0)
-            arrival[..., sender, receiver] = np.maximum(arrival[..., sender, receiver], late)
-    from_whom, last = arrival > 0, arrival.argmax(-2)
-    begun = np.where(from_whom, sent_at[..., 0, :, None], np.inf).min(-2)
-    full = np.where(from_whom.any(-2), begun + received / network.bandwidth + network.latency_s, 0.0)
-    is_last = last[..., None, :] == np.arange(received.shape[-1])[:, None]
-    return np.asarray(np.maximum(arrival, is_last * full[..., None, :]))
-
-
-def _latest(scale: float, moments: Floats) -> Floats:
-    """Return what is expected of the latest of moments that vary, column by column; of what never comes -inf."""
-    latest = moments.max(-2)
-    if scale > 0:
-        latest = latest + scale * np.log(np.exp((moments - latest[..., None, :]) / scale).sum(-2))
-    return np.asarray(latest)
+    there = exchanged(machine, Moment.at(ready), _messages(machine, moved[:, None]))
+    return computed(machine, there, compute[:, None]).ready
 
 
 def _names(net: ConvNet, shares: SegmentShares) -> tuple[str, ...]:
@@ -460,7 +326,7 @@ def seconds_of(machine: Machine, steps: Iterable[SegmentStep]) -> float:
 def price_segments(s: NetSetting, plan: SegmentPlan) -> Price:
     """Price a plan, step by step."""
     steps = [
-        PricedStep(step.name, step.name, step.nodes, (), 1, times, step.moved.sum((0, 2)), step.moved.sum((0, 1)))
+        PricedStep(step.name, step.name, step.nodes, (), 1, times, step.messages.sent, step.messages.received)
         for step, times in follow(s.machine, network_steps(s, plan))
     ]
     return Price(tuple(steps), tuple(weights_of(s.net, plan)))

@@ -148,7 +148,7 @@ def _hop_s(s: DecoderSetting, ranks: tuple[int, ...], rows: int) -> float:
     others = [rank for rank in range(s.devices) if rank not in ranks]
     if not others:
         return 0.0
-    sender = max(others, key=lambda rank: float(s.network.bandwidth[rank]))
+    sender = max(others, key=lambda rank: float(s.machine.network.bandwidth[rank]))
     size = float(FLOAT_BYTES * s.model.hidden * rows)
     moved = sent_over(s, [(sender, rank, size) for rank in ranks])
     return float(moved.before.max() + (moved.wire + moved.after).max())

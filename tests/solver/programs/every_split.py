@@ -13,7 +13,8 @@ import numpy as np
 from solver.base.spans import Span
 from solver.plan.plan import Wire
 from solver.plan.segments import Segment, SegmentCut, equal_shares, image_on_root, segment_shares
-from solver.schedule.networks.segment_steps import compute_s, follow, step_at
+from solver.schedule.clocks import follow
+from solver.schedule.networks.segment_steps import compute_s, step_at
 
 
 def compositions(total, parts):

@@ -120,7 +120,7 @@ def test_what_lies_where_it_is_needed_is_not_copied(kernel, shares, copied):
     free, slow = (network_steps(net_setting(net, own), plan) for own in (cluster, copying(cluster, number_s)))
 
     last = 1 if shares[1] else 0
-    more_s = sum(sum(slow[n].computes[last]) - sum(free[n].computes[last]) for n in range(2))
+    more_s = sum((slow[n].pieces - free[n].pieces)[:, last].sum() for n in range(2))
     assert more_s == pytest.approx(number_s * copied, abs=1e-8)
 
 

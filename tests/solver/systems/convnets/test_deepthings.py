@@ -142,8 +142,8 @@ def test_with_reuse_strips_are_sent_by_way_of_rank_0():
 def test_who_takes_strips_waits_for_the_slowest_that_gives_some():
     """Each board has one tile that gives and one that takes; where the other is half as fast, the first one waits."""
     net, plan = fused(NET, 4, 2, SegmentCut.TILES, (0.5, 0.5), (2, 2), reuse=True)
-    (gives_s, takes_s), other = network_steps(net_setting(net, boards(1.0, 1.0)), plan)[0].computes
-    fast, slow = network_steps(net_setting(net, boards(1.0, 0.5)), plan)[0].computes
+    (gives_s, takes_s), other = network_steps(net_setting(net, boards(1.0, 1.0)), plan)[0].pieces.T
+    fast, slow = network_steps(net_setting(net, boards(1.0, 0.5)), plan)[0].pieces.T
 
     assert other == pytest.approx([takes_s, gives_s])
     assert fast == pytest.approx([gives_s, slow[1] - gives_s + takes_s])
