@@ -29,8 +29,6 @@ from solver.schedule.decoders.steps import BY_RANK_0, SUMS, pass_schedule
 from solver.schedule.regions import boxes, lengths
 from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep
 
-GIVEN = ("output", "down", "join")  # parts whose results leave their graph; logits do, too, each to a place of its own
-
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
@@ -154,7 +152,8 @@ class Program:
         self._calls: list[Callable[[], object]] = []
         every = pass_schedule(share.model, share.plan, B * S, shape.chosen)
         steps = [step for step in every if isinstance(step, ComputeStep) or step.name not in BY_RANK_0]
-        self._partial = {step.value.name for step in steps if isinstance(step, ExchangeStep) and step.partial}
+        self._summed = {step.value.name for step in steps if isinstance(step, ExchangeStep) and step.partial}
+        self._apart = self._values_apart(steps)
         self._places = Places([list(self._used(step)) for step in steps])
         for number, step in enumerate(steps):
             if isinstance(step, ComputeStep):
@@ -178,12 +177,28 @@ class Program:
         for call in self._calls:
             call()
 
+    def _values_apart(self, steps: Sequence[AnyStep]) -> set[str]:
+        """Return the values of which what this rank computes cannot lie where it is wanted.
+
+        Summands are no part of the sum, and a graph writes what lies side by side: all of the axes but the first.
+        """
+        found, rank = set(), self._share.rank
+        exchanges = [step for step in steps if isinstance(step, ExchangeStep)]
+        for step in exchanges:
+            have, want = step.layouts()
+            if step.partial:
+                found.add(step.value.name)
+            for own, other in ((own, other) for own in have.boxes[rank] for other in want.boxes[rank]):
+                if own.spans[1:] != other.spans[1:]:
+                    found.add(step.value.name)
+        return found
+
     def _used(self, step: AnyStep) -> Iterator[tuple[str, Box]]:
         """Yield which boxes of which values this rank has in a step; logits have places of their own."""
         rank = self._share.rank
         if isinstance(step, ExchangeStep):
             have, want = step.layouts()
-            yield from ((self._summand(step.value, partial=step.partial), box) for box in have.boxes[rank])
+            yield from ((self._source(step), box) for box in have.boxes[rank])
             yield from ((step.value.name, box) for box in want.boxes[rank])
             return
         yield from self._read(step)
@@ -202,14 +217,15 @@ class Program:
     def _written(self, step: ComputeStep) -> Iterator[tuple[str, Value, Box]]:
         """Yield what leaves a computation on this rank: the name of its place, the value, and which box."""
         for part, region in step.parts:
-            box = boxes(part.result(region), part.writes.axes)[self._share.rank]
-            if box.size and part.role in GIVEN:
-                yield self._summand(part.writes, partial=part.writes.name in self._partial), part.writes, box
+            value = part.writes
+            box = boxes(part.result(region), value.axes)[self._share.rank]
+            if box.size and value.name in step.leaves:
+                yield f"{value.name} +" if value.name in self._apart else value.name, value, box
 
-    @staticmethod
-    def _summand(value: Value, *, partial: bool) -> str:
-        """Return the name of the place of what ranks have of a value: of summands another than of the sum."""
-        return f"{value.name} +" if partial else value.name
+    def _source(self, step: ExchangeStep) -> str:
+        """Return the name of the place of what this rank sends: of sums' second step that of the sum."""
+        name, first = step.value.name, step.partial or step.value.name not in self._summed
+        return f"{name} +" if name in self._apart and first else name
 
     def _compute(self, step: ComputeStep, run: RankRun) -> None:
         """Bind the graphs of a step."""
@@ -233,6 +249,8 @@ class Program:
                 logits = np.zeros((1, shape.chosen, words.size), np.float32)
                 self.logits.append((words.start, logits[0]))
                 own = {run[-1][0].writes.name: logits}
+            if not own:  # it is computed for others, who need it no more
+                continue
             call = session.bound({name: arrays[name] for name in session.inputs}, own)
             self._calls += [call, scaled, call] if scaled else [call]  # by what it has made its scales are chosen
 
@@ -265,7 +283,6 @@ class Program:
         """Bind an exchange, where this rank has part in it."""
         rank = self._share.rank
         have, want = step.layouts()
-        name = self._summand(step.value, partial=step.partial)
-        pieces = [(box, self._places.view(name, box)) for box in have.boxes[rank]]
+        pieces = [(box, self._places.view(self._source(step), box)) for box in have.boxes[rank]]
         places = [(box, self._places.view(step.value.name, box)) for box in want.boxes[rank]]
         self._calls += exchange_calls(step, pieces, places, self._group, self._direct, coding, equal=equal)
