@@ -325,13 +325,18 @@ def _shared_out(value: Value, want: Region) -> Region:
 def read_rows(parts: Sequence[PlacedPart], wanted: Mapping[str, Span]) -> list[PlacedPart]:
     """Return parts with the rows that anybody reads, from those that are wanted of values; without parts nobody reads.
 
-    What is kept for later passes is made of all rows, and so is what one kernel computes with it.
+    What is kept for later passes is made of all rows, and so is what is computed with it.
     """
     need, found = dict(wanted), []
-    kept = {placed.part.block for placed in parts if placed.part.writes.state}
+    kept, keeping = set[str](), False
+    for placed in parts:
+        keeping = keeping or placed.part.writes.state
+        if keeping:
+            kept.add(placed.part.name)
+        keeping = keeping and placed.axis == WITH_READER
     for placed in reversed(parts):
         rows = need.get(placed.part.writes.name)
-        if placed.part.block in kept:
+        if placed.part.name in kept:
             rows = None
         elif rows is None or not rows.size:
             continue

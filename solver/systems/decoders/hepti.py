@@ -223,10 +223,8 @@ def _no_room(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, task: Sta
         return InfeasiblePlanError(
             f"{what} has no room for {wanted}, it has for {', or for '.join(room)}: take {', or '.join(instead)}"
         )
-    one = plan_of(
-        asked, cluster.names, [DecoderStage(task.layers, *(all_on(0, s.devices, total) for total in task.totals[:2]))],
-        all_on(0, s.devices, s.model.vocab), "",
-    )  # fmt: skip
+    heads, columns, words = (all_on(0, s.devices, total) for total in (*task.totals[:2], s.model.vocab))
+    one = plan_of(asked, cluster.names, [DecoderStage(task.layers, heads, columns)], words, "")
     needed = rank_memory(s.model, replace(one, context=1))[0].total / MIB
     has = sum(device.memory_bytes for device in cluster.devices) / MIB
     return InfeasiblePlanError(
