@@ -140,8 +140,12 @@ class RandomDecoder:
     def _session(self, part: DecoderPart, size: int, cache: str) -> Session:
         key = part, size, cache
         if key not in self._sessions:
-            self._sessions[key] = session_of(self._run(part, size), self, cache=cache)
+            self._sessions[key] = self._made(self._run(part, size), cache)
         return self._sessions[key]
+
+    def _made(self, run: list[tuple[Part, RankRegion]], cache: str) -> Session:
+        ends = {run[0][0].writes.name, run[-1][0].writes.name}
+        return session_of(run, ends, self, cache=cache)
 
     def _run(self, part: DecoderPart, size: int) -> list[tuple[Part, RankRegion]]:
         """Return the parts of a share and its region of each; the first adds to the stream what was computed before."""

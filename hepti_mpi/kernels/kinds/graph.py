@@ -18,7 +18,7 @@ from hepti_mpi.kernels.blocks import Blocks
 from hepti_mpi.kernels.ort import ACTIVATIONS, CONTRIBUTED, Session, make_session
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
-from solver.model.kinds.part import ROW, Part, PartTensor, Value
+from solver.model.kinds.part import Part, PartTensor, Value
 from solver.model.kinds.weight import BLOCK
 
 OPSET = 18
@@ -45,11 +45,14 @@ class PartGraph:
     ----------
     source
         Of the weights.
+    leaves
+        The names of the values that come out of it.
     cache
         What keys and values are kept in: float32 or int8.
     """
 
     source: TensorSource
+    leaves: frozenset[str]
     cache: str = "float32"
     nodes: list[NodeProto] = field(default_factory=list)
     small: list[TensorProto] = field(default_factory=list)
@@ -84,7 +87,7 @@ class PartGraph:
         self.nodes.append(helper.make_node(op, inputs, names, domain=domain, **facts))
         return names[0]
 
-    def value(self, value: Value, width: int | None = None) -> str:
+    def value(self, value: Value) -> str:
         """Return a value that a part reads: an input where no part of this graph makes it."""
         if value.name in self.sums:
             x, s, bias = self.sums.pop(value.name)
@@ -93,7 +96,7 @@ class PartGraph:
             self.node("Add", [x, s], value.name)
             self.made.add(value.name)
         if value.name not in self.made:
-            self.takes(value.name, ["batch", "rows", width or width_of(value)])
+            self.takes(value.name, ["batch", "rows", f"{value.name} columns"])
         return value.name
 
     def tensor(self, part: Part, leaf: str) -> PartTensor | None:
@@ -208,8 +211,3 @@ AddNodes = Callable[[PartGraph, Part, RankRegion], None]
 def rows_of(tensor: PartTensor, region: RankRegion) -> Span:
     """Return which rows of a tensor a region needs."""
     return tensor.rows(region[tensor.axis]) if tensor.axis else Span(0, tensor.weight.shape[0])
-
-
-def width_of(value: Value) -> int:
-    """Return the columns of a value's rows."""
-    return int(np.prod([length for axis, length in zip(value.axes, value.shape, strict=True) if axis != ROW]))
