@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -109,6 +110,17 @@ def test_a_message_costs_both_sides():
 
     # Four sums of two ranks, one sent and one received one after the other; tokens to rank 1, its candidates back.
     assert dear - cheap == pytest.approx((4 * 2 + 2 + 2) * 1e-3)
+
+
+def test_ranks_that_vary_wait_for_the_later_of_both_in_every_exchange():
+    """Rank 1 gets its tokens, with each of four sums both get the other's, and rank 0 hears of the words in the end."""
+    halves, jitter_s = plan(), 1e-3
+    steady = boards(SPEED, SPEED, call_s=CALL, message_s=0.0, pass_s=0.0, mbps=1e9, latency_s=1e-12)
+    varying = replace(steady, devices=tuple(replace(device, jitter_s=jitter_s) for device in steady.devices))
+    calm, late = (token_seconds(setting_of(MODEL, cluster, halves), halves, 10) for cluster in (steady, varying))
+
+    # Of n moments that are alike the latest is expected log n later; the first sum's are one and, of rank 1, two.
+    assert late - calm == pytest.approx(jitter_s * (math.log2(1 + 2) + 3 * math.log2(2) + math.log2(2)), rel=1e-3)
 
 
 def test_many_rows_go_in_two_steps_where_there_are_three_ranks():
