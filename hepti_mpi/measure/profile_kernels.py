@@ -25,6 +25,7 @@ from solver.cluster.curves import Curve, Curves, Floats, Kernel
 from solver.model.blocks import Cut
 from solver.model.spec import ModelSpec, encoder_blocks
 from solver.plan.plan import BlockPlan, StreamLayout
+from solver.schedule.timing import UNREST_S
 
 # No multiples of 4, but for the last: a kernel works on so many rows at once, and shares are seldom multiples. 40 rows
 # take onnxruntime 3 % less than the line through 37 and 44 says.
@@ -37,7 +38,7 @@ HEADS = 8  # timed together, as a head runs among others
 NUMBERS = 1 << 16  # random ones, repeated: ten million would take a 10 GFLOP/s device a second
 
 # What steps are longer or shorter than their compute by.
-STEP_ROWS, STEP_S = 16, 0.016  # of a step's product, and of all of them
+STEP_ROWS, STEP_S = 16, UNREST_S  # of a step's product, and of all of them
 TRIAL_S = 0.1  # in which they are counted
 STEPS, WARM_STEPS = 48, 2
 RESTS, REST_S = 8, 0.03

@@ -14,7 +14,8 @@ B_ij and L_ij; it handles what it sends in h_i seconds, what comes in g_i. Then
 
 and at e_j it has computed what takes it c_j seconds. Moments vary, with the scale s of the devices' jitter
 (`Machine.late_scale`), and the latest of several is expected later than the latest mean (`timing.lateness`); where none
-vary, b_j is that. Who has waited computes faster for a moment, by its rest R_j at most.
+vary, b_j is that. Who has waited computes faster for a moment, by its rest R_j at most. Both are those of steps of
+`timing.UNREST_S`; of a language model's shorter ones they are as much smaller (`turns`).
 
 Arrays are [..., p], of messages [..., pieces, p, p]. Who sends and computes what, and in which order, others say: of
 networks `solver.schedule.networks.segment_steps`, of what is a schedule `solver.schedule.turns`.
@@ -106,21 +107,21 @@ class ClockStep:
 AnyClockStep = TypeVar("AnyClockStep", bound=ClockStep)
 
 
-def exchanged(machine: Machine, now: Moment, messages: Messages) -> Moment:
-    """Return when ranks have what comes, and have handled it."""
+def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: float = 1.0) -> Moment:
+    """Return when ranks have what comes, and have handled it; these moments have so much of the devices' jitter."""
     arrival = _arrivals(machine.network, messages.moved, now.computed_at)
     done = now.ready + messages.sending
     own = np.eye(machine.devices, dtype=bool)
     moments = np.where(own, done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
-    begin = _latest(_late_scale(machine), moments)
+    begin = _latest(unrest * _late_scale(machine), moments)
     return Moment(begin + messages.taking, now.computed_at, begin - done)
 
 
-def computed(machine: Machine, now: Moment, pieces: Floats) -> Moment:
-    """Return when ranks have computed pieces that take them so many seconds, [..., pieces, p]."""
+def computed(machine: Machine, now: Moment, pieces: Floats, unrest: float = 1.0) -> Moment:
+    """Return when ranks have computed pieces of so many seconds, [..., pieces, p], with so much of the devices' rest."""
     seconds = pieces.sum(-2)
     if machine.rest.any():
-        faster = np.minimum(machine.rest, RESTED * now.waited)
+        faster = np.minimum(unrest * machine.rest, RESTED * now.waited)
         seconds = np.maximum(seconds - faster, (1 - MOST_GAINED) * seconds)
     ready = now.ready + seconds
     if pieces.shape[-2] == 1:

@@ -39,6 +39,7 @@ CODING = {Wire.FLOAT32: 0, Wire.FLOAT16: 1, Wire.INT8: 2, Wire.INT6: 6, Wire.INT
 # Who passes a tile on does it when a tile of its own is done: half of one later, on average.
 PASSING = 0.5
 RESTED = 0.5  # of a second's wait: what a device gains by it, up to its rest
+UNREST_S = 0.016  # of the steps in which a profile measures jitter and rest
 NEVER_S, TINY_S = 1e9, 1e-12
 
 

@@ -2,6 +2,10 @@
 
 A rank computes, codes and hands over what it sends, as one piece, and goes on when all that it needs is there; a
 message is on its way as soon as its sender is done with that (`solver.schedule.clocks`).
+
+Where a turn's longest computation takes c seconds, s and R there are min(1, c / U) of the devices', with the seconds U
+of the steps in which they are measured (`timing.UNREST_S`): a token's few milliseconds a layer are disturbed as much
+more seldom.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from solver.cluster.curves import Floats
 from solver.schedule.clocks import Messages, Moment, computed, exchanged
 from solver.schedule.price import PricedStep
 from solver.schedule.schedule import NOWHERE, AnyStep, ComputeStep, ExchangeStep
-from solver.schedule.timing import Machine, Times
+from solver.schedule.timing import UNREST_S, Machine, Times
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,12 +131,14 @@ def _advanced(now: Moment, turn: _Turn, costs: Costs) -> tuple[Moment, PricedSte
     to_compute = own_s
     for exchange in turn.exchanges:
         moved = costs.moving(exchange)
-        now = computed(costs.machine, now, (to_compute + moved.before)[None])
-        now, to_compute = exchanged(costs.machine, now, moved.messages), np.zeros_like(own_s)
+        to_compute = to_compute + moved.before
+        unrest = min(1.0, float(to_compute.max()) / UNREST_S)
+        now = computed(costs.machine, now, to_compute[None], unrest)
+        now, to_compute = exchanged(costs.machine, now, moved.messages, unrest), np.zeros_like(own_s)
         own_s, wire_s = own_s + moved.before + moved.after, wire_s + moved.wire
         sent, received = sent + moved.messages.sent, received + moved.messages.received
     if not turn.exchanges:
-        now = computed(costs.machine, now, to_compute[None])
+        now = computed(costs.machine, now, to_compute[None], min(1.0, float(to_compute.max()) / UNREST_S))
     times = Times(own_s, wire_s, np.full_like(own_s, float(now.ready.max()) - began))
     return now, PricedStep(
         "", turn.exchanges[0].name if turn.exchanges else ", ".join(names), tuple(names), (), 1, times, sent, received
