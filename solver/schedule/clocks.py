@@ -118,7 +118,7 @@ def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: float =
 
 
 def computed(machine: Machine, now: Moment, pieces: Floats, unrest: float = 1.0) -> Moment:
-    """Return when ranks have computed pieces of so many seconds, [..., pieces, p], with so much of the devices' rest."""
+    """Return when ranks have computed pieces of so many seconds, [..., pieces, p]; `unrest` is as of `exchanged`."""
     seconds = pieces.sum(-2)
     if machine.rest.any():
         faster = np.minimum(unrest * machine.rest, RESTED * now.waited)

@@ -228,14 +228,15 @@ def _moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
 
 def _with_messages(s: DecoderSetting, matrix: Floats, before: Floats | float, after: Floats | float) -> Moved:
     """Return what it takes that ranks send each other so many bytes, [p, p], with CPU seconds beside the messages'."""
-    sent, total = matrix.sum(1), matrix.sum(0) + matrix.sum(1)
+    sent, received = matrix.sum(1), matrix.sum(0)
+    total = sent + received
     number = (matrix > 0).sum(0) + (matrix > 0).sum(1)
     bank = s.machine.bank
     longer = bank.seconds(Kernel.MESSAGE, total / np.maximum(number, 1)) - bank.seconds(Kernel.MESSAGE, SMALL_BYTES)
     handling = number * (s.message_s + np.maximum(longer, 0.0))
     leaving = handling * sent / np.maximum(total, 1)
     messages = Messages(matrix[None], np.zeros(s.devices), after + handling - leaving)
-    return Moved(before + leaving, messages, messages.wire_s(s.machine.network))
+    return Moved(before + leaving, messages, messages.wire_s(s.machine.network), sent, received)
 
 
 def sent_over(s: DecoderSetting, sizes: Sequence[tuple[int, int, float]]) -> SumTimes:
