@@ -11,6 +11,7 @@ from tests.kit.decoder_ranks import on_ranks, random_plan
 from tests.kit.decoders import MODELS, Weights, logits, small_model
 from tests.kit.sized import sized
 
+BACKENDS = ("onnxruntime", "numpy")
 CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill behind others
 
 
@@ -33,14 +34,16 @@ def in_chunks(weights, tokens, place=1):
     return lead
 
 
-@pytest.mark.parametrize(("name", "seed"), sized(sweeps.cycled(8, MODELS, sweeps.seeds(2, 20)), 3))
-def test_logits_are_those_of_the_whole_model(name, seed, world):
+@pytest.mark.parametrize(
+    ("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 20), BACKENDS), 3)
+)
+def test_logits_are_those_of_the_whole_model(name, seed, backend, world):
     rng = np.random.default_rng(seed)
     weights = Weights(MODELS[name], seed)
     tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
     plan = random_plan(world, weights.model, rng, stages=1 + seed % 2)
 
-    found = on_ranks(world, weights, plan, in_chunks(weights, tokens))
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
 
     expected = logits(weights, tokens)
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()

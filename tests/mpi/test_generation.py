@@ -174,8 +174,11 @@ def test_what_is_drawn_depends_on_the_seed_alone(world):
     assert drawn(1) == drawn(1) != drawn(2)
 
 
-@pytest.mark.parametrize("name", MODELS if sweeps.ALL else ["llama", "gemma2", "gpt2", "partial"])
-def test_an_int8_cache_costs_little(name, world):
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    sweeps.cycled(6, MODELS if sweeps.ALL else ["llama", "gemma2", "gpt2", "partial"], ["onnxruntime", "numpy"]),
+)
+def test_an_int8_cache_costs_little(name, backend, world):
     """As much as rounding does: a sixteenth of its scale a number, and a text beyond its sample is not cut off."""
     rng = np.random.default_rng(9)
     weights = Weights(MODELS[name])
@@ -194,7 +197,7 @@ def test_an_int8_cache_costs_little(name, world):
         assert generation
         return np.concatenate(found)
 
-    found = on_ranks(world, weights, random_plan(world, weights.model, rng, cache="int8"), lead)
+    found = on_ranks(world, weights, random_plan(world, weights.model, rng, cache="int8"), lead, backend=backend)
 
     expected = logits(weights, text)
     assert np.sqrt(np.square(found - expected).mean()) < 0.05 * np.sqrt(np.square(expected).mean())
