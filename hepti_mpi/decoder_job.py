@@ -16,7 +16,7 @@ from hepti_mpi.comm.wires import coding
 from hepti_mpi.decoding.rank_report import rank_report
 from hepti_mpi.decoding.ranks import Ranks
 from hepti_mpi.engine.rank_file import RankFile
-from hepti_mpi.kernels.backends import agree, backend
+from hepti_mpi.kernels.backends import agree, backend, of_all
 from hepti_mpi.measure.room import check_room
 from hepti_mpi.program.share import Share
 from solver.base import clock
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace, group: Group) -> int:
     if not needs_profile:  # else the plan is for the memory that was measured
         check_room(model.name, leader.needed_bytes if leader else None, group)
         if leader:
-            leader.introduce(places, notes)
+            leader.introduce(places, [*notes, *leader.kernels_note(of_all(names))])
     load = partial(load_share, path, fingerprint, model, computes, group)
     started = clock.now()
     share = load(plan, progress=leader.progress if leader else None)

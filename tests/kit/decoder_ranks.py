@@ -11,6 +11,9 @@ from solver.base.spans import Partition, Span, largest_remainder
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderStage, column_unit, head_unit
 from solver.plan.plan import Wire
 
+MIXED = "mixed"
+BACKENDS = (ONNXRUNTIME, "numpy", MIXED)
+
 
 def random_plan(world, model, rng, *, stages=1, **facts):
     """Return a plan with shares of any size, also none; every rank is in one stage at most."""
@@ -45,7 +48,12 @@ def random_plan(world, model, rng, *, stages=1, **facts):
 
 
 def on_ranks(world, weights, plan, lead, wire=Wire.FLOAT32, backend=ONNXRUNTIME):
-    """Call `lead` with all ranks as one model on rank 0, and return on all ranks what it returns."""
+    """Call `lead` with all ranks as one model on rank 0, and return on all ranks what it returns.
+
+    `backend`: what computes, MIXED: numpy on every other rank.
+    """
+    if backend == MIXED:
+        backend = ("numpy", ONNXRUNTIME)[world.rank % 2]
     direct = Direct(world)
 
     def load(plan, before=None):

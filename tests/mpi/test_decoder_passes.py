@@ -7,11 +7,10 @@ from solver.plan.plan import Wire
 from solver.schedule.decoders.cost import price_pass, setting_of
 from tests import sweeps
 from tests.kit.answers import boards
-from tests.kit.decoder_ranks import on_ranks, random_plan
+from tests.kit.decoder_ranks import BACKENDS, on_ranks, random_plan
 from tests.kit.decoders import MODELS, Weights, logits, small_model
 from tests.kit.sized import sized
 
-BACKENDS = ("onnxruntime", "numpy")
 CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill behind others
 
 

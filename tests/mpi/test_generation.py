@@ -11,7 +11,7 @@ from hepti_mpi.requests.lookup import Lookup
 from hepti_mpi.requests.prompts import Prompt, Wishes
 from hepti_mpi.requests.sampling import Sampling
 from tests import sweeps
-from tests.kit.decoder_ranks import on_ranks, random_plan
+from tests.kit.decoder_ranks import BACKENDS, on_ranks, random_plan
 from tests.kit.decoders import MODELS, Weights, logits
 from tests.kit.sized import sized
 
@@ -176,7 +176,7 @@ def test_what_is_drawn_depends_on_the_seed_alone(world):
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    sweeps.cycled(6, MODELS if sweeps.ALL else ["llama", "gemma2", "gpt2", "partial"], ["onnxruntime", "numpy"]),
+    sweeps.cycled(6, MODELS if sweeps.ALL else ["llama", "gemma2", "gpt2", "partial"], BACKENDS),
 )
 def test_an_int8_cache_costs_little(name, backend, world):
     """As much as rounding does: a sixteenth of its scale a number, and a text beyond its sample is not cut off."""
@@ -204,10 +204,13 @@ def test_an_int8_cache_costs_little(name, backend, world):
 
 
 @pytest.mark.parametrize(
-    ("name", "seed", "cache"),
-    sized(sweeps.cycled(4, ["llama", "one-kv-head", "qwen3", "gpt2"], sweeps.seeds(2, 10), ["float32", "int8"]), 3),
+    ("name", "seed", "cache", "backend"),
+    sized(
+        sweeps.cycled(6, ["llama", "one-kv-head", "qwen3", "gpt2"], sweeps.seeds(2, 10), ["float32", "int8"], BACKENDS),
+        3,
+    ),
 )
-def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, world):
+def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, backend, world):
     """Keys and values go with their heads, of all sequences; halves that stay where they are stay as they are."""
     rng = np.random.default_rng(seed)
     weights = Weights(MODELS[name], seed)
@@ -233,7 +236,7 @@ def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, wor
             asked = [Prompt(number, tokens) for number, tokens in enumerate(prompts)]
             return {answer.prompt.id: answer.text.tokens for answer in generation.answer(asked)}
 
-        return on_ranks(world, weights, plans[0], lead)
+        return on_ranks(world, weights, plans[0], lead, backend=backend)
 
     assert answered(changes=True) == answered(changes=False)
 
