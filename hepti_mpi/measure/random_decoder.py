@@ -142,7 +142,8 @@ class RandomDecoder:
     def _computes(self, part: DecoderPart, size: int, cache: str) -> PartRun:
         key = part, size, cache
         if key not in self._made:
-            self._made[key] = run_maker(self.backend)(self._run(part, size), self, cache=cache)
+            run, make = self._run(part, size), run_maker(self.backend)
+            self._made[key] = make(run, {run[0][0].writes.name, run[-1][0].writes.name}, self, cache=cache)
         return self._made[key]
 
     def _run(self, part: DecoderPart, size: int) -> list[tuple[Part, RankRegion]]:

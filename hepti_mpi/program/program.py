@@ -25,11 +25,9 @@ from solver.model.kinds.attention import GroupedAttention
 from solver.model.kinds.part import ROW, Part, Value
 from solver.plan.decoder_plan import ROWS_BY_MPI
 from solver.plan.layout import Box
-from solver.schedule.decoders.steps import BY_RANK_0, SUMS, pass_schedule
+from solver.schedule.decoders.steps import BY_RANK_0, CODED, pass_schedule
 from solver.schedule.regions import boxes, lengths
 from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep
-
-GIVEN = ("output", "down", "join")  # parts whose results leave their graph; logits do, too, each to a place of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +152,11 @@ class Program:
         self._calls: list[Callable[[], object]] = []
         every = pass_schedule(share.model, share.plan, B * S, shape.chosen)
         steps = [step for step in every if isinstance(step, ComputeStep) or step.name not in BY_RANK_0]
-        self._partial = {step.value.name for step in steps if isinstance(step, ExchangeStep) and step.partial}
-        self._places = Places([list(self._used(step)) for step in steps])
+        self._summed = {step.value.name for step in steps if isinstance(step, ExchangeStep) and step.partial}
+        self._apart = self._values_apart(steps)
+        given = share.model.stream.value(STREAM, B * S)
+        begins = [(STREAM, Box.whole(*given.shape))] if share.rank in share.plan.stages[0].ranks else []
+        self._places = Places([begins, *(list(self._used(step)) for step in steps)])
         for number, step in enumerate(steps):
             if isinstance(step, ComputeStep):
                 if run := rank_run(step, share.rank):
@@ -163,7 +164,7 @@ class Program:
             else:
                 after = steps[number + 1] if number + 1 < len(steps) else None
                 last = not (isinstance(after, ExchangeStep) and after.value == step.value)
-                self._exchange(step, coding if step.name in SUMS.values() else EXACT, equal=last)
+                self._exchange(step, coding if step.name in CODED else EXACT, equal=last)
         self.stream = np.zeros((B, S, share.model.hidden), np.float32)
         if STREAM in self._places:
             self.stream = self._places.whole(STREAM).reshape(self.stream.shape, copy=False)
@@ -178,12 +179,28 @@ class Program:
         for call in self._calls:
             call()
 
+    def _values_apart(self, steps: Sequence[AnyStep]) -> set[str]:
+        """Return the values of which what this rank computes cannot lie where it is wanted.
+
+        Summands are no part of the sum, and a graph writes what lies side by side: all of the axes but the first.
+        """
+        found, rank = set(), self._share.rank
+        exchanges = [step for step in steps if isinstance(step, ExchangeStep)]
+        for step in exchanges:
+            have, want = step.layouts()
+            if step.partial:
+                found.add(step.value.name)
+            for own, other in ((own, other) for own in have.boxes[rank] for other in want.boxes[rank]):
+                if own.spans[1:] != other.spans[1:]:
+                    found.add(step.value.name)
+        return found
+
     def _used(self, step: AnyStep) -> Iterator[tuple[str, Box]]:
         """Yield which boxes of which values this rank has in a step; logits have places of their own."""
         rank = self._share.rank
         if isinstance(step, ExchangeStep):
             have, want = step.layouts()
-            yield from ((self._summand(step.value, partial=step.partial), box) for box in have.boxes[rank])
+            yield from ((self._source(step), box) for box in have.boxes[rank])
             yield from ((step.value.name, box) for box in want.boxes[rank])
             return
         yield from self._read(step)
@@ -202,14 +219,15 @@ class Program:
     def _written(self, step: ComputeStep) -> Iterator[tuple[str, Value, Box]]:
         """Yield what leaves a computation on this rank: the name of its place, the value, and which box."""
         for part, region in step.parts:
-            box = boxes(part.result(region), part.writes.axes)[self._share.rank]
-            if box.size and part.role in GIVEN:
-                yield self._summand(part.writes, partial=part.writes.name in self._partial), part.writes, box
+            value = part.writes
+            box = boxes(part.result(region), value.axes)[self._share.rank]
+            if box.size and value.name in step.leaves:
+                yield f"{value.name} +" if value.name in self._apart else value.name, value, box
 
-    @staticmethod
-    def _summand(value: Value, *, partial: bool) -> str:
-        """Return the name of the place of what ranks have of a value: of summands another than of the sum."""
-        return f"{value.name} +" if partial else value.name
+    def _source(self, step: ExchangeStep) -> str:
+        """Return the name of the place of what this rank sends: of sums' second step that of the sum."""
+        name, first = step.value.name, step.partial or step.value.name not in self._summed
+        return f"{name} +" if name in self._apart and first else name
 
     def _compute(self, step: ComputeStep, run: RankRun) -> None:
         """Bind what computes a step."""
@@ -233,6 +251,8 @@ class Program:
                 logits = np.zeros((1, shape.chosen, words.size), np.float32)
                 self.logits.append((words.start, logits[0]))
                 own = {run[-1][0].writes.name: logits}
+            if not own:  # it is computed for others, who need it no more
+                continue
             call = own_run.bound({name: arrays[name] for name in own_run.inputs}, own)
             self._calls += [call, scaled, call] if scaled else [call]  # by what it has made its scales are chosen
 
@@ -265,7 +285,6 @@ class Program:
         """Bind an exchange, where this rank has part in it."""
         rank = self._share.rank
         have, want = step.layouts()
-        name = self._summand(step.value, partial=step.partial)
-        pieces = [(box, self._places.view(name, box)) for box in have.boxes[rank]]
+        pieces = [(box, self._places.view(self._source(step), box)) for box in have.boxes[rank]]
         places = [(box, self._places.view(step.value.name, box)) for box in want.boxes[rank]]
         self._calls += exchange_calls(step, pieces, places, self._group, self._direct, coding, equal=equal)

@@ -19,6 +19,7 @@ from solver.model.kinds.attention import GroupedAttention, Rope
 from solver.model.kinds.part import HEAD, ROW, WORD, Part
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import DecoderPlan
+from solver.schedule.decoders.asked import CHUNK_ROWS
 from solver.schedule.decoders.steps import pass_schedule
 from solver.schedule.regions import there
 from solver.schedule.schedule import ComputeStep
@@ -83,21 +84,24 @@ class Share:
         self.state: dict[str, KeptHeads] = {}
         self._turns: dict[Rope, Mapping[str, Array]] = {} if before is None else before._turns
         source, old = FileSource(plan.precision, reads), before
-        for run in self._runs():
+        for run, leaves in self._runs():
             key = key_of(run)
-            self.graphs[key] = old.graphs[key] if old and key in old.graphs else self._made(run, source)
+            if key in self.graphs:
+                continue
+            self.graphs[key] = old.graphs[key] if old and key in old.graphs else self._made(run, leaves, source)
             for part, region in run:
                 if part.role == "contexts":
                     self._keep(part, region[HEAD], old)
             give_back()
 
-    def _runs(self) -> Iterator[RankRun]:
-        """Yield what this rank computes in a pass."""
-        for step in pass_schedule(self.model, self.plan, 1):
-            if isinstance(step, ComputeStep) and (run := rank_run(step, self.rank)):
-                yield run
+    def _runs(self) -> Iterator[tuple[RankRun, frozenset[str]]]:
+        """Yield what this rank computes in passes of one row, and of many: parts, and the values that leave them."""
+        for rows in (1, CHUNK_ROWS):
+            for step in pass_schedule(self.model, self.plan, rows, rows):
+                if isinstance(step, ComputeStep) and (run := rank_run(step, self.rank)):
+                    yield run, step.leaves
 
-    def _made(self, run: RankRun, source: FileSource) -> ShareGraphs:
+    def _made(self, run: RankRun, leaves: frozenset[str], source: FileSource) -> ShareGraphs:
         turns: Mapping[str, Array] = {}
         for part, _ in run:
             if isinstance(part.kind, GroupedAttention):
@@ -111,7 +115,7 @@ class Share:
         runs, make = [], run_maker(self.backend)
         for some in tiles(words, self._words_at_once):
             own = [(part, {**region, WORD: some} if WORD in region else region) for part, region in run]
-            runs.append((some, make(own, source, cache=self.plan.cache)))
+            runs.append((some, make(own, leaves | {run[-1][0].writes.name}, source, cache=self.plan.cache)))
             give_back()
         return ShareGraphs(runs, turns)
 

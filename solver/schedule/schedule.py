@@ -55,7 +55,10 @@ class PlacedPart:
         """What every rank computes of it by the plan."""
         assert self.spans is not None
         taking = (lengths(self.spans) > 0)[..., None].astype(np.int64)
-        return {axis: self.spans if axis == self.axis else self._all(axis) * taking for axis in self.part.axes}
+        found = {axis: self.spans if axis == self.axis else self._all(axis) * taking for axis in self.part.axes}
+        if self.axis == ROW and self.rows is not None:
+            found[ROW] = np.clip(self.spans, self.rows.start, self.rows.stop)
+        return found
 
     @cached_property
     def box(self) -> Region:
@@ -148,9 +151,16 @@ class ExchangeStep:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputeStep:
-    """A run of parts, and the region that every rank computes of each."""
+    """A run of parts, and the region that every rank computes of each.
+
+    Parameters
+    ----------
+    leaves
+        The names of the values that are read after it.
+    """
 
     parts: tuple[tuple[Part, Region], ...]
+    leaves: frozenset[str] = frozenset()
     repeats: int = 1
     layers: Span = NOWHERE
 
@@ -237,7 +247,9 @@ class _Builder:
             self.bring(name, box)
         if runs:
             last = runs[-1][0].part.writes.name
-            self.steps.append(ComputeStep(tuple((own.part, region) for own, region in runs), *self._when(last)))
+            leaves = frozenset(own.part.writes.name for own in live)
+            parts = tuple((own.part, region) for own, region in runs)
+            self.steps.append(ComputeStep(parts, leaves, *self._when(last)))
         for own in live:
             self.have[own.part.writes.name] = (own.box,)
             if own.partial:
@@ -313,13 +325,18 @@ def _shared_out(value: Value, want: Region) -> Region:
 def read_rows(parts: Sequence[PlacedPart], wanted: Mapping[str, Span]) -> list[PlacedPart]:
     """Return parts with the rows that anybody reads, from those that are wanted of values; without parts nobody reads.
 
-    What is kept for later passes is made of all rows, and so is what one kernel computes with it.
+    What is kept for later passes is made of all rows, and so is what is computed with it.
     """
     need, found = dict(wanted), []
-    kept = {placed.part.block for placed in parts if placed.part.writes.state}
+    kept, keeping = set[str](), False
+    for placed in parts:
+        keeping = keeping or placed.part.writes.state
+        if keeping:
+            kept.add(placed.part.name)
+        keeping = keeping and placed.axis == WITH_READER
     for placed in reversed(parts):
         rows = need.get(placed.part.writes.name)
-        if placed.part.block in kept:
+        if placed.part.name in kept:
             rows = None
         elif rows is None or not rows.size:
             continue

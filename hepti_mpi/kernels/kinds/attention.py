@@ -19,7 +19,7 @@ from onnx import TensorProto
 
 from hepti_mpi.kernels.kinds.graph import PartGraph
 from hepti_mpi.kernels.kinds.heads import HEAD_MULTIPLE, runs_of, wide
-from hepti_mpi.kernels.kinds.held import Matrix, RankRegion, width_of
+from hepti_mpi.kernels.kinds.held import Matrix, RankRegion
 from hepti_mpi.kernels.ort import CONTRIBUTED
 from solver.base.arrays import Array
 from solver.base.spans import Span
@@ -78,14 +78,21 @@ def add_contexts(graph: PartGraph, part: Part, region: RankRegion) -> None:
         kept = [graph.gives(f"{name}'", shape, kind) for name in caches]
         contexts.append(f"context{number}")
         graph.node("GroupQueryAttention", inputs, [contexts[-1], *kept], CONTRIBUTED, **options)
-    graph.heads["c"] = contexts[0] if len(contexts) == 1 else graph.node("Concat", contexts, "contexts", axis=-1)
+    found = contexts[0] if len(contexts) == 1 else graph.node("Concat", contexts, "contexts", axis=-1)
+    if part.writes.name in graph.leaves:
+        found = graph.node("Identity", [_narrowed(graph, attention, found)], part.writes.name)
+    graph.heads["c"] = found
+    graph.made.add(part.writes.name)
 
 
 def add_output(graph: PartGraph, part: Part, region: RankRegion) -> None:
     """Add the product of the contexts of some heads."""
-    attention, value = _kind(part), part.writes
-    matrix = _widened(attention, graph.matrix(part, "output/weight", region), 0)
-    graph.product(graph.heads["c"], graph.gives(value.name, ["batch", "rows", width_of(value)]), matrix)
+    (contexts,), matrix = part.reads, graph.matrix(part, "output/weight", region)
+    here = contexts.name in graph.made
+    if here and contexts.name not in graph.leaves:  # as wide as the operator gives them
+        matrix = _widened(_kind(part), matrix, 0)
+    graph.product(graph.heads["c"] if here else graph.value(contexts), part.writes.name, matrix)
+    graph.made.add(part.writes.name)
 
 
 def _kind(part: Part) -> GroupedAttention:
@@ -125,6 +132,17 @@ def _turned(graph: PartGraph, part: Part, x: str, name: str, heads: Span) -> str
 def _tables(graph: PartGraph, attention: GroupedAttention) -> list[str]:
     assert attention.rope is not None
     return [graph.takes(name, ["context", attention.rope.width // 2]) for name in ("cos", "sin")]
+
+
+def _narrowed(graph: PartGraph, attention: GroupedAttention, x: str) -> str:
+    """Add contexts without the columns of zeros that heads were given."""
+    d = attention.head_dim
+    if not d % HEAD_MULTIPLE:
+        return x
+    apart = graph.constant("contexts.heads", np.array([0, 0, -1, wide(attention)], np.int64))
+    flat = graph.constant("contexts.flat", np.array([0, 0, -1], np.int64))
+    cut = _columns(graph, graph.node("Reshape", [x, apart], "contexts.apart"), "contexts.cut", Span(0, d))
+    return graph.node("Reshape", [cut, flat], "contexts.narrow")
 
 
 def _widened(attention: GroupedAttention, matrix: Matrix, axis: int) -> Matrix:

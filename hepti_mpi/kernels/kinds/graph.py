@@ -16,7 +16,7 @@ from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from hepti_mpi.kernels.blocks import Blocks
 from hepti_mpi.kernels.kinds.block_nodes import block_node, constants_of, give_back_unread
-from hepti_mpi.kernels.kinds.held import Matrix, RankRegion, TensorSource, rows_of, width_of
+from hepti_mpi.kernels.kinds.held import Matrix, RankRegion, TensorSource, rows_of
 from hepti_mpi.kernels.ort import ACTIVATIONS, CONTRIBUTED, Session, make_session
 from solver.base.arrays import Array, Numbers
 from solver.model.kinds.part import Part, PartTensor, Value
@@ -33,11 +33,14 @@ class PartGraph:
     ----------
     source
         Of the weights.
+    leaves
+        The names of the values that come out of it.
     cache
         What keys and values are kept in: float32 or int8.
     """
 
     source: TensorSource
+    leaves: frozenset[str]
     cache: str = "float32"
     nodes: list[NodeProto] = field(default_factory=list)
     small: list[TensorProto] = field(default_factory=list)
@@ -72,7 +75,7 @@ class PartGraph:
         self.nodes.append(helper.make_node(op, inputs, names, domain=domain, **facts))
         return names[0]
 
-    def value(self, value: Value, width: int | None = None) -> str:
+    def value(self, value: Value) -> str:
         """Return a value that a part reads: an input where no part of this graph makes it."""
         if value.name in self.sums:
             x, s, bias = self.sums.pop(value.name)
@@ -81,7 +84,7 @@ class PartGraph:
             self.node("Add", [x, s], value.name)
             self.made.add(value.name)
         if value.name not in self.made:
-            self.takes(value.name, ["batch", "rows", width or width_of(value)])
+            self.takes(value.name, ["batch", "rows", f"{value.name} columns"])
         return value.name
 
     def tensor(self, part: Part, leaf: str) -> PartTensor | None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
-
-import numpy as np
 
 from hepti_mpi.kernels.blocks import Blocks
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
-from solver.model.kinds.part import ROW, Part, PartTensor, Value
+from solver.model.kinds.part import Part, PartTensor
 
 Matrix = Array | Blocks  # an Array is [in, out], or such a view of one that lies as [out, in]
 RankRegion = Mapping[str, Span]  # what one rank computes of a part
@@ -40,15 +38,15 @@ class PartRun(Protocol):
 class MakeRun(Protocol):
     """Makes a run of parts."""
 
-    def __call__(self, run: Sequence[tuple[Part, RankRegion]], source: TensorSource, *, cache: str) -> PartRun:
-        """Return it, of tensors from `source`; `cache`: what keys and values are kept in."""
+    def __call__(
+        self, run: Sequence[tuple[Part, RankRegion]], leaves: Collection[str], source: TensorSource, *, cache: str
+    ) -> PartRun:
+        """Return it, of which the values of these names come out, of tensors from `source`.
+
+        `cache`: what keys and values are kept in.
+        """
 
 
 def rows_of(tensor: PartTensor, region: RankRegion) -> Span:
     """Return which rows of a tensor a region needs."""
     return tensor.rows(region[tensor.axis]) if tensor.axis else Span(0, tensor.weight.shape[0])
-
-
-def width_of(value: Value) -> int:
-    """Return the columns of a value's rows."""
-    return int(np.prod([length for axis, length in zip(value.axes, value.shape, strict=True) if axis != ROW]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hepti_mpi.kernels.kinds.graph import PartGraph
-from hepti_mpi.kernels.kinds.held import RankRegion, width_of
+from hepti_mpi.kernels.kinds.held import RankRegion
 from solver.model.kinds.mlp import GatedMlp
 from solver.model.kinds.part import Part
 
@@ -27,5 +27,5 @@ def add_up(graph: PartGraph, part: Part, region: RankRegion) -> None:
 def add_down(graph: PartGraph, part: Part, region: RankRegion) -> None:
     """Add the product of some columns."""
     (inner,) = part.reads
-    y = graph.gives(part.writes.name, ["batch", "rows", width_of(part.writes)])
-    graph.product(graph.value(inner), y, graph.matrix(part, "down/weight", region))
+    graph.product(graph.value(inner), part.writes.name, graph.matrix(part, "down/weight", region))
+    graph.made.add(part.writes.name)

@@ -7,7 +7,7 @@ more memory than is planned for it. One x86 core makes 1.0 to 1.3 thousand milli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -170,13 +170,17 @@ class NumpyRun:
     ----------
     run
         Parts, and this rank's region of each.
+    leaves
+        The names of the values that come out of it: any can.
     source
         Of the weights.
     cache
         What keys and values are kept in.
     """
 
-    def __init__(self, run: Sequence[tuple[Part, RankRegion]], source: TensorSource, *, cache: str) -> None:
+    def __init__(
+        self, run: Sequence[tuple[Part, RankRegion]], leaves: Collection[str], source: TensorSource, *, cache: str
+    ) -> None:
         self._parts = [HeldPart.of(part, region, source) for part, region in run]
         self._cache = cache
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from hepti_mpi.kernels.kinds import attention, mlp, stream
 from hepti_mpi.kernels.kinds.graph import AddNodes, PartGraph
@@ -23,18 +23,22 @@ NODES: Mapping[str, AddNodes] = {
 }
 
 
-def session_of(run: Sequence[tuple[Part, RankRegion]], source: TensorSource, *, cache: str) -> Session:
+def session_of(
+    run: Sequence[tuple[Part, RankRegion]], leaves: Collection[str], source: TensorSource, *, cache: str
+) -> Session:
     """Return the graph of what a rank computes of some parts, one after the other.
 
     Parameters
     ----------
+    leaves
+        The names of the values that come out of it.
     cache
         What keys and values are kept in.
     """
-    graph = PartGraph(source, cache)
+    graph = PartGraph(source, frozenset(leaves), cache)
     for part, region in run:
         NODES[part.role](graph, part, region)
     for part, _ in run:
-        if part.writes.name in graph.sums:
-            graph.value(part.writes)
+        if part.writes.name in leaves:
+            graph.gives(graph.value(part.writes), ["batch", "rows", f"{part.name} columns"])
     return graph.session()

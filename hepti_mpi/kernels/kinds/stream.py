@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from hepti_mpi.kernels.kinds.graph import PartGraph
-from hepti_mpi.kernels.kinds.held import RankRegion, width_of
+from hepti_mpi.kernels.kinds.held import RankRegion
 from solver.model.kinds.part import WORD, Part
 from solver.model.kinds.stream import Head
 
@@ -20,7 +20,6 @@ def add_join(graph: PartGraph, part: Part, region: RankRegion) -> None:
             s = graph.node("Add", [s, graph.constant(f"{s}.bias", bias)], f"{s}.biased")
         s, bias = graph.norm(s, f"{s}.normed", part, "post_norm"), None
     graph.sums[part.writes.name] = x, s, bias
-    graph.gives(part.writes.name, ["batch", "rows", width_of(part.writes)])
 
 
 def add_logits(graph: PartGraph, part: Part, region: RankRegion) -> None:
@@ -28,8 +27,9 @@ def add_logits(graph: PartGraph, part: Part, region: RankRegion) -> None:
     assert isinstance(part.kind, Head)
     n = graph.read(part, "final_norm")
     tensor = next(own for own in part.tensors if own.axis == WORD)
-    words, cap = region[WORD], part.kind.softcap
-    logits = graph.gives(part.writes.name, ["batch", "rows", words.size])
+    cap = part.kind.softcap
+    logits = part.writes.name
+    graph.made.add(logits)
     graph.product(n, "raw" if cap else logits, graph.matrix(part, tensor.leaf, region))
     if cap:
         limit = graph.constant("cap", np.array(cap, np.float32))

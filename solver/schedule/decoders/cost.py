@@ -9,7 +9,7 @@ many rows on (`two_steps_from`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -22,14 +22,14 @@ from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import GroupedAttention
 from solver.model.kinds.mlp import GatedMlp
-from solver.model.kinds.part import FFN, HEAD, KV, ROW, WORD
+from solver.model.kinds.part import HEAD, ROW, Part, Region
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
 from solver.schedule.clocks import Costs, Moved, priced
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.memory import attention_bytes, mlp_bytes, rank_memory, words_bytes
-from solver.schedule.decoders.steps import CANDIDATE_NUMBERS, OWN, SUMS, pass_schedule, some_have
+from solver.schedule.decoders.steps import CANDIDATE_NUMBERS, CODED, NAMES, OWN, pass_schedule, some_have
 from solver.schedule.exchange import Exchange, Network, of_matrix
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.regions import lengths
@@ -100,6 +100,27 @@ class DecoderSetting:
         """Return the seconds of so many words of some rows on every device, [p]."""
         return self._part_s(DecoderPart.HEAD, rows, words_bytes(self.model, words, PRECISIONS[self.precision]))
 
+    def block_s(self, parts: Sequence[Part], units: Mapping[str, int], behind: int) -> Floats:
+        """Return the seconds of some parts of a block on every device, [p], for rows behind so many tokens.
+
+        Parameters
+        ----------
+        units
+            Of every axis, its rows among them.
+        """
+        key = tuple(part.role for part in parts), parts[0].kind, tuple(units.items()), behind
+        if key not in self.kept:
+            kind, rows = parts[0].kind, units[ROW]
+            tensors = {tensor.name: tensor for part in parts for tensor in part.tensors}.values()
+            precision = PRECISIONS[self.precision]
+            size = sum(tensor.bytes_of(units.get(tensor.axis, 1), precision) for tensor in tensors)
+            found = self._part_s(DecoderPart(kind.curve), rows, size)
+            if isinstance(kind, GroupedAttention) and any(part.role == "contexts" for part in parts):
+                pairs = rows * seen(kind, rows, behind) * units[HEAD] * kind.head_dim
+                found = found + pairs * np.array([own.cached[self.cache].at(rows) for own in self.speeds])
+            self.kept[key] = found
+        return np.asarray(self.kept[key])
+
     def _part_s(self, part: DecoderPart, rows: int, size: int) -> Floats:
         key = part, rows, size
         if key not in self.kept:
@@ -169,7 +190,7 @@ def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], row
     if key not in s.kept:
         value = s.model.stream.value("sum", rows)
         have, want = (some_have(value, own, s.devices) for own in (senders, ranks))
-        steps = exchanges("sum", value, (have,), want, partial=True, two_steps=two)
+        steps = exchanges(NAMES["mlp"], value, (have,), want, partial=True, two_steps=two)
         s.kept[key] = _one_after_the_other([moved(s, step) for step in steps], s.network)
     found: SumTimes = s.kept[key]
     return found
@@ -189,7 +210,7 @@ def _one_after_the_other(steps: Sequence[Moved], network: Network) -> SumTimes:
 def moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
     """Return what an exchange takes: of its messages' CPU time, what is sent counts before and what arrives after."""
     lies = tuple(spans.tobytes() for region in (*step.have, step.want) for spans in region.values())
-    key = step.name in SUMS.values(), step.value.shape, step.partial, lies
+    key = step.name in CODED, step.value.shape, step.partial, lies
     if key not in s.kept:
         s.kept[key] = _moved(s, step)
     found: Moved = s.kept[key]
@@ -198,7 +219,7 @@ def moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
 
 def _moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
     width = step.value.shape[-1] if len(step.value.axes) > 1 else 1
-    coded = step.name in SUMS.values()
+    coded = step.name in CODED
     row_bytes = s.wire.row_bytes(width) if coded else FLOAT_BYTES * width
     matrix = step.moved[0] // width * row_bytes
     exchange = of_matrix(matrix.astype(float), coded=step.coded[0] // width * row_bytes)
@@ -248,29 +269,19 @@ def _computing(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Float
 
     What is added to the stream before a half layer was measured with it.
     """
-    seconds, names, kv = np.zeros(s.devices), [], np.zeros(s.devices, np.int64)
+    seconds, blocks = np.zeros(s.devices), dict[str, list[tuple[Part, Region]]]()
     if not step.parts:
         seconds[0] = s.speeds[0].pass_s
     for part, region in step.parts:
-        if KV in region:
-            kv = lengths(region[KV])[0]
-        if part.role not in TAKEN:
-            continue
-        axis, seconds_of = TAKEN[part.role]
-        names.append(part.kind.curve)
-        counts = np.stack([lengths(region[axis])[0], kv, lengths(region[ROW])[0]], -1).tolist()
-        for rank, (units, kv_heads, rows) in enumerate(counts):
-            if units and rows:
-                seconds[rank] += seconds_of(s, part.kind, units, kv_heads, rows, behind)[rank]
-    return seconds, tuple(names)
-
-
-# What the last part of a block shares out, and the seconds of so many units of it on every device.
-TAKEN: Mapping[str, tuple[str, Callable[..., Floats]]] = {
-    "output": (HEAD, lambda s, kind, heads, kv, rows, behind: s.attention_s(kind, heads, kv, rows, behind)),
-    "down": (FFN, lambda s, kind, columns, kv, rows, behind: s.mlp_s(kind, columns, rows)),
-    "logits": (WORD, lambda s, kind, words, kv, rows, behind: s.words_s(words, rows)),
-}
+        if part.kind.curve:
+            blocks.setdefault(part.block, []).append((part, region))
+    for parts in blocks.values():
+        units = {axis: lengths(spans)[0].tolist() for _, region in parts for axis, spans in region.items()}
+        for rank, rows in enumerate(units[ROW]):
+            if rows:
+                own = {axis: counts[rank] for axis, counts in units.items()}
+                seconds[rank] += s.block_s([part for part, _ in parts], own, behind)[rank]
+    return seconds, tuple(parts[0][0].kind.curve for parts in blocks.values())
 
 
 def token_seconds(s: DecoderSetting, plan: DecoderPlan, behind: int) -> float:

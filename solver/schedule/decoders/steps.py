@@ -13,19 +13,25 @@ import numpy as np
 
 from solver.base.spans import Partition, Span
 from solver.model.decoder import STREAM, Decoder, head_parts, layer_parts
-from solver.model.kinds.part import FFN, HEAD, NUMBER, WORD, Part, Region, Value
+from solver.model.kinds.part import FFN, HEAD, NUMBER, ROW, WORD, Part, Region, Value
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.schedule.regions import spans_of
 from solver.schedule.schedule import WHOLE, WITH_READER, AnyStep, ExchangeStep, PlacedPart, read_rows, schedule
 
-# Along which axis the ranks of a stage cut the last part of a block; the parts before it are computed with it.
+# Along which axis the ranks of a stage cut parts; those before them are computed with them.
 CUTS: Mapping[str, str] = {"output": HEAD, "down": FFN, "join": WHOLE}
+BY_ROWS: Mapping[str, str] = {"contexts": HEAD, "output": ROW, "down": ROW, "join": ROW}
 # What rank 0 says of a pass, int64, and then one for every sequence: that it is one, its shape, how many candidates a
 # row has, whether some words are not allowed, and whether one more word of each row is asked for.
 FACTS = 9
 OWN, CANDIDATE_NUMBERS = 2, 3  # what a rank tells of itself after a pass, float64, and of a row's likeliest word
 BY_RANK_0 = ("tokens", "candidates")  # exchanges
-SUMS = {"attention": "sum of attention", "mlp": "sum of mlp"}
+# Exchanges by what they bring, and those whose numbers travel as the plan's wire says.
+STREAM_NAME = "stream"
+NAMES = {
+    "attention": "sum of attention", "mlp": "sum of mlp", "attention/contexts": "contexts", "mlp/joined": "rows",
+}  # fmt: skip
+CODED = tuple(NAMES.values())
 
 
 def pass_schedule(
@@ -46,7 +52,7 @@ def pass_schedule(
     for stage in plan.stages:
         for span in _runs(model, stage, last=chosen < rows and stage is plan.stages[-1]) if folded else _each(stage):
             parts, x = layer_parts(model, span.stop - 1, x)
-            layers.append((span, [_placed(part, stage) for part in parts]))
+            layers.append((span, [_placed(part, stage, by_rows=_by_rows(plan, stage, rows)) for part in parts]))
     end = [PlacedPart(part, WORD, _spans(plan.words)) for part in head_parts(model, x)]
     wanted = {end[-1].part.writes.name: Span(rows - chosen, rows)}
     read = iter(read_rows([*(own for _, some in layers for own in some), *end], wanted))
@@ -54,7 +60,7 @@ def pass_schedule(
     kept = [(span, [left[own.part.name] for own in some if own.part.name in left]) for span, some in layers]
     kept.append((Span(0, 0), [left[own.part.name] for own in end if own.part.name in left]))
     given = {STREAM: (begin, some_have(begin, plan.stages[0].ranks, len(plan.devices)))}
-    body = schedule(kept, given, lambda size: size >= plan.two_steps_from, _names(model))
+    body = schedule(kept, given, lambda size: size >= plan.two_steps_from, _names(plan))
     return _tokens(plan, begin), *body, *(_candidates(plan, chosen) if chosen else ())
 
 
@@ -73,14 +79,22 @@ def _runs(model: Decoder, stage: DecoderStage, *, last: bool) -> Iterator[Span]:
         start = stop
 
 
-def _placed(part: Part, stage: DecoderStage) -> PlacedPart:
-    axis = CUTS.get(part.role, WITH_READER)
+def _by_rows(plan: DecoderPlan, stage: DecoderStage, rows: int) -> bool:
+    """Return whether a pass of so many rows is cut by rows in a stage."""
+    return bool(stage.rows) and rows >= plan.rows_from
+
+
+def _placed(part: Part, stage: DecoderStage, *, by_rows: bool) -> PlacedPart:
+    axis = (BY_ROWS if by_rows else CUTS).get(part.role, WITH_READER)
     if axis == WITH_READER:
         return PlacedPart(part, axis)
     if axis == WHOLE:
         taking = np.isin(np.arange(len(stage.heads)), stage.ranks)
         return PlacedPart(part, axis, spans_of(np.stack([0 * taking, taking], -1)), begins=True)
-    return PlacedPart(part, axis, _spans(stage.heads if axis == HEAD else stage.columns))
+    begins = by_rows and part.role in ("contexts", "output")
+    if axis == ROW:
+        return PlacedPart(part, axis, _spans(Partition.of_shares(stage.rows, part.axes[ROW])), begins=begins)
+    return PlacedPart(part, axis, _spans(stage.heads if axis == HEAD else stage.columns), begins=begins)
 
 
 def _spans(partition: Partition) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
@@ -96,11 +110,14 @@ def some_have(value: Value, ranks: Sequence[int], devices: int) -> Region:
     }
 
 
-def _names(model: Decoder) -> dict[str, str]:
-    found = {STREAM: "stream"}
-    for number in range(len(model.layers)):
-        for half, name in SUMS.items():
-            found |= {f"layers/{number}/{half}": name, f"layers/{number}/{half}/joined": "stream"}
+def _names(plan: DecoderPlan) -> dict[str, str]:
+    """Return what exchanges are called, by their value's name; what goes from stage to stage is the stream."""
+    found = {STREAM: STREAM_NAME}
+    for stage in plan.stages:
+        layers = range(stage.layers.start, stage.layers.stop)
+        found |= {f"layers/{number}/{value}": name for number in layers for value, name in NAMES.items()}
+        if stage is not plan.stages[-1]:
+            found[f"layers/{layers[-1]}/mlp/joined"] = STREAM_NAME
     return found
 
 
