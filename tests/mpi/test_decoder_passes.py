@@ -9,6 +9,7 @@ from tests import sweeps
 from tests.kit.answers import boards
 from tests.kit.decoder_ranks import BACKENDS, on_ranks, random_plan
 from tests.kit.decoders import MODELS, Weights, logits, small_model
+from tests.kit.placed import shorten
 from tests.kit.sized import sized
 
 CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill behind others
@@ -113,6 +114,21 @@ def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, by_r
     at_work = sorted({rank for stage in plan.stages for rank in stage.ranks})
     priced = sum(step.repeats * step.sent for step in price_pass(s, plan, rows, 0).steps)
     assert sent[at_work].tolist() == priced[at_work].tolist()
+
+
+@pytest.mark.parametrize("role", ["output", "down", "logits"])
+def test_a_span_that_is_one_too_short_is_noticed(role, world, monkeypatch):
+    """The last unit that somebody has of a part is computed by nobody: logits are others."""
+    weights = Weights(MODELS["llama"])
+    rng = np.random.default_rng(3)
+    plan = random_plan(world, weights.model, rng)
+    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    shorten(monkeypatch, role)
+
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens))
+
+    expected = logits(weights, tokens)
+    assert np.abs(found - expected).max() > 1e-3 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(("wire", "within"), [(Wire.FLOAT16, 0.02), (Wire.INT8, 0.2)])
