@@ -154,7 +154,7 @@ def _erf(x: Array) -> Array:
 
 
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "silu": lambda x: x / (1 + np.exp(-np.maximum(x, np.float32(-80)))),  # below, exp overflows and it is 0
+    "silu": lambda x: x / (1 + np.exp(-x)),
     "gelu": lambda x: 0.5 * x * (1 + _erf(x * math.sqrt(0.5))),
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "relu": lambda x: np.maximum(x, 0),

@@ -208,8 +208,9 @@ class NumpyRun:
 
     def _compute(self, inputs: Mapping[str, Numbers], outputs: Mapping[str, Numbers]) -> None:
         values = dict(inputs)
-        for own in self._parts:
-            NUMBERS[own.part.role](own, values)
+        with np.errstate(all="ignore"):  # who gets an answer is told where it has no numbers
+            for own in self._parts:
+                NUMBERS[own.part.role](own, values)
         for name, array in outputs.items():
             array[...] = values[name].reshape(array.shape)
 
@@ -243,8 +244,7 @@ def _kept(cache: Numbers, scale: Array | None, new: Array, stop: int) -> Array:
         cache[:, place] = new.swapaxes(0, 1)
         return cache[:, :stop]
     by_head = scale.reshape(len(cache), 1, -1)
-    with np.errstate(over="ignore"):  # of a scale chosen by numbers near 0
-        levels = np.rint(new.swapaxes(0, 1) / by_head)
+    levels = np.rint(new.swapaxes(0, 1) / by_head)
     cache[:, place] = np.clip(levels, INT8.min, INT8.max)
     return cache[:, :stop] * by_head
 
