@@ -144,8 +144,9 @@ def test_thin_wires_cost_little(wire, within, world):
     assert np.abs(found - expected).max() < within * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_several_sequences_in_one_pass_do_not_feel_each_other(name, world):
+@pytest.mark.parametrize(("name", "stages"), [("llama", 1), ("gemma2", 2), ("llama", 3)])
+def test_several_sequences_in_one_pass_do_not_feel_each_other(name, stages, world):
+    """Nor where each stage computes some of them while others compute the rest."""
     rng = np.random.default_rng(3)
     weights = Weights(MODELS[name])
     model = weights.model
@@ -161,7 +162,7 @@ def test_several_sequences_in_one_pass_do_not_feel_each_other(name, world):
             embed([5], len(text), stream[place])
         return ranks.compute(0, stream, [len(text) for text in texts], chosen=1, count=2)
 
-    best = on_ranks(world, weights, random_plan(world, model, rng), lead)
+    best = on_ranks(world, weights, random_plan(world, model, rng, stages=stages), lead)
 
     for place, text in enumerate(texts):
         expected = logits(weights, [*text, 5])[-1]
