@@ -13,11 +13,12 @@ from solver.schedule.decoders.memory import rank_memory
 
 def rank_report(model: Decoder, ranks: Ranks, group: Group) -> dict[str, Any]:
     """Return what a rank did in all answers."""
-    plan, rank, traffic = ranks.share.plan, group.rank, group.traffic
+    plan, rank, traffic = ranks.share.passes.plan, group.rank, group.traffic
     memory = rank_memory(model, plan)[rank]
     return {
         "rank": rank,
         "device": plan.devices[rank],
+        "backend": ranks.share.backend,
         "compute_s": ranks.compute_s,
         "wait_s": traffic.wait_s,
         "sent_bytes": traffic.sent_bytes,

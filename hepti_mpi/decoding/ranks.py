@@ -15,6 +15,7 @@ from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import Coding
+from hepti_mpi.program.in_flight import InFlight
 from hepti_mpi.program.program import PassShape, Program
 from hepti_mpi.program.share import Share
 from solver.base import clock
@@ -23,6 +24,7 @@ from solver.base.spans import Span
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.memory import WORDS_KEPT
+from solver.schedule.decoders.passes import DecoderPasses
 from solver.schedule.decoders.steps import FACTS, OWN
 
 SMALL_BYTES = 1 << 16  # of embedded rows that go with the word what to compute
@@ -37,7 +39,8 @@ class ReadsRows(Protocol):
         """Return some rows of a tensor."""
 
 
-LoadShare = Callable[[DecoderPlan, Share], Share]  # a step of all ranks
+DecoderShare = Share[DecoderPasses]
+LoadShare = Callable[[DecoderPlan, DecoderShare], DecoderShare]  # a step of all ranks
 
 
 class Embedding:
@@ -117,23 +120,23 @@ class Ranks:
     """
 
     def __init__(
-        self, share: Share, group: Group, direct: Direct, coding: Coding, load: LoadShare | None = None
+        self, share: DecoderShare, group: Group, direct: Direct, coding: Coding, load: LoadShare | None = None
     ) -> None:
         self._group, self._direct, self._coding, self._load = group, direct, coding, load
         self.compute_s = 0.0
         self.pass_s, self.told_s, self.sent_bytes = (np.zeros(group.size) for _ in range(3))
         self.passes_s = 0.0
-        self._facts = np.zeros(FACTS + share.plan.sequences, np.int64)  # of the pass that rank 0 says
-        self._passes: OrderedDict[PassShape, Program] = OrderedDict()
+        self._facts = np.zeros(FACTS + share.passes.plan.sequences, np.int64)  # of the pass that rank 0 says
+        self._passes: OrderedDict[PassShape, Program | InFlight] = OrderedDict()
         self._use(share)
 
-    def _use(self, share: Share) -> None:
+    def _use(self, share: DecoderShare) -> None:
         self.share = share
-        stages = share.plan.stages
+        stages = share.passes.plan.stages
         self._first = stages[0].ranks
         self._at_work = sorted({rank for stage in stages for rank in stage.ranks})
-        self._words = share.plan.words
-        self._suppressed = np.array(share.model.suppressed, np.int64)
+        self._words = share.passes.plan.words
+        self._suppressed = np.array(share.passes.model.suppressed, np.int64)
 
     def compute(
         self, first: int, stream: Array, starts: Sequence[int], *, chosen: int, count: int = 1, scales: bool = False,
@@ -267,7 +270,7 @@ class Ranks:
         self._direct.receive(wanted, 0)
         return wanted
 
-    def _run(self, own: Program, starts: Sequence[int]) -> float:
+    def _run(self, own: Program | InFlight, starts: Sequence[int]) -> float:
         """Run a pass; return what this rank computed of it."""
         traffic = self._group.traffic
         started, waited_s = clock.now(), traffic.wait_s
@@ -277,7 +280,7 @@ class Ranks:
         return seconds
 
     def _told(
-        self, own: Program, seconds: float, count: int, allowed: NDArray[np.bool] | None,
+        self, own: Program | InFlight, seconds: float, count: int, allowed: NDArray[np.bool] | None,
         wanted: NDArray[np.int64] | None,
     ) -> Numbers:  # fmt: skip
         """Return what rank 0 hears of a pass: this rank's seconds and sent bytes, and the candidates among its words.
@@ -303,12 +306,19 @@ class Ranks:
         asked = [] if wanted is None else [logits_of(wanted, own.logits)]
         return np.concatenate([of_rank, sums, best.reshape(-1), *asked])
 
-    def _pass(self, shape: PassShape) -> Program:
+    def _made(self, shape: PassShape) -> Program | InFlight:
+        def program(part: PassShape) -> Program:
+            return Program(self.share, part, self._group, self._direct, self._coding)
+
+        stages = len(self.share.passes.plan.stages)
+        return InFlight(shape, stages, program) if stages > 1 and shape.sequences > 1 else program(shape)
+
+    def _pass(self, shape: PassShape) -> Program | InFlight:
         """Return the pass of a shape, made where it is not among the last ones."""
         if shape not in self._passes:
             if len(self._passes) == KEPT:
                 self._passes.popitem(last=False)
-            self._passes[shape] = Program(self.share, shape, self._group, self._direct, self._coding)
+            self._passes[shape] = self._made(shape)
         self._passes.move_to_end(shape)
         return self._passes[shape]
 
