@@ -2,6 +2,7 @@
 
 A rank computes, codes and hands over what it sends, and goes on when all that it needs is there; a message is on its
 way as soon as its sender is done with that. So a rank that waits for nobody does not wait for the slowest.
+Arrays are [p], or [n, p] of n plans at once.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from solver.schedule.timing import Times
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """What an exchange takes on every rank, [p]: CPU seconds before and after it, and the exchange itself."""
+    """What an exchange takes on every rank: CPU seconds before and after it, itself, and it by itself in seconds."""
 
     exchange: Exchange
     before: Floats
     after: Floats
+    wire: Floats
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +38,7 @@ class Costs:
     Parameters
     ----------
     computing
-        The seconds of a computation, [p], and the names of what is computed.
+        The seconds of a computation, and the names of what is computed.
     moving
         What an exchange takes.
     """
@@ -51,21 +53,29 @@ def priced(steps: Iterable[AnyStep], costs: Costs) -> list[PricedStep]:
 
     The seconds of a step are those by which the last rank's clock goes on; of layers that are alike, in the mean.
     """
+    return list(_merged(_timed(steps, costs)))
+
+
+def together_s(steps: Iterable[AnyStep], costs: Costs) -> Floats:
+    """Return what the steps take together, of n plans [n]."""
+    return np.asarray(sum(step.repeats * step.times.end.max(-1) for _, step in _timed(steps, costs)))
+
+
+def _timed(steps: Iterable[AnyStep], costs: Costs) -> Iterator[tuple[Span, PricedStep]]:
+    """Yield the steps one by one, and of which layers they are."""
     now = np.zeros(costs.network.bandwidth.size)
-    found: list[tuple[Span, PricedStep]] = []
     for repeats, some in groupby(_together(steps), key=lambda turn: turn.repeats):
         once = list(some)
         for time, often in enumerate(
             (1, repeats - 1) if repeats > 1 else (1,)
         ):  # from the second time on all are alike
-            began = float(now.max())
+            began = now.max(-1, keepdims=True)
             for turn in once:
                 now, step = _advanced(now, turn, costs)
                 first = turn.layers.start + time
                 layers = Span(first, first + often) if turn.layers.size else NOWHERE
-                found.append((layers, replace(step, repeats=often)))
-            now = now + (often - 1) * (float(now.max()) - began)
-    return list(_merged(found))
+                yield layers, replace(step, repeats=often)
+            now = now + (often - 1) * (now.max(-1, keepdims=True) - began)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +113,7 @@ def _together(steps: Iterable[AnyStep]) -> Iterator[_Turn]:
 
 def _advanced(now: Floats, turn: _Turn, costs: Costs) -> tuple[Floats, PricedStep]:
     """Return the clocks after a turn, and what it takes."""
-    own_s, wire_s, sent, received = np.zeros((4, now.size))
+    own_s, wire_s, sent, received = np.zeros((4, now.shape[-1]))
     names: list[str] = []
     then = now
     for computed in turn.computed:
@@ -113,9 +123,10 @@ def _advanced(now: Floats, turn: _Turn, costs: Costs) -> tuple[Floats, PricedSte
         moved = costs.moving(step)
         then = then + moved.before
         then = np.maximum(then, moved.exchange.arrival(costs.network, then)) + moved.after
-        own_s, wire_s = own_s + moved.before + moved.after, wire_s + moved.exchange.seconds(costs.network)
+        own_s, wire_s = own_s + moved.before + moved.after, wire_s + moved.wire
         sent, received = sent + moved.exchange.sent, received + moved.exchange.received
-    times = Times(own_s, wire_s, np.full_like(now, then.max() - now.max()))
+    end = then.max(-1, keepdims=True) - now.max(-1, keepdims=True)
+    times = Times(own_s, wire_s, np.full_like(then, end))
     return then, PricedStep(
         "", turn.exchanges[0].name if turn.exchanges else ", ".join(names), tuple(names), (), 1, times, sent, received
     )

@@ -12,7 +12,7 @@ prices this list (`solver.schedule.clocks`), the engine compiles it (`hepti_mpi.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -21,7 +21,7 @@ import numpy as np
 from solver.base.spans import Span, largest_remainder
 from solver.model.kinds.part import HIDDEN, ROW, Part, Region, Spans, Value
 from solver.plan.layout import Layout, moves
-from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, there, volume, within
+from solver.schedule.regions import Lengths, boxes, hull, lengths, once, overlaps, there, volume, within
 
 WITH_READER = "with its reader"  # in place of an axis: a part is computed where it is read
 WHOLE = "whole"  # in place of an axis: everyone of the crew computes all of it
@@ -174,8 +174,9 @@ def schedule(
     given: Mapping[str, tuple[Value, Region]],
     two_steps: TwoSteps,
     names: Mapping[str, str],
-) -> tuple[AnyStep, ...]:
-    """Return what ranks do.
+    begins: Collection[int] | None = None,
+) -> tuple[tuple[AnyStep, ...], Collection[int]]:
+    """Return what ranks do, and where computations begin.
 
     Parameters
     ----------
@@ -188,10 +189,13 @@ def schedule(
         Which sums are made in two steps.
     names
         What exchanges are called, by their value's name.
+    begins
+        Where computations begin, by numbers of parts, as it was found for a plan of which the same ranks have some of
+        everything; None: it is found.
     """
     parts = [placed for _, own in layers for placed in own]
     last_use = {value.name: number for number, placed in enumerate(parts) for value in placed.part.reads}
-    builder = _Builder(two_steps, names, last_use)
+    builder = _Builder(two_steps, names, last_use, begins)
     for name, (value, own) in given.items():
         builder.values[name], builder.have[name] = value, (own,)
     number = 0
@@ -201,7 +205,7 @@ def schedule(
             number += 1
     builder.layers = NOWHERE
     builder.close(number)
-    return tuple(builder.steps)
+    return tuple(builder.steps), builder.begun
 
 
 @dataclass(slots=True)
@@ -209,6 +213,8 @@ class _Builder:
     two_steps: TwoSteps
     names: Mapping[str, str]
     last_use: Mapping[str, int]  # of a value: which part reads it last
+    begins: Collection[int] | None  # where computations begin, if that is known
+    begun: list[int] = field(default_factory=list)
     values: dict[str, Value] = field(default_factory=dict)
     have: dict[str, tuple[Region, ...]] = field(default_factory=dict)
     partial: set[str] = field(default_factory=set)
@@ -225,16 +231,20 @@ class _Builder:
         if placed.axis == WITH_READER:
             return
         number -= len(self.waiting) - 1  # of the first part that waits
-        made = {own.part.writes.name: own for own in self.group if own.axis != WITH_READER}
-        _, needs = _walk(self.waiting, {placed.part.writes.name: placed.box})
-        if placed.begins:
+        if number in self.begins if self.begins is not None else placed.begins or self._lacks(placed):
+            self.begun.append(number)
             self.close(number)
-        for name, box in needs.items():
-            if name in made and (made[name].partial or not within(box, made[name].box).all()):
-                self.close(number)
-                break
         self.group += self.waiting
         self.waiting = []
+
+    def _lacks(self, placed: PlacedPart) -> bool:
+        """Return whether a rank has not what the parts that wait need of the computation that is open."""
+        made = {own.part.writes.name: own for own in self.group if own.axis != WITH_READER}
+        _, needs = _walk(self.waiting, {placed.part.writes.name: placed.box})
+        return any(
+            name in made and (made[name].partial or not within(box, made[name].box).all())
+            for name, box in needs.items()
+        )
 
     def close(self, number: int) -> None:
         """End the computation that is open: bring what it needs, and say who computes what of its parts."""
@@ -251,14 +261,14 @@ class _Builder:
             parts = tuple((own.part, region) for own, region in runs)
             self.steps.append(ComputeStep(parts, leaves, *self._when(last)))
         for own in live:
-            self.have[own.part.writes.name] = (own.box,)
+            self.have[own.part.writes.name] = (once(own.box),)
             if own.partial:
                 self.partial.add(own.part.writes.name)
         self.group = []
 
     def bring(self, name: str, want: Region) -> None:
         """Add the exchanges after which every rank has its box of a value; none where all have it."""
-        value, have, partial = self.values[name], self.have[name], name in self.partial
+        value, have, partial, want = self.values[name], self.have[name], name in self.partial, once(want)
         if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
             return
         repeats, made = self._when(name)

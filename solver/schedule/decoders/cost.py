@@ -8,13 +8,13 @@ many rows on (`two_steps_from`).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Bank, Floats, Kernel
@@ -26,14 +26,14 @@ from solver.model.kinds.part import FFN, HEAD, KV, ROW, WORD
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
-from solver.schedule.clocks import Costs, Moved, priced
+from solver.schedule.clocks import Costs, Moved, priced, together_s
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.memory import attention_bytes, mlp_bytes, rank_memory, words_bytes
-from solver.schedule.decoders.steps import CANDIDATE_NUMBERS, OWN, SUMS, pass_schedule, some_have
+from solver.schedule.decoders.steps import CANDIDATE_NUMBERS, OWN, SUMS, pass_parts, planned, some_have
 from solver.schedule.exchange import Exchange, Network, of_matrix
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.regions import lengths
-from solver.schedule.schedule import ComputeStep, ExchangeStep, exchanges
+from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep, exchanges
 from solver.schedule.timing import FLOAT_BYTES, cpu_seconds
 
 CANDIDATE_BYTES = 8 * (OWN + CANDIDATE_NUMBERS)  # of a rank with words, to rank 0, of one row
@@ -170,20 +170,19 @@ def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], row
         value = s.model.stream.value("sum", rows)
         have, want = (some_have(value, own, s.devices) for own in (senders, ranks))
         steps = exchanges("sum", value, (have,), want, partial=True, two_steps=two)
-        s.kept[key] = _one_after_the_other([moved(s, step) for step in steps], s.network)
+        s.kept[key] = _one_after_the_other([moved(s, step) for step in steps])
     found: SumTimes = s.kept[key]
     return found
 
 
-def _one_after_the_other(steps: Sequence[Moved], network: Network) -> SumTimes:
+def _one_after_the_other(steps: Sequence[Moved]) -> SumTimes:
     first, *others = steps
-    wire = first.exchange.seconds(network)
     if not others:
-        return SumTimes(first.before, wire, first.after)
+        return SumTimes(first.before, first.wire, first.after)
     (second,) = others
-    between = float((wire + first.after + second.before).max())
+    between = float((first.wire + first.after + second.before).max())
     takes = second.exchange.received > 0
-    return SumTimes(first.before, second.exchange.seconds(network) + between * takes, second.after)
+    return SumTimes(first.before, second.wire + between * takes, second.after)
 
 
 def moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
@@ -200,8 +199,8 @@ def _moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
     width = step.value.shape[-1] if len(step.value.axes) > 1 else 1
     coded = step.name in SUMS.values()
     row_bytes = s.wire.row_bytes(width) if coded else FLOAT_BYTES * width
-    matrix = step.moved[0] // width * row_bytes
-    exchange = of_matrix(matrix.astype(float), coded=step.coded[0] // width * row_bytes)
+    matrix, coded_bytes = (_of_one(numbers // width * row_bytes) for numbers in (step.moved, step.coded))
+    exchange = of_matrix(matrix.astype(float), coded=coded_bytes)
     if not coded:
         return _with_messages(s, exchange, 0.0, 0.0)
     encode, _, decode, add = cpu_seconds(exchange, s.wire, s.bank, adds=step.partial)
@@ -214,7 +213,7 @@ def _with_messages(s: DecoderSetting, exchange: Exchange, before: Floats | float
     longer = s.bank.seconds(Kernel.MESSAGE, size) - s.bank.seconds(Kernel.MESSAGE, SMALL_BYTES)
     messages = exchange.messages * (s.message_s + np.maximum(longer, 0.0))
     leaving = messages * exchange.sent / np.maximum(total, 1)
-    return Moved(exchange, before + leaving, after + messages - leaving)
+    return Moved(exchange, before + leaving, after + messages - leaving, exchange.seconds(s.network))
 
 
 def sent_over(s: DecoderSetting, sizes: Sequence[tuple[int, int, float]]) -> SumTimes:
@@ -224,7 +223,7 @@ def sent_over(s: DecoderSetting, sizes: Sequence[tuple[int, int, float]]) -> Sum
         if one != other:
             matrix[one, other] += size
     found = _with_messages(s, of_matrix(matrix), 0.0, 0.0)
-    return SumTimes(found.before, found.exchange.seconds(s.network), found.after)
+    return SumTimes(found.before, found.wire, found.after)
 
 
 def price_pass(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, chosen: int = 1) -> Price:
@@ -239,29 +238,53 @@ def pass_steps(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, cho
     Of `chosen` rows the next word is asked for: of one, of all where guesses are checked, of none in a prompt's chunks
     but the last.
     """
-    steps = pass_schedule(s.model, plan, rows, chosen, folded=True)
-    return priced([ComputeStep(()), *steps], Costs(s.network, partial(_computing, s, behind), partial(moved, s)))
+    return priced(*_pass(s, [plan], rows, behind, chosen))
+
+
+def _pass(
+    s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int
+) -> tuple[Sequence[AnyStep], Costs]:
+    """Return the steps of a pass of plans of one structure, and what they take."""
+    plan = plans[0]
+    stages = tuple(stage.layers for stage in plan.stages)
+    key, crew_key = (stages, rows, chosen), (plan.structure, rows, chosen)
+    if key not in s.kept:
+        s.kept[key] = pass_parts(s.model, stages, rows, chosen, folded=True)
+    steps, s.kept[crew_key] = planned(s.kept[key], plans, s.kept.get(crew_key))
+    costs = Costs(s.network, cache(partial(_computing, s, behind)), cache(partial(moved, s)))
+    return (ComputeStep(()), *steps), costs
+
+
+def _of_one(values: NDArray[Any]) -> NDArray[Any]:
+    """Return values of plans, [n, ...], of one plan without the axis of plans."""
+    return values[0] if len(values) == 1 else values
 
 
 def _computing(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Floats, tuple[str, ...]]:
-    """Return the seconds of a computation, [p], and what is computed; of none, until a pass begins.
+    """Return the seconds of a computation, and what is computed; of none, until a pass begins.
 
     What is added to the stream before a half layer was measured with it.
     """
-    seconds, names, kv = np.zeros(s.devices), [], np.zeros(s.devices, np.int64)
+    seconds, names, kv = np.zeros(s.devices), [], None
     if not step.parts:
         seconds[0] = s.speeds[0].pass_s
     for part, region in step.parts:
         if KV in region:
-            kv = lengths(region[KV])[0]
+            kv = lengths(region[KV])
         if part.role not in TAKEN:
             continue
         axis, seconds_of = TAKEN[part.role]
         names.append(part.kind.curve)
-        counts = np.stack([lengths(region[axis])[0], kv, lengths(region[ROW])[0]], -1).tolist()
-        for rank, (units, kv_heads, rows) in enumerate(counts):
-            if units and rows:
-                seconds[rank] += seconds_of(s, part.kind, units, kv_heads, rows, behind)[rank]
+        units = lengths(region[axis])
+        counts = np.stack([units, 0 * units if kv is None else kv, lengths(region[ROW])], -1)
+        kept = s.kept.setdefault(("taken", part.kind, behind), {})
+        found = np.zeros(units.shape)
+        for plan, rank in np.argwhere(units).tolist():
+            own = tuple(counts[plan, rank].tolist())
+            if own not in kept:
+                kept[own] = seconds_of(s, part.kind, *own, behind)
+            found[plan, rank] = kept[own][rank]
+        seconds = seconds + _of_one(found)
     return seconds, tuple(names)
 
 
@@ -275,24 +298,27 @@ TAKEN: Mapping[str, tuple[str, Callable[..., Floats]]] = {
 
 def token_seconds(s: DecoderSetting, plan: DecoderPlan, behind: int) -> float:
     """Return the seconds of a token behind so many others."""
-    return _seconds(pass_steps(s, plan, 1, behind))
+    return float(together_s(*_pass(s, [plan], 1, behind, 1)))
 
 
 def first_seconds(s: DecoderSetting, plan: DecoderPlan, prompt: int) -> float:
     """Return the seconds from a prompt to the first token of the answer."""
-    return sum(
-        _seconds(pass_steps(s, plan, rows, behind, chosen=int(behind + rows == prompt)))
-        for rows, behind in chunks(prompt)
-    )
+    return float(_first(s, [plan], prompt))
 
 
-def _seconds(steps: Iterable[PricedStep]) -> float:
-    return math.fsum(step.repeats * float(step.times.end.max()) for step in steps)
+def _first(s: DecoderSetting, plans: Sequence[DecoderPlan], prompt: int) -> Floats:
+    ends = (together_s(*_pass(s, plans, rows, behind, int(behind + rows == prompt))) for rows, behind in chunks(prompt))
+    return np.asarray(sum(ends))
 
 
 def answer_seconds(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) -> float:
     """Return what a plan is made for: the seconds of the first token and of all others."""
-    return first_seconds(s, plan, asked.prompt) + asked.tokens * token_seconds(s, plan, asked.behind)
+    return float(answers_seconds(s, [plan], asked))
+
+
+def answers_seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], asked: TokenRequest) -> Floats:
+    """Return the seconds of an answer by plans of one structure, [n]."""
+    return np.asarray(_first(s, plans, asked.prompt) + asked.tokens * together_s(*_pass(s, plans, 1, asked.behind, 1)))
 
 
 def predicted(s: DecoderSetting, plan: DecoderPlan, prompt: int, behind: int) -> DecoderPlan:

@@ -6,17 +6,18 @@ words: both exchanges carry more than a value, and rank 0 says with the first wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 import numpy as np
 
 from solver.base.spans import Partition, Span
 from solver.model.decoder import STREAM, Decoder, head_parts, layer_parts
-from solver.model.kinds.part import FFN, HEAD, NUMBER, WORD, Part, Region, Value
-from solver.plan.decoder_plan import DecoderPlan, DecoderStage
-from solver.schedule.regions import spans_of
-from solver.schedule.schedule import WHOLE, WITH_READER, AnyStep, ExchangeStep, PlacedPart, read_rows, schedule
+from solver.model.kinds.part import FFN, HEAD, NUMBER, WORD, Part, Region, Spans, Value
+from solver.plan.decoder_plan import DecoderPlan
+from solver.schedule.regions import Lengths, spans_of
+from solver.schedule.schedule import NOWHERE, WHOLE, WITH_READER, AnyStep, ExchangeStep, PlacedPart, read_rows, schedule
 
 # Along which axis the ranks of a stage cut the last part of a block; the parts before it are computed with it.
 CUTS: Mapping[str, str] = {"output": HEAD, "down": FFN, "join": WHOLE}
@@ -28,68 +29,133 @@ BY_RANK_0 = ("tokens", "candidates")  # exchanges
 SUMS = {"attention": "sum of attention", "mlp": "sum of mlp"}
 
 
-def pass_schedule(
-    model: Decoder, plan: DecoderPlan, rows: int, chosen: int = 1, *, folded: bool = False
-) -> tuple[AnyStep, ...]:
+@dataclass(frozen=True, slots=True, eq=False)
+class PassParts:
+    """The parts of a pass, whoever computes what of them.
+
+    Parameters
+    ----------
+    begin
+        The stream that rank 0 has embedded.
+    layers
+        The stage of some layers, these, and their parts; at last the head's.
+    chosen
+        Of how many of the last rows the next word is asked for.
+    names
+        What exchanges are called, by their value's name.
+    """
+
+    begin: Value
+    layers: tuple[tuple[int, Span, tuple[PlacedPart, ...]], ...]
+    chosen: int
+    names: Mapping[str, str]
+
+
+def pass_schedule(model: Decoder, plan: DecoderPlan, rows: int, chosen: int = 1) -> tuple[AnyStep, ...]:
     """Return what ranks do in a pass of rows, of which the next word of the last `chosen` is asked for.
 
     Parameters
     ----------
     rows
         Of all sequences together.
+    """
+    return planned(pass_parts(model, [stage.layers for stage in plan.stages], rows, chosen), [plan])[0]
+
+
+def pass_parts(model: Decoder, stages: Sequence[Span], rows: int, chosen: int, *, folded: bool = False) -> PassParts:
+    """Return the parts of a pass of rows through stages of these layers.
+
+    Parameters
+    ----------
     folded
         Whether layers that are alike stand in it once, with how many they are: enough for a price.
     """
-    x = model.stream.value(STREAM, rows)
-    begin = x
-    layers: list[tuple[Span, list[PlacedPart]]] = []
-    for stage in plan.stages:
-        for span in _runs(model, stage, last=chosen < rows and stage is plan.stages[-1]) if folded else _each(stage):
+    x = begin = model.stream.value(STREAM, rows)
+    layers: list[tuple[int, Span, list[PlacedPart]]] = []
+    for number, stage in enumerate(stages):
+        last = chosen < rows and stage.stop == len(model.layers)
+        for span in _runs(model, stage, last=last) if folded else _each(stage):
             parts, x = layer_parts(model, span.stop - 1, x)
-            layers.append((span, [_placed(part, stage) for part in parts]))
-    end = [PlacedPart(part, WORD, _spans(plan.words)) for part in head_parts(model, x)]
-    wanted = {end[-1].part.writes.name: Span(rows - chosen, rows)}
-    read = iter(read_rows([*(own for _, some in layers for own in some), *end], wanted))
+            layers.append((number, span, [_cut(part) for part in parts]))
+    layers.append((len(stages) - 1, NOWHERE, [PlacedPart(part, WORD) for part in head_parts(model, x)]))
+    every = [placed for _, _, some in layers for placed in some]
+    read = read_rows(every, {every[-1].part.writes.name: Span(rows - chosen, rows)})
     left = {placed.part.name: placed for placed in read}
-    kept = [(span, [left[own.part.name] for own in some if own.part.name in left]) for span, some in layers]
-    kept.append((Span(0, 0), [left[own.part.name] for own in end if own.part.name in left]))
-    given = {STREAM: (begin, some_have(begin, plan.stages[0].ranks, len(plan.devices)))}
-    body = schedule(kept, given, lambda size: size >= plan.two_steps_from, _names(model))
-    return _tokens(plan, begin), *body, *(_candidates(plan, chosen) if chosen else ())
+    found = (
+        (number, span, tuple(left[own.part.name] for own in some if own.part.name in left))
+        for number, span, some in layers
+    )
+    return PassParts(begin, tuple(found), chosen, _names(model))
 
 
-def _each(stage: DecoderStage) -> Iterator[Span]:
-    return (Span(number, number + 1) for number in range(stage.layers.start, stage.layers.stop))
+def planned(
+    parts: PassParts, plans: Sequence[DecoderPlan], begins: Collection[int] | None = None
+) -> tuple[tuple[AnyStep, ...], Collection[int]]:
+    """Return what ranks do in a pass of some plans at once, and where computations begin.
+
+    Parameters
+    ----------
+    plans
+        Of one structure (`DecoderPlan.structure`): they differ only in how much of everything ranks have.
+    begins
+        As it was found for other plans of the structure.
+    """
+    plan = plans[0]
+    cuts = [{WITH_READER: None, **_cuts(plans, number)} for number in range(len(plan.stages))]
+    layers = [
+        (span, [replace(placed, spans=cuts[number][placed.axis]) for placed in some])
+        for number, span, some in parts.layers
+    ]
+    given = {STREAM: (parts.begin, some_have(parts.begin, plan.stages[0].ranks, len(plan.devices)))}
+    body, begins = schedule(layers, given, lambda size: size >= plan.two_steps_from, parts.names, begins)
+    end = _candidates(plan, parts.chosen) if parts.chosen else ()
+    return (_tokens(plan, parts.begin), *body, *end), begins
 
 
-def _runs(model: Decoder, stage: DecoderStage, *, last: bool) -> Iterator[Span]:
+def _cuts(plans: Sequence[DecoderPlan], number: int) -> dict[str, Spans]:
+    """Return who has what of a stage under some plans, by the axis that is cut."""
+    stages = [plan.stages[number] for plan in plans]
+    taking = _mask(stages[0].ranks, len(stages[0].heads))
+    return {
+        HEAD: _spans(*(stage.heads for stage in stages)),
+        FFN: _spans(*(stage.columns for stage in stages)),
+        WORD: _spans(*(plan.words for plan in plans)),
+        WHOLE: spans_of(np.stack([0 * taking, taking], -1)),
+    }
+
+
+def _each(stage: Span) -> Iterator[Span]:
+    return (Span(number, number + 1) for number in range(stage.start, stage.stop))
+
+
+def _runs(model: Decoder, stage: Span, *, last: bool) -> Iterator[Span]:
     """Yield layers that are alike: the first, then the others together; of the model's end the `last` by itself."""
-    start = stage.layers.start
-    for _, alike in groupby(model.layers[stage.layers.slice]):
+    start = stage.start
+    for _, alike in groupby(model.layers[stage.slice]):
         stop = start + len(list(alike))
-        ends = {start, start + 1, stop, stop - (last and stop == stage.layers.stop)}
+        ends = {start, start + 1, stop, stop - (last and stop == stage.stop)}
         edges = sorted(end for end in ends if start <= end <= stop)
         yield from (Span(one, other) for one, other in pairwise(edges))
         start = stop
 
 
-def _placed(part: Part, stage: DecoderStage) -> PlacedPart:
+def _cut(part: Part) -> PlacedPart:
     axis = CUTS.get(part.role, WITH_READER)
-    if axis == WITH_READER:
-        return PlacedPart(part, axis)
-    if axis == WHOLE:
-        taking = np.isin(np.arange(len(stage.heads)), stage.ranks)
-        return PlacedPart(part, axis, spans_of(np.stack([0 * taking, taking], -1)), begins=True)
-    return PlacedPart(part, axis, _spans(stage.heads if axis == HEAD else stage.columns))
+    return PlacedPart(part, axis, begins=axis == WHOLE)
 
 
-def _spans(partition: Partition) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    return spans_of([(span.start, span.stop) for span in partition])
+def _spans(*partitions: Partition) -> Spans:
+    """Return the spans of plans, [n, p, 2]."""
+    return np.array([[(span.start, span.stop) for span in own] for own in partitions], np.int64)
 
 
-def some_have(value: Value, ranks: Sequence[int], devices: int) -> Region:
+def _mask(ranks: Collection[int], devices: int) -> Lengths:
+    return np.array([rank in ranks for rank in range(devices)], np.int64)
+
+
+def some_have(value: Value, ranks: Collection[int], devices: int) -> Region:
     """Return that some ranks have all of a value."""
-    taking = np.isin(np.arange(devices), list(ranks)).astype(np.int64)
+    taking = _mask(ranks, devices)
     return {
         axis: np.stack([0 * taking, length * taking], -1)[None]
         for axis, length in zip(value.axes, value.shape, strict=True)
