@@ -46,7 +46,7 @@ def there(region: Region) -> NDArray[np.bool_]:
 
 def hull(one: Region | None, other: Region) -> Region:
     """Return the least region that contains two."""
-    if one is None:
+    if one is None or all((spans == other[axis]).all() for axis, spans in one.items()):
         return other
     first, second = (there(region)[..., None] for region in (one, other))
     found = {}

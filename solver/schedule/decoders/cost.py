@@ -29,7 +29,16 @@ from solver.plan.plan import Wire
 from solver.schedule.clocks import Costs, Moved, priced, together_s
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.memory import attention_bytes, mlp_bytes, rank_memory, words_bytes
-from solver.schedule.decoders.steps import CANDIDATE_NUMBERS, OWN, SUMS, pass_parts, planned, some_have
+from solver.schedule.decoders.steps import (
+    CANDIDATE_NUMBERS,
+    OWN,
+    SUMS,
+    PassParts,
+    pass_parts,
+    pass_structure,
+    planned,
+    some_have,
+)
 from solver.schedule.exchange import Exchange, Network, of_matrix
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.regions import lengths
@@ -94,7 +103,10 @@ class DecoderSetting:
 
     def mlp_s(self, mlp: GatedMlp, columns: int, rows: int) -> Floats:
         """Return the seconds of so many columns on every device, [p]."""
-        return self._part_s(DecoderPart.MLP, rows, mlp_bytes(self.model, mlp, columns, PRECISIONS[self.precision]))
+        key = mlp, columns
+        if key not in self.kept:
+            self.kept[key] = mlp_bytes(self.model, mlp, columns, PRECISIONS[self.precision])
+        return self._part_s(DecoderPart.MLP, rows, self.kept[key])
 
     def words_s(self, words: int, rows: int = 1) -> Floats:
         """Return the seconds of so many words of some rows on every device, [p]."""
@@ -245,14 +257,22 @@ def _pass(
     s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int
 ) -> tuple[Sequence[AnyStep], Costs]:
     """Return the steps of a pass of plans of one structure, and what they take."""
-    plan = plans[0]
-    stages = tuple(stage.layers for stage in plan.stages)
-    key, crew_key = (stages, rows, chosen), (plan.structure, rows, chosen)
+    key = plans[0].structure, rows, chosen
     if key not in s.kept:
-        s.kept[key] = pass_parts(s.model, stages, rows, chosen, folded=True)
-    steps, s.kept[crew_key] = planned(s.kept[key], plans, s.kept.get(crew_key))
+        structure = pass_structure(_parts(s, plans[0], rows, chosen), plans[0])
+        s.kept[key] = replace(structure, begins=planned(structure, plans)[1])
+    steps, _ = planned(s.kept[key], plans)
     costs = Costs(s.network, cache(partial(_computing, s, behind)), cache(partial(moved, s)))
     return (ComputeStep(()), *steps), costs
+
+
+def _parts(s: DecoderSetting, plan: DecoderPlan, rows: int, chosen: int) -> PassParts:
+    stages = tuple(stage.layers for stage in plan.stages)
+    key = "parts", stages, rows, chosen
+    if key not in s.kept:
+        s.kept[key] = pass_parts(s.model, stages, rows, chosen, folded=True)
+    found: PassParts = s.kept[key]
+    return found
 
 
 def _of_one(values: NDArray[Any]) -> NDArray[Any]:

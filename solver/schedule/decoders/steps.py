@@ -6,7 +6,7 @@ words: both exchanges carry more than a value, and rank 0 says with the first wh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
@@ -59,7 +59,8 @@ def pass_schedule(model: Decoder, plan: DecoderPlan, rows: int, chosen: int = 1)
     rows
         Of all sequences together.
     """
-    return planned(pass_parts(model, [stage.layers for stage in plan.stages], rows, chosen), [plan])[0]
+    parts = pass_parts(model, [stage.layers for stage in plan.stages], rows, chosen)
+    return planned(pass_structure(parts, plan), [plan])[0]
 
 
 def pass_parts(model: Decoder, stages: Sequence[Span], rows: int, chosen: int, *, folded: bool = False) -> PassParts:
@@ -88,40 +89,60 @@ def pass_parts(model: Decoder, stages: Sequence[Span], rows: int, chosen: int, *
     return PassParts(begin, tuple(found), chosen, _names(model))
 
 
-def planned(
-    parts: PassParts, plans: Sequence[DecoderPlan], begins: Collection[int] | None = None
-) -> tuple[tuple[AnyStep, ...], Collection[int]]:
-    """Return what ranks do in a pass of some plans at once, and where computations begin.
+@dataclass(frozen=True, slots=True, eq=False)
+class PassStructure:
+    """What a pass is under all plans of which the same ranks have some of everything (`DecoderPlan.structure`).
 
     Parameters
     ----------
-    plans
-        Of one structure (`DecoderPlan.structure`): they differ only in how much of everything ranks have.
+    layers
+        As of `PassParts`; what a stage's ranks compute as a whole has its spans.
+    given
+        Who has the stream at the beginning.
+    before, after
+        What rank 0 hands out, and hears.
     begins
-        As it was found for other plans of the structure.
+        Where computations begin; None: not found yet.
     """
-    plan = plans[0]
-    cuts = [{WITH_READER: None, **_cuts(plans, number)} for number in range(len(plan.stages))]
-    layers = [
-        (span, [replace(placed, spans=cuts[number][placed.axis]) for placed in some])
-        for number, span, some in parts.layers
+
+    layers: tuple[tuple[int, Span, tuple[PlacedPart, ...]], ...]
+    given: Mapping[str, tuple[Value, Region]]
+    before: ExchangeStep
+    after: tuple[ExchangeStep, ...]
+    names: Mapping[str, str]
+    two_steps_from: int
+    begins: Collection[int] | None = None
+
+
+def pass_structure(parts: PassParts, plan: DecoderPlan) -> PassStructure:
+    """Return the structure of a pass under a plan."""
+    devices = len(plan.devices)
+    layers = []
+    for number, span, some in parts.layers:
+        taking = _mask(plan.stages[number].ranks, devices)
+        spans = {WHOLE: spans_of(np.stack([0 * taking, taking], -1))}
+        layers.append((number, span, tuple(_with(placed, spans) for placed in some)))
+    given = {STREAM: (parts.begin, some_have(parts.begin, plan.stages[0].ranks, devices))}
+    after = tuple(_candidates(plan, parts.chosen)) if parts.chosen else ()
+    return PassStructure(
+        tuple(layers), given, _tokens(plan, parts.begin), after, parts.names, plan.two_steps_from
+    )  # fmt: skip
+
+
+def planned(s: PassStructure, plans: Sequence[DecoderPlan]) -> tuple[tuple[AnyStep, ...], Collection[int]]:
+    """Return what ranks do in a pass under some plans of a structure at once, and where computations begin."""
+    words = _spans(plan.words for plan in plans)
+    cuts = [
+        {HEAD: _spans(stage.heads for stage in stages), FFN: _spans(stage.columns for stage in stages), WORD: words}
+        for stages in zip(*(plan.stages for plan in plans), strict=True)
     ]
-    given = {STREAM: (parts.begin, some_have(parts.begin, plan.stages[0].ranks, len(plan.devices)))}
-    body, begins = schedule(layers, given, lambda size: size >= plan.two_steps_from, parts.names, begins)
-    end = _candidates(plan, parts.chosen) if parts.chosen else ()
-    return (_tokens(plan, parts.begin), *body, *end), begins
+    layers = [(span, [_with(placed, cuts[number]) for placed in some]) for number, span, some in s.layers]
+    body, begins = schedule(layers, s.given, lambda size: size >= s.two_steps_from, s.names, s.begins)
+    return (s.before, *body, *s.after), begins
 
 
-def _cuts(plans: Sequence[DecoderPlan], number: int) -> dict[str, Spans]:
-    """Return who has what of a stage under some plans, by the axis that is cut."""
-    stages = [plan.stages[number] for plan in plans]
-    taking = _mask(stages[0].ranks, len(stages[0].heads))
-    return {
-        HEAD: _spans(*(stage.heads for stage in stages)),
-        FFN: _spans(*(stage.columns for stage in stages)),
-        WORD: _spans(*(plan.words for plan in plans)),
-        WHOLE: spans_of(np.stack([0 * taking, taking], -1)),
-    }
+def _with(placed: PlacedPart, spans: Mapping[str, Spans]) -> PlacedPart:
+    return replace(placed, spans=spans[placed.axis]) if placed.axis in spans else placed
 
 
 def _each(stage: Span) -> Iterator[Span]:
@@ -144,7 +165,7 @@ def _cut(part: Part) -> PlacedPart:
     return PlacedPart(part, axis, begins=axis == WHOLE)
 
 
-def _spans(*partitions: Partition) -> Spans:
+def _spans(partitions: Iterable[Partition]) -> Spans:
     """Return the spans of plans, [n, p, 2]."""
     return np.array([[(span.start, span.stop) for span in own] for own in partitions], np.int64)
 
@@ -187,5 +208,5 @@ def _candidates(plan: DecoderPlan, chosen: int) -> Iterator[ExchangeStep]:
         for rank, words in enumerate(plan.words)
     ]
     value = Value("candidates", (NUMBER,), (sum(having),))
-    have = {NUMBER: _spans(Partition.of_counts(having))}
+    have = {NUMBER: _spans([Partition.of_counts(having)])}
     yield ExchangeStep("candidates", value, (have,), some_have(value, [0], len(plan.devices)))
