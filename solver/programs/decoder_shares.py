@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 
 import numpy as np
@@ -347,8 +347,12 @@ def descend(task: StageTask, price: Callable[[Counts], float], counts: Counts, h
     def counted(changed: Sequence[Sequence[int]]) -> Counts:
         return tuple(_clipped(own, size, total) for own, size, total in zip(changed, finest, task.totals, strict=True))
 
+    @cache
+    def loads(k: int, own: tuple[int, ...]) -> tuple[float, float, float]:
+        return _loads(task, k, own)
+
     def cost(of: Counts) -> tuple[float, float]:
-        return float(f"{price(of):.9g}"), sum(_loads(task, k, own)[2] for k, own in enumerate(of))
+        return float(f"{price(of):.9g}"), sum(loads(k, own)[2] for k, own in enumerate(of))
 
     counts = counted(units)
     best, k, taking = cost(counts), 0, _taking(counts)
@@ -363,7 +367,7 @@ def descend(task: StageTask, price: Callable[[Counts], float], counts: Counts, h
             changed = [*units[:k], own, *units[k + 1 :]]
             then = counted(changed)
             same = [not count for count in then[k]] == [not count for count in counts[k]]
-            if same and not _may_help(_loads(task, k, counts[k]), _loads(task, k, then[k])):
+            if same and not _may_help(loads(k, counts[k]), loads(k, then[k])):
                 continue
             if (found := cost(then)) < best:
                 units, counts, best = changed, then, found
@@ -421,7 +425,7 @@ def _slowest(task: StageTask, k: int, own: Sequence[int]) -> Iterator[tuple[int,
 
 def _of_token(task: StageTask, k: int, own: Sequence[int], rows: int, behind: int) -> Floats:
     """Return the seconds of these heads, columns or words in a pass, [p], of the first layer or of the head."""
-    s, layer, seconds = task.s, task.kinds[0][0], np.zeros(task.s.devices)
+    s, layer, seconds = task.s, task.s.model.layers[task.layers.start], np.zeros(task.s.devices)
     for rank, count in enumerate(own):
         if count and k == 0:
             kv = layer.attention.kv_span(Span(0, count)).size

@@ -182,12 +182,12 @@ def move(have: Floats, want: Floats, row_bytes: float | Floats, tiles: Floats) -
 
 
 def of_matrix(moved: Floats, tiles: Floats | None = None, coded: Floats | None = None) -> Exchange:
-    """Any exchange: `moved[..., j, i]` bytes go from j to i, in so many tiles; `coded` where several get the same."""
-    messages = (moved > 0).sum(-2) + (moved > 0).sum(-1)
-    sent, received = moved.sum(-1), moved.sum(-2)
+    """Any exchange: `moved[j, i]` bytes go from j to i, in so many tiles; `coded` where several get the same."""
+    messages = (moved > 0).sum(0) + (moved > 0).sum(1)
+    sent, received = moved.sum(1), moved.sum(0)
     tiles = (sent > 0).astype(float) if tiles is None else tiles
     last, coded = sent / np.maximum(tiles, 1), sent if coded is None else coded
-    return Exchange(sent, received, messages.astype(float), lambda j, i: moved[..., j, i], coded, tiles, last)
+    return Exchange(sent, received, messages.astype(float), lambda j, i: moved[j, i], coded, tiles, last)
 
 
 def tile_counts(rows: Floats, tile_rows: int) -> Floats:

@@ -1,7 +1,6 @@
 """Regions as arrays: what ranks have, need and share of a value, of many plans at once.
 
-A span is [..., 2], start and stop; with the ranks of some plans [n, p, 2], or [1, p, 2] where all plans have it alike.
-Empty spans may lie anywhere.
+A span is [..., 2], start and stop; with the ranks of some plans [n, p, 2]. Empty spans may lie anywhere.
 """
 
 from __future__ import annotations
@@ -19,14 +18,6 @@ Lengths = NDArray[np.int64]
 def spans_of(partition: list[tuple[int, int]] | NDArray[np.int64]) -> Spans:
     """Return the spans of one plan, [1, p, 2]."""
     return np.array(partition, np.int64).reshape(1, -1, 2)
-
-
-def once(region: Region) -> Region:
-    """Return a region that all plans have alike as one plan's, [1, p, 2]; any other as it is."""
-    spans = region.values()
-    if all(len(own) == 1 for own in spans) or not all((own == own[:1]).all() for own in spans):
-        return region
-    return {axis: own[:1] for axis, own in region.items()}
 
 
 def lengths(spans: Spans) -> Lengths:
@@ -63,7 +54,7 @@ def within(one: Region, other: Region) -> NDArray[np.bool_]:
     inside = [
         (other[axis][..., 0] <= spans[..., 0]) & (spans[..., 1] <= other[axis][..., 1]) for axis, spans in one.items()
     ]
-    return np.asarray(~there(one) | (np.logical_and.reduce(inside) & there(other)))
+    return np.asarray(~there(one) | np.logical_and.reduce(inside))
 
 
 def overlaps(have: Region, want: Region) -> Lengths:
@@ -77,5 +68,5 @@ def overlaps(have: Region, want: Region) -> Lengths:
 
 def boxes(region: Region, axes: tuple[str, ...], plan: int = 0) -> list[Box]:
     """Return every rank's box under one of the plans."""
-    own = [region[axis][plan if len(region[axis]) > 1 else 0].tolist() for axis in axes]
+    own = [region[axis][plan].tolist() for axis in axes]
     return [Box(tuple(Span(start, max(start, stop)) for start, stop in spans)) for spans in zip(*own, strict=True)]

@@ -21,7 +21,7 @@ import numpy as np
 from solver.base.spans import Span, largest_remainder
 from solver.model.kinds.part import HIDDEN, ROW, Part, Region, Spans, Value
 from solver.plan.layout import Layout, moves
-from solver.schedule.regions import Lengths, boxes, hull, lengths, once, overlaps, there, volume, within
+from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, there, volume, within
 
 WITH_READER = "with its reader"  # in place of an axis: a part is computed where it is read
 WHOLE = "whole"  # in place of an axis: everyone of the crew computes all of it
@@ -42,6 +42,8 @@ class PlacedPart:
         Those of its rows that anybody reads; None: all.
     begins
         Whether a computation begins with it: a computation is one graph, and graphs are to have some size.
+    stage
+        Of the plan: whose spans it has.
     """
 
     part: Part
@@ -49,6 +51,12 @@ class PlacedPart:
     spans: Spans | None = None
     rows: Span | None = None
     begins: bool = False
+    stage: int = 0
+
+    def cut(self, spans: Mapping[tuple[int, str], Spans]) -> PlacedPart:
+        """Return it with these spans of its stage and axis, if there are any."""
+        found = spans.get((self.stage, self.axis))
+        return self if found is None else replace(self, spans=found)
 
     @cached_property
     def own(self) -> Region:
@@ -149,20 +157,32 @@ class ExchangeStep:
         return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ComputeStep:
-    """A run of parts, and the region that every rank computes of each.
+    """A run of parts.
 
     Parameters
     ----------
+    placed
+        The parts, and who computes what of them.
     leaves
         The names of the values that are read after it.
     """
 
-    parts: tuple[tuple[Part, Region], ...]
+    placed: tuple[PlacedPart, ...]
     leaves: frozenset[str] = frozenset()
     repeats: int = 1
     layers: Span = NOWHERE
+
+    @cached_property
+    def parts(self) -> tuple[tuple[Part, Region], ...]:
+        """The parts, and the region that every rank computes of each."""
+        runs, _ = _walk(self.placed, _made(self.placed, self.leaves))
+        return tuple((own.part, region) for own, region in runs)
+
+    def cut(self, spans: Mapping[tuple[int, str], Spans]) -> ComputeStep:
+        """Return it with other spans, of every stage and axis."""
+        return replace(self, placed=tuple(own.cut(spans) for own in self.placed))
 
 
 AnyStep = ExchangeStep | ComputeStep
@@ -174,9 +194,8 @@ def schedule(
     given: Mapping[str, tuple[Value, Region]],
     two_steps: TwoSteps,
     names: Mapping[str, str],
-    begins: Collection[int] | None = None,
-) -> tuple[tuple[AnyStep, ...], Collection[int]]:
-    """Return what ranks do, and where computations begin.
+) -> tuple[AnyStep, ...]:
+    """Return what ranks do.
 
     Parameters
     ----------
@@ -189,13 +208,10 @@ def schedule(
         Which sums are made in two steps.
     names
         What exchanges are called, by their value's name.
-    begins
-        Where computations begin, by numbers of parts, as it was found for a plan of which the same ranks have some of
-        everything; None: it is found.
     """
     parts = [placed for _, own in layers for placed in own]
     last_use = {value.name: number for number, placed in enumerate(parts) for value in placed.part.reads}
-    builder = _Builder(two_steps, names, last_use, begins)
+    builder = _Builder(two_steps, names, last_use)
     for name, (value, own) in given.items():
         builder.values[name], builder.have[name] = value, (own,)
     number = 0
@@ -205,7 +221,7 @@ def schedule(
             number += 1
     builder.layers = NOWHERE
     builder.close(number)
-    return tuple(builder.steps), builder.begun
+    return tuple(builder.steps)
 
 
 @dataclass(slots=True)
@@ -213,8 +229,6 @@ class _Builder:
     two_steps: TwoSteps
     names: Mapping[str, str]
     last_use: Mapping[str, int]  # of a value: which part reads it last
-    begins: Collection[int] | None  # where computations begin, if that is known
-    begun: list[int] = field(default_factory=list)
     values: dict[str, Value] = field(default_factory=dict)
     have: dict[str, tuple[Region, ...]] = field(default_factory=dict)
     partial: set[str] = field(default_factory=set)
@@ -231,44 +245,37 @@ class _Builder:
         if placed.axis == WITH_READER:
             return
         number -= len(self.waiting) - 1  # of the first part that waits
-        if number in self.begins if self.begins is not None else placed.begins or self._lacks(placed):
-            self.begun.append(number)
+        made = {own.part.writes.name: own for own in self.group if own.axis != WITH_READER}
+        _, needs = _walk(self.waiting, {placed.part.writes.name: placed.box})
+        if placed.begins:
             self.close(number)
+        for name, box in needs.items():
+            if name in made and (made[name].partial or not within(box, made[name].box).all()):
+                self.close(number)
+                break
         self.group += self.waiting
         self.waiting = []
 
-    def _lacks(self, placed: PlacedPart) -> bool:
-        """Return whether a rank has not what the parts that wait need of the computation that is open."""
-        made = {own.part.writes.name: own for own in self.group if own.axis != WITH_READER}
-        _, needs = _walk(self.waiting, {placed.part.writes.name: placed.box})
-        return any(
-            name in made and (made[name].partial or not within(box, made[name].box).all())
-            for name, box in needs.items()
-        )
-
     def close(self, number: int) -> None:
         """End the computation that is open: bring what it needs, and say who computes what of its parts."""
-        kept = {own.part.block for own in self.group if own.part.writes.state}
         placed = [own for own in self.group if own.axis != WITH_READER]
         live = [own for own in placed if self.last_use.get(own.part.writes.name, number) >= number]
-        wanted = [own for own in placed if own in live or own.part.block in kept]
-        runs, needs = _walk(self.group, {own.part.writes.name: own.box for own in wanted})
+        leaves = frozenset(own.part.writes.name for own in live)
+        runs, needs = _walk(self.group, _made(self.group, leaves))
         for name, box in needs.items():
             self.bring(name, box)
         if runs:
             last = runs[-1][0].part.writes.name
-            leaves = frozenset(own.part.writes.name for own in live)
-            parts = tuple((own.part, region) for own, region in runs)
-            self.steps.append(ComputeStep(parts, leaves, *self._when(last)))
+            self.steps.append(ComputeStep(tuple(own for own, _ in runs), leaves, *self._when(last)))
         for own in live:
-            self.have[own.part.writes.name] = (once(own.box),)
+            self.have[own.part.writes.name] = (own.box,)
             if own.partial:
                 self.partial.add(own.part.writes.name)
         self.group = []
 
     def bring(self, name: str, want: Region) -> None:
         """Add the exchanges after which every rank has its box of a value; none where all have it."""
-        value, have, partial, want = self.values[name], self.have[name], name in self.partial, once(want)
+        value, have, partial = self.values[name], self.have[name], name in self.partial
         if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
             return
         repeats, made = self._when(name)
@@ -294,6 +301,16 @@ def exchanges(
         return [ExchangeStep(name, value, have, want, partial)]
     between = _shared_out(value, want)
     return [ExchangeStep(name, value, have, between, partial), ExchangeStep(name, value, (between,), want)]
+
+
+def _made(group: Sequence[PlacedPart], leaves: Collection[str]) -> dict[str, Region]:
+    """Return what is wanted of a computation: what leaves it, and what is computed with values that are kept."""
+    kept = {own.part.block for own in group if own.part.writes.state}
+    return {
+        own.part.writes.name: own.box
+        for own in group
+        if own.axis != WITH_READER and (own.part.writes.name in leaves or own.part.block in kept)
+    }
 
 
 def _walk(
@@ -335,13 +352,18 @@ def _shared_out(value: Value, want: Region) -> Region:
 def read_rows(parts: Sequence[PlacedPart], wanted: Mapping[str, Span]) -> list[PlacedPart]:
     """Return parts with the rows that anybody reads, from those that are wanted of values; without parts nobody reads.
 
-    What is kept for later passes is made of all rows, and so is what one kernel computes with it.
+    What is kept for later passes is made of all rows, and so is what is computed with it.
     """
     need, found = dict(wanted), []
-    kept = {placed.part.block for placed in parts if placed.part.writes.state}
+    kept, keeping = set[str](), False
+    for placed in parts:
+        keeping = keeping or placed.part.writes.state
+        if keeping:
+            kept.add(placed.part.name)
+        keeping = keeping and placed.axis == WITH_READER
     for placed in reversed(parts):
         rows = need.get(placed.part.writes.name)
-        if placed.part.block in kept:
+        if placed.part.name in kept:
             rows = None
         elif rows is None or not rows.size:
             continue

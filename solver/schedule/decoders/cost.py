@@ -22,7 +22,7 @@ from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import GroupedAttention
 from solver.model.kinds.mlp import GatedMlp
-from solver.model.kinds.part import FFN, HEAD, KV, ROW, WORD
+from solver.model.kinds.part import FFN, HEAD, ROW, WORD
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
@@ -35,8 +35,8 @@ from solver.schedule.decoders.steps import (
     SUMS,
     PassParts,
     pass_parts,
-    pass_structure,
     planned,
+    planned_alike,
     some_have,
 )
 from solver.schedule.exchange import Exchange, Network, of_matrix
@@ -211,8 +211,8 @@ def _moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
     width = step.value.shape[-1] if len(step.value.axes) > 1 else 1
     coded = step.name in SUMS.values()
     row_bytes = s.wire.row_bytes(width) if coded else FLOAT_BYTES * width
-    matrix, coded_bytes = (_of_one(numbers // width * row_bytes) for numbers in (step.moved, step.coded))
-    exchange = of_matrix(matrix.astype(float), coded=coded_bytes)
+    matrix = step.moved[0] // width * row_bytes
+    exchange = of_matrix(matrix.astype(float), coded=step.coded[0] // width * row_bytes)
     if not coded:
         return _with_messages(s, exchange, 0.0, 0.0)
     encode, _, decode, add = cpu_seconds(exchange, s.wire, s.bank, adds=step.partial)
@@ -259,11 +259,9 @@ def _pass(
     """Return the steps of a pass of plans of one structure, and what they take."""
     key = plans[0].structure, rows, chosen
     if key not in s.kept:
-        structure = pass_structure(_parts(s, plans[0], rows, chosen), plans[0])
-        s.kept[key] = replace(structure, begins=planned(structure, plans)[1])
-    steps, _ = planned(s.kept[key], plans)
-    costs = Costs(s.network, cache(partial(_computing, s, behind)), cache(partial(moved, s)))
-    return (ComputeStep(()), *steps), costs
+        s.kept[key] = (ComputeStep(()), *planned(_parts(s, plans[0], rows, chosen), plans[0])), cache(partial(moved, s))
+    steps, moving = s.kept[key]
+    return planned_alike(steps, plans), Costs(s.network, cache(partial(_computing, s, behind)), moving)
 
 
 def _parts(s: DecoderSetting, plan: DecoderPlan, rows: int, chosen: int) -> PassParts:
@@ -285,18 +283,18 @@ def _computing(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Float
 
     What is added to the stream before a half layer was measured with it.
     """
-    seconds, names, kv = np.zeros(s.devices), [], None
-    if not step.parts:
+    seconds, names = np.zeros(s.devices), []
+    if not step.placed:
         seconds[0] = s.speeds[0].pass_s
-    for part, region in step.parts:
-        if KV in region:
-            kv = lengths(region[KV])
-        if part.role not in TAKEN:
+    for placed in step.placed:
+        part, region = placed.part, placed.own if placed.part.role in TAKEN else {}
+        if not region:
             continue
         axis, seconds_of = TAKEN[part.role]
         names.append(part.kind.curve)
         units = lengths(region[axis])
-        counts = np.stack([units, 0 * units if kv is None else kv, lengths(region[ROW])], -1)
+        kv = lengths(part.kind.kv_of(region[HEAD])) if isinstance(part.kind, GroupedAttention) else 0 * units
+        counts = np.stack([units, kv, lengths(region[ROW])], -1)
         kept = s.kept.setdefault(("taken", part.kind, behind), {})
         found = np.zeros(units.shape)
         for plan, rank in np.argwhere(units).tolist():

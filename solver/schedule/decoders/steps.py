@@ -7,7 +7,7 @@ words: both exchanges carry more than a value, and rank 0 says with the first wh
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 import numpy as np
@@ -17,7 +17,17 @@ from solver.model.decoder import STREAM, Decoder, head_parts, layer_parts
 from solver.model.kinds.part import FFN, HEAD, NUMBER, WORD, Part, Region, Spans, Value
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.regions import Lengths, spans_of
-from solver.schedule.schedule import NOWHERE, WHOLE, WITH_READER, AnyStep, ExchangeStep, PlacedPart, read_rows, schedule
+from solver.schedule.schedule import (
+    NOWHERE,
+    WHOLE,
+    WITH_READER,
+    AnyStep,
+    ComputeStep,
+    ExchangeStep,
+    PlacedPart,
+    read_rows,
+    schedule,
+)
 
 # Along which axis the ranks of a stage cut the last part of a block; the parts before it are computed with it.
 CUTS: Mapping[str, str] = {"output": HEAD, "down": FFN, "join": WHOLE}
@@ -38,7 +48,7 @@ class PassParts:
     begin
         The stream that rank 0 has embedded.
     layers
-        The stage of some layers, these, and their parts; at last the head's.
+        Layers, and their parts; at last the head's.
     chosen
         Of how many of the last rows the next word is asked for.
     names
@@ -46,7 +56,7 @@ class PassParts:
     """
 
     begin: Value
-    layers: tuple[tuple[int, Span, tuple[PlacedPart, ...]], ...]
+    layers: tuple[tuple[Span, tuple[PlacedPart, ...]], ...]
     chosen: int
     names: Mapping[str, str]
 
@@ -59,8 +69,7 @@ def pass_schedule(model: Decoder, plan: DecoderPlan, rows: int, chosen: int = 1)
     rows
         Of all sequences together.
     """
-    parts = pass_parts(model, [stage.layers for stage in plan.stages], rows, chosen)
-    return planned(pass_structure(parts, plan), [plan])[0]
+    return planned(pass_parts(model, [stage.layers for stage in plan.stages], rows, chosen), plan)
 
 
 def pass_parts(model: Decoder, stages: Sequence[Span], rows: int, chosen: int, *, folded: bool = False) -> PassParts:
@@ -72,77 +81,49 @@ def pass_parts(model: Decoder, stages: Sequence[Span], rows: int, chosen: int, *
         Whether layers that are alike stand in it once, with how many they are: enough for a price.
     """
     x = begin = model.stream.value(STREAM, rows)
-    layers: list[tuple[int, Span, list[PlacedPart]]] = []
+    layers: list[tuple[Span, list[PlacedPart]]] = []
     for number, stage in enumerate(stages):
         last = chosen < rows and stage.stop == len(model.layers)
         for span in _runs(model, stage, last=last) if folded else _each(stage):
             parts, x = layer_parts(model, span.stop - 1, x)
-            layers.append((number, span, [_cut(part) for part in parts]))
-    layers.append((len(stages) - 1, NOWHERE, [PlacedPart(part, WORD) for part in head_parts(model, x)]))
-    every = [placed for _, _, some in layers for placed in some]
+            layers.append((span, [_placed(part, number) for part in parts]))
+    layers.append((NOWHERE, [PlacedPart(part, WORD, stage=len(stages) - 1) for part in head_parts(model, x)]))
+    every = [placed for _, some in layers for placed in some]
     read = read_rows(every, {every[-1].part.writes.name: Span(rows - chosen, rows)})
     left = {placed.part.name: placed for placed in read}
-    found = (
-        (number, span, tuple(left[own.part.name] for own in some if own.part.name in left))
-        for number, span, some in layers
-    )
+    found = ((span, tuple(left[own.part.name] for own in some if own.part.name in left)) for span, some in layers)
     return PassParts(begin, tuple(found), chosen, _names(model))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PassStructure:
-    """What a pass is under all plans of which the same ranks have some of everything (`DecoderPlan.structure`).
+def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
+    """Return what ranks do in a pass under a plan."""
+    ranks, spans = len(plan.devices), _cuts([plan])
+    for number, stage in enumerate(plan.stages):
+        spans[number, WHOLE] = _mask(stage.ranks, ranks)[None, :, None] * (0, 1)
+    layers = [(span, [placed.cut(spans) for placed in some]) for span, some in parts.layers]
+    given = {STREAM: (parts.begin, some_have(parts.begin, plan.stages[0].ranks, ranks))}
+    body = schedule(layers, given, lambda size: size >= plan.two_steps_from, parts.names)
+    return _tokens(plan, parts.begin), *body, *(_candidates(plan, parts.chosen) if parts.chosen else ())
 
-    Parameters
-    ----------
-    layers
-        As of `PassParts`; what a stage's ranks compute as a whole has its spans.
-    given
-        Who has the stream at the beginning.
-    before, after
-        What rank 0 hands out, and hears.
-    begins
-        Where computations begin; None: not found yet.
+
+def planned_alike(steps: Iterable[AnyStep], plans: Sequence[DecoderPlan]) -> list[AnyStep]:
+    """Return what ranks do under some plans at once, by what they do under one of the same `DecoderPlan.structure`.
+
+    Exchanges are the same: no value that is exchanged has an axis along which a part is cut, so it follows from who
+    has some of a part what they want.
     """
-
-    layers: tuple[tuple[int, Span, tuple[PlacedPart, ...]], ...]
-    given: Mapping[str, tuple[Value, Region]]
-    before: ExchangeStep
-    after: tuple[ExchangeStep, ...]
-    names: Mapping[str, str]
-    two_steps_from: int
-    begins: Collection[int] | None = None
+    spans = _cuts(plans)
+    return [step.cut(spans) if isinstance(step, ComputeStep) else step for step in steps]
 
 
-def pass_structure(parts: PassParts, plan: DecoderPlan) -> PassStructure:
-    """Return the structure of a pass under a plan."""
-    devices = len(plan.devices)
-    layers = []
-    for number, span, some in parts.layers:
-        taking = _mask(plan.stages[number].ranks, devices)
-        spans = {WHOLE: spans_of(np.stack([0 * taking, taking], -1))}
-        layers.append((number, span, tuple(_with(placed, spans) for placed in some)))
-    given = {STREAM: (parts.begin, some_have(parts.begin, plan.stages[0].ranks, devices))}
-    after = tuple(_candidates(plan, parts.chosen)) if parts.chosen else ()
-    return PassStructure(
-        tuple(layers), given, _tokens(plan, parts.begin), after, parts.names, plan.two_steps_from
-    )  # fmt: skip
-
-
-def planned(s: PassStructure, plans: Sequence[DecoderPlan]) -> tuple[tuple[AnyStep, ...], Collection[int]]:
-    """Return what ranks do in a pass under some plans of a structure at once, and where computations begin."""
-    words = _spans(plan.words for plan in plans)
-    cuts = [
-        {HEAD: _spans(stage.heads for stage in stages), FFN: _spans(stage.columns for stage in stages), WORD: words}
-        for stages in zip(*(plan.stages for plan in plans), strict=True)
-    ]
-    layers = [(span, [_with(placed, cuts[number]) for placed in some]) for number, span, some in s.layers]
-    body, begins = schedule(layers, s.given, lambda size: size >= s.two_steps_from, s.names, s.begins)
-    return (s.before, *body, *s.after), begins
-
-
-def _with(placed: PlacedPart, spans: Mapping[str, Spans]) -> PlacedPart:
-    return replace(placed, spans=spans[placed.axis]) if placed.axis in spans else placed
+def _cuts(plans: Sequence[DecoderPlan]) -> dict[tuple[int, str], Spans]:
+    """Return who has what under some plans, [n, p, 2], by the stage and the axis that is cut."""
+    found = {}
+    for number, stages in enumerate(zip(*(plan.stages for plan in plans), strict=True)):
+        found[number, HEAD] = _spans(stage.heads for stage in stages)
+        found[number, FFN] = _spans(stage.columns for stage in stages)
+    found[len(plans[0].stages) - 1, WORD] = _spans(plan.words for plan in plans)
+    return found
 
 
 def _each(stage: Span) -> Iterator[Span]:
@@ -160,9 +141,9 @@ def _runs(model: Decoder, stage: Span, *, last: bool) -> Iterator[Span]:
         start = stop
 
 
-def _cut(part: Part) -> PlacedPart:
+def _placed(part: Part, stage: int) -> PlacedPart:
     axis = CUTS.get(part.role, WITH_READER)
-    return PlacedPart(part, axis, begins=axis == WHOLE)
+    return PlacedPart(part, axis, begins=axis == WHOLE, stage=stage)
 
 
 def _spans(partitions: Iterable[Partition]) -> Spans:
@@ -176,11 +157,8 @@ def _mask(ranks: Collection[int], devices: int) -> Lengths:
 
 def some_have(value: Value, ranks: Collection[int], devices: int) -> Region:
     """Return that some ranks have all of a value."""
-    taking = _mask(ranks, devices)
-    return {
-        axis: np.stack([0 * taking, length * taking], -1)[None]
-        for axis, length in zip(value.axes, value.shape, strict=True)
-    }
+    taking = _mask(ranks, devices)[None, :, None]
+    return {axis: taking * (0, length) for axis, length in zip(value.axes, value.shape, strict=True)}
 
 
 def _names(model: Decoder) -> dict[str, str]:
