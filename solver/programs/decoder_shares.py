@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 
@@ -163,8 +163,8 @@ def _sizes(task: StageTask, heads: int) -> tuple[int, int, int]:
 
 def _clipped(units: Sequence[int], size: int, total: int) -> tuple[int, ...]:
     """Return how many of `total` consecutive units of this size are; the last may not be full."""
-    stops = np.minimum(np.cumsum(units) * size, total)
-    return tuple(np.diff(stops, prepend=0).tolist())
+    stops = [min(size * stop, total) for stop in accumulate(units, initial=0)]
+    return tuple(stop - start for start, stop in pairwise(stops))
 
 
 def _program(task: StageTask, ranks: int, units: ShareUnits) -> SharesProgram:

@@ -74,7 +74,7 @@ def _timed(steps: Iterable[AnyStep], costs: Costs) -> Iterator[tuple[Span, Price
                 now, step = _advanced(now, turn, costs)
                 first = turn.layers.start + time
                 layers = Span(first, first + often) if turn.layers.size else NOWHERE
-                yield layers, replace(step, repeats=often)
+                yield layers, step if often == 1 else replace(step, repeats=often)
             now = now + (often - 1) * (now.max(-1, keepdims=True) - began)
 
 

@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from solver.base.spans import Span, largest_remainder
-from solver.model.kinds.part import HIDDEN, ROW, Part, Region, Spans, Value
+from solver.model.kinds.part import HIDDEN, ROW, Part, Region, Spans, Value, whole
 from solver.plan.layout import Layout, moves
 from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, there, volume, within
 
@@ -58,6 +58,11 @@ class PlacedPart:
         found = spans.get((self.stage, self.axis))
         return self if found is None else replace(self, spans=found)
 
+    @property
+    def row_count(self) -> int:
+        """How many of its rows anybody reads."""
+        return self.part.axes[ROW] if self.rows is None else self.rows.size
+
     @cached_property
     def own(self) -> Region:
         """What every rank computes of it by the plan."""
@@ -81,7 +86,7 @@ class PlacedPart:
     def _all(self, axis: str) -> Spans:
         if axis == ROW and self.rows is not None:
             return np.array([self.rows.start, self.rows.stop])
-        return np.array([0, self.part.axes[axis]])
+        return whole(self.part.axes[axis])
 
     @cached_property
     def partial(self) -> bool:
@@ -136,8 +141,8 @@ class ExchangeStep:
         same = []
         for axis, spans in self.have[0].items():
             one, other = spans[..., :, None, :], self.want[axis][..., None, :, :]
-            common = np.stack([np.maximum(one[..., 0], other[..., 0]), np.minimum(one[..., 1], other[..., 1])], -1)
-            same.append((common[..., :, None, :] == common[..., None, :, :]).all(-1))
+            start, stop = np.maximum(one[..., 0], other[..., 0]), np.minimum(one[..., 1], other[..., 1])
+            same += [end[..., :, None] == end[..., None, :] for end in (start, stop)]
         ranks = np.arange(moved.shape[-1])
         # The same as what a rank before j gets, which is not i itself.
         before = np.logical_and.reduce(same) & (ranks < ranks[:, None]) & (ranks != ranks[:, None, None])
@@ -244,17 +249,21 @@ class _Builder:
         self.waiting.append(placed)
         if placed.axis == WITH_READER:
             return
-        number -= len(self.waiting) - 1  # of the first part that waits
-        made = {own.part.writes.name: own for own in self.group if own.axis != WITH_READER}
-        _, needs = _walk(self.waiting, {placed.part.writes.name: placed.box})
-        if placed.begins:
-            self.close(number)
-        for name, box in needs.items():
-            if name in made and (made[name].partial or not within(box, made[name].box).all()):
-                self.close(number)
-                break
+        if placed.begins or self._lacks(placed):
+            self.close(number - len(self.waiting) + 1)  # the first part that waits
         self.group += self.waiting
         self.waiting = []
+
+    def _lacks(self, placed: PlacedPart) -> bool:
+        """Return whether a rank has not what the parts that wait need of the computation that is open."""
+        made = {own.part.writes.name: own for own in self.group if own.axis != WITH_READER}
+        if not made:
+            return False
+        _, needs = _walk(self.waiting, {placed.part.writes.name: placed.box})
+        return any(
+            name in made and (made[name].partial or not within(box, made[name].box).all())
+            for name, box in needs.items()
+        )
 
     def close(self, number: int) -> None:
         """End the computation that is open: bring what it needs, and say who computes what of its parts."""

@@ -22,7 +22,6 @@ from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import GroupedAttention
 from solver.model.kinds.mlp import GatedMlp
-from solver.model.kinds.part import FFN, HEAD, ROW, WORD
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
@@ -113,11 +112,13 @@ class DecoderSetting:
         return self._part_s(DecoderPart.HEAD, rows, words_bytes(self.model, words, PRECISIONS[self.precision]))
 
     def _part_s(self, part: DecoderPart, rows: int, size: int) -> Floats:
-        key = part, rows, size
-        if key not in self.kept:
-            alike = {id(own): own.seconds(part, rows, size) for own in self.speeds}
-            self.kept[key] = np.array([alike[id(own)] for own in self.speeds], float)
-        return np.asarray(self.kept[key])
+        if (key := (part, rows)) not in self.kept:
+            alike = {id(own): own.of_rows(part, rows) for own in self.speeds}
+            self.kept[key] = [alike[id(own)] for own in self.speeds], {}
+        curves, known = self.kept[key]
+        if size not in known:
+            known[size] = np.array([curve.at(size) for curve in curves])
+        return np.asarray(known[size])
 
 
 def decoder_setting(
@@ -166,14 +167,19 @@ def summed(
 
 def two_steps_from(s: DecoderSetting, stages: Sequence[DecoderStage]) -> int:
     """Return from how many rows on sums are faster in two steps, of all layers together."""
+    groups = tuple((stage.layers.size, stage.ranks) for stage in stages)
 
     def seconds(rows: int, since: int) -> float:
-        return sum(stage.layers.size * summed(s, stage.ranks, stage.ranks, rows, since).longest_s for stage in stages)
+        return sum(layers * summed(s, ranks, ranks, rows, since).longest_s for layers, ranks in groups)
 
-    since = ROWS_BY_MPI
-    while since > 1 and seconds(since - 1, since - 1) < seconds(since - 1, ROWS_BY_MPI):
-        since -= 1
-    return since
+    key = "two steps from", groups
+    if key not in s.kept:
+        since = ROWS_BY_MPI
+        while since > 1 and seconds(since - 1, since - 1) < seconds(since - 1, ROWS_BY_MPI):
+            since -= 1
+        s.kept[key] = since
+    found: int = s.kept[key]
+    return found
 
 
 def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int, two: bool) -> SumTimes:
@@ -222,7 +228,9 @@ def _moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
 def _with_messages(s: DecoderSetting, exchange: Exchange, before: Floats | float, after: Floats | float) -> Moved:
     total = exchange.sent + exchange.received
     size = total / np.maximum(exchange.messages, 1)
-    longer = s.bank.seconds(Kernel.MESSAGE, size) - s.bank.seconds(Kernel.MESSAGE, SMALL_BYTES)
+    if "small" not in s.kept:
+        s.kept["small"] = s.bank.seconds(Kernel.MESSAGE, SMALL_BYTES)
+    longer = s.bank.seconds(Kernel.MESSAGE, size) - s.kept["small"]
     messages = exchange.messages * (s.message_s + np.maximum(longer, 0.0))
     leaving = messages * exchange.sent / np.maximum(total, 1)
     return Moved(exchange, before + leaving, after + messages - leaving, exchange.seconds(s.network))
@@ -287,30 +295,29 @@ def _computing(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Float
     if not step.placed:
         seconds[0] = s.speeds[0].pass_s
     for placed in step.placed:
-        part, region = placed.part, placed.own if placed.part.role in TAKEN else {}
-        if not region:
+        kind, spans = placed.part.kind, placed.spans
+        if spans is None or placed.part.role not in TAKEN:
             continue
-        axis, seconds_of = TAKEN[part.role]
-        names.append(part.kind.curve)
-        units = lengths(region[axis])
-        kv = lengths(part.kind.kv_of(region[HEAD])) if isinstance(part.kind, GroupedAttention) else 0 * units
-        counts = np.stack([units, kv, lengths(region[ROW])], -1)
-        kept = s.kept.setdefault(("taken", part.kind, behind), {})
+        names.append(kind.curve)
+        known = s.kept.setdefault(("taken", kind, placed.row_count, behind), {})
+        units = lengths(spans)
+        kv = lengths(kind.kv_of(spans)) if isinstance(kind, GroupedAttention) else units
         found = np.zeros(units.shape)
-        for plan, rank in np.argwhere(units).tolist():
-            own = tuple(counts[plan, rank].tolist())
-            if own not in kept:
-                kept[own] = seconds_of(s, part.kind, *own, behind)
-            found[plan, rank] = kept[own][rank]
+        for plan, own in enumerate(zip(units.tolist(), kv.tolist(), strict=True)):
+            for rank, (count, kv_heads) in enumerate(zip(*own, strict=True)):
+                if count and (count, kv_heads) not in known:
+                    known[count, kv_heads] = TAKEN[placed.part.role](s, kind, count, kv_heads, placed.row_count, behind)
+                if count:
+                    found[plan, rank] = known[count, kv_heads][rank]
         seconds = seconds + _of_one(found)
     return seconds, tuple(names)
 
 
-# What the last part of a block shares out, and the seconds of so many units of it on every device.
-TAKEN: Mapping[str, tuple[str, Callable[..., Floats]]] = {
-    "output": (HEAD, lambda s, kind, heads, kv, rows, behind: s.attention_s(kind, heads, kv, rows, behind)),
-    "down": (FFN, lambda s, kind, columns, kv, rows, behind: s.mlp_s(kind, columns, rows)),
-    "logits": (WORD, lambda s, kind, words, kv, rows, behind: s.words_s(words, rows)),
+# The seconds of so many units of what the last part of a block shares out, on every device.
+TAKEN: Mapping[str, Callable[..., Floats]] = {
+    "output": lambda s, kind, heads, kv, rows, behind: s.attention_s(kind, heads, kv, rows, behind),
+    "down": lambda s, kind, columns, kv, rows, behind: s.mlp_s(kind, columns, rows),
+    "logits": lambda s, kind, words, kv, rows, behind: s.words_s(words, rows),
 }
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from solver.base.spans import Partition, Span
 from solver.model.decoder import STREAM, Decoder, head_parts, layer_parts
-from solver.model.kinds.part import FFN, HEAD, NUMBER, WORD, Part, Region, Spans, Value
+from solver.model.kinds.part import FFN, HEAD, NUMBER, WORD, Part, Region, Spans, Value, whole
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.regions import Lengths, spans_of
 from solver.schedule.schedule import (
@@ -99,7 +99,7 @@ def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
     """Return what ranks do in a pass under a plan."""
     ranks, spans = len(plan.devices), _cuts([plan])
     for number, stage in enumerate(plan.stages):
-        spans[number, WHOLE] = _mask(stage.ranks, ranks)[None, :, None] * (0, 1)
+        spans[number, WHOLE] = _mask(stage.ranks, ranks)[None, :, None] * whole(1)
     layers = [(span, [placed.cut(spans) for placed in some]) for span, some in parts.layers]
     given = {STREAM: (parts.begin, some_have(parts.begin, plan.stages[0].ranks, ranks))}
     body = schedule(layers, given, lambda size: size >= plan.two_steps_from, parts.names)
@@ -158,7 +158,7 @@ def _mask(ranks: Collection[int], devices: int) -> Lengths:
 def some_have(value: Value, ranks: Collection[int], devices: int) -> Region:
     """Return that some ranks have all of a value."""
     taking = _mask(ranks, devices)[None, :, None]
-    return {axis: taking * (0, length) for axis, length in zip(value.axes, value.shape, strict=True)}
+    return {axis: taking * whole(length) for axis, length in zip(value.axes, value.shape, strict=True)}
 
 
 def _names(model: Decoder) -> dict[str, str]:
