@@ -64,7 +64,7 @@ def plan_hepti(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Decoder
     if not found:
         raise _no_room(s, cluster, asked, task)
     best = min(found, key=lambda plan: answer_seconds(s, plan, asked))
-    return finished(model, cluster, asked, replace(best, system="hepti"))
+    return finished(s, cluster, asked, replace(best, system="hepti"))
 
 
 def _task(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: WholeLayers) -> StageTask:
