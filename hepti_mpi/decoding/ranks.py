@@ -15,6 +15,7 @@ from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.mpi import Tag
 from hepti_mpi.comm.wires import Coding
+from hepti_mpi.program.in_flight import InFlight
 from hepti_mpi.program.program import PassShape, Program
 from hepti_mpi.program.share import Share
 from solver.base import clock
@@ -124,7 +125,7 @@ class Ranks:
         self.pass_s, self.told_s, self.sent_bytes = (np.zeros(group.size) for _ in range(3))
         self.passes_s = 0.0
         self._facts = np.zeros(FACTS + share.plan.sequences, np.int64)  # of the pass that rank 0 says
-        self._passes: OrderedDict[PassShape, Program] = OrderedDict()
+        self._passes: OrderedDict[PassShape, Program | InFlight] = OrderedDict()
         self._use(share)
 
     def _use(self, share: Share) -> None:
@@ -267,7 +268,7 @@ class Ranks:
         self._direct.receive(wanted, 0)
         return wanted
 
-    def _run(self, own: Program, starts: Sequence[int]) -> float:
+    def _run(self, own: Program | InFlight, starts: Sequence[int]) -> float:
         """Run a pass; return what this rank computed of it."""
         traffic = self._group.traffic
         started, waited_s = clock.now(), traffic.wait_s
@@ -277,7 +278,7 @@ class Ranks:
         return seconds
 
     def _told(
-        self, own: Program, seconds: float, count: int, allowed: NDArray[np.bool] | None,
+        self, own: Program | InFlight, seconds: float, count: int, allowed: NDArray[np.bool] | None,
         wanted: NDArray[np.int64] | None,
     ) -> Numbers:  # fmt: skip
         """Return what rank 0 hears of a pass: this rank's seconds and sent bytes, and the candidates among its words.
@@ -303,12 +304,19 @@ class Ranks:
         asked = [] if wanted is None else [logits_of(wanted, own.logits)]
         return np.concatenate([of_rank, sums, best.reshape(-1), *asked])
 
-    def _pass(self, shape: PassShape) -> Program:
+    def _made(self, shape: PassShape) -> Program | InFlight:
+        def program(part: PassShape) -> Program:
+            return Program(self.share, part, self._group, self._direct, self._coding)
+
+        stages = len(self.share.plan.stages)
+        return InFlight(shape, stages, program) if stages > 1 and shape.sequences > 1 else program(shape)
+
+    def _pass(self, shape: PassShape) -> Program | InFlight:
         """Return the pass of a shape, made where it is not among the last ones."""
         if shape not in self._passes:
             if len(self._passes) == KEPT:
                 self._passes.popitem(last=False)
-            self._passes[shape] = Program(self.share, shape, self._group, self._direct, self._coding)
+            self._passes[shape] = self._made(shape)
         self._passes.move_to_end(shape)
         return self._passes[shape]
 

@@ -25,7 +25,7 @@ from solver.model.kinds.attention import GroupedAttention
 from solver.model.kinds.part import ROW, Part, Value
 from solver.plan.decoder_plan import ROWS_BY_MPI
 from solver.plan.layout import Box
-from solver.schedule.decoders.steps import BY_RANK_0, SUMS, pass_schedule
+from solver.schedule.decoders.steps import BY_RANK_0, CODED, pass_schedule
 from solver.schedule.regions import boxes, lengths
 from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep
 
@@ -154,7 +154,9 @@ class Program:
         steps = [step for step in every if isinstance(step, ComputeStep) or step.name not in BY_RANK_0]
         self._summed = {step.value.name for step in steps if isinstance(step, ExchangeStep) and step.partial}
         self._apart = self._values_apart(steps)
-        self._places = Places([list(self._used(step)) for step in steps])
+        given = share.model.stream.value(STREAM, B * S)
+        begins = [(STREAM, Box.whole(*given.shape))] if share.rank in share.plan.stages[0].ranks else []
+        self._places = Places([begins, *(list(self._used(step)) for step in steps)])
         for number, step in enumerate(steps):
             if isinstance(step, ComputeStep):
                 if run := rank_run(step, share.rank):
@@ -162,7 +164,7 @@ class Program:
             else:
                 after = steps[number + 1] if number + 1 < len(steps) else None
                 last = not (isinstance(after, ExchangeStep) and after.value == step.value)
-                self._exchange(step, coding if step.name in SUMS.values() else EXACT, equal=last)
+                self._exchange(step, coding if step.name in CODED else EXACT, equal=last)
         self.stream = np.zeros((B, S, share.model.hidden), np.float32)
         if STREAM in self._places:
             self.stream = self._places.whole(STREAM).reshape(self.stream.shape, copy=False)

@@ -93,7 +93,7 @@ class Share:
     def _runs(self) -> Iterator[tuple[RankRun, frozenset[str]]]:
         """Yield what this rank computes in passes of one row, and of many: parts, and the values that leave them."""
         for rows in (1, CHUNK_ROWS):
-            for step in pass_schedule(self.model, self.plan, rows):
+            for step in pass_schedule(self.model, self.plan, rows, rows):
                 if isinstance(step, ComputeStep) and (run := rank_run(step, self.rank)):
                     yield run, step.leaves
 

@@ -7,7 +7,8 @@ A person can write one by hand:
      "stages": [{"layers": [0, 16], "heads": [8, 24], "columns": [2048, 6144]}], "words": [32064, 96192]}
 
 `heads`, `columns` and `words` are how many every device has, in their order; `cache` and `wire` are float32,
-`sequences` is 1, and `two_steps_from` 8 rows, where nothing else is written.
+`sequences` is 1, and `two_steps_from` 8 rows, where nothing else is written. A stage may have `rows`, parts of a
+prompt's rows for every device; then the plan says from how many rows on, `rows_from`.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from solver.plan.plan import Wire
 WIRES = (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8)
 KNOWN = (
     "format", "kind", "system", "model", "devices", "precision", "cache", "wire", "context", "sequences",
-    "two_steps_from", "stages", "words", "predicted",
+    "two_steps_from", "rows_from", "stages", "words", "predicted",
 )  # fmt: skip
-STAGE_KEYS = ("layers", "heads", "columns")
+STAGE_KEYS = ("layers", "heads", "columns", "rows")
 
 
 def read_decoder_plan(path: Path, model: Decoder | None = None) -> DecoderPlan:
@@ -93,11 +94,13 @@ def decoder_plan_table(model: Decoder, plan: DecoderPlan) -> dict[str, Any]:
         "context": plan.context,
         "sequences": plan.sequences,
         "two_steps_from": plan.two_steps_from,
+        **({"rows_from": plan.rows_from} if plan.rows_from else {}),
         "stages": [
             {
                 "layers": [stage.layers.start, stage.layers.stop],
                 "heads": list(stage.heads.counts),
                 "columns": list(stage.columns.counts),
+                **({"rows": list(stage.rows)} if stage.rows else {}),
             }
             for stage in plan.stages
         ],
@@ -131,6 +134,7 @@ def _plan(table: dict[str, Any], model: Decoder | None) -> DecoderPlan:
         context=get(table, "context", int),
         sequences=_sequences(get(table, "sequences", int, 1)),
         two_steps_from=get(table, "two_steps_from", int, ROWS_BY_MPI),
+        rows_from=not_negative(get(table, "rows_from", int, 0), "rows_from"),
         predicted=_predicted(get(table, "predicted", dict)) if "predicted" in table else None,
     )
 
@@ -147,7 +151,8 @@ def _stage(entry: Any, number: int, devices: int) -> DecoderStage:
             if key not in STAGE_KEYS:
                 raise HeptiError(f"unknown key {key!r} (known: {', '.join(STAGE_KEYS)})")
         heads, columns = (_counts(entry, what, devices) for what in ("heads", "columns"))
-        return DecoderStage(span_of(get(entry, "layers", list)), heads, columns)
+        rows = tuple(not_negative(checked(own, int, "rows"), "rows") for own in get(entry, "rows", list, []))
+        return DecoderStage(span_of(get(entry, "layers", list)), heads, columns, rows)
     except HeptiError as error:
         raise HeptiError(f"stage {number}: {error}") from error
     except KeyError as error:

@@ -1,9 +1,10 @@
 """`DecoderPlan`: which rank has which heads, columns and words of a language model, stage by stage.
 
 Within a stage every rank has some query heads, with the key and value heads that these need, and some columns of the
-MLP; what they compute of a half layer are summands, which all ranks of the stage exchange. From stage to stage goes the
-stream. The ranks of the last stage share out the vocabulary. Rank 0 embeds tokens and chooses the next one, with or
-without a share.
+MLP; what they compute of a half layer are summands, which all ranks of the stage exchange. Passes of many rows, those
+of prompts, may be cut otherwise: contexts go from who has their heads to who has their rows, and all of the layer that
+follows them is computed there, by ranks that hold all of its weights. From stage to stage goes the stream. The ranks of
+the last stage share out the vocabulary. Rank 0 embeds tokens and chooses the next one, with or without a share.
 """
 
 from __future__ import annotations
@@ -34,11 +35,15 @@ class DecoderStage:
         Query heads, consecutive in rank order.
     columns
         Of the MLP.
+    rows
+        Of a prompt's rows, parts of every rank: who has some computes what follows the contexts of these rows; none:
+        prompts are cut as tokens are.
     """
 
     layers: Span
     heads: Partition
     columns: Partition
+    rows: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -92,6 +97,8 @@ class DecoderPlan:
         Tokens that there is room for, of one sequence.
     sequences
         How many sequences have room.
+    rows_from
+        Rows of a pass from which it is cut by rows, in stages that say whose they are; 0: none is.
     two_steps_from
         Rows of a pass from which each rank adds up a part of the summands, and sends the sums to all; fewer rows'
         summands go to all, and all add.
@@ -111,13 +118,14 @@ class DecoderPlan:
     context: int = 4096
     sequences: int = 1
     two_steps_from: int = ROWS_BY_MPI
+    rows_from: int = 0
     predicted: DecoderPrediction | None = None
 
     @property
     def structure(self) -> tuple[object, ...]:
         """What the steps of a pass follow from: who has some of what, how much or little it may be."""
-        stages = tuple((stage.layers, stage.heads.taking, stage.columns.taking) for stage in self.stages)
-        return stages, self.words.taking, self.two_steps_from, self.sequences
+        stages = tuple((stage.layers, stage.heads.taking, stage.columns.taking, stage.rows) for stage in self.stages)
+        return stages, self.words.taking, self.two_steps_from, self.rows_from, self.sequences
 
     def check(self, model: Decoder, ranks: int) -> None:
         """Refuse a plan that does not fit a model and a number of ranks.
@@ -149,6 +157,7 @@ class DecoderPlan:
                 if totals != {partition.total}:
                     has = ", ".join(map(str, sorted(totals)))
                     raise InfeasiblePlanError(f"stage {number}: {partition.total} {what}, {model.name} has {has}")
+            self._check_rows(number, stage)
             unit = head_unit(layers[0].attention, self.precision)
             for what, partition, of in (
                 ("heads", stage.heads, unit),
@@ -167,6 +176,18 @@ class DecoderPlan:
             raise InfeasiblePlanError(f"{self.devices[idle[0]]} has words, and no share of the last stage")
         if not 1 <= self.context <= model.positions:
             raise InfeasiblePlanError(f"a context of {self.context} tokens, {model.name} has {model.positions}")
+
+    def _check_rows(self, number: int, stage: DecoderStage) -> None:
+        if not stage.rows:
+            return
+        if len(stage.rows) != len(self.devices):
+            raise InfeasiblePlanError(f"stage {number}: rows of {len(stage.rows)} devices, not of {len(self.devices)}")
+        idle = [rank for rank, own in enumerate(stage.rows) if own and rank not in stage.ranks]
+        if idle or not any(stage.rows):
+            who = self.devices[idle[0]] if idle else "nobody"
+            raise InfeasiblePlanError(f"stage {number}: {who} has rows: who has some must have heads or columns")
+        if self.rows_from < ROWS_BY_MPI:
+            raise InfeasiblePlanError(f"rows_from is {self.rows_from}, must be {ROWS_BY_MPI} rows at least")
 
 
 def head_unit(attention: GroupedAttention, precision: str | Precision) -> int:

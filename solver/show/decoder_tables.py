@@ -47,6 +47,8 @@ def print_decoder(console: Console, found: PricedDecoder) -> None:
         console.print(f"By {plan.system or 'this plan'} all is on {plan.devices[taking[0]]}.")
     of = f" for each of {plan.sequences} sequences" * (plan.sequences > 1)
     console.print(f"There is room for {plan.context} tokens{of}; keys and values are kept in {plan.cache}.")
+    if plan.rows_from:
+        console.print(f"Prompts of {plan.rows_from} rows and more are cut by rows after attention.")
     console.print(
         f"[bold]{1 / facts.token_s:.2f} tokens a second[/] with {facts.behind} before"
         f"{f' by {plan.system}' * bool(plan.system)}: {ms(facts.token_s)} ms a token, {ms(facts.compute_s)} of them "
@@ -204,6 +206,7 @@ def print_shares_map(console: Console, found: PricedDecoder) -> None:
         for stage in found.plan.stages
         for what, partition in (("heads", stage.heads), ("columns", stage.columns))
     ]
+    rows += [(_layers(stage), "prompts' rows", stage.rows) for stage in found.plan.stages if stage.rows]
     rows.append(("", f"{found.plan.words.total} words", found.plan.words.counts))
     layers, shared = (max(len(str(row[place])) for row in rows) for place in (0, 1))
     width = max(16, console.width - 10 - max(layers, len("layers")) - max(shared, len("shared out")))

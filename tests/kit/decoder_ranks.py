@@ -1,5 +1,7 @@
 """A language model over the ranks of a test, by a plan with shares of any size."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from hepti_mpi.comm.direct import Direct
@@ -11,8 +13,11 @@ from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderStage, col
 from solver.plan.plan import Wire
 
 
-def random_plan(world, model, rng, *, stages=1, **facts):
-    """Return a plan with shares of any size, also none; every rank is in one stage at most."""
+def random_plan(world, model, rng, *, stages=1, rows_from=0, **facts):
+    """Return a plan with shares of any size, also none; every rank is in one stage at most.
+
+    `rows_from`: passes of so many rows are cut by rows; 0: none is.
+    """
     ranks = range(world.size)
     stages = min(stages, world.size, len(model.layers))
     of_stage = [rank % stages if rank < stages else int(rng.integers(stages)) for rank in ranks]
@@ -22,6 +27,11 @@ def random_plan(world, model, rng, *, stages=1, **facts):
         shares[stage] += 0.3
         stops = np.cumsum(largest_remainder(shares, -(-total // unit))) * unit
         return Partition.of_counts(np.diff(np.minimum(stops, total), prepend=0).tolist())
+
+    def row_parts(ranks_of_stage):
+        """Return parts of one at least."""
+        taking = {ranks_of_stage[0], *(rank for rank in ranks_of_stage if rng.random() < 0.8)}
+        return tuple(int(rng.integers(1, 4)) * (rank in taking) for rank in ranks)
 
     precision = facts.get("precision", "float32")
     edges = [len(model.layers) * number // stages for number in range(stages + 1)]
@@ -34,10 +44,18 @@ def random_plan(world, model, rng, *, stages=1, **facts):
         )
         for n in range(stages)
     )
+    if rows_from:
+        made = tuple(replace(own, rows=row_parts(own.ranks)) for own in made)
     words = [rng.random() * (rank in made[-1].ranks) for rank in ranks]
     words = Partition.of_counts(largest_remainder(words, model.vocab))
     names = tuple(f"board-{rank}" for rank in ranks)
-    facts = {"context": 64, "sequences": 3, "two_steps_from": int(rng.integers(1, ROWS_BY_MPI + 1)), **facts}
+    facts = {
+        "context": 64,
+        "rows_from": rows_from,
+        "sequences": 3,
+        "two_steps_from": int(rng.integers(1, ROWS_BY_MPI + 1)),
+        **facts,
+    }
     plan = DecoderPlan("test", names, made, words, **facts)
     plan.check(model, world.size)
     return plan

@@ -9,6 +9,7 @@ from tests import sweeps
 from tests.kit.answers import boards
 from tests.kit.decoder_ranks import on_ranks, random_plan
 from tests.kit.decoders import MODELS, Weights, logits, small_model
+from tests.kit.placed import shorten
 from tests.kit.sized import sized
 
 CHUNKS = (17, 1, 1, 5, 16)  # of rows: a prefill, tokens, what a guess is checked with, a prefill behind others
@@ -46,6 +47,20 @@ def test_logits_are_those_of_the_whole_model(name, seed, world):
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
+@pytest.mark.parametrize(("name", "seed"), sized(sweeps.cycled(9, MODELS, sweeps.seeds(2, 20)), 3))
+def test_prompts_that_are_cut_by_rows_have_the_same_logits(name, seed, world):
+    """Contexts go to who has their rows; tokens after them are cut by heads and columns, with the keys of both."""
+    rng = np.random.default_rng([2, seed])
+    weights = Weights(MODELS[name], seed)
+    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, rows_from=16)
+
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens))
+
+    expected = logits(weights, tokens)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize(("name", "stages"), sized([("llama", 1), ("gemma2", 2), ("olmo2", 3)]))
 def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
     """Of the last layer only those are computed whose words are asked for; what is kept of the others is."""
@@ -72,29 +87,44 @@ def test_rows_that_nobody_asks_for_change_nothing(name, stages, world):
 
 
 @pytest.mark.parametrize(
-    ("wire", "stages", "rows", "chosen"),
-    sized(sweeps.cycled(6, (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8), (1, 2, 3), (1, 9), (1,)), 3),
+    ("wire", "stages", "rows", "by_rows"),
+    sized(sweeps.cycled(9, (Wire.FLOAT32, Wire.FLOAT16, Wire.INT8), (1, 2, 3), (1, 9), (0, 8)), 3),
 )
-def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, chosen, world):
+def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, by_rows, world):
     """Of every rank, of what rank 0 says and hears, too: from pass to pass of one shape."""
     rng = np.random.default_rng([stages, rows])
     weights = Weights(small_model(hidden=64))
-    plan = random_plan(world, weights.model, rng, stages=stages, wire=wire)
+    plan = random_plan(world, weights.model, rng, stages=stages, rows_from=by_rows, wire=wire)
     s = setting_of(weights.model, boards(*[1e9] * world.size), plan)
 
     def lead(ranks, embed):
         told = []
         for start in (0, rows):
             stream = np.zeros((1, rows, weights.model.hidden), np.float32)
-            ranks.compute(0, stream, [start], chosen=chosen)
+            ranks.compute(0, stream, [start], chosen=1)
             told.append(ranks.sent_bytes.copy())
         return told[1] - told[0]
 
     sent = on_ranks(world, weights, plan, lead, wire)
 
     at_work = sorted({rank for stage in plan.stages for rank in stage.ranks})
-    priced = sum(step.repeats * step.sent for step in price_pass(s, plan, rows, 0, chosen).steps)
+    priced = sum(step.repeats * step.sent for step in price_pass(s, plan, rows, 0).steps)
     assert sent[at_work].tolist() == priced[at_work].tolist()
+
+
+@pytest.mark.parametrize("role", ["output", "down", "logits"])
+def test_a_span_that_is_one_too_short_is_noticed(role, world, monkeypatch):
+    """The last unit that somebody has of a part is computed by nobody: logits are others."""
+    weights = Weights(MODELS["llama"])
+    rng = np.random.default_rng(3)
+    plan = random_plan(world, weights.model, rng)
+    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    shorten(monkeypatch, role)
+
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens))
+
+    expected = logits(weights, tokens)
+    assert np.abs(found - expected).max() > 1e-3 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(("wire", "within"), [(Wire.FLOAT16, 0.02), (Wire.INT8, 0.2)])
@@ -110,8 +140,9 @@ def test_thin_wires_cost_little(wire, within, world):
     assert np.abs(found - expected).max() < within * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_several_sequences_in_one_pass_do_not_feel_each_other(name, world):
+@pytest.mark.parametrize(("name", "stages"), [("llama", 1), ("gemma2", 2), ("llama", 3)])
+def test_several_sequences_in_one_pass_do_not_feel_each_other(name, stages, world):
+    """Nor where each stage computes some of them while others compute the rest."""
     rng = np.random.default_rng(3)
     weights = Weights(MODELS[name])
     model = weights.model
@@ -127,7 +158,7 @@ def test_several_sequences_in_one_pass_do_not_feel_each_other(name, world):
             embed([5], len(text), stream[place])
         return ranks.compute(0, stream, [len(text) for text in texts], chosen=1, count=2)
 
-    best = on_ranks(world, weights, random_plan(world, model, rng), lead)
+    best = on_ranks(world, weights, random_plan(world, model, rng, stages=stages), lead)
 
     for place, text in enumerate(texts):
         expected = logits(weights, [*text, 5])[-1]

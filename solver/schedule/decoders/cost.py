@@ -8,7 +8,7 @@ many rows on (`two_steps_from`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -22,6 +22,7 @@ from solver.cluster.decoder_curves import DecoderPart, DecoderSpeeds
 from solver.model.decoder import Decoder
 from solver.model.kinds.attention import GroupedAttention
 from solver.model.kinds.mlp import GatedMlp
+from solver.model.kinds.part import HEAD, ROW, Part, Region
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderPrediction, DecoderStage
 from solver.plan.plan import Wire
@@ -30,13 +31,16 @@ from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.memory import attention_bytes, mlp_bytes, rank_memory, words_bytes
 from solver.schedule.decoders.steps import (
     CANDIDATE_NUMBERS,
+    CODED,
+    NAMES,
     OWN,
-    SUMS,
     PassParts,
+    follow_crew,
     pass_parts,
     planned,
     planned_alike,
     some_have,
+    stages_of,
 )
 from solver.schedule.exchange import Exchange, Network, of_matrix
 from solver.schedule.price import Price, PricedStep
@@ -110,6 +114,27 @@ class DecoderSetting:
     def words_s(self, words: int, rows: int = 1) -> Floats:
         """Return the seconds of so many words of some rows on every device, [p]."""
         return self._part_s(DecoderPart.HEAD, rows, words_bytes(self.model, words, PRECISIONS[self.precision]))
+
+    def block_s(self, parts: Sequence[Part], units: Mapping[str, int], behind: int) -> Floats:
+        """Return the seconds of some parts of a block on every device, [p], for rows behind so many tokens.
+
+        Parameters
+        ----------
+        units
+            Of every axis, its rows among them.
+        """
+        key = tuple(part.role for part in parts), parts[0].kind, tuple(units.items()), behind
+        if key not in self.kept:
+            kind, rows = parts[0].kind, units[ROW]
+            tensors = {tensor.name: tensor for part in parts for tensor in part.tensors}.values()
+            precision = PRECISIONS[self.precision]
+            size = sum(tensor.bytes_of(units.get(tensor.axis, 1), precision) for tensor in tensors)
+            found = self._part_s(DecoderPart(kind.curve), rows, size)
+            if isinstance(kind, GroupedAttention) and any(part.role == "contexts" for part in parts):
+                pairs = rows * seen(kind, rows, behind) * units[HEAD] * kind.head_dim
+                found = found + pairs * np.array([own.cached[self.cache].at(rows) for own in self.speeds])
+            self.kept[key] = found
+        return np.asarray(self.kept[key])
 
     def _part_s(self, part: DecoderPart, rows: int, size: int) -> Floats:
         if (key := (part, rows)) not in self.kept:
@@ -187,7 +212,7 @@ def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], row
     if key not in s.kept:
         value = s.model.stream.value("sum", rows)
         have, want = (some_have(value, own, s.devices) for own in (senders, ranks))
-        steps = exchanges("sum", value, (have,), want, partial=True, two_steps=two)
+        steps = exchanges(NAMES["mlp"], value, (have,), want, partial=True, two_steps=two)
         s.kept[key] = _one_after_the_other([moved(s, step) for step in steps])
     found: SumTimes = s.kept[key]
     return found
@@ -206,7 +231,7 @@ def _one_after_the_other(steps: Sequence[Moved]) -> SumTimes:
 def moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
     """Return what an exchange takes: of its messages' CPU time, what is sent counts before and what arrives after."""
     lies = tuple(spans.tobytes() for region in (*step.have, step.want) for spans in region.values())
-    key = step.name in SUMS.values(), step.value.shape, step.partial, lies
+    key = step.name in CODED, step.value.shape, step.partial, lies
     if key not in s.kept:
         s.kept[key] = _moved(s, step)
     found: Moved = s.kept[key]
@@ -215,7 +240,7 @@ def moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
 
 def _moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
     width = step.value.shape[-1] if len(step.value.axes) > 1 else 1
-    coded = step.name in SUMS.values()
+    coded = step.name in CODED
     row_bytes = s.wire.row_bytes(width) if coded else FLOAT_BYTES * width
     matrix = step.moved[0] // width * row_bytes
     exchange = of_matrix(matrix.astype(float), coded=step.coded[0] // width * row_bytes)
@@ -258,25 +283,35 @@ def pass_steps(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, cho
     Of `chosen` rows the next word is asked for: of one, of all where guesses are checked, of none in a prompt's chunks
     but the last.
     """
-    return priced(*_pass(s, [plan], rows, behind, chosen))
+    (own,) = _passes(s, [plan], rows, behind, chosen)
+    return priced(*own)
 
 
-def _pass(
+def _passes(
     s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int
-) -> tuple[Sequence[AnyStep], Costs]:
-    """Return the steps of a pass of plans of one structure, and what they take."""
-    key = plans[0].structure, rows, chosen
+) -> Iterator[tuple[Sequence[AnyStep], Costs]]:
+    """Yield the steps of a pass of plans of one structure, and what they take: of all at once where that can be."""
+    computing, begins = cache(partial(_computing, s, behind)), ComputeStep(())
+    parts, key = _parts(s, plans[0], rows, chosen), (plans[0].structure, rows, chosen)
     if key not in s.kept:
-        s.kept[key] = (ComputeStep(()), *planned(_parts(s, plans[0], rows, chosen), plans[0])), cache(partial(moved, s))
+        s.kept[key] = (begins, *planned(parts, plans[0])), cache(partial(moved, s))
     steps, moving = s.kept[key]
-    return planned_alike(steps, plans), Costs(s.network, cache(partial(_computing, s, behind)), moving)
+    if follow_crew(steps):
+        yield planned_alike(steps, plans), Costs(s.network, computing, moving)
+        return
+    for plan in plans:
+        yield (begins, *planned(parts, plan)), Costs(s.network, computing, cache(partial(moved, s)))
+
+
+def _seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int) -> Floats:
+    """Return the seconds of a pass by plans of one structure, [n]."""
+    return np.concatenate([together_s(*own).reshape(-1) for own in _passes(s, plans, rows, behind, chosen)])
 
 
 def _parts(s: DecoderSetting, plan: DecoderPlan, rows: int, chosen: int) -> PassParts:
-    stages = tuple(stage.layers for stage in plan.stages)
-    key = "parts", stages, rows, chosen
+    key = "parts", stages_of(plan, rows), rows, chosen
     if key not in s.kept:
-        s.kept[key] = pass_parts(s.model, stages, rows, chosen, folded=True)
+        s.kept[key] = pass_parts(s.model, stages_of(plan, rows), rows, chosen, folded=True)
     found: PassParts = s.kept[key]
     return found
 
@@ -291,59 +326,70 @@ def _computing(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Float
 
     What is added to the stream before a half layer was measured with it.
     """
-    seconds, names = np.zeros(s.devices), []
+    key = (
+        behind,
+        tuple(
+            (own.part.role, own.part.kind, own.axis, own.row_count, None if own.spans is None else own.spans.tobytes())
+            for own in step.placed
+        ),
+    )
+    if key not in s.kept:
+        s.kept[key] = _computed(s, behind, step)
+    found: tuple[Floats, tuple[str, ...]] = s.kept[key]
+    return found
+
+
+def _computed(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Floats, tuple[str, ...]]:
+    seconds, blocks = np.zeros(s.devices), dict[str, list[tuple[Part, Region]]]()
     if not step.placed:
         seconds[0] = s.speeds[0].pass_s
-    for placed in step.placed:
-        kind, spans = placed.part.kind, placed.spans
-        if spans is None or placed.part.role not in TAKEN:
-            continue
-        names.append(kind.curve)
-        known = s.kept.setdefault(("taken", kind, placed.row_count, behind), {})
-        units = lengths(spans)
-        kv = lengths(kind.kv_of(spans)) if isinstance(kind, GroupedAttention) else units
-        found = np.zeros(units.shape)
-        for plan, own in enumerate(zip(units.tolist(), kv.tolist(), strict=True)):
-            for rank, (count, kv_heads) in enumerate(zip(*own, strict=True)):
-                if count and (count, kv_heads) not in known:
-                    known[count, kv_heads] = TAKEN[placed.part.role](s, kind, count, kv_heads, placed.row_count, behind)
-                if count:
-                    found[plan, rank] = known[count, kv_heads][rank]
-        seconds = seconds + _of_one(found)
-    return seconds, tuple(names)
+    for part, region in step.parts:
+        if part.kind.curve:
+            blocks.setdefault(part.block, []).append((part, region))
+    for some in blocks.values():
+        seconds = seconds + _of_one(_of_block(s, behind, some))
+    return seconds, tuple(some[0][0].kind.curve for some in blocks.values())
 
 
-# The seconds of so many units of what the last part of a block shares out, on every device.
-TAKEN: Mapping[str, Callable[..., Floats]] = {
-    "output": lambda s, kind, heads, kv, rows, behind: s.attention_s(kind, heads, kv, rows, behind),
-    "down": lambda s, kind, columns, kv, rows, behind: s.mlp_s(kind, columns, rows),
-    "logits": lambda s, kind, words, kv, rows, behind: s.words_s(words, rows),
-}
+def _of_block(s: DecoderSetting, behind: int, some: Sequence[tuple[Part, Region]]) -> Floats:
+    """Return the seconds of some parts of a block, [n, p]."""
+    parts = [part for part, _ in some]
+    units = {axis: lengths(spans) for _, region in some for axis, spans in region.items()}
+    known = s.kept.setdefault((tuple(part.role for part in parts), parts[0].kind, behind), {})
+    table = np.stack(np.broadcast_arrays(*units.values()), -1)
+    found, rows = np.zeros(table.shape[:-1]), list(units).index(ROW)
+    for plan, ranks in enumerate(table.tolist()):
+        for rank, own in enumerate(map(tuple, ranks)):
+            if own[rows]:
+                if own not in known:
+                    known[own] = s.block_s(parts, dict(zip(units, own, strict=True)), behind)
+                found[plan, rank] = known[own][rank]
+    return found
 
 
 def token_seconds(s: DecoderSetting, plan: DecoderPlan, behind: int) -> float:
     """Return the seconds of a token behind so many others."""
-    return float(together_s(*_pass(s, [plan], 1, behind, 1)))
+    return float(_seconds(s, [plan], 1, behind, 1)[0])
 
 
 def first_seconds(s: DecoderSetting, plan: DecoderPlan, prompt: int) -> float:
     """Return the seconds from a prompt to the first token of the answer."""
-    return float(_first(s, [plan], prompt))
+    return float(_first(s, [plan], prompt)[0])
 
 
 def _first(s: DecoderSetting, plans: Sequence[DecoderPlan], prompt: int) -> Floats:
-    ends = (together_s(*_pass(s, plans, rows, behind, int(behind + rows == prompt))) for rows, behind in chunks(prompt))
+    ends = (_seconds(s, plans, rows, behind, int(behind + rows == prompt)) for rows, behind in chunks(prompt))
     return np.asarray(sum(ends))
 
 
 def answer_seconds(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) -> float:
     """Return what a plan is made for: the seconds of the first token and of all others."""
-    return float(answers_seconds(s, [plan], asked))
+    return float(answers_seconds(s, [plan], asked)[0])
 
 
 def answers_seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], asked: TokenRequest) -> Floats:
     """Return the seconds of an answer by plans of one structure, [n]."""
-    return np.asarray(_first(s, plans, asked.prompt) + asked.tokens * together_s(*_pass(s, plans, 1, asked.behind, 1)))
+    return _first(s, plans, asked.prompt) + asked.tokens * _seconds(s, plans, 1, asked.behind, 1)
 
 
 def predicted(s: DecoderSetting, plan: DecoderPlan, prompt: int, behind: int) -> DecoderPlan:

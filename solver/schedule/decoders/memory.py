@@ -13,10 +13,10 @@ from itertools import groupby
 from solver.base.errors import InfeasiblePlanError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
-from solver.model.decoder import Decoder
+from solver.model.decoder import Decoder, DecoderLayer, head_parts
 from solver.model.kinds.attention import GroupedAttention
 from solver.model.kinds.mlp import GatedMlp
-from solver.model.kinds.part import FFN, HEAD, KV, PartTensor
+from solver.model.kinds.part import FFN, HEAD, KV, WORD, PartTensor
 from solver.model.kinds.weight import PRECISIONS
 from solver.model.precision import Precision
 from solver.plan.decoder_plan import DecoderPlan
@@ -85,9 +85,16 @@ def mlp_bytes(model: Decoder, mlp: GatedMlp, columns: int, precision: Precision)
     return _bytes(mlp.tensors("", model.stream), {FFN: columns}, precision) * (columns > 0)
 
 
+def rows_bytes(model: Decoder, layer: DecoderLayer, precision: Precision) -> int:
+    """Return the bytes of the weights that follow a layer's contexts, which ranks hold that compute rows of prompts."""
+    output = layer.attention.tensors("", model.stream)["output/weight"]
+    return output.bytes_of(layer.attention.heads, precision) + mlp_bytes(model, layer.mlp, layer.mlp.ffn, precision)
+
+
 def words_bytes(model: Decoder, words: int, precision: Precision) -> int:
-    """Return the bytes of some rows of the head."""
-    return precision.of_words.bytes_of((words, model.hidden), 1)
+    """Return the bytes of some rows of the head, and of the norm before it."""
+    (head,) = head_parts(model, model.stream.value("x", 1))
+    return _bytes({tensor.name: tensor for tensor in head.tensors}, {WORD: words}, precision) * (words > 0)
 
 
 def embedding_bytes(model: Decoder) -> int:
@@ -137,6 +144,9 @@ def _of_rank(model: Decoder, plan: DecoderPlan, rank: int, precision: Precision)
             weights += layers * attention_bytes(model, layer.attention, heads.size, kv, precision)
             weights += layers * mlp_bytes(model, layer.mlp, columns, precision)
             cache += layers * cache_bytes(layer.attention, kv, plan.cache, tokens)
+            if stage.rows and stage.rows[rank]:
+                weights += layers * rows_bytes(model, layer, precision)
+                width = max(width, (1 + layer.mlp.gated) * layer.mlp.ffn)
             width = max(width, widest(layer.attention, layer.mlp, heads.size, columns))
     words = plan.words[rank].size
     weights += words_bytes(model, words, precision)

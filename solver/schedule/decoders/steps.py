@@ -14,7 +14,7 @@ import numpy as np
 
 from solver.base.spans import Partition, Span
 from solver.model.decoder import STREAM, Decoder, head_parts, layer_parts
-from solver.model.kinds.part import FFN, HEAD, NUMBER, WORD, Part, Region, Spans, Value, whole
+from solver.model.kinds.part import FFN, HEAD, KV, NUMBER, ROW, WORD, Part, Region, Spans, Value, whole
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.regions import Lengths, spans_of
 from solver.schedule.schedule import (
@@ -29,14 +29,22 @@ from solver.schedule.schedule import (
     schedule,
 )
 
-# Along which axis the ranks of a stage cut the last part of a block; the parts before it are computed with it.
+# Along which axis the ranks of a stage cut parts; those before them are computed with them.
 CUTS: Mapping[str, str] = {"output": HEAD, "down": FFN, "join": WHOLE}
+BY_ROWS: Mapping[str, str] = {"contexts": HEAD, "output": ROW, "down": ROW, "join": ROW}
+# Of what plans of one structure have more or less.
+SHARED = (HEAD, KV, FFN, WORD)
 # What rank 0 says of a pass, int64, and then one for every sequence: that it is one, its shape, how many candidates a
 # row has, whether some words are not allowed, and whether one more word of each row is asked for.
 FACTS = 9
 OWN, CANDIDATE_NUMBERS = 2, 3  # what a rank tells of itself after a pass, float64, and of a row's likeliest word
 BY_RANK_0 = ("tokens", "candidates")  # exchanges
-SUMS = {"attention": "sum of attention", "mlp": "sum of mlp"}
+# Exchanges by what they bring, and those whose numbers travel as the plan's wire says.
+STREAM_NAME = "stream"
+NAMES = {
+    "attention": "sum of attention", "mlp": "sum of mlp", "attention/contexts": "contexts", "mlp/joined": "rows",
+}  # fmt: skip
+CODED = tuple(NAMES.values())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,38 +69,51 @@ class PassParts:
     names: Mapping[str, str]
 
 
-def pass_schedule(model: Decoder, plan: DecoderPlan, rows: int, chosen: int = 1) -> tuple[AnyStep, ...]:
+def pass_schedule(
+    model: Decoder, plan: DecoderPlan, rows: int, chosen: int = 1, *, folded: bool = False
+) -> tuple[AnyStep, ...]:
     """Return what ranks do in a pass of rows, of which the next word of the last `chosen` is asked for.
 
     Parameters
     ----------
     rows
         Of all sequences together.
+    folded
+        As of `pass_parts`.
     """
-    return planned(pass_parts(model, [stage.layers for stage in plan.stages], rows, chosen), plan)
+    return planned(pass_parts(model, stages_of(plan, rows), rows, chosen, folded=folded), plan)
 
 
-def pass_parts(model: Decoder, stages: Sequence[Span], rows: int, chosen: int, *, folded: bool = False) -> PassParts:
-    """Return the parts of a pass of rows through stages of these layers.
+def stages_of(plan: DecoderPlan, rows: int) -> tuple[tuple[Span, bool], ...]:
+    """Return the layers of a plan's stages, and whether a pass of so many rows is cut by rows there."""
+    return tuple((stage.layers, bool(stage.rows) and rows >= plan.rows_from) for stage in plan.stages)
+
+
+def pass_parts(
+    model: Decoder, stages: Sequence[tuple[Span, bool]], rows: int, chosen: int, *, folded: bool = False
+) -> PassParts:
+    """Return the parts of a pass of rows.
 
     Parameters
     ----------
+    stages
+        As of `stages_of`.
     folded
         Whether layers that are alike stand in it once, with how many they are: enough for a price.
     """
     x = begin = model.stream.value(STREAM, rows)
     layers: list[tuple[Span, list[PlacedPart]]] = []
-    for number, stage in enumerate(stages):
+    for number, (stage, by_rows) in enumerate(stages):
         last = chosen < rows and stage.stop == len(model.layers)
         for span in _runs(model, stage, last=last) if folded else _each(stage):
             parts, x = layer_parts(model, span.stop - 1, x)
-            layers.append((span, [_placed(part, number) for part in parts]))
+            layers.append((span, [_placed(part, number, by_rows=by_rows) for part in parts]))
     layers.append((NOWHERE, [PlacedPart(part, WORD, stage=len(stages) - 1) for part in head_parts(model, x)]))
     every = [placed for _, some in layers for placed in some]
     read = read_rows(every, {every[-1].part.writes.name: Span(rows - chosen, rows)})
     left = {placed.part.name: placed for placed in read}
     found = ((span, tuple(left[own.part.name] for own in some if own.part.name in left)) for span, some in layers)
-    return PassParts(begin, tuple(found), chosen, _names(model))
+    return PassParts(begin, tuple(found), chosen, _names([layers for layers, _ in stages]))
 
 
 def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
@@ -100,18 +121,24 @@ def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
     ranks, spans = len(plan.devices), _cuts([plan])
     for number, stage in enumerate(plan.stages):
         spans[number, WHOLE] = _mask(stage.ranks, ranks)[None, :, None] * whole(1)
+        if stage.rows:
+            spans[number, ROW] = _spans([Partition.of_shares(stage.rows, parts.begin.shape[0])])
     layers = [(span, [placed.cut(spans) for placed in some]) for span, some in parts.layers]
     given = {STREAM: (parts.begin, some_have(parts.begin, plan.stages[0].ranks, ranks))}
     body = schedule(layers, given, lambda size: size >= plan.two_steps_from, parts.names)
     return _tokens(plan, parts.begin), *body, *(_candidates(plan, parts.chosen) if parts.chosen else ())
 
 
-def planned_alike(steps: Iterable[AnyStep], plans: Sequence[DecoderPlan]) -> list[AnyStep]:
-    """Return what ranks do under some plans at once, by what they do under one of the same `DecoderPlan.structure`.
+def follow_crew(steps: Iterable[AnyStep]) -> bool:
+    """Return whether exchanges follow from who has some of what: no value has an axis of which there is more or less.
 
-    Exchanges are the same: no value that is exchanged has an axis along which a part is cut, so it follows from who
-    has some of a part what they want.
+    Then they are the same under all plans of one structure.
     """
+    return not any(set(step.value.axes) & set(SHARED) for step in steps if isinstance(step, ExchangeStep))
+
+
+def planned_alike(steps: Iterable[AnyStep], plans: Sequence[DecoderPlan]) -> list[AnyStep]:
+    """Return what ranks do under some plans at once, by steps that `follow_crew`, of a plan of the same structure."""
     spans = _cuts(plans)
     return [step.cut(spans) if isinstance(step, ComputeStep) else step for step in steps]
 
@@ -141,9 +168,11 @@ def _runs(model: Decoder, stage: Span, *, last: bool) -> Iterator[Span]:
         start = stop
 
 
-def _placed(part: Part, stage: int) -> PlacedPart:
-    axis = CUTS.get(part.role, WITH_READER)
-    return PlacedPart(part, axis, begins=axis == WHOLE, stage=stage)
+def _placed(part: Part, stage: int, *, by_rows: bool) -> PlacedPart:
+    axis = (BY_ROWS if by_rows else CUTS).get(part.role, WITH_READER)
+    return PlacedPart(
+        part, axis, begins=axis == WHOLE or (by_rows and part.role in ("contexts", "output")), stage=stage
+    )
 
 
 def _spans(partitions: Iterable[Partition]) -> Spans:
@@ -161,11 +190,14 @@ def some_have(value: Value, ranks: Collection[int], devices: int) -> Region:
     return {axis: taking * whole(length) for axis, length in zip(value.axes, value.shape, strict=True)}
 
 
-def _names(model: Decoder) -> dict[str, str]:
-    found = {STREAM: "stream"}
-    for number in range(len(model.layers)):
-        for half, name in SUMS.items():
-            found |= {f"layers/{number}/{half}": name, f"layers/{number}/{half}/joined": "stream"}
+def _names(stages: Sequence[Span]) -> dict[str, str]:
+    """Return what exchanges are called, by their value's name; what goes from stage to stage is the stream."""
+    found = {STREAM: STREAM_NAME}
+    for stage in stages:
+        layers = range(stage.start, stage.stop)
+        found |= {f"layers/{number}/{value}": name for number in layers for value, name in NAMES.items()}
+        if stage is not stages[-1]:
+            found[f"layers/{layers[-1]}/mlp/joined"] = STREAM_NAME
     return found
 
 

@@ -65,7 +65,8 @@ def _unit_bytes(model: Decoder, asked: TokenRequest, heads: int, columns: int) -
     """Return the bytes of a block of words, of columns and of heads in all layers, with their cache."""
     tokens, rows = asked.context * asked.sequences, min(CHUNK_ROWS, asked.context)
     held = HELD[asked.precision]
-    taken = [words_bytes(model, BLOCK_OF_WORDS, held), 0, 0]
+    one, two = (words_bytes(model, blocks * BLOCK_OF_WORDS, held) for blocks in (1, 2))
+    taken = [two - one, 0, 0]  # without the norm, which a share has once
     for layer in model.layers:
         kv = -(-heads // layer.attention.group)
         taken[1] += mlp_bytes(model, layer.mlp, columns, held)

@@ -16,6 +16,7 @@ PLAN = DecoderPlan("hepti", DEVICES, (STAGE,), Partition.of_counts([20, 30, 0]),
 def test_a_plan_that_fits_is_taken():
     PLAN.check(model(), 3)
     replace(PLAN, precision="int4").check(model(), 3)
+    replace(PLAN, rows_from=8, stages=(replace(STAGE, rows=(1, 0, 3)),)).check(model(), 3)
     whole_on(model(), DEVICES, 1, context=64).check(model(), 3)
 
 
@@ -28,6 +29,10 @@ def test_a_plan_that_does_not_fit_is_refused_with_its_number(kept):
         {"stages": (replace(STAGE, heads=Partition.of_counts([4, 1, 0])),)},
         {"precision": "int4", "stages": (replace(STAGE, columns=Partition.of_counts([60, 4, 32])),)},
         {"precision": "int4", "stages": (replace(STAGE, heads=Partition.of_counts([3, 3, 0])),)},
+        {"rows_from": 8, "stages": (replace(STAGE, rows=(1, 1)),)},
+        {"rows_from": 8, "stages": (replace(STAGE, heads=Partition.of_counts([6, 0, 0]), rows=(1, 1, 1)),)},
+        {"rows_from": 8, "stages": (replace(STAGE, rows=(0, 0, 0)),)},
+        {"rows_from": 1, "stages": (replace(STAGE, rows=(1, 1, 1)),)},
     ]
 
     kept(refused.said(lambda changes: replace(PLAN, **changes).check(model(), 3), cases, InfeasiblePlanError))

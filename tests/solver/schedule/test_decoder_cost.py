@@ -59,12 +59,16 @@ def mlp_bytes(columns, beside=4):
     return 4 * 64 + int4(3 * columns * 64, beside)
 
 
+def words_bytes(words, beside=4):
+    return 4 * 64 + int4(words * 64, beside)
+
+
 def test_a_token_on_one_device_is_its_layers_and_its_head():
     alone = whole_on(MODEL, ("pi-0",), 0, precision="int4", context=128)
     s = here(SPEED, plan=alone)
     attention = CALL + attention_bytes(8, 4) / SPEED + (20 + 1) * 8 * 32 * CACHED
     mlp = CALL + mlp_bytes(128) / SPEED
-    head = CALL + int4(256 * 64) / SPEED
+    head = CALL + words_bytes(256) / SPEED
 
     assert token_seconds(s, alone, 20) == pytest.approx(2 * (attention + mlp) + head)
 
@@ -159,7 +163,7 @@ def test_a_prompt_goes_in_chunks_and_its_end_has_the_head():
     mlp = sum(s.mlp_s(layer.mlp, 128, rows)[0] for rows in (256, 44, 1))
 
     assert list(chunks(300)) == [(256, 0), (44, 256)]
-    assert first_seconds(s, alone, 300) == pytest.approx(attention + mlp + CALL + int4(256 * 64) / SPEED)
+    assert first_seconds(s, alone, 300) == pytest.approx(attention + mlp + CALL + words_bytes(256) / SPEED)
 
 
 def test_an_answer_is_its_prompt_and_its_tokens():
@@ -194,8 +198,8 @@ def test_memory_is_weights_cache_and_work():
     two = plan(heads=(2, 6), columns=(32, 96), words=(128, 128), sequences=3)
     one, other = rank_memory(MODEL, two)
 
-    assert one.weights == 2 * (attention_bytes(2, 1, 8) + mlp_bytes(32, 8)) + int4(128 * 64, 8)
-    assert stored_bytes(MODEL, two, 0) == 2 * (attention_bytes(2, 1, 2) + mlp_bytes(32, 2)) + int4(128 * 64, 2)
+    assert one.weights == 2 * (attention_bytes(2, 1, 8) + mlp_bytes(32, 8)) + words_bytes(128, 8)
+    assert stored_bytes(MODEL, two, 0) == 2 * (attention_bytes(2, 1, 2) + mlp_bytes(32, 2)) + words_bytes(128, 2)
     assert one.cache == 2 * 2 * 1 * 32 * 4 * 128 * 3
     assert other.cache == 3 * one.cache
     assert one.embedding == 4 * 256 * 64
@@ -247,5 +251,5 @@ def test_a_pass_that_checks_guesses_has_the_head_for_all_its_rows():
     s = here(SPEED, plan=alone)
     checked, one = (list(pass_steps(s, alone, 4, 20, chosen=chosen))[-1] for chosen in (4, 1))
 
-    assert float(checked.times.end.max()) == pytest.approx(CALL + 1.5 * int4(256 * 64) / SPEED)
-    assert float(one.times.end.max()) == pytest.approx(CALL + int4(256 * 64) / SPEED)
+    assert float(checked.times.end.max()) == pytest.approx(CALL + 1.5 * words_bytes(256) / SPEED)
+    assert float(one.times.end.max()) == pytest.approx(CALL + words_bytes(256) / SPEED)

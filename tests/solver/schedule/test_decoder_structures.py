@@ -11,8 +11,8 @@ from solver.base.spans import Partition, Span
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import answer_seconds, answers_seconds, setting_of
-from solver.schedule.decoders.steps import pass_parts, planned, planned_alike
-from solver.schedule.schedule import ComputeStep
+from solver.schedule.decoders.steps import follow_crew, pass_parts, pass_schedule, planned, planned_alike, stages_of
+from solver.schedule.schedule import ComputeStep, ExchangeStep
 from tests.kit.answers import boards
 from tests.kit.decoders import small_model
 from tests.sweeps import seeds
@@ -40,11 +40,15 @@ def plans_of_one_structure(seed, many):
     edges = [0, 4] if random.random() < 0.5 else [0, 2, 4]
     crews = [[some(random, range(RANKS)), some(random, range(RANKS))] for _ in edges[1:]]
     words = some(random, sorted({*crews[-1][0], *crews[-1][1]}))
-    facts = {"context": 256, "two_steps_from": int(random.integers(1, 9))}
+    facts = {"context": 256, "two_steps_from": int(random.integers(1, 9)), "rows_from": int(random.choice([16, 64]))}
+    rows = [
+        tuple((np.isin(range(RANKS), heads) * random.integers(1, 9, RANKS)).tolist()) if random.random() < 0.5 else ()
+        for heads, _ in crews
+    ]
     for _ in range(many):
         stages = tuple(
-            DecoderStage(Span(start, stop), shared_out(random, 12, heads), shared_out(random, 64, columns))
-            for start, stop, (heads, columns) in zip(edges, edges[1:], crews, strict=False)
+            DecoderStage(Span(start, stop), shared_out(random, 12, heads), shared_out(random, 64, columns), own)
+            for start, stop, (heads, columns), own in zip(edges, edges[1:], crews, rows, strict=False)
         )
         plan = DecoderPlan("x", tuple("abcd"), stages, shared_out(random, 90, words), **facts)
         plan.check(MODEL, RANKS)
@@ -67,11 +71,21 @@ def test_plans_of_one_structure_cost_the_same_at_once_as_one_by_one(seed):
 def test_the_steps_of_a_plan_filled_in_for_another_are_its_own(seed):
     first, *others = plans_of_one_structure(seed, 4)
     for rows, chosen in ((1, 1), (40, 1), (40, 0), (5, 5)):
-        parts = pass_parts(MODEL, [stage.layers for stage in first.stages], rows, chosen, folded=True)
+        parts = pass_parts(MODEL, stages_of(first, rows), rows, chosen, folded=True)
         kept = planned(parts, first)
-        for plan in others:
+        for plan in others if follow_crew(kept) else ():
             for filled, own in zip(planned_alike(kept, [plan]), planned(parts, plan), strict=True):
                 assert told(filled) == told(own)
+
+
+@pytest.mark.parametrize("seed", seeds(8, 60))
+def test_exchanges_follow_from_who_takes_part_but_those_of_contexts(seed):
+    plan = next(plans_of_one_structure(seed, 1))
+    for rows in (1, 40, 80):
+        steps = pass_schedule(MODEL, plan, rows)
+        contexts = any(isinstance(step, ExchangeStep) and step.name == "contexts" for step in steps)
+
+        assert follow_crew(steps) != contexts
 
 
 def told(step):

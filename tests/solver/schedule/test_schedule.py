@@ -1,0 +1,136 @@
+"""The one schedule: what follows from parts as they are placed."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from solver.base.errors import HeptiError
+from solver.base.spans import Partition, Span
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage
+from solver.plan.layout import moves
+from solver.schedule.decoders.steps import pass_schedule
+from solver.schedule.schedule import ComputeStep, ExchangeStep
+from tests.kit.decoders import small_model
+from tests.kit.placed import shorten
+
+MODEL = small_model(layers=4, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=96)
+
+
+def plan(*, rows=(), stages=1, heads=(3, 0, 5), columns=(64, 64, 0), words=(0, 48, 48)):
+    layers = [len(MODEL.layers) * number // stages for number in range(stages + 1)]
+    made = tuple(
+        DecoderStage(Span(*ends), Partition.of_counts(heads), Partition.of_counts(columns), rows)
+        for ends in pairwise(layers)
+    )
+    names = ("a", "b", "c")
+    return DecoderPlan("x", names, made, Partition.of_counts(words), context=64, rows_from=8 * bool(rows))
+
+
+def told(steps):
+    """Return the steps in words: an exchange by its name, a computation by its parts."""
+    return [
+        step.name if isinstance(step, ExchangeStep) else " ".join(part.role for part, _ in step.parts) for step in steps
+    ]
+
+
+def test_summands_stand_between_half_layers():
+    half, other = "join keys queries contexts output", "join up down"
+    steps = told(pass_schedule(MODEL, plan(), 1))
+
+    assert steps[:5] == ["tokens", half.removeprefix("join "), "sum of attention", other, "sum of mlp"]
+    assert steps[5:-2] == 3 * [half, "sum of attention", other, "sum of mlp"]
+    assert steps[-2:] == ["join logits", "candidates"]
+
+
+def test_prompts_that_are_cut_by_rows_bring_contexts_to_rows_and_rows_to_heads():
+    steps = told(pass_schedule(MODEL, plan(rows=(1, 2, 1)), 16))
+    layer = ["keys queries contexts", "contexts", "output join up down join", "rows"]
+
+    assert steps == ["tokens", *4 * layer, "logits", "candidates"]
+
+
+def test_layers_that_are_alike_stand_in_a_folded_schedule_once():
+    every, folded = (pass_schedule(MODEL, plan(), 1, folded=own) for own in (False, True))
+
+    assert sum(step.repeats for step in folded) == len(every)
+    assert len(folded) < len(every)
+    for name in ("sum of attention", "sum of mlp"):
+        layers = sorted(
+            n for step in folded if told([step]) == [name] for n in range(step.layers.start, step.layers.stop)
+        )
+        assert layers == [0, 1, 2, 3]
+
+
+def test_of_the_last_layer_only_rows_are_computed_that_are_asked_for():
+    """What is kept is of all rows; without a word to choose nothing comes after it."""
+    *_, last = (step for step in pass_schedule(MODEL, plan(), 16, 3) if told([step]) == ["join up down"])
+    ((_, region), *_) = last.parts
+
+    assert region["row"][0].tolist() == [[13, 16], [13, 16], [13, 16]]
+    assert told(pass_schedule(MODEL, plan(), 16, 0))[-1] == "join keys queries contexts output"
+
+
+@pytest.mark.parametrize("rows", [(), (1, 2, 1)])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_everybody_has_what_a_computation_needs(rows, stages):
+    """Followed step by step: what was computed and what came is what parts read."""
+    steps = pass_schedule(MODEL, plan(rows=rows, stages=stages), 16)
+    have = {}
+    for step in steps[1:-1]:
+        if isinstance(step, ExchangeStep):
+            moves(*step.layouts())
+            have.setdefault(step.value.name, []).append(step.want)
+            continue
+        for part, region in step.parts:
+            for value in part.reads:
+                needs, there = part.needs(region)[value.name], have.get(value.name)
+                if there is None:
+                    assert value.name == "stream"
+                    continue
+                for rank in range(3):
+                    sizes = [spans[0, rank, 1] - spans[0, rank, 0] for spans in needs.values()]
+                    inside = [
+                        all(
+                            box[axis][0, rank, 0] <= spans[0, rank, 0] and spans[0, rank, 1] <= box[axis][0, rank, 1]
+                            for axis, spans in needs.items()
+                        )
+                        for box in there
+                    ]
+                    assert min(sizes) == 0 or any(inside), (part.name, value.name, rank)
+            have[part.writes.name] = [part.result(region)]
+            if part.name.endswith(("/output", "/down")) and not rows:
+                have.pop(part.writes.name)  # summands: nobody has the sum before it has come
+
+
+@pytest.mark.parametrize("role", ["contexts", "output", "down", "join"])
+def test_a_span_that_is_one_too_short_is_something_that_nobody_has(role, monkeypatch):
+    shorten(monkeypatch, role)
+
+    steps = [step for step in pass_schedule(MODEL, plan(rows=(1, 2, 1)), 16, 16) if isinstance(step, ExchangeStep)]
+
+    with pytest.raises(HeptiError, match="nobody has it"):
+        _ = [moves(*step.layouts()) for step in steps]
+
+
+def test_many_plans_at_once_are_those_one_by_one():
+    """Spans are arrays over plans: what one plan sends is a row of what several send."""
+    (first, *_), (second, *_) = (
+        [step for step in pass_schedule(MODEL, plan(rows=own), 16) if told([step]) == ["contexts"]]
+        for own in ((1, 2, 1), (2, 1, 1))
+    )
+
+    def both(one, two):
+        return {axis: np.concatenate([one[axis], two[axis]]) for axis in one}
+
+    have = tuple(both(*own) for own in zip(first.have, second.have, strict=True))
+    together = ExchangeStep("contexts", first.value, have, both(first.want, second.want))
+
+    assert together.moved.tolist() == [first.moved[0].tolist(), second.moved[0].tolist()]
+    assert together.coded.tolist() == [first.coded[0].tolist(), second.coded[0].tolist()]
+
+
+def test_computations_say_what_leaves_them():
+    for step in pass_schedule(MODEL, plan(), 1):
+        if isinstance(step, ComputeStep) and "up" in told([step])[0].split():
+            assert {name.rsplit("/", 1)[-1] for name in step.leaves} == {"joined", "mlp"}
