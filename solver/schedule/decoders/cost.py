@@ -113,7 +113,10 @@ class DecoderSetting:
 
     def words_s(self, words: int, rows: int = 1) -> Floats:
         """Return the seconds of so many words of some rows on every device, [p]."""
-        return self._part_s(DecoderPart.HEAD, rows, words_bytes(self.model, words, PRECISIONS[self.precision]))
+        key = "words", words
+        if key not in self.kept:
+            self.kept[key] = words_bytes(self.model, words, PRECISIONS[self.precision])
+        return self._part_s(DecoderPart.HEAD, rows, self.kept[key])
 
     def block_s(self, parts: Sequence[Part], units: Mapping[str, int], behind: int) -> Floats:
         """Return the seconds of some parts of a block on every device, [p], for rows behind so many tokens.
