@@ -328,7 +328,9 @@ def _counted(values: Sequence[int]) -> list[tuple[int, int]]:
     return [(value, len(list(alike))) for value, alike in groupby(sorted(values))]
 
 
-def descend(task: StageTask, price: Callable[[Counts], float], counts: Counts, heads: int) -> Counts:
+def descend(
+    task: StageTask, price: Callable[[Counts], float], counts: Counts, heads: int, *, leaves: bool = True
+) -> Counts:
     """Move units between devices as long as that makes a plan cheaper: coarse ones, then finer ones, or a whole share.
 
     Where two devices are equally slow, what takes from one of them saves nothing yet: then the squares of the devices'
@@ -340,6 +342,8 @@ def descend(task: StageTask, price: Callable[[Counts], float], counts: Counts, h
         Of counts.
     heads
         Query heads of a unit.
+    leaves
+        Whether whole shares are moved.
     """
     finest = heads, column_unit(task.asked.precision), WORDS
     units = [[-(-count // size) for count in own] for own, size in zip(counts, finest, strict=True)]
@@ -357,7 +361,7 @@ def descend(task: StageTask, price: Callable[[Counts], float], counts: Counts, h
     counts = counted(units)
     best, k, taking = cost(counts), 0, _taking(counts)
     while k < len(units):
-        for givers, taker, moved in _moves(task, k, counts[k], finest, taking):
+        for givers, taker, moved in _moves(task, k, counts[k], finest, taking, leaves=leaves):
             own = list(units[k])
             for giver in givers:
                 own[giver] -= moved
@@ -395,7 +399,7 @@ def _may_help(now: tuple[float, float, float], then: tuple[float, float, float])
 
 
 def _moves(
-    task: StageTask, k: int, own: Sequence[int], finest: Sequence[int], takers: Sequence[int]
+    task: StageTask, k: int, own: Sequence[int], finest: Sequence[int], takers: Sequence[int], *, leaves: bool
 ) -> Iterator[tuple[tuple[int, ...], int, int]]:
     """Yield what of k may be moved: from whom to whom, and how many units of each; the least share whole."""
     coarse, size = _sizes(task, finest[0])[k], finest[k]
@@ -407,6 +411,8 @@ def _moves(
         for givers in dict.fromkeys(_slowest(task, k, own)):
             yield from ((givers, taker, step) for taker in takers if taker not in givers)
         step //= 2
+    if not leaves:
+        return
     least = min(having, key=lambda rank: own[rank])
     yield from (((least,), taker, -(-own[least] // size)) for taker in takers if taker != least)
 
@@ -472,8 +478,9 @@ def best_shares(task: StageTask, devices: tuple[str, ...]) -> DecoderPlan | None
     if not found:
         return None
     _, _, heads, counts = min(found)
-    for size in dict.fromkeys((heads, *finer)):
-        counts = descend(task, price, counts, size)
+    sizes = list(dict.fromkeys((heads, *finer)))
+    for size in sizes:
+        counts = descend(task, price, counts, size, leaves=size == sizes[-1])
     return one_stage(task, devices, counts)
 
 
