@@ -112,10 +112,7 @@ def _command(arguments: Sequence[str]) -> tuple[Callable[[], Parser], Parse, Run
 
 
 def _generate(options: Namespace, group: Group) -> int:
-    """Run a language model, where onnxruntime has shown that it can compute: to import it might end this process."""
-    from hepti_mpi.kernels.backends import need_onnxruntime
-
-    need_onnxruntime("a language model" if options.model is None else options.model.name, "auto", group)
+    """Run a language model."""
     from hepti_mpi import decoder_job
 
     return decoder_job.run(options, group)

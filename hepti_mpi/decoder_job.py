@@ -16,7 +16,7 @@ from hepti_mpi.comm.wires import coding
 from hepti_mpi.decoding.rank_report import rank_report
 from hepti_mpi.decoding.ranks import Ranks
 from hepti_mpi.engine.rank_file import RankFile
-from hepti_mpi.kernels.backends import ONNXRUNTIME, backend
+from hepti_mpi.kernels.backends import agree, backend, of_all
 from hepti_mpi.measure.room import check_room
 from hepti_mpi.program.share import Share
 from solver.base import clock
@@ -42,22 +42,25 @@ def run(options: argparse.Namespace, group: Group) -> int:
     path, model, precision, fingerprint = group.from_root(leader.read if leader else None)
     if group.from_root((lambda: leader.answers_nothing) if leader else None):
         return 2 if leader else 0
+    # In any precision; where no board has onnxruntime, too, a person should know: numpy is much slower.
+    names, notes = agree(options.backend, "float32", group, chosen=False)
+    computes = names[group.rank]
     cluster = None
     needs_profile = group.from_root((lambda: leader.needs_profile) if leader else None)
     if needs_profile:
         if leader:
-            leader.introduce(places)
-        cluster = measured_cluster(model, precision, group, leader, anew=options.measure)
+            leader.introduce(places, notes)
+        cluster = measured_cluster(model, precision, computes, group, leader, anew=options.measure)
     plan = group.from_root((lambda: leader.plan(cluster)) if leader else None)
     if not needs_profile:  # else the plan is for the memory that was measured
         check_room(model.name, leader.needed_bytes if leader else None, group)
         if leader:
-            leader.introduce(places)
-    load = partial(load_share, path, fingerprint, model, group)
+            leader.introduce(places, [*notes, *leader.kernels_note(of_all(names))])
+    load = partial(load_share, path, fingerprint, model, computes, group)
     started = clock.now()
     share = load(plan, progress=leader.progress if leader else None)
     load_s = group.slowest(clock.now() - started)
-    ranks = Ranks(share, group, Direct(group), coding(plan.wire, backend(ONNXRUNTIME).cast), load)
+    ranks = Ranks(share, group, Direct(group), coding(plan.wire, backend(computes).cast), load)
     # What is there now stays: the garbage collector need not look through it.
     gc.freeze()
     group.traffic.reset()
@@ -75,13 +78,13 @@ def run(options: argparse.Namespace, group: Group) -> int:
 
 
 def measured_cluster(
-    model: Decoder, precision: str, group: Group, leader: DecoderLeader | None, *, anew: bool
+    model: Decoder, precision: str, backend: str, group: Group, leader: DecoderLeader | None, *, anew: bool
 ) -> Cluster:
     """Return what was measured of these hosts for this model, now where it was not before, or `anew`."""
     from hepti_mpi.measure.profile_decoder import decoder_fingerprint, profile_decoder
 
-    measure = partial(profile_decoder, model, precision, group)
-    fingerprint = decoder_fingerprint(model, precision, group)
+    measure = partial(profile_decoder, model, precision, group, backend)
+    fingerprint = decoder_fingerprint(model, precision, group, backend)
     return defaults.kept_profile(fingerprint, group, measure, leader.say if leader else None, anew=anew)
 
 
@@ -89,6 +92,7 @@ def load_share(
     path: Path,
     fingerprint: str,
     model: Decoder,
+    backend: str,
     group: Group,
     plan: DecoderPlan,
     before: Share | None = None,
@@ -102,4 +106,4 @@ def load_share(
     source = RankFile(DecoderFile, path, fingerprint, group)
     total = sum(stored_bytes(model, plan, rank) for rank in {group.rank, *source.without_file})
     bar = progress("loading", total) if progress else None
-    return source.load(lambda: Share(model, plan, group.rank, source, before), bar)
+    return source.load(lambda: Share(model, plan, group.rank, source, before, backend=backend), bar)

@@ -20,6 +20,7 @@ from hepti_mpi.decoding.generation import WITHOUT_NUMBERS, Follow, Generation, T
 from hepti_mpi.decoding.ranks import Embedding, Ranks
 from hepti_mpi.decoding.report import answer_entry, run_report, show_run, speed
 from hepti_mpi.defaults import default_chat
+from hepti_mpi.kernels.backends import ONNXRUNTIME
 from hepti_mpi.report.alone import (
     Pace,
     alone_line,
@@ -184,6 +185,18 @@ class DecoderLeader(Speaker):
             self.note([f"{counted(ranks, 'rank')}, {len(whole.names)} devices: without {', '.join(left)}"])
         self._plan = plan
         return plan
+
+    def kernels_note(self, backend: str) -> list[str]:
+        """Return what to say of predictions that are for other kernels than `backend`, which computes here."""
+        options, cluster = self._options, self._cluster
+        if cluster is None or options.cluster is None:
+            return []
+        measured = all(device.decoder is not None for device in cluster.devices)
+        known = (cluster.profile or {}).get("backend", ONNXRUNTIME) if measured else ONNXRUNTIME
+        if known == backend:
+            return []
+        remedy = f"hepti profile --backend {options.backend} measures these boards"
+        return [f"what is predicted is for {known}, by {options.cluster}: {remedy}"]
 
     def needed_bytes(self) -> list[int]:
         """Return the memory that every rank needs for the plan."""

@@ -42,8 +42,8 @@ KEPT_S = 15.0  # systemd waits for 5 until it starts a service again
 LATE = (
     "hepti_mpi.cli", "hepti_mpi.decoding.cli", "hepti_mpi.measure.profile_command", "hepti_mpi.job",
     "hepti_mpi.network_job", "hepti_mpi.decoder_job", "hepti_mpi.leader", "hepti_mpi.network_leader",
-    "hepti_mpi.decoder_leader", "hepti_mpi.kernels.int8", "hepti_mpi.comm.reserve", "numpy.random", "numpy.ma",
-    "solver.programs.planner", "solver.systems.decoders", "solver.live.trials",
+    "hepti_mpi.decoder_leader", "hepti_mpi.kernels.int8", "hepti_mpi.kernels.kinds.runs", "hepti_mpi.comm.reserve",
+    "numpy.random", "numpy.ma", "solver.programs.planner", "solver.systems.decoders", "solver.live.trials",
 )  # fmt: skip
 
 

@@ -135,7 +135,14 @@ def test_the_packages_do_without_the_references():
     assert not any(used.values()), used
 
 
-@pytest.mark.parametrize("module", ["hepti_mpi.job", "hepti_mpi.decoding.cli", "hepti_mpi.measure.profile_command"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "hepti_mpi.job",
+        "hepti_mpi.decoder_job, hepti_mpi.decoder_leader, hepti_mpi.kernels.kinds.numpy_run",
+        "hepti_mpi.measure.profile_command, hepti_mpi.measure.profile_decoder",
+    ],
+)
 def test_a_job_begins_without_onnxruntime(module):
     """Wheels were seen that end the process at import: a job imports it only where a trial has shown that it works."""
     code = f"import sys; sys.modules['onnxruntime'] = sys.modules['onnx'] = None; import {module}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from hepti_mpi.kernels.backends import NAMES
 from hepti_mpi.requests.answer_text import Ending
 from hepti_mpi.requests.sampling import Sampling
 from solver.base.command import Parser, check_measured, check_one_planner
@@ -125,6 +126,7 @@ def parser() -> Parser:
     )
     split.add_argument("--plan", type=Path, metavar="PLAN.json", help="a plan, instead of planning one")
     split.add_argument("--system", metavar="NAME", help=f"who plans: hepti, single, megatron, … (default: {SYSTEM})")
+    split.add_argument("--backend", choices=NAMES, default="auto", help="kernels (default: %(default)s)")
     split.add_argument(
         "--replan", choices=("off", "auto", "dry-run"), default="off",
         help="change the shares when devices change, dry-run: only say so (default: %(default)s)",

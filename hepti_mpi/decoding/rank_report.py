@@ -18,6 +18,7 @@ def rank_report(model: Decoder, ranks: Ranks, group: Group) -> dict[str, Any]:
     return {
         "rank": rank,
         "device": plan.devices[rank],
+        "backend": ranks.share.backend,
         "compute_s": ranks.compute_s,
         "wait_s": traffic.wait_s,
         "sent_bytes": traffic.sent_bytes,

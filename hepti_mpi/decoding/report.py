@@ -12,6 +12,7 @@ from rich.text import Text
 from hepti_mpi.comm.group import library
 from hepti_mpi.comm.hosts import Place
 from hepti_mpi.decoding.generation import TextAnswer
+from hepti_mpi.kernels.backends import of_all
 from hepti_mpi.report.report import FORMAT
 from solver.base import clock
 from solver.base.phrases import counted
@@ -54,7 +55,7 @@ def run_report(
         "format": FORMAT,
         "model": model.name,
         "mpi": library(),
-        "backend": "onnxruntime",
+        "backend": of_all([entry["backend"] for entry in told]),
         "precision": plan.precision,
         "cache": plan.cache,
         "wire": plan.wire,

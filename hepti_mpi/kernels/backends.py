@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hepti_mpi.base.memory import keep_freed
 from hepti_mpi.comm.group import Group, SharedError, host_name
@@ -10,6 +11,9 @@ from hepti_mpi.kernels import trial
 from hepti_mpi.kernels.products import NUMPY, Backend
 from solver.base.environment import install
 from solver.base.errors import HeptiError
+
+if TYPE_CHECKING:
+    from hepti_mpi.kernels.kinds.held import MakeRun
 
 ONNXRUNTIME = "onnxruntime"
 NAMES = ("auto", "numpy", ONNXRUNTIME)
@@ -30,10 +34,15 @@ def check_precision(precision: str, name: str) -> None:
         )
 
 
-def agree(name: str, precision: str, group: Group) -> tuple[list[str], list[str]]:
+def agree(name: str, precision: str, group: Group, *, chosen: bool = True) -> tuple[list[str], list[str]]:
     """Return what `--backend` stands for on every rank, and what the person should be told of it; a collective step.
 
     A board on which onnxruntime cannot compute takes numpy's; the others keep theirs.
+
+    Parameters
+    ----------
+    chosen
+        Whether boards of which none has onnxruntime lack it on purpose: then nobody is told.
 
     Raises
     ------
@@ -49,8 +58,8 @@ def agree(name: str, precision: str, group: Group) -> tuple[list[str], list[str]
         host, trouble = next(iter(without.items()))
         instead = "--backend numpy" if precision == "float32" else "--precision float32"
         raise SharedError(f"{asked} cannot be had on {host}: {trouble}: {mend(trouble)}, or take {instead}")
-    if all(trouble == trial.MISSING for _, trouble in found):
-        without = {}  # numpy everywhere is somebody's choice
+    if chosen and all(trouble == trial.MISSING for _, trouble in found):
+        without = {}
     notes = [f"{host} computes with numpy: {trouble}: {mend(trouble)}" for host, trouble in without.items()]
     return ["numpy" if trouble else "onnxruntime" for _, trouble in found], notes
 
@@ -115,3 +124,15 @@ def backend(name: str, precision: str = "float32") -> Backend:
     )
 
     return int8.INT8 if precision == "int8" else ort.FLOAT32
+
+
+def run_maker(name: str) -> MakeRun:
+    """Return what makes runs of a language model's parts: numpy's, or graphs of onnxruntime."""
+    keep_freed()
+    if name == "numpy":
+        from hepti_mpi.kernels.kinds.numpy_run import NumpyRun
+
+        return NumpyRun
+    from hepti_mpi.kernels.kinds.runs import session_of  # imports onnx, which numpy does without
+
+    return session_of

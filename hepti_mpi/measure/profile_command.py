@@ -34,9 +34,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     HeptiError
         If an option is unknown, malformed or missing.
     """
-    options = parser().parse_args(arguments)
-    check_precision(options.precision or FLOAT32.name, options.backend)
-    return options
+    return parser().parse_args(arguments)
 
 
 def parser() -> Parser:
@@ -70,11 +68,13 @@ def run(options: argparse.Namespace, group: Group) -> int:
         precision = options.precision or stored
         if precision == "int4" and not isinstance(model, Decoder):
             raise HeptiError(f"--precision int4 is for language models, {model.name} is no such: take int8 or float32")
+        if not isinstance(model, Decoder):
+            check_precision(precision, options.backend)
         return model, precision
 
     model, precision = group.from_root(prepare if group.rank == 0 else None)
-    # A language model is computed by onnxruntime in any precision, as int8 is.
-    backends, notes = agree(options.backend, "int8" if isinstance(model, Decoder) else precision, group)
+    decodes = isinstance(model, Decoder)  # by any backend in any precision
+    backends, notes = agree(options.backend, FLOAT32.name if decodes else precision, group, chosen=not decodes)
     if group.rank == 0:
         from hepti_mpi.report.speaker import Speaker
 
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace, group: Group) -> int:
     elif isinstance(model, Decoder):
         from hepti_mpi.measure.profile_decoder import profile_decoder
 
-        cluster = measured(lambda: profile_decoder(model, precision, group), group)
+        cluster = measured(lambda: profile_decoder(model, precision, group, backends[group.rank]), group)
     else:
         cluster = measured(lambda: profile(model, group, backends[group.rank], precision), group)
     group.from_root((lambda: write_cluster(cluster, options.out)) if group.rank == 0 else None)

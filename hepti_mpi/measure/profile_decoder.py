@@ -23,6 +23,7 @@ from hepti_mpi.comm.group import Group, host_name
 from hepti_mpi.comm.wires import EXACT
 from hepti_mpi.decoding.ranks import Embedding, Ranks, merged
 from hepti_mpi.kernels import backends
+from hepti_mpi.kernels.backends import ONNXRUNTIME
 from hepti_mpi.measure.profile import kinds, measured_under, names_of, profile_facts
 from hepti_mpi.measure.profile_kernels import ELEMENTS, measure_unrest, random_numbers
 from hepti_mpi.measure.profile_links import Links, measure_links, measure_messages
@@ -87,26 +88,29 @@ class DecoderMeasures:
     pace: float
 
 
-def decoder_fingerprint(model: Decoder, precision: str, group: Group) -> str:
+def decoder_fingerprint(model: Decoder, precision: str, group: Group, backend: str = ONNXRUNTIME) -> str:
     """Return twelve hex digits of all that a profile is for: hosts, cores, versions, kernels, model and precision."""
-    return measured_under(group, "OMP_NUM_THREADS", (model.fingerprint, precision), DECODER_MEASURES)
+    computes = () if backend == ONNXRUNTIME else (backend,)
+    return measured_under(group, "OMP_NUM_THREADS", (model.fingerprint, precision), DECODER_MEASURES, *computes)
 
 
-def profile_decoder(model: Decoder, precision: str, group: Group) -> Cluster:
+def profile_decoder(model: Decoder, precision: str, group: Group, backend: str = ONNXRUNTIME) -> Cluster:
     """Measure all ranks for a language model; every rank calls this and gets the same cluster.
 
     Parameters
     ----------
     precision
         What its weights are held in: float32, int8 or int4.
+    backend
+        What computes on this rank.
     """
-    here = measure_decoder(model, precision, group)
+    here = measure_decoder(model, precision, group, backend)
     give_back()
     links = measure_links(group)
     messages = measure_messages(group, links, here.pace)
-    message_s, latency_s = measure_exchange(model, precision, group, links, here)
+    message_s, latency_s = measure_exchange(RandomDecoder(model, precision, backend), group, links, here)
     here = replace(here, speeds=replace(here.speeds, message_s=message_s))
-    unrest = measure_unrest(UNREST_WIDTH, backends.backend("onnxruntime"), group)
+    unrest = measure_unrest(UNREST_WIDTH, backends.backend(backend), group)
     give_back()
     measured = group.on_all(lambda: (host_name(), free_bytes(), here, messages, unrest))
     boards, memories, all_here, all_messages, all_unrest = zip(*measured, strict=True)
@@ -130,7 +134,8 @@ def profile_decoder(model: Decoder, precision: str, group: Group) -> Cluster:
                 name, flop_per_s, memory // ranks_on[host], own_link, curves, jitter_s, rest_s, decoder=speeds
             )
         )  # fmt: skip
-    facts = profile_facts(model.name, "onnxruntime", decoder_fingerprint(model, precision, group))
+    computed_by = backends.of_all(group.on_all(lambda: backend))
+    facts = profile_facts(model.name, computed_by, decoder_fingerprint(model, precision, group, backend))
     network = replace(links.network, latency_s=latency_s)
     return Cluster(tuple(devices), network, links.exceptions(names), facts)
 
@@ -149,9 +154,9 @@ def mean_decoder_speeds(several: Sequence[DecoderSpeeds]) -> DecoderSpeeds:
     return DecoderSpeeds(first.precision, parts, cached, pass_s, message_s)
 
 
-def measure_decoder(model: Decoder, precision: str, group: Group) -> DecoderMeasures:
+def measure_decoder(model: Decoder, precision: str, group: Group, backend: str = ONNXRUNTIME) -> DecoderMeasures:
     """Measure graphs, and what rank 0 does between passes, while all ranks measure; messages are not measured yet."""
-    graphs = RandomDecoder(model, precision)
+    graphs = RandomDecoder(model, precision, backend)
     sizes = {part: graphs.sizes(part) for part in DecoderPart}
     heads = sizes[DecoderPart.ATTENTION][-1]
     few: dict[TimedPoint, TimedCall] = {}
@@ -171,7 +176,7 @@ def measure_decoder(model: Decoder, precision: str, group: Group) -> DecoderMeas
     numbers = random_numbers()
     one, other = (np.resize(numbers, max(ELEMENTS)) for _ in "ab")
     few |= {("add", size): partial(np.add, one[:size], other[:size], one[:size]) for size in ELEMENTS}
-    product = backends.backend("onnxruntime").product(np.resize(numbers, (SPEED_WIDTH, SPEED_WIDTH)), None)
+    product = backends.backend(backend).product(np.resize(numbers, (SPEED_WIDTH, SPEED_WIDTH)), None)
     many["product",] = partial(product, np.resize(numbers, (SPEED_ROWS, SPEED_WIDTH)))
     of_few, pace = seconds_of(list(few.values()), group)
     of_many, _ = seconds_of(list(many.values()), group)
@@ -221,7 +226,7 @@ def _between_passes(graphs: RandomDecoder, group: Group) -> TimedCall:
     """Return what rank 0 does between two passes: it chooses a token, embeds it, and says what to compute."""
     alone, model = group.alone, graphs.model
     # Nothing of the model is on this rank.
-    share = Share(model, whole_on(model, ("here", "elsewhere"), 1), 0, graphs)
+    share = Share(model, whole_on(model, ("here", "elsewhere"), 1), 0, graphs, backend=graphs.backend)
     ranks, embed = Ranks(share, alone, Direct(alone), EXACT), Embedding(model, graphs)
     stream, tokens = np.empty((1, 1, model.hidden), np.float32), count()
     candidates, sums = [np.zeros((1, 1, 2))] * group.size, [np.zeros(1)] * group.size
@@ -245,9 +250,7 @@ def _sum_of_a_row(group: Group, direct: Direct, width: int) -> Callable[[], obje
     return call
 
 
-def measure_exchange(
-    model: Decoder, precision: str, group: Group, links: Links, here: DecoderMeasures
-) -> tuple[float, float]:
+def measure_exchange(graphs: RandomDecoder, group: Group, links: Links, here: DecoderMeasures) -> tuple[float, float]:
     """Return what a message of few KiB takes of this device, and what the exchange of half a layer lasts beside.
 
     Ranks compute as long as each other, with exchanges between as in a pass, and without, in turn. What exchanges last
@@ -256,8 +259,7 @@ def measure_exchange(
     quota this is most of it.
     """
     if group.size == 1:
-        return derived_decoder_speeds(here.flop_per_s, precision).message_s, links.network.latency_s
-    graphs = RandomDecoder(model, precision)
+        return derived_decoder_speeds(here.flop_per_s, graphs.precision).message_s, links.network.latency_s
     work = graphs.call(DecoderPart.MLP, graphs.sizes(DecoderPart.MLP)[0], 1)
     direct = Direct(group)
     exchange = _sum_of_a_row(group, direct, SMALL_BYTES // FLOAT_BYTES)

@@ -1,4 +1,4 @@
-"""Graphs of a language model on random weights, to be timed: shares of some sizes, on so many rows.
+"""Parts of a language model on random weights, to be timed: shares of some sizes, on so many rows.
 
 Their time does not depend on the numbers as long as none is too small to be normal: weights are scaled so that values
 stay near 1 from node to node.
@@ -13,11 +13,10 @@ import numpy as np
 
 from hepti_mpi.base.memory import Lent
 from hepti_mpi.decoding.ranks import likeliest
+from hepti_mpi.kernels.backends import ONNXRUNTIME, run_maker
 from hepti_mpi.kernels.blocks import Blocks
-from hepti_mpi.kernels.kinds.attention import check_width, turning_tables, wide
-from hepti_mpi.kernels.kinds.graph import Matrix, RankRegion
-from hepti_mpi.kernels.kinds.runs import session_of
-from hepti_mpi.kernels.ort import Session
+from hepti_mpi.kernels.kinds.heads import check_width, turning_tables, wide
+from hepti_mpi.kernels.kinds.held import Matrix, PartRun, RankRegion
 from hepti_mpi.measure.profile_kernels import random_numbers
 from hepti_mpi.measure.timing import TimedCall
 from solver.base.arrays import Array, Numbers
@@ -40,21 +39,24 @@ SPREAD = {"int8": 74.0, "int4": 4.6, "int4m": 4.6, "int8m": 74.0}  # the standar
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RandomDecoder:
-    """A language model's graphs on random weights.
+    """A language model's runs of parts on random weights.
 
     Sizes of shares are key and value heads with their whole groups, columns, or words.
 
     Parameters
     ----------
     model
-        Whose widths graphs have; heads see all that is before them.
+        Whose widths they have; heads see all that is before them.
     precision
         What weights are held in: float32, int8 or int4.
+    backend
+        What computes them.
     """
 
     model: Decoder
     precision: str
-    _sessions: dict[tuple[DecoderPart, int, str], Session] = field(default_factory=dict)
+    backend: str = ONNXRUNTIME
+    _made: dict[tuple[DecoderPart, int, str], PartRun] = field(default_factory=dict)
     _numbers: Array = field(default_factory=random_numbers)
 
     def sizes(self, part: DecoderPart) -> list[int]:
@@ -82,12 +84,12 @@ class RandomDecoder:
     def call(self, part: DecoderPart, size: int, rows: int, behind: int = 0, cache: str = "float32") -> TimedCall:
         """Return the call of a share on so many rows, of attention behind so many tokens in a cache."""
         (join, _), *own = self._run(part, size)
-        session = self._session(part, size, cache)
+        made = self._computes(part, size, cache)
         inputs: dict[str, Numbers] = {value.name: self._random((1, rows, self.model.hidden)) for value in join.reads}
         last, _ = own[-1]
         if part is DecoderPart.HEAD:
             logits = np.empty((1, rows, size), np.float32)
-            bound = session.bound(inputs, {last.writes.name: logits})
+            bound = made.bound(inputs, {last.writes.name: logits})
 
             def choose() -> None:
                 bound()
@@ -109,7 +111,7 @@ class RandomDecoder:
                 inputs[name] = kept if cache == "float32" else (32 * kept).astype(np.int8)
                 outputs[f"{name}'"] = inputs[name]
                 inputs[f"{name}.scale"] = np.full(size * wide(kind), 1 / 32, np.float32)
-        return session.bound({name: inputs[name] for name in session.inputs}, outputs)
+        return made.bound({name: inputs[name] for name in made.inputs}, outputs)
 
     def matrix(self, tensor: PartTensor, rows: Span) -> Matrix:
         """Return a random matrix in place of some rows of a model's."""
@@ -137,20 +139,18 @@ class RandomDecoder:
         scales = matrix.scales.array.astype(np.float16)
         return matrix.levels.array, scales if matrix.minima is None else np.stack([scales, 0 * scales], -1)
 
-    def _session(self, part: DecoderPart, size: int, cache: str) -> Session:
+    def _computes(self, part: DecoderPart, size: int, cache: str) -> PartRun:
         key = part, size, cache
-        if key not in self._sessions:
-            self._sessions[key] = self._made(self._run(part, size), cache)
-        return self._sessions[key]
-
-    def _made(self, run: list[tuple[Part, RankRegion]], cache: str) -> Session:
-        ends = {run[0][0].writes.name, run[-1][0].writes.name}
-        return session_of(run, ends, self, cache=cache)
+        if key not in self._made:
+            run, make = self._run(part, size), run_maker(self.backend)
+            self._made[key] = make(run, {run[0][0].writes.name, run[-1][0].writes.name}, self, cache=cache)
+        return self._made[key]
 
     def _run(self, part: DecoderPart, size: int) -> list[tuple[Part, RankRegion]]:
         """Return the parts of a share and its region of each; the first adds to the stream what was computed before."""
         layer, head = self.model.layers[0], part is DecoderPart.HEAD
-        check_width(self.model.name, layer.attention, self.precision)
+        if self.backend == ONNXRUNTIME:
+            check_width(self.model.name, layer.attention, self.precision)
         attention = replace(layer.attention, window=0)
         # Where a norm goes over all heads, everyone makes all queries and keys.
         kv = max(size, attention.kv_heads) if attention.whole_norms else size

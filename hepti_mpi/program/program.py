@@ -230,7 +230,7 @@ class Program:
         return f"{name} +" if name in self._apart and first else name
 
     def _compute(self, step: ComputeStep, run: RankRun) -> None:
-        """Bind the graphs of a step."""
+        """Bind what computes a step."""
         share, shape = self._share, self._shape
         graphs = share.graphs[key_of(run)]
         attends = next((part for part, _ in run if part.role == "contexts"), None)
@@ -245,7 +245,7 @@ class Program:
             inputs, outputs, scaled = self._state(attends)
             arrays |= {**inputs, **graphs.turns}
             results |= outputs
-        for words, session in graphs.sessions:
+        for words, own_run in graphs.runs:
             own = dict(results)
             if run[-1][0].role == "logits":
                 logits = np.zeros((1, shape.chosen, words.size), np.float32)
@@ -253,7 +253,7 @@ class Program:
                 own = {run[-1][0].writes.name: logits}
             if not own:  # it is computed for others, who need it no more
                 continue
-            call = session.bound({name: arrays[name] for name in session.inputs}, own)
+            call = own_run.bound({name: arrays[name] for name in own_run.inputs}, own)
             self._calls += [call, scaled, call] if scaled else [call]  # by what it has made its scales are chosen
 
     def _rows(self, name: str, box: Box, attends: Part | None) -> Numbers:

@@ -1,4 +1,4 @@
-"""A rank's share of a language model under a plan: the graphs of its computations, and the keys and values it keeps."""
+"""A rank's share of a language model under a plan: what computes its runs of parts, and its keys and values."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from hepti_mpi.base.memory import give_back
 from hepti_mpi.comm.group import Group
-from hepti_mpi.kernels.kinds.attention import check_width, turning_tables
-from hepti_mpi.kernels.kinds.graph import RankRegion
-from hepti_mpi.kernels.kinds.runs import session_of
-from hepti_mpi.kernels.ort import Session
+from hepti_mpi.kernels.backends import ONNXRUNTIME, run_maker
+from hepti_mpi.kernels.kinds.heads import check_width, turning_tables
+from hepti_mpi.kernels.kinds.held import PartRun, RankRegion
 from hepti_mpi.program.source import FileSource, Reads
 from hepti_mpi.program.state import HeadsLayout, KeptHeads, move_heads
 from solver.base.arrays import Array
@@ -47,9 +46,9 @@ def key_of(run: RankRun) -> RunKey:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShareGraphs:
-    """The graphs of a run, one but where words are many: of each its words; and the turning tables of its heads."""
+    """What computes a run, one but where words are many: of each its words; and the turning tables of its heads."""
 
-    sessions: Sequence[tuple[Span, Session]]
+    runs: Sequence[tuple[Span, PartRun]]
     turns: Mapping[str, Array]
 
 
@@ -65,17 +64,22 @@ class Share:
     before
         This rank's share under the plan before: graphs that are the same under both are taken over, and the keys and
         values of the same heads.
+    backend
+        What computes: numpy or onnxruntime.
 
     Attributes
     ----------
     graphs
-        Of every run of parts, by `key_of`.
+        Of every run of parts, by `key_of`; numpy has functions in place of graphs.
     state
         The keys and values of every layer, by their value's name.
     """
 
-    def __init__(self, model: Decoder, plan: DecoderPlan, rank: int, reads: Reads, before: Share | None = None) -> None:
-        self.model, self.plan, self.rank = model, plan, rank
+    def __init__(
+        self, model: Decoder, plan: DecoderPlan, rank: int, reads: Reads, before: Share | None = None, *,
+        backend: str = ONNXRUNTIME,
+    ) -> None:  # fmt: skip
+        self.model, self.plan, self.rank, self.backend = model, plan, rank, backend
         self.graphs: dict[RunKey, ShareGraphs] = {}
         self.state: dict[str, KeptHeads] = {}
         self._turns: dict[Rope, Mapping[str, Array]] = {} if before is None else before._turns
@@ -101,18 +105,19 @@ class Share:
         turns: Mapping[str, Array] = {}
         for part, _ in run:
             if isinstance(part.kind, GroupedAttention):
-                check_width(self.model.name, part.kind, self.plan.precision)
+                if self.backend == ONNXRUNTIME:
+                    check_width(self.model.name, part.kind, self.plan.precision)
                 if part.kind.rope is not None:
                     if part.kind.rope not in self._turns:
                         self._turns[part.kind.rope] = turning_tables(part.kind.rope, self.plan.context)
                     turns = self._turns[part.kind.rope]
         words = run[-1][1].get(WORD, Span(0, 1))
-        sessions = []
+        runs, make = [], run_maker(self.backend)
         for some in tiles(words, self._words_at_once):
             own = [(part, {**region, WORD: some} if WORD in region else region) for part, region in run]
-            sessions.append((some, session_of(own, leaves | {run[-1][0].writes.name}, source, cache=self.plan.cache)))
+            runs.append((some, make(own, leaves | {run[-1][0].writes.name}, source, cache=self.plan.cache)))
             give_back()
-        return ShareGraphs(sessions, turns)
+        return ShareGraphs(runs, turns)
 
     @property
     def _words_at_once(self) -> int:

@@ -1,4 +1,4 @@
-"""Weights as graphs need them: rows of a tensor, in float32 or in blocks as they are stored."""
+"""Weights as parts need them: rows of a tensor, in float32 or in blocks as they are stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from hepti_mpi.base.memory import Lent
 from hepti_mpi.kernels.blocks import Blocks
-from hepti_mpi.kernels.kinds.graph import Matrix
+from hepti_mpi.kernels.kinds.held import Matrix
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
 from solver.model.kinds.part import PartTensor

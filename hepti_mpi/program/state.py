@@ -15,7 +15,7 @@ import numpy as np
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.transfer import InBox, Item, RankExchange
 from hepti_mpi.comm.wires import EXACT
-from hepti_mpi.kernels.kinds.attention import Heads, runs_of, wide
+from hepti_mpi.kernels.kinds.heads import Heads, runs_of, wide
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
 from solver.model.kinds.attention import GroupedAttention, Rope

@@ -33,6 +33,7 @@ from solver.model.decoder import Decoder
 from solver.schedule.decoders.asked import TokenRequest
 
 SINGLE = "single"
+BACKEND = "onnxruntime"  # of our rows
 EVEN = 0.05  # apart that boards may be, and still count as even
 
 
@@ -71,7 +72,7 @@ class Ours:
         program += ["--input", str(files / "prompts.jsonl"), "--tokens", str(task.tokens), "--temperature", "0"]
         program += ["--ignore-eos", "--lookup", self.lookup, "--context", str(task.context)]
         program += ["--cluster", str(self._cluster(files)), "--system", self.system, "--wire", self.wire]
-        program += ["--cache", self.cache, "--report", str(report)]
+        program += ["--cache", self.cache, "--backend", BACKEND, "--report", str(report)]
         report.unlink(missing_ok=True)
         if len(self.hosts) == 1:
             code, _, said = shell.attempt(on_host(self.lab, self.hosts[0], program), RUN_S / self.lab.scale)
@@ -114,7 +115,7 @@ class Rival:
     @property
     def facts(self) -> dict[str, Any]:
         """The row's name as the JSON has it."""
-        backend = "onnxruntime" if isinstance(self.runner, Ours) else self.system
+        backend = BACKEND if isinstance(self.runner, Ours) else self.system
         mode = getattr(self.runner, "mode", "")
         return {"system": self.system, "backend": backend, "wire": self.wire, "mode": mode, "devices": self.boards}
 

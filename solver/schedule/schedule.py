@@ -96,7 +96,7 @@ class PlacedPart:
         return bool((there(self.own).sum(-1) > 1).any())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ExchangeStep:
     """Every rank gets what it wants of a value; of summands the sum.
 
@@ -122,7 +122,7 @@ class ExchangeStep:
     repeats: int = 1
     layers: Span = NOWHERE
 
-    @property
+    @cached_property
     def moved(self) -> Lengths:
         """How many numbers rank i sends rank j, [n, i, j]."""
         moved = np.asarray(sum(overlaps(own, self.want) for own in self.have))

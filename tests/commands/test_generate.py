@@ -106,6 +106,22 @@ def test_the_tables_fit_a_terminal_and_say_who_had_what(shown, tiny, kept):
     kept(re.sub(r"\d+\.\d\d", "N", lines[-1]))
 
 
+def test_numpy_says_what_onnxruntime_says_and_what_its_prediction_is_for(tiny, tmp_path, kept):
+    """A report says who computed."""
+    asked = generate(tiny, "--cluster", "pi4x4", "--system", "megatron", "--prompt", "the cat", "--tokens", NEW)
+    said, notes = {}, []
+    for backend in ("onnxruntime", "numpy"):
+        report = tmp_path / f"{backend}.json"
+        done = succeeded(jobs(3, *asked, "--backend", backend, "--report", report))
+        table = json.loads(report.read_text())
+        assert {backend} == {table["backend"], *(entry["backend"] for entry in table["per_rank"])}
+        said[backend] = done.stdout
+        notes += [line for line in done.stderr.splitlines() if "is predicted is for" in line]
+
+    assert said["numpy"] == said["onnxruntime"] == tiny.text(tiny.says("the cat", NEW)) + "\n"
+    kept("\n".join(notes))
+
+
 @pytest.mark.parametrize(
     "sequences", [pytest.param(1, marks=pytest.mark.thorough("one after the other, not together")), 3]
 )

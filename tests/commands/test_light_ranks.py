@@ -61,6 +61,14 @@ def test_a_language_model(tiny, boards):
     succeeded(light("generate", "--model", tiny.path, "--cluster", boards, *asked))
 
 
+def test_a_language_model_without_onnxruntime(tiny, boards):
+    asked = ("--prompt", "the cat", "--tokens", 5, "--system", "megatron", "--backend", "numpy")
+
+    done = succeeded(light("generate", "--model", tiny.path, "--cluster", boards, *asked, HEPTI_LIGHT="worker"))
+
+    assert done.stdout == tiny.text(tiny.says("the cat", 5)) + "\n"
+
+
 @pytest.mark.parametrize(
     "kind",
     [

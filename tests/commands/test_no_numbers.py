@@ -70,7 +70,10 @@ def test_of_a_network_no_scores_are_said(tmp_path, ending):
     assert "the model made NaN" in done.stderr
 
 
-def test_of_a_language_model_no_token_is_said(tmp_path):
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("backend", ["onnxruntime", "numpy"])
+def test_of_a_language_model_no_token_is_said(backend, tmp_path):
+    """And numpy does not warn of it."""
     model = named_decoder("smollm2-135m", 1)
     with DecoderWriter(tmp_path / "model.h5", model, "test") as weights:
         for name, tensor in decoder_tensors(model).items():
@@ -78,7 +81,8 @@ def test_of_a_language_model_no_token_is_said(tmp_path):
             weights.write(name, 0, np.full(shape, LARGE if name == "final_norm/weight" else 0.01, np.float32))
     asked = lines(tmp_path / "asked.jsonl", [1, 5])
 
-    done = inside.run(main, "generate", "--model", tmp_path / "model.h5", "--input", asked, "--tokens", "3", *QUICK[2:])
+    words = ("--model", tmp_path / "model.h5", "--input", asked, "--tokens", "3", "--backend", backend, *QUICK[2:])
+    done = inside.run(main, "generate", *words)
 
     assert done.returncode == 2
     assert "request 1: the model made NaN" in done.stderr

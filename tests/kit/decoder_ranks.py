@@ -7,10 +7,14 @@ import numpy as np
 from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.wires import coding
 from hepti_mpi.decoding.ranks import Embedding, Ranks
+from hepti_mpi.kernels.backends import ONNXRUNTIME
 from hepti_mpi.program.share import Share
 from solver.base.spans import Partition, Span, largest_remainder
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderStage, column_unit, head_unit
 from solver.plan.plan import Wire
+
+MIXED = "mixed"
+BACKENDS = (ONNXRUNTIME, "numpy", MIXED)
 
 
 def random_plan(world, model, rng, *, stages=1, rows_from=0, **facts):
@@ -61,12 +65,17 @@ def random_plan(world, model, rng, *, stages=1, rows_from=0, **facts):
     return plan
 
 
-def on_ranks(world, weights, plan, lead, wire=Wire.FLOAT32):
-    """Call `lead` with all ranks as one model on rank 0, and return on all ranks what it returns."""
+def on_ranks(world, weights, plan, lead, wire=Wire.FLOAT32, backend=ONNXRUNTIME):
+    """Call `lead` with all ranks as one model on rank 0, and return on all ranks what it returns.
+
+    `backend`: what computes, MIXED: numpy on every other rank.
+    """
+    if backend == MIXED:
+        backend = ("numpy", ONNXRUNTIME)[world.rank % 2]
     direct = Direct(world)
 
     def load(plan, before=None):
-        return Share(weights.model, plan, world.rank, weights, before)
+        return Share(weights.model, plan, world.rank, weights, before, backend=backend)
 
     ranks = Ranks(load(plan), world, direct, coding(wire), load)
     result = None

@@ -78,3 +78,13 @@ def test_nobody_is_told_where_no_board_has_onnxruntime(world, boards, monkeypatc
     monkeypatch.setattr(trial, "known", lambda: trial.MISSING)
 
     assert backends.agree("auto", "float32", world) == (["numpy"] * world.size, [])
+
+
+def test_where_that_is_nobodys_choice_all_boards_are_told_of(world, boards, monkeypatch):
+    """Of a language model, with which numpy is much slower."""
+    monkeypatch.setattr(trial, "known", lambda: trial.MISSING)
+
+    names, notes = backends.agree("auto", "float32", world, chosen=False)
+
+    assert names == ["numpy"] * world.size
+    assert [note.split(" computes with numpy: ")[0] for note in notes] == [f"pi-{rank}" for rank in range(world.size)]

@@ -10,6 +10,7 @@ from hepti_mpi.requests.sampling import Sampling
 from solver.plan.decoder_plan import whole_on
 from tests import sweeps
 from tests.kit.decoder_ranks import on_ranks, random_plan
+from weights.decoders import forward
 from weights.decoders.file import DecoderFile
 
 # One of each: what else a family has is compared with transformers in tests/weights, and split in test_decoder_passes.
@@ -67,6 +68,23 @@ def checkpoint(tmp_path_factory, world):
     return make
 
 
+def all_logits(model, prompts):
+    """Return what computes the logits of every row of prompts, [rows, V]."""
+
+    def lead(ranks, embedding):
+        found = []
+        for prompt in prompts:
+            stream = np.empty((1, len(prompt), model.hidden), np.float32)
+            embedding(prompt, 0, stream[0])
+            best = ranks.compute(0, stream, [0], chosen=len(prompt), count=model.vocab)
+            own = np.empty(best.logits.shape)
+            np.put_along_axis(own, best.ids, best.logits, 1)
+            found.append(own)
+        return np.concatenate(found)
+
+    return lead
+
+
 @pytest.mark.slow("torch and transformers are imported by the first of them, by the rank that compares")
 @pytest.mark.parametrize("case", cases())
 def test_answers_are_those_of_transformers(case, checkpoint, world):
@@ -103,19 +121,7 @@ def test_in_blocks_ranks_say_what_one_says(case, precision, checkpoint, world):
     rng = np.random.default_rng(len(case))
 
     with DecoderFile(path) as weights:
-        model = weights.model
-
-        def lead(ranks, embedding):
-            found = []
-            for prompt in prompts:
-                stream = np.empty((1, len(prompt), model.hidden), np.float32)
-                embedding(prompt, 0, stream[0])
-                best = ranks.compute(0, stream, [0], chosen=len(prompt), count=model.vocab)
-                own = np.empty(best.logits.shape)
-                np.put_along_axis(own, best.ids, best.logits, 1)
-                found.append(own)
-            return np.concatenate(found)
-
+        model, lead = weights.model, all_logits(weights.model, prompts)
         facts = {"context": 64, "precision": precision}
         alone = on_ranks(world, weights, whole_on(model, random_plan(world, model, rng).devices, 0, **facts), lead)
         split = on_ranks(world, weights, random_plan(world, model, rng, **facts), lead)
@@ -127,3 +133,19 @@ def test_in_blocks_ranks_say_what_one_says(case, precision, checkpoint, world):
     near = alone[rows, best] - alone[rows, of_split] < MARGIN * spread
     assert ((best == of_split) | near).all()
     assert np.mean(best == of_split) > 0.9
+
+
+@pytest.mark.parametrize(
+    ("case", "precision"), sweeps.cycled(3, ["qwen3", "gemma2", "mistral-all"], ["int8", "int4", "int4m"])
+)
+def test_in_blocks_numpy_computes_the_numbers_that_they_are(case, precision, checkpoint, world):
+    """Where onnxruntime rounds activations, it rounds nothing."""
+    path, prompts, _ = checkpoint(case, precision=precision)
+
+    with DecoderFile(path) as weights:
+        model = weights.model
+        plan = random_plan(world, model, np.random.default_rng(len(case)), context=64, precision=precision)
+        found = on_ranks(world, weights, plan, all_logits(model, prompts), backend="numpy")
+        expected = np.concatenate([forward.logits(model, weights.read, prompt) for prompt in prompts])
+
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()

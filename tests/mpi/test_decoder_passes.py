@@ -7,7 +7,7 @@ from solver.plan.plan import Wire
 from solver.schedule.decoders.cost import price_pass, setting_of
 from tests import sweeps
 from tests.kit.answers import boards
-from tests.kit.decoder_ranks import on_ranks, random_plan
+from tests.kit.decoder_ranks import BACKENDS, on_ranks, random_plan
 from tests.kit.decoders import MODELS, Weights, logits, small_model
 from tests.kit.placed import shorten
 from tests.kit.sized import sized
@@ -34,28 +34,32 @@ def in_chunks(weights, tokens, place=1):
     return lead
 
 
-@pytest.mark.parametrize(("name", "seed"), sized(sweeps.cycled(8, MODELS, sweeps.seeds(2, 20)), 3))
-def test_logits_are_those_of_the_whole_model(name, seed, world):
+@pytest.mark.parametrize(
+    ("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 20), BACKENDS), 3)
+)
+def test_logits_are_those_of_the_whole_model(name, seed, backend, world):
     rng = np.random.default_rng(seed)
     weights = Weights(MODELS[name], seed)
     tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
     plan = random_plan(world, weights.model, rng, stages=1 + seed % 2)
 
-    found = on_ranks(world, weights, plan, in_chunks(weights, tokens))
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
 
     expected = logits(weights, tokens)
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize(("name", "seed"), sized(sweeps.cycled(9, MODELS, sweeps.seeds(2, 20)), 3))
-def test_prompts_that_are_cut_by_rows_have_the_same_logits(name, seed, world):
+@pytest.mark.parametrize(
+    ("name", "seed", "backend"), sized(sweeps.cycled(12, MODELS, sweeps.seeds(2, 20), BACKENDS), 3)
+)
+def test_prompts_that_are_cut_by_rows_have_the_same_logits(name, seed, backend, world):
     """Contexts go to who has their rows; tokens after them are cut by heads and columns, with the keys of both."""
     rng = np.random.default_rng([2, seed])
     weights = Weights(MODELS[name], seed)
     tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
     plan = random_plan(world, weights.model, rng, stages=1 + seed % 2, rows_from=16)
 
-    found = on_ranks(world, weights, plan, in_chunks(weights, tokens))
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens), backend=backend)
 
     expected = logits(weights, tokens)
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()

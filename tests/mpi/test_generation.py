@@ -11,7 +11,7 @@ from hepti_mpi.requests.lookup import Lookup
 from hepti_mpi.requests.prompts import Prompt, Wishes
 from hepti_mpi.requests.sampling import Sampling
 from tests import sweeps
-from tests.kit.decoder_ranks import on_ranks, random_plan
+from tests.kit.decoder_ranks import BACKENDS, on_ranks, random_plan
 from tests.kit.decoders import MODELS, Weights, logits
 from tests.kit.sized import sized
 
@@ -174,8 +174,11 @@ def test_what_is_drawn_depends_on_the_seed_alone(world):
     assert drawn(1) == drawn(1) != drawn(2)
 
 
-@pytest.mark.parametrize("name", MODELS if sweeps.ALL else ["llama", "gemma2", "gpt2", "partial"])
-def test_an_int8_cache_costs_little(name, world):
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    sweeps.cycled(6, MODELS if sweeps.ALL else ["llama", "gemma2", "gpt2", "partial"], BACKENDS),
+)
+def test_an_int8_cache_costs_little(name, backend, world):
     """As much as rounding does: a sixteenth of its scale a number, and a text beyond its sample is not cut off."""
     rng = np.random.default_rng(9)
     weights = Weights(MODELS[name])
@@ -194,17 +197,20 @@ def test_an_int8_cache_costs_little(name, world):
         assert generation
         return np.concatenate(found)
 
-    found = on_ranks(world, weights, random_plan(world, weights.model, rng, cache="int8"), lead)
+    found = on_ranks(world, weights, random_plan(world, weights.model, rng, cache="int8"), lead, backend=backend)
 
     expected = logits(weights, text)
     assert np.sqrt(np.square(found - expected).mean()) < 0.05 * np.sqrt(np.square(expected).mean())
 
 
 @pytest.mark.parametrize(
-    ("name", "seed", "cache"),
-    sized(sweeps.cycled(4, ["llama", "one-kv-head", "qwen3", "gpt2"], sweeps.seeds(2, 10), ["float32", "int8"]), 3),
+    ("name", "seed", "cache", "backend"),
+    sized(
+        sweeps.cycled(6, ["llama", "one-kv-head", "qwen3", "gpt2"], sweeps.seeds(2, 10), ["float32", "int8"], BACKENDS),
+        3,
+    ),
 )
-def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, world):
+def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, backend, world):
     """Keys and values go with their heads, of all sequences; halves that stay where they are stay as they are."""
     rng = np.random.default_rng(seed)
     weights = Weights(MODELS[name], seed)
@@ -230,7 +236,7 @@ def test_a_change_of_plan_between_tokens_changes_no_token(name, seed, cache, wor
             asked = [Prompt(number, tokens) for number, tokens in enumerate(prompts)]
             return {answer.prompt.id: answer.text.tokens for answer in generation.answer(asked)}
 
-        return on_ranks(world, weights, plans[0], lead)
+        return on_ranks(world, weights, plans[0], lead, backend=backend)
 
     assert answered(changes=True) == answered(changes=False)
 

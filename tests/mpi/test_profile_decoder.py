@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from hepti_mpi.kernels.backends import of_all
 from hepti_mpi.measure import profile_decoder, timing
 from solver.base.errors import HeptiError
 from solver.cluster.cluster import read_cluster, write_cluster
@@ -45,13 +46,17 @@ def test_a_language_model_is_profiled_and_planned(world, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "precision"),
-    [case for case in sweeps.cycled(4, NAMES, ["float32", "int4"]) if case not in REFUSED],
+    ("name", "precision", "backend"),
+    [
+        case
+        for case in sweeps.cycled(8, NAMES, ["float32", "int4"], ["onnxruntime", "numpy"])
+        if case[:2] not in REFUSED or case[2] == "numpy"
+    ],
 )
-def test_every_family_is_measured_in_blocks_or_not(name, precision, world):
+def test_every_family_is_measured_in_blocks_or_not(name, precision, backend, world):
     model = MODELS[name]
 
-    measured = profile_decoder.measure_decoder(model, precision, world)
+    measured = profile_decoder.measure_decoder(model, precision, world, backend)
 
     attention = model.layers[0].attention
     whole = attention_bytes(model, attention, attention.heads, attention.kv_heads, PRECISIONS[precision])
@@ -66,11 +71,20 @@ def test_heads_that_the_engine_refuses_are_not_measured(name, precision, world):
         profile_decoder.measure_decoder(MODELS[name], precision, world)
 
 
-def test_a_profile_is_kept_by_model_and_precision(world):
+def test_a_profile_says_with_what_it_was_measured(world):
+    names = ["numpy" if rank else "onnxruntime" for rank in range(world.size)]
+
+    cluster = profile_decoder.profile_decoder(MODELS["llama"], "int4", world, names[world.rank])
+
+    assert cluster.profile["backend"] == of_all(names)
+
+
+def test_a_profile_is_kept_by_model_precision_and_backend(world):
     model = MODELS["llama"]
     wider = dataclasses.replace(model, vocab=60)
     found = [profile_decoder.decoder_fingerprint(of, p, world) for of, p in ((model, "int4"), (wider, "int4"))]
     found.append(profile_decoder.decoder_fingerprint(model, "int8", world))
+    found.append(profile_decoder.decoder_fingerprint(model, "int4", world, "numpy"))
 
-    assert len(set(found)) == 3
+    assert len(set(found)) == 4
     assert found[0] == profile_decoder.decoder_fingerprint(model, "int4", world)

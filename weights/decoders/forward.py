@@ -6,7 +6,7 @@ Letters as in `solver.model.decoder`; all rows at once, without a cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -58,15 +58,20 @@ def logit_parts(model: Decoder, read: RowReader, x: Array) -> Iterator[tuple[Spa
     x = norm(model, lambda name: read(name, None), "final_norm", x)
     for start in range(0, model.vocab, WORDS):
         words = Span(start, min(start + WORDS, model.vocab))
-        yield words, _capped(x @ read(model.head, words).T, model.head_softcap)
+        yield words, capped(x @ read(model.head, words).T, model.head_softcap)
 
 
 def norm(model: Decoder, tensor: Callable[[str], Array], name: str, x: Array) -> Array:
     """Return normed rows, of the model's kind of norm."""
-    if model.norm == "layer":
-        x = x - x.mean(axis=-1, keepdims=True)
-        return _rms(x, model.norm_eps) * tensor(f"{name}/weight") + tensor(f"{name}/bias")
-    return _rms(x, model.norm_eps) * tensor(f"{name}/weight")
+    shift = tensor(f"{name}/bias") if model.norm == "layer" else None
+    return normed(x, tensor(f"{name}/weight"), shift, model.norm_eps)
+
+
+def normed(x: Array, weight: Array, shift: Array | None, eps: float) -> Array:
+    """Return rows normed over the last axis; "rms" without a shift."""
+    if shift is None:
+        return _rms(x, eps) * weight
+    return _rms(x - x.mean(axis=-1, keepdims=True), eps) * weight + shift
 
 
 def attend(attention: GroupedAttention, tensor: Callable[[str], Array], x: Array, eps: float) -> Array:
@@ -77,24 +82,31 @@ def attend(attention: GroupedAttention, tensor: Callable[[str], Array], x: Array
         rows = x @ tensor(f"{name}/weight").T
         if attention.bias:
             rows += tensor(f"{name}/bias")
-        normed = attention.qk_norm and name != "value"
-        if normed and attention.whole_norms:
-            rows = _rms(rows, eps) * tensor(f"{name}_norm/weight")
+        has_norm = attention.qk_norm and name != "value"
+        if has_norm and attention.whole_norms:
+            rows = normed(rows, tensor(f"{name}_norm/weight"), None, eps)
         rows = rows.reshape(S, -1, d).swapaxes(0, 1)  # [heads, S, d]
-        if normed and not attention.whole_norms:
-            rows = _rms(rows, eps) * tensor(f"{name}_norm/weight")
-        heads[name] = _turned(rows, attention.rope) if attention.rope and name != "value" else rows
-    behind = np.arange(S)[:, None] - np.arange(S)
-    seen = (behind >= 0) & (behind < (attention.window or S))
-    scale = attention.scale or 1 / math.sqrt(d)
+        if has_norm and not attention.whole_norms:
+            rows = normed(rows, tensor(f"{name}_norm/weight"), None, eps)
+        heads[name] = turned(rows, *_turns(attention.rope, S)) if attention.rope and name != "value" else rows
     answers = np.empty((S, attention.heads * d), np.float32)
     for head in range(attention.heads):
         key, value = (heads[name][head // attention.group] for name in ("key", "value"))
-        scores = np.where(seen, _capped(heads["query"][head] @ key.T * scale, attention.softcap), -np.inf)
-        scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        answers[:, head * d : (head + 1) * d] = scores / scores.sum(axis=-1, keepdims=True) @ value
+        answers[:, head * d : (head + 1) * d] = contexts(attention, heads["query"][head], key, value)
     out = answers @ tensor("output/weight")
     return out + tensor("output/bias") if attention.output_bias else out
+
+
+def contexts(attention: GroupedAttention, queries: Array, keys: Array, values: Array) -> Array:
+    """Return what the last S rows of n see of all, [..., S, d], [n, d], [n, d] -> [..., S, d]."""
+    n, S = len(keys), queries.shape[-2]
+    behind = np.arange(n - S, n)[:, None] - np.arange(n)
+    seen = (behind >= 0) & (behind < (attention.window or n))
+    scale = attention.scale or 1 / math.sqrt(attention.head_dim)
+    scores = np.where(seen, capped(queries @ keys.T * scale, attention.softcap), -np.inf)
+    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    found: Array = scores / scores.sum(axis=-1, keepdims=True) @ values
+    return found
 
 
 def feed(mlp: GatedMlp, tensor: Callable[[str], Array], x: Array) -> Array:
@@ -104,27 +116,37 @@ def feed(mlp: GatedMlp, tensor: Callable[[str], Array], x: Array) -> Array:
         made[name] = x @ tensor(f"{name}/weight").T
         if mlp.bias:
             made[name] += tensor(f"{name}/bias")
-    activation = _ACTIVATIONS[mlp.activation]
-    columns = activation(made["gate"]) * made["up"] if mlp.gated else activation(made["up"])
-    out = columns @ tensor("down/weight")
+    out = bent(mlp, made) @ tensor("down/weight")
     return out + tensor("down/bias") if mlp.bias else out
 
 
-def _turned(heads: Array, rope: Rope) -> Array:
-    """Turn the columns of heads by their rows' positions, [heads, S, d] -> [heads, S, d]."""
-    angles = np.arange(heads.shape[1], dtype=np.float32)[:, None] * np.array(rope.frequencies, np.float32)
-    cos, sin = np.cos(angles) * np.float32(rope.factor), np.sin(angles) * np.float32(rope.factor)
-    one, other = heads[..., : rope.width // 2], heads[..., rope.width // 2 : rope.width]
-    return np.concatenate([one * cos - other * sin, other * cos + one * sin, heads[..., rope.width :]], axis=-1)
+def bent(mlp: GatedMlp, made: Mapping[str, Array]) -> Array:
+    """Return the columns between an MLP's products, of what its first products made, by their names."""
+    activation = _ACTIVATIONS[mlp.activation]
+    return activation(made["gate"]) * made["up"] if mlp.gated else activation(made["up"])
+
+
+def turned(heads: Array, cos: Array, sin: Array) -> Array:
+    """Turn the first columns of heads [..., d], by cosines and sines [..., half of the columns that turn]."""
+    half = cos.shape[-1]
+    one, other = heads[..., :half], heads[..., half : 2 * half]
+    return np.concatenate([one * cos - other * sin, other * cos + one * sin, heads[..., 2 * half :]], axis=-1)
+
+
+def capped(x: Array, cap: float) -> Array:
+    """Return cap · tanh(x / cap); x where there is no cap."""
+    return cap * np.tanh(x / cap) if cap else x
+
+
+def _turns(rope: Rope, rows: int) -> tuple[Array, Array]:
+    """Return cosines and sines of the first rows, each [rows, width / 2]."""
+    angles = np.arange(rows, dtype=np.float32)[:, None] * np.array(rope.frequencies, np.float32)
+    return np.cos(angles) * np.float32(rope.factor), np.sin(angles) * np.float32(rope.factor)
 
 
 def _rms(x: Array, eps: float) -> Array:
     size: Array = np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + np.float32(eps))
     return x / size
-
-
-def _capped(x: Array, cap: float) -> Array:
-    return cap * np.tanh(x / cap) if cap else x
 
 
 def _erf(x: Array) -> Array:

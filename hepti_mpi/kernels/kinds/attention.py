@@ -11,66 +11,23 @@ and can give `keys`, `values` [batch, rows, kv heads · d], of all runs, before 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from onnx import TensorProto
 
-from hepti_mpi.kernels.kinds.graph import Matrix, PartGraph, RankRegion
+from hepti_mpi.kernels.kinds.graph import PartGraph
+from hepti_mpi.kernels.kinds.heads import HEAD_MULTIPLE, runs_of, wide
+from hepti_mpi.kernels.kinds.held import Matrix, RankRegion
 from hepti_mpi.kernels.ort import CONTRIBUTED
 from solver.base.arrays import Array
-from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.model.kinds.attention import GroupedAttention, Rope
+from solver.model.kinds.attention import GroupedAttention
 from solver.model.kinds.part import HEAD, KV, Part
 
 KINDS = {"float32": TensorProto.FLOAT, "int8": TensorProto.INT8}  # of a cache
-HEAD_MULTIPLE = 8  # the operator takes heads of a multiple of so many columns
 TURNED_MULTIPLE = 16  # and turns those of a multiple of so many itself, twice so many columns of them at a time
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Query heads with equally many to a key and value head: one operator, and one cache."""
-
-    query: int
-    kv: int
-
-
-def check_width(name: str, attention: GroupedAttention, precision: str) -> None:
-    """Refuse heads that the operator does not take, and that cannot be made wider.
-
-    Raises
-    ------
-    HeptiError
-        If the model of this name cannot have them.
-    """
-    if attention.head_dim % HEAD_MULTIPLE and (precision != "float32" or attention.qk_norm):
-        what = "of normed heads" if attention.qk_norm else f"in {precision}"
-        raise HeptiError(
-            f"model {name}: a head is {attention.head_dim} wide, {what} it must be a multiple of {HEAD_MULTIPLE}"
-        )
-
-
-def wide(attention: GroupedAttention) -> int:
-    """Return how wide heads are as the operator takes them: columns of zeros change nothing."""
-    return -(-attention.head_dim // HEAD_MULTIPLE) * HEAD_MULTIPLE
-
-
-def runs_of(attention: GroupedAttention, heads: Span) -> list[Heads]:
-    """Return a span of query heads as runs of heads with equally many to a key and value head.
-
-    Whole groups are one run; a group that is cut has its key and value head on both sides, and is a run of its own.
-    """
-    kv = attention.kv_span(heads)
-    sizes = [
-        Span(number * attention.group, (number + 1) * attention.group).intersect(heads).size
-        for number in range(kv.start, kv.stop)
-    ]
-    return [Heads(size * (count := len(list(same))), count) for size, same in groupby(sizes)]
 
 
 def turns_itself(attention: GroupedAttention) -> bool:
@@ -227,10 +184,3 @@ def _split(graph: PartGraph, x: str, name: str, widths: Sequence[int]) -> list[s
     names = [f"{name}.{number}" for number in range(len(widths))]
     graph.node("Split", [x, graph.constant(f"{name}.widths", np.array(widths, np.int64))], names, axis=-1)
     return names
-
-
-def turning_tables(rope: Rope, context: int) -> Mapping[str, Array]:
-    """Return the tables by which heads turn, cosines and sines [context, width / 2]."""
-    angles = np.arange(context)[:, None] * np.array(rope.frequencies)
-    of = {"cos": np.cos(angles), "sin": np.sin(angles)}
-    return {name: (table * rope.factor).astype(np.float32) for name, table in of.items()}

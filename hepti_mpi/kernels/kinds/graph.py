@@ -7,34 +7,22 @@ number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from hepti_mpi.kernels.blocks import Blocks
+from hepti_mpi.kernels.kinds.block_nodes import block_node, constants_of, give_back_unread
+from hepti_mpi.kernels.kinds.held import Matrix, RankRegion, TensorSource, rows_of
 from hepti_mpi.kernels.ort import ACTIVATIONS, CONTRIBUTED, Session, make_session
 from solver.base.arrays import Array, Numbers
-from solver.base.spans import Span
 from solver.model.kinds.part import Part, PartTensor, Value
 from solver.model.kinds.weight import BLOCK
 
 OPSET = 18
-
-Matrix = Array | Blocks  # an Array is [in, out], or such a view of one that lies as [out, in]
-RankRegion = Mapping[str, Span]  # what one rank computes of a part
-
-
-class TensorSource(Protocol):
-    """Where a rank's share of tensors comes from."""
-
-    def matrix(self, tensor: PartTensor, rows: Span) -> Matrix:
-        """Return some rows of a matrix's first dimension."""
-
-    def vector(self, tensor: PartTensor, rows: Span) -> Array:
-        """Return some numbers of a vector."""
 
 
 @dataclass(slots=True)
@@ -120,7 +108,7 @@ class PartGraph:
             symmetric = y if matrix.minima is None else f"{y}.symmetric"
             self.blocks[symmetric] = matrix
             biases = [] if bias is None else [self.constant(f"{y}.bias", bias)]
-            self.nodes.append(matrix.node(x, symmetric, biases))
+            self.nodes.append(block_node(matrix, x, symmetric, biases))
             return y if matrix.minima is None else self._with_minima(x, y, symmetric, matrix.minima, matrix.summed)
         # As it lies: a copy of the head's matrix the other way round was half of what its graph took to make.
         transposed = not matrix.flags.c_contiguous
@@ -195,19 +183,14 @@ class PartGraph:
 
     def session(self) -> Session:
         """Make the session, and give back what of the weights it does not read any more."""
-        lent = {name: part.array for y, own in self.blocks.items() for name, part in own.parts(y).items()}
+        lent = {name: part.array for y, own in self.blocks.items() for name, part in constants_of(own, y).items()}
         session = make_session(
             self.nodes, self.inputs, self.outputs, self.small, self.large | lent, opset=OPSET, passes_memory_on=True,
             shares_constants=bool(lent),
         )  # fmt: skip
         for own in self.blocks.values():
-            own.give_back()
+            give_back_unread(own)
         return session
 
 
 AddNodes = Callable[[PartGraph, Part, RankRegion], None]
-
-
-def rows_of(tensor: PartTensor, region: RankRegion) -> Span:
-    """Return which rows of a tensor a region needs."""
-    return tensor.rows(region[tensor.axis]) if tensor.axis else Span(0, tensor.weight.shape[0])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hepti_mpi.kernels.kinds.graph import PartGraph, RankRegion
+from hepti_mpi.kernels.kinds.graph import PartGraph
+from hepti_mpi.kernels.kinds.held import RankRegion
 from solver.model.kinds.mlp import GatedMlp
 from solver.model.kinds.part import Part
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from hepti_mpi.kernels.kinds import attention, mlp, stream
-from hepti_mpi.kernels.kinds.graph import AddNodes, PartGraph, RankRegion, TensorSource
+from hepti_mpi.kernels.kinds.graph import AddNodes, PartGraph
+from hepti_mpi.kernels.kinds.held import RankRegion, TensorSource
 from hepti_mpi.kernels.ort import Session
 from solver.model.kinds.part import Part
 
@@ -23,7 +24,7 @@ NODES: Mapping[str, AddNodes] = {
 
 
 def session_of(
-    run: Sequence[tuple[Part, RankRegion]], leaves: Collection[str], source: TensorSource, *, cache: str = "float32"
+    run: Sequence[tuple[Part, RankRegion]], leaves: Collection[str], source: TensorSource, *, cache: str
 ) -> Session:
     """Return the graph of what a rank computes of some parts, one after the other.
 

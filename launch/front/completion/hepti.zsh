@@ -284,6 +284,7 @@ _shtab_hepti_generate_options=(
   "--measure[measure the boards again, though there is a profile of them]"
   "--plan[a plan, instead of planning one]:PLAN.json:_files"
   "--system[who plans\: hepti, single, megatron, \… (default\: hepti)]:NAME:"
+  "--backend[kernels (default\: auto)]:backend:(auto numpy onnxruntime)"
   "--replan[change the shares when devices change, dry-run\: only say so (default\: off)]:replan:(off auto dry-run)"
   "--wire[how summands travel (default\: the plan\'s, or float32)]:wire:(float32 float16 int8)"
   "--report[write plan, times and bytes of every rank]:FILE.json:_files"

@@ -8,6 +8,7 @@ import pytest
 
 from hepti_mpi.base.memory import Lent, give_back, own_bytes
 from hepti_mpi.kernels.blocks import Blocks
+from hepti_mpi.kernels.kinds.block_nodes import block_node, constants_of, give_back_unread
 from hepti_mpi.kernels.ort import Session, make_session
 from solver.model.kinds.weight import BLOCK, PRECISIONS
 from solver.schedule.decoders.memory import HELD
@@ -20,9 +21,10 @@ pytest.importorskip("onnxruntime")
 
 def product(matrix: Blocks) -> Session:
     values = [helper.make_tensor_value_info(n, 1, ["rows", w]) for n, w in (("x", matrix.summed), ("y", matrix.out))]
-    constants = {name: part.array for name, part in matrix.parts("y").items()}
-    session = make_session([matrix.node("x", "y")], values[:1], values[1:], packed=constants, shares_constants=True)
-    matrix.give_back()
+    constants = {name: part.array for name, part in constants_of(matrix, "y").items()}
+    node = block_node(matrix, "x", "y")
+    session = make_session([node], values[:1], values[1:], packed=constants, shares_constants=True)
+    give_back_unread(matrix)
     return session
 
 

@@ -24,7 +24,7 @@ def test_an_mlp_is_that_of_its_numbers(tmp_path, hidden, ffn):
         share = Share(model, whole_on(model, ("one",), 0, context=32, precision="int4m"), 0, weights)
         x = random.standard_normal((1, 5, hidden), np.float32)
         mlp, head = (
-            run.sessions[0] for key, run in share.graphs.items() if key[-1][0] in ("layers/0/mlp/down", "head/logits")
+            run.runs[0] for key, run in share.graphs.items() if key[-1][0] in ("layers/0/mlp/down", "head/logits")
         )
 
         def run(graph, width, name):

@@ -16,7 +16,7 @@ from tests.kit.decoders import MODELS
 def test_no_number_is_too_small_to_be_normal_or_none(precision, cache):
     """Arithmetic on such numbers takes a hundred times as long on some processors."""
     graphs = RandomDecoder(MODELS["qwen3"], precision)
-    session = graphs._session(DecoderPart.ATTENTION, 1, cache)
+    session = graphs._computes(DecoderPart.ATTENTION, 1, cache)
     held = {}
     bound = session.bound
     found = []
