@@ -12,7 +12,7 @@ import numpy as np
 
 from solver.base.errors import HeptiError
 from solver.base.spans import Span
-from solver.model.kinds.part import HEAD, HIDDEN, KV, NUMBER, ROW, Part, PartTensor, Residual, Spans, Value
+from solver.model.kinds.part import HEAD, HIDDEN, KV, NUMBER, ROW, Part, PartTensor, Region, Residual, Spans, Value
 from solver.model.kinds.weight import Weight
 
 CACHES = ("float32", "int8")  # what keys and values are kept in
@@ -120,12 +120,11 @@ class GroupedAttention:
                  some("norm", "key", "value", "key_norm")),
             Part(f"{name}/queries", self, stream, "queries", heads, (x,), queries, some("norm", "query", "query_norm")),
             Part(f"{name}/contexts", self, stream, "contexts", heads, (queries, kept), contexts, (),
-                 {(kept.name, KV): lambda region: self.kv_of(region[HEAD])}),
+                 {(kept.name, KV): self._kv_of, (queries.name, ROW): lambda region: region[ROW]}),
             Part(f"{name}/output", self, stream, "output", heads | {HIDDEN: x.shape[1]}, (contexts,),
                  stream.value(name, rows), some("output")[:1]),
         )  # fmt: skip
 
-    def kv_of(self, heads: Spans) -> Spans:
-        """Return the key and value heads that spans of query heads need, as `kv_span` of one."""
-        start, stop = heads[..., 0], heads[..., 1]
+    def _kv_of(self, region: Region) -> Spans:
+        start, stop = region[HEAD][..., 0], region[HEAD][..., 1]
         return np.stack([start // self.group, -(-stop // self.group)], -1) * (stop > start)[..., None]
