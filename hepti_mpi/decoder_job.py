@@ -14,7 +14,7 @@ from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.wires import coding
 from hepti_mpi.decoding.rank_report import rank_report
-from hepti_mpi.decoding.ranks import Ranks
+from hepti_mpi.decoding.ranks import DecoderShare, Ranks
 from hepti_mpi.engine.rank_file import RankFile
 from hepti_mpi.kernels.backends import agree, backend, of_all
 from hepti_mpi.measure.room import check_room
@@ -24,6 +24,7 @@ from solver.cluster.cluster import Cluster
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.memory import stored_bytes
+from solver.schedule.decoders.passes import DecoderPasses
 from weights.decoders.file import DecoderFile
 
 if TYPE_CHECKING:
@@ -95,10 +96,10 @@ def load_share(
     backend: str,
     group: Group,
     plan: DecoderPlan,
-    before: Share | None = None,
+    before: DecoderShare | None = None,
     *,
     progress: Progress | None = None,
-) -> Share:
+) -> DecoderShare:
     """Load this rank's share, from its own file or, where it has none, from rank 0; a step of all ranks.
 
     What it has under the plan before, it takes over. The `progress` shows how it gets on.
@@ -106,4 +107,4 @@ def load_share(
     source = RankFile(DecoderFile, path, fingerprint, group)
     total = sum(stored_bytes(model, plan, rank) for rank in {group.rank, *source.without_file})
     bar = progress("loading", total) if progress else None
-    return source.load(lambda: Share(model, plan, group.rank, source, before, backend=backend), bar)
+    return source.load(lambda: Share(DecoderPasses(model, plan), group.rank, source, before, backend=backend), bar)

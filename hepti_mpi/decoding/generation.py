@@ -144,7 +144,7 @@ class Generation:
     ) -> None:
         self._model, self._ranks, self._embedding = model, ranks, embedding
         self._tokenizer, self._usual = tokenizer, usual
-        plan = ranks.share.plan
+        plan = ranks.share.passes.plan
         self._context, self._follows = plan.context, follows
         self._places = [_Place(number) for number in range(plan.sequences)]
         if plan.cache == "int8":

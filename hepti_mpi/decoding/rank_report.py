@@ -13,7 +13,7 @@ from solver.schedule.decoders.memory import rank_memory
 
 def rank_report(model: Decoder, ranks: Ranks, group: Group) -> dict[str, Any]:
     """Return what a rank did in all answers."""
-    plan, rank, traffic = ranks.share.plan, group.rank, group.traffic
+    plan, rank, traffic = ranks.share.passes.plan, group.rank, group.traffic
     memory = rank_memory(model, plan)[rank]
     return {
         "rank": rank,

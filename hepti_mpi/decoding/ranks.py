@@ -24,6 +24,7 @@ from solver.base.spans import Span
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan
 from solver.schedule.decoders.memory import WORDS_KEPT
+from solver.schedule.decoders.passes import DecoderPasses
 from solver.schedule.decoders.steps import FACTS, OWN
 
 SMALL_BYTES = 1 << 16  # of embedded rows that go with the word what to compute
@@ -38,7 +39,8 @@ class ReadsRows(Protocol):
         """Return some rows of a tensor."""
 
 
-LoadShare = Callable[[DecoderPlan, Share], Share]  # a step of all ranks
+DecoderShare = Share[DecoderPasses]
+LoadShare = Callable[[DecoderPlan, DecoderShare], DecoderShare]  # a step of all ranks
 
 
 class Embedding:
@@ -118,23 +120,23 @@ class Ranks:
     """
 
     def __init__(
-        self, share: Share, group: Group, direct: Direct, coding: Coding, load: LoadShare | None = None
+        self, share: DecoderShare, group: Group, direct: Direct, coding: Coding, load: LoadShare | None = None
     ) -> None:
         self._group, self._direct, self._coding, self._load = group, direct, coding, load
         self.compute_s = 0.0
         self.pass_s, self.told_s, self.sent_bytes = (np.zeros(group.size) for _ in range(3))
         self.passes_s = 0.0
-        self._facts = np.zeros(FACTS + share.plan.sequences, np.int64)  # of the pass that rank 0 says
+        self._facts = np.zeros(FACTS + share.passes.plan.sequences, np.int64)  # of the pass that rank 0 says
         self._passes: OrderedDict[PassShape, Program | InFlight] = OrderedDict()
         self._use(share)
 
-    def _use(self, share: Share) -> None:
+    def _use(self, share: DecoderShare) -> None:
         self.share = share
-        stages = share.plan.stages
+        stages = share.passes.plan.stages
         self._first = stages[0].ranks
         self._at_work = sorted({rank for stage in stages for rank in stage.ranks})
-        self._words = share.plan.words
-        self._suppressed = np.array(share.model.suppressed, np.int64)
+        self._words = share.passes.plan.words
+        self._suppressed = np.array(share.passes.model.suppressed, np.int64)
 
     def compute(
         self, first: int, stream: Array, starts: Sequence[int], *, chosen: int, count: int = 1, scales: bool = False,
@@ -308,7 +310,7 @@ class Ranks:
         def program(part: PassShape) -> Program:
             return Program(self.share, part, self._group, self._direct, self._coding)
 
-        stages = len(self.share.plan.stages)
+        stages = len(self.share.passes.plan.stages)
         return InFlight(shape, stages, program) if stages > 1 and shape.sequences > 1 else program(shape)
 
     def _pass(self, shape: PassShape) -> Program | InFlight:

@@ -17,15 +17,13 @@ from hepti_mpi.comm.direct import Direct
 from hepti_mpi.comm.group import Group
 from hepti_mpi.comm.transfer import InBox, Item, RankExchange
 from hepti_mpi.comm.wires import EXACT, Coding
-from hepti_mpi.program.share import RankRun, Share, key_of, rank_run
+from hepti_mpi.program.share import Passes, RankRun, Share, key_of, rank_run
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
-from solver.model.decoder import STREAM
 from solver.model.kinds.attention import GroupedAttention
 from solver.model.kinds.part import ROW, Part, Value
 from solver.plan.decoder_plan import ROWS_BY_MPI
 from solver.plan.layout import Box
-from solver.schedule.decoders.steps import BY_RANK_0, CODED, pass_schedule
 from solver.schedule.regions import boxes, lengths
 from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep
 
@@ -142,7 +140,7 @@ class Program:
         What comes out: of some words each their first and [chosen, words]; nothing on ranks without words.
     """
 
-    def __init__(self, share: Share, shape: PassShape, group: Group, direct: Direct, coding: Coding) -> None:
+    def __init__(self, share: Share[Passes], shape: PassShape, group: Group, direct: Direct, coding: Coding) -> None:
         self._share, self._shape, self._group, self._direct = share, shape, group, direct
         B, S = shape.sequences, shape.rows
         self._last = np.zeros(B, np.int32)
@@ -150,12 +148,11 @@ class Program:
         self._places_of_rows = np.zeros((B, S), np.int64)
         self.logits: list[tuple[int, Array]] = []
         self._calls: list[Callable[[], object]] = []
-        every = pass_schedule(share.model, share.plan, B * S, shape.chosen)
-        steps = [step for step in every if isinstance(step, ComputeStep) or step.name not in BY_RANK_0]
+        steps = share.passes.steps(B * S, shape.chosen)
         self._summed = {step.value.name for step in steps if isinstance(step, ExchangeStep) and step.partial}
         self._apart = self._values_apart(steps)
-        given = share.model.stream.value(STREAM, B * S)
-        begins = [(STREAM, Box.whole(*given.shape))] if share.rank in share.plan.stages[0].ranks else []
+        given = share.passes.given(B * S)
+        begins = [(given.name, Box.whole(*given.shape))] if share.rank in share.passes.first else []
         self._places = Places([begins, *(list(self._used(step)) for step in steps)])
         for number, step in enumerate(steps):
             if isinstance(step, ComputeStep):
@@ -164,10 +161,10 @@ class Program:
             else:
                 after = steps[number + 1] if number + 1 < len(steps) else None
                 last = not (isinstance(after, ExchangeStep) and after.value == step.value)
-                self._exchange(step, coding if step.name in CODED else EXACT, equal=last)
-        self.stream = np.zeros((B, S, share.model.hidden), np.float32)
-        if STREAM in self._places:
-            self.stream = self._places.whole(STREAM).reshape(self.stream.shape, copy=False)
+                self._exchange(step, coding if share.passes.coded(step) else EXACT, equal=last)
+        self.stream = np.zeros((B, S, int(np.prod(given.shape[1:]))), np.float32)
+        if begins:
+            self.stream = self._places.whole(given.name).reshape(self.stream.shape, copy=False)
 
     def run(self, starts: Sequence[int]) -> None:
         """Compute; `starts` says for each sequence how many tokens are before the new ones."""

@@ -1,9 +1,10 @@
-"""A rank's share of a language model under a plan: what computes its runs of parts, and its keys and values."""
+"""A rank's share of a model under a plan: what computes its runs of parts, and its keys and values."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 from hepti_mpi.base.memory import give_back
 from hepti_mpi.comm.group import Group
@@ -14,15 +15,11 @@ from hepti_mpi.program.source import FileSource, Reads
 from hepti_mpi.program.state import HeadsLayout, KeptHeads, move_heads
 from solver.base.arrays import Array
 from solver.base.spans import Span, tiles
-from solver.model.decoder import Decoder
 from solver.model.kinds.attention import GroupedAttention, Rope
-from solver.model.kinds.part import HEAD, ROW, WORD, Part
+from solver.model.kinds.part import HEAD, ROW, WORD, Part, Value
 from solver.model.kinds.weight import PRECISIONS
-from solver.plan.decoder_plan import DecoderPlan
-from solver.schedule.decoders.asked import CHUNK_ROWS
-from solver.schedule.decoders.steps import pass_schedule
 from solver.schedule.regions import there
-from solver.schedule.schedule import ComputeStep
+from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep
 
 HEAD_BYTES = 32 << 20  # of words in a graph: of all at once three copies were in memory while it was made
 
@@ -52,13 +49,60 @@ class ShareGraphs:
     turns: Mapping[str, Array]
 
 
-class Share:
-    """A rank's share of a language model.
+class Passes(Protocol):
+    """What is asked of a model under a plan."""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+
+    @property
+    def precision(self) -> str:
+        """What matrices are held in."""
+
+    @property
+    def cache(self) -> str:
+        """What keys and values are held in."""
+
+    @property
+    def context(self) -> int:
+        """Tokens that there is room for, of one sequence."""
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences have room."""
+
+    @property
+    def first(self) -> tuple[int, ...]:
+        """The ranks that get what a pass begins with."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of passes that together have all computations that there are."""
+
+    def steps(self, rows: int, chosen: int) -> Sequence[AnyStep]:
+        """Return what ranks do in a pass of rows, of which the last `chosen` are asked for."""
+
+    def coded(self, step: ExchangeStep) -> bool:
+        """Return whether the numbers of an exchange travel as the plan's wire says."""
+
+    def given(self, rows: int) -> Value:
+        """Return what a pass of rows begins with."""
+
+    def kept(self) -> Iterable[tuple[str, GroupedAttention, Sequence[Span]]]:
+        """Return of all keys and values their name, the attention, and the query heads of every rank."""
+
+
+AnyPasses = TypeVar("AnyPasses", bound=Passes, covariant=True)
+
+
+class Share(Generic[AnyPasses]):
+    """A rank's share of a model.
 
     Parameters
     ----------
-    model, plan, rank
-        The model, who has what, and whose share this is.
+    passes, rank
+        The model under a plan, and whose share this is.
     reads
         Where the weights are; not kept.
     before
@@ -76,14 +120,14 @@ class Share:
     """
 
     def __init__(
-        self, model: Decoder, plan: DecoderPlan, rank: int, reads: Reads, before: Share | None = None, *,
+        self, passes: AnyPasses, rank: int, reads: Reads, before: Share[AnyPasses] | None = None, *,
         backend: str = ONNXRUNTIME,
     ) -> None:  # fmt: skip
-        self.model, self.plan, self.rank, self.backend = model, plan, rank, backend
+        self.passes, self.rank, self.backend = passes, rank, backend
         self.graphs: dict[RunKey, ShareGraphs] = {}
         self.state: dict[str, KeptHeads] = {}
         self._turns: dict[Rope, Mapping[str, Array]] = {} if before is None else before._turns
-        source, old = FileSource(plan.precision, reads), before
+        source, old = FileSource(passes.precision, reads), before
         for run, leaves in self._runs():
             key = key_of(run)
             if key in self.graphs:
@@ -96,8 +140,8 @@ class Share:
 
     def _runs(self) -> Iterator[tuple[RankRun, frozenset[str]]]:
         """Yield what this rank computes in passes of one row, and of many: parts, and the values that leave them."""
-        for rows in (1, CHUNK_ROWS):
-            for step in pass_schedule(self.model, self.plan, rows, rows):
+        for rows in self.passes.sizes:
+            for step in self.passes.steps(rows, rows):
                 if isinstance(step, ComputeStep) and (run := rank_run(step, self.rank)):
                     yield run, step.leaves
 
@@ -106,40 +150,35 @@ class Share:
         for part, _ in run:
             if isinstance(part.kind, GroupedAttention):
                 if self.backend == ONNXRUNTIME:
-                    check_width(self.model.name, part.kind, self.plan.precision)
+                    check_width(self.passes.name, part.kind, self.passes.precision)
                 if part.kind.rope is not None:
                     if part.kind.rope not in self._turns:
-                        self._turns[part.kind.rope] = turning_tables(part.kind.rope, self.plan.context)
+                        self._turns[part.kind.rope] = turning_tables(part.kind.rope, self.passes.context)
                     turns = self._turns[part.kind.rope]
         words = run[-1][1].get(WORD, Span(0, 1))
+        at_once = _words_at_once(run[-1][0], self.passes.precision) if WORD in run[-1][1] else 0
         runs, make = [], run_maker(self.backend)
-        for some in tiles(words, self._words_at_once):
+        for some in tiles(words, at_once):
             own = [(part, {**region, WORD: some} if WORD in region else region) for part, region in run]
-            runs.append((some, make(own, leaves | {run[-1][0].writes.name}, source, cache=self.plan.cache)))
+            runs.append((some, make(own, leaves | {run[-1][0].writes.name}, source, cache=self.passes.cache)))
             give_back()
         return ShareGraphs(runs, turns)
 
-    @property
-    def _words_at_once(self) -> int:
-        bits = PRECISIONS[self.plan.precision].of_words.bits
-        return max(1, HEAD_BYTES * 8 // (self.model.hidden * bits))
-
-    def _keep(self, part: Part, heads: Span, before: Share | None) -> None:
-        kept, plan = part.reads[1].name, self.plan
+    def _keep(self, part: Part, heads: Span, before: Share[AnyPasses] | None) -> None:
+        kept, passes = part.reads[1].name, self.passes
         assert isinstance(part.kind, GroupedAttention)
         if before is not None and kept in before.state and before._heads(kept)[self.rank] == heads:
             self.state[kept] = before.state[kept]
             return
         self.state[kept] = KeptHeads.empty(
-            part.kind, heads, sequences=plan.sequences, context=plan.context, cache=plan.cache
+            part.kind, heads, sequences=passes.sequences, context=passes.context, cache=passes.cache
         )
 
     def _heads(self, kept: str) -> Sequence[Span]:
         """Return the query heads of every rank in the layer of some keys and values."""
-        layer = int(kept.split("/")[1])
-        return next(tuple(stage.heads) for stage in self.plan.stages if layer in range(*_ends(stage.layers)))
+        return next(heads for name, _, heads in self.passes.kept() if name == kept)
 
-    def move_state(self, before: Share, kept: Sequence[int], group: Group) -> None:
+    def move_state(self, before: Share[AnyPasses], kept: Sequence[int], group: Group) -> None:
         """Bring keys and values of all sequences from where they lie under the plan before; a step of all ranks.
 
         Parameters
@@ -147,12 +186,16 @@ class Share:
         kept
             How many tokens of every sequence there are.
         """
-        for number, layer in enumerate(self.model.layers):
-            name = f"layers/{number}/attention/cache"
-            lie = tuple(HeadsLayout(layer.attention, own._heads(name)) for own in (before, self))
+        layouts = [
+            {name: HeadsLayout(attention, heads) for name, attention, heads in share.passes.kept()}
+            for share in (before, self)
+        ]
+        for name, lies in layouts[0].items():
             have, want = before.state.get(name), self.state.get(name)
-            move_heads(group, (lie[0], lie[1]), have, want, kept, scales=self.plan.cache == "int8")
+            move_heads(group, (lies, layouts[1][name]), have, want, kept, scales=self.passes.cache == "int8")
 
 
-def _ends(span: Span) -> tuple[int, int]:
-    return span.start, span.stop
+def _words_at_once(part: Part, precision: str) -> int:
+    """Return how many words are in a graph."""
+    _, width = next(tensor.weight.shape for tensor in part.tensors if tensor.axis == WORD)
+    return max(1, HEAD_BYTES * 8 // (width * PRECISIONS[precision].of_words.bits))

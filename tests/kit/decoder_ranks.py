@@ -12,6 +12,7 @@ from hepti_mpi.program.share import Share
 from solver.base.spans import Partition, Span, largest_remainder
 from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderStage, column_unit, head_unit
 from solver.plan.plan import Wire
+from solver.schedule.decoders.passes import DecoderPasses
 
 MIXED = "mixed"
 BACKENDS = (ONNXRUNTIME, "numpy", MIXED)
@@ -75,7 +76,7 @@ def on_ranks(world, weights, plan, lead, wire=Wire.FLOAT32, backend=ONNXRUNTIME)
     direct = Direct(world)
 
     def load(plan, before=None):
-        return Share(weights.model, plan, world.rank, weights, before, backend=backend)
+        return Share(DecoderPasses(weights.model, plan), world.rank, weights, before, backend=backend)
 
     ranks = Ranks(load(plan), world, direct, coding(wire), load)
     result = None

@@ -1,0 +1,66 @@
+"""`DecoderPasses`: what the engine asks of a language model's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from solver.base.spans import Span
+from solver.model.decoder import STREAM, Decoder
+from solver.model.kinds.attention import GroupedAttention
+from solver.model.kinds.part import Value
+from solver.plan.decoder_plan import DecoderPlan
+from solver.schedule.decoders.asked import CHUNK_ROWS
+from solver.schedule.decoders.steps import BY_RANK_0, CODED, pass_schedule
+from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderPasses:
+    """A language model under a plan, as passes; `hepti_mpi.program.share.Passes` says what each of this is."""
+
+    model: Decoder
+    plan: DecoderPlan
+
+    @property
+    def name(self) -> str:  # noqa: D102
+        return self.model.name
+
+    @property
+    def precision(self) -> str:  # noqa: D102
+        return self.plan.precision
+
+    @property
+    def cache(self) -> str:  # noqa: D102
+        return self.plan.cache
+
+    @property
+    def context(self) -> int:  # noqa: D102
+        return self.plan.context
+
+    @property
+    def sequences(self) -> int:  # noqa: D102
+        return self.plan.sequences
+
+    @property
+    def first(self) -> tuple[int, ...]:  # noqa: D102
+        return self.plan.stages[0].ranks
+
+    @property
+    def sizes(self) -> tuple[int, ...]:  # noqa: D102
+        return 1, CHUNK_ROWS
+
+    def steps(self, rows: int, chosen: int) -> list[AnyStep]:  # noqa: D102
+        every = pass_schedule(self.model, self.plan, rows, chosen)
+        return [step for step in every if isinstance(step, ComputeStep) or step.name not in BY_RANK_0]
+
+    def coded(self, step: ExchangeStep) -> bool:  # noqa: D102
+        return step.name in CODED
+
+    def given(self, rows: int) -> Value:  # noqa: D102
+        return self.model.stream.value(STREAM, rows)
+
+    def kept(self) -> Iterator[tuple[str, GroupedAttention, Sequence[Span]]]:  # noqa: D102
+        for stage in self.plan.stages:
+            for number in range(stage.layers.start, stage.layers.stop):
+                yield f"layers/{number}/attention/cache", self.model.layers[number].attention, tuple(stage.heads)
