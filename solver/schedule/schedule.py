@@ -12,9 +12,10 @@ prices this list (`solver.schedule.clocks`), the engine compiles it (`hepti_mpi.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import groupby
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, the
 
 WITH_READER = "with its reader"  # in place of an axis: a part is computed where it is read
 WHOLE = "whole"  # in place of an axis: everyone of the crew computes all of it
+LAYERS = "layers"  # the first word of what belongs to one
 NOWHERE = Span(0, 0)  # of layers: a step that belongs to none
 
 
@@ -110,8 +112,8 @@ class ExchangeStep:
         What they want.
     partial
         Whether what they have are summands.
-    repeats, layers
-        How often it is done, and after which layers.
+    run, layers
+        The layers that it stands for, as of `schedule`, and those after which it is done.
     """
 
     name: str
@@ -119,8 +121,13 @@ class ExchangeStep:
     have: tuple[Region, ...]
     want: Region
     partial: bool = False
-    repeats: int = 1
+    run: Span = NOWHERE
     layers: Span = NOWHERE
+
+    @property
+    def repeats(self) -> int:
+        """How often it is done."""
+        return max(self.run.size, 1)
 
     @cached_property
     def moved(self) -> Lengths:
@@ -149,7 +156,16 @@ class ExchangeStep:
         return np.asarray(np.where(before.any(-1), 0, moved).sum(-1))
 
     def layouts(self, plan: int = 0) -> tuple[Layout, Layout]:
-        """Return what ranks have and want under one of the plans."""
+        """Return what ranks have and want under one of the plans; once found, it is kept."""
+        if plan not in self._layouts:
+            self._layouts[plan] = self._laid_out(plan)
+        return self._layouts[plan]
+
+    @cached_property
+    def _layouts(self) -> dict[int, tuple[Layout, Layout]]:
+        return {}
+
+    def _laid_out(self, plan: int) -> tuple[Layout, Layout]:
         having = [boxes(own, self.value.axes, plan) for own in self.have]
         pieces = tuple(tuple(box for box in own if box.size) for own in zip(*having, strict=True))
         return Layout(pieces, self.partial), Layout.of(boxes(self.want, self.value.axes, plan))
@@ -172,12 +188,19 @@ class ComputeStep:
         The parts, and who computes what of them.
     leaves
         The names of the values that are read after it.
+    run, layers
+        As of an exchange.
     """
 
     placed: tuple[PlacedPart, ...]
     leaves: frozenset[str] = frozenset()
-    repeats: int = 1
+    run: Span = NOWHERE
     layers: Span = NOWHERE
+
+    @property
+    def repeats(self) -> int:
+        """How often it is done."""
+        return max(self.run.size, 1)
 
     @cached_property
     def parts(self) -> tuple[tuple[Part, Region], ...]:
@@ -191,6 +214,7 @@ class ComputeStep:
 
 
 AnyStep = ExchangeStep | ComputeStep
+Called = Callable[[str], str]  # what a value or a part is called
 TwoSteps = Callable[[int], bool]  # whether a sum of so many rows is made in two steps
 
 
@@ -205,8 +229,8 @@ def schedule(
     Parameters
     ----------
     layers
-        Parts in order, those of a layer together. Where its layers are several, all are alike and like the one before,
-        the parts are of the last of them, and its steps are done as often: enough for a price.
+        Parts in order, those of a layer together. Where its layers are several, all are alike and like the one before:
+        the parts are of the first of them, and its steps are done as often (`unfolded`).
     given
         The values that are there at the beginning, and who has what of them.
     two_steps
@@ -287,19 +311,44 @@ class _Builder:
         value, have, partial = self.values[name], self.have[name], name in self.partial
         if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
             return
-        repeats, made = self._when(name)
+        run, made = self._when(name)
         two = partial and self.two_steps(int(lengths(want[ROW]).max()))
         for step in exchanges(self.names.get(name, name), value, have, want, partial=partial, two_steps=two):
-            self.steps.append(replace(step, repeats=repeats, layers=made))
+            self.steps.append(replace(step, run=run, layers=made))
         self.have[name] = (want,) if partial else (*have, want)
         self.partial.discard(name)
 
-    def _when(self, name: str) -> tuple[int, Span]:
-        """Return how often what is done with a value is done, and after which layers."""
-        made, repeats = self.made_in.get(name, NOWHERE), max(self.layers.size, 1)
+    def _when(self, name: str) -> tuple[Span, Span]:
+        """Return the layers at hand, and those after which something is done with a value."""
+        made = self.made_in.get(name, NOWHERE)
         if made.size and made != self.layers:  # before the layers at hand
-            made = Span(made.stop - 1, made.stop - 1 + repeats)
-        return repeats, made
+            made = Span(made.stop - 1, made.stop - 1 + max(self.layers.size, 1))
+        return self.layers, made
+
+
+def unfolded(steps: Iterable[AnyStep]) -> Iterator[tuple[AnyStep, Called]]:
+    """Yield the steps of every layer, and what its values and parts are called there.
+
+    In a step that stands for several layers, names are those of the first of them and of the layer before; after it,
+    the name of the first one is that of the last.
+    """
+    after: dict[int, int] = {}  # by how much the number of a layer is higher
+    for run, some in groupby(steps, key=lambda step: step.run if step.run.size > 1 else NOWHERE):
+        once = list(some)
+        for number in range(max(run.size, 1)):
+            higher = {**after, run.start - 1: number, run.start: number} if run.size else after
+            yield from ((step, partial(of_layer, higher)) for step in once)
+        if run.size:
+            after = {**after, run.start: run.size - 1}
+
+
+def of_layer(higher: Mapping[int, int], name: str) -> str:
+    """Return the name of a value or a part in another layer: `layers/N/…`, where numbers are so much higher."""
+    first, *others = name.split("/")
+    if first != LAYERS:
+        return name
+    number = int(others[0])
+    return "/".join((LAYERS, str(number + higher.get(number, 0)), *others[1:]))
 
 
 def exchanges(

@@ -99,14 +99,13 @@ def pass_parts(
     stages
         As of `stages_of`.
     folded
-        Whether layers that are alike stand in it once, with how many they are: enough for a price.
+        Whether layers that are alike stand in it once, with how many they are (`solver.schedule.schedule.unfolded`).
     """
     x = begin = model.stream.value(STREAM, rows)
     layers: list[tuple[Span, list[PlacedPart]]] = []
     for number, (stage, by_rows) in enumerate(stages):
-        last = chosen < rows and stage.stop == len(model.layers)
-        for span in _runs(model, stage, last=last) if folded else _each(stage):
-            parts, x = layer_parts(model, span.stop - 1, x)
+        for span in _runs(model, stage) if folded else _each(stage):
+            parts, x = layer_parts(model, span.start, x)
             layers.append((span, [_placed(part, number, by_rows=by_rows) for part in parts]))
     layers.append((NOWHERE, [PlacedPart(part, WORD, stage=len(stages) - 1) for part in head_parts(model, x)]))
     every = [placed for _, some in layers for placed in some]
@@ -157,13 +156,12 @@ def _each(stage: Span) -> Iterator[Span]:
     return (Span(number, number + 1) for number in range(stage.start, stage.stop))
 
 
-def _runs(model: Decoder, stage: Span, *, last: bool) -> Iterator[Span]:
-    """Yield layers that are alike: the first, then the others together; of the model's end the `last` by itself."""
+def _runs(model: Decoder, stage: Span) -> Iterator[Span]:
+    """Yield layers that are alike: the first, then the others together, of which a stage's last is alone again."""
     start = stage.start
     for _, alike in groupby(model.layers[stage.slice]):
         stop = start + len(list(alike))
-        ends = {start, start + 1, stop, stop - (last and stop == stage.stop)}
-        edges = sorted(end for end in ends if start <= end <= stop)
+        edges = sorted({start, start + 1, max(start, stop - (stop == stage.stop)), stop})
         yield from (Span(one, other) for one, other in pairwise(edges))
         start = stop
 
