@@ -7,7 +7,7 @@ place of their own. Places are used again by values that come after the last ste
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,11 +21,11 @@ from hepti_mpi.program.share import Passes, RankRun, Share, key_of, rank_run
 from solver.base.arrays import Array, Numbers
 from solver.base.spans import Span
 from solver.model.kinds.attention import GroupedAttention
-from solver.model.kinds.part import ROW, Part, Value
+from solver.model.kinds.part import ROW, Part
 from solver.plan.decoder_plan import ROWS_BY_MPI
-from solver.plan.layout import Box
+from solver.plan.layout import Box, Layout
 from solver.schedule.regions import boxes, lengths
-from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep
+from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep, unfolded
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Places:
         self._boxes: dict[str, Box] = {}
         self._arrays: dict[str, Numbers] = {}
         last: dict[str, int] = {}
-        self._boxes.update(_joined(pair for step in used for pair in step))
+        self._boxes.update(joined(pair for step in used for pair in step))
         last.update((name, number) for number, step in enumerate(used) for name, _ in step)
         free: list[Numbers] = []
         for number, step in enumerate(used):
@@ -85,7 +85,7 @@ class Places:
         return name in self._arrays
 
 
-def _joined(pairs: Iterable[tuple[str, Box]]) -> dict[str, Box]:
+def joined(pairs: Iterable[tuple[str, Box]]) -> dict[str, Box]:
     """Return of every value the least box that contains all of its own."""
     found: dict[str, Box] = {}
     for name, box in pairs:
@@ -122,11 +122,96 @@ def exchange_calls(
     """
     if not pieces and not places:
         return []
-    have, want = step.layouts()
-    exchange = RankExchange(group, [Item(have, want, pieces, places)], coding, equal=equal)
+    exchange = RankExchange(group, [Item(*step.layouts(), pieces, places)], coding, equal=equal)
     if lengths(step.want[ROW]).max() < ROWS_BY_MPI:
         return [exchange.over(direct)]
     return [exchange.run, group.finish_sending]  # places are written again in this pass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnExchange:
+    """A rank's part in an exchange.
+
+    Parameters
+    ----------
+    have, want
+        What all ranks have, and want.
+    source
+        The name of the place from which this rank sends.
+    """
+
+    step: ExchangeStep
+    have: Layout
+    want: Layout
+    rank: int
+    source: str
+
+    @property
+    def used(self) -> list[tuple[str, Box]]:
+        """The boxes that it has of values, by the names of their places."""
+        places = (self.source, self.have), (self.step.value.name, self.want)
+        return [(name, box) for name, layout in places for box in layout.boxes[self.rank]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnCompute:
+    """What a rank computes in a step.
+
+    Parameters
+    ----------
+    run
+        The parts, and its region of each.
+    reads
+        What it needs of values from before.
+    written
+        What leaves it: the name of its place, of its value, and which box.
+    """
+
+    run: RankRun
+    reads: Mapping[str, Box]
+    written: Sequence[tuple[str, str, Box]]
+
+    @property
+    def used(self) -> list[tuple[str, Box]]:
+        """The boxes that it has of values, by the names of their places."""
+        return [*self.reads.items(), *((place, box) for place, _, box in self.written)]
+
+
+def _own_parts(steps: Sequence[AnyStep], rank: int) -> Iterator[OwnCompute | OwnExchange]:
+    """Yield a rank's part in every step.
+
+    What it computes of some values cannot lie where these are wanted: summands are no part of the sum, and a graph
+    writes what lies side by side. It has a place of its own.
+    """
+    exchanges = [step for step in steps if isinstance(step, ExchangeStep)]
+    summed, apart = {step.value.name for step in exchanges if step.partial}, set[str]()
+    for exchange in exchanges:
+        have, want = (layout.boxes[rank] for layout in exchange.layouts())
+        if exchange.partial or any(own.spans[1:] != other.spans[1:] for own in have for other in want):
+            apart.add(exchange.value.name)
+    for step in steps:
+        if isinstance(step, ComputeStep):
+            yield _own_compute(step, rank, apart)
+            continue
+        name = step.value.name
+        first = step.partial or name not in summed  # else from where the sum is
+        yield OwnExchange(step, *step.layouts(), rank, f"{name} +" if first and name in apart else name)
+
+
+def _own_compute(step: ComputeStep, rank: int, apart: Collection[str]) -> OwnCompute:
+    made = {part.writes.name for part, _ in step.parts}
+    reads: list[tuple[str, Box]] = []
+    written: list[tuple[str, str, Box]] = []
+    for part, region in step.parts:
+        needs = part.needs(region)
+        for value in part.reads:
+            box = boxes(needs[value.name], value.axes)[rank]
+            if box.size and value.name not in made and not value.state:
+                reads.append((value.name, box))
+        name, box = part.writes.name, boxes(part.result(region), part.writes.axes)[rank]
+        if box.size and name in step.leaves:
+            written.append((f"{name} +" if name in apart else name, name, box))
+    return OwnCompute(rank_run(step, rank), joined(reads), written)
 
 
 class Program:
@@ -148,20 +233,20 @@ class Program:
         self._places_of_rows = np.zeros((B, S), np.int64)
         self.logits: list[tuple[int, Array]] = []
         self._calls: list[Callable[[], object]] = []
-        steps = share.passes.steps(B * S, shape.chosen)
-        self._summed = {step.value.name for step in steps if isinstance(step, ExchangeStep) and step.partial}
-        self._apart = self._values_apart(steps)
+        steps = share.passes.steps(B * S, shape.chosen, folded=True)
+        own = dict(zip(map(id, steps), _own_parts(steps, share.rank), strict=True))
+        every = [(own[id(step)], called) for step, called in unfolded(steps)]
         given = share.passes.given(B * S)
         begins = [(given.name, Box.whole(*given.shape))] if share.rank in share.passes.first else []
-        self._places = Places([begins, *(list(self._used(step)) for step in steps)])
-        for number, step in enumerate(steps):
-            if isinstance(step, ComputeStep):
-                if run := rank_run(step, share.rank):
-                    self._compute(step, run)
+        self._places = Places([begins, *([(called(name), box) for name, box in step.used] for step, called in every)])
+        self._exchanges: dict[tuple[int, ...], list[Callable[[], object]]] = {}  # by what they are, and their arrays
+        for number, (step, called) in enumerate(every):
+            if isinstance(step, OwnCompute):
+                self._compute(step, called)
             else:
-                after = steps[number + 1] if number + 1 < len(steps) else None
-                last = not (isinstance(after, ExchangeStep) and after.value == step.value)
-                self._exchange(step, coding if share.passes.coded(step) else EXACT, equal=last)
+                after = every[number + 1][0] if number + 1 < len(every) else None
+                last = not (isinstance(after, OwnExchange) and after.step.value == step.step.value)
+                self._exchange(step, called, coding if share.passes.coded(step.step) else EXACT, equal=last)
         self.stream = np.zeros((B, S, int(np.prod(given.shape[1:]))), np.float32)
         if begins:
             self.stream = self._places.whole(given.name).reshape(self.stream.shape, copy=False)
@@ -176,78 +261,26 @@ class Program:
         for call in self._calls:
             call()
 
-    def _values_apart(self, steps: Sequence[AnyStep]) -> set[str]:
-        """Return the values of which what this rank computes cannot lie where it is wanted.
-
-        Summands are no part of the sum, and a graph writes what lies side by side: all of the axes but the first.
-        """
-        found, rank = set(), self._share.rank
-        exchanges = [step for step in steps if isinstance(step, ExchangeStep)]
-        for step in exchanges:
-            have, want = step.layouts()
-            if step.partial:
-                found.add(step.value.name)
-            for own, other in ((own, other) for own in have.boxes[rank] for other in want.boxes[rank]):
-                if own.spans[1:] != other.spans[1:]:
-                    found.add(step.value.name)
-        return found
-
-    def _used(self, step: AnyStep) -> Iterator[tuple[str, Box]]:
-        """Yield which boxes of which values this rank has in a step; logits have places of their own."""
-        rank = self._share.rank
-        if isinstance(step, ExchangeStep):
-            have, want = step.layouts()
-            yield from ((self._source(step), box) for box in have.boxes[rank])
-            yield from ((step.value.name, box) for box in want.boxes[rank])
-            return
-        yield from self._read(step)
-        yield from ((name, box) for name, _, box in self._written(step))
-
-    def _read(self, step: ComputeStep) -> Iterator[tuple[str, Box]]:
-        """Yield what this rank needs of values from before a computation."""
-        made = {part.writes.name for part, _ in step.parts}
-        for part, region in step.parts:
-            needs = part.needs(region)
-            for value in part.reads:
-                box = boxes(needs[value.name], value.axes)[self._share.rank]
-                if box.size and value.name not in made and not value.state:
-                    yield value.name, box
-
-    def _written(self, step: ComputeStep) -> Iterator[tuple[str, Value, Box]]:
-        """Yield what leaves a computation on this rank: the name of its place, the value, and which box."""
-        for part, region in step.parts:
-            value = part.writes
-            box = boxes(part.result(region), value.axes)[self._share.rank]
-            if box.size and value.name in step.leaves:
-                yield f"{value.name} +" if value.name in self._apart else value.name, value, box
-
-    def _source(self, step: ExchangeStep) -> str:
-        """Return the name of the place of what this rank sends: of sums' second step that of the sum."""
-        name, first = step.value.name, step.partial or step.value.name not in self._summed
-        return f"{name} +" if name in self._apart and first else name
-
-    def _compute(self, step: ComputeStep, run: RankRun) -> None:
+    def _compute(self, step: OwnCompute, called: Called) -> None:
         """Bind what computes a step."""
-        share, shape = self._share, self._shape
-        graphs = share.graphs[key_of(run)]
-        attends = next((part for part, _ in run if part.role == "contexts"), None)
-        arrays: dict[str, Numbers] = {}
-        results: dict[str, Numbers] = {}
-        for name, box in _joined(self._read(step)).items():
-            arrays[name] = self._rows(name, box, attends)
-        for name, value, box in self._written(step):
-            results[value.name] = self._rows(name, box, attends)
+        if not step.run:
+            return
+        share, shape, last = self._share, self._shape, step.run[-1][0]
+        graphs = share.graphs[key_of(step.run, called)]
+        attends = next((part for part, _ in step.run if part.role == "contexts"), None)
+        arrays = {called(name): self._rows(called(name), box, attends) for name, box in step.reads.items()}
+        results = {called(name): self._rows(called(place), box, attends) for place, name, box in step.written}
         scaled = None
         if attends is not None:
-            inputs, outputs, scaled = self._state(attends)
+            inputs, outputs, scaled = self._state(attends, called)
             arrays |= {**inputs, **graphs.turns}
             results |= outputs
         for words, own_run in graphs.runs:
             own = dict(results)
-            if run[-1][0].role == "logits":
+            if last.role == "logits":
                 logits = np.zeros((1, shape.chosen, words.size), np.float32)
                 self.logits.append((words.start, logits[0]))
-                own = {run[-1][0].writes.name: logits}
+                own = {last.writes.name: logits}
             if not own:  # it is computed for others, who need it no more
                 continue
             call = own_run.bound({name: arrays[name] for name in own_run.inputs}, own)
@@ -259,9 +292,11 @@ class Program:
         by = (self._shape.sequences, self._shape.rows) if attends is not None else (1, len(view))
         return view.reshape(*by, -1, copy=False)
 
-    def _state(self, part: Part) -> tuple[dict[str, Numbers], dict[str, Numbers], Callable[[], object] | None]:
+    def _state(
+        self, part: Part, called: Called
+    ) -> tuple[dict[str, Numbers], dict[str, Numbers], Callable[[], object] | None]:
         """Return what attention takes and gives besides rows, and what chooses its cache's scales."""
-        shape, kept = self._shape, self._share.state[part.reads[1].name]
+        shape, kept = self._shape, self._share.state[called(part.reads[1].name)]
         inputs: dict[str, Numbers] = {"last": self._last, "total": self._total, "places": self._places_of_rows}
         outputs: dict[str, Numbers] = {}
         for number, cache in enumerate(kept.cache):
@@ -278,10 +313,13 @@ class Program:
         outputs |= {"keys": keys, "values": values}
         return inputs, outputs, partial(kept.scale, keys, values, part.kind.rope)
 
-    def _exchange(self, step: ExchangeStep, coding: Coding, *, equal: bool) -> None:
-        """Bind an exchange, where this rank has part in it."""
-        rank = self._share.rank
-        have, want = step.layouts()
-        pieces = [(box, self._places.view(self._source(step), box)) for box in have.boxes[rank]]
-        places = [(box, self._places.view(step.value.name, box)) for box in want.boxes[rank]]
-        self._calls += exchange_calls(step, pieces, places, self._group, self._direct, coding, equal=equal)
+    def _exchange(self, step: OwnExchange, called: Called, coding: Coding, *, equal: bool) -> None:
+        """Bind an exchange, where this rank has part in it; once, where others go from and to the same places."""
+        pieces = [(box, self._places.view(called(step.source), box)) for box in step.have.boxes[step.rank]]
+        places = [(box, self._places.view(called(step.step.value.name), box)) for box in step.want.boxes[step.rank]]
+        key = id(step), *(array.ctypes.data for _, array in (*pieces, *places))
+        if key not in self._exchanges:
+            self._exchanges[key] = exchange_calls(
+                step.step, pieces, places, self._group, self._direct, coding, equal=equal
+            )
+        self._calls += self._exchanges[key]

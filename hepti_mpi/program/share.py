@@ -19,7 +19,7 @@ from solver.model.kinds.attention import GroupedAttention, Rope
 from solver.model.kinds.part import HEAD, ROW, WORD, Part, Value
 from solver.model.kinds.weight import PRECISIONS
 from solver.schedule.regions import there
-from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep
+from solver.schedule.schedule import AnyStep, Called, ComputeStep, ExchangeStep
 
 HEAD_BYTES = 32 << 20  # of words in a graph: of all at once three copies were in memory while it was made
 
@@ -36,9 +36,9 @@ def rank_run(step: ComputeStep, rank: int) -> RankRun:
     )
 
 
-def key_of(run: RankRun) -> RunKey:
+def key_of(run: RankRun, called: Called = str) -> RunKey:
     """Return what tells a graph from others: one serves any rows."""
-    return tuple((part.name, *(own for own in region.items() if own[0] != ROW)) for part, region in run)
+    return tuple((called(part.name), *(own for own in region.items() if own[0] != ROW)) for part, region in run)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,8 +80,11 @@ class Passes(Protocol):
     def sizes(self) -> tuple[int, ...]:
         """Rows of passes that together have all computations that there are."""
 
-    def steps(self, rows: int, chosen: int) -> Sequence[AnyStep]:
-        """Return what ranks do in a pass of rows, of which the last `chosen` are asked for."""
+    def steps(self, rows: int, chosen: int, *, folded: bool) -> Sequence[AnyStep]:
+        """Return what ranks do in a pass of rows, of which the last `chosen` are asked for.
+
+        Folded, layers that are alike stand in it once (`solver.schedule.schedule.unfolded`).
+        """
 
     def coded(self, step: ExchangeStep) -> bool:
         """Return whether the numbers of an exchange travel as the plan's wire says."""
@@ -141,7 +144,7 @@ class Share(Generic[AnyPasses]):
     def _runs(self) -> Iterator[tuple[RankRun, frozenset[str]]]:
         """Yield what this rank computes in passes of one row, and of many: parts, and the values that leave them."""
         for rows in self.passes.sizes:
-            for step in self.passes.steps(rows, rows):
+            for step in self.passes.steps(rows, rows, folded=False):
                 if isinstance(step, ComputeStep) and (run := rank_run(step, self.rank)):
                     yield run, step.leaves
 

@@ -84,6 +84,11 @@ class Partition:
         """Length of each rank's span."""
         return tuple(span.size for span in self.spans)
 
+    @property
+    def taking(self) -> tuple[bool, ...]:
+        """Whose spans are not empty."""
+        return tuple(span.stop > span.start for span in self.spans)
+
     def __len__(self) -> int:
         return len(self.spans)
 

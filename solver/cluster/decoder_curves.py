@@ -15,6 +15,7 @@ waits for is calls. So a curve is seconds over rows and over bytes of weights. I
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -89,6 +90,22 @@ class CachedCurve:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsCurve:
+    """Seconds over bytes of weights; a planner asks for single ones, thousands of times."""
+
+    weights: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, size: float) -> float:
+        """Return the seconds of so many bytes, beyond the last along the last slope; of none, none."""
+        if size <= 0:
+            return 0.0
+        cell = min(max(bisect_right(self.weights, size) - 1, 0), len(self.weights) - 2)
+        (start, stop), (low, high) = self.weights[cell : cell + 2], self.seconds[cell : cell + 2]
+        return max(low + (high - low) * ((size - start) / (stop - start)), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpeeds:
     """What one device takes for a language model.
 
@@ -141,12 +158,17 @@ class DecoderSpeeds:
             message_s=factor * self.message_s,
         )
 
+    def of_rows(self, part: DecoderPart, rows: float) -> WeightsCurve:
+        """Return what so many rows take, over the bytes of weights."""
+        curve = self.parts[part]
+        table = np.maximum.accumulate(np.maximum.accumulate(np.array(curve.seconds), axis=0), axis=1)
+        by_weights = _linear(np.asarray(rows, float), np.array(curve.first), table)
+        return WeightsCurve(tuple(map(float, curve.second)), tuple(by_weights.tolist()))
+
     def seconds(self, part: DecoderPart, rows: float, weights: Any) -> Floats:
         """Return the seconds of shares of so many bytes of weights, [...]; of none, none."""
-        curve, weights = self.parts[part], np.asarray(weights, float)
-        table = np.maximum.accumulate(np.maximum.accumulate(np.array(curve.seconds), axis=0), axis=1)
-        by_rows = _linear(np.asarray(rows, float), np.array(curve.first), table)
-        return np.asarray(np.maximum(_linear(weights, np.array(curve.second), by_rows), 0.0) * (weights > 0))
+        at = np.vectorize(self.of_rows(part, rows).at, otypes=[float])
+        return np.asarray(at(np.asarray(weights, float)))
 
 
 def _linear(at: Floats, points: Floats, values: Floats) -> Floats:

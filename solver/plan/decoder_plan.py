@@ -121,6 +121,12 @@ class DecoderPlan:
     rows_from: int = 0
     predicted: DecoderPrediction | None = None
 
+    @property
+    def structure(self) -> tuple[object, ...]:
+        """What the steps of a pass follow from: who has some of what, how much or little it may be."""
+        stages = tuple((stage.layers, stage.heads.taking, stage.columns.taking, stage.rows) for stage in self.stages)
+        return stages, self.words.taking, self.two_steps_from, self.rows_from, self.sequences
+
     def check(self, model: Decoder, ranks: int) -> None:
         """Refuse a plan that does not fit a model and a number of ranks.
 

@@ -27,8 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import groupby
+from functools import cache, partial
+from itertools import accumulate, groupby, pairwise
 
 import numpy as np
 
@@ -163,8 +163,8 @@ def _sizes(task: StageTask, heads: int) -> tuple[int, int, int]:
 
 def _clipped(units: Sequence[int], size: int, total: int) -> tuple[int, ...]:
     """Return how many of `total` consecutive units of this size are; the last may not be full."""
-    stops = np.minimum(np.cumsum(units) * size, total)
-    return tuple(np.diff(stops, prepend=0).tolist())
+    stops = [min(size * stop, total) for stop in accumulate(units, initial=0)]
+    return tuple(stop - start for start, stop in pairwise(stops))
 
 
 def _program(task: StageTask, ranks: int, units: ShareUnits) -> SharesProgram:
@@ -328,7 +328,9 @@ def _counted(values: Sequence[int]) -> list[tuple[int, int]]:
     return [(value, len(list(alike))) for value, alike in groupby(sorted(values))]
 
 
-def descend(task: StageTask, price: Callable[[Counts], float], counts: Counts, heads: int) -> Counts:
+def descend(
+    task: StageTask, price: Callable[[Counts], float], counts: Counts, heads: int, *, leaves: bool = True
+) -> Counts:
     """Move units between devices as long as that makes a plan cheaper: coarse ones, then finer ones, or a whole share.
 
     Where two devices are equally slow, what takes from one of them saves nothing yet: then the squares of the devices'
@@ -340,6 +342,8 @@ def descend(task: StageTask, price: Callable[[Counts], float], counts: Counts, h
         Of counts.
     heads
         Query heads of a unit.
+    leaves
+        Whether whole shares are moved.
     """
     finest = heads, column_unit(task.asked.precision), WORDS
     units = [[-(-count // size) for count in own] for own, size in zip(counts, finest, strict=True)]
@@ -347,13 +351,17 @@ def descend(task: StageTask, price: Callable[[Counts], float], counts: Counts, h
     def counted(changed: Sequence[Sequence[int]]) -> Counts:
         return tuple(_clipped(own, size, total) for own, size, total in zip(changed, finest, task.totals, strict=True))
 
+    @cache
+    def loads(k: int, own: tuple[int, ...]) -> tuple[float, float, float]:
+        return _loads(task, k, own)
+
     def cost(of: Counts) -> tuple[float, float]:
-        return float(f"{price(of):.9g}"), sum(_loads(task, k, own)[2] for k, own in enumerate(of))
+        return float(f"{price(of):.9g}"), sum(loads(k, own)[2] for k, own in enumerate(of))
 
     counts = counted(units)
     best, k, taking = cost(counts), 0, _taking(counts)
     while k < len(units):
-        for givers, taker, moved in _moves(task, k, counts[k], finest, taking):
+        for givers, taker, moved in _moves(task, k, counts[k], finest, taking, leaves=leaves):
             own = list(units[k])
             for giver in givers:
                 own[giver] -= moved
@@ -363,7 +371,7 @@ def descend(task: StageTask, price: Callable[[Counts], float], counts: Counts, h
             changed = [*units[:k], own, *units[k + 1 :]]
             then = counted(changed)
             same = [not count for count in then[k]] == [not count for count in counts[k]]
-            if same and not _may_help(_loads(task, k, counts[k]), _loads(task, k, then[k])):
+            if same and not _may_help(loads(k, counts[k]), loads(k, then[k])):
                 continue
             if (found := cost(then)) < best:
                 units, counts, best = changed, then, found
@@ -391,7 +399,7 @@ def _may_help(now: tuple[float, float, float], then: tuple[float, float, float])
 
 
 def _moves(
-    task: StageTask, k: int, own: Sequence[int], finest: Sequence[int], takers: Sequence[int]
+    task: StageTask, k: int, own: Sequence[int], finest: Sequence[int], takers: Sequence[int], *, leaves: bool
 ) -> Iterator[tuple[tuple[int, ...], int, int]]:
     """Yield what of k may be moved: from whom to whom, and how many units of each; the least share whole."""
     coarse, size = _sizes(task, finest[0])[k], finest[k]
@@ -403,6 +411,8 @@ def _moves(
         for givers in dict.fromkeys(_slowest(task, k, own)):
             yield from ((givers, taker, step) for taker in takers if taker not in givers)
         step //= 2
+    if not leaves:
+        return
     least = min(having, key=lambda rank: own[rank])
     yield from (((least,), taker, -(-own[least] // size)) for taker in takers if taker != least)
 
@@ -421,7 +431,7 @@ def _slowest(task: StageTask, k: int, own: Sequence[int]) -> Iterator[tuple[int,
 
 def _of_token(task: StageTask, k: int, own: Sequence[int], rows: int, behind: int) -> Floats:
     """Return the seconds of these heads, columns or words in a pass, [p], of the first layer or of the head."""
-    s, layer, seconds = task.s, task.kinds[0][0], np.zeros(task.s.devices)
+    s, layer, seconds = task.s, task.s.model.layers[task.layers.start], np.zeros(task.s.devices)
     for rank, count in enumerate(own):
         if count and k == 0:
             kv = layer.attention.kv_span(Span(0, count)).size
@@ -468,8 +478,9 @@ def best_shares(task: StageTask, devices: tuple[str, ...]) -> DecoderPlan | None
     if not found:
         return None
     _, _, heads, counts = min(found)
-    for size in dict.fromkeys((heads, *finer)):
-        counts = descend(task, price, counts, size)
+    sizes = list(dict.fromkeys((heads, *finer)))
+    for size in sizes:
+        counts = descend(task, price, counts, size, leaves=size == sizes[-1])
     return one_stage(task, devices, counts)
 
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from solver.cluster.curves import Floats
 from solver.schedule.exchange import Network
-from solver.schedule.timing import RESTED, Machine, Times
+from solver.schedule.timing import RESTED, TINY_S, Machine, Times
 
 MOST_GAINED = 0.5  # of what a rank computes: by how much it is faster after a wait, at most
 
@@ -60,9 +60,14 @@ class Moment:
         """Return that all have computed what they send, as one piece, when they are ready."""
         return cls(ready, ready[..., None, :], np.zeros(ready.shape))
 
-    def later(self, seconds: float) -> Moment:
-        """Return the same, so many seconds later."""
-        return Moment(self.ready + seconds, self.computed_at + seconds, self.waited)
+    @property
+    def last(self) -> Floats:
+        """When the last one goes on, [..., 1]."""
+        return np.asarray(self.ready.max(-1, keepdims=True))
+
+    def later(self, seconds: Floats) -> Moment:
+        """Return the same, so many seconds later, [..., 1]."""
+        return Moment(self.ready + seconds, self.computed_at + seconds[..., None], self.waited)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,17 +112,17 @@ class ClockStep:
 AnyClockStep = TypeVar("AnyClockStep", bound=ClockStep)
 
 
-def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: float = 1.0) -> Moment:
+def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: Floats | float = 1.0) -> Moment:
     """Return when ranks have what comes, and have handled it; these moments have so much of the devices' jitter."""
     arrival = _arrivals(machine.network, messages.moved, now.computed_at)
     done = now.ready + messages.sending
     own = np.eye(machine.devices, dtype=bool)
     moments = np.where(own, done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
-    begin = _latest(unrest * _late_scale(machine), moments)
+    begin = _latest(_late_scale(machine), unrest, moments)
     return Moment(begin + messages.taking, now.computed_at, begin - done)
 
 
-def computed(machine: Machine, now: Moment, pieces: Floats, unrest: float = 1.0) -> Moment:
+def computed(machine: Machine, now: Moment, pieces: Floats, unrest: Floats | float = 1.0) -> Moment:
     """Return when ranks have computed pieces of so many seconds, [..., pieces, p]; `unrest` is as of `exchanged`."""
     seconds = pieces.sum(-2)
     if machine.rest.any():
@@ -182,9 +187,10 @@ def _arrivals(network: Network, moved: Floats, computed_at: Floats) -> Floats:
     return np.asarray(np.maximum(arrival, is_last * full[..., None, :]))
 
 
-def _latest(scale: float, moments: Floats) -> Floats:
+def _latest(scale: float, unrest: Floats | float, moments: Floats) -> Floats:
     """Return what is expected of the latest of moments that vary, column by column; of what never comes -inf."""
     latest = moments.max(-2)
     if scale > 0:
-        latest = latest + scale * np.log(np.exp((moments - latest[..., None, :]) / scale).sum(-2))
+        own = np.maximum(unrest * scale, TINY_S)
+        latest = latest + own * np.log(np.exp((moments - latest[..., None, :]) / own[..., None]).sum(-2))
     return np.asarray(latest)

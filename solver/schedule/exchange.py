@@ -105,11 +105,11 @@ class Exchange:
         Its own link is taken to be busy since the last of the others has begun. Who needs nothing has it at 0.
         """
         out = begun + self.sent / network.bandwidth
-        if np.any(self.hops > 1):
+        if not isinstance(self.hops, float) and np.any(self.hops > 1):
             # A block that is passed on takes its time, and its last tile that of every further hop.
             passed = self.encoded * (1 - 1 / np.maximum(self.tiles, 1)) + self.last
             out = np.maximum(out, begun + passed / network.bandwidth * (self.hops > 1))
-        others_begun, others_out = largest_other(np.stack([begun, out]) * (self.sent > 0))
+        others_begun, others_out = largest_other(np.array([begun, out]) * (self.sent > 0))
         arrived = np.maximum(others_begun + self.received / network.bandwidth, others_out)
         for one, other, bandwidth, latency_s in network.narrow:
             for sender, receiver in ((one, other), (other, one)):
@@ -201,7 +201,8 @@ def largest_other(values: Floats) -> Floats:
     """Return for every device the largest value among the other devices; zero where there is none."""
     if values.shape[-1] == 1:
         return np.zeros_like(values)
-    ordered = np.partition(values, -2, axis=-1)
+    ordered = values.copy()
+    ordered.partition(-2)
     second, first = ordered[..., -2:-1], ordered[..., -1:]
     return np.where(values == first, second, first)
 

@@ -37,7 +37,7 @@ def there(region: Region) -> NDArray[np.bool_]:
 
 def hull(one: Region | None, other: Region) -> Region:
     """Return the least region that contains two."""
-    if one is None:
+    if one is None or all((spans == other[axis]).all() for axis, spans in one.items()):
         return other
     first, second = (there(region)[..., None] for region in (one, other))
     found = {}
@@ -54,7 +54,7 @@ def within(one: Region, other: Region) -> NDArray[np.bool_]:
     inside = [
         (other[axis][..., 0] <= spans[..., 0]) & (spans[..., 1] <= other[axis][..., 1]) for axis, spans in one.items()
     ]
-    return np.asarray(~there(one) | (np.logical_and.reduce(inside) & there(other)))
+    return np.asarray(~there(one) | np.logical_and.reduce(inside))
 
 
 def overlaps(have: Region, want: Region) -> Lengths:

@@ -12,19 +12,21 @@ prices this list (`solver.schedule.turns`), the engine compiles it (`hepti_mpi.p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import groupby
 
 import numpy as np
 
 from solver.base.spans import Span, largest_remainder
-from solver.model.kinds.part import HIDDEN, ROW, Part, Region, Spans, Value
+from solver.model.kinds.part import HIDDEN, ROW, Part, Region, Spans, Value, whole
 from solver.plan.layout import Layout, moves
 from solver.schedule.regions import Lengths, boxes, hull, lengths, overlaps, there, volume, within
 
 WITH_READER = "with its reader"  # in place of an axis: a part is computed where it is read
 WHOLE = "whole"  # in place of an axis: everyone of the crew computes all of it
+LAYERS = "layers"  # the first word of what belongs to one
 NOWHERE = Span(0, 0)  # of layers: a step that belongs to none
 
 
@@ -42,6 +44,8 @@ class PlacedPart:
         Those of its rows that anybody reads; None: all.
     begins
         Whether a computation begins with it: a computation is one graph, and graphs are to have some size.
+    stage
+        Of the plan: whose spans it has.
     """
 
     part: Part
@@ -49,6 +53,17 @@ class PlacedPart:
     spans: Spans | None = None
     rows: Span | None = None
     begins: bool = False
+    stage: int = 0
+
+    def cut(self, spans: Mapping[tuple[int, str], Spans]) -> PlacedPart:
+        """Return it with these spans of its stage and axis, if there are any."""
+        found = spans.get((self.stage, self.axis))
+        return self if found is None else replace(self, spans=found)
+
+    @property
+    def row_count(self) -> int:
+        """How many of its rows anybody reads."""
+        return self.part.axes[ROW] if self.rows is None else self.rows.size
 
     @cached_property
     def own(self) -> Region:
@@ -73,7 +88,7 @@ class PlacedPart:
     def _all(self, axis: str) -> Spans:
         if axis == ROW and self.rows is not None:
             return np.array([self.rows.start, self.rows.stop])
-        return np.array([0, self.part.axes[axis]])
+        return whole(self.part.axes[axis])
 
     @cached_property
     def partial(self) -> bool:
@@ -83,7 +98,7 @@ class PlacedPart:
         return bool((there(self.own).sum(-1) > 1).any())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ExchangeStep:
     """Every rank gets what it wants of a value; of summands the sum.
 
@@ -97,8 +112,8 @@ class ExchangeStep:
         What they want.
     partial
         Whether what they have are summands.
-    repeats, layers
-        How often it is done, and after which layers.
+    run, layers
+        The layers that it stands for, as of `schedule`, and those after which it is done.
     """
 
     name: str
@@ -106,10 +121,15 @@ class ExchangeStep:
     have: tuple[Region, ...]
     want: Region
     partial: bool = False
-    repeats: int = 1
+    run: Span = NOWHERE
     layers: Span = NOWHERE
 
     @property
+    def repeats(self) -> int:
+        """How often it is done."""
+        return max(self.run.size, 1)
+
+    @cached_property
     def moved(self) -> Lengths:
         """How many numbers rank i sends rank j, [n, i, j]."""
         moved = np.asarray(sum(overlaps(own, self.want) for own in self.have))
@@ -128,15 +148,24 @@ class ExchangeStep:
         same = []
         for axis, spans in self.have[0].items():
             one, other = spans[..., :, None, :], self.want[axis][..., None, :, :]
-            common = np.stack([np.maximum(one[..., 0], other[..., 0]), np.minimum(one[..., 1], other[..., 1])], -1)
-            same.append((common[..., :, None, :] == common[..., None, :, :]).all(-1))
+            start, stop = np.maximum(one[..., 0], other[..., 0]), np.minimum(one[..., 1], other[..., 1])
+            same += [end[..., :, None] == end[..., None, :] for end in (start, stop)]
         ranks = np.arange(moved.shape[-1])
         # The same as what a rank before j gets, which is not i itself.
         before = np.logical_and.reduce(same) & (ranks < ranks[:, None]) & (ranks != ranks[:, None, None])
         return np.asarray(np.where(before.any(-1), 0, moved).sum(-1))
 
     def layouts(self, plan: int = 0) -> tuple[Layout, Layout]:
-        """Return what ranks have and want under one of the plans."""
+        """Return what ranks have and want under one of the plans; once found, it is kept."""
+        if plan not in self._layouts:
+            self._layouts[plan] = self._laid_out(plan)
+        return self._layouts[plan]
+
+    @cached_property
+    def _layouts(self) -> dict[int, tuple[Layout, Layout]]:
+        return {}
+
+    def _laid_out(self, plan: int) -> tuple[Layout, Layout]:
         having = [boxes(own, self.value.axes, plan) for own in self.have]
         pieces = tuple(tuple(box for box in own if box.size) for own in zip(*having, strict=True))
         return Layout(pieces, self.partial), Layout.of(boxes(self.want, self.value.axes, plan))
@@ -149,23 +178,43 @@ class ExchangeStep:
         return found
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class ComputeStep:
-    """A run of parts, and the region that every rank computes of each.
+    """A run of parts.
 
     Parameters
     ----------
+    placed
+        The parts, and who computes what of them.
     leaves
         The names of the values that are read after it.
+    run, layers
+        As of an exchange.
     """
 
-    parts: tuple[tuple[Part, Region], ...]
+    placed: tuple[PlacedPart, ...]
     leaves: frozenset[str] = frozenset()
-    repeats: int = 1
+    run: Span = NOWHERE
     layers: Span = NOWHERE
+
+    @property
+    def repeats(self) -> int:
+        """How often it is done."""
+        return max(self.run.size, 1)
+
+    @cached_property
+    def parts(self) -> tuple[tuple[Part, Region], ...]:
+        """The parts, and the region that every rank computes of each."""
+        runs, _ = _walk(self.placed, _made(self.placed, self.leaves))
+        return tuple((own.part, region) for own, region in runs)
+
+    def cut(self, spans: Mapping[tuple[int, str], Spans]) -> ComputeStep:
+        """Return it with other spans, of every stage and axis."""
+        return replace(self, placed=tuple(own.cut(spans) for own in self.placed))
 
 
 AnyStep = ExchangeStep | ComputeStep
+Called = Callable[[str], str]  # what a value or a part is called
 TwoSteps = Callable[[int], bool]  # whether a sum of so many rows is made in two steps
 
 
@@ -180,8 +229,8 @@ def schedule(
     Parameters
     ----------
     layers
-        Parts in order, those of a layer together. Where its layers are several, all are alike and like the one before,
-        the parts are of the last of them, and its steps are done as often: enough for a price.
+        Parts in order, those of a layer together. Where its layers are several, all are alike and like the one before:
+        the parts are of the first of them, and its steps are done as often (`unfolded`).
     given
         The values that are there at the beginning, and who has what of them.
     two_steps
@@ -224,32 +273,33 @@ class _Builder:
         self.waiting.append(placed)
         if placed.axis == WITH_READER:
             return
-        number -= len(self.waiting) - 1  # of the first part that waits
-        made = {own.part.writes.name: own for own in self.group if own.axis != WITH_READER}
-        _, needs = _walk(self.waiting, {placed.part.writes.name: placed.box})
-        if placed.begins:
-            self.close(number)
-        for name, box in needs.items():
-            if name in made and (made[name].partial or not within(box, made[name].box).all()):
-                self.close(number)
-                break
+        if placed.begins or self._lacks(placed):
+            self.close(number - len(self.waiting) + 1)  # the first part that waits
         self.group += self.waiting
         self.waiting = []
 
+    def _lacks(self, placed: PlacedPart) -> bool:
+        """Return whether a rank has not what the parts that wait need of the computation that is open."""
+        made = {own.part.writes.name: own for own in self.group if own.axis != WITH_READER}
+        if not made:
+            return False
+        _, needs = _walk(self.waiting, {placed.part.writes.name: placed.box})
+        return any(
+            name in made and (made[name].partial or not within(box, made[name].box).all())
+            for name, box in needs.items()
+        )
+
     def close(self, number: int) -> None:
         """End the computation that is open: bring what it needs, and say who computes what of its parts."""
-        kept = {own.part.block for own in self.group if own.part.writes.state}
         placed = [own for own in self.group if own.axis != WITH_READER]
         live = [own for own in placed if self.last_use.get(own.part.writes.name, number) >= number]
-        wanted = [own for own in placed if own in live or own.part.block in kept]
-        runs, needs = _walk(self.group, {own.part.writes.name: own.box for own in wanted})
+        leaves = frozenset(own.part.writes.name for own in live)
+        runs, needs = _walk(self.group, _made(self.group, leaves))
         for name, box in needs.items():
             self.bring(name, box)
         if runs:
             last = runs[-1][0].part.writes.name
-            leaves = frozenset(own.part.writes.name for own in live)
-            parts = tuple((own.part, region) for own, region in runs)
-            self.steps.append(ComputeStep(parts, leaves, *self._when(last)))
+            self.steps.append(ComputeStep(tuple(own for own, _ in runs), leaves, *self._when(last)))
         for own in live:
             self.have[own.part.writes.name] = (own.box,)
             if own.partial:
@@ -261,19 +311,44 @@ class _Builder:
         value, have, partial = self.values[name], self.have[name], name in self.partial
         if not partial and np.logical_or.reduce([within(want, own) for own in have]).all():
             return
-        repeats, made = self._when(name)
+        run, made = self._when(name)
         two = partial and self.two_steps(int(lengths(want[ROW]).max()))
         for step in exchanges(self.names.get(name, name), value, have, want, partial=partial, two_steps=two):
-            self.steps.append(replace(step, repeats=repeats, layers=made))
+            self.steps.append(replace(step, run=run, layers=made))
         self.have[name] = (want,) if partial else (*have, want)
         self.partial.discard(name)
 
-    def _when(self, name: str) -> tuple[int, Span]:
-        """Return how often what is done with a value is done, and after which layers."""
-        made, repeats = self.made_in.get(name, NOWHERE), max(self.layers.size, 1)
+    def _when(self, name: str) -> tuple[Span, Span]:
+        """Return the layers at hand, and those after which something is done with a value."""
+        made = self.made_in.get(name, NOWHERE)
         if made.size and made != self.layers:  # before the layers at hand
-            made = Span(made.stop - 1, made.stop - 1 + repeats)
-        return repeats, made
+            made = Span(made.stop - 1, made.stop - 1 + max(self.layers.size, 1))
+        return self.layers, made
+
+
+def unfolded(steps: Iterable[AnyStep]) -> Iterator[tuple[AnyStep, Called]]:
+    """Yield the steps of every layer, and what its values and parts are called there.
+
+    In a step that stands for several layers, names are those of the first of them and of the layer before; after it,
+    the name of the first one is that of the last.
+    """
+    after: dict[int, int] = {}  # by how much the number of a layer is higher
+    for run, some in groupby(steps, key=lambda step: step.run if step.run.size > 1 else NOWHERE):
+        once = list(some)
+        for number in range(max(run.size, 1)):
+            higher = {**after, run.start - 1: number, run.start: number} if run.size else after
+            yield from ((step, partial(of_layer, higher)) for step in once)
+        if run.size:
+            after = {**after, run.start: run.size - 1}
+
+
+def of_layer(higher: Mapping[int, int], name: str) -> str:
+    """Return the name of a value or a part in another layer: `layers/N/…`, where numbers are so much higher."""
+    first, *others = name.split("/")
+    if first != LAYERS:
+        return name
+    number = int(others[0])
+    return "/".join((LAYERS, str(number + higher.get(number, 0)), *others[1:]))
 
 
 def exchanges(
@@ -284,6 +359,16 @@ def exchanges(
         return [ExchangeStep(name, value, have, want, partial)]
     between = _shared_out(value, want)
     return [ExchangeStep(name, value, have, between, partial), ExchangeStep(name, value, (between,), want)]
+
+
+def _made(group: Sequence[PlacedPart], leaves: Collection[str]) -> dict[str, Region]:
+    """Return what is wanted of a computation: what leaves it, and what is computed with values that are kept."""
+    kept = {own.part.block for own in group if own.part.writes.state}
+    return {
+        own.part.writes.name: own.box
+        for own in group
+        if own.axis != WITH_READER and (own.part.writes.name in leaves or own.part.block in kept)
+    }
 
 
 def _walk(

@@ -26,7 +26,7 @@ from solver.schedule.timing import UNREST_S, Machine, Times
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Moved:
-    """What an exchange takes on every rank, [p].
+    """What an exchange takes on every rank, [..., p].
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Costs:
     Parameters
     ----------
     computing
-        The seconds of a computation, [p], and the names of what is computed.
+        The seconds of a computation, [..., p], and the names of what is computed.
     moving
         What an exchange takes.
     """
@@ -74,21 +74,29 @@ def priced(steps: Iterable[AnyStep], costs: Costs) -> list[PricedStep]:
 
     The seconds of a step are those by which the last rank's clock goes on; of layers that are alike, in the mean.
     """
+    return list(_merged(_timed(steps, costs)))
+
+
+def together_s(steps: Iterable[AnyStep], costs: Costs) -> Floats:
+    """Return what the steps take together, of n plans [n]."""
+    return np.asarray(sum(step.repeats * step.times.end.max(-1) for _, step in _timed(steps, costs)))
+
+
+def _timed(steps: Iterable[AnyStep], costs: Costs) -> Iterator[tuple[Span, PricedStep]]:
+    """Yield the steps one by one, and of which layers they are."""
     now = Moment.at(np.zeros(costs.machine.devices))
-    found: list[tuple[Span, PricedStep]] = []
     for repeats, some in groupby(_together(steps), key=lambda turn: turn.repeats):
         once = list(some)
         for time, often in enumerate(
             (1, repeats - 1) if repeats > 1 else (1,)
         ):  # from the second time on all are alike
-            began = float(now.ready.max())
+            began = now.last
             for turn in once:
                 now, step = _advanced(now, turn, costs)
                 first = turn.layers.start + time
                 layers = Span(first, first + often) if turn.layers.size else NOWHERE
-                found.append((layers, replace(step, repeats=often)))
-            now = now.later((often - 1) * (float(now.ready.max()) - began))
-    return list(_merged(found))
+                yield layers, step if often == 1 else replace(step, repeats=often)
+            now = now.later((often - 1) * (now.last - began))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +134,7 @@ def _together(steps: Iterable[AnyStep]) -> Iterator[_Turn]:
 
 def _advanced(now: Moment, turn: _Turn, costs: Costs) -> tuple[Moment, PricedStep]:
     """Return the clocks after a turn, and what it takes."""
-    began = float(now.ready.max())
+    began = now.last
     own_s, wire_s, sent, received = np.zeros((4, costs.machine.devices))
     names: list[str] = []
     for step in turn.computed:
@@ -136,17 +144,22 @@ def _advanced(now: Moment, turn: _Turn, costs: Costs) -> tuple[Moment, PricedSte
     for exchange in turn.exchanges:
         moved = costs.moving(exchange)
         to_compute = to_compute + moved.before
-        unrest = min(1.0, float(to_compute.max()) / UNREST_S)
-        now = computed(costs.machine, now, to_compute[None], unrest)
+        unrest = _unrest(to_compute)
+        now = computed(costs.machine, now, to_compute[..., None, :], unrest)
         now, to_compute = exchanged(costs.machine, now, moved.messages, unrest), np.zeros_like(own_s)
         own_s, wire_s = own_s + moved.before + moved.after, wire_s + moved.wire
         sent, received = sent + moved.sent, received + moved.received
     if not turn.exchanges:
-        now = computed(costs.machine, now, to_compute[None], min(1.0, float(to_compute.max()) / UNREST_S))
-    times = Times(own_s, wire_s, np.full_like(own_s, float(now.ready.max()) - began))
+        now = computed(costs.machine, now, to_compute[..., None, :], _unrest(to_compute))
+    times = Times(own_s, wire_s, np.full_like(now.ready, now.last - began))
     return now, PricedStep(
         "", turn.exchanges[0].name if turn.exchanges else ", ".join(names), tuple(names), (), 1, times, sent, received
     )
+
+
+def _unrest(seconds: Floats) -> Floats:
+    """Return how much of the devices' jitter and rest a turn has whose computations take so long, [..., 1]."""
+    return np.asarray(np.minimum(seconds.max(-1, keepdims=True) / UNREST_S, 1.0))
 
 
 def _merged(steps: Iterable[tuple[Span, PricedStep]]) -> Iterator[PricedStep]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -164,7 +165,7 @@ class Part:
         """Return the box of what it writes."""
         there, value = full(region), self.writes
         return {
-            axis: region[axis] if axis in region else there * (0, length)
+            axis: region[axis] if axis in region else there * whole(length)
             for axis, length in zip(value.axes, value.shape, strict=True)
         }
 
@@ -177,9 +178,17 @@ class Part:
             for axis, length in zip(value.axes, value.shape, strict=True):
                 reach = self.reach.get((value.name, axis))
                 spans = reach(region) if reach else region.get(axis)
-                box[axis] = there * ((0, length) if spans is None else spans)
+                box[axis] = there * (whole(length) if spans is None else spans)
             found[value.name] = box
         return found
+
+
+@lru_cache(maxsize=256)
+def whole(length: int) -> Spans:
+    """Return the span of all of an axis."""
+    span = np.array([0, length])
+    span.flags.writeable = False
+    return span
 
 
 def full(region: Region) -> Spans:

@@ -8,13 +8,13 @@ many rows on (`two_steps_from`).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from solver.cluster.cluster import Cluster
 from solver.cluster.curves import Floats, Kernel
@@ -29,13 +29,25 @@ from solver.plan.plan import Wire
 from solver.schedule.clocks import Messages
 from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
 from solver.schedule.decoders.memory import attention_bytes, mlp_bytes, rank_memory, words_bytes
-from solver.schedule.decoders.steps import CANDIDATE_NUMBERS, CODED, NAMES, OWN, pass_schedule, some_have
+from solver.schedule.decoders.steps import (
+    CANDIDATE_NUMBERS,
+    CODED,
+    NAMES,
+    OWN,
+    PassParts,
+    follow_crew,
+    pass_parts,
+    planned,
+    planned_alike,
+    some_have,
+    stages_of,
+)
 from solver.schedule.exchange import of_matrix
 from solver.schedule.price import Price, PricedStep
 from solver.schedule.regions import lengths
-from solver.schedule.schedule import ComputeStep, ExchangeStep, exchanges
+from solver.schedule.schedule import AnyStep, ComputeStep, ExchangeStep, exchanges
 from solver.schedule.timing import FLOAT_BYTES, Machine, cpu_seconds
-from solver.schedule.turns import Costs, Moved, priced
+from solver.schedule.turns import Costs, Moved, priced, together_s
 
 CANDIDATE_BYTES = 8 * (OWN + CANDIDATE_NUMBERS)  # of a rank with words, to rank 0, of one row
 SMALL_BYTES = 4096  # of a message that takes `message_s`; a longer one as much longer as its curve says
@@ -94,11 +106,17 @@ class DecoderSetting:
 
     def mlp_s(self, mlp: GatedMlp, columns: int, rows: int) -> Floats:
         """Return the seconds of so many columns on every device, [p]."""
-        return self._part_s(DecoderPart.MLP, rows, mlp_bytes(self.model, mlp, columns, PRECISIONS[self.precision]))
+        key = mlp, columns
+        if key not in self.kept:
+            self.kept[key] = mlp_bytes(self.model, mlp, columns, PRECISIONS[self.precision])
+        return self._part_s(DecoderPart.MLP, rows, self.kept[key])
 
     def words_s(self, words: int, rows: int = 1) -> Floats:
         """Return the seconds of so many words of some rows on every device, [p]."""
-        return self._part_s(DecoderPart.HEAD, rows, words_bytes(self.model, words, PRECISIONS[self.precision]))
+        key = "words", words
+        if key not in self.kept:
+            self.kept[key] = words_bytes(self.model, words, PRECISIONS[self.precision])
+        return self._part_s(DecoderPart.HEAD, rows, self.kept[key])
 
     def block_s(self, parts: Sequence[Part], units: Mapping[str, int], behind: int) -> Floats:
         """Return the seconds of some parts of a block on every device, [p], for rows behind so many tokens.
@@ -122,11 +140,13 @@ class DecoderSetting:
         return np.asarray(self.kept[key])
 
     def _part_s(self, part: DecoderPart, rows: int, size: int) -> Floats:
-        key = part, rows, size
-        if key not in self.kept:
-            alike = {id(own): own.seconds(part, rows, size) for own in self.speeds}
-            self.kept[key] = np.array([alike[id(own)] for own in self.speeds], float)
-        return np.asarray(self.kept[key])
+        if (key := (part, rows)) not in self.kept:
+            alike = {id(own): own.of_rows(part, rows) for own in self.speeds}
+            self.kept[key] = [alike[id(own)] for own in self.speeds], {}
+        curves, known = self.kept[key]
+        if size not in known:
+            known[size] = np.array([curve.at(size) for curve in curves])
+        return np.asarray(known[size])
 
 
 def decoder_setting(
@@ -174,14 +194,19 @@ def summed(
 
 def two_steps_from(s: DecoderSetting, stages: Sequence[DecoderStage]) -> int:
     """Return from how many rows on sums are faster in two steps, of all layers together."""
+    groups = tuple((stage.layers.size, stage.ranks) for stage in stages)
 
     def seconds(rows: int, since: int) -> float:
-        return sum(stage.layers.size * summed(s, stage.ranks, stage.ranks, rows, since).longest_s for stage in stages)
+        return sum(layers * summed(s, ranks, ranks, rows, since).longest_s for layers, ranks in groups)
 
-    since = ROWS_BY_MPI
-    while since > 1 and seconds(since - 1, since - 1) < seconds(since - 1, ROWS_BY_MPI):
-        since -= 1
-    return since
+    key = "two steps from", groups
+    if key not in s.kept:
+        since = ROWS_BY_MPI
+        while since > 1 and seconds(since - 1, since - 1) < seconds(since - 1, ROWS_BY_MPI):
+            since -= 1
+        s.kept[key] = since
+    found: int = s.kept[key]
+    return found
 
 
 def _summed(s: DecoderSetting, senders: Sequence[int], ranks: Sequence[int], rows: int, two: bool) -> SumTimes:
@@ -229,10 +254,11 @@ def _moved(s: DecoderSetting, step: ExchangeStep) -> Moved:
 def _with_messages(s: DecoderSetting, matrix: Floats, before: Floats | float, after: Floats | float) -> Moved:
     """Return what it takes that ranks send each other so many bytes, [p, p], with CPU seconds beside the messages'."""
     sent, received = matrix.sum(1), matrix.sum(0)
-    total = sent + received
-    number = (matrix > 0).sum(0) + (matrix > 0).sum(1)
+    total, number = sent + received, (matrix > 0).sum(0) + (matrix > 0).sum(1)
     bank = s.machine.bank
-    longer = bank.seconds(Kernel.MESSAGE, total / np.maximum(number, 1)) - bank.seconds(Kernel.MESSAGE, SMALL_BYTES)
+    if "small" not in s.kept:
+        s.kept["small"] = bank.seconds(Kernel.MESSAGE, SMALL_BYTES)
+    longer = bank.seconds(Kernel.MESSAGE, total / np.maximum(number, 1)) - s.kept["small"]
     handling = number * (s.message_s + np.maximum(longer, 0.0))
     leaving = handling * sent / np.maximum(total, 1)
     messages = Messages(matrix[None], np.zeros(s.devices), after + handling - leaving)
@@ -260,50 +286,113 @@ def pass_steps(s: DecoderSetting, plan: DecoderPlan, rows: int, behind: int, cho
     Of `chosen` rows the next word is asked for: of one, of all where guesses are checked, of none in a prompt's chunks
     but the last.
     """
-    steps = pass_schedule(s.model, plan, rows, chosen, folded=True)
-    return priced([ComputeStep(()), *steps], Costs(s.machine, partial(_computing, s, behind), partial(moved, s)))
+    (own,) = _passes(s, [plan], rows, behind, chosen)
+    return priced(*own)
+
+
+def _passes(
+    s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int
+) -> Iterator[tuple[Sequence[AnyStep], Costs]]:
+    """Yield the steps of a pass of plans of one structure, and what they take: of all at once where that can be."""
+    computing, begins = cache(partial(_computing, s, behind)), ComputeStep(())
+    parts, key = _parts(s, plans[0], rows, chosen), (plans[0].structure, rows, chosen)
+    if key not in s.kept:
+        s.kept[key] = (begins, *planned(parts, plans[0])), cache(partial(moved, s))
+    steps, moving = s.kept[key]
+    if follow_crew(steps):
+        yield planned_alike(steps, plans), Costs(s.machine, computing, moving)
+        return
+    for plan in plans:
+        yield (begins, *planned(parts, plan)), Costs(s.machine, computing, cache(partial(moved, s)))
+
+
+def _seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], rows: int, behind: int, chosen: int) -> Floats:
+    """Return the seconds of a pass by plans of one structure, [n]."""
+    return np.concatenate([together_s(*own).reshape(-1) for own in _passes(s, plans, rows, behind, chosen)])
+
+
+def _parts(s: DecoderSetting, plan: DecoderPlan, rows: int, chosen: int) -> PassParts:
+    key = "parts", stages_of(plan, rows), rows, chosen
+    if key not in s.kept:
+        s.kept[key] = pass_parts(s.model, stages_of(plan, rows), rows, chosen, folded=True)
+    found: PassParts = s.kept[key]
+    return found
+
+
+def _of_one(values: NDArray[Any]) -> NDArray[Any]:
+    """Return values of plans, [n, ...], of one plan without the axis of plans."""
+    return values[0] if len(values) == 1 else values
 
 
 def _computing(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Floats, tuple[str, ...]]:
-    """Return the seconds of a computation, [p], and what is computed; of none, until a pass begins.
+    """Return the seconds of a computation, and what is computed; of none, until a pass begins.
 
     What is added to the stream before a half layer was measured with it.
     """
+    key = (
+        behind,
+        tuple(
+            (own.part.role, own.part.kind, own.axis, own.row_count, None if own.spans is None else own.spans.tobytes())
+            for own in step.placed
+        ),
+    )
+    if key not in s.kept:
+        s.kept[key] = _computed(s, behind, step)
+    found: tuple[Floats, tuple[str, ...]] = s.kept[key]
+    return found
+
+
+def _computed(s: DecoderSetting, behind: int, step: ComputeStep) -> tuple[Floats, tuple[str, ...]]:
     seconds, blocks = np.zeros(s.devices), dict[str, list[tuple[Part, Region]]]()
-    if not step.parts:
+    if not step.placed:
         seconds[0] = s.speeds[0].pass_s
     for part, region in step.parts:
         if part.kind.curve:
             blocks.setdefault(part.block, []).append((part, region))
-    for parts in blocks.values():
-        units = {axis: lengths(spans)[0].tolist() for _, region in parts for axis, spans in region.items()}
-        for rank, rows in enumerate(units[ROW]):
-            if rows:
-                own = {axis: counts[rank] for axis, counts in units.items()}
-                seconds[rank] += s.block_s([part for part, _ in parts], own, behind)[rank]
-    return seconds, tuple(parts[0][0].kind.curve for parts in blocks.values())
+    for some in blocks.values():
+        seconds = seconds + _of_one(_of_block(s, behind, some))
+    return seconds, tuple(some[0][0].kind.curve for some in blocks.values())
+
+
+def _of_block(s: DecoderSetting, behind: int, some: Sequence[tuple[Part, Region]]) -> Floats:
+    """Return the seconds of some parts of a block, [n, p]."""
+    parts = [part for part, _ in some]
+    units = {axis: lengths(spans) for _, region in some for axis, spans in region.items()}
+    known = s.kept.setdefault((tuple(part.role for part in parts), parts[0].kind, behind), {})
+    table = np.stack(np.broadcast_arrays(*units.values()), -1)
+    found, rows = np.zeros(table.shape[:-1]), list(units).index(ROW)
+    for plan, ranks in enumerate(table.tolist()):
+        for rank, own in enumerate(map(tuple, ranks)):
+            if own[rows]:
+                if own not in known:
+                    known[own] = s.block_s(parts, dict(zip(units, own, strict=True)), behind)
+                found[plan, rank] = known[own][rank]
+    return found
 
 
 def token_seconds(s: DecoderSetting, plan: DecoderPlan, behind: int) -> float:
     """Return the seconds of a token behind so many others."""
-    return _seconds(pass_steps(s, plan, 1, behind))
+    return float(_seconds(s, [plan], 1, behind, 1)[0])
 
 
 def first_seconds(s: DecoderSetting, plan: DecoderPlan, prompt: int) -> float:
     """Return the seconds from a prompt to the first token of the answer."""
-    return sum(
-        _seconds(pass_steps(s, plan, rows, behind, chosen=int(behind + rows == prompt)))
-        for rows, behind in chunks(prompt)
-    )
+    return float(_first(s, [plan], prompt)[0])
 
 
-def _seconds(steps: Iterable[PricedStep]) -> float:
-    return math.fsum(step.repeats * float(step.times.end.max()) for step in steps)
+def _first(s: DecoderSetting, plans: Sequence[DecoderPlan], prompt: int) -> Floats:
+    ends = (_seconds(s, plans, rows, behind, int(behind + rows == prompt)) for rows, behind in chunks(prompt))
+    return np.asarray(sum(ends))
 
 
 def answer_seconds(s: DecoderSetting, plan: DecoderPlan, asked: TokenRequest) -> float:
     """Return what a plan is made for: the seconds of the first token and of all others."""
-    return first_seconds(s, plan, asked.prompt) + asked.tokens * token_seconds(s, plan, asked.behind)
+    return float(answers_seconds(s, [plan], asked)[0])
+
+
+def answers_seconds(s: DecoderSetting, plans: Sequence[DecoderPlan], asked: TokenRequest) -> Floats:
+    """Return the seconds of an answer by plans of one structure, [n]."""
+    return _first(s, plans, asked.prompt) + asked.tokens * _seconds(s, plans, 1, asked.behind, 1)
 
 
 def predicted(s: DecoderSetting, plan: DecoderPlan, prompt: int, behind: int) -> DecoderPlan:

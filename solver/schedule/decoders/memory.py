@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import groupby
 
 from solver.base.errors import InfeasiblePlanError
@@ -16,7 +17,7 @@ from solver.cluster.cluster import MIB, PROGRAM_BYTES, Cluster
 from solver.model.decoder import Decoder, DecoderLayer, head_parts
 from solver.model.kinds.attention import GroupedAttention
 from solver.model.kinds.mlp import GatedMlp
-from solver.model.kinds.part import FFN, HEAD, KV, WORD, PartTensor
+from solver.model.kinds.part import FFN, HEAD, KV, WORD, PartTensor, Residual
 from solver.model.kinds.weight import PRECISIONS
 from solver.model.precision import Precision
 from solver.plan.decoder_plan import DecoderPlan
@@ -77,17 +78,17 @@ def attention_bytes(
     model: Decoder, attention: GroupedAttention, heads: int, kv_heads: int, precision: Precision
 ) -> int:
     """Return the bytes of the weights of some query heads, and of the key and value heads that they need."""
-    return _bytes(attention.tensors("", model.stream), {HEAD: heads, KV: kv_heads}, precision) * (heads > 0)
+    return _bytes(_tensors(attention, model.stream), {HEAD: heads, KV: kv_heads}, precision) * (heads > 0)
 
 
 def mlp_bytes(model: Decoder, mlp: GatedMlp, columns: int, precision: Precision) -> int:
     """Return the bytes of the weights of some columns."""
-    return _bytes(mlp.tensors("", model.stream), {FFN: columns}, precision) * (columns > 0)
+    return _bytes(_tensors(mlp, model.stream), {FFN: columns}, precision) * (columns > 0)
 
 
 def rows_bytes(model: Decoder, layer: DecoderLayer, precision: Precision) -> int:
     """Return the bytes of the weights that follow a layer's contexts, which ranks hold that compute rows of prompts."""
-    output = layer.attention.tensors("", model.stream)["output/weight"]
+    output = _tensors(layer.attention, model.stream)["output/weight"]
     return output.bytes_of(layer.attention.heads, precision) + mlp_bytes(model, layer.mlp, layer.mlp.ffn, precision)
 
 
@@ -177,6 +178,11 @@ def check_memory(model: Decoder, cluster: Cluster, plan: DecoderPlan) -> None:
     """
     if lacks := decoder_lacks(cluster, rank_memory(model, plan)):
         raise InfeasiblePlanError(f"{model.name} by {plan.system} {lacks}")
+
+
+@lru_cache(maxsize=64)
+def _tensors(half: GroupedAttention | GatedMlp, stream: Residual) -> Mapping[str, PartTensor]:
+    return half.tensors("", stream)
 
 
 def _bytes(tensors: Mapping[str, PartTensor], units: Mapping[str, int], precision: Precision) -> int:

@@ -48,10 +48,10 @@ class DecoderPasses:
 
     @property
     def sizes(self) -> tuple[int, ...]:  # noqa: D102
-        return 1, CHUNK_ROWS
+        return (1, CHUNK_ROWS) if self.plan.rows_from else (1,)
 
-    def steps(self, rows: int, chosen: int) -> list[AnyStep]:  # noqa: D102
-        every = pass_schedule(self.model, self.plan, rows, chosen)
+    def steps(self, rows: int, chosen: int, *, folded: bool) -> list[AnyStep]:  # noqa: D102
+        every = pass_schedule(self.model, self.plan, rows, chosen, folded=folded)
         return [step for step in every if isinstance(step, ComputeStep) or step.name not in BY_RANK_0]
 
     def coded(self, step: ExchangeStep) -> bool:  # noqa: D102

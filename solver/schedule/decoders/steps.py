@@ -6,21 +6,34 @@ words: both exchanges carry more than a value, and rank 0 says with the first wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 import numpy as np
 
 from solver.base.spans import Partition, Span
 from solver.model.decoder import STREAM, Decoder, head_parts, layer_parts
-from solver.model.kinds.part import FFN, HEAD, NUMBER, ROW, WORD, Part, Region, Value
-from solver.plan.decoder_plan import DecoderPlan, DecoderStage
-from solver.schedule.regions import spans_of
-from solver.schedule.schedule import WHOLE, WITH_READER, AnyStep, ExchangeStep, PlacedPart, read_rows, schedule
+from solver.model.kinds.part import FFN, HEAD, KV, NUMBER, ROW, WORD, Part, Region, Spans, Value, whole
+from solver.plan.decoder_plan import DecoderPlan
+from solver.schedule.regions import Lengths, spans_of
+from solver.schedule.schedule import (
+    NOWHERE,
+    WHOLE,
+    WITH_READER,
+    AnyStep,
+    ComputeStep,
+    ExchangeStep,
+    PlacedPart,
+    read_rows,
+    schedule,
+)
 
 # Along which axis the ranks of a stage cut parts; those before them are computed with them.
 CUTS: Mapping[str, str] = {"output": HEAD, "down": FFN, "join": WHOLE}
 BY_ROWS: Mapping[str, str] = {"contexts": HEAD, "output": ROW, "down": ROW, "join": ROW}
+# Of what plans of one structure have more or less.
+SHARED = (HEAD, KV, FFN, WORD)
 # What rank 0 says of a pass, int64, and then one for every sequence: that it is one, its shape, how many candidates a
 # row has, whether some words are not allowed, and whether one more word of each row is asked for.
 FACTS = 9
@@ -34,6 +47,28 @@ NAMES = {
 CODED = tuple(NAMES.values())
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PassParts:
+    """The parts of a pass, whoever computes what of them.
+
+    Parameters
+    ----------
+    begin
+        The stream that rank 0 has embedded.
+    layers
+        Layers, and their parts; at last the head's.
+    chosen
+        Of how many of the last rows the next word is asked for.
+    names
+        What exchanges are called, by their value's name.
+    """
+
+    begin: Value
+    layers: tuple[tuple[Span, tuple[PlacedPart, ...]], ...]
+    chosen: int
+    names: Mapping[str, str]
+
+
 def pass_schedule(
     model: Decoder, plan: DecoderPlan, rows: int, chosen: int = 1, *, folded: bool = False
 ) -> tuple[AnyStep, ...]:
@@ -44,79 +79,122 @@ def pass_schedule(
     rows
         Of all sequences together.
     folded
-        Whether layers that are alike stand in it once, with how many they are: enough for a price.
+        As of `pass_parts`.
     """
-    x = model.stream.value(STREAM, rows)
-    begin = x
+    return planned(pass_parts(model, stages_of(plan, rows), rows, chosen, folded=folded), plan)
+
+
+def stages_of(plan: DecoderPlan, rows: int) -> tuple[tuple[Span, bool], ...]:
+    """Return the layers of a plan's stages, and whether a pass of so many rows is cut by rows there."""
+    return tuple((stage.layers, bool(stage.rows) and rows >= plan.rows_from) for stage in plan.stages)
+
+
+def pass_parts(
+    model: Decoder, stages: Sequence[tuple[Span, bool]], rows: int, chosen: int, *, folded: bool = False
+) -> PassParts:
+    """Return the parts of a pass of rows.
+
+    Parameters
+    ----------
+    stages
+        As of `stages_of`.
+    folded
+        Whether layers that are alike stand in it once, with how many they are (`solver.schedule.schedule.unfolded`).
+    """
+    x = begin = model.stream.value(STREAM, rows)
     layers: list[tuple[Span, list[PlacedPart]]] = []
-    for stage in plan.stages:
-        for span in _runs(model, stage, last=chosen < rows and stage is plan.stages[-1]) if folded else _each(stage):
-            parts, x = layer_parts(model, span.stop - 1, x)
-            layers.append((span, [_placed(part, stage, by_rows=_by_rows(plan, stage, rows)) for part in parts]))
-    end = [PlacedPart(part, WORD, _spans(plan.words)) for part in head_parts(model, x)]
-    wanted = {end[-1].part.writes.name: Span(rows - chosen, rows)}
-    read = iter(read_rows([*(own for _, some in layers for own in some), *end], wanted))
+    for number, (stage, by_rows) in enumerate(stages):
+        for span in _runs(model, stage) if folded else _each(stage):
+            parts, x = layer_parts(model, span.start, x)
+            layers.append((span, [_placed(part, number, by_rows=by_rows) for part in parts]))
+    layers.append((NOWHERE, [PlacedPart(part, WORD, stage=len(stages) - 1) for part in head_parts(model, x)]))
+    every = [placed for _, some in layers for placed in some]
+    read = read_rows(every, {every[-1].part.writes.name: Span(rows - chosen, rows)})
     left = {placed.part.name: placed for placed in read}
-    kept = [(span, [left[own.part.name] for own in some if own.part.name in left]) for span, some in layers]
-    kept.append((Span(0, 0), [left[own.part.name] for own in end if own.part.name in left]))
-    given = {STREAM: (begin, some_have(begin, plan.stages[0].ranks, len(plan.devices)))}
-    body = schedule(kept, given, lambda size: size >= plan.two_steps_from, _names(plan))
-    return _tokens(plan, begin), *body, *(_candidates(plan, chosen) if chosen else ())
+    found = ((span, tuple(left[own.part.name] for own in some if own.part.name in left)) for span, some in layers)
+    return PassParts(begin, tuple(found), chosen, _names([layers for layers, _ in stages]))
 
 
-def _each(stage: DecoderStage) -> Iterator[Span]:
-    return (Span(number, number + 1) for number in range(stage.layers.start, stage.layers.stop))
+def planned(parts: PassParts, plan: DecoderPlan) -> tuple[AnyStep, ...]:
+    """Return what ranks do in a pass under a plan."""
+    ranks, spans = len(plan.devices), _cuts([plan])
+    for number, stage in enumerate(plan.stages):
+        spans[number, WHOLE] = _mask(stage.ranks, ranks)[None, :, None] * whole(1)
+        if stage.rows:
+            spans[number, ROW] = _spans([Partition.of_shares(stage.rows, parts.begin.shape[0])])
+    layers = [(span, [placed.cut(spans) for placed in some]) for span, some in parts.layers]
+    given = {STREAM: (parts.begin, some_have(parts.begin, plan.stages[0].ranks, ranks))}
+    body = schedule(layers, given, lambda size: size >= plan.two_steps_from, parts.names)
+    return _tokens(plan, parts.begin), *body, *(_candidates(plan, parts.chosen) if parts.chosen else ())
 
 
-def _runs(model: Decoder, stage: DecoderStage, *, last: bool) -> Iterator[Span]:
-    """Yield layers that are alike: the first, then the others together; of the model's end the `last` by itself."""
-    start = stage.layers.start
-    for _, alike in groupby(model.layers[stage.layers.slice]):
+def follow_crew(steps: Iterable[AnyStep]) -> bool:
+    """Return whether exchanges follow from who has some of what: no value has an axis of which there is more or less.
+
+    Then they are the same under all plans of one structure.
+    """
+    return not any(set(step.value.axes) & set(SHARED) for step in steps if isinstance(step, ExchangeStep))
+
+
+def planned_alike(steps: Iterable[AnyStep], plans: Sequence[DecoderPlan]) -> list[AnyStep]:
+    """Return what ranks do under some plans at once, by steps that `follow_crew`, of a plan of the same structure."""
+    spans = _cuts(plans)
+    return [step.cut(spans) if isinstance(step, ComputeStep) else step for step in steps]
+
+
+def _cuts(plans: Sequence[DecoderPlan]) -> dict[tuple[int, str], Spans]:
+    """Return who has what under some plans, [n, p, 2], by the stage and the axis that is cut."""
+    found = {}
+    for number, stages in enumerate(zip(*(plan.stages for plan in plans), strict=True)):
+        found[number, HEAD] = _spans(stage.heads for stage in stages)
+        found[number, FFN] = _spans(stage.columns for stage in stages)
+    found[len(plans[0].stages) - 1, WORD] = _spans(plan.words for plan in plans)
+    return found
+
+
+def _each(stage: Span) -> Iterator[Span]:
+    return (Span(number, number + 1) for number in range(stage.start, stage.stop))
+
+
+def _runs(model: Decoder, stage: Span) -> Iterator[Span]:
+    """Yield layers that are alike: the first, then the others together, of which a stage's last is alone again."""
+    start = stage.start
+    for _, alike in groupby(model.layers[stage.slice]):
         stop = start + len(list(alike))
-        ends = {start, start + 1, stop, stop - (last and stop == stage.layers.stop)}
-        edges = sorted(end for end in ends if start <= end <= stop)
+        edges = sorted({start, start + 1, max(start, stop - (stop == stage.stop)), stop})
         yield from (Span(one, other) for one, other in pairwise(edges))
         start = stop
 
 
-def _by_rows(plan: DecoderPlan, stage: DecoderStage, rows: int) -> bool:
-    """Return whether a pass of so many rows is cut by rows in a stage."""
-    return bool(stage.rows) and rows >= plan.rows_from
-
-
-def _placed(part: Part, stage: DecoderStage, *, by_rows: bool) -> PlacedPart:
+def _placed(part: Part, stage: int, *, by_rows: bool) -> PlacedPart:
     axis = (BY_ROWS if by_rows else CUTS).get(part.role, WITH_READER)
-    if axis == WITH_READER:
-        return PlacedPart(part, axis)
-    if axis == WHOLE:
-        taking = np.isin(np.arange(len(stage.heads)), stage.ranks)
-        return PlacedPart(part, axis, spans_of(np.stack([0 * taking, taking], -1)), begins=True)
-    begins = by_rows and part.role in ("contexts", "output")
-    if axis == ROW:
-        return PlacedPart(part, axis, _spans(Partition.of_shares(stage.rows, part.axes[ROW])), begins=begins)
-    return PlacedPart(part, axis, _spans(stage.heads if axis == HEAD else stage.columns), begins=begins)
+    return PlacedPart(
+        part, axis, begins=axis == WHOLE or (by_rows and part.role in ("contexts", "output")), stage=stage
+    )
 
 
-def _spans(partition: Partition) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    return spans_of([(span.start, span.stop) for span in partition])
+def _spans(partitions: Iterable[Partition]) -> Spans:
+    """Return the spans of plans, [n, p, 2]."""
+    return np.array([[(span.start, span.stop) for span in own] for own in partitions], np.int64)
 
 
-def some_have(value: Value, ranks: Sequence[int], devices: int) -> Region:
+def _mask(ranks: Collection[int], devices: int) -> Lengths:
+    return np.array([rank in ranks for rank in range(devices)], np.int64)
+
+
+def some_have(value: Value, ranks: Collection[int], devices: int) -> Region:
     """Return that some ranks have all of a value."""
-    taking = np.isin(np.arange(devices), list(ranks)).astype(np.int64)
-    return {
-        axis: np.stack([0 * taking, length * taking], -1)[None]
-        for axis, length in zip(value.axes, value.shape, strict=True)
-    }
+    taking = _mask(ranks, devices)[None, :, None]
+    return {axis: taking * whole(length) for axis, length in zip(value.axes, value.shape, strict=True)}
 
 
-def _names(plan: DecoderPlan) -> dict[str, str]:
+def _names(stages: Sequence[Span]) -> dict[str, str]:
     """Return what exchanges are called, by their value's name; what goes from stage to stage is the stream."""
     found = {STREAM: STREAM_NAME}
-    for stage in plan.stages:
-        layers = range(stage.layers.start, stage.layers.stop)
+    for stage in stages:
+        layers = range(stage.start, stage.stop)
         found |= {f"layers/{number}/{value}": name for number in layers for value, name in NAMES.items()}
-        if stage is not plan.stages[-1]:
+        if stage is not stages[-1]:
             found[f"layers/{layers[-1]}/mlp/joined"] = STREAM_NAME
     return found
 
@@ -138,5 +216,5 @@ def _candidates(plan: DecoderPlan, chosen: int) -> Iterator[ExchangeStep]:
         for rank, words in enumerate(plan.words)
     ]
     value = Value("candidates", (NUMBER,), (sum(having),))
-    have = {NUMBER: _spans(Partition.of_counts(having))}
+    have = {NUMBER: _spans([Partition.of_counts(having)])}
     yield ExchangeStep("candidates", value, (have,), some_have(value, [0], len(plan.devices)))

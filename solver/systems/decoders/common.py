@@ -114,10 +114,11 @@ def chain(
         for (rank, _), (start, stop) in zip(parts, pairwise(stops), strict=True)
     ]
     words = all_on(parts[-1][0], ranks, model.vocab)
-    return finished(model, cluster, asked, plan_of(asked, cluster.names, stages, words, system))
+    plan = plan_of(asked, cluster.names, stages, words, system)
+    return finished(setting_of(model, cluster, asked), cluster, asked, plan)
 
 
-def finished(model: Decoder, cluster: Cluster, asked: TokenRequest, plan: DecoderPlan) -> DecoderPlan:
+def finished(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, plan: DecoderPlan) -> DecoderPlan:
     """Return a plan with how its summands go, and what is predicted for it.
 
     Raises
@@ -125,9 +126,8 @@ def finished(model: Decoder, cluster: Cluster, asked: TokenRequest, plan: Decode
     InfeasiblePlanError
         If devices lack memory for it.
     """
-    plan.check(model, len(cluster.devices))
-    check_memory(model, cluster, plan)
-    s = setting_of(model, cluster, plan)
+    plan.check(s.model, s.devices)
+    check_memory(s.model, cluster, plan)
     plan = replace(plan, two_steps_from=two_steps_from(s, plan.stages))
     return predicted(s, plan, asked.prompt, asked.behind)
 

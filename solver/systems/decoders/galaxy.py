@@ -34,7 +34,8 @@ BLOCK_OF_WORDS = 256
 
 def plan_galaxy(model: Decoder, cluster: Cluster, asked: TokenRequest) -> DecoderPlan:
     """Share heads, columns and words by capacity, then repair what memory does not hold."""
-    whole = whole_layers(setting_of(model, cluster, asked), cluster, asked)
+    s = setting_of(model, cluster, asked)
+    whole = whole_layers(s, cluster, asked)
     heads, columns, (vocab, _) = axes(model, asked)
     units = [(vocab, BLOCK_OF_WORDS), columns, heads]
     totals = [-(-total // size) for total, size in units]
@@ -52,7 +53,7 @@ def plan_galaxy(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Decode
         for own, (total, size) in zip(counts, units, strict=True)
     )
     stage = DecoderStage(Span(0, len(model.layers)), its_heads, its_columns)
-    return finished(model, cluster, asked, plan_of(asked, cluster.names, [stage], words, "galaxy"))
+    return finished(s, cluster, asked, plan_of(asked, cluster.names, [stage], words, "galaxy"))
 
 
 def _clipped(units: list[int], size: int, total: int) -> list[int]:

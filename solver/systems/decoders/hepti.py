@@ -67,7 +67,7 @@ def plan_hepti(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Decoder
         raise _no_room(s, cluster, asked, task)
     best = min(found, key=lambda plan: answer_seconds(s, plan, asked))
     best = replace(best, two_steps_from=two_steps_from(s, best.stages))
-    return finished(model, cluster, asked, replace(_prompts_by_rows(s, cluster, best, asked), system="hepti"))
+    return finished(s, cluster, asked, replace(_prompts_by_rows(s, cluster, best, asked), system="hepti"))
 
 
 def _prompts_by_rows(s: DecoderSetting, cluster: Cluster, plan: DecoderPlan, asked: TokenRequest) -> DecoderPlan:

@@ -14,6 +14,7 @@ from solver.cluster.cluster import Cluster
 from solver.model.decoder import Decoder
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, column_unit, head_unit
 from solver.schedule.decoders.asked import TokenRequest
+from solver.schedule.decoders.cost import setting_of
 from solver.systems.decoders.common import finished, plan_of
 
 
@@ -26,7 +27,8 @@ def in_shares(model: Decoder, cluster: Cluster, asked: TokenRequest, shares: lis
     """Return the plan of one stage in which all is shared out so, in whole groups and blocks."""
     heads, columns, words = axes(model, asked)
     stage = DecoderStage(Span(0, len(model.layers)), in_units(shares, *heads), in_units(shares, *columns))
-    return finished(model, cluster, asked, plan_of(asked, cluster.names, [stage], in_units(shares, *words), system))
+    plan = plan_of(asked, cluster.names, [stage], in_units(shares, *words), system)
+    return finished(setting_of(model, cluster, asked), cluster, asked, plan)
 
 
 def axes(model: Decoder, asked: TokenRequest) -> list[tuple[int, int]]:
