@@ -31,7 +31,7 @@ from typing import TypeVar
 import numpy as np
 
 from solver.cluster.curves import Floats
-from solver.schedule.exchange import Network
+from solver.schedule.exchange import Mask, Network
 from solver.schedule.timing import RESTED, TINY_S, Machine, Times
 
 MOST_GAINED = 0.5  # of what a rank computes: by how much it is faster after a wait, at most
@@ -116,8 +116,7 @@ def exchanged(machine: Machine, now: Moment, messages: Messages, unrest: Floats 
     """Return when ranks have what comes, and have handled it; these moments have so much of the devices' jitter."""
     arrival = _arrivals(machine.network, messages.moved, now.computed_at)
     done = now.ready + messages.sending
-    own = np.eye(machine.devices, dtype=bool)
-    moments = np.where(own, done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
+    moments = np.where(_same(machine.devices), done[..., None, :], np.where(arrival > 0, arrival, -np.inf))
     begin = _latest(_late_scale(machine), unrest, moments)
     return Moment(begin + messages.taking, now.computed_at, begin - done)
 
@@ -160,6 +159,12 @@ def waited_for(machine: Machine, now: Moment, messages: Messages) -> list[int]:
     return [int(rank) for rank in arrival.argmax(0)]
 
 
+@lru_cache(maxsize=64)
+def _same(devices: int) -> Mask:
+    """Return which sender is which receiver, [p, p]."""
+    return np.eye(devices, dtype=bool)
+
+
 @lru_cache(maxsize=8)
 def _late_scale(machine: Machine) -> float:
     every = np.ones(machine.devices, bool)
@@ -182,7 +187,7 @@ def _arrivals(network: Network, moved: Floats, computed_at: Floats) -> Floats:
             arrival[..., sender, receiver] = np.maximum(arrival[..., sender, receiver], late)
     from_whom, last = arrival > 0, arrival.argmax(-2)
     begun = np.where(from_whom, computed_at[..., 0, :, None], np.inf).min(-2)
-    full = np.where(from_whom.any(-2), begun + received / network.bandwidth + network.latency_s, 0.0)
+    full = np.where(received > 0, begun + received / network.bandwidth + network.latency_s, 0.0)
     is_last = last[..., None, :] == np.arange(received.shape[-1])[:, None]
     return np.asarray(np.maximum(arrival, is_last * full[..., None, :]))
 
