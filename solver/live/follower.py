@@ -243,7 +243,7 @@ class DeviceFollower(ABC, Generic[AnyPlan]):
         """
         few_s, many_s = (self._total(self._now(times, messages), self.plan) for messages in (SHORTEST, 1.0))
         messages = 1.0
-        if many_s > few_s:
+        if many_s > few_s and not math.isclose(many_s, few_s):  # else messages are nothing to a unit
             messages = max(SHORTEST, SHORTEST + (1 - SHORTEST) * (seconds - few_s) / (many_s - few_s))
         now = self._now(times, messages)
         found = self.solved(now)

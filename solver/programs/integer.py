@@ -227,7 +227,9 @@ def least_answer(
     slowest = [problem.add_variable(f"T_{f}", 0) for f in range(len(program.phases))]
     exchange = problem.add_variable("X", 0)
     # Solvers dislike coefficients far from one.
-    second = max((b * program.units[k] for k, _, lines in program.phases for own in lines for _, b in own), default=1.0)
+    second = max(
+        (a + b * program.units[k] for k, _, lines in program.phases for own in lines for a, b in own), default=1.0
+    )
     whole = max(1.0, max(size * total for size, total in zip(program.unit_bytes, program.units, strict=True)))
     objective = pulp.lpDot([weight for _, weight, _ in program.phases], slowest) + exchange
     problem += objective
