@@ -144,8 +144,10 @@ def test_a_prompt_goes_in_chunks_and_its_end_has_the_head():
     bodies = [sum(step.repeats * step.times.end.max() for step in pass_steps(s, alone, rows, behind, chosen=0))
               for rows, behind in ((256, 0), (44, 256))]  # fmt: skip
 
+    head = CALL + int4(256 * 64) / SPEED
     assert list(chunks(300)) == [(256, 0), (44, 256)]
-    assert first_seconds(s, alone, 300) == pytest.approx(sum(bodies) + CALL + int4(256 * 64) / SPEED)
+    assert first_seconds(s, alone, 300) == pytest.approx(sum(bodies) + head)
+    assert first_seconds(s, alone, 256) == pytest.approx(bodies[0] + head)
 
 
 def test_an_answer_is_its_prompt_and_its_tokens():
