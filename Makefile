@@ -85,8 +85,9 @@ endif
 	$(BIN)/hepti get minilm
 	touch $@
 
+# Not compiled: of torch, transformers and ansible the tests import a third, which Python then compiles; 10 s less.
 .venv/test: .venv/run
-	$(BIN)/python -m pip install --quiet --editable '.[$(extras),docs,plot,serve,test]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[$(extras),docs,plot,serve,test]'
 	touch $@
 
 # Damages everything that strangers give us in 100 000 ways each; an hour or two.

@@ -28,7 +28,7 @@ from solver.base.errors import HeptiError
 from solver.base.spans import Span
 from solver.cluster.cluster import MIB, Cluster, Device
 from solver.cluster.curves import Curve, Curves, Floats, Kernel, derived_curves
-from solver.cluster.nodes import RELATIVE, NodeCurve, NodeSpeeds, mean_speeds
+from solver.cluster.nodes import MOST_ENTERING_S, RELATIVE, NodeCurve, NodeSpeeds, mean_speeds
 from solver.model.convnet import FLOAT_BYTES, ConvNet
 from solver.model.operators import WorkKind, cut_points, flop, kind_of, signature
 from solver.plan.segments import Held, Segment, SegmentCut, SegmentShares, only_on, segment_shares
@@ -161,7 +161,10 @@ def measure_nodes(net: ConvNet, group: Group) -> tuple[NodeSpeeds, Curve, float]
 def _entering_s(
     net: ConvNet, timed: Sequence[TimedSlab], seconds: Sequence[float], session_s: float, numbers: Numbers, group: Group
 ) -> float:
-    """Return what a number that enters a graph takes: what the parts of the network take more than all in one graph."""
+    """Return what a number that enters a graph takes: what the parts of the network take more than all in one graph.
+
+    Where few numbers enter, and another process has taken the core meanwhile, that would be more than of any board.
+    """
     parts = [(own, own_s) for own, own_s in zip(timed, seconds, strict=True) if own.part == 1]
     if len(parts) < 2:
         return 0.0
@@ -171,7 +174,7 @@ def _entering_s(
     (whole_s,), _ = seconds_of([whole.slab.run], group)
     more_s = sum(own_s - session_s for _, own_s in parts) - (whole_s - session_s)
     more = sum(own.entering for own, _ in parts) - whole.entering
-    return max(more_s, 0.0) / more if more > 0 else 0.0
+    return min(max(more_s, 0.0) / more, MOST_ENTERING_S) if more > 0 else 0.0
 
 
 def _speeds(work: Mapping[WorkKind, Floats]) -> dict[WorkKind, float]:

@@ -33,6 +33,7 @@ RELATIVE: Mapping[WorkKind, float] = {
     WorkKind.ELEMENTWISE: 0.1, WorkKind.CONNECTED: 1 / 12,
 }  # fmt: skip
 SESSION_FLOP = 4e6  # of a call: 40 us
+MOST_ENTERING_S = 1e-6  # of a board of 0.1 GFLOP/s; more is noise
 ENTERING_FLOP = 100  # of a number that enters a graph and gets another layout: 1.2 to 1.5 ns at 70 to 97 GFLOP/s
 # A slab takes as long as so many rows more, for weights and calls. Measured with onnxruntime: 2 rows of 7 reach 0.83 of
 # the speed of all, one 0.65, a quarter of 56 rows 0.95 and more.
@@ -140,8 +141,8 @@ def speeds_from_table(entry: Any) -> NodeSpeeds:
                 seconds = tuple(float(value) / 1e6 for value in curve["us"])
                 curves[key] = NodeCurve(tuple(map(float, curve["rows"])), seconds)
         entering_s = float(entry.get("entering_ns", 0.0)) / 1e9
-        if not 0 <= entering_s < 1e-6:
-            raise HeptiError(f"nodes: entering_ns is {1e9 * entering_s:g}, must be at least 0 and below 1000")
+        if not 0 <= entering_s <= MOST_ENTERING_S:
+            raise HeptiError(f"nodes: entering_ns is {1e9 * entering_s:g}, must be 0 to {1e9 * MOST_ENTERING_S:g}")
         return NodeSpeeds(kinds, float(entry["session_us"]) / 1e6, curves, entering_s)
 
 

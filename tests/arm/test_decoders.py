@@ -1,4 +1,7 @@
-"""Emulated ARM boards compute small models of every family as x86 does, in every precision, alone and together."""
+"""Emulated ARM boards compute small models of every family as x86 does, in every precision, alone and together.
+
+In `make test-all` every family in every precision with every cache.
+"""
 
 import json
 from dataclasses import dataclass
@@ -12,6 +15,7 @@ from solver.model.kinds.attention import CACHES
 from solver.model.kinds.weight import PRECISIONS
 from solver.plan.decoder_file import decoder_plan_to_json
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage, column_unit, head_unit
+from tests import sweeps
 from tests.arm.conftest import board
 from tests.weights.decoders.test_families import GPT2, LONGROPE, SIZES, converted, made
 from weights.decoders.file import DecoderFile
@@ -35,6 +39,8 @@ FAMILIES = {
     "phi3-longrope": REAL | {"rope_parameters": REAL_LONGROPE},
     "gpt2": REAL_GPT2,
 }
+# In `make test-arm` every family by two of the eight.
+CASES = sweeps.cycled(2 * len(FAMILIES), FAMILIES, [*product(PRECISIONS, CACHES)])
 TOKENS = np.random.default_rng(2).integers(3, 96, 20).tolist()
 SHARES = (2, 1)  # of the first board and the second; they cut a group of query heads
 EXACT = 1e-4  # of the largest logit
@@ -45,24 +51,26 @@ MORE, BESIDES = 1.1, 1e-3
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """A weights file, and its logits with the weights as they are stored, computed in float."""
+    """A weights file, what keys and values are kept in, and its logits as the weights are stored, computed in float."""
 
     path: object
     precision: str
+    cache: str
     expected: object
 
 
 @pytest.fixture(scope="module")
 def cases(folder):
-    found = {}
+    found, expected = {}, {}
     for family, sizes in FAMILIES.items():
         made(folder / family, family, **sizes)
-        for precision in PRECISIONS:
-            path = folder / f"{family}-{precision}.h5"
+    for family, (precision, cache) in CASES:
+        path = folder / f"{family}-{precision}.h5"
+        if path not in expected:
             converted(folder / family, path, precision=precision)
             with DecoderFile(path) as weights:
-                expected = logits(weights.model, weights.read, TOKENS)
-            found[f"{family}-{precision}"] = Case(path, precision, expected)
+                expected[path] = logits(weights.model, weights.read, TOKENS)
+        found[f"{family}-{precision}-{cache}"] = Case(path, precision, cache, expected[path])
     return found
 
 
@@ -82,19 +90,19 @@ def plan_for(model, boards, precision, cache):
 
 @pytest.fixture(scope="module")
 def compute(cases, folder, run):
-    """Return what computes all cases' logits with both caches on boards, one rank each."""
+    """Return what computes all cases' logits on boards, one rank each."""
 
     def compute(*boards):
         here = folder / "-".join(["decoders", *boards])
         here.mkdir()
         jobs = {}
-        for (name, case), cache in product(cases.items(), CACHES):
+        for name, case in cases.items():
             with DecoderFile(case.path) as weights:
-                plan = plan_for(weights.model, boards, case.precision, cache)
+                plan = plan_for(weights.model, boards, case.precision, case.cache)
                 text = decoder_plan_to_json(weights.model, plan)
-            path = here / f"{name}-{cache}.json"
+            path = here / f"{name}.json"
             path.write_text(text)
-            jobs[f"{name} {cache}"] = str(case.path), str(path)
+            jobs[name] = str(case.path), str(path)
         listed, out = here / "jobs", here / "logits.npz"
         listed.write_text(json.dumps({"tokens": TOKENS, "jobs": jobs}))
         job = ["-m", "tests.arm.decoder_jobs", listed, out]
@@ -119,9 +127,8 @@ def error(found, expected):
 def test_x86_is_near_the_float_model(cases, on_x86):
     """Or what it is compared with below would mean nothing."""
     for name, case in cases.items():
-        bounds = {"float32": 1e-5} if case.precision == "float32" else {}
-        for cache in CACHES:
-            assert error(on_x86[f"{name} {cache}"], case.expected) < bounds.get(cache, 0.1), (name, cache)
+        limit = 1e-5 if case.precision == case.cache == "float32" else 0.1
+        assert error(on_x86[name], case.expected) < limit, name
 
 
 @pytest.mark.parametrize("boards", [("cortex-a72",), ("cortex-a76",), ("cortex-a76", "cortex-a72")], ids="-".join)
@@ -130,9 +137,8 @@ def test_boards_give_the_logits_of_x86(cases, on_x86, compute, boards):
 
     assert found.keys() == on_x86.keys()
     for name, case in cases.items():
-        for cache in CACHES:
-            own, theirs = found[f"{name} {cache}"], on_x86[f"{name} {cache}"]
-            if case.precision == cache == "float32":
-                assert np.abs(own - theirs).max() < EXACT * np.abs(theirs).max(), name
-            limit = MORE * error(theirs, case.expected) + BESIDES
-            assert error(own, case.expected) <= limit, (name, cache)
+        own, theirs = found[name], on_x86[name]
+        if case.precision == case.cache == "float32":
+            assert np.abs(own - theirs).max() < EXACT * np.abs(theirs).max(), name
+        limit = MORE * error(theirs, case.expected) + BESIDES
+        assert error(own, case.expected) <= limit, name

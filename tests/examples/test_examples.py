@@ -56,7 +56,10 @@ def test_pictures_stand_below_the_class_that_the_network_sees_and_a_bad_one_is_n
 
     done = example("classify_pictures.py", tmp_path / "photos", *options)
 
-    (complaint,) = done.stderr.splitlines()
+    # Beside it may stand how steady this machine was while it was measured.
+    complaints = [line for line in done.stderr.splitlines() if "hosts were busy" not in line]
+    assert len(complaints) == 1, done.stderr
+    complaint = complaints[0]
     assert done.returncode == 2
     assert complaint.startswith(f"classify_pictures.py: {bad}: ")
     found, label = {}, None

@@ -19,7 +19,7 @@ from solver.live.decision import Decision
 from tests.kit.encoders import POST
 from weights.synthesize import synthesize
 
-REQUESTS = 300
+REQUESTS, SETTLED = 700, 300
 
 
 @pytest.fixture
@@ -42,7 +42,12 @@ def line(name):
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("writes", [True, False])
 def test_more_requests_take_no_more_memory(writes, serve, tmp_path, capfd, monkeypatch):
-    """A hundred more, of other names, take less than 50 bytes each, which no name does; every tenth line is wrong."""
+    """Four hundred more, of other names, take less than 50 bytes each, which no name does; every tenth line is wrong.
+
+    Of a run that holds steady, tracing sees 20 KiB more in the first requests, 2 in the fourth hundred and none in the
+    tenth: what lay there before tracing began, and so is not counted, makes room for what is (as from request 1000 on,
+    where tracing begins there).
+    """
     monkeypatch.setattr(answers, "LAST", 10)
     held, printed = [], threading.Semaphore(0)
     for module in (service_lines, outputs):
@@ -51,7 +56,7 @@ def test_more_requests_take_no_more_memory(writes, serve, tmp_path, capfd, monke
     def lines():
         tracemalloc.start()  # not before: the planner's imports would take ten times as long
         for number in range(REQUESTS):
-            if number % (REQUESTS // 3) == REQUESTS // 3 - 1:
+            if number in (SETTLED - 1, REQUESTS - 1):
                 gc.collect()
                 held.append(tracemalloc.get_traced_memory()[0])
             yield line(f"request {number}") if number % 10 else b"no JSON"
@@ -64,10 +69,10 @@ def test_more_requests_take_no_more_memory(writes, serve, tmp_path, capfd, monke
         tracemalloc.stop()
 
     assert code == 2  # some lines were wrong
-    assert held[2] - held[1] < 5000, held
+    assert held[1] - held[0] < 50 * (REQUESTS - SETTLED), held
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["requests_answered"] == REQUESTS * 9 // 10
-    assert [entry["id"] for entry in report["requests"]][::9] == ["request 289", "request 299"]
+    assert [entry["id"] for entry in report["requests"]][::9] == [f"request {REQUESTS - 11}", f"request {REQUESTS - 1}"]
     answered = [answer for answer in capfd.readouterr().out.splitlines(keepends=True) if '"error"' not in answer]
     assert len(answered) == REQUESTS * 9 // 10
     assert not writes or (tmp_path / "answers.jsonl").read_text() == "".join(answered)

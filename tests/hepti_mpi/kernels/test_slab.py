@@ -36,6 +36,8 @@ def assert_equal(outputs, whole):
         np.testing.assert_allclose(outputs[value], array, rtol=0, atol=1e-5 * max(np.abs(array).max(), 1e-6))
 
 
+@pytest.mark.slow("4000 networks in make test-all")
+@pytest.mark.timeout(1200)
 @settings(max_examples=count(60, 4000), deadline=None)
 @given(seed=st.integers(0, 2**32), ranks=st.integers(1, 8))
 def test_random_networks(seed, ranks):
@@ -60,6 +62,8 @@ def test_pixels_are_scaled_then_shifted_then_divided():
     assert np.allclose(found, np.maximum((pixels / 128 - mean) / std, 0), atol=1e-6)
 
 
+@pytest.mark.slow("2000 networks in make test-all")
+@pytest.mark.timeout(1200)
 @settings(max_examples=count(40, 2000), deadline=None)
 @given(seed=st.integers(0, 2**32), ranks=st.integers(1, 5))
 def test_random_networks_by_tiles(seed, ranks):

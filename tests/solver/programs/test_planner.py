@@ -70,6 +70,7 @@ def test_best_layer_is_that_of_exhaustive_search(devices, seed):
     assert all((layer.held_bytes <= caps).all() for layer in found)
 
 
+@pytest.mark.slow("200 instances in make test-all")
 def test_plan_is_the_best_of_all_layers_where_sharing_pays():
     """By its exact price; a bound for other devices than the plan's could not say so."""
     found = [over_the_best(*sharing_instance(seed)) for seed in seeds(6, 200)]
@@ -79,6 +80,7 @@ def test_plan_is_the_best_of_all_layers_where_sharing_pays():
     assert np.mean([len(solution.crew) > 1 for _, solution in found]) > 0.3
 
 
+@pytest.mark.slow("200 instances in make test-all")
 def test_descent_alone_seldom_misses_the_best_of_all_layers(monkeypatch):
     """Units are few and large: what one of them too many costs is more than on any real model."""
     monkeypatch.setattr(search, "ALL_WAYS", 0)

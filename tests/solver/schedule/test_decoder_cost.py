@@ -171,13 +171,16 @@ def test_from_stage_to_stage_goes_the_stream():
 def test_a_prompt_goes_in_chunks_and_its_end_has_the_head():
     alone = whole_on(MODEL, ("pi-0",), 0, precision="int4", context=512)
     s = here(SPEED, plan=alone)
-    layer = MODEL.layers[0]
-    attention = sum(2 * s.attention_s(layer.attention, 8, 4, *chunk)[0] for chunk in ((256, 0), (44, 256)))
-    # Of the last layer only the row is computed whose word is asked for.
-    mlp = sum(s.mlp_s(layer.mlp, 128, rows)[0] for rows in (256, 44, 1))
+    layer, head = MODEL.layers[0], CALL + words_bytes(256) / SPEED
+
+    def bodies(chunks_of_prompt, rows_of_mlp):
+        """Of the last layer's MLP only the row is computed whose word is asked for."""
+        attention = sum(2 * s.attention_s(layer.attention, 8, 4, *chunk)[0] for chunk in chunks_of_prompt)
+        return attention + sum(s.mlp_s(layer.mlp, 128, rows)[0] for rows in rows_of_mlp)
 
     assert list(chunks(300)) == [(256, 0), (44, 256)]
-    assert first_seconds(s, alone, 300) == pytest.approx(attention + mlp + CALL + words_bytes(256) / SPEED)
+    assert first_seconds(s, alone, 300) == pytest.approx(bodies([(256, 0), (44, 256)], (256, 44, 1)) + head)
+    assert first_seconds(s, alone, 256) == pytest.approx(bodies([(256, 0)], (256, 1)) + head)
 
 
 def test_an_answer_is_its_prompt_and_its_tokens():

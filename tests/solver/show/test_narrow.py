@@ -11,7 +11,7 @@ COMMANDS = {
     "encoder": ["--model", "bert-large", "--layers", "3", "--cluster", "mixed4"],
     "encoder in stages": ["--model", "bert-base", "--layers", "4", "--cluster", "mixed4", "--system", "pipeedge"],
     "all systems": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--compare"],
-    "explained": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--explain"],
+    "explained": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--without", "pi-3", "--explain"],
     "step by step": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--schedule"],
     "of one board": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--schedule", "pi-1"],
     "throughput": ["--model", "bert-base", "--layers", "2", "--cluster", "mixed4", "--objective", "throughput"],

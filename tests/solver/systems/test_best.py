@@ -34,6 +34,7 @@ def random_instance(rng):
     return spec, Cluster(tuple(boards), link), rows
 
 
+@pytest.mark.slow("some clusters of make test-all have many boards")
 @pytest.mark.parametrize("seed", seeds(3, 12))
 def test_no_system_beats_hepti_on_any_cluster(seed):
     spec, cluster, rows = random_instance(np.random.default_rng(seed))

@@ -21,6 +21,7 @@ SPEC = named_model("bert-base", layers=6)
 ROWS = 64
 
 
+@pytest.mark.slow("make test-all plans for every group of four boards, too")
 @pytest.mark.parametrize(
     ("seed", "system", "spec"),
     [

@@ -1,10 +1,14 @@
 """Q4_1, 4 bits with a minimum, is read without loss, words of Q8_0 beside it; floats are rounded as by llama.cpp."""
 
+import math
+from contextlib import contextmanager
+
 import gguf
 import numpy as np
 import pytest
 
 from tests.kit.gguf_files import write_gguf
+from weights.decoders import convert
 from weights.decoders.convert import write_checkpoint
 from weights.decoders.file import DecoderFile
 from weights.decoders.gguf import open_gguf
@@ -39,6 +43,25 @@ def test_every_number_of_a_file_stays_as_it_is(tmp_path, layers, words):
             numbers = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
             turned = ours.endswith(("down/weight", "output/weight"))
             np.testing.assert_array_equal(weights.read(ours), numbers.T if turned else numbers)
+
+
+def test_what_is_converted_adds_up_to_what_was_said_to_come(tmp_path, monkeypatch):
+    """In float32's bytes, whatever the file holds."""
+    steps, done = [], []
+
+    @contextmanager
+    def counted(label, total):
+        steps.append((label, total))
+        yield done.append
+
+    monkeypatch.setattr(convert, "progress", counted)
+    write_gguf(tmp_path / "m.gguf", "llama tied, biased", "Q4_0", {})
+    with open_gguf(tmp_path / "m.gguf") as checkpoint:
+        write_checkpoint(checkpoint, tmp_path / "m.h5", "int4")
+        numbers = sum(math.prod(source.shape) for source in checkpoint.sources.values())
+
+    assert steps == [("converting", 4 * numbers)]
+    assert sum(done) == 4 * numbers
 
 
 @pytest.mark.parametrize("summed", [0, 1])
