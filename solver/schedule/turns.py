@@ -87,9 +87,8 @@ def _timed(steps: Iterable[AnyStep], costs: Costs) -> Iterator[tuple[Span, Price
     now = Moment.at(np.zeros(costs.machine.devices))
     for repeats, some in groupby(_together(steps), key=lambda turn: turn.repeats):
         once = list(some)
-        for time, often in enumerate(
-            (1, repeats - 1) if repeats > 1 else (1,)
-        ):  # from the second time on all are alike
+        # From the second time on all are alike.
+        for time, often in enumerate((1, repeats - 1) if repeats > 1 else (1,)):
             began = now.last
             for turn in once:
                 now, step = _advanced(now, turn, costs)
