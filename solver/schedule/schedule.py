@@ -329,26 +329,29 @@ class _Builder:
 def unfolded(steps: Iterable[AnyStep]) -> Iterator[tuple[AnyStep, Called]]:
     """Yield the steps of every layer, and what its values and parts are called there.
 
-    In a step that stands for several layers, names are those of the first of them and of the layer before; after it,
-    the name of the first one is that of the last.
+    In a step that stands for several layers, names are of the first of them and of the two before; after it, names of
+    the first one and of the one before are those of the last two.
     """
-    after: dict[int, int] = {}  # by how much the number of a layer is higher
+    after: dict[int, int] = {}  # by how much numbers of layers are higher
     for run, some in groupby(steps, key=lambda step: step.run if step.run.size > 1 else NOWHERE):
         once = list(some)
-        for number in range(max(run.size, 1)):
-            higher = {**after, run.start - 1: number, run.start: number} if run.size else after
-            yield from ((step, partial(of_layer, higher)) for step in once)
+        for later in range(max(run.size, 1)):
+            moving = Span(max(run.start - 2, 0), run.start + 1) if run.size else NOWHERE
+            called = partial(_in_layer, dict(after), moving, later)
+            yield from ((step, called) for step in once)
         if run.size:
-            after = {**after, run.start: run.size - 1}
+            after |= {run.start - 1: run.size - 1, run.start: run.size - 1}
 
 
-def of_layer(higher: Mapping[int, int], name: str) -> str:
-    """Return the name of a value or a part in another layer: `layers/N/…`, where numbers are so much higher."""
+def _in_layer(higher: Mapping[int, int], moving: Span, later: int, name: str) -> str:
+    """Return a name in a later layer: `layers/N/…`, where numbers are so much higher, and some of these move on."""
     first, *others = name.split("/")
     if first != LAYERS:
         return name
     number = int(others[0])
-    return "/".join((LAYERS, str(number + higher.get(number, 0)), *others[1:]))
+    number += higher.get(number, 0)
+    number += later * (moving.start <= number < moving.stop)
+    return "/".join((LAYERS, str(number), *others[1:]))
 
 
 def exchanges(

@@ -116,6 +116,20 @@ def test_bytes_that_are_sent_are_those_that_were_priced(wire, stages, rows, by_r
     assert sent[at_work].tolist() == priced[at_work].tolist()
 
 
+@pytest.mark.parametrize("rows_from", [0, 16])
+def test_layers_that_are_compiled_from_one_have_the_same_logits(rows_from, world):
+    """Of seven layers four are alike in all that is done with them."""
+    rng = np.random.default_rng(11)
+    weights = Weights(small_model(layers=7))
+    tokens = [int(token) for token in rng.integers(0, weights.model.vocab, sum(CHUNKS))]
+    plan = random_plan(world, weights.model, rng, rows_from=rows_from)
+
+    found = on_ranks(world, weights, plan, in_chunks(weights, tokens))
+
+    expected = logits(weights, tokens)
+    assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("role", ["output", "down", "logits"])
 def test_a_span_that_is_one_too_short_is_noticed(role, world, monkeypatch):
     """The last unit that somebody has of a part is computed by nobody: logits are others."""

@@ -157,11 +157,15 @@ def _each(stage: Span) -> Iterator[Span]:
 
 
 def _runs(model: Decoder, stage: Span) -> Iterator[Span]:
-    """Yield layers that are alike: the first, then the others together, of which a stage's last is alone again."""
+    """Yield layers that are alike: the first, then the others together, of which a stage's last is alone again.
+
+    The second of a model is alone, too: what is computed with it may read what the first one begins with.
+    """
     start = stage.start
     for _, alike in groupby(model.layers[stage.slice]):
         stop = start + len(list(alike))
-        edges = sorted({start, start + 1, max(start, stop - (stop == stage.stop)), stop})
+        alone = {start, start + 1, start + 1 + (start == 0), stop - (stop == stage.stop), stop}
+        edges = sorted(edge for edge in alone if start <= edge <= stop)
         yield from (Span(one, other) for one, other in pairwise(edges))
         start = stop
 

@@ -10,18 +10,18 @@ from solver.base.spans import Partition, Span
 from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.plan.layout import moves
 from solver.schedule.decoders.steps import pass_schedule
-from solver.schedule.schedule import ComputeStep, ExchangeStep
+from solver.schedule.schedule import ComputeStep, ExchangeStep, unfolded
 from tests.kit.decoders import small_model
 from tests.kit.placed import shorten
 
 MODEL = small_model(layers=4, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=96)
 
 
-def plan(*, rows=(), stages=1, heads=(3, 0, 5), columns=(64, 64, 0), words=(0, 48, 48)):
-    layers = [len(MODEL.layers) * number // stages for number in range(stages + 1)]
+def plan(*, rows=(), stages=1, layers=4, heads=(3, 0, 5), columns=(64, 64, 0), words=(0, 48, 48)):
+    edges = [layers * number // stages for number in range(stages + 1)]
     made = tuple(
         DecoderStage(Span(*ends), Partition.of_counts(heads), Partition.of_counts(columns), rows)
-        for ends in pairwise(layers)
+        for ends in pairwise(edges)
     )
     names = ("a", "b", "c")
     return DecoderPlan("x", names, made, Partition.of_counts(words), context=64, rows_from=8 * bool(rows))
@@ -51,7 +51,8 @@ def test_prompts_that_are_cut_by_rows_bring_contexts_to_rows_and_rows_to_heads()
 
 
 def test_layers_that_are_alike_stand_in_a_folded_schedule_once():
-    every, folded = (pass_schedule(MODEL, plan(), 1, folded=own) for own in (False, True))
+    model = small_model(layers=7, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=96)
+    every, folded = (pass_schedule(model, plan(layers=7), 1, folded=own) for own in (False, True))
 
     assert sum(step.repeats for step in folded) == len(every)
     assert len(folded) < len(every)
@@ -59,7 +60,28 @@ def test_layers_that_are_alike_stand_in_a_folded_schedule_once():
         layers = sorted(
             n for step in folded if told([step]) == [name] for n in range(step.layers.start, step.layers.stop)
         )
-        assert layers == [0, 1, 2, 3]
+        assert layers == list(range(7))
+
+
+def named(steps):
+    """Return what steps are about: an exchange's value, or the parts of a computation and what leaves it."""
+    return [
+        called(step.value.name) if isinstance(step, ExchangeStep)
+        else ([called(part.name) for part, _ in step.parts], {called(name) for name in step.leaves},
+              {called(value.name) for part, _ in step.parts for value in part.reads})
+        for step, called in steps
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("windows", [[0] * 9, [4, 4, 4, 4, 0, 0, 0, 0, 4], [4, 0, 0, 0, 0, 4, 4, 4, 4]])
+@pytest.mark.parametrize(("rows", "stages"), [((), 1), ((1, 2, 1), 1), ((), 2), ((1, 2, 1), 3)])
+def test_a_folded_schedule_unfolds_to_that_of_every_layer(windows, rows, stages):
+    model = small_model(layers=9, heads=8, kv_heads=4, d=32, hidden=64, ffn=128, vocab=96, windows=windows)
+    own = plan(rows=rows, stages=stages, layers=9)
+    every, folded = (pass_schedule(model, own, 16, 16, folded=one) for one in (False, True))
+
+    assert named(unfolded(folded)) == named((step, str) for step in every)
+    assert len(folded) < len(every) or stages == 3
 
 
 def test_of_the_last_layer_only_rows_are_computed_that_are_asked_for():
