@@ -21,12 +21,12 @@ from itertools import accumulate, pairwise
 import numpy as np
 
 from solver.base.errors import InfeasiblePlanError
-from solver.base.spans import Partition, Span, largest_remainder
+from solver.base.spans import Partition, Span
 from solver.cluster.cluster import MIB, Cluster
 from solver.model.decoder import Decoder
-from solver.plan.decoder_plan import ROWS_BY_MPI, DecoderPlan, DecoderStage
+from solver.plan.decoder_plan import DecoderPlan, DecoderStage
 from solver.programs.decoder_shares import StageTask, best_shares, head_units, shares, units_of
-from solver.schedule.decoders.asked import CHUNK_ROWS, TokenRequest
+from solver.schedule.decoders.asked import TokenRequest
 from solver.schedule.decoders.cost import (
     DecoderSetting,
     answer_seconds,
@@ -35,7 +35,6 @@ from solver.schedule.decoders.cost import (
     sent_over,
     setting_of,
     summed,
-    two_steps_from,
 )
 from solver.schedule.decoders.memory import HELD, decoder_lacks, rank_memory, words_bytes, work_bytes
 from solver.schedule.timing import FLOAT_BYTES
@@ -43,7 +42,6 @@ from solver.systems.decoders.common import WholeLayers, all_on, finished, memory
 
 MOST = 8  # devices that the program of stages sees: 3^8 steps
 MOST_SHARING = 12  # devices that the program of shares sees
-PARTS = 64  # of a prompt's rows
 EXCHANGES = 0.25  # of a token's seconds: from there on stages are tried
 
 ChosenStage = tuple[tuple[int, ...], int]  # ranks, and the number of layers
@@ -66,40 +64,7 @@ def plan_hepti(model: Decoder, cluster: Cluster, asked: TokenRequest) -> Decoder
     if not found:
         raise _no_room(s, cluster, asked, task)
     best = min(found, key=lambda plan: answer_seconds(s, plan, asked))
-    best = replace(best, two_steps_from=two_steps_from(s, best.stages))
-    return finished(s, cluster, asked, replace(_prompts_by_rows(s, cluster, best, asked), system="hepti"))
-
-
-def _prompts_by_rows(s: DecoderSetting, cluster: Cluster, plan: DecoderPlan, asked: TokenRequest) -> DecoderPlan:
-    """Return the plan with prompts cut by rows where that is faster, and memory has room for the weights.
-
-    Ranks get rows by their speed at what follows the contexts. The rows from which on that is so are a power of two.
-    """
-    parts = [_row_parts(s, stage, asked) for stage in plan.stages]
-    if not any(parts):
-        return plan
-    stages = tuple(replace(stage, rows=own) for stage, own in zip(plan.stages, parts, strict=True))
-    best = plan
-    for power in reversed(range(ROWS_BY_MPI.bit_length() - 1, CHUNK_ROWS.bit_length())):
-        rows = 1 << power
-        other = replace(plan, stages=stages, rows_from=rows)
-        if decoder_lacks(cluster, rank_memory(s.model, other)):
-            break
-        seconds = [price_pass(s, own, rows, 0).seconds for own in (plan, other)]
-        if seconds[1] >= seconds[0]:
-            break
-        best = other
-    return best
-
-
-def _row_parts(s: DecoderSetting, stage: DecoderStage, asked: TokenRequest) -> tuple[int, ...]:
-    """Return how many of `PARTS` of a prompt's rows the ranks of a stage get; none where it has one."""
-    if len(stage.ranks) == 1:
-        return ()
-    layer, rows = s.model.layers[stage.layers.start], min(asked.prompt, CHUNK_ROWS)
-    seconds = s.mlp_s(layer.mlp, layer.mlp.ffn, rows)
-    speed = [1 / float(seconds[rank]) * (rank in stage.ranks) for rank in range(s.devices)]
-    return tuple(largest_remainder(speed, PARTS))
+    return finished(s, cluster, asked, replace(best, system="hepti"))
 
 
 def _task(s: DecoderSetting, cluster: Cluster, asked: TokenRequest, whole: WholeLayers) -> StageTask:

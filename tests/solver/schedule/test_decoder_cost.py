@@ -183,6 +183,28 @@ def test_a_prompt_goes_in_chunks_and_its_end_has_the_head():
     assert first_seconds(s, alone, 256) == pytest.approx(bodies([(256, 0)], (256, 1)) + head)
 
 
+def test_prompts_that_are_cut_by_rows_send_less_and_take_more_memory():
+    """Contexts go to who has their rows, and rows to all: not summands. But everyone has all weights after them."""
+    by_heads = plan(heads=(2, 2, 2, 2), columns=(32, 32, 32, 32), words=(256, 0, 0, 0), ranks=4)
+    by_rows = replace(by_heads, rows_from=8, stages=(replace(by_heads.stages[0], rows=(1, 1, 1, 1)),))
+    by_rows.check(MODEL, 4)
+    s = here(*[SPEED] * 4, plan=by_heads, mbps=8.0)
+    sent = [sum(step.repeats * step.sent for step in pass_steps(s, own, 64, 0, 0)[1:]) for own in (by_heads, by_rows)]
+
+    # Each has 16 of 64 rows of 64 numbers. Of the first layer it sends three others contexts of two heads, and its rows;
+    # or two sums in two steps. After the last layer's keys nothing is wanted.
+    contexts, rows = 3 * 16 * 2 * 32 * 4, 3 * 16 * 64 * 4
+    assert sent[1].tolist() == [contexts + rows] * 4
+    assert sent[0].tolist() == [2 * 2 * rows] * 4
+    assert first_seconds(s, by_rows, 64) < first_seconds(s, by_heads, 64)
+    assert token_seconds(s, by_rows, 64) == token_seconds(s, by_heads, 64)
+    more = [
+        one.weights - other.weights
+        for one, other in zip(*(rank_memory(MODEL, own) for own in (by_rows, by_heads)), strict=True)
+    ]
+    assert more == [2 * (int4(8 * 32 * 64, 8) + mlp_bytes(128, 8))] * 4
+
+
 def test_an_answer_is_its_prompt_and_its_tokens():
     asked = TokenRequest(prompt=10, tokens=7, context=128)
     s = here(SPEED, SPEED, plan=plan())

@@ -15,7 +15,7 @@ from solver.cluster.whatif import changed
 from solver.model.named_decoders import named_decoder
 from solver.plan.plan import Wire
 from solver.schedule.decoders.asked import TokenRequest
-from solver.schedule.decoders.cost import answer_seconds, first_seconds, setting_of
+from solver.schedule.decoders.cost import answer_seconds, setting_of
 from solver.systems.decoders import SYSTEMS, plan_decoder
 from solver.systems.decoders.hepti import StageSet, best_stages
 from tests.kit import refused
@@ -192,17 +192,3 @@ def test_what_cannot_be_asked_for_is_refused(kept):
     ]
 
     kept(refused.said(lambda asked: plan_decoder("hepti", FEW, CLUSTERS["even"], TokenRequest(**asked)), cases))
-
-
-def test_prompts_are_cut_by_rows_where_that_is_faster_and_fits():
-    """What is sent of a row's contexts is less than summands; but ranks hold all weights that follow them."""
-    asked = TokenRequest(prompt=256, tokens=30, context=512)
-    roomy, tight = (pis(24, 24, 24, 24, mbps=100, memory_gib=gib) for gib in (4.0, 0.33))
-    plan = plan_decoder("hepti", FEW, roomy, asked)
-    s = setting_of(FEW, roomy, asked)
-    by_heads = replace(plan, rows_from=0, stages=tuple(replace(stage, rows=()) for stage in plan.stages))
-
-    assert [stage.rows for stage in plan.stages] == [(16, 16, 16, 16)]
-    assert first_seconds(s, plan, 256) < 0.7 * first_seconds(s, by_heads, 256)
-    assert first_seconds(s, plan, plan.rows_from - 1) == first_seconds(s, by_heads, plan.rows_from - 1)
-    assert not any(stage.rows for stage in plan_decoder("hepti", FEW, tight, asked).stages)
