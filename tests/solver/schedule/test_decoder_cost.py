@@ -191,8 +191,8 @@ def test_prompts_that_are_cut_by_rows_send_less_and_take_more_memory():
     s = here(*[SPEED] * 4, plan=by_heads, mbps=8.0)
     sent = [sum(step.repeats * step.sent for step in pass_steps(s, own, 64, 0, 0)[1:]) for own in (by_heads, by_rows)]
 
-    # Each has 16 of 64 rows of 64 numbers. Of the first layer it sends three others contexts of two heads, and its rows;
-    # or two sums in two steps. After the last layer's keys nothing is wanted.
+    # Each has 16 of 64 rows of 64 numbers. Of the first layer it sends three others contexts of two heads, and its
+    # rows; or two sums in two steps. After the last layer's keys nothing is wanted.
     contexts, rows = 3 * 16 * 2 * 32 * 4, 3 * 16 * 64 * 4
     assert sent[1].tolist() == [contexts + rows] * 4
     assert sent[0].tolist() == [2 * 2 * rows] * 4
