@@ -335,7 +335,9 @@ def test_a_chat_streams_and_says_who_computed_it(page, service):
     assert service.asked[0]["messages"] == [{"role": "user", "content": "Why is the sky blue?"}]
     page.type("And red?")
     page.press("Enter")
+    # What an answer begins with comes after its request; the place for it stands there before.
     page.until("document.querySelectorAll('.assistant').length === 2")
+    page.until("document.querySelectorAll('.assistant .body')[1].innerText.length > 0")
     assert [message["role"] for message in service.asked[1]["messages"]] == ["user", "assistant", "user"]
 
 
