@@ -75,13 +75,19 @@ def test_a_complaint_that_all_ranks_have_is_said_once_and_nobody_aborts(
 @JOBS
 def test_an_option_that_one_rank_cannot_have_is_refused_on_all(room, name, words, world, monkeypatch, aborted, capsys):
     """What may be said may differ from rank to rank: the others would wait for the one that refuses."""
+    parser = profile_command.parser
 
-    def check_precision(precision, backend):
+    def check(*_):
         if world.rank == world.size - 1:
             raise HeptiError("not installed")
 
-    for command in (cli, profile_command):
-        monkeypatch.setattr(command, "check_precision", check_precision)
+    class Refuses:
+        def parse_args(self, arguments):
+            check()
+            return parser().parse_args(arguments)
+
+    monkeypatch.setattr(cli, "check_precision", check)
+    monkeypatch.setattr(profile_command, "parser", Refuses)
     monkeypatch.setattr(room, name, lambda options, group: 7)
 
     assert main(words) == (2 if world.rank == 0 else 0)
