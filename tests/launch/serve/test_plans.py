@@ -13,14 +13,13 @@ from solver.cluster.cluster import PROGRAM_BYTES
 from tests.kit.clusters import pis
 from tests.kit.networks import write_classifier
 
-# Programs that plan ahead have the lowest priority: beside busy ones they get what these leave.
-AHEAD = pytest.mark.slow("plans ahead, at the lowest priority")
-
 
 @pytest.fixture
 def plans(tmp_path, monkeypatch):
     """Return what makes the plans of a weights file, by the boards' names."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # At the lowest priority a plan takes what other programs leave: beside two busy ones 103 s.
+    monkeypatch.setattr("launch.serve.plans.LAST", ())
 
     def of(path, boards=("a", "b", "c"), **lengths):
         site = Site(boards, len(boards))
@@ -37,20 +36,18 @@ def made(plans, boards):
     return json.loads(plans.of(plans.used(boards)))
 
 
-@AHEAD
+@pytest.mark.slow("an encoder of which boards share the blocks")
 @pytest.mark.parametrize("name", [pytest.param("mini", marks=pytest.mark.thorough("as vit")), "vit"])
 def test_encoders_of_texts_and_images_are_planned_for_what_is_typical(name, encoders, plans):
     assert made(plans(encoders[name]), ("a", "b"))["devices"] == ["pi-0", "pi-1"]
 
 
-@AHEAD
 def test_a_language_model_is_planned_for_what_the_service_says(tiny, plans):
     plan = made(plans(tiny.path, sequences=2, context=99), ("a", "b"))
 
     assert (plan["sequences"], plan["context"]) == (2, 99)
 
 
-@AHEAD
 def test_a_network_is_planned_for_an_image(tmp_path, plans):
     write_classifier(tmp_path / "sees.h5")
 
@@ -79,7 +76,6 @@ def test_a_plan_that_ran_stays_until_it_is_forgotten(tiny, plans):
     assert known.of(("a",)) is None
 
 
-@AHEAD
 def test_the_next_service_on_the_same_boards_has_what_ran_and_what_was_made_ahead(tiny, plans):
     first = plans(tiny.path)
     asyncio.run(first.make(("a", "b", "c"), pis(24.6, 10, 10), ahead=False))
