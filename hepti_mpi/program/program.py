@@ -60,11 +60,9 @@ class Places:
     """
 
     def __init__(self, used: Sequence[Sequence[tuple[str, Box]]]) -> None:
-        self._boxes: dict[str, Box] = {}
+        self._boxes = joined(pair for step in used for pair in step)
         self._arrays: dict[str, Numbers] = {}
-        last: dict[str, int] = {}
-        self._boxes.update(joined(pair for step in used for pair in step))
-        last.update((name, number) for number, step in enumerate(used) for name, _ in step)
+        last = {name: number for number, step in enumerate(used) for name, _ in step}
         free: list[Numbers] = []
         for number, step in enumerate(used):
             for name in dict.fromkeys(name for name, _ in step):

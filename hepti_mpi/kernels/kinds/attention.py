@@ -146,7 +146,7 @@ def _narrowed(graph: PartGraph, attention: GroupedAttention, x: str) -> str:
 
 
 def _widened(attention: GroupedAttention, matrix: Matrix, axis: int) -> Matrix:
-    """Return a matrix with zeros behind the columns of every head, as wide as the operator takes them."""
+    """Return a matrix with zeros after the columns of every head, as wide as the operator takes them."""
     if not attention.head_dim % HEAD_MULTIPLE:
         return matrix
     assert isinstance(matrix, np.ndarray)

@@ -120,7 +120,7 @@ class GroupedAttention:
                  some("norm", "key", "value", "key_norm")),
             Part(f"{name}/queries", self, stream, "queries", heads, (x,), queries, some("norm", "query", "query_norm")),
             Part(f"{name}/contexts", self, stream, "contexts", heads, (queries, kept), contexts, (),
-                 {(kept.name, KV): self._kv_of, (queries.name, ROW): lambda region: region[ROW]}),
+                 {(kept.name, KV): self._kv_of}),
             Part(f"{name}/output", self, stream, "output", heads | {HIDDEN: x.shape[1]}, (contexts,),
                  stream.value(name, rows), some("output")[:1]),
         )  # fmt: skip

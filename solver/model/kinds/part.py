@@ -133,7 +133,7 @@ class Part:
     Parameters
     ----------
     name
-        Of its block, and behind it its role.
+        Of its block, followed by its role.
     kind, stream
         Whose part it is.
     role

@@ -208,7 +208,7 @@ def _place(shares: SegmentShares) -> object:
 
 
 def _lies(shares: SegmentShares, value: str) -> list[bool]:
-    """Return of every rank whether a value lies behind a segment as `networks.segment_steps` wants it."""
+    """Return of every rank whether a value lies after a segment as `networks.segment_steps` wants it."""
     if any(held.summands for held in shares.after.values()):
         return [False] * len(shares.walks)
     boxes = shares.after[value].boxes

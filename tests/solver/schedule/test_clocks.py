@@ -1,4 +1,4 @@
-"""Clocks of ranks, against sums by hand: who has a message when, and who goes on when."""
+"""Clocks of ranks, against sums by hand: when a rank has a message, and when it goes on."""
 
 import math
 from dataclasses import replace
