@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 MARK = "HEPTI_SERVE"
 BEAT_S = 1.0
 LATE_S = 1.5  # orders come every second, and are answered: only where one is late a heartbeat goes without
+SETTLED_S = 5.0  # after which a process has its own environment, also on a busy board
 # Without an order for so long there is no service any more, or no way to it: it has given this board up long before.
 ORPHANED_S = 15
 # mpirun is told to end by the kernel when the service dies, and ends its ranks itself, in order.
@@ -63,31 +64,31 @@ THERMAL = "/sys/class/thermal"
 class Marked:
     """The processes of a service on this board.
 
-    A process number is looked at twice before it is known to be another's: between fork and exec a process has its
-    parent's environment.
+    A process is looked at until SETTLED_S after it was first seen, or known to be a rank: between fork and exec it has
+    its parent's environment, so that a rank looks like mpirun, and mpirun like no process of ours.
     """
 
     def __init__(self, service: str) -> None:
         self.service = service
         self.network = _link("/proc/self/ns/net")
-        self.others: dict[int, int] = {}  # process number -> how often it was seen
+        self.seen: dict[int, float] = {}  # process number -> when it was first seen
         self.found: dict[int, tuple[str, int, int | None]] = {}  # process number -> token, job, rank
         self.forked: dict[int, int] = {}  # process number of a fork server's client -> of its rank
         self.killed: list[Told] = []  # job, rank and signal of ranks that were killed, not by us
 
     def look(self) -> None:
         """Find new processes, forget those that are gone."""
+        now = time.monotonic()
         numbers = {int(name) for name in os.listdir("/proc") if name.isdigit()}
         for number in self.found.keys() - numbers:
             del self.found[number]
             self.forked.pop(number, None)
-        self.others = {number: seen for number, seen in self.others.items() if number in numbers}
-        for number in numbers - self.found.keys():
-            if self.others.get(number, 0) < 2:
+        self.seen = {number: self.seen.get(number, now) for number in numbers}
+        for number, seen in self.seen.items():
+            if now - seen < SETTLED_S and self.found.get(number, ("", 0, None))[2] is None:
                 self._look_at(number)
 
     def _look_at(self, number: int) -> None:
-        self.others[number] = self.others.get(number, 0) + 1
         words = _bytes(f"/proc/{number}/environ").decode(errors="replace").split("\0")
         variables = dict(word.split("=", 1) for word in words if "=" in word)
         parts = variables.get(MARK, "").split("/")
@@ -95,7 +96,6 @@ class Marked:
         if len(parts) == 3 and parts[0] == self.service and _link(f"/proc/{number}/ns/net") == self.network:
             rank = variables.get("PMIX_RANK") or variables.get("OMPI_COMM_WORLD_RANK")
             self.found[number] = (parts[1], int(parts[2]), None if rank is None else int(rank))
-            del self.others[number]
 
     def take(self, client: int, process: int, code: int | None = None) -> None:
         """Take what a fork server tells of a rank: it has begun, or, with its exit code, ended."""

@@ -79,6 +79,31 @@ def service():
     return f"agent{os.getpid()}x{time.monotonic_ns() % 10**6}"
 
 
+@pytest.mark.parametrize("before", [None, "mpirun's"])
+def test_a_process_that_was_looked_at_before_it_had_its_environment_is_a_rank(service, before):
+    """Between fork and exec it has its parent's; an order has the agent look twice within a millisecond."""
+    mark = f"{service}/now/1"
+    own = {**os.environ, agent.MARK: mark, "PMIX_RANK": "2"}
+    parents = {**os.environ, agent.MARK: mark} if before else dict(os.environ)
+    begins = f"import os, sys; input(); os.execve(sys.executable, [sys.executable, '-c', {IDLE!r}], {own!r})"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", begins], env=parents, stdin=pipe, stdout=pipe, text=True) as process:
+        marked = agent.Marked(service)
+        try:
+            for _ in range(3):
+                marked.look()
+            assert marked.states() == []
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "there\n"
+
+            marked.look()
+
+            assert [(rank["job"], rank["rank"]) for rank in marked.states()] == [(1, 2)]
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize("sent", [False, True])
 def test_an_agent_tells_of_its_board_and_the_ranks_there(service, sent):
     with rank(f"{service}/now/3", 2) as process, running(service, sent=sent) as far:
