@@ -28,11 +28,12 @@ def said(block):
 
 
 def marks(block):
+    slow = pytest.mark.slow("runs all commands of a block of the page")
     if block not in README and said(block) <= said("".join(README)):
-        return [pytest.mark.thorough("what README has, with other values")]
+        return [slow, pytest.mark.thorough("what README has, with other values")]
     if "hepti lab" in block:
-        return [pytest.mark.thorough("brings a lab up")]
-    return [pytest.mark.slow("runs all commands of a block of the page")]
+        return [slow, pytest.mark.thorough("brings a lab up")]
+    return [slow]
 
 
 @pytest.fixture(scope="module")
