@@ -211,8 +211,8 @@ def least_answer(
 ) -> list[list[int]] | None:
     """Choose who of the devices, `ranks` of them, has how many units of everything.
 
-    None where memory has no room, or nothing takes less than `below_s`. With `rounded` all but heads are rounded
-    afterwards, to the largest remainder: in half of the time, but memory may lack for a unit.
+    None where memory has no room, or nothing is computed in less than `below_s`. With `rounded` all but heads are
+    rounded afterwards, to the largest remainder: in half of the time, but memory may lack for a unit.
     """
     problem, p = pulp.LpProblem("shares_of_a_stage", pulp.LpMinimize), range(program.room.size)
     joins = [problem.add_variable(f"y_{i}", 0, int(program.room[i] >= program.own[i]), pulp.LpInteger) for i in p]
@@ -231,10 +231,10 @@ def least_answer(
         (a + b * program.units[k] for k, _, lines in program.phases for own in lines for a, b in own), default=1.0
     )
     whole = max(1.0, max(size * total for size, total in zip(program.unit_bytes, program.units, strict=True)))
-    objective = pulp.lpDot([weight for _, weight, _ in program.phases], slowest) + exchange
-    problem += objective
-    if below_s < np.inf:
-        problem += objective <= below_s / second, "below"
+    computed = pulp.lpDot([weight for _, weight, _ in program.phases], slowest)
+    problem += computed + exchange
+    if below_s < np.inf:  # exchanges may pass while the slowest computes: who waits for them has less to do
+        problem += computed <= below_s / second, "below"
     for k, total in enumerate(program.units):
         problem += pulp.lpSum(units[k]) == total, f"C1_all_{k}"
         for i in p:
